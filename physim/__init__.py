@@ -1,0 +1,67 @@
+"""physim: differentiable prediction of LLM-serving performance from a ``config.json``.
+
+Names load on first use, so that importing the package is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from physim.corrections import Corrections
+    from physim.errors import InputError
+    from physim.evaluate import Evaluation, evaluate
+    from physim.inputs.deployment import Deployment
+    from physim.predict import Case, Prediction, predict, predict_cases
+    from physim.serving.load import Load
+    from physim.step.batch import Batch
+    from physim.step.model import StepModel, StepTime
+
+_HOME = {
+    "Batch": "physim.step.batch",
+    "Case": "physim.predict",
+    "Corrections": "physim.corrections",
+    "Deployment": "physim.inputs.deployment",
+    "Evaluation": "physim.evaluate",
+    "InputError": "physim.errors",
+    "Load": "physim.serving.load",
+    "Prediction": "physim.predict",
+    "StepModel": "physim.step.model",
+    "StepTime": "physim.step.model",
+    "evaluate": "physim.evaluate",
+    "predict": "physim.predict",
+    "predict_cases": "physim.predict",
+}
+
+__all__ = [
+    "Batch",
+    "Case",
+    "Corrections",
+    "Deployment",
+    "Evaluation",
+    "InputError",
+    "Load",
+    "Prediction",
+    "StepModel",
+    "StepTime",
+    "evaluate",
+    "predict",
+    "predict_cases",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("physim-llm")
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'physim' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,54 @@
+"""The command line. Results go to stdout, errors to stderr; nothing heavy loads before it is used.
+
+Exit codes: 0 success, 1 input that cannot be used, 2 a command that is not understood.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from physim.cli import grids, show
+from physim.cli.evaluate import evaluate
+from physim.cli.predict import predict
+from physim.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Predicts what an LLM server will do, from a config.json, a GPU and a load.",
+)
+app.command()(predict)
+app.command()(evaluate)
+app.add_typer(show.app, name="show")
+app.add_typer(grids.app, name="grids")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import physim
+
+        typer.echo(f"physim {physim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Predicts what an LLM server will do, from a config.json, a GPU and a load."""
+
+
+def main() -> None:
+    """Runs the command line; input that cannot be used ends it with one line and exit code 1."""
+    try:
+        app()
+    except InputError as error:
+        typer.echo(f"physim: error: {error}", err=True)
+        sys.exit(1)

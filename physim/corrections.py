@@ -1,0 +1,61 @@
+"""The physical corrections that a fit may move, and the constants that they multiply."""
+
+from __future__ import annotations
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+Correction = Float[Array, ""] | float
+
+
+class Corrections(eqx.Module):
+    """Logarithms of factors on components of the step time and on the serving loop's constants.
+
+    A component's time is its physics times ``exp`` of its correction; at zero, the default, the
+    physics stands alone. The prior of each is zero. All are scalars without unit.
+
+    Attributes:
+        gemm: Dense GEMMs of the layers.
+        experts: Expert layers.
+        prefill_attention: Attention of prefill chunks.
+        decode_attention: Attention of decoding requests.
+        elementwise: Norms, rotary embedding, activation, cache writes and casts.
+        all_reduce: All-reduces and the gathering of logits.
+        output: lm_head and sampling.
+        step_overhead: GPU idle time between steps.
+        host_step: CPU time of a step, whatever its batch.
+        host_request: CPU time of a step for each of its requests.
+        front_end: Time of a request outside the engine.
+        handover: Wait of an arriving request for the steps that are under way.
+    """
+
+    gemm: Correction = 0.0
+    experts: Correction = 0.0
+    prefill_attention: Correction = 0.0
+    decode_attention: Correction = 0.0
+    elementwise: Correction = 0.0
+    all_reduce: Correction = 0.0
+    output: Correction = 0.0
+    step_overhead: Correction = 0.0
+    host_step: Correction = 0.0
+    host_request: Correction = 0.0
+    front_end: Correction = 0.0
+    handover: Correction = 0.0
+
+
+# GPU idle time between two steps: inputs are copied and some forty small kernels of the order of
+# 5 us are launched outside the CUDA graph (input preparation, sampling, hand-over of tokens).
+STEP_OVERHEAD_S = 40 * 5e-6
+
+# CPU work of a step in the engine's process, hidden behind the GPU unless it is the longer one.
+# Orders of magnitude for a Python scheduler, not measurements; a fit is expected to move them.
+HOST_STEP_S = 2e-3
+HOST_REQUEST_S = 10e-6
+
+# Sharpness of the smooth maximum of GPU and CPU time: where both are equal, the step is 9% longer
+# than either.
+HOST_SHARPNESS = 8.0
+
+# Time of a request outside the engine: HTTP, tokenisation, two messages between processes,
+# detokenisation. An order of magnitude, not a measurement.
+FRONT_END_S = 5e-3

@@ -1,0 +1,83 @@
+"""Finds the data folders that physim ships, and writes files without leaving half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from physim.errors import InputError
+
+
+def folder(name: str) -> Path:
+    """The folder ``hardware``, ``model_configs``, ``bench_data`` or ``fits``.
+
+    A wheel carries it inside the package (``physim/_data``); in an editable install it is the
+    folder of that name at the top of the checkout.
+    """
+    package = Path(str(resources.files("physim")))
+    installed = package / "_data" / name
+    return installed if installed.is_dir() else package.parent / name
+
+
+def names(name: str, suffix: str) -> list[str]:
+    """Sorted names, without ``suffix``, of the files in a data folder."""
+    return sorted(path.name.removesuffix(suffix) for path in folder(name).glob(f"*{suffix}"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        InputError: The file cannot be read, is no JSON, or holds something else than an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            str(path), error.strerror or "cannot be read", "check the path and its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not UTF-8 text", "pass a JSON file") from error
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}, line {error.lineno}", f"broken JSON ({error.msg})", "repair or refetch it"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(str(path), "holds no JSON object", "pass a JSON object {...}")
+    return content
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path beside ``path`` and renames it there when the block succeeds.
+
+    Raises:
+        InputError: The folder of ``path`` cannot be written to.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+    except OSError as error:
+        raise InputError(
+            str(path), error.strerror or "cannot be written", "choose a folder that can be written to"
+        ) from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

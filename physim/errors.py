@@ -1,0 +1,17 @@
+"""The one error that physim raises for input it cannot use."""
+
+from __future__ import annotations
+
+
+class InputError(ValueError):
+    """Input that cannot be used: one line that names the place, the fault and the remedy.
+
+    Args:
+        where: The file, option or field at fault, for example ``config.json: hidden_size``.
+        what: What is wrong with it.
+        remedy: What the user can do about it.
+    """
+
+    def __init__(self, where: str, what: str, remedy: str) -> None:
+        self.where, self.what, self.remedy = where, what, remedy
+        super().__init__(f"{where}: {what}; {remedy}")

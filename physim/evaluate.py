@@ -1,0 +1,260 @@
+"""Predictions held against a table of measured runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from physim import data
+from physim.errors import InputError
+from physim.fits import NO_FIT, load_corrections
+from physim.inputs.deployment import Deployment
+from physim.predict import Case, Prediction, predict_cases
+from physim.serving.load import Load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRICS = ("e2e_mean", "ttft_mean", "itl_mean")
+WHOLE_RUN = -1
+
+_TEXT = ("experiment", "model", "hardware", "arrival")
+_POSITIVE = (
+    "tp",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "rate_rps",
+    "input_len_mean",
+    "output_len",
+)
+_MEASURED = ("ttft_mean", "e2e_mean")
+_REQUIRED = (*_TEXT, "stage", *_POSITIVE, *_MEASURED, "prefix_caching", "prompt_groups")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measured rows beside their predictions.
+
+    Attributes:
+        rows: For each row that could be predicted its identity and, by metric, what was observed
+            and predicted (seconds) and the error (percent).
+        summary: For each metric the number of rows and statistics of their errors, percent.
+        skipped: The other rows, each with the reason.
+    """
+
+    rows: list[dict[str, Any]]
+    summary: dict[str, dict[str, float]]
+    skipped: list[dict[str, Any]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a table, a column for each metric's observed, predicted and error."""
+        import pandas as pd
+
+        flat = []
+        for row in self.rows:
+            metrics = {
+                f"{metric}_{kind}": value
+                for metric, values in row["metrics"].items()
+                for kind, value in values.items()
+            }
+            flat.append({k: v for k, v in row.items() if k != "metrics"} | metrics)
+        return pd.DataFrame(flat)
+
+    def write_json(self, path: Path) -> None:
+        """Writes rows, summary and skipped rows; the file appears whole or not at all.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        content = {"rows": self.rows, "summary": self.summary, "skipped": self.skipped}
+        with data.replacing(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def evaluate(
+    tables: Sequence[str | Path], fit: str | Path = NO_FIT, where: str | None = None
+) -> Evaluation:
+    """Predicts every row of tables of measured runs and compares.
+
+    Args:
+        tables: CSV files of one row for each stage of a run, in the common form: identity
+            (``experiment``, ``stage``, ``model``, ``hardware``, ``tp``), the server's limits, the
+            load (``arrival``, ``rate_rps``, ``prefix_caching``, ``prompt_groups``,
+            ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean``,
+            ``e2e_mean``), in seconds and tokens; an optional column ``kv_blocks``.
+        fit: Name or path of a fit, or ``none`` for the bare physics.
+        where: Keeps only rows for which this expression over the columns holds.
+
+    Raises:
+        InputError: A file cannot be read, lacks a column, or holds a value that is missing or
+            not positive where it has to be.
+    """
+    import pandas as pd
+
+    frame = pd.concat([_read(Path(table)) for table in tables], ignore_index=True)
+    if where:
+        frame = _filtered(frame, where)
+    stages = frame[frame["stage"] != WHOLE_RUN].groupby(["table", "experiment"])["stage"].nunique()
+    observed, cases, skipped = [], [], []
+    for row in frame.to_dict("records"):
+        reason = _overall_row(row, stages.get((row["table"], row["experiment"]), 0))
+        if reason is None:
+            try:
+                cases.append(_case(row))
+                observed.append(row)
+            except InputError as error:
+                reason = str(error)
+        if reason is not None:
+            skipped.append(_skipped(row, reason))
+    rows = []
+    predictions = predict_cases(cases, load_corrections(fit), fit=str(fit))
+    for row, prediction in zip(observed, predictions, strict=True):
+        if prediction.saturated:
+            capacity = f"{prediction.capacity_rps:.3g}/s"
+            reason = f"rate {row['rate_rps']:g}/s is above the predicted capacity of {capacity}"
+            skipped.append(_skipped(row, reason))
+        else:
+            rows.append(_compared(row, prediction))
+    return Evaluation(rows, {metric: _summary(rows, metric) for metric in METRICS}, skipped)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path)
+    except OSError as error:
+        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        raise InputError(str(path), "is no CSV table with a header", "pass one") from error
+    missing = [column for column in _REQUIRED if column not in frame]
+    if missing:
+        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
+    for column in ("stage", "prompt_groups", *_POSITIVE, *_MEASURED):
+        _check(frame, column, path, positive=column in (*_POSITIVE, *_MEASURED))
+    for column in _TEXT:
+        for number, value in enumerate(frame[column]):
+            if not isinstance(value, str):
+                raise InputError(_place(path, number, column), "is empty", "fill it in")
+    return frame.assign(table=str(path))
+
+
+def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None:
+    import pandas as pd
+
+    values = pd.to_numeric(frame[column], errors="coerce")
+    for number, value in enumerate(values):
+        if math.isnan(value) or math.isinf(value):
+            raise InputError(
+                _place(path, number, column),
+                f"{frame[column].iloc[number]!r} is no number",
+                "fill it in or remove the row",
+            )
+        if positive and value <= 0:
+            raise InputError(_place(path, number, column), f"{value:g} is not positive", "correct it")
+
+
+def _place(path: Path, number: int, column: str) -> str:
+    # Line 1 of the file is the header.
+    return f"{path}, line {number + 2}: {column}"
+
+
+def _filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    try:
+        return frame.query(where)
+    except Exception as error:  # the expression is the user's, and pandas raises many types
+        columns = ", ".join(map(str, frame.columns))
+        raise InputError(
+            f"where {where!r}", f"is no expression over the columns ({error})", f"columns: {columns}"
+        ) from error
+
+
+def _overall_row(row: dict[str, Any], stages: int) -> str | None:
+    if row["stage"] == WHOLE_RUN and stages > 1:
+        return f"averages {stages} stages of different rates, which are predicted one by one"
+    return None
+
+
+def _case(row: dict[str, Any]) -> Case:
+    kv_blocks = row.get("kv_blocks")
+    deployment = Deployment(
+        tp=int(row["tp"]),
+        max_num_seqs=int(row["max_num_seqs"]),
+        max_num_batched_tokens=int(row["max_num_batched_tokens"]),
+        max_model_len=int(row["max_model_len"]),
+        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
+        kv_blocks=None if kv_blocks is None or math.isnan(kv_blocks) else int(kv_blocks),
+    )
+    load = Load(
+        input_tokens=float(row["input_len_mean"]),
+        output_tokens=float(row["output_len"]),
+        rate=float(row["rate_rps"]),
+        cached_tokens=cached_tokens(row, deployment.block_size),
+        arrival=row["arrival"],
+    )
+    return Case.of(row["model"], row["hardware"], deployment, load)
+
+
+def cached_tokens(row: dict[str, Any], block_size: int) -> float:
+    """Prompt tokens of a row's requests that are in the prefix cache.
+
+    The prompts of a shared-prefix load are sent again and again, so after the first round every
+    full block is a hit, but for the one that holds the last token: vLLM computes at least that
+    one anew, since its logits are needed.
+    """
+    if not row["prefix_caching"] or row["prompt_groups"] < 1:
+        return 0.0
+    return (row["input_len_mean"] - 1) // block_size * block_size
+
+
+def _skipped(row: dict[str, Any], reason: str) -> dict[str, Any]:
+    return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
+
+
+def _compared(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
+    observed = {"e2e_mean": row["e2e_mean"], "ttft_mean": row["ttft_mean"]}
+    predicted = {"e2e_mean": prediction.e2e_s, "ttft_mean": prediction.ttft_s}
+    if prediction.itl_s is not None:
+        # The generated tokens are known, while the client's count and its chunks may differ.
+        decoding = row["e2e_mean"] - row["ttft_mean"]
+        observed["itl_mean"] = decoding / (row["output_len"] - 1)
+        predicted["itl_mean"] = prediction.itl_s
+    return {
+        "experiment": row["experiment"],
+        "stage": int(row["stage"]),
+        "model": row["model"],
+        "hardware": row["hardware"],
+        "tp": int(row["tp"]),
+        "metrics": {
+            metric: {
+                "observed": observed[metric],
+                "predicted": predicted[metric],
+                "error_pct": (predicted[metric] / observed[metric] - 1) * 100,
+            }
+            for metric in METRICS
+            if metric in observed
+        },
+    }
+
+
+def _summary(rows: list[dict[str, Any]], metric: str) -> dict[str, float]:
+    import statistics
+
+    errors = [row["metrics"][metric]["error_pct"] for row in rows if metric in row["metrics"]]
+    if not errors:
+        return {"n": 0}
+    absolute = [abs(error) for error in errors]
+    return {
+        "n": len(errors),
+        "mape": statistics.fmean(absolute),
+        "median_ape": statistics.median(absolute),
+        "max_ape": max(absolute),
+        "bias_pct": statistics.fmean(errors),
+        "within_10pct": 100 * sum(error <= 10 for error in absolute) / len(absolute),
+    }

@@ -1,0 +1,1 @@
+"""Measured efficiency of GPU kernels relative to their roofline."""

@@ -1,0 +1,136 @@
+"""Efficiency on a grid of operation shapes, looked up by linear interpolation in log space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+
+def hat_weights(
+    knots: Float[np.ndarray, " knots"], x: Float[Array, ""] | float, xp: ModuleType = jnp
+) -> Float[Array, " knots"]:
+    """Weights of the knots in linear interpolation at ``x``, along the logarithm of an axis.
+
+    Beyond the ends the end knot has all the weight, so that what is interpolated is held there.
+    The weights are dense, which keeps a look-up free of searches and gathers: they vectorise
+    over thousands of configurations and their gradient is exact between knots.
+
+    Args:
+        knots: Positive and strictly rising, at least two.
+        x: Where to interpolate, in the units of the knots.
+        xp: The array module to compute in, ``jax.numpy`` or ``numpy``.
+    """
+    log_knots = np.log(knots)
+    gaps = np.diff(log_knots)
+    u = xp.clip(xp.log(xp.maximum(x, knots[0])), log_knots[0], log_knots[-1])
+    rising = xp.concatenate([xp.ones(1), (u - log_knots[:-1]) / gaps])
+    falling = xp.concatenate([(log_knots[1:] - u) / gaps, xp.ones(1)])
+    return xp.clip(xp.minimum(rising, falling), 0.0, 1.0)
+
+
+def along(
+    values: Float[Array, "*rest knots"],
+    knots: Float[np.ndarray, " knots"],
+    x: Float[Array, ""] | float,
+) -> Float[Array, "*rest"]:
+    """Linear interpolation of the last axis at ``x``, along the logarithm of its knots."""
+    return jnp.sum(values * hat_weights(knots, x), axis=-1)
+
+
+def look_up(
+    log_efficiency: Float[Array, "*axes"],
+    axes: Sequence[Float[np.ndarray, " knots"]],
+    coordinates: Sequence[Float[Array, ""] | float],
+) -> Float[Array, ""]:
+    """Efficiency at a point of a grid: differentiable, and made to be vmapped.
+
+    Args:
+        log_efficiency: Natural logarithm of roofline time over measured time.
+        axes: Knots of each axis.
+        coordinates: The point, a coordinate for each axis; outside the grid the nearest edge.
+    """
+    value = jnp.asarray(log_efficiency)
+    for knots, x in zip(reversed(axes), reversed(coordinates), strict=True):
+        value = along(value, knots, x)
+    return jnp.exp(value)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Measured efficiency on a regular grid of log axes.
+
+    Attributes:
+        axes: Name of each axis and its knots.
+        log_efficiency: One value for each combination of knots.
+    """
+
+    axes: tuple[tuple[str, np.ndarray], ...]
+    log_efficiency: np.ndarray
+
+    def knots(self, name: str) -> np.ndarray:
+        """Knots of one axis."""
+        return dict(self.axes)[name]
+
+    def efficiency(self, **coordinates: Float[Array, ""] | float) -> Float[Array, ""]:
+        """Efficiency at one value of every axis."""
+        points = [coordinates[name] for name, _ in self.axes]
+        return look_up(self.log_efficiency, [knots for _, knots in self.axes], points)
+
+    def at(self, **coordinates: float) -> Grid:
+        """The grid that is left when some axes are fixed."""
+        return self._contract(
+            {name: hat_weights(self.knots(name), x, np)[None] for name, x in coordinates.items()}
+        )
+
+    def resampled(self, **coordinates: np.ndarray) -> np.ndarray:
+        """Log-efficiency with each axis, in order, taken at other knots."""
+        weights = {
+            name: np.stack([hat_weights(self.knots(name), x, np) for x in points])
+            for name, points in coordinates.items()
+        }
+        return self._contract(weights, keep=True).log_efficiency
+
+    def _contract(self, weights: dict[str, np.ndarray], keep: bool = False) -> Grid:
+        values, axes = self.log_efficiency, []
+        for name, knots in self.axes:
+            if name in weights:
+                # The contracted axis goes last, so that after all axes the order is as before.
+                values = np.tensordot(values, weights[name], axes=(0, 1))
+                if not keep:
+                    values = values[..., 0]
+                    continue
+            else:
+                values = np.moveaxis(values, 0, -1)
+            axes.append((name, knots))
+        return Grid(tuple(axes), values)
+
+
+@dataclass(frozen=True)
+class ExpertGrid:
+    """Measured efficiency of expert layers: a list of shapes, each over a token axis.
+
+    Attributes:
+        shapes: For each shape the hidden size, the expert width on one GPU, the experts that a
+            token visits, and the experts of the layer.
+        tokens: Knots of the token axis.
+        log_efficiency: One value for each shape and token count.
+    """
+
+    shapes: np.ndarray
+    tokens: np.ndarray
+    log_efficiency: np.ndarray
+
+    def nearest_row(self, hidden: float, width: float, per_token: float, experts: float) -> int:
+        """Index of the measured shape that is nearest in log space."""
+        distance = np.log(self.shapes / np.array([hidden, width, per_token, experts]))
+        return int(np.argmin(np.sum(distance**2, axis=1)))
+
+    def nearest(self, hidden: float, width: float, per_token: float, experts: float) -> Grid:
+        """The token curve of that shape."""
+        row = self.nearest_row(hidden, width, per_token, experts)
+        return Grid((("tokens", self.tokens),), self.log_efficiency[row])

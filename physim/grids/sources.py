@@ -1,0 +1,215 @@
+"""NVIDIA's measured kernel tables in ``aiconfigurator-core``, as coordinates, roofline and time.
+
+The package (Apache-2.0) holds one Parquet file for each GPU, kind of operation and engine. vLLM's
+are read here. Where a file holds several kernels for one number format, each becomes a table of
+its own, so that an engine's choice stays visible and can be changed by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from physim import roofline
+from physim.errors import InputError
+from physim.inputs.hardware import Hardware
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PACKAGE = "aiconfigurator-core"
+PACKAGE_VERSION = "0.12.0"
+EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
+_MOE_TABLES = {
+    "moe_bfloat16_triton": (("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
+    # vLLM runs per-channel and block fp8 experts through one Triton kernel.
+    "moe_fp8_triton": (("fp8", "fp8_block"), "tritonexperts"),
+    "moe_fp8_flashinfer": (("fp8",), "flashinfer"),
+    "moe_int4_marlin": (("int4_wo",), "marlin"),
+}
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The measured rows of one table.
+
+    Attributes:
+        table: The table's name.
+        coordinates: The axes' names and each row's value on them.
+        roofline_s: Each row's roofline time, seconds.
+        measured_s: Each row's measured time, seconds.
+        source: Path of the rows' file inside the package.
+        sha256: Hash of that file.
+        kernels: Kernels that were measured.
+    """
+
+    table: str
+    coordinates: dict[str, np.ndarray]
+    roofline_s: np.ndarray
+    measured_s: np.ndarray
+    source: str
+    sha256: str
+    kernels: tuple[str, ...]
+
+    def subset(self, rows: np.ndarray) -> Measurements:
+        """The rows that a mask selects."""
+        picked = {name: values[rows] for name, values in self.coordinates.items()}
+        return Measurements(
+            self.table,
+            picked,
+            self.roofline_s[rows],
+            self.measured_s[rows],
+            self.source,
+            self.sha256,
+            self.kernels,
+        )
+
+
+def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
+    """Every table that the package has for a GPU.
+
+    Raises:
+        InputError: The package is not installed, or has no tables for this GPU.
+    """
+    root = _package_data() / gpu.key
+    if not root.is_dir():
+        raise InputError(
+            f"GPU {gpu.key!r}", f"{PACKAGE} has no tables for it", "name one that it has measured"
+        )
+    for kind, read in _READERS.items():
+        path = _newest(root, kind)
+        if path:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            for table, rows, coordinates, bound in read(_read_parquet(path), gpu):
+                yield Measurements(
+                    table,
+                    {name: np.asarray(values, float) for name, values in coordinates.items()},
+                    np.asarray(bound, float),
+                    rows["latency"].to_numpy(float) * 1e-3,
+                    str(path.relative_to(root.parent.parent)),
+                    digest,
+                    tuple(sorted(rows["kernel_source"].unique())),
+                )
+
+
+_Table = tuple[str, "pd.DataFrame", dict[str, np.ndarray], np.ndarray]
+
+
+def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+    for name in ("bfloat16", "fp8", "fp8_block"):
+        peak, size = gpu.peak(name.removesuffix("_block")), 2.0 if name == "bfloat16" else 1.0
+        picked = rows[rows["gemm_dtype"] == name]
+        if peak is None or picked.empty:
+            continue
+        m, n, k = (picked[axis].to_numpy(float) for axis in "mnk")
+        bound = roofline.seconds(roofline.gemm(m, n, k, size, size), peak, gpu.memory_bandwidth)
+        yield f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound
+
+
+def _decode(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+    # A kernel's time depends on requests and KV heads through their product: a sequence for each
+    # KV head, with a group of query heads that share it.
+    rows = _full_attention(rows)
+    kv, group = rows["num_key_value_heads"].to_numpy(float), _group(rows)
+    sequences, dim = rows["batch_size"].to_numpy(float) * kv, rows["head_dim"].to_numpy(float)
+    context = rows["step"].to_numpy(float) + 1
+    work = roofline.decode_attention(sequences, context, group, 1.0, dim, roofline.BYTES_16_BIT)
+    axes = {"sequences": sequences, "context": context, "group": group, "head_dim": dim}
+    yield "decode_attention", rows, axes, _bf16_seconds(work, gpu)
+
+
+def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+    # Likewise by query heads, of which each attends on its own.
+    rows = _full_attention(rows)
+    group, dim = _group(rows), rows["head_dim"].to_numpy(float)
+    sequences = rows["batch_size"].to_numpy(float) * rows["num_heads"].to_numpy(float)
+    tokens = rows["isl"].to_numpy(float)
+    work = roofline.prefill_attention(sequences, tokens, 1.0, 1.0 / group, dim)
+    axes = {"sequences": sequences, "tokens": tokens, "group": group, "head_dim": dim}
+    yield "prefill_attention", rows, axes, _bf16_seconds(work, gpu)
+
+
+def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+    rows = rows[rows["moe_ep_size"] == 1].assign(
+        width=lambda frame: frame["inter_size"] / frame["moe_tp_size"]
+    )
+    for name, (formats, kernel) in _MOE_TABLES.items():
+        peak = gpu.peak("fp8" if "fp8" in name else "bfloat16")
+        size = {"moe_bfloat16_triton": 2.0, "moe_int4_marlin": 0.5}.get(name, 1.0)
+        of_kernel = rows["moe_dtype"].isin(formats) & rows["kernel_source"].str.contains(kernel)
+        for load in sorted(rows["distribution"].unique()):
+            picked = rows[of_kernel & (rows["distribution"] == load)]
+            if peak is None or picked.empty:
+                continue
+            hidden, width, top_k, count = (picked[c].to_numpy(float) for c in EXPERT_SHAPE)
+            tokens = picked["num_tokens"].to_numpy(float)
+            work = roofline.experts(tokens, hidden, width, count, top_k, size)
+            bound = roofline.seconds(work, peak, gpu.memory_bandwidth)
+            axes = dict(zip(EXPERT_SHAPE, (hidden, width, top_k, count), strict=True))
+            yield f"{name}_{load}", picked, axes | {"tokens": tokens}, bound
+
+
+def _all_reduce(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+    rows = rows[rows["kernel_source"] == "vLLM_custom_graph"]
+    message, gpus = rows["message_size"].to_numpy(float), rows["num_gpus"].to_numpy(float)
+    bound = roofline.all_reduce(message, gpus) / gpu.link_bandwidth
+    yield "all_reduce", rows, {"gpus": gpus, "message_bytes": message}, bound
+
+
+_READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[_Table]]] = {
+    "gemm/vllm/*/gemm_perf.parquet": _gemm,
+    "attention/vllm/*/generation_attention_perf.parquet": _decode,
+    "attention/vllm/*/context_attention_perf.parquet": _prefill,
+    "moe/vllm/*/moe_perf.parquet": _moe,
+    "comm/vllm/*/custom_allreduce_perf.parquet": _all_reduce,
+}
+
+
+def _full_attention(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with a 16-bit KV cache and no window, from the kernel that measured most of them."""
+    rows = rows[(rows["kv_cache_dtype"] == "bfloat16") & (rows["attn_dtype"] == "bfloat16")]
+    rows = rows[rows["num_heads"] >= rows["num_key_value_heads"]]
+    if "window_size" in rows:
+        rows = rows[rows["window_size"] == 0]
+    kernel = rows["kernel_source"].str.replace(r"_fa\d$", "", regex=True)
+    return rows[kernel == kernel.mode()[0]]
+
+
+def _group(rows: pd.DataFrame) -> np.ndarray:
+    return (rows["num_heads"] / rows["num_key_value_heads"]).to_numpy(float)
+
+
+def _bf16_seconds(work: tuple[np.ndarray, np.ndarray], gpu: Hardware) -> np.ndarray:
+    peak = gpu.peak("bfloat16")
+    assert peak is not None  # every Hardware has it: load_hardware
+    return roofline.seconds(work, peak, gpu.memory_bandwidth)
+
+
+def _package_data() -> Path:
+    try:
+        package = resources.files("aiconfigurator_core")
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "physim grids build", f"needs {PACKAGE}", "pip install 'physim-llm[grids]'"
+        ) from error
+    return Path(str(package)) / "systems" / "data"
+
+
+def _newest(root: Path, pattern: str) -> Path | None:
+    def version(path: Path) -> tuple[int, ...]:
+        return tuple(int(part) for part in path.parent.name.split(".") if part.isdigit())
+
+    found = sorted(root.glob(pattern), key=version)
+    return found[-1] if found else None
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.read_parquet(path)

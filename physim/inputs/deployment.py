@@ -1,0 +1,201 @@
+"""How a model is deployed on GPUs: parallelism, the engine's limits, and the memory they leave."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from physim.errors import InputError
+from physim.inputs.architecture import ModelArch
+from physim.inputs.hardware import Hardware
+
+GIB = 2**30
+MOE_KERNELS = ("triton", "flashinfer")
+EXPERT_LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+
+# Memory that vLLM keeps from the KV cache besides the weights. Taken from the KV block counts
+# that vLLM 0.15.1 reported for 13 deployments of six models on H100 (the runs of trainval.csv):
+# the profiled peak is the sampler's, which holds some 57 bytes for each logit of max_num_seqs
+# requests. It puts the block counts of those deployments within 2%.
+_RESERVE_BYTES = 0.2 * GIB
+_RESERVE_BYTES_TP = 0.2 * GIB
+_RESERVE_BYTES_PER_LOGIT = 57.0
+_RESERVE_BYTES_VISION = 4.0 * GIB  # one deployment (Llama-4 Scout), whose profile encodes images
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One vLLM engine.
+
+    Attributes:
+        tp: GPUs that share every layer (tensor parallelism).
+        max_num_seqs: Requests that may run at once; None for vLLM's default on the GPU.
+        max_num_batched_tokens: Tokens of one step; None for vLLM's default on the GPU.
+        max_model_len: Longest context, tokens; None for what the model was made for.
+        gpu_memory_utilization: Share of the GPU's memory that the engine may use.
+        block_size: Tokens of a KV block.
+        kv_blocks: KV blocks of the engine; None to compute them from memory.
+        moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
+        expert_load: How tokens spread over experts, by the name of the measured distribution.
+            ``power_law_1.01`` is close to tokens that choose their experts at random.
+        async_scheduling: Whether the engine schedules a step while the one before it runs, the
+            default of vLLM since 0.14.
+    """
+
+    tp: int = 1
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
+    block_size: int = 16
+    kv_blocks: int | None = None
+    moe_kernel: str = "triton"
+    expert_load: str = "power_law_1.01"
+    async_scheduling: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("tp", "block_size"):
+            self._check_positive(field, getattr(self, field))
+        for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):
+            if getattr(self, field) is not None:
+                self._check_positive(field, getattr(self, field))
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InputError(
+                "gpu_memory_utilization", f"{self.gpu_memory_utilization} is no share", "use 0 to 1"
+            )
+        for field, known in (("moe_kernel", MOE_KERNELS), ("expert_load", EXPERT_LOADS)):
+            if getattr(self, field) not in known:
+                raise InputError(
+                    field, f"{getattr(self, field)!r} is unknown", f"known are {', '.join(known)}"
+                )
+
+    @staticmethod
+    def _check_positive(field: str, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(field, f"{value!r} is no positive integer", "correct it")
+
+    def resolved(self, model: ModelArch, gpu: Hardware) -> ResolvedDeployment:
+        """The deployment with every limit known, checked against the model and the GPU.
+
+        Raises:
+            InputError: The parallelism does not divide the model, attention is limited to a
+                window that the context exceeds, or the model does not fit in memory.
+        """
+        self._check_tp(model)
+        max_model_len = self.max_model_len or model.max_position
+        if model.window and max_model_len > model.window:
+            if self.max_model_len:
+                raise InputError(
+                    "max_model_len",
+                    f"{max_model_len} exceeds the model's attention window of {model.window}, and "
+                    "windowed attention is not modelled",
+                    f"use at most {model.window}",
+                )
+            max_model_len = model.window
+        # vLLM's defaults for its API server (vllm/engine/arg_utils.py, 0.15.1): large on GPUs of
+        # 70 GiB and more, apart from the A100.
+        large = gpu.memory_bytes >= 70 * GIB and not gpu.key.startswith("a100")
+        limits = replace(
+            self,
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs or (1024 if large else 256),
+            max_num_batched_tokens=self.max_num_batched_tokens or (8192 if large else 2048),
+        )
+        weights = weight_bytes_per_gpu(model, self.tp)
+        assert limits.max_num_seqs and limits.max_num_batched_tokens  # just set
+        return ResolvedDeployment(
+            tp=self.tp,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=self.block_size,
+            kv_blocks=self.kv_blocks or _kv_blocks(limits, model, gpu, weights),
+            weight_bytes=weights,
+            moe_kernel=self.moe_kernel,
+            expert_load=self.expert_load,
+            async_scheduling=self.async_scheduling,
+        )
+
+    def _check_tp(self, model: ModelArch) -> None:
+        if model.heads % self.tp:
+            raise InputError(
+                "tp",
+                f"{self.tp} does not divide the {model.heads} attention heads of {model.name}",
+                "use a divisor",
+            )
+        if max(model.kv_heads, self.tp) % min(model.kv_heads, self.tp):
+            raise InputError(
+                "tp",
+                f"{self.tp} neither divides nor is a multiple of the {model.kv_heads} KV heads of "
+                f"{model.name}",
+                "use one that does",
+            )
+
+
+@dataclass(frozen=True)
+class ResolvedDeployment:
+    """A deployment whose every limit is known; the fields are those of `Deployment`.
+
+    Attributes:
+        tp: GPUs that share every layer.
+        max_num_seqs: Requests that may run at once.
+        max_num_batched_tokens: Tokens of one step.
+        max_model_len: Longest context, tokens.
+        block_size: Tokens of a KV block.
+        kv_blocks: KV blocks of the engine.
+        weight_bytes: Bytes of weights on each GPU.
+        moe_kernel: Kernel of fp8 expert layers.
+        expert_load: How tokens spread over experts.
+        async_scheduling: Whether a step is scheduled while the one before it runs.
+    """
+
+    tp: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    kv_blocks: int
+    weight_bytes: float
+    moe_kernel: str
+    expert_load: str
+    async_scheduling: bool
+
+
+def weight_bytes_per_gpu(model: ModelArch, tp: int) -> float:
+    """Bytes of weights on each of ``tp`` GPUs: KV heads may be replicated, all else is shared."""
+    formats, experts = model.formats, model.experts
+    routed = model.expert_parameters * (experts.count if experts else 0)
+    replicas = max(tp / model.kv_heads, 1.0)
+    kv = 2 * model.layers * model.hidden_size * model.kv_heads * model.head_dim
+    attention = model.attention_parameters + (replicas - 1) * kv
+    unquantized = model.embedding_parameters + model.norm_parameters + model.vision_parameters
+    total = (
+        attention * formats.attention.bytes_per_weight
+        + model.mlp_parameters * formats.mlp.bytes_per_weight
+        + routed * formats.experts.bytes_per_weight
+        + unquantized * 2.0
+    )
+    return total / tp
+
+
+def _kv_blocks(limits: Deployment, model: ModelArch, gpu: Hardware, weights: float) -> int:
+    """KV blocks that fit beside the weights and the engine's own memory."""
+    assert limits.max_num_seqs  # resolved by the caller
+    reserve = (
+        _RESERVE_BYTES
+        + (_RESERVE_BYTES_TP if limits.tp > 1 else 0.0)
+        + (_RESERVE_BYTES_VISION if model.vision_parameters else 0.0)
+        + _RESERVE_BYTES_PER_LOGIT * limits.max_num_seqs * model.vocab_size
+    )
+    usable = gpu.memory_bytes * limits.gpu_memory_utilization
+    block_bytes = model.kv_bytes_per_token(limits.tp) * limits.block_size
+    blocks = math.floor((usable - weights - reserve) / block_bytes)
+    if blocks < 1:
+        needed = (weights + reserve + block_bytes) / GIB
+        raise InputError(
+            f"{model.name} on {limits.tp} x {gpu.key}",
+            f"needs {needed:.1f} GiB a GPU ({weights / GIB:.1f} of weights) and may use "
+            f"{usable / GIB:.1f} GiB",
+            "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
+        )
+    return blocks

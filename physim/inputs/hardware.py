@@ -1,0 +1,87 @@
+"""A GPU's rates and capacities, read from ``hardware/*.json``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from physim import data
+from physim.errors import InputError
+
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One GPU and its link to its neighbours.
+
+    Attributes:
+        key: The name that commands take, such as ``h100_sxm``.
+        name: The product's name.
+        peak_flops: Dense peak FLOP/s of the tensor cores for each number format, as pairs.
+        memory_bandwidth: HBM or GDDR bandwidth, bytes/s.
+        memory_bytes: Memory that a process can see, bytes.
+        link: ``nvlink`` or ``pcie``.
+        link_bandwidth: Bandwidth to the other GPUs of the node, bytes/s in one direction.
+    """
+
+    key: str
+    name: str
+    peak_flops: tuple[tuple[str, float], ...]
+    memory_bandwidth: float
+    memory_bytes: float
+    link: str
+    link_bandwidth: float
+
+    def peak(self, number_format: str) -> float | None:
+        """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
+        return dict(self.peak_flops).get(number_format)
+
+
+def shipped_gpus() -> list[str]:
+    """Keys of the GPUs that come with physim."""
+    return data.names("hardware", _SUFFIX)
+
+
+@functools.lru_cache(maxsize=64)
+def load_hardware(gpu: str) -> Hardware:
+    """A GPU by its key, or from a JSON file of the same layout as the shipped ones.
+
+    Raises:
+        InputError: The GPU is unknown, or its file lacks a figure or has one that is not positive.
+    """
+    path = Path(gpu) if gpu.endswith(_SUFFIX) else data.folder("hardware") / f"{gpu.lower()}{_SUFFIX}"
+    if not gpu.endswith(_SUFFIX) and not path.is_file():
+        raise InputError(
+            f"GPU {gpu!r}", "is unknown", f"known are {', '.join(shipped_gpus())}, or pass a JSON file"
+        )
+    fields = data.read_json(path)
+    where = str(path)
+    peaks = fields.get("peak_flops")
+    if not isinstance(peaks, Mapping) or "bfloat16" not in peaks:
+        raise InputError(f"{where}: peak_flops", "has no bfloat16 figure", "add it")
+    return Hardware(
+        key=str(fields.get("key") or path.stem),
+        name=str(fields.get("name") or path.stem),
+        peak_flops=tuple((k, _figure(peaks, k, where)) for k in sorted(peaks)),
+        memory_bandwidth=_figure(fields, "memory_bandwidth_bytes_per_s", where),
+        memory_bytes=_figure(fields, "memory_bytes", where),
+        link=str(fields.get("link") or "pcie"),
+        link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
+    )
+
+
+def _figure(fields: Mapping[str, Any], field: str, where: str) -> float:
+    figure = fields.get(field)
+    value = figure.get("value") if isinstance(figure, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(
+            f"{where}: {field}", "has no number as its value", 'write {"value": ..., "source": "..."}'
+        )
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{where}: {field}", f"{value} is not positive", "correct it")
+    return float(value)

@@ -1,0 +1,82 @@
+"""Finds a model's ``config.json``: a file, a folder, a shipped name, or a hub id."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from physim import data
+from physim.errors import InputError
+from physim.inputs.architecture import ModelArch, read_architecture
+
+_SUFFIX = ".json"
+
+
+@functools.lru_cache
+def shipped_models() -> tuple[str, ...]:
+    """Hub ids of the models whose configuration comes with physim."""
+    return tuple(name.replace("--", "/") for name in data.names("model_configs", _SUFFIX))
+
+
+def load_model(model: str | Path) -> ModelArch:
+    """A model's shape.
+
+    Args:
+        model: Path of a ``config.json`` or of the folder that holds one, the name of a shipped
+            model (with or without its organisation), or a HuggingFace hub id, which is fetched
+            where the optional package ``huggingface-hub`` is installed and the hub is reached.
+
+    Raises:
+        InputError: The model is not found, or is one that physim does not model.
+    """
+    path = _find(str(model))
+    # The file's time is part of the key, so that an edited file is read anew.
+    return _load(path, path.stat().st_mtime_ns, str(model))
+
+
+@functools.lru_cache(maxsize=256)
+def _load(path: Path, _modified_ns: int, name: str) -> ModelArch:
+    return read_architecture(data.read_json(path), name)
+
+
+def _find(model: str) -> Path:
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(str(path), "does not exist", "name a folder that holds a config.json")
+    if path.is_file():
+        return path
+    if model.endswith(_SUFFIX):
+        raise InputError(model, "does not exist", "check the path")
+    return _shipped(model) or _from_hub(model)
+
+
+def _shipped(model: str) -> Path | None:
+    wanted = model.lower()
+    matches = [n for n in shipped_models() if wanted in (n.lower(), n.split("/")[1].lower())]
+    if not matches:
+        return None
+    return data.folder("model_configs") / f"{matches[0].replace('/', '--')}{_SUFFIX}"
+
+
+def _from_hub(model: str) -> Path:
+    remedy = "pass a config.json, or a name from `physim show models`"
+    if model.count("/") != 1:
+        raise InputError(f"model {model!r}", "is no file, folder or shipped model", remedy)
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise InputError(
+            f"model {model!r}",
+            "is not shipped, and huggingface-hub is not installed to fetch it",
+            f"pip install 'physim-llm[hub]', or {remedy}",
+        ) from error
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except Exception as error:  # the hub client raises many unrelated types when offline
+        raise InputError(
+            f"model {model!r}",
+            f"is not shipped and could not be fetched from the hub ({type(error).__name__})",
+            remedy,
+        ) from error

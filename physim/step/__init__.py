@@ -1,0 +1,1 @@
+"""The time of one engine step: components, their lowering from a model, and their composition."""

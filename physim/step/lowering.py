@@ -1,0 +1,373 @@
+"""Lowers a model on a GPU to arrays of one shape: an architecture is data, not code."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+
+from physim.errors import InputError
+from physim.grids.store import gpu_or_stand_in, load_expert_grid, load_grid, tables
+from physim.inputs.architecture import ModelArch
+from physim.inputs.deployment import ResolvedDeployment
+from physim.inputs.hardware import Hardware
+from physim.inputs.quantization import BFLOAT16, WeightFormat
+
+# Knots of the efficiency curves that a lowered model carries. They are the same for every model
+# and GPU, so that all share one compiled function.
+TOKENS = 2.0 ** np.arange(0, 15.5, 0.5)
+REQUESTS = 2.0 ** np.arange(12)
+CONTEXT = 2.0 ** np.arange(1, 18)
+CHUNK = 2.0 ** np.arange(15)
+MESSAGE_BYTES = 2.0 ** np.arange(7, 30)
+
+GEMM_NAMES = (
+    "qkv",
+    "attention_output",
+    "gate_up",
+    "down",
+    "router",
+    "shared_gate_up",
+    "shared_down",
+    "lm_head",
+)
+
+Numbers = np.ndarray | float
+
+
+class GemmOps(eqx.Module):
+    """The GEMMs of a step, one row each in the order of `GEMM_NAMES`; absent ones count 0.
+
+    Attributes:
+        n: Columns of the weight on one GPU.
+        k: Rows of the weight on one GPU.
+        weight_bytes: Bytes of a weight.
+        activation_bytes: Bytes of an activation as it is read.
+        peak_flops: Peak FLOP/s in the format that is multiplied.
+        count: Times that the GEMM runs in a step.
+        log_efficiency: Over `TOKENS`.
+    """
+
+    n: Numbers
+    k: Numbers
+    weight_bytes: Numbers
+    activation_bytes: Numbers
+    peak_flops: Numbers
+    count: Numbers
+    log_efficiency: np.ndarray
+
+
+class ExpertOps(eqx.Module):
+    """The routed experts of a layer; a dense model has ``layers`` 0.
+
+    Attributes:
+        hidden: Width of the residual stream.
+        width: Hidden width of an expert on one GPU.
+        count: Experts.
+        per_token: Experts that a token visits.
+        weight_bytes: Bytes of a weight.
+        peak_flops: Peak FLOP/s in the format that is multiplied.
+        layers: Layers with experts.
+        log_efficiency: Over `TOKENS`.
+    """
+
+    hidden: Numbers
+    width: Numbers
+    count: Numbers
+    per_token: Numbers
+    weight_bytes: Numbers
+    peak_flops: Numbers
+    layers: Numbers
+    log_efficiency: np.ndarray
+
+
+class AttentionOps(eqx.Module):
+    """Attention on one GPU.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: KV heads, at least one.
+        dim: Width of a head.
+        kv_bytes: Bytes of an element of the KV cache.
+        peak_flops: Peak FLOP/s in 16 bit.
+        layers: Layers.
+        log_decode_efficiency: Over `REQUESTS` and `CONTEXT`.
+        log_prefill_efficiency: Over `REQUESTS` and `CHUNK`.
+    """
+
+    heads: Numbers
+    kv_heads: Numbers
+    dim: Numbers
+    kv_bytes: Numbers
+    peak_flops: Numbers
+    layers: Numbers
+    log_decode_efficiency: np.ndarray
+    log_prefill_efficiency: np.ndarray
+
+
+class CollectiveOps(eqx.Module):
+    """All-reduces of a step; one GPU has ``count`` 0.
+
+    Attributes:
+        gpus: GPUs that take part.
+        bytes_per_token: Bytes of a message for each token of the step.
+        count: All-reduces of a step.
+        logit_bytes: Bytes of logits that each GPU gathers for each sampled token.
+        link_bandwidth: Bytes/s of the link in one direction.
+        log_efficiency: Over `MESSAGE_BYTES`.
+    """
+
+    gpus: Numbers
+    bytes_per_token: Numbers
+    count: Numbers
+    logit_bytes: Numbers
+    link_bandwidth: Numbers
+    log_efficiency: np.ndarray
+
+
+class ElementwiseOps(eqx.Module):
+    """Kernels that only move memory.
+
+    Attributes:
+        bytes_per_token: Bytes that they read and write for each token of the step, all layers.
+        kernels: Their number in a step.
+        sampling_bytes: Bytes that sampling reads and writes for each sampled token.
+    """
+
+    bytes_per_token: Numbers
+    kernels: Numbers
+    sampling_bytes: Numbers
+
+
+class StepOps(eqx.Module):
+    """A model on a GPU as numbers: the leaves of every model have the same shapes.
+
+    Attributes:
+        gemms: Dense GEMMs.
+        experts: Expert layers.
+        attention: Attention.
+        collectives: All-reduces.
+        elementwise: Kernels that only move memory.
+        bandwidth: Memory bandwidth, bytes/s.
+    """
+
+    gemms: GemmOps
+    experts: ExpertOps
+    attention: AttentionOps
+    collectives: CollectiveOps
+    elementwise: ElementwiseOps
+    bandwidth: Numbers
+
+
+@functools.lru_cache(maxsize=1024)
+def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> StepOps:
+    """The operations of a step as arrays, with measured efficiencies at the model's shapes.
+
+    Efficiencies above one (data that stayed in the cache while a kernel was timed) are cut to
+    one, so that no component is faster than its roofline. A GPU without grids takes its
+    efficiencies from the best-measured GPU; `assumptions` says so.
+
+    Raises:
+        InputError: A grid file is damaged.
+    """
+    grids = gpu_or_stand_in(gpu.key)
+    tp, formats = deployment.tp, model.formats
+    heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
+    return StepOps(
+        gemms=_gemms(model, gpu, grids, tp, heads, kv_heads),
+        experts=_experts(model, gpu, grids, deployment),
+        attention=AttentionOps(
+            heads=float(heads),
+            kv_heads=float(kv_heads),
+            dim=float(model.head_dim),
+            kv_bytes=formats.kv_cache_bytes,
+            peak_flops=_peak(gpu, BFLOAT16),
+            layers=float(model.layers),
+            log_decode_efficiency=_decode_efficiency(grids, heads, kv_heads, model.head_dim),
+            log_prefill_efficiency=_prefill_efficiency(grids, heads, kv_heads, model.head_dim),
+        ),
+        collectives=_collectives(model, gpu, grids, tp),
+        elementwise=_elementwise(model, tp, heads, kv_heads),
+        bandwidth=gpu.memory_bandwidth,
+    )
+
+
+def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> list[str]:
+    """Where a lowered model leans on physics because nothing was measured, one line each."""
+    grids, formats = gpu_or_stand_in(gpu.key), model.formats
+    lines = []
+    if grids != gpu.key:
+        lines.append(f"no measured kernels for {gpu.key}: efficiencies of {grids} are used")
+    used = [formats.attention, formats.mlp]
+    if model.experts:
+        used.append(formats.experts)
+        if not _moe_table(formats.experts, grids, deployment)[1]:
+            lines.append("no measured expert kernel for this format: that of bfloat16 is used")
+    if any(form.name == "int4" for form in used):
+        lines.append("no measured 4-bit GEMM: efficiencies of bfloat16 are used")
+    if any(form.compute == "fp8" and gpu.peak("fp8") is None for form in used):
+        lines.append(f"{gpu.key} has no fp8 tensor cores: fp8 weights, 16-bit compute")
+    if formats.kv_cache_bytes == 1:
+        lines.append("no measured attention on an fp8 cache: efficiencies of bfloat16 are used")
+    return lines
+
+
+def _peak(gpu: Hardware, form: WeightFormat) -> float:
+    # A GPU without fp8 tensor cores keeps fp8 weights and multiplies in 16 bit.
+    peak = gpu.peak(form.compute) or gpu.peak("bfloat16")
+    assert peak is not None  # every Hardware has bfloat16: load_hardware
+    return peak
+
+
+def _gemms(
+    model: ModelArch, gpu: Hardware, grids: str, tp: int, heads: int, kv_heads: int
+) -> GemmOps:
+    hidden, formats, experts = model.hidden_size, model.formats, model.experts
+    dense, sparse = model.dense_layers, experts.layers if experts else 0
+    shared = experts.shared_intermediate_size / tp if experts else 0.0
+    width = model.intermediate_size / tp
+    # Columns, rows, format and count of each, in the order of GEMM_NAMES.
+    rows: list[tuple[float, float, WeightFormat, int]] = [
+        ((heads + 2 * kv_heads) * model.head_dim, hidden, formats.attention, model.layers),
+        (hidden, heads * model.head_dim, formats.attention, model.layers),
+        (2 * width, hidden, formats.mlp, dense),
+        (hidden, width, formats.mlp, dense),
+        (experts.count if experts else 1, hidden, BFLOAT16, sparse),
+        (2 * shared, hidden, formats.mlp, sparse if shared else 0),
+        (hidden, shared, formats.mlp, sparse if shared else 0),
+        (model.vocab_size / tp, hidden, BFLOAT16, 1),
+    ]
+    return GemmOps(
+        n=np.array([max(n, 1.0) for n, _, _, _ in rows]),
+        k=np.array([max(k, 1.0) for _, k, _, _ in rows]),
+        weight_bytes=np.array([form.bytes_per_weight for _, _, form, _ in rows]),
+        activation_bytes=np.array([_activation_bytes(gpu, form) for _, _, form, _ in rows]),
+        peak_flops=np.array([_peak(gpu, form) for _, _, form, _ in rows]),
+        count=np.array([float(count) for _, _, _, count in rows]),
+        log_efficiency=np.stack(
+            [
+                _gemm_efficiency(grids, _gemm_table(grids, form), max(n, 1.0), max(k, 1.0))
+                for n, k, form, _ in rows
+            ]
+        ),
+    )
+
+
+def _activation_bytes(gpu: Hardware, form: WeightFormat) -> float:
+    return 1.0 if form.quantizes_activations and gpu.peak(form.compute) else 2.0
+
+
+def _gemm_table(grids: str, form: WeightFormat) -> str:
+    table = f"gemm_{form.name}"
+    return table if table in tables(grids) else "gemm_bfloat16"
+
+
+@functools.lru_cache(maxsize=4096)
+def _gemm_efficiency(grids: str, table: str, n: float, k: float) -> np.ndarray:
+    return _bounded(load_grid(grids, table).at(n=n, k=k).resampled(tokens=TOKENS))
+
+
+@functools.lru_cache(maxsize=256)
+def _decode_efficiency(grids: str, heads: int, kv_heads: int, dim: int) -> np.ndarray:
+    grid = load_grid(grids, "decode_attention").at(group=heads / kv_heads, head_dim=dim)
+    return _bounded(grid.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT))
+
+
+@functools.lru_cache(maxsize=256)
+def _prefill_efficiency(grids: str, heads: int, kv_heads: int, dim: int) -> np.ndarray:
+    grid = load_grid(grids, "prefill_attention").at(group=heads / kv_heads, head_dim=dim)
+    return _bounded(grid.resampled(sequences=REQUESTS * heads, tokens=CHUNK))
+
+
+def _bounded(log_efficiency: np.ndarray) -> np.ndarray:
+    return np.minimum(log_efficiency, 0.0)
+
+
+def _experts(
+    model: ModelArch, gpu: Hardware, grids: str, deployment: ResolvedDeployment
+) -> ExpertOps:
+    experts, form = model.experts, model.formats.experts
+    if experts is None:
+        return ExpertOps(1.0, 1.0, 1.0, 1.0, 2.0, _peak(gpu, form), 0.0, np.zeros(len(TOKENS)))
+    width = experts.intermediate_size / deployment.tp
+    table, _ = _moe_table(form, grids, deployment)
+    grid = load_expert_grid(grids, table)
+    curve = grid.nearest(model.hidden_size, width, experts.per_token, experts.count)
+    return ExpertOps(
+        hidden=float(model.hidden_size),
+        width=width,
+        count=float(experts.count),
+        per_token=float(experts.per_token),
+        weight_bytes=form.bytes_per_weight,
+        peak_flops=_peak(gpu, form),
+        layers=float(experts.layers),
+        log_efficiency=_bounded(curve.resampled(tokens=TOKENS)),
+    )
+
+
+def _moe_table(form: WeightFormat, grids: str, deployment: ResolvedDeployment) -> tuple[str, bool]:
+    """Table of an expert layer, and whether its number format was measured on this GPU."""
+    kernel = {"int4": "marlin", "bfloat16": "triton"}.get(form.name, deployment.moe_kernel)
+    known = tables(grids)
+    for name in (f"{form.name.removesuffix('_block')}_{kernel}", "bfloat16_triton"):
+        for load in (deployment.expert_load, "power_law_1.01"):
+            table = f"moe_{name}_{load}"
+            if table in known:
+                return table, not (name == "bfloat16_triton" and form.name != "bfloat16")
+    raise InputError(f"grids of {grids}", "hold no expert layers", "run `physim grids build`")
+
+
+def _collectives(model: ModelArch, gpu: Hardware, grids: str, tp: int) -> CollectiveOps:
+    if tp == 1:
+        flat = np.zeros(len(MESSAGE_BYTES))
+        return CollectiveOps(1.0, 0.0, 0.0, 0.0, gpu.link_bandwidth, flat)
+    curve = load_grid(grids, "all_reduce").at(gpus=tp)
+    return CollectiveOps(
+        gpus=float(tp),
+        bytes_per_token=2.0 * model.hidden_size,
+        # After attention and after the MLP of each layer, and after the sharded embedding.
+        count=2.0 * model.layers + 1.0,
+        logit_bytes=2.0 * model.vocab_size * (tp - 1) / tp,
+        link_bandwidth=gpu.link_bandwidth,
+        log_efficiency=_bounded(curve.resampled(message_bytes=MESSAGE_BYTES)),
+    )
+
+
+def _elementwise(model: ModelArch, tp: int, heads: int, kv_heads: int) -> ElementwiseOps:
+    """Reads and writes of 16-bit vectors between the GEMMs of a layer, kernel by kernel."""
+    hidden, formats = model.hidden_size, model.formats
+    queries, keys = heads * model.head_dim, kv_heads * model.head_dim
+    experts, dense = model.experts, model.dense_layers
+    sparse = experts.layers if experts else 0
+    shared = experts.shared_intermediate_size / tp if experts else 0.0
+    width = model.intermediate_size / tp
+    # Two norms with the residual added (read two, write two), rotary embedding in place, the
+    # write of keys and values to the cache.
+    values = model.layers * (8 * hidden + 2 * (queries + keys) + 4 * keys)
+    kernels = 4 * model.layers
+    if model.qk_norm:
+        values += model.layers * 2 * (queries + keys)
+        kernels += model.layers
+    # Gate times up: read two, write one. The expert kernels' tables hold their own.
+    values += 3 * (dense * width + sparse * shared)
+    kernels += dense + (sparse if shared else 0)
+    if experts:
+        # Top-k of the router, and the sum with the shared expert.
+        values += sparse * (2 * experts.count + 3 * hidden)
+        kernels += 2 * sparse
+    moved = 2.0 * values
+    # A cast to fp8 before a GEMM reads 16 bit and writes 8.
+    if formats.attention.quantizes_activations:
+        moved += 3.0 * model.layers * (hidden + queries)
+        kernels += 2 * model.layers
+    if formats.mlp.quantizes_activations:
+        moved += 3.0 * (dense * (hidden + width) + sparse * (hidden + shared))
+        kernels += 2 * (dense + (sparse if shared else 0))
+    return ElementwiseOps(
+        bytes_per_token=moved,
+        kernels=float(kernels),
+        # Logits are cast to 32 bit, scaled, normalised and drawn from: some five passes.
+        sampling_bytes=5.0 * 4.0 * model.vocab_size,
+    )
