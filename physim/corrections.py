@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import equinox as eqx
-from jaxtyping import Array, Float
 
-Correction = Float[Array, ""] | float
+from physim.types import Scalar
 
 
 class Corrections(eqx.Module):
@@ -29,18 +28,18 @@ class Corrections(eqx.Module):
         handover: Wait of an arriving request for the steps that are under way.
     """
 
-    gemm: Correction = 0.0
-    experts: Correction = 0.0
-    prefill_attention: Correction = 0.0
-    decode_attention: Correction = 0.0
-    elementwise: Correction = 0.0
-    all_reduce: Correction = 0.0
-    output: Correction = 0.0
-    step_overhead: Correction = 0.0
-    host_step: Correction = 0.0
-    host_request: Correction = 0.0
-    front_end: Correction = 0.0
-    handover: Correction = 0.0
+    gemm: Scalar = 0.0
+    experts: Scalar = 0.0
+    prefill_attention: Scalar = 0.0
+    decode_attention: Scalar = 0.0
+    elementwise: Scalar = 0.0
+    all_reduce: Scalar = 0.0
+    output: Scalar = 0.0
+    step_overhead: Scalar = 0.0
+    host_step: Scalar = 0.0
+    host_request: Scalar = 0.0
+    front_end: Scalar = 0.0
+    handover: Scalar = 0.0
 
 
 # GPU idle time between two steps: inputs are copied and some forty small kernels of the order of

@@ -61,10 +61,14 @@ def replacing(path: Path) -> Iterator[Path]:
         InputError: The folder of ``path`` cannot be written to.
     """
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
+        )
     except OSError as error:
         raise InputError(
-            str(path), error.strerror or "cannot be written", "choose a folder that can be written to"
+            str(path),
+            error.strerror or "cannot be written",
+            "choose a folder that can be written to",
         ) from error
     os.close(handle)
     temporary = Path(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 METRICS = ("e2e_mean", "ttft_mean", "itl_mean")
 WHOLE_RUN = -1
+
+_Row = Mapping[Hashable, Any]
 
 _TEXT = ("experiment", "model", "hardware", "arrival")
 _POSITIVE = (
@@ -157,7 +159,9 @@ def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None
                 "fill it in or remove the row",
             )
         if positive and value <= 0:
-            raise InputError(_place(path, number, column), f"{value:g} is not positive", "correct it")
+            raise InputError(
+                _place(path, number, column), f"{value:g} is not positive", "correct it"
+            )
 
 
 def _place(path: Path, number: int, column: str) -> str:
@@ -171,17 +175,19 @@ def _filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     except Exception as error:  # the expression is the user's, and pandas raises many types
         columns = ", ".join(map(str, frame.columns))
         raise InputError(
-            f"where {where!r}", f"is no expression over the columns ({error})", f"columns: {columns}"
+            f"where {where!r}",
+            f"is no expression over the columns ({error})",
+            f"columns: {columns}",
         ) from error
 
 
-def _overall_row(row: dict[str, Any], stages: int) -> str | None:
+def _overall_row(row: _Row, stages: int) -> str | None:
     if row["stage"] == WHOLE_RUN and stages > 1:
         return f"averages {stages} stages of different rates, which are predicted one by one"
     return None
 
 
-def _case(row: dict[str, Any]) -> Case:
+def _case(row: _Row) -> Case:
     kv_blocks = row.get("kv_blocks")
     deployment = Deployment(
         tp=int(row["tp"]),
@@ -201,7 +207,7 @@ def _case(row: dict[str, Any]) -> Case:
     return Case.of(row["model"], row["hardware"], deployment, load)
 
 
-def cached_tokens(row: dict[str, Any], block_size: int) -> float:
+def cached_tokens(row: _Row, block_size: int) -> float:
     """Prompt tokens of a row's requests that are in the prefix cache.
 
     The prompts of a shared-prefix load are sent again and again, so after the first round every
@@ -213,11 +219,11 @@ def cached_tokens(row: dict[str, Any], block_size: int) -> float:
     return (row["input_len_mean"] - 1) // block_size * block_size
 
 
-def _skipped(row: dict[str, Any], reason: str) -> dict[str, Any]:
+def _skipped(row: _Row, reason: str) -> dict[str, Any]:
     return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
 
 
-def _compared(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
+def _compared(row: _Row, prediction: Prediction) -> dict[str, Any]:
     observed = {"e2e_mean": row["e2e_mean"], "ttft_mean": row["ttft_mean"]}
     predicted = {"e2e_mean": prediction.e2e_s, "ttft_mean": prediction.ttft_s}
     if prediction.itl_s is not None:

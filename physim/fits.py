@@ -53,8 +53,14 @@ def load_corrections(fit: str | Path) -> Corrections:
             raise InputError(
                 f"{path}: corrections.{field}", "is unknown", f"known are {', '.join(known)}"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise InputError(
-                f"{path}: corrections.{field}", f"{value!r} is no finite number", "write the fit anew"
+                f"{path}: corrections.{field}",
+                f"{value!r} is no finite number",
+                "write the fit anew",
             )
     return Corrections(**{field: float(value) for field, value in values.items()})

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from physim.corrections import Corrections
-from physim.errors import InputError
 from physim.fits import NO_FIT, load_corrections
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
@@ -222,7 +221,7 @@ def _solve(
 
 
 def _row(states: SteadyState, row: int) -> SteadyState:
-    picked: SteadyState = jax.tree.map(lambda leaf: leaf[row].item(), states)
+    picked: SteadyState = jax.tree.map(lambda leaf: leaf[row].tolist(), states)
     return picked
 
 

@@ -7,22 +7,31 @@ Waterman and Patterson (CACM 52(4), 2009): whichever of the two resources takes 
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 
-T = TypeVar("T")
+from physim.types import Number
+
+Work = tuple[Number, Number]
 BYTES_16_BIT = 2.0
 
 
-def gemm(tokens: T, n: T, k: T, weight_bytes: T, activation_bytes: T) -> tuple[T, T]:
+def gemm(
+    tokens: Number, n: Number, k: Number, weight_bytes: Number, activation_bytes: Number
+) -> Work:
     """``[tokens, k] @ [k, n]``: weights read once, activations read, a 16-bit result written."""
     flops = 2 * tokens * n * k
     moved = weight_bytes * n * k + activation_bytes * tokens * k + BYTES_16_BIT * tokens * n
     return flops, moved
 
 
-def decode_attention(requests: T, context: T, heads: T, kv_heads: T, dim: T, kv_bytes: T) -> tuple[T, T]:
+def decode_attention(
+    requests: Number,
+    context: Number,
+    heads: Number,
+    kv_heads: Number,
+    dim: Number,
+    kv_bytes: Number,
+) -> Work:
     """One query token of each request over its cached context: two matrix-vector products.
 
     Keys and values are read once for each group of query heads; queries and outputs are 16 bit.
@@ -32,7 +41,9 @@ def decode_attention(requests: T, context: T, heads: T, kv_heads: T, dim: T, kv_
     return flops, moved
 
 
-def prefill_attention(requests: T, tokens: T, heads: T, kv_heads: T, dim: T) -> tuple[T, T]:
+def prefill_attention(
+    requests: Number, tokens: Number, heads: Number, kv_heads: Number, dim: Number
+) -> Work:
     """Causal self-attention of each request's ``tokens`` new tokens, nothing cached before them."""
     flops = 2 * requests * tokens * (tokens + 1) * heads * dim
     moved = 2 * BYTES_16_BIT * requests * tokens * dim * (heads + kv_heads)
@@ -40,15 +51,22 @@ def prefill_attention(requests: T, tokens: T, heads: T, kv_heads: T, dim: T) -> 
 
 
 def cached_attention(
-    requests: T, tokens: T, cached: T, heads: T, kv_heads: T, dim: T, kv_bytes: T
-) -> tuple[T, T]:
-    """What `prefill_attention` adds where each request has ``cached`` tokens before its new ones."""
-    flops = 4 * requests * tokens * cached * heads * dim
-    moved = 2 * requests * cached * kv_heads * dim * kv_bytes
-    return flops, moved
+    pairs: Number, cached: Number, heads: Number, kv_heads: Number, dim: Number, kv_bytes: Number
+) -> Work:
+    """What `prefill_attention` adds where requests have tokens in the cache before their new ones.
+
+    Args:
+        pairs: New tokens times cached tokens, summed over the requests.
+        cached: Cached tokens, summed over the requests.
+        heads: Query heads.
+        kv_heads: KV heads.
+        dim: Width of a head.
+        kv_bytes: Bytes of an element of the cache.
+    """
+    return 4 * pairs * heads * dim, 2 * cached * kv_heads * dim * kv_bytes
 
 
-def active_experts(tokens: T, experts: T, per_token: T) -> T:
+def active_experts(tokens: Number, experts: Number, per_token: Number) -> Number:
     """Expected number of experts that at least one of ``tokens`` tokens visits.
 
     ``E (1 - (1 - k/E)^T)``, for tokens that choose their ``k`` experts independently.
@@ -57,8 +75,13 @@ def active_experts(tokens: T, experts: T, per_token: T) -> T:
 
 
 def experts(
-    tokens: T, hidden: T, width: T, count: T, per_token: T, weight_bytes: T
-) -> tuple[T, T]:
+    tokens: Number,
+    hidden: Number,
+    width: Number,
+    count: Number,
+    per_token: Number,
+    weight_bytes: Number,
+) -> Work:
     """Gate, up and down projections of the routed experts, of width ``width`` on this GPU."""
     flops = 6 * tokens * per_token * hidden * width
     visited = active_experts(tokens, count, per_token)
@@ -66,12 +89,12 @@ def experts(
     return flops, moved
 
 
-def all_reduce(message_bytes: T, gpus: T) -> T:
+def all_reduce(message_bytes: Number, gpus: Number) -> Number:
     """Bytes that each GPU must send: a reduce-scatter and an all-gather of ``(p-1)/p`` each."""
     return 2 * (gpus - 1) / gpus * message_bytes
 
 
-def seconds(work: tuple[T, T], peak_flops: float, bandwidth: float) -> T:
+def seconds(work: Work, peak_flops: float, bandwidth: float) -> Number:
     """Roofline time of NumPy or float work; traced code takes the maximum itself."""
     flops, moved = work
     return np.maximum(flops / peak_flops, moved / bandwidth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,12 @@ if TYPE_CHECKING:
 
     from physim.evaluate import Evaluation
 
-_LABELS = {"e2e_mean": "E2E", "ttft_mean": "TTFT", "itl_mean": "ITL"}
+# Label, unit, and the factor from seconds to it.
+_UNITS = {
+    "e2e_mean": ("E2E", "s", 1.0),
+    "ttft_mean": ("TTFT", "ms", 1e3),
+    "itl_mean": ("ITL", "ms", 1e3),
+}
 
 
 def evaluate(
@@ -23,7 +29,7 @@ def evaluate(
         str, typer.Option(help="A fit of `physim show fits`, a fit file, or none.")
     ] = "none",
     where: Annotated[
-        str | None, typer.Option(help="Only rows for which this holds, such as \"tp == 2\".")
+        str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write rows, summary and skipped rows here.")
@@ -48,55 +54,51 @@ def evaluate(
     from rich.console import Console
 
     console = Console(highlight=False)
+    count = len(evaluation.rows)
+    console.print(f"worst of {count} rows by E2E: observed, and error of the prediction")
     console.print(_rows(evaluation, worst))
+    console.print("errors, percent")
     console.print(_summary(evaluation))
-    reasons: dict[str, int] = {}
-    for row in evaluation.skipped:
-        reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
-    for reason, count in reasons.items():
-        console.print(f"skipped {count} row{'s'[: count > 1]}: {reason}", style="yellow")
+    for reason, skipped in Counter(row["reason"] for row in evaluation.skipped).items():
+        console.print(f"skipped {skipped} of the rows: {reason}", style="yellow")
 
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:
-    from rich.table import Table
+    from physim.cli.tables import table_of
 
-    table = Table(title=f"worst of {len(evaluation.rows)} rows by E2E", title_justify="left")
-    table.add_column("experiment", overflow="ellipsis", no_wrap=True)
-    table.add_column("stage", justify="right")
-    for label in _LABELS.values():
-        table.add_column(f"{label} s", justify="right")
-        table.add_column("error", justify="right", style="bold")
-    ranked = sorted(
-        evaluation.rows, key=lambda row: -abs(row["metrics"]["e2e_mean"]["error_pct"])
-    )
+    columns = ["experiment", "stage"]
+    for label, unit, _ in _UNITS.values():
+        columns += [f"{label} {unit}", "error"]
+    ranked = sorted(evaluation.rows, key=lambda row: -abs(row["metrics"]["e2e_mean"]["error_pct"]))
+    rows = []
     for row in ranked[:worst]:
         cells = [row["experiment"], str(row["stage"])]
-        for metric in _LABELS:
+        for metric, (_, _, scale) in _UNITS.items():
             values = row["metrics"].get(metric)
-            cells += ["-", "-"] if values is None else [
-                f"{values['observed']:.4g}",
-                f"{values['error_pct']:+.1f}%",
-            ]
-        table.add_row(*cells)
-    return table
+            if values is None:
+                cells += ["-", "-"]
+            else:
+                cells += [f"{values['observed'] * scale:.2f}", f"{values['error_pct']:+.1f}%"]
+        rows.append(cells)
+    return table_of(columns, rows)
 
 
 def _summary(evaluation: Evaluation) -> Table:
-    from rich.table import Table
+    from physim.cli.tables import table_of
 
-    table = Table(title="errors, percent", title_justify="left")
-    for column in ("metric", "rows", "mean", "median", "worst", "bias", "within 10%"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
-    for metric, label in _LABELS.items():
+    rows = []
+    for metric, (label, _, _) in _UNITS.items():
         values = evaluation.summary[metric]
         if values["n"]:
-            table.add_row(
-                label,
-                f"{values['n']:.0f}",
-                f"{values['mape']:.2f}",
-                f"{values['median_ape']:.2f}",
-                f"{values['max_ape']:.1f}",
-                f"{values['bias_pct']:+.2f}",
-                f"{values['within_10pct']:.0f}%",
+            rows.append(
+                (
+                    label,
+                    f"{values['n']:.0f}",
+                    f"{values['mape']:.2f}",
+                    f"{values['median_ape']:.2f}",
+                    f"{values['max_ape']:.1f}",
+                    f"{values['bias_pct']:+.2f}",
+                    f"{values['within_10pct']:.0f}%",
+                )
             )
-    return table
+    return table_of(("metric", "rows", "mean", "median", "worst", "bias", "within 10%"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,7 +51,9 @@ def build(
 @app.command()
 def show(
     gpu: Annotated[str, typer.Argument(help="A GPU with measured kernels.")],
-    table: Annotated[str | None, typer.Argument(help="A table; all are listed if not given.")] = None,
+    table: Annotated[
+        str | None, typer.Argument(help="A table; all are listed if not given.")
+    ] = None,
     at: Annotated[
         list[str] | None,
         typer.Option(help="Fixes an axis, such as k=4096; two axes stay. May be repeated."),
@@ -81,17 +83,12 @@ def show(
 
 
 def _list(console: Console, gpu: str) -> None:
-    from rich.table import Table
-
+    from physim.cli.tables import table_of
     from physim.grids.store import provenance
 
     record = provenance(gpu)
-    table = Table(title=f"{gpu}, from {record['package']}", title_justify="left")
-    columns = ("table", "rows", "cells", "filled", "error: median", "95th")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "table" else "right")
-    for entry in record["tables"]:
-        table.add_row(
+    rows = [
+        (
             entry["table"],
             str(entry["rows"]),
             str(entry["cells"]),
@@ -99,34 +96,38 @@ def _list(console: Console, gpu: str) -> None:
             f"{entry['held_out_median_pct']:.1f}%",
             f"{entry['held_out_p95_pct']:.1f}%",
         )
-    console.print(table)
-    console.print(f"[dim]errors of the look-up's time; {record['held_out']}[/dim]")
+        for entry in record["tables"]
+    ]
+    console.print(f"{gpu}, from {record['package']}")
+    console.print(table_of(("table", "rows", "cells", "filled", "median", "95th"), rows))
+    console.print(
+        f"median and 95th percentile of the error of the look-up's time: {record['held_out']}",
+        style="dim",
+    )
 
 
 def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str, float]) -> None:
     import numpy as np
-    from rich.table import Table
     from rich.text import Text
 
-    rows_name, rows = surface.axes[0]
-    columns_name, columns = surface.axes[1] if len(surface.axes) > 1 else ("", np.ones(1))
-    values = np.exp(surface.log_efficiency).reshape(len(rows), len(columns))
-    # As many columns as a terminal holds, spread over the axis.
-    shown = np.unique(np.linspace(0, len(columns) - 1, 11).round().astype(int))
-    table = Table(
-        title=f"{title}: efficiency relative to roofline{_described(fixed)}",
-        title_justify="left",
-        caption=f"down: {rows_name}, across: {columns_name}" if columns_name else None,
-    )
-    table.add_column(rows_name, justify="right")
-    for column in shown:
-        table.add_column(f"{columns[column]:g}" if columns_name else "", justify="right")
-    for row, knot in enumerate(rows):
-        cells: list[Any] = [
-            Text(f"{value:.3f}", style=_shade(value)) for value in values[row, shown]
-        ]
-        table.add_row(f"{knot:g}", *cells)
-    console.print(table)
+    from physim.cli.tables import table_of
+
+    rows_name, knots = surface.axes[0]
+    columns_name, columns = surface.axes[1] if len(surface.axes) > 1 else ("efficiency", np.ones(1))
+    values = np.exp(surface.log_efficiency).reshape(len(knots), len(columns))
+    # As many knots as a terminal holds, spread over the axes.
+    shown = np.unique(np.linspace(0, len(columns) - 1, 9).round().astype(int))
+    lines = np.unique(np.linspace(0, len(knots) - 1, 40).round().astype(int))
+    headings = [f"{columns[column]:g}" for column in shown] if len(columns) > 1 else [columns_name]
+    console.print(f"{title}: efficiency relative to roofline{_described(fixed)}")
+    if len(columns) > 1:
+        console.print(f"down {rows_name}, across {columns_name}")
+    rows = [
+        [f"{knots[row]:g}"]
+        + [Text(f"{value:.3f}", style=_shade(value)) for value in values[row, shown]]
+        for row in lines
+    ]
+    console.print(table_of([rows_name, *headings], rows))
 
 
 def _shade(efficiency: float) -> str:

@@ -33,7 +33,9 @@ def predict(
     ] = None,
     concurrency: Annotated[
         float | None,
-        typer.Option(help="Clients that wait for their answer (closed loop).", rich_help_panel=_LOAD),
+        typer.Option(
+            help="Clients that wait for their answer (closed loop).", rich_help_panel=_LOAD
+        ),
     ] = None,
     cached: Annotated[
         float,
@@ -149,8 +151,8 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     if prediction.saturated:
         lines.append(
             Text(
-                f"The load is above capacity ({prediction.capacity_rps:.3g} req/s): the queue grows "
-                "without end, so TTFT and E2E have no steady value.",
+                f"The load is above capacity ({prediction.capacity_rps:.3g} req/s): the queue "
+                "grows without end, so TTFT and E2E have no steady value.",
                 style="yellow",
             )
         )
@@ -174,7 +176,11 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
             f"{prediction.output_tokens_per_s:.0f} tok/s",
             f"{prediction.requests_per_s:.3g} of at most {capacity:.3g} req/s ({use:.0%})",
         ),
-        ("batch", f"{prediction.batch:.1f}", f"requests decode in a step, {prediction.running:.1f} run"),
+        (
+            "batch",
+            f"{prediction.batch:.1f}",
+            f"requests decode in a step, {prediction.running:.1f} run",
+        ),
         ("KV use", f"{prediction.kv_use:.1%}", f"of {prediction.kv_blocks:,} blocks"),
     ]
 
@@ -195,5 +201,7 @@ def _bars(prediction: Prediction, width: int = 30) -> RenderableType:
         share = seconds / prediction.step_s
         if share >= 0.0005:
             bar = "█" * max(round(width * seconds / longest), 1)
-            table.add_row(f"  {name.replace('_', ' ')}", f"{seconds * 1e3:.2f}", f"{share:.1%}", bar)
+            table.add_row(
+                f"  {name.replace('_', ' ')}", f"{seconds * 1e3:.2f}", f"{share:.1%}", bar
+            )
     return table

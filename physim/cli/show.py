@@ -11,57 +11,63 @@ app = typer.Typer(no_args_is_help=True, help="List the models, GPUs and fits tha
 
 @app.command()
 def models() -> None:
-    """List the shipped models with their size; a refused one with the reason."""
+    """List the shipped models with their size, and those that are refused with the reason."""
     from rich.console import Console
-    from rich.table import Table
 
+    from physim.cli.tables import table_of
     from physim.inputs.models import load_model, shipped_models
 
-    table = Table(title="model configurations", title_justify="left")
-    for column in ("model", "parameters", "active", "layers", "heads", "weights"):
-        table.add_column(column, justify="left" if column == "model" else "right")
+    rows, refused = [], []
     for name in shipped_models():
         try:
             model = load_model(name)
         except InputError as error:
-            table.add_row(name, f"refused: {error.what}", style="dim")
+            refused.append(f"{name}: refused, {error.what}")
             continue
-        table.add_row(
-            name,
-            f"{model.parameters / 1e9:.2f} B",
-            f"{model.active_parameters / 1e9:.2f} B",
-            str(model.layers),
-            f"{model.heads}/{model.kv_heads}",
-            (model.formats.experts if model.experts else model.formats.mlp).name,
+        formats = model.formats
+        rows.append(
+            (
+                name,
+                f"{model.parameters / 1e9:.2f}",
+                f"{model.active_parameters / 1e9:.2f}",
+                str(model.layers),
+                f"{model.heads}/{model.kv_heads}",
+                (formats.experts if model.experts else formats.mlp).name,
+            )
         )
-    Console(highlight=False).print(table)
+    columns = ("model", "parameters B", "active B", "layers", "heads/KV", "weights")
+    console = Console(highlight=False)
+    console.print(table_of(columns, rows))
+    for line in refused:
+        console.print(line, style="dim")
 
 
 @app.command()
 def gpus() -> None:
     """List the shipped GPUs with their rates, and whether their kernels were measured."""
     from rich.console import Console
-    from rich.table import Table
 
+    from physim.cli.tables import table_of
     from physim.grids.store import measured_gpus
     from physim.inputs.hardware import load_hardware, shipped_gpus
 
-    table = Table(title="GPUs", title_justify="left")
-    for column in ("GPU", "bf16", "fp8", "memory", "bandwidth", "link", "kernels"):
-        table.add_column(column, justify="left" if column in ("GPU", "kernels") else "right")
+    rows = []
     for key in shipped_gpus():
         gpu = load_hardware(key)
-        fp8 = gpu.peak("fp8")
-        table.add_row(
-            key,
-            f"{(gpu.peak('bfloat16') or 0) / 1e12:.0f} TFLOP/s",
-            f"{fp8 / 1e12:.0f} TFLOP/s" if fp8 else "-",
-            f"{gpu.memory_bytes / 2**30:.1f} GiB",
-            f"{gpu.memory_bandwidth / 1e12:.2f} TB/s",
-            f"{gpu.link} {gpu.link_bandwidth / 1e9:.0f} GB/s",
-            "measured" if key in measured_gpus() else "stand-in",
+        bf16, fp8 = gpu.peak("bfloat16"), gpu.peak("fp8")
+        rows.append(
+            (
+                key,
+                f"{bf16 / 1e12:.0f}" if bf16 else "-",
+                f"{fp8 / 1e12:.0f}" if fp8 else "-",
+                f"{gpu.memory_bytes / 2**30:.1f}",
+                f"{gpu.memory_bandwidth / 1e12:.2f}",
+                f"{gpu.link} {gpu.link_bandwidth / 1e9:.0f}",
+                "measured" if key in measured_gpus() else "stand-in",
+            )
         )
-    Console(highlight=False).print(table)
+    columns = ("GPU", "bf16 TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "kernels")
+    Console(highlight=False).print(table_of(columns, rows))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Builds efficiency grids from measured rows, and measures what the look-up makes of unseen ones."""
+"""Builds efficiency grids from measured rows, and holds their look-up against unseen rows."""
 
 from __future__ import annotations
 
@@ -141,8 +141,9 @@ def _grid(rows: Measurements, axes_from: Measurements) -> tuple[Grid | ExpertGri
     log_efficiency = np.log(rows.roofline_s / rows.measured_s)
     if "width" in rows.coordinates:
         every = np.stack([axes_from.coordinates[name] for name in EXPERT_SHAPE], axis=1)
-        shapes, which = np.unique(every, axis=0), np.stack(
-            [rows.coordinates[name] for name in EXPERT_SHAPE], axis=1
+        shapes, which = (
+            np.unique(every, axis=0),
+            np.stack([rows.coordinates[name] for name in EXPERT_SHAPE], axis=1),
         )
         order = {tuple(shape): row for row, shape in enumerate(shapes)}
         tokens = np.unique(axes_from.coordinates["tokens"])

@@ -8,12 +8,14 @@ from types import ModuleType
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float, Num
+
+from physim.types import AnyArray, Knots, Scalar
 
 
 def hat_weights(
-    knots: Float[np.ndarray, " knots"], x: Float[Array, ""] | float, xp: ModuleType = jnp
-) -> Float[Array, " knots"]:
+    knots: Knots, x: Num[AnyArray, "*points"] | float, xp: ModuleType = jnp
+) -> Float[AnyArray, "*points knots"]:
     """Weights of the knots in linear interpolation at ``x``, along the logarithm of an axis.
 
     Beyond the ends the end knot has all the weight, so that what is interpolated is held there.
@@ -21,32 +23,36 @@ def hat_weights(
     over thousands of configurations and their gradient is exact between knots.
 
     Args:
-        knots: Positive and strictly rising, at least two.
+        knots: Positive and strictly rising.
         x: Where to interpolate, in the units of the knots.
         xp: The array module to compute in, ``jax.numpy`` or ``numpy``.
     """
     log_knots = np.log(knots)
-    gaps = np.diff(log_knots)
-    u = xp.clip(xp.log(xp.maximum(x, knots[0])), log_knots[0], log_knots[-1])
-    rising = xp.concatenate([xp.ones(1), (u - log_knots[:-1]) / gaps])
-    falling = xp.concatenate([(log_knots[1:] - u) / gaps, xp.ones(1)])
+    # A neighbour beyond each end, against which the end knot never loses weight.
+    extended = np.concatenate([log_knots[:1] - 1, log_knots, log_knots[-1:] + 1])
+    gaps = np.diff(extended)
+    u = xp.clip(xp.log(xp.maximum(x, knots[0])), log_knots[0], log_knots[-1])[..., None]
+    rising, falling = (u - extended[:-2]) / gaps[:-1], (extended[2:] - u) / gaps[1:]
     return xp.clip(xp.minimum(rising, falling), 0.0, 1.0)
 
 
 def along(
-    values: Float[Array, "*rest knots"],
-    knots: Float[np.ndarray, " knots"],
-    x: Float[Array, ""] | float,
-) -> Float[Array, "*rest"]:
-    """Linear interpolation of the last axis at ``x``, along the logarithm of its knots."""
+    values: Float[AnyArray, "*rest knots"],
+    knots: Knots,
+    x: Num[AnyArray, "*points"] | float,
+) -> Float[AnyArray, "*rest"]:
+    """Linear interpolation of the last axis at ``x``, along the logarithm of its knots.
+
+    ``x`` may be a scalar, or have a point for each row of ``values``.
+    """
     return jnp.sum(values * hat_weights(knots, x), axis=-1)
 
 
 def look_up(
-    log_efficiency: Float[Array, "*axes"],
-    axes: Sequence[Float[np.ndarray, " knots"]],
-    coordinates: Sequence[Float[Array, ""] | float],
-) -> Float[Array, ""]:
+    log_efficiency: Float[AnyArray, "*axes"],
+    axes: Sequence[Knots],
+    coordinates: Sequence[Scalar],
+) -> Scalar:
     """Efficiency at a point of a grid: differentiable, and made to be vmapped.
 
     Args:
@@ -76,7 +82,7 @@ class Grid:
         """Knots of one axis."""
         return dict(self.axes)[name]
 
-    def efficiency(self, **coordinates: Float[Array, ""] | float) -> Float[Array, ""]:
+    def efficiency(self, **coordinates: Scalar) -> Scalar:
         """Efficiency at one value of every axis."""
         points = [coordinates[name] for name, _ in self.axes]
         return look_up(self.log_efficiency, [knots for _, knots in self.axes], points)

@@ -19,6 +19,7 @@ import numpy as np
 from physim import roofline
 from physim.errors import InputError
 from physim.inputs.hardware import Hardware
+from physim.types import Number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +99,7 @@ def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
                 )
 
 
-_Table = tuple[str, "pd.DataFrame", dict[str, np.ndarray], np.ndarray]
+_Table = tuple[str, "pd.DataFrame", dict[str, np.ndarray], Number]
 
 
 def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
@@ -185,7 +186,7 @@ def _group(rows: pd.DataFrame) -> np.ndarray:
     return (rows["num_heads"] / rows["num_key_value_heads"]).to_numpy(float)
 
 
-def _bf16_seconds(work: tuple[np.ndarray, np.ndarray], gpu: Hardware) -> np.ndarray:
+def _bf16_seconds(work: roofline.Work, gpu: Hardware) -> Number:
     peak = gpu.peak("bfloat16")
     assert peak is not None  # every Hardware has it: load_hardware
     return roofline.seconds(work, peak, gpu.memory_bandwidth)

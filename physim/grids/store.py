@@ -44,7 +44,9 @@ def provenance(gpu: str) -> dict[str, Any]:
     """
     if gpu not in measured_gpus():
         raise InputError(
-            f"GPU {gpu!r}", "has no measured kernels", f"those that have: {', '.join(measured_gpus())}"
+            f"GPU {gpu!r}",
+            "has no measured kernels",
+            f"those that have: {', '.join(measured_gpus())}",
         )
     return data.read_json(data.folder("bench_data") / gpu / "provenance.json")
 

@@ -171,7 +171,9 @@ class _Config:
             value = default
         if value is None:
             raise InputError(
-                f"{self.where}: {field}", "is missing", "add it, or pass the model's full config.json"
+                f"{self.where}: {field}",
+                "is missing",
+                "add it, or pass the model's full config.json",
             )
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(
@@ -301,7 +303,9 @@ def read_architecture(config: Mapping[str, Any], where: str) -> ModelArch:
     """
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
-        raise InputError(f"{where}: architectures", "is missing", "pass the model's full config.json")
+        raise InputError(
+            f"{where}: architectures", "is missing", "pass the model's full config.json"
+        )
     text = config.get("text_config")
     merged = {**config, **text} if isinstance(text, Mapping) else dict(config)
     for field, meaning in _UNMODELLED_FIELDS.items():

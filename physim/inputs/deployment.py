@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
@@ -95,26 +95,41 @@ class Deployment:
         # vLLM's defaults for its API server (vllm/engine/arg_utils.py, 0.15.1): large on GPUs of
         # 70 GiB and more, apart from the A100.
         large = gpu.memory_bytes >= 70 * GIB and not gpu.key.startswith("a100")
-        limits = replace(
-            self,
-            max_model_len=max_model_len,
-            max_num_seqs=self.max_num_seqs or (1024 if large else 256),
-            max_num_batched_tokens=self.max_num_batched_tokens or (8192 if large else 2048),
-        )
+        max_num_seqs = self.max_num_seqs or (1024 if large else 256)
         weights = weight_bytes_per_gpu(model, self.tp)
-        assert limits.max_num_seqs and limits.max_num_batched_tokens  # just set
         return ResolvedDeployment(
             tp=self.tp,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or (8192 if large else 2048),
             max_model_len=max_model_len,
             block_size=self.block_size,
-            kv_blocks=self.kv_blocks or _kv_blocks(limits, model, gpu, weights),
+            kv_blocks=self.kv_blocks or self._kv_blocks(model, gpu, weights, max_num_seqs),
             weight_bytes=weights,
             moe_kernel=self.moe_kernel,
             expert_load=self.expert_load,
             async_scheduling=self.async_scheduling,
         )
+
+    def _kv_blocks(self, model: ModelArch, gpu: Hardware, weights: float, max_num_seqs: int) -> int:
+        """KV blocks that fit beside the weights and the engine's own memory."""
+        reserve = (
+            _RESERVE_BYTES
+            + (_RESERVE_BYTES_TP if self.tp > 1 else 0.0)
+            + (_RESERVE_BYTES_VISION if model.vision_parameters else 0.0)
+            + _RESERVE_BYTES_PER_LOGIT * max_num_seqs * model.vocab_size
+        )
+        usable = gpu.memory_bytes * self.gpu_memory_utilization
+        block_bytes = model.kv_bytes_per_token(self.tp) * self.block_size
+        blocks = math.floor((usable - weights - reserve) / block_bytes)
+        if blocks < 1:
+            needed = (weights + reserve + block_bytes) / GIB
+            raise InputError(
+                f"{model.name} on {self.tp} x {gpu.key}",
+                f"needs {needed:.1f} GiB a GPU ({weights / GIB:.1f} of weights) and may use "
+                f"{usable / GIB:.1f} GiB",
+                "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
+            )
+        return blocks
 
     def _check_tp(self, model: ModelArch) -> None:
         if model.heads % self.tp:
@@ -176,26 +191,3 @@ def weight_bytes_per_gpu(model: ModelArch, tp: int) -> float:
         + unquantized * 2.0
     )
     return total / tp
-
-
-def _kv_blocks(limits: Deployment, model: ModelArch, gpu: Hardware, weights: float) -> int:
-    """KV blocks that fit beside the weights and the engine's own memory."""
-    assert limits.max_num_seqs  # resolved by the caller
-    reserve = (
-        _RESERVE_BYTES
-        + (_RESERVE_BYTES_TP if limits.tp > 1 else 0.0)
-        + (_RESERVE_BYTES_VISION if model.vision_parameters else 0.0)
-        + _RESERVE_BYTES_PER_LOGIT * limits.max_num_seqs * model.vocab_size
-    )
-    usable = gpu.memory_bytes * limits.gpu_memory_utilization
-    block_bytes = model.kv_bytes_per_token(limits.tp) * limits.block_size
-    blocks = math.floor((usable - weights - reserve) / block_bytes)
-    if blocks < 1:
-        needed = (weights + reserve + block_bytes) / GIB
-        raise InputError(
-            f"{model.name} on {limits.tp} x {gpu.key}",
-            f"needs {needed:.1f} GiB a GPU ({weights / GIB:.1f} of weights) and may use "
-            f"{usable / GIB:.1f} GiB",
-            "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
-        )
-    return blocks

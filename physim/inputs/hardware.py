@@ -54,10 +54,14 @@ def load_hardware(gpu: str) -> Hardware:
     Raises:
         InputError: The GPU is unknown, or its file lacks a figure or has one that is not positive.
     """
-    path = Path(gpu) if gpu.endswith(_SUFFIX) else data.folder("hardware") / f"{gpu.lower()}{_SUFFIX}"
+    path = (
+        Path(gpu) if gpu.endswith(_SUFFIX) else data.folder("hardware") / f"{gpu.lower()}{_SUFFIX}"
+    )
     if not gpu.endswith(_SUFFIX) and not path.is_file():
         raise InputError(
-            f"GPU {gpu!r}", "is unknown", f"known are {', '.join(shipped_gpus())}, or pass a JSON file"
+            f"GPU {gpu!r}",
+            "is unknown",
+            f"known are {', '.join(shipped_gpus())}, or pass a JSON file",
         )
     fields = data.read_json(path)
     where = str(path)
@@ -80,7 +84,9 @@ def _figure(fields: Mapping[str, Any], field: str, where: str) -> float:
     value = figure.get("value") if isinstance(figure, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(
-            f"{where}: {field}", "has no number as its value", 'write {"value": ..., "source": "..."}'
+            f"{where}: {field}",
+            "has no number as its value",
+            'write {"value": ..., "source": "..."}',
         )
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"{where}: {field}", f"{value} is not positive", "correct it")

@@ -10,6 +10,7 @@ from physim.errors import InputError
 from physim.inputs.architecture import ModelArch, read_architecture
 
 _SUFFIX = ".json"
+_HUB_TIMEOUT_S = 10.0
 
 
 @functools.lru_cache
@@ -65,7 +66,7 @@ def _from_hub(model: str) -> Path:
     if model.count("/") != 1:
         raise InputError(f"model {model!r}", "is no file, folder or shipped model", remedy)
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub as hub
     except ImportError as error:
         raise InputError(
             f"model {model!r}",
@@ -73,7 +74,12 @@ def _from_hub(model: str) -> Path:
             f"pip install 'physim-llm[hub]', or {remedy}",
         ) from error
     try:
-        return Path(hf_hub_download(model, "config.json"))
+        cached = hub.try_to_load_from_cache(model, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        # One request that is not retried, so that an unreachable hub is known at once.
+        hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), timeout=_HUB_TIMEOUT_S)
+        return Path(hub.hf_hub_download(model, "config.json"))
     except Exception as error:  # the hub client raises many unrelated types when offline
         raise InputError(
             f"model {model!r}",

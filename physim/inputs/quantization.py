@@ -71,7 +71,9 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
         )
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, Mapping):
-        raise InputError(f"{where}: quantization_config", "is no JSON object", "repair or remove it")
+        raise InputError(
+            f"{where}: quantization_config", "is no JSON object", "repair or remove it"
+        )
     if not quantization:
         return Formats(BFLOAT16, BFLOAT16, BFLOAT16, 2.0)
     weights = _weight_format(quantization, where)
@@ -99,7 +101,9 @@ def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
         if bits == 4:
             return int4(int(quantization.get("group_size", quantization.get("q_group_size", 128))))
         raise InputError(
-            f"{where}: quantization_config.bits", f"{method} with {bits} bits", "only 4 bits are modelled"
+            f"{where}: quantization_config.bits",
+            f"{method} with {bits} bits",
+            "only 4 bits are modelled",
         )
     if method == "modelopt" and str(quantization.get("quant_algo", "")).upper() == "FP8":
         return FP8

@@ -9,17 +9,20 @@ token budget, and then what is served is the capacity.
 
 from __future__ import annotations
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool
 
 from physim.corrections import FRONT_END_S
 from physim.inputs.deployment import ResolvedDeployment
 from physim.serving.load import Load
 from physim.serving.root import bracketed_root
-from physim.step.batch import Batch, Scalar
+from physim.step.batch import Batch
 from physim.step.model import StepModel, StepTime
+from physim.types import AnyArray, Scalar
 
 # Bounds of a step's time, seconds: a bracket for the root-finder.
 _SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-5, 1e3
@@ -50,11 +53,11 @@ class Demand(eqx.Module):
     def of(cls, load: Load) -> Demand:
         """The numbers of a load."""
         return cls(
-            rate=float("inf") if load.rate is None else load.rate,
-            concurrency=float("inf") if load.concurrency is None else load.concurrency,
-            input_tokens=load.input_tokens,
-            cached_tokens=load.cached_tokens,
-            output_tokens=load.output_tokens,
+            rate=math.inf if load.rate is None else float(load.rate),
+            concurrency=math.inf if load.concurrency is None else float(load.concurrency),
+            input_tokens=float(load.input_tokens),
+            cached_tokens=float(load.cached_tokens),
+            output_tokens=float(load.output_tokens),
             poisson=float(load.arrival == "poisson"),
         )
 
@@ -104,26 +107,26 @@ class SteadyState(eqx.Module):
         step: Time of a mean step and its parts.
     """
 
-    ttft: Float[Array, ""]
-    itl: Float[Array, ""]
-    e2e: Float[Array, ""]
-    throughput: Float[Array, ""]
-    saturated: Bool[Array, ""]
-    batch: Float[Array, ""]
-    running: Float[Array, ""]
-    kv_use: Float[Array, ""]
-    mixed_share: Float[Array, ""]
+    ttft: Scalar
+    itl: Scalar
+    e2e: Scalar
+    throughput: Scalar
+    saturated: Bool[AnyArray, ""]
+    batch: Scalar
+    running: Scalar
+    kv_use: Scalar
+    mixed_share: Scalar
     step: StepTime
 
 
 class _Balance(eqx.Module):
     """The loop at a given mean step time."""
 
-    throughput: Float[Array, ""]
-    batch: Float[Array, ""]
-    running: Float[Array, ""]
-    chunks: Float[Array, ""]
-    mixed_share: Float[Array, ""]
+    throughput: Scalar
+    batch: Scalar
+    running: Scalar
+    chunks: Scalar
+    mixed_share: Scalar
     decode_step: StepTime
     mixed_step: StepTime
 
@@ -146,19 +149,18 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         demand: The load.
         limits: The engine's limits.
     """
-
-    def residual(log_step: Float[Array, ""]) -> Float[Array, ""]:
-        balance = _balance(jnp.exp(log_step), model, demand, limits)
-        return log_step - jnp.log(balance.step.total)
-
-    step = jnp.exp(
-        bracketed_root(residual, jnp.log(_SHORTEST_STEP_S), jnp.log(_LONGEST_STEP_S))
-    )
+    shortest, longest = jnp.log(_SHORTEST_STEP_S), jnp.log(_LONGEST_STEP_S)
+    step = jnp.exp(bracketed_root(_residual, (model, demand, limits), shortest, longest))
     balance = _balance(step, model, demand, limits)
     return _observed(step, balance, model, demand, limits)
 
 
-def _balance(step: Float[Array, ""], model: StepModel, demand: Demand, limits: Limits) -> _Balance:
+def _residual(log_step: Scalar, system: tuple[StepModel, Demand, Limits]) -> Scalar:
+    """How much longer the mean step is, in logarithm, than what it would run would take."""
+    return log_step - jnp.log(_balance(jnp.exp(log_step), *system).step.total)
+
+
+def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> _Balance:
     """What runs if the mean step takes ``step`` seconds, and how long such steps take."""
     new_tokens = jnp.maximum(demand.input_tokens - demand.cached_tokens, 1.0)
     decode_steps = demand.output_tokens - 1.0
@@ -169,10 +171,11 @@ def _balance(step: Float[Array, ""], model: StepModel, demand: Demand, limits: L
     served_steps = chunks + decode_steps
     outside = FRONT_END_S * jnp.exp(model.corrections.front_end)
     outside += _handover_steps(model, limits) * step
-    throughput = jnp.minimum(
-        jnp.minimum(demand.rate, demand.concurrency / (outside + served_steps * step)),
-        jnp.minimum(seats / served_steps, budget / new_tokens) / step,
-    )
+    closed = jnp.isfinite(demand.concurrency)
+    # No infinity is divided, or its gradient would not be a number.
+    clients = jnp.where(closed, demand.concurrency, 1.0) / (outside + served_steps * step)
+    offered = jnp.minimum(demand.rate, jnp.where(closed, clients, jnp.inf))
+    throughput = jnp.minimum(offered, jnp.minimum(seats / served_steps, budget / new_tokens) / step)
     arrivals = throughput * step
     batch, prefilling = arrivals * decode_steps, arrivals * chunks
     evenly, by_chance = jnp.minimum(prefilling, 1.0), -jnp.expm1(-prefilling)
@@ -191,7 +194,9 @@ def _balance(step: Float[Array, ""], model: StepModel, demand: Demand, limits: L
         chunk=chunk,
         cached=demand.cached_tokens + (chunks - 1) / 2 * chunk,
     )
-    both: Batch = jax.tree.map(lambda *kinds: jnp.stack(jnp.broadcast_arrays(*kinds)), decode, mixed)
+    both: Batch = jax.tree.map(
+        lambda *kinds: jnp.stack(jnp.broadcast_arrays(*kinds)), decode, mixed
+    )
     steps = jax.vmap(model)(both)
     return _Balance(
         throughput=throughput,
@@ -205,12 +210,10 @@ def _balance(step: Float[Array, ""], model: StepModel, demand: Demand, limits: L
 
 
 def _observed(
-    step: Float[Array, ""], balance: _Balance, model: StepModel, demand: Demand, limits: Limits
+    step: Scalar, balance: _Balance, model: StepModel, demand: Demand, limits: Limits
 ) -> SteadyState:
     running = balance.running
-    open_loop_busy = jnp.where(
-        demand.poisson > 0, -jnp.expm1(-running), jnp.minimum(running, 1.0)
-    )
+    open_loop_busy = jnp.where(demand.poisson > 0, -jnp.expm1(-running), jnp.minimum(running, 1.0))
     busy = jnp.where(jnp.isfinite(demand.concurrency), 1.0, open_loop_busy)
     mixed_step = balance.mixed_step.total
     # The steps under way when a request arrives, its own prefill steps, and the time outside.
@@ -220,9 +223,7 @@ def _observed(
         + (balance.chunks - 1) * step
         + mixed_step
     )
-    saturated = jnp.isfinite(demand.rate) & (
-        balance.throughput < _SATURATED_SHARE * demand.rate
-    )
+    saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     return SteadyState(
         ttft=ttft,
@@ -238,7 +239,7 @@ def _observed(
     )
 
 
-def _handover_steps(model: StepModel, limits: Limits) -> Float[Array, ""]:
+def _handover_steps(model: StepModel, limits: Limits) -> Scalar:
     """Steps that an arriving request waits: half of the running one, and those scheduled ahead."""
     return (0.5 + limits.scheduled_ahead) * jnp.exp(model.corrections.handover)
 
@@ -249,4 +250,3 @@ def _blocks(demand: Demand, limits: Limits) -> Scalar:
     Blocks of a cached prefix are counted for each request, as if none shared them.
     """
     return (demand.input_tokens + demand.output_tokens / 2) / limits.block_size + 0.5
-

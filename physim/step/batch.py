@@ -6,9 +6,9 @@ from typing import Self
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Num
 
-Scalar = Float[Array, ""] | float
+from physim.types import AnyArray, Scalar
 
 MAX_REQUESTS = 1024
 
@@ -36,7 +36,7 @@ class Batch(eqx.Module):
 
     @classmethod
     def exact(
-        cls, new_tokens: Float[Array, " requests"], cached: Float[Array, " requests"]
+        cls, new_tokens: Num[AnyArray, " requests"], cached: Num[AnyArray, " requests"]
     ) -> Self:
         """A batch of known requests.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Float
 
 from physim import roofline
 from physim.grids.efficiency import along
-from physim.step.batch import Batch, Scalar
+from physim.step.batch import Batch
 from physim.step.lowering import (
     CHUNK,
     CONTEXT,
+    GEMM_NAMES,
     MESSAGE_BYTES,
     REQUESTS,
     TOKENS,
@@ -20,6 +22,7 @@ from physim.step.lowering import (
     ExpertOps,
     GemmOps,
 )
+from physim.types import AnyArray, Scalar
 
 # Time of a kernel that moves next to nothing, and the share of the bandwidth that one reaches
 # that moves much: median of the fp8 casts in aiconfigurator-core 0.12.0, scale_matrix_perf (2.07
@@ -30,25 +33,23 @@ STREAM_EFFICIENCY = 0.85
 
 def gemm_seconds(
     ops: GemmOps, tokens: Scalar, sampled: Scalar, bandwidth: Scalar
-) -> Float[Array, " gemms"]:
+) -> Float[AnyArray, " gemms"]:
     """Time of each of a step's GEMMs, seconds, over all layers.
 
     Args:
         ops: The GEMMs, in the order of `physim.step.lowering.GEMM_NAMES`.
         tokens: Tokens of the step.
-        sampled: Tokens that lm_head, the last of them, works on.
+        sampled: Tokens that lm_head works on.
         bandwidth: Memory bandwidth, bytes/s.
     """
-    is_output = jnp.arange(len(ops.count)) == len(ops.count) - 1
+    is_output = np.array([name == "lm_head" for name in GEMM_NAMES])
     rows = jnp.where(is_output, sampled, tokens)
     flops, moved = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
     bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
-    body = along(ops.log_efficiency[:-1], TOKENS, tokens)
-    output = along(ops.log_efficiency[-1], TOKENS, sampled)
-    return ops.count * bound / jnp.exp(jnp.append(body, output))
+    return ops.count * bound / jnp.exp(along(ops.log_efficiency, TOKENS, rows))
 
 
-def expert_seconds(ops: ExpertOps, tokens: Scalar, bandwidth: Scalar) -> Float[Array, ""]:
+def expert_seconds(ops: ExpertOps, tokens: Scalar, bandwidth: Scalar) -> Scalar:
     """Time of the routed experts of all layers, seconds."""
     flops, moved = roofline.experts(
         tokens, ops.hidden, ops.width, ops.count, ops.per_token, ops.weight_bytes
@@ -58,9 +59,7 @@ def expert_seconds(ops: ExpertOps, tokens: Scalar, bandwidth: Scalar) -> Float[A
     return ops.layers * bound / efficiency
 
 
-def decode_attention_seconds(
-    ops: AttentionOps, batch: Batch, bandwidth: Scalar
-) -> Float[Array, ""]:
+def decode_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar) -> Scalar:
     """Time of the attention of decoding requests in all layers, seconds; 0 where there are none."""
     requests = batch.decode_requests
     context = batch.decode_context / _at_least_one(requests)
@@ -68,15 +67,11 @@ def decode_attention_seconds(
         requests, context, ops.heads, ops.kv_heads, ops.dim, ops.kv_bytes
     )
     bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
-    log_efficiency = along(
-        along(ops.log_decode_efficiency, CONTEXT, context), REQUESTS, requests
-    )
+    log_efficiency = along(along(ops.log_decode_efficiency, CONTEXT, context), REQUESTS, requests)
     return ops.layers * bound / jnp.exp(log_efficiency)
 
 
-def prefill_attention_seconds(
-    ops: AttentionOps, batch: Batch, bandwidth: Scalar
-) -> Float[Array, ""]:
+def prefill_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar) -> Scalar:
     """Time of the attention of prefill chunks in all layers, seconds; 0 where there are none.
 
     Attention among the new tokens has a measured efficiency. Attention of the new tokens to those
@@ -88,23 +83,28 @@ def prefill_attention_seconds(
     cached = batch.cached_tokens / count
     curve = along(jnp.swapaxes(ops.log_prefill_efficiency, -1, -2), REQUESTS, requests)
 
-    def seconds(flops: Scalar, moved: Scalar, length: Scalar) -> Float[Array, ""]:
+    def seconds(flops: Scalar, moved: Scalar, length: Scalar) -> Scalar:
         bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
         return ops.layers * bound / jnp.exp(along(curve, CHUNK, length))
 
     own = seconds(
         *roofline.prefill_attention(requests, chunk, ops.heads, ops.kv_heads, ops.dim), chunk
     )
-    _, cached_bytes = roofline.cached_attention(
-        requests, chunk, cached, ops.heads, ops.kv_heads, ops.dim, ops.kv_bytes
+    on_cached = seconds(
+        *roofline.cached_attention(
+            batch.cached_products,
+            batch.cached_tokens,
+            ops.heads,
+            ops.kv_heads,
+            ops.dim,
+            ops.kv_bytes,
+        ),
+        chunk + cached,
     )
-    cached_flops = 4 * batch.cached_products * ops.heads * ops.dim
-    return jnp.where(
-        requests > 0, own + seconds(cached_flops, cached_bytes, chunk + cached), 0.0
-    )
+    return jnp.where(requests > 0, own + on_cached, 0.0)
 
 
-def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar, sampled: Scalar) -> Float[Array, ""]:
+def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar, sampled: Scalar) -> Scalar:
     """Time of a step's all-reduces and of gathering its logits, seconds; 0 on one GPU."""
     message = tokens * ops.bytes_per_token
     bound = roofline.all_reduce(message, ops.gpus) / ops.link_bandwidth
@@ -113,24 +113,22 @@ def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar, sampled: Scalar) -> F
     return ops.count * bound / jnp.exp(log_efficiency) + logits
 
 
-def elementwise_seconds(
-    ops: ElementwiseOps, tokens: Scalar, bandwidth: Scalar
-) -> Float[Array, ""]:
+def elementwise_seconds(ops: ElementwiseOps, tokens: Scalar, bandwidth: Scalar) -> Scalar:
     """Time of the kernels between the GEMMs, seconds: a floor for each, and what they move."""
     moved = tokens * ops.bytes_per_token / (STREAM_EFFICIENCY * bandwidth)
     return ops.kernels * KERNEL_S + moved
 
 
-def sampling_seconds(ops: ElementwiseOps, sampled: Scalar, bandwidth: Scalar) -> Float[Array, ""]:
+def sampling_seconds(ops: ElementwiseOps, sampled: Scalar, bandwidth: Scalar) -> Scalar:
     """Time of drawing tokens from their logits, seconds."""
     return sampled * ops.sampling_bytes / (STREAM_EFFICIENCY * bandwidth)
 
 
-def _at_least_one(count: Scalar) -> Float[Array, ""]:
+def _at_least_one(count: Scalar) -> Scalar:
     """A count to divide by: fractions of a request have the means of a whole one."""
     return jnp.where(count > 0, count, 1.0)
 
 
-def _safe(value: Scalar, count: Scalar) -> Float[Array, ""]:
+def _safe(value: Scalar, count: Scalar) -> Scalar:
     """The value, or one where nothing is counted, so that a root has a finite gradient there."""
     return jnp.where(count > 0, value, 1.0)

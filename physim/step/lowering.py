@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import Float
 
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, load_expert_grid, load_grid, tables
@@ -14,6 +14,7 @@ from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.inputs.quantization import BFLOAT16, WeightFormat
+from physim.types import AnyArray, Scalar
 
 # Knots of the efficiency curves that a lowered model carries. They are the same for every model
 # and GPU, so that all share one compiled function.
@@ -34,8 +35,6 @@ GEMM_NAMES = (
     "lm_head",
 )
 
-Numbers = np.ndarray | float
-
 
 class GemmOps(eqx.Module):
     """The GEMMs of a step, one row each in the order of `GEMM_NAMES`; absent ones count 0.
@@ -50,13 +49,13 @@ class GemmOps(eqx.Module):
         log_efficiency: Over `TOKENS`.
     """
 
-    n: Numbers
-    k: Numbers
-    weight_bytes: Numbers
-    activation_bytes: Numbers
-    peak_flops: Numbers
-    count: Numbers
-    log_efficiency: np.ndarray
+    n: Float[AnyArray, " gemms"]
+    k: Float[AnyArray, " gemms"]
+    weight_bytes: Float[AnyArray, " gemms"]
+    activation_bytes: Float[AnyArray, " gemms"]
+    peak_flops: Float[AnyArray, " gemms"]
+    count: Float[AnyArray, " gemms"]
+    log_efficiency: Float[AnyArray, "gemms tokens"]
 
 
 class ExpertOps(eqx.Module):
@@ -73,14 +72,14 @@ class ExpertOps(eqx.Module):
         log_efficiency: Over `TOKENS`.
     """
 
-    hidden: Numbers
-    width: Numbers
-    count: Numbers
-    per_token: Numbers
-    weight_bytes: Numbers
-    peak_flops: Numbers
-    layers: Numbers
-    log_efficiency: np.ndarray
+    hidden: Scalar
+    width: Scalar
+    count: Scalar
+    per_token: Scalar
+    weight_bytes: Scalar
+    peak_flops: Scalar
+    layers: Scalar
+    log_efficiency: Float[AnyArray, " tokens"]
 
 
 class AttentionOps(eqx.Module):
@@ -97,14 +96,14 @@ class AttentionOps(eqx.Module):
         log_prefill_efficiency: Over `REQUESTS` and `CHUNK`.
     """
 
-    heads: Numbers
-    kv_heads: Numbers
-    dim: Numbers
-    kv_bytes: Numbers
-    peak_flops: Numbers
-    layers: Numbers
-    log_decode_efficiency: np.ndarray
-    log_prefill_efficiency: np.ndarray
+    heads: Scalar
+    kv_heads: Scalar
+    dim: Scalar
+    kv_bytes: Scalar
+    peak_flops: Scalar
+    layers: Scalar
+    log_decode_efficiency: Float[AnyArray, "requests context"]
+    log_prefill_efficiency: Float[AnyArray, "requests chunk"]
 
 
 class CollectiveOps(eqx.Module):
@@ -119,12 +118,12 @@ class CollectiveOps(eqx.Module):
         log_efficiency: Over `MESSAGE_BYTES`.
     """
 
-    gpus: Numbers
-    bytes_per_token: Numbers
-    count: Numbers
-    logit_bytes: Numbers
-    link_bandwidth: Numbers
-    log_efficiency: np.ndarray
+    gpus: Scalar
+    bytes_per_token: Scalar
+    count: Scalar
+    logit_bytes: Scalar
+    link_bandwidth: Scalar
+    log_efficiency: Float[AnyArray, " messages"]
 
 
 class ElementwiseOps(eqx.Module):
@@ -136,9 +135,9 @@ class ElementwiseOps(eqx.Module):
         sampling_bytes: Bytes that sampling reads and writes for each sampled token.
     """
 
-    bytes_per_token: Numbers
-    kernels: Numbers
-    sampling_bytes: Numbers
+    bytes_per_token: Scalar
+    kernels: Scalar
+    sampling_bytes: Scalar
 
 
 class StepOps(eqx.Module):
@@ -158,7 +157,7 @@ class StepOps(eqx.Module):
     attention: AttentionOps
     collectives: CollectiveOps
     elementwise: ElementwiseOps
-    bandwidth: Numbers
+    bandwidth: Scalar
 
 
 @functools.lru_cache(maxsize=1024)
@@ -345,7 +344,7 @@ def _elementwise(model: ModelArch, tp: int, heads: int, kv_heads: int) -> Elemen
     width = model.intermediate_size / tp
     # Two norms with the residual added (read two, write two), rotary embedding in place, the
     # write of keys and values to the cache.
-    values = model.layers * (8 * hidden + 2 * (queries + keys) + 4 * keys)
+    values: float = model.layers * (8 * hidden + 2 * (queries + keys) + 4 * keys)
     kernels = 4 * model.layers
     if model.qk_norm:
         values += model.layers * 2 * (queries + keys)
@@ -357,7 +356,7 @@ def _elementwise(model: ModelArch, tp: int, heads: int, kv_heads: int) -> Elemen
         # Top-k of the router, and the sum with the shared expert.
         values += sparse * (2 * experts.count + 3 * hidden)
         kernels += 2 * sparse
-    moved = 2.0 * values
+    moved = 2.0 * float(values)
     # A cast to fp8 before a GEMM reads 16 bit and writes 8.
     if formats.attention.quantizes_activations:
         moved += 3.0 * model.layers * (hidden + queries)

@@ -7,7 +7,8 @@ from typing import Literal, get_args
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Float
 
 from physim.corrections import (
     HOST_REQUEST_S,
@@ -18,10 +19,42 @@ from physim.corrections import (
 )
 from physim.errors import InputError
 from physim.step import components
-from physim.step.batch import Batch, Scalar
+from physim.step.batch import Batch
 from physim.step.lowering import GEMM_NAMES, StepOps
+from physim.types import AnyArray, Scalar
 
 MixedMode = Literal["additive", "weighted-average", "smooth-weighted"]
+
+
+# Components of a step by name, each with the correction that multiplies it. The last two are what
+# the GPU waits between steps, and the CPU time that the GPU's does not hide.
+_CORRECTION_OF = {
+    "qkv": "gemm",
+    "attention_output": "gemm",
+    "mlp": "gemm",
+    "experts": "experts",
+    "prefill_attention": "prefill_attention",
+    "decode_attention": "decode_attention",
+    "elementwise": "elementwise",
+    "all_reduce": "all_reduce",
+    "output": "output",
+    "step_overhead": "step_overhead",
+}
+PART_NAMES = (*_CORRECTION_OF, "host")
+_PART_OF_GEMM = {
+    "qkv": "qkv",
+    "attention_output": "attention_output",
+    "gate_up": "mlp",
+    "down": "mlp",
+    "router": "experts",
+    "shared_gate_up": "mlp",
+    "shared_down": "mlp",
+    "lm_head": "output",
+}
+# Sums GEMMs into parts: a row a part, a column a GEMM.
+_GEMM_SUMS = np.array(
+    [[float(_PART_OF_GEMM[gemm] == part) for gemm in GEMM_NAMES] for part in _CORRECTION_OF]
+)
 
 
 class StepTime(eqx.Module):
@@ -29,12 +62,16 @@ class StepTime(eqx.Module):
 
     Attributes:
         total: The step's time.
-        parts: Its components by name; they sum to ``total``. ``host`` is the CPU time that the
-            GPU's does not hide.
+        seconds: Its components in the order of `PART_NAMES`; they sum to ``total``.
     """
 
-    total: Float[Array, ""]
-    parts: dict[str, Float[Array, ""]]
+    total: Scalar
+    seconds: Float[AnyArray, " parts"]
+
+    @property
+    def parts(self) -> dict[str, Scalar]:
+        """The components by name. ``host`` is the CPU time that the GPU's does not hide."""
+        return dict(zip(PART_NAMES, self.seconds, strict=True))
 
 
 class StepModel(eqx.Module):
@@ -64,49 +101,45 @@ class StepModel(eqx.Module):
             return self._composed(batch)
         prefill, decode = self._composed(batch.prefill_only()), self._composed(batch.decode_only())
         weight = _prefill_weight(batch, smooth=self.mixed == "smooth-weighted")
-        blended: StepTime = jax.tree.map(lambda p, d: weight * p + (1 - weight) * d, prefill, decode)
+        blended: StepTime = jax.tree.map(
+            lambda p, d: weight * p + (1 - weight) * d, prefill, decode
+        )
         return blended
 
     def _composed(self, batch: Batch) -> StepTime:
-        parts = self._gpu_parts(batch)
-        gpu = sum(parts.values(), start=jnp.zeros(()))
+        parts = self._gpu_seconds(batch)
+        gpu = jnp.sum(parts)
         factor = self.corrections
         host = HOST_STEP_S * jnp.exp(factor.host_step)
         host += batch.requests * HOST_REQUEST_S * jnp.exp(factor.host_request)
         # A smooth maximum: the p-norm, never below the larger of the two.
-        ratio = host / gpu
-        total = gpu * (1 + ratio**HOST_SHARPNESS) ** (1 / HOST_SHARPNESS)
-        return StepTime(total, {**parts, "host": total - gpu})
+        total = gpu * (1 + (host / gpu) ** HOST_SHARPNESS) ** (1 / HOST_SHARPNESS)
+        return StepTime(total, jnp.append(parts, total - gpu))
 
-    def _gpu_parts(self, batch: Batch) -> dict[str, Float[Array, ""]]:
-        ops, bandwidth, tokens = self.ops, self.ops.bandwidth, batch.tokens
-        sampled = batch.requests
-        factor = jax.tree.map(jnp.exp, self.corrections)
-        gemms = components.gemm_seconds(ops.gemms, tokens, sampled, bandwidth)
-        named = dict(zip(GEMM_NAMES, gemms, strict=True))
-        sampling = components.sampling_seconds(ops.elementwise, sampled, bandwidth)
-        attention = ops.attention
-        return {
-            "qkv": factor.gemm * named["qkv"],
-            "attention_output": factor.gemm * named["attention_output"],
-            "mlp": factor.gemm
-            * (named["gate_up"] + named["down"] + named["shared_gate_up"] + named["shared_down"]),
-            "experts": factor.gemm * named["router"]
-            + factor.experts * components.expert_seconds(ops.experts, tokens, bandwidth),
-            "prefill_attention": factor.prefill_attention
-            * components.prefill_attention_seconds(attention, batch, bandwidth),
-            "decode_attention": factor.decode_attention
-            * components.decode_attention_seconds(attention, batch, bandwidth),
-            "elementwise": factor.elementwise
-            * components.elementwise_seconds(ops.elementwise, tokens, bandwidth),
-            "all_reduce": factor.all_reduce
-            * components.all_reduce_seconds(ops.collectives, tokens, sampled),
-            "output": factor.output * (named["lm_head"] + sampling),
-            "step_overhead": factor.step_overhead * STEP_OVERHEAD_S,
+    def _gpu_seconds(self, batch: Batch) -> Float[AnyArray, " parts"]:
+        """Corrected time of every part but the host's."""
+        ops, bandwidth, tokens, sampled = self.ops, self.ops.bandwidth, batch.tokens, batch.requests
+        apart = {
+            "experts": components.expert_seconds(ops.experts, tokens, bandwidth),
+            "prefill_attention": components.prefill_attention_seconds(
+                ops.attention, batch, bandwidth
+            ),
+            "decode_attention": components.decode_attention_seconds(
+                ops.attention, batch, bandwidth
+            ),
+            "elementwise": components.elementwise_seconds(ops.elementwise, tokens, bandwidth),
+            "all_reduce": components.all_reduce_seconds(ops.collectives, tokens, sampled),
+            "output": components.sampling_seconds(ops.elementwise, sampled, bandwidth),
+            "step_overhead": jnp.asarray(STEP_OVERHEAD_S),
         }
+        gemms = components.gemm_seconds(ops.gemms, tokens, sampled, bandwidth)
+        seconds = jnp.stack([apart.get(part, jnp.zeros(())) for part in _CORRECTION_OF])
+        seconds += jnp.sum(_GEMM_SUMS * gemms, axis=1)
+        logs = [getattr(self.corrections, name) for name in _CORRECTION_OF.values()]
+        return seconds * jnp.exp(jnp.stack([jnp.asarray(log) for log in logs]))
 
 
-def _prefill_weight(batch: Batch, smooth: bool) -> Float[Array, ""]:
+def _prefill_weight(batch: Batch, smooth: bool) -> Scalar:
     """Weight of the prefill-only time in the seed study's blends.
 
     Prefill has 0.75 where its tokens are more than four times the decode tokens and over 100,
@@ -116,7 +149,7 @@ def _prefill_weight(batch: Batch, smooth: bool) -> Float[Array, ""]:
     """
     prefill, decode = jnp.asarray(batch.prefill_tokens), jnp.asarray(batch.decode_requests)
 
-    def above(value: Scalar, limit: Scalar) -> Float[Array, ""]:
+    def above(value: Scalar, limit: Scalar) -> Scalar:
         ratio = (value + 1e-6) / (limit + 1e-6)
         return jax.nn.sigmoid(4 * jnp.log(ratio)) if smooth else 1.0 * (ratio > 1)
 

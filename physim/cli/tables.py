@@ -1,0 +1,37 @@
+"""Tables that fit a terminal: text gives way before numbers do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """A table whose first column is text, cut where the line is too short, the others numbers.
+
+    Args:
+        columns: Headings.
+        rows: Cells, as many as headings.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    cells = [list(row) for row in rows]
+    widths = [
+        max([len(heading), *(len(str(row[index])) for row in cells)])
+        for index, heading in enumerate(columns)
+    ]
+    # Each column is followed by one space, and the box adds one to either side.
+    left = Console().width - sum(width + 2 for width in widths[1:]) - 3
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(columns[0], overflow="ellipsis", no_wrap=True, max_width=max(left, 8))
+    for heading in columns[1:]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row)
+    return table

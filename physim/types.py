@@ -1,0 +1,26 @@
+"""The types of arrays that annotations name.
+
+Lowered models hold NumPy arrays, which become JAX arrays when a function is traced, so both are
+meant wherever an array is. The type checker takes them all for opaque; shapes and types are
+checked at run time, in the tests (`tests/conftest.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Num
+
+if TYPE_CHECKING:
+    AnyArray: TypeAlias = Any
+    Scalar: TypeAlias = Any
+    Number: TypeAlias = Any
+else:
+    import jax
+
+    AnyArray = jax.Array | np.ndarray
+    Scalar = Num[AnyArray, ""] | float | int
+    # Of any shape, for elementwise arithmetic.
+    Number = Num[AnyArray, "..."] | float | int
+Knots: TypeAlias = Float[np.ndarray, " knots"]

@@ -1,0 +1,41 @@
+"""Tests run in 64 bit, with every array's shape and type checked in the numeric modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_enable_x64", True)
+
+_NUMERIC = [
+    "physim.corrections",
+    "physim.grids.efficiency",
+    "physim.roofline",
+    "physim.serving",
+    "physim.stacking",
+    "physim.step",
+]
+_hook = install_import_hook(_NUMERIC, "beartype.beartype")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def ground_truth() -> Path:
+    """The folder of measured runs, which is not part of the project."""
+    folder = SHARED / "ground_truth"
+    if not folder.is_dir():
+        pytest.skip("the measured runs are not beside this checkout")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def simulator_grids() -> Path:
+    """H100 grids that somebody else measured, which are not part of the project."""
+    folder = SHARED / "reference" / "blis_bench_data"
+    if not folder.is_dir():
+        pytest.skip("the simulator's grids are not beside this checkout")
+    return folder
