@@ -20,7 +20,7 @@ from physim.serving.load import Load
 from physim.serving.steady import Demand, Limits, SteadyState, steady_state
 from physim.stacking import stack
 from physim.step.lowering import StepOps, assumptions, lower
-from physim.step.model import MixedMode, StepModel
+from physim.step.model import StepModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,7 @@ def predict(
     cached_tokens: float = 0.0,
     arrival: str = "constant",
     fit: str | Path = NO_FIT,
-    mixed: MixedMode = "additive",
+    mixed: str = "additive",
     **deployment: Any,
 ) -> Prediction:
     """Predicts latency and throughput of a model on a GPU under a steady load.
@@ -181,7 +181,7 @@ def predict_cases(
     corrections: Corrections,
     *,
     fit: str = NO_FIT,
-    mixed: MixedMode = "additive",
+    mixed: str = "additive",
 ) -> list[Prediction]:
     """Predicts many cases in one vectorised call.
 
@@ -212,7 +212,7 @@ def predict_cases(
 
 @jax.jit(static_argnames="mixed")
 def _solve(
-    ops: StepOps, corrections: Corrections, demands: Demand, limits: Limits, mixed: MixedMode
+    ops: StepOps, corrections: Corrections, demands: Demand, limits: Limits, mixed: str
 ) -> SteadyState:
     def one(ops: StepOps, demand: Demand, limits: Limits) -> SteadyState:
         return steady_state(StepModel(ops, corrections, mixed), demand, limits)

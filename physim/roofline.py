@@ -94,7 +94,7 @@ def all_reduce(message_bytes: Number, gpus: Number) -> Number:
     return 2 * (gpus - 1) / gpus * message_bytes
 
 
-def seconds(work: Work, peak_flops: float, bandwidth: float) -> Number:
+def seconds(work: Work, peak_flops: Number, bandwidth: Number) -> Number:
     """Roofline time of NumPy or float work; traced code takes the maximum itself."""
     flops, moved = work
     return np.maximum(flops / peak_flops, moved / bandwidth)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
+
+# The first example of a test may compile.
+hypothesis.settings.register_profile("physim", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("physim")
 
 _NUMERIC = [
     "physim.corrections",
@@ -18,7 +23,7 @@ _NUMERIC = [
     "physim.stacking",
     "physim.step",
 ]
-_hook = install_import_hook(_NUMERIC, "beartype.beartype")
+_hook = install_import_hook(_NUMERIC, "typechecking.check")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

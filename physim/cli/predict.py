@@ -108,7 +108,7 @@ def predict(
         cached_tokens=cached,
         arrival=arrival,
         fit=fit,
-        mixed=mixed,  # type: ignore[arg-type]  # checked by StepModel
+        mixed=mixed,
         tp=tp,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -14,7 +14,7 @@ from physim.types import AnyArray, Knots, Scalar
 
 
 def hat_weights(
-    knots: Knots, x: Num[AnyArray, "*points"] | float, xp: ModuleType = jnp
+    knots: Knots, x: Num[AnyArray, "*points"] | float | int, xp: ModuleType = jnp
 ) -> Float[AnyArray, "*points knots"]:
     """Weights of the knots in linear interpolation at ``x``, along the logarithm of an axis.
 
@@ -39,7 +39,7 @@ def hat_weights(
 def along(
     values: Float[AnyArray, "*rest knots"],
     knots: Knots,
-    x: Num[AnyArray, "*points"] | float,
+    x: Num[AnyArray, "*points"] | float | int,
 ) -> Float[AnyArray, "*rest"]:
     """Linear interpolation of the last axis at ``x``, along the logarithm of its knots.
 
@@ -50,7 +50,7 @@ def along(
 
 def look_up(
     log_efficiency: Float[AnyArray, "*axes"],
-    axes: Sequence[Knots],
+    axes: Sequence[Float[np.ndarray, " _"]],
     coordinates: Sequence[Scalar],
 ) -> Scalar:
     """Efficiency at a point of a grid: differentiable, and made to be vmapped.

@@ -91,7 +91,7 @@ def _load(gpu: str, table: str) -> dict[str, np.ndarray]:
         known = ", ".join(tables(gpu)) or f"none; GPUs with grids are {', '.join(measured_gpus())}"
         raise InputError(f"grid {gpu}/{table}", "does not exist", f"known are {known}")
     try:
-        with np.load(path) as archive:
+        with path.open("rb") as file, np.load(file) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(str(path), "is damaged", "rebuild it with `physim grids build`") from error

@@ -101,7 +101,7 @@ class SteadyState(eqx.Module):
         throughput: Requests completed per second: the rate, or the capacity if that is less.
         saturated: Whether the load is above capacity, so that a queue grows without end.
         batch: Mean number of requests that decode in a step.
-        running: Mean number of requests in the engine.
+        running: Mean number of requests that are prefilled or decode.
         kv_use: Share of the KV blocks that running requests hold.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
@@ -124,15 +124,24 @@ class _Balance(eqx.Module):
 
     throughput: Scalar
     batch: Scalar
-    running: Scalar
+    prefilling: Scalar
     chunks: Scalar
     mixed_share: Scalar
+    mixed_share_beside: Scalar
     decode_step: StepTime
     mixed_step: StepTime
 
     @property
     def step(self) -> StepTime:
-        share = self.mixed_share
+        """A mean step."""
+        return self._mean(self.mixed_share)
+
+    @property
+    def step_beside(self) -> StepTime:
+        """A mean step as a decoding request meets it: its own prefill is not among them."""
+        return self._mean(self.mixed_share_beside)
+
+    def _mean(self, share: Scalar) -> StepTime:
         mean: StepTime = jax.tree.map(
             lambda mixed, decode: share * mixed + (1 - share) * decode,
             self.mixed_step,
@@ -170,16 +179,18 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     chunks = jnp.ceil(new_tokens / budget)
     served_steps = chunks + decode_steps
     outside = FRONT_END_S * jnp.exp(model.corrections.front_end)
-    outside += _handover_steps(model, limits) * step
+    busy = jnp.clip(demand.concurrency - 1.0, 0.0, 1.0)
+    outside += busy * _handover_steps(model, limits) * step
     closed = jnp.isfinite(demand.concurrency)
     # No infinity is divided, or its gradient would not be a number.
-    clients = jnp.where(closed, demand.concurrency, 1.0) / (outside + served_steps * step)
-    offered = jnp.minimum(demand.rate, jnp.where(closed, clients, jnp.inf))
+    returning = jnp.where(closed, demand.concurrency, 1.0) / (outside + served_steps * step)
+    offered = jnp.minimum(demand.rate, jnp.where(closed, returning, jnp.inf))
     throughput = jnp.minimum(offered, jnp.minimum(seats / served_steps, budget / new_tokens) / step)
     arrivals = throughput * step
     batch, prefilling = arrivals * decode_steps, arrivals * chunks
-    evenly, by_chance = jnp.minimum(prefilling, 1.0), -jnp.expm1(-prefilling)
-    mixed_share = jnp.where(demand.poisson > 0, by_chance, evenly)
+    # A client that decodes has no prompt of its own under way; in an open loop others do not care.
+    clients = jnp.where(closed, jnp.maximum(demand.concurrency, 1.0), jnp.inf)
+    mixed_share = _share_with(prefilling, demand)
     # A request sees the mean number of others beside itself where arrivals are independent; where
     # they are evenly spaced, it is one of the mean number.
     beside = jnp.where(demand.poisson > 0, jnp.minimum(batch + 1.0, seats), jnp.maximum(batch, 1.0))
@@ -201,34 +212,43 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     return _Balance(
         throughput=throughput,
         batch=batch,
-        running=batch + prefilling,
+        prefilling=prefilling,
         chunks=chunks,
         mixed_share=mixed_share,
+        mixed_share_beside=_share_with(prefilling * (1 - 1 / clients), demand),
         decode_step=jax.tree.map(lambda x: x[0], steps),
         mixed_step=jax.tree.map(lambda x: x[1], steps),
     )
 
 
+def _share_with(prefilling: Scalar, demand: Demand) -> Scalar:
+    """Share of steps with a prefill chunk, if there are ``prefilling`` chunks in a mean step."""
+    by_chance = -jnp.expm1(-prefilling)
+    return jnp.where(demand.poisson > 0, by_chance, jnp.minimum(prefilling, 1.0))
+
+
 def _observed(
     step: Scalar, balance: _Balance, model: StepModel, demand: Demand, limits: Limits
 ) -> SteadyState:
-    running = balance.running
-    open_loop_busy = jnp.where(demand.poisson > 0, -jnp.expm1(-running), jnp.minimum(running, 1.0))
-    busy = jnp.where(jnp.isfinite(demand.concurrency), 1.0, open_loop_busy)
-    mixed_step = balance.mixed_step.total
-    # The steps under way when a request arrives, its own prefill steps, and the time outside.
+    # A request's own prefill steps are mixed ones; while it decodes it meets those of others.
+    own_prefill = balance.chunks * balance.mixed_step.total
+    itl = balance.step_beside.total
+    running = balance.batch + balance.prefilling
+    # Whether a step is under way when a request arrives: by chance, or one of the others'.
+    others = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency - 1.0, running)
+    busy = jnp.where(demand.poisson > 0, -jnp.expm1(-running), jnp.clip(others, 0.0, 1.0))
+    # The time outside the engine, the steps under way when a request arrives, its own prefill.
     ttft = (
         FRONT_END_S * jnp.exp(model.corrections.front_end)
         + busy * _handover_steps(model, limits) * step
-        + (balance.chunks - 1) * step
-        + mixed_step
+        + own_prefill
     )
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     return SteadyState(
         ttft=ttft,
-        itl=step,
-        e2e=ttft + (demand.output_tokens - 1.0) * step,
+        itl=itl,
+        e2e=ttft + (demand.output_tokens - 1.0) * itl,
         throughput=balance.throughput,
         saturated=saturated,
         batch=balance.batch,

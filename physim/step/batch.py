@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Num
@@ -37,7 +35,7 @@ class Batch(eqx.Module):
     @classmethod
     def exact(
         cls, new_tokens: Num[AnyArray, " requests"], cached: Num[AnyArray, " requests"]
-    ) -> Self:
+    ) -> Batch:
         """A batch of known requests.
 
         Args:
@@ -67,7 +65,7 @@ class Batch(eqx.Module):
         prefill_requests: Scalar = 0.0,
         chunk: Scalar = 0.0,
         cached: Scalar = 0.0,
-    ) -> Self:
+    ) -> Batch:
         """A batch known by its means.
 
         Args:

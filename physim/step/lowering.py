@@ -8,6 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
+from physim import roofline
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, load_expert_grid, load_grid, tables
 from physim.inputs.architecture import ModelArch
@@ -172,21 +173,12 @@ def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> St
         InputError: A grid file is damaged.
     """
     grids = gpu_or_stand_in(gpu.key)
-    tp, formats = deployment.tp, model.formats
+    tp = deployment.tp
     heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
     return StepOps(
         gemms=_gemms(model, gpu, grids, tp, heads, kv_heads),
         experts=_experts(model, gpu, grids, deployment),
-        attention=AttentionOps(
-            heads=float(heads),
-            kv_heads=float(kv_heads),
-            dim=float(model.head_dim),
-            kv_bytes=formats.kv_cache_bytes,
-            peak_flops=_peak(gpu, BFLOAT16),
-            layers=float(model.layers),
-            log_decode_efficiency=_decode_efficiency(grids, heads, kv_heads, model.head_dim),
-            log_prefill_efficiency=_prefill_efficiency(grids, heads, kv_heads, model.head_dim),
-        ),
+        attention=_attention(model, gpu, grids, heads, kv_heads),
         collectives=_collectives(model, gpu, grids, tp),
         elementwise=_elementwise(model, tp, heads, kv_heads),
         bandwidth=gpu.memory_bandwidth,
@@ -238,18 +230,26 @@ def _gemms(
         (hidden, shared, formats.mlp, sparse if shared else 0),
         (model.vocab_size / tp, hidden, BFLOAT16, 1),
     ]
+    n = np.array([max(n, 1.0) for n, _, _, _ in rows])
+    k = np.array([max(k, 1.0) for _, k, _, _ in rows])
+    weight_bytes = np.array([form.bytes_per_weight for _, _, form, _ in rows])
+    activation_bytes = np.array([_activation_bytes(gpu, form) for _, _, form, _ in rows])
+    peak_flops = np.array([_peak(gpu, form) for _, _, form, _ in rows])
+    work = roofline.gemm(TOKENS, *(x[:, None] for x in (n, k, weight_bytes, activation_bytes)))
+    bound = roofline.seconds(work, peak_flops[:, None], gpu.memory_bandwidth)
+    measured = [
+        load_grid(grids, _gemm_table(grids, form)).at(n=columns, k=depth).resampled(tokens=TOKENS)
+        for columns, depth, (_, _, form, _) in zip(n, k, rows, strict=True)
+    ]
     return GemmOps(
-        n=np.array([max(n, 1.0) for n, _, _, _ in rows]),
-        k=np.array([max(k, 1.0) for _, k, _, _ in rows]),
-        weight_bytes=np.array([form.bytes_per_weight for _, _, form, _ in rows]),
-        activation_bytes=np.array([_activation_bytes(gpu, form) for _, _, form, _ in rows]),
-        peak_flops=np.array([_peak(gpu, form) for _, _, form, _ in rows]),
+        n=n,
+        k=k,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        peak_flops=peak_flops,
         count=np.array([float(count) for _, _, _, count in rows]),
         log_efficiency=np.stack(
-            [
-                _gemm_efficiency(grids, _gemm_table(grids, form), max(n, 1.0), max(k, 1.0))
-                for n, k, form, _ in rows
-            ]
+            [_rising(curve, seconds) for curve, seconds in zip(measured, bound, strict=True)]
         ),
     )
 
@@ -263,25 +263,51 @@ def _gemm_table(grids: str, form: WeightFormat) -> str:
     return table if table in tables(grids) else "gemm_bfloat16"
 
 
-@functools.lru_cache(maxsize=4096)
-def _gemm_efficiency(grids: str, table: str, n: float, k: float) -> np.ndarray:
-    return _bounded(load_grid(grids, table).at(n=n, k=k).resampled(tokens=TOKENS))
+def _rising(log_efficiency: np.ndarray, bound_s: np.ndarray) -> np.ndarray:
+    """Measured efficiency with the time along each axis made to rise, and at most one.
+
+    More work never takes less time. Where measured kernels say otherwise, because the library
+    chose a worse one for the smaller shape, the time is put midway (in logarithm) between the
+    longest so far and the shortest to come, which both rise.
+
+    Args:
+        log_efficiency: At the knots.
+        bound_s: Roofline time at the knots, seconds.
+    """
+    log_time = np.log(bound_s) - log_efficiency
+    longest, shortest = log_time, log_time
+    for axis in range(log_time.ndim):
+        longest = np.maximum.accumulate(longest, axis=axis)
+        shortest = np.flip(np.minimum.accumulate(np.flip(shortest, axis), axis=axis), axis)
+    return np.minimum(np.log(bound_s) - (longest + shortest) / 2, 0.0)
 
 
-@functools.lru_cache(maxsize=256)
-def _decode_efficiency(grids: str, heads: int, kv_heads: int, dim: int) -> np.ndarray:
-    grid = load_grid(grids, "decode_attention").at(group=heads / kv_heads, head_dim=dim)
-    return _bounded(grid.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT))
-
-
-@functools.lru_cache(maxsize=256)
-def _prefill_efficiency(grids: str, heads: int, kv_heads: int, dim: int) -> np.ndarray:
-    grid = load_grid(grids, "prefill_attention").at(group=heads / kv_heads, head_dim=dim)
-    return _bounded(grid.resampled(sequences=REQUESTS * heads, tokens=CHUNK))
-
-
-def _bounded(log_efficiency: np.ndarray) -> np.ndarray:
-    return np.minimum(log_efficiency, 0.0)
+def _attention(
+    model: ModelArch, gpu: Hardware, grids: str, heads: int, kv_heads: int
+) -> AttentionOps:
+    dim, kv_bytes, peak = model.head_dim, model.formats.kv_cache_bytes, _peak(gpu, BFLOAT16)
+    shape = {"group": heads / kv_heads, "head_dim": float(dim)}
+    requests = REQUESTS[:, None]
+    decode = load_grid(grids, "decode_attention").at(**shape)
+    decode_work = roofline.decode_attention(requests, CONTEXT, heads, kv_heads, dim, kv_bytes)
+    prefill = load_grid(grids, "prefill_attention").at(**shape)
+    prefill_work = roofline.prefill_attention(requests, CHUNK, heads, kv_heads, dim)
+    return AttentionOps(
+        heads=float(heads),
+        kv_heads=float(kv_heads),
+        dim=float(dim),
+        kv_bytes=kv_bytes,
+        peak_flops=peak,
+        layers=float(model.layers),
+        log_decode_efficiency=_rising(
+            decode.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT),
+            roofline.seconds(decode_work, peak, gpu.memory_bandwidth),
+        ),
+        log_prefill_efficiency=_rising(
+            prefill.resampled(sequences=REQUESTS * heads, tokens=CHUNK),
+            roofline.seconds(prefill_work, peak, gpu.memory_bandwidth),
+        ),
+    )
 
 
 def _experts(
@@ -294,6 +320,10 @@ def _experts(
     table, _ = _moe_table(form, grids, deployment)
     grid = load_expert_grid(grids, table)
     curve = grid.nearest(model.hidden_size, width, experts.per_token, experts.count)
+    work = roofline.experts(
+        TOKENS, model.hidden_size, width, experts.count, experts.per_token, form.bytes_per_weight
+    )
+    bound = roofline.seconds(work, _peak(gpu, form), gpu.memory_bandwidth)
     return ExpertOps(
         hidden=float(model.hidden_size),
         width=width,
@@ -302,7 +332,7 @@ def _experts(
         weight_bytes=form.bytes_per_weight,
         peak_flops=_peak(gpu, form),
         layers=float(experts.layers),
-        log_efficiency=_bounded(curve.resampled(tokens=TOKENS)),
+        log_efficiency=_rising(curve.resampled(tokens=TOKENS), bound),
     )
 
 
@@ -330,7 +360,10 @@ def _collectives(model: ModelArch, gpu: Hardware, grids: str, tp: int) -> Collec
         count=2.0 * model.layers + 1.0,
         logit_bytes=2.0 * model.vocab_size * (tp - 1) / tp,
         link_bandwidth=gpu.link_bandwidth,
-        log_efficiency=_bounded(curve.resampled(message_bytes=MESSAGE_BYTES)),
+        log_efficiency=_rising(
+            curve.resampled(message_bytes=MESSAGE_BYTES),
+            roofline.all_reduce(MESSAGE_BYTES, tp) / gpu.link_bandwidth,
+        ),
     )
 
 

@@ -1,0 +1,147 @@
+import copy
+import json
+
+import pytest
+
+from physim import data
+from physim.errors import InputError
+from physim.inputs.architecture import read_architecture
+from physim.inputs.models import load_model, shipped_models
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+
+
+# Total and active parameters in billions, as published on the models' cards.
+@pytest.mark.parametrize(
+    ("model", "total", "active"),
+    [
+        ("meta-llama/Llama-2-7b-hf", 6.74, 6.74),
+        ("meta-llama/Llama-2-70b-hf", 68.98, 68.98),
+        ("meta-llama/Llama-3.1-8B-Instruct", 8.03, 8.03),
+        ("meta-llama/Llama-3.1-70B-Instruct", 70.6, 70.6),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1.24, 1.24),
+        ("codellama/CodeLlama-34b-Instruct-hf", 33.7, 33.7),
+        ("01-ai/Yi-34B", 34.4, 34.4),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.62, 7.62),
+        ("Qwen/Qwen3-0.6B", 0.6, 0.6),
+        ("Qwen/Qwen3-14B", 14.8, 14.8),
+        ("google/gemma-7b", 8.54, 8.54),
+        ("mistralai/Mistral-Nemo-Instruct-2407", 12.2, 12.2),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7, 12.9),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", 141, 39),
+        ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 109, 17),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(model, total, active):
+    arch = load_model(model)
+    assert arch.parameters / 1e9 == pytest.approx(total, rel=0.01)
+    assert arch.active_parameters / 1e9 == pytest.approx(active, rel=0.0115)
+
+
+def test_qwen3_moe_parameter_counts():
+    # The card gives 3.3 B active, which rounds down; counted out, it is 3.35 B with both the
+    # embedding and lm_head, 3.03 B without the embedding.
+    arch = load_model("Qwen/Qwen3-30B-A3B")
+    assert arch.parameters / 1e9 == pytest.approx(30.5, rel=0.01)
+    assert arch.active_parameters / 1e9 == pytest.approx(3.3, rel=0.02)
+
+
+def test_parameters_by_hand():
+    arch = read_architecture(LLAMA, "config.json")
+    attention = 64 * 64 * 2 + 64 * 32 * 2
+    mlp = 3 * 64 * 128
+    norms = 2 * 64
+    assert arch.parameters == 2 * (attention + mlp + norms) + 64 + 2 * 1000 * 64
+    assert arch.kv_bytes_per_token(tp=1) == 2 * 2 * 2 * 16 * 2
+
+
+def test_kv_heads_are_replicated_when_tp_exceeds_them():
+    arch = read_architecture(LLAMA, "config.json")
+    assert arch.kv_bytes_per_token(tp=4) == arch.kv_bytes_per_token(tp=2)
+
+
+def test_head_dim_of_its_own():
+    nemo = load_model("mistralai/Mistral-Nemo-Instruct-2407")
+    assert nemo.head_dim == 128
+    assert nemo.hidden_size // nemo.heads == 160
+
+
+def test_llama4_interleaves_dense_and_expert_layers():
+    config = json.loads(
+        (
+            data.folder("model_configs")
+            / "RedHatAI--Llama-4-Scout-17B-16E-Instruct-FP8-dynamic.json"
+        ).read_text()
+    )
+    config["text_config"]["interleave_moe_layer_step"] = 2
+    arch = read_architecture(config, "config.json")
+    assert arch.experts.layers == arch.dense_layers == 24
+    assert arch.intermediate_size == 16384
+    assert arch.experts.shared_intermediate_size == 8192
+
+
+def test_every_shipped_model_loads_or_is_refused_by_name():
+    refused = []
+    for model in shipped_models():
+        try:
+            load_model(model)
+        except InputError as error:
+            refused.append((model, str(error)))
+    assert [model for model, _ in refused] == ["deepseek-ai/DeepSeek-V2-Lite"]
+    assert "MLA" in refused[0][1]
+    assert len(shipped_models()) >= 14
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not modelled"),
+        ({"architectures": []}, "architectures: is missing"),
+        ({"hidden_size": None}, "hidden_size: is missing"),
+        ({"hidden_size": -4}, "hidden_size: -4 is no integer of at least 1"),
+        ({"hidden_size": "64"}, "hidden_size: '64' is no integer"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers: 2.5 is no integer"),
+        ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads 4"),
+        ({"hidden_size": 66}, "4 does not divide hidden_size 66"),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"torch_dtype": "float32"}, "'float32' is not modelled"),
+    ],
+)
+def test_bad_configurations_are_named(change, complaint):
+    config = {**copy.deepcopy(LLAMA), **change}
+    with pytest.raises(InputError, match=r"config\.json") as caught:
+        read_architecture(config, "config.json")
+    assert complaint in str(caught.value)
+
+
+def test_sliding_window_counts_only_where_it_is_used():
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 4096}
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096}
+    assert read_architecture(mistral, "c").window == 4096
+    assert read_architecture(qwen, "c").window is None
+    assert read_architecture({**qwen, "use_sliding_window": True}, "c").window == 4096
+
+
+def test_dense_layers_of_qwen3_moe():
+    config = {
+        **LLAMA,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [0],
+        "decoder_sparse_step": 2,
+    }
+    # Layers 1 and 3 are even when counted from one; layer 0 is dense in any case.
+    assert read_architecture(config, "c").experts.layers == 2
+    with pytest.raises(InputError, match="9 is more than the 8 experts"):
+        read_architecture({**config, "num_experts_per_tok": 9}, "c")

@@ -1,0 +1,162 @@
+"""Finding models and GPUs, and what a deployment leaves of a GPU's memory."""
+
+import json
+import shutil
+
+import pytest
+
+from physim import data
+from physim.errors import InputError
+from physim.inputs.deployment import Deployment, weight_bytes_per_gpu
+from physim.inputs.hardware import load_hardware, shipped_gpus
+from physim.inputs.models import load_model
+
+H100 = load_hardware("h100_sxm")
+
+
+def test_a_model_is_found_by_path_folder_and_name(tmp_path):
+    shipped = data.folder("model_configs") / "Qwen--Qwen3-14B.json"
+    shutil.copy(shipped, tmp_path / "config.json")
+    by_name = load_model("Qwen/Qwen3-14B")
+    for model in (tmp_path, tmp_path / "config.json", "qwen3-14b"):
+        assert load_model(model).parameters == by_name.parameters
+
+
+def test_an_edited_file_is_read_anew(tmp_path):
+    path = tmp_path / "config.json"
+    config = json.loads((data.folder("model_configs") / "Qwen--Qwen3-14B.json").read_text())
+    path.write_text(json.dumps(config))
+    before = load_model(path).layers
+    path.write_text(json.dumps({**config, "num_hidden_layers": before + 1}))
+    assert load_model(path).layers == before + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("no-such-model", "is no file, folder or shipped model"),
+        ("no/such.json", "does not exist"),
+        ("nobody/has-this-model", "is not shipped"),
+    ],
+)
+def test_unknown_models(model, complaint, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(InputError, match=complaint):
+        load_model(model)
+
+
+def test_a_folder_without_configuration(tmp_path):
+    with pytest.raises(InputError, match="name a folder that holds"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("{", "broken JSON"), ("[1]", "holds no JSON object"), ("\xff", "is not UTF-8")],
+)
+def test_broken_files(tmp_path, text, complaint):
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match=complaint):
+        load_model(path)
+
+
+def test_every_figure_of_a_gpu_has_a_source():
+    for key in shipped_gpus():
+        load_hardware(key)
+        fields = json.loads((data.folder("hardware") / f"{key}.json").read_text())
+        figures = [*fields["peak_flops"].values()]
+        figures += [
+            value for value in fields.values() if isinstance(value, dict) and "value" in value
+        ]
+        assert len(figures) >= 4
+        assert all(figure["source"] for figure in figures)
+
+
+def test_a_gpu_file_of_ones_own(tmp_path):
+    fields = json.loads((data.folder("hardware") / "h100_sxm.json").read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**fields, "key": "mine"}))
+    assert load_hardware(str(path)).key == "mine"
+    fields["memory_bytes"]["value"] = 0
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(fields))
+    with pytest.raises(InputError, match="memory_bytes: 0 is not positive"):
+        load_hardware(str(path))
+
+
+def test_an_unknown_gpu_names_the_known_ones():
+    with pytest.raises(InputError, match="known are a100_sxm, b200_sxm, h100_sxm"):
+        load_hardware("v100")
+
+
+def test_weights_on_a_gpu_by_hand():
+    llama = load_model("meta-llama/Llama-2-70b-hf")
+    assert weight_bytes_per_gpu(llama, 4) == pytest.approx(2 * llama.parameters / 4)
+    # 16 GPUs and 8 KV heads: each pair of GPUs holds the same key and value weights.
+    replicated = 2 * 80 * 8192 * 8 * 128
+    assert weight_bytes_per_gpu(llama, 16) == pytest.approx(
+        2 * (llama.parameters + replicated) / 16
+    )
+
+
+def test_kv_blocks_are_those_that_servers_reported(ground_truth):
+    import pandas as pd
+
+    runs = pd.read_csv(ground_truth / "trainval.csv").drop_duplicates("experiment")
+    assert len(runs) == 13
+    for run in runs.itertuples():
+        deployment = Deployment(
+            tp=run.tp,
+            max_num_seqs=run.max_num_seqs,
+            max_num_batched_tokens=run.max_num_batched_tokens,
+            max_model_len=run.max_model_len,
+        )
+        blocks = deployment.resolved(load_model(run.model), H100).kv_blocks
+        assert blocks == pytest.approx(run.kv_blocks, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "model", "complaint"),
+    [
+        ({"tp": 3}, "Qwen/Qwen3-14B", "3 does not divide the 40 attention heads"),
+        ({"tp": 1}, "meta-llama/Llama-2-70b-hf", "needs 1.* GiB a GPU"),
+        ({"tp": 7}, "01-ai/Yi-34B", "neither divides nor is a multiple of the 8 KV heads"),
+    ],
+)
+def test_deployments_that_do_not_go(deployment, model, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Deployment(**deployment).resolved(load_model(model), H100)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tp": 0},
+        {"tp": 1.5},
+        {"max_num_seqs": -1},
+        {"kv_blocks": 0},
+        {"gpu_memory_utilization": 0.0},
+        {"gpu_memory_utilization": 1.2},
+        {"moe_kernel": "magic"},
+        {"expert_load": "even"},
+    ],
+)
+def test_bad_deployment_fields(fields):
+    with pytest.raises(InputError, match=next(iter(fields))):
+        Deployment(**fields)
+
+
+def test_defaults_follow_the_gpu():
+    model = load_model("Qwen/Qwen3-8B")
+    large = Deployment().resolved(model, H100)
+    small = Deployment().resolved(model, load_hardware("a100_sxm"))
+    assert (large.max_num_seqs, large.max_num_batched_tokens) == (1024, 8192)
+    assert (small.max_num_seqs, small.max_num_batched_tokens) == (256, 2048)
+
+
+def test_a_window_bounds_the_context():
+    scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
+    assert Deployment(tp=2, max_num_seqs=128).resolved(scout, H100).max_model_len == 8192
+    with pytest.raises(InputError, match="attention window of 8192"):
+        Deployment(tp=2, max_model_len=10000).resolved(scout, H100)

@@ -1,0 +1,255 @@
+"""The serving balance: identities, limits, order and gradients."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from physim.corrections import FRONT_END_S, Corrections
+from physim.errors import InputError
+from physim.inputs.deployment import Deployment
+from physim.inputs.hardware import load_hardware
+from physim.inputs.models import load_model
+from physim.serving.load import Load
+from physim.serving.root import bracketed_root
+from physim.serving.steady import Demand, Limits, steady_state
+from physim.step.lowering import lower
+from physim.step.model import StepModel
+
+H100 = load_hardware("h100_sxm")
+SOLVE = jax.jit(
+    lambda ops, corrections, demand, limits: steady_state(
+        StepModel(ops, corrections), demand, limits
+    )
+)
+
+
+def system(model, load, **deployment):
+    arch = load_model(model)
+    resolved = Deployment(**deployment).resolved(arch, H100)
+    return lower(arch, H100, resolved), Demand.of(load), Limits.of(resolved)
+
+
+def solve(model, load, **deployment):
+    ops, demand, limits = system(model, load, **deployment)
+    return SOLVE(ops, Corrections(), demand, limits)
+
+
+QWEN = "Qwen/Qwen3-14B"
+LOAD = Load(786, 251, rate=6, cached_tokens=770)
+
+
+def test_root_of_a_line_and_its_gradient():
+    def root(slope):
+        bounds = jnp.asarray(-100.0), jnp.asarray(100.0)
+        return bracketed_root(lambda x, p: p * x - 6.0, slope, *bounds)
+
+    assert root(jnp.asarray(2.0)) == pytest.approx(3.0)
+    # x = 6/p, so dx/dp = -6/p^2.
+    assert jax.grad(root)(jnp.asarray(2.0)) == pytest.approx(-1.5)
+    assert jax.jvp(root, (jnp.asarray(2.0),), (jnp.asarray(1.0),))[1] == pytest.approx(-1.5)
+
+
+@given(st.floats(0.01, 0.999), st.floats(-8, 4))
+def test_root_with_a_kink(slope, offset):
+    def function(x, p):
+        return x - (p + slope * jnp.minimum(jnp.maximum(x - p, 0.0) + 0.5, 3.0))
+
+    bounds = jnp.asarray(-20.0), jnp.asarray(20.0)
+    root = bracketed_root(function, jnp.asarray(offset), *bounds)
+    assert abs(function(root, offset)) < 1e-9
+
+
+def test_littles_law():
+    state = solve(QWEN, LOAD)
+    assert state.batch == pytest.approx(float(6 * 250 * state.itl))
+    assert state.throughput == pytest.approx(6.0)
+    assert state.e2e == pytest.approx(float(state.ttft + 250 * state.itl))
+    assert state.itl == pytest.approx(float(state.step.total))
+
+
+def test_a_lone_request_by_hand():
+    # One request a thousand seconds: it meets an empty engine and runs alone.
+    state = solve(QWEN, Load(100, 10, rate=1e-3))
+    ops, _, _ = system(QWEN, LOAD)
+    from physim.step.batch import Batch
+
+    model = StepModel(ops, Corrections())
+    decode = model(Batch.summarised(1.0, 105.0)).total
+    assert state.itl == pytest.approx(float(decode), rel=1e-3)
+    prefill = model(Batch.summarised(1.0, 105.0, 1.0, 100.0)).total
+    assert state.ttft == pytest.approx(float(FRONT_END_S + prefill), rel=1e-3)
+    assert state.running < 1e-3
+
+
+def test_closed_loop_and_open_loop_agree():
+    closed = solve(QWEN, Load(786, 251, concurrency=20, cached_tokens=770), tp=2)
+    rate = float(closed.throughput)
+    # But for a few steps' worth, since a prefill step is longer than the mean one.
+    assert rate * closed.e2e == pytest.approx(20.0, rel=2e-3)
+    opened = solve(QWEN, Load(786, 251, rate=rate, cached_tokens=770), tp=2)
+    assert opened.e2e == pytest.approx(float(closed.e2e), rel=1e-3)
+
+
+def test_a_lone_client_never_waits_and_meets_no_prefill():
+    alone = solve(QWEN, Load(2000, 100, concurrency=1))
+    opened = solve(QWEN, Load(2000, 100, rate=1e-3))
+    assert alone.itl == pytest.approx(float(opened.itl), rel=1e-3)
+    assert alone.ttft == pytest.approx(float(opened.ttft), rel=1e-3)
+    assert alone.throughput * alone.e2e == pytest.approx(1.0, rel=1e-3)
+
+
+def test_above_capacity_the_capacity_is_served():
+    state = solve(QWEN, replace(LOAD, rate=1e4))
+    assert state.saturated
+    assert math.isinf(state.ttft)
+    assert math.isinf(state.e2e)
+    below = solve(QWEN, replace(LOAD, rate=float(state.throughput) * 0.99))
+    assert not below.saturated
+    assert below.throughput == pytest.approx(0.99 * float(state.throughput))
+
+
+def test_each_limit_binds():
+    # The seats: sixteen requests run and the seventeenth waits.
+    seats = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16)
+    assert seats.running == pytest.approx(16.0)
+    # The cache: a request of 786 + 251/2 tokens takes 57.5 blocks.
+    cache = solve(QWEN, replace(LOAD, rate=1e4), kv_blocks=575)
+    assert cache.running == pytest.approx(575 / 57.47, rel=1e-3)
+    assert cache.kv_use == pytest.approx(1.0)
+    # The token budget: nearly all of it goes to prompts where answers are short.
+    budget = solve(QWEN, Load(2000, 2, rate=1e4), max_num_seqs=64, max_num_batched_tokens=1024)
+    assert budget.throughput * 2000 * budget.itl == pytest.approx(1024 - 64, rel=1e-6)
+
+
+def test_prefill_in_chunks_takes_more_steps():
+    one = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=8192, max_num_seqs=64)
+    four = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=1064, max_num_seqs=64)
+    assert four.mixed_share > 2 * one.mixed_share
+    assert four.ttft > one.ttft
+
+
+def test_async_scheduling_costs_a_step_before_the_first_token():
+    ahead = solve(QWEN, LOAD)
+    direct = solve(QWEN, LOAD, async_scheduling=False)
+    assert ahead.ttft - direct.ttft == pytest.approx(float(ahead.itl), rel=1e-6)
+    assert ahead.itl == pytest.approx(float(direct.itl))
+
+
+def test_cached_prompts_save_prefill_but_not_context():
+    cached = solve(QWEN, LOAD)
+    fresh = solve(QWEN, replace(LOAD, cached_tokens=0.0))
+    assert cached.ttft < fresh.ttft
+    assert cached.kv_use < fresh.kv_use
+    decode = "decode_attention"
+    # The fresh prompts lengthen steps, so more requests decode in each; per request the
+    # attention is the same.
+    ratio = fresh.step.parts[decode] / cached.step.parts[decode]
+    assert 1 <= ratio <= 1.2 * fresh.batch / cached.batch
+
+
+def test_one_output_token():
+    state = solve(QWEN, Load(500, 1, rate=2))
+    assert state.e2e == state.ttft
+    assert state.batch == 0
+
+
+CASES = [
+    (QWEN, LOAD, {"tp": 2}),
+    (QWEN, replace(LOAD, cached_tokens=0.0, arrival="poisson"), {}),
+    (QWEN, Load(786, 251, concurrency=40), {}),
+    (QWEN, Load(4000, 300, rate=1.0), {"max_num_batched_tokens": 2048, "max_num_seqs": 100}),
+    ("mistralai/Mixtral-8x7B-v0.1", Load(575, 248, rate=5, cached_tokens=560), {"tp": 2}),
+    ("Qwen/Qwen2.5-0.5B-Instruct", Load(575, 248, rate=5), {}),
+    (
+        "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
+        Load(575, 248, rate=5),
+        {"tp": 2, "max_num_seqs": 128},
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "load", "deployment"), CASES)
+def test_gradient_of_every_correction_agrees_with_differences(model, load, deployment):
+    ops, demand, limits = system(model, load, **deployment)
+
+    def latencies(corrections):
+        state = SOLVE(ops, corrections, demand, limits)
+        return jnp.stack([state.ttft, state.itl, state.e2e])
+
+    zero = jax.tree.map(jnp.asarray, Corrections())
+    forward, backward = jax.jacfwd(latencies)(zero), jax.jacrev(latencies)(zero)
+    step = 1e-5
+    for name in zero.__dataclass_fields__:
+        up = latencies(replace(zero, **{name: jnp.asarray(step)}))
+        down = latencies(replace(zero, **{name: jnp.asarray(-step)}))
+        differences = (up - down) / (2 * step)
+        # Relative to the gradient, or to what rounding leaves of a difference of latencies.
+        tolerance = 1e-3 * np.abs(differences) + 1e-10
+        assert np.all(np.abs(getattr(forward, name) - differences) <= tolerance), name
+        assert np.all(np.abs(getattr(backward, name) - differences) <= tolerance), name
+
+
+def test_gradient_is_finite_above_capacity():
+    ops, demand, limits = system(QWEN, replace(LOAD, rate=1e4))
+
+    def itl(corrections):
+        return SOLVE(ops, corrections, demand, limits).itl
+
+    gradient = jax.grad(itl)(jax.tree.map(jnp.asarray, Corrections()))
+    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(gradient))
+
+
+@given(
+    st.sampled_from([QWEN, "mistralai/Mixtral-8x7B-v0.1", "meta-llama/Llama-3.1-8B-Instruct"]),
+    st.floats(0.01, 40),
+    st.floats(1.001, 3),
+    st.integers(1, 3000),
+    st.integers(2, 1500),
+    st.sampled_from(["constant", "poisson"]),
+)
+@settings(max_examples=100)
+def test_more_load_never_shortens_a_mean(model, rate, factor, inputs, outputs, arrival):
+    deployment = {"tp": 2, "max_model_len": 8192, "max_num_seqs": 256}
+    low = solve(model, Load(inputs, outputs, rate=rate, arrival=arrival), **deployment)
+    high = solve(model, Load(inputs, outputs, rate=rate * factor, arrival=arrival), **deployment)
+    for name in ("ttft", "itl", "e2e", "running", "throughput"):
+        assert getattr(high, name) >= getattr(low, name) * (1 - 0.02), name
+    if low.saturated:
+        assert high.saturated
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rate": -1.0},
+        {"rate": 0.0},
+        {"rate": math.nan},
+        {"rate": math.inf},
+        {"rate": None},
+        {"rate": 1.0, "concurrency": 2.0},
+        {"rate": None, "concurrency": 0.5},
+        {"input_tokens": 0},
+        {"input_tokens": math.nan},
+        {"output_tokens": -3},
+        {"cached_tokens": 101},
+        {"cached_tokens": -1},
+        {"arrival": "bursty"},
+    ],
+)
+def test_bad_loads(fields):
+    with pytest.raises(InputError):
+        Load(**{"input_tokens": 100, "output_tokens": 10, "rate": 1.0, **fields})
+
+
+def test_requests_that_never_fit():
+    resolved = Deployment(kv_blocks=10).resolved(load_model(QWEN), H100)
+    with pytest.raises(InputError, match="exceed the KV cache of 160 tokens"):
+        Load(100, 100, rate=1).check_fits(resolved)
+    with pytest.raises(InputError, match="exceed max_model_len 40960"):
+        Load(40900, 100, rate=1).check_fits(resolved)

@@ -1,0 +1,158 @@
+"""Composition of the step time, and exact against summarised batches."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from physim.corrections import HOST_REQUEST_S, HOST_STEP_S, Corrections
+from physim.errors import InputError
+from physim.inputs.deployment import Deployment
+from physim.inputs.hardware import load_hardware
+from physim.inputs.models import load_model
+from physim.step.batch import MAX_REQUESTS, Batch
+from physim.step.lowering import lower
+from physim.step.model import PART_NAMES, StepModel
+
+H100 = load_hardware("h100_sxm")
+
+
+def ops_of(model, **deployment):
+    arch = load_model(model)
+    return lower(arch, H100, Deployment(**deployment).resolved(arch, H100))
+
+
+LLAMA = StepModel(ops_of("meta-llama/Llama-3.1-70B-Instruct", tp=4), Corrections())
+TINY = StepModel(ops_of("Qwen/Qwen2.5-0.5B-Instruct"), Corrections())
+STEP = jax.jit(lambda model, batch: model(batch))
+
+
+def exact(new_tokens, cached):
+    places = MAX_REQUESTS - len(new_tokens)
+    return Batch.exact(
+        jnp.asarray([*map(float, new_tokens), *[0.0] * places]),
+        jnp.asarray([*map(float, cached), *[0.0] * places]),
+    )
+
+
+def test_parts_sum_to_the_total():
+    step = STEP(LLAMA, Batch.summarised(32.0, 800.0, 1.0, 200.0, 500.0))
+    assert tuple(step.parts) == PART_NAMES
+    assert sum(step.parts.values()) == pytest.approx(float(step.total))
+    assert min(step.parts.values()) >= 0
+
+
+def test_equal_requests_summarise_exactly():
+    batch = exact([1] * 8 + [100] * 2, [700] * 8 + [50] * 2)
+    summarised = Batch.summarised(8.0, 701.0, 2.0, 100.0, 50.0)
+    for name in (field.name for field in dataclasses.fields(Batch)):
+        assert getattr(batch, name) == pytest.approx(getattr(summarised, name))
+    assert STEP(LLAMA, batch).total == pytest.approx(float(STEP(LLAMA, summarised).total))
+
+
+def test_unequal_contexts_cost_as_their_sum():
+    even = STEP(LLAMA, exact([1] * 4, [1000] * 4)).total
+    uneven = STEP(LLAMA, exact([1] * 4, [500, 1500, 100, 1900])).total
+    assert uneven == pytest.approx(float(even))
+
+
+def test_order_and_empty_places_do_not_matter():
+    forward = STEP(LLAMA, exact([1, 300, 1], [10, 20, 30])).total
+    backward = STEP(LLAMA, exact([1, 0, 300, 1], [30, 0, 20, 10])).total
+    assert forward == backward
+
+
+@given(
+    st.floats(1, 500), st.floats(1, 3000), st.floats(1, 8), st.floats(2, 2000), st.floats(0, 3000)
+)
+@settings(max_examples=50)
+def test_a_step_is_longer_than_its_weights_take_to_read(decode, context, prefill, chunk, cached):
+    gemms = LLAMA.ops.gemms
+    weights = np.sum(gemms.count * gemms.n * gemms.k * gemms.weight_bytes)
+    step = STEP(LLAMA, Batch.summarised(decode, context, prefill, chunk, cached))
+    assert step.total > weights / LLAMA.ops.bandwidth
+    assert np.isfinite(step.total)
+
+
+def test_the_host_is_a_floor():
+    step = STEP(TINY, Batch.summarised(1.0, 100.0))
+    host = HOST_STEP_S + HOST_REQUEST_S
+    gpu = step.total - step.parts["host"]
+    assert gpu < host
+    assert step.total == pytest.approx(float((gpu**8 + host**8) ** (1 / 8)))
+    assert step.total > host
+
+
+def test_the_host_hides_behind_a_long_step():
+    step = STEP(LLAMA, Batch.summarised(8.0, 100.0))
+    assert 0 <= step.parts["host"] < 1e-6 * step.total
+
+
+MODES = ("additive", "weighted-average", "smooth-weighted")
+
+
+@pytest.mark.parametrize("mixed", MODES)
+@pytest.mark.parametrize("batch", [(20.0, 800.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 500.0, 100.0)])
+def test_batches_of_one_kind_do_not_depend_on_the_mode(mixed, batch):
+    model = StepModel(LLAMA.ops, Corrections(), mixed)
+    expected = STEP(LLAMA, Batch.summarised(*batch)).total
+    assert STEP(model, Batch.summarised(*batch)).total == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill_tokens", "weight"),
+    [(10.0, 500.0, 0.75), (100.0, 20.0, 0.35), (40.0, 60.0, 0.6)],
+)
+def test_weighted_average_by_hand(decode, prefill_tokens, weight):
+    batch = Batch.summarised(decode, 800.0, 1.0, prefill_tokens, 0.0)
+    prefill = STEP(LLAMA, batch.prefill_only()).total
+    alone = STEP(LLAMA, batch.decode_only()).total
+    blended = STEP(StepModel(LLAMA.ops, Corrections(), "weighted-average"), batch)
+    assert blended.total == pytest.approx(float(weight * prefill + (1 - weight) * alone))
+    assert sum(blended.parts.values()) == pytest.approx(float(blended.total))
+
+
+def test_smooth_weighted_approaches_the_regimes_and_has_no_jump():
+    def total(tokens):
+        batch = Batch.summarised(20.0, 800.0, 1.0, tokens, 0.0)
+        return STEP(StepModel(LLAMA.ops, Corrections(), "smooth-weighted"), batch).total
+
+    hard = StepModel(LLAMA.ops, Corrections(), "weighted-average")
+    far = Batch.summarised(20.0, 800.0, 1.0, 4000.0, 0.0)
+    assert total(4000.0) == pytest.approx(float(STEP(hard, far).total), rel=0.01)
+    # Across the border at 100 prefill tokens.
+    assert total(100.001) == pytest.approx(float(total(99.999)), rel=1e-3)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(InputError, match="known are additive, weighted-average, smooth-weighted"):
+        StepModel(LLAMA.ops, Corrections(), "average")
+
+
+@pytest.mark.parametrize(
+    ("correction", "part"),
+    [
+        ("gemm", "mlp"),
+        ("decode_attention", "decode_attention"),
+        ("all_reduce", "all_reduce"),
+        ("elementwise", "elementwise"),
+        ("output", "output"),
+        ("step_overhead", "step_overhead"),
+    ],
+)
+def test_a_correction_multiplies_its_part(correction, part):
+    batch = Batch.summarised(8.0, 500.0, 1.0, 20.0, 100.0)
+    corrected = StepModel(LLAMA.ops, Corrections(**{correction: float(np.log(1.5))}))
+    ratio = STEP(corrected, batch).parts[part] / STEP(LLAMA, batch).parts[part]
+    assert ratio == pytest.approx(1.5)
+
+
+def test_gradients_are_finite_for_an_empty_prefill():
+    def total(prefill):
+        return LLAMA(Batch.summarised(4.0, 100.0, prefill, 10.0, 5.0)).total
+
+    assert np.isfinite(jax.grad(total)(0.0))
