@@ -72,7 +72,7 @@ def sweep() -> tuple[tuple[float, float], float]:
 
     from physim.corrections import Corrections
     from physim.inputs.deployment import Deployment
-    from physim.predict import Case
+    from physim.prediction import Case
     from physim.serving.load import Load
     from physim.serving.steady import Demand, Limits, SteadyState, steady_state
     from physim.stacking import stack

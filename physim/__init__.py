@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from physim.corrections import Corrections
     from physim.errors import InputError
-    from physim.evaluate import Evaluation, evaluate
+    from physim.evaluation import Evaluation, evaluate
     from physim.inputs.deployment import Deployment
-    from physim.predict import Case, Prediction, predict, predict_cases
+    from physim.prediction import Case, Prediction, predict, predict_cases
     from physim.serving.load import Load
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
 
 _HOME = {
     "Batch": "physim.step.batch",
-    "Case": "physim.predict",
+    "Case": "physim.prediction",
     "Corrections": "physim.corrections",
     "Deployment": "physim.inputs.deployment",
-    "Evaluation": "physim.evaluate",
+    "Evaluation": "physim.evaluation",
     "InputError": "physim.errors",
     "Load": "physim.serving.load",
-    "Prediction": "physim.predict",
+    "Prediction": "physim.prediction",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
-    "evaluate": "physim.evaluate",
-    "predict": "physim.predict",
-    "predict_cases": "physim.predict",
+    "evaluate": "physim.evaluation",
+    "predict": "physim.prediction",
+    "predict_cases": "physim.prediction",
 }
 
 __all__ = [

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from physim.evaluate import Evaluation
+    from physim.evaluation import Evaluation
 
 # Label, unit, and the factor from seconds to it.
 _UNITS = {

@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from physim.predict import Prediction
+    from physim.prediction import Prediction
 
 _LOAD, _ENGINE = "Load", "Engine"
 

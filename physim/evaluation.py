@@ -13,7 +13,7 @@ from physim import data
 from physim.errors import InputError
 from physim.fits import NO_FIT, load_corrections
 from physim.inputs.deployment import Deployment
-from physim.predict import Case, Prediction, predict_cases
+from physim.prediction import Case, Prediction, predict_cases
 from physim.serving.load import Load
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None
         if math.isnan(value) or math.isinf(value):
             raise InputError(
                 _place(path, number, column),
-                f"{frame[column].iloc[number]!r} is no number",
+                f"{frame[column].iloc[number]} is no number",
                 "fill it in or remove the row",
             )
         if positive and value <= 0:

@@ -1,0 +1,153 @@
+"""The commands from end to end, in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from test_evaluation import ROW
+
+LOAD = ["--rate", "6", "--input", "786", "--output", "251"]
+PREDICT = ["predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *LOAD]
+
+
+def physim(*arguments, columns="100"):
+    command = Path(sys.executable).with_name("physim")
+    return subprocess.run(
+        [str(command), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": columns, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def test_predict_prints_a_table():
+    run = physim(*PREDICT, "--cached", "770")
+    assert run.returncode == 0
+    for word in ("TTFT", "ITL", "E2E", "throughput", "KV use", "a step", "mlp", "█"):
+        assert word in run.stdout
+    assert run.stderr == ""
+
+
+def test_predict_prints_json():
+    run = physim(*PREDICT, "--json")
+    prediction = json.loads(run.stdout)
+    assert prediction["load"]["rate"] == 6
+    assert prediction["ttft_s"] < prediction["e2e_s"]
+
+
+def test_saturation_is_no_error():
+    run = physim(*PREDICT, "--rate", "100000")
+    assert run.returncode == 0
+    assert "above capacity" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["predict", "nothing", *PREDICT[2:]], "model 'nothing'"),
+        ([*PREDICT, "--gpu", "v100"], "GPU 'v100'"),
+        ([*PREDICT, "--tp", "3"], "tp: 3 does not divide"),
+        ([*PREDICT, "--rate", "-1"], "rate: -1.0 is not positive"),
+        ([*PREDICT, "--input", "0"], "input_tokens: 0.0 is not positive"),
+        ([*PREDICT, "--output", "nan"], "output_tokens: nan is not positive"),
+        ([*PREDICT, "--fit", "best"], "fit 'best'"),
+        ([*PREDICT, "--mixed", "middle"], "mixed: 'middle'"),
+        (["predict", "deepseek-ai/DeepSeek-V2-Lite", *PREDICT[2:]], "MLA"),
+        (["evaluate", "--data", "none.csv"], "none.csv: No such file"),
+        (["grids", "show", "h100_sxm", "nothing"], "grid h100_sxm/nothing: does not exist"),
+        (["grids", "show", "h100_sxm", "gemm_bfloat16", "--at", "z=1"], "names no axis"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_one(arguments, complaint):
+    run = physim(*arguments)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("physim: error: ")
+    assert complaint in line
+
+
+def test_a_misunderstood_command_is_exit_code_two():
+    assert physim("predict").returncode == 2
+    assert physim("forecast").returncode == 2
+
+
+def test_evaluate_writes_the_documented_json(tmp_path):
+    runs, out = tmp_path / "runs.csv", tmp_path / "out.json"
+    pd.DataFrame([ROW, {**ROW, "stage": 1, "rate_rps": 4}]).to_csv(runs, index=False)
+    run = physim("evaluate", "--data", runs, "--json", out)
+    assert run.returncode == 0
+    assert "within 10%" in run.stdout
+    content = json.loads(out.read_text())
+    assert set(content) == {"rows", "summary", "skipped"}
+    row = content["rows"][0]
+    assert set(row) == {"experiment", "stage", "model", "hardware", "tp", "metrics"}
+    assert set(row["metrics"]) == {"e2e_mean", "ttft_mean", "itl_mean"}
+    assert set(row["metrics"]["e2e_mean"]) == {"observed", "predicted", "error_pct"}
+    assert set(content["summary"]["ttft_mean"]) == {
+        "n",
+        "mape",
+        "median_ape",
+        "max_ape",
+        "bias_pct",
+        "within_10pct",
+    }
+
+
+def test_a_failed_evaluation_leaves_the_old_file(tmp_path):
+    runs, out = tmp_path / "runs.csv", tmp_path / "out.json"
+    out.write_text("old")
+    pd.DataFrame([{**ROW, "rate_rps": -1}]).to_csv(runs, index=False)
+    assert physim("evaluate", "--data", runs, "--json", out).returncode == 1
+    assert out.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "runs.csv"]
+
+
+def test_a_narrow_terminal_keeps_its_numbers(tmp_path):
+    runs = tmp_path / "runs.csv"
+    pd.DataFrame([{**ROW, "experiment": "a-very-long-name-of-an-experiment" * 3}]).to_csv(runs)
+    run = physim("evaluate", "--data", runs, columns="80")
+    assert "…" in run.stdout
+    assert run.stdout.count("%") >= 4
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("models", ["Qwen/Qwen3-14B", "14.77", "refused"]),
+        ("gpus", ["b200_sxm", "stand-in", "measured"]),
+        ("fits", ["none"]),
+    ],
+)
+def test_show(what, words):
+    run = physim("show", what)
+    assert run.returncode == 0
+    assert all(word in run.stdout for word in words)
+
+
+def test_grids_show(tmp_path):
+    assert "gemm_bfloat16" in physim("grids", "show", "h100_sxm").stdout
+    picture = tmp_path / "surface.png"
+    run = physim("grids", "show", "h100_sxm", "gemm_bfloat16", "--at", "k=4096", "--plot", picture)
+    assert run.returncode == 0
+    assert "at k 4096" in run.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "tokens" in physim("grids", "show", "h100_sxm", "moe_fp8_triton_balanced").stdout
+    assert physim("grids", "show", "b200_sxm").returncode == 1
+    run = physim("grids", "show", "h100_sxm", "all_reduce", "--plot", tmp_path / "x.docx")
+    assert "is no picture format" in run.stderr
+
+
+def test_version_and_help():
+    assert physim("--version").stdout.startswith("physim 0.")
+    assert "Example" in physim("predict", "--help").stdout
+
+
+def test_commands_that_need_no_arrays_do_not_load_jax():
+    code = "import physim.cli, sys; sys.exit('jax' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

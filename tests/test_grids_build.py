@@ -1,0 +1,112 @@
+"""Building grids: gaps, measured rows, and the errors on rows left out."""
+
+import json
+
+import numpy as np
+import pytest
+
+from physim import data
+from physim.grids.build import build_gpu, build_table, fill_gaps, look_up_errors_pct
+from physim.grids.sources import Measurements
+from physim.grids.store import measured_gpus, provenance, tables
+from physim.inputs.hardware import load_hardware
+
+
+def measurements(coordinates, roofline_s, measured_s):
+    return Measurements("t", coordinates, roofline_s, measured_s, "file", "hash", ("kernel",))
+
+
+def smooth_rows(seed=0, noise=0.0):
+    """A table whose log-efficiency is linear in the logarithms of its axes."""
+    a, b = (x.ravel() for x in np.meshgrid(2.0 ** np.arange(8), 3.0 ** np.arange(6)))
+    efficiency = 0.05 * a**0.2 * b**0.1
+    jitter = np.exp(noise * np.random.default_rng(seed).normal(size=a.size))
+    return measurements({"a": a, "b": b}, np.ones(a.size), jitter / efficiency)
+
+
+def test_gaps_of_a_plane_are_filled_exactly():
+    plane = np.add.outer(np.arange(5.0), 10 * np.arange(4.0))
+    holed = plane.copy()
+    holed[2, 1] = holed[1, 2] = np.nan
+    axes = [np.exp(np.arange(5.0)), np.exp(np.arange(4.0))]
+    np.testing.assert_allclose(fill_gaps(holed, axes), plane, atol=1e-9)
+
+
+def test_the_smooth_axis_counts_more_than_the_rough_one():
+    rng = np.random.default_rng(0)
+    values = np.tile(rng.normal(size=(9, 1)), (1, 7))  # constant along the second axis
+    holed = values.copy()
+    holed[4, 3] = np.nan
+    axes = [np.exp(np.arange(9.0)), np.exp(np.arange(7.0))]
+    assert fill_gaps(holed, axes)[4, 3] == pytest.approx(values[4, 3], abs=0.01)
+
+
+def test_a_corner_takes_its_neighbours():
+    values = np.array([[np.nan, 1.0], [1.0, 1.0]])
+    assert fill_gaps(values, [np.array([1.0, 2.0])] * 2)[0, 0] == 1.0
+
+
+def test_nothing_measured_is_an_error():
+    with pytest.raises(ValueError, match="nothing was measured"):
+        fill_gaps(np.full((2, 2), np.nan), [np.array([1.0, 2.0])] * 2)
+
+
+def test_measured_rows_are_reproduced():
+    rows = smooth_rows(noise=0.2)
+    grid, record = build_table(rows)
+    assert np.max(look_up_errors_pct(grid, rows)) < 1e-6
+    assert (record.rows, record.cells, record.filled_share) == (48, 48, 0.0)
+
+
+def test_the_held_out_error_sees_noise_that_the_grid_does_not():
+    _, smooth = build_table(smooth_rows())
+    _, noisy = build_table(smooth_rows(noise=0.2))
+    assert smooth.held_out_median_pct < 1.0
+    assert noisy.held_out_median_pct > 5.0
+    assert 1 <= smooth.held_out_rows <= 12
+
+
+def test_rows_that_share_a_cell_are_averaged_in_logarithm():
+    rows = measurements({"a": np.array([1.0, 1.0, 2.0])}, np.ones(3), np.array([2.0, 8.0, 4.0]))
+    grid, _ = build_table(rows)
+    assert grid.efficiency(a=1.0) == pytest.approx(0.25)
+
+
+def test_provenance_is_complete_and_the_shipped_tables_are_small():
+    total = 0
+    for gpu in measured_gpus():
+        record = provenance(gpu)
+        assert {entry["table"] for entry in record["tables"]} == set(tables(gpu))
+        assert record["package"] == "aiconfigurator-core==0.12.0"
+        for entry in record["tables"]:
+            assert entry["rows"] > 0
+            assert len(entry["source_sha256"]) == 64
+        total += sum(path.stat().st_size for path in (data.folder("bench_data") / gpu).iterdir())
+    assert total < 20e6
+
+
+def test_recorded_errors_of_bf16_gemm():
+    # At most 4% and 25% where the measured rows allow it. The L40S's do not: its GEMMs were timed
+    # with operands that sometimes stayed in its large cache (14% beat the roofline).
+    worst = {"a100_sxm": 4.0, "h100_sxm": 4.0, "h200_sxm": 4.0, "l40s": 5.0}
+    for gpu, median in worst.items():
+        entry = next(e for e in provenance(gpu)["tables"] if e["table"] == "gemm_bfloat16")
+        assert entry["held_out_median_pct"] <= median
+        assert entry["held_out_p95_pct"] <= 25
+
+
+@pytest.mark.slow
+def test_shipped_grids_are_what_the_command_builds(tmp_path):
+    pytest.importorskip("aiconfigurator_core", reason="needs the extra `grids`")
+    records = list(build_gpu(load_hardware("a100_sxm"), tmp_path / "a100_sxm"))
+    shipped = data.folder("bench_data") / "a100_sxm"
+    for record in records:
+        with (
+            np.load(tmp_path / "a100_sxm" / f"{record.table}.npz") as built,
+            np.load(shipped / f"{record.table}.npz") as ours,
+        ):
+            np.testing.assert_allclose(
+                built["log_efficiency"], ours["log_efficiency"], rtol=1e-5, atol=1e-6
+            )
+    built = json.loads((tmp_path / "a100_sxm" / "provenance.json").read_text())
+    assert built == json.loads((shipped / "provenance.json").read_text())

@@ -1,0 +1,137 @@
+"""The public prediction."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+import physim
+from physim.corrections import Corrections
+from physim.errors import InputError
+
+HOME = Path(physim.__file__).parent
+LOAD = {"input_tokens": 786, "output_tokens": 251, "cached_tokens": 770}
+
+
+def qwen(**change):
+    given = {"gpu": "h100_sxm", "tp": 2, "rate": 6, **LOAD, **change}
+    return physim.predict("Qwen/Qwen3-14B", **given)
+
+
+def test_a_prediction_is_consistent():
+    p = qwen()
+    assert p.e2e_s == pytest.approx(p.ttft_s + 250 * p.itl_s)
+    assert p.output_tokens_per_s == pytest.approx(6 * 251)
+    assert sum(p.step_parts_s.values()) == pytest.approx(p.step_s)
+    assert 0 < p.kv_use < 1
+    assert p.requests_per_s < p.capacity_rps
+    assert "Qwen/Qwen3-14B on 2 x h100_sxm" in repr(p)
+    assert p.assumptions == ()
+
+
+def test_frame_and_dictionary_agree():
+    p = qwen()
+    frame = p.to_frame()
+    assert len(frame) == 1
+    assert frame["ttft_s"][0] == p.to_dict()["ttft_s"] == p.ttft_s
+    assert frame["rate"][0] == 6
+    assert frame["step_mlp_s"][0] == p.step_parts_s["mlp"]
+
+
+def test_saturation_is_said_with_the_capacity():
+    p = qwen(rate=1e5)
+    assert p.saturated
+    assert p.ttft_s is p.e2e_s is None
+    assert p.requests_per_s == pytest.approx(p.capacity_rps)
+    assert "above capacity" in repr(p)
+    assert not qwen(rate=p.capacity_rps * 0.9).saturated
+
+
+def test_a_closed_loop_is_never_saturated():
+    p = qwen(rate=None, concurrency=5000)
+    assert not p.saturated
+    assert p.requests_per_s == pytest.approx(p.capacity_rps, rel=1e-3)
+
+
+def test_one_output_token_has_no_itl():
+    assert qwen(output_tokens=1).itl_s is None
+
+
+def test_cases_of_all_kinds_at_once_are_those_one_by_one():
+    cases = [
+        physim.Case.of(model, gpu, physim.Deployment(tp=tp), physim.Load(500, 200, rate=rate))
+        for model, gpu, tp, rate in [
+            ("Qwen/Qwen3-14B", "h100_sxm", 1, 2.0),
+            ("mistralai/Mixtral-8x7B-v0.1", "h200_sxm", 2, 5.0),
+            ("meta-llama/Llama-3.1-8B-Instruct", "l40s", 2, 1e4),
+        ]
+    ]
+    together = physim.predict_cases(cases, Corrections())
+    for case, prediction in zip(cases, together, strict=True):
+        (alone,) = physim.predict_cases([case], Corrections())
+        assert prediction.itl_s == pytest.approx(alone.itl_s, rel=1e-9)
+        assert prediction.saturated == alone.saturated
+    assert physim.predict_cases([], Corrections()) == []
+
+
+def test_faster_hardware_is_faster():
+    slow, fast = qwen(gpu="a100_sxm"), qwen(gpu="h200_sxm")
+    assert fast.itl_s < qwen().itl_s < slow.itl_s
+
+
+def test_stand_in_kernels_are_said():
+    assert "efficiencies of h100_sxm" in qwen(gpu="b200_sxm").assumptions[0]
+
+
+@pytest.mark.parametrize("mixed", ["weighted-average", "smooth-weighted"])
+def test_mixed_modes_are_selectable(mixed):
+    p = qwen(mixed=mixed, cached_tokens=0, rate=20)
+    assert math.isfinite(p.itl_s)
+    assert p.itl_s != qwen(cached_tokens=0, rate=20).itl_s
+
+
+def test_fits(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"schema_version": 1, "corrections": {"gemm": 0.1, "front_end": 1}}')
+    corrected = qwen(fit=path)
+    assert corrected.itl_s > qwen().itl_s
+    assert corrected.fit == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{}", "schema_version: None is unknown"),
+        ('{"schema_version": 1}', "corrections: is no JSON object"),
+        ('{"schema_version": 1, "corrections": {"speed": 1}}', "corrections.speed: is unknown"),
+        ('{"schema_version": 1, "corrections": {"gemm": "x"}}', "'x' is no finite number"),
+        ('{"schema_version": 1, "corrections": {"gemm": NaN}}', "nan is no finite number"),
+        ("{", "broken JSON"),
+    ],
+)
+def test_damaged_fits(tmp_path, text, complaint):
+    path = tmp_path / "fit.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        qwen(fit=path)
+    assert complaint in str(caught.value)
+
+
+def test_an_unknown_fit():
+    with pytest.raises(InputError, match="fit 'best': is unknown; known are none"):
+        qwen(fit="best")
+
+
+def test_an_unknown_option_is_a_type_error():
+    with pytest.raises(TypeError, match="tensor_parallel"):
+        qwen(tensor_parallel=2)
+
+
+def test_the_front_door():
+    assert set(physim.__all__) <= set(dir(physim))
+    for name in physim.__all__:
+        assert getattr(physim, name).__doc__
+    # No module has the name of a function: importing one would put it in the function's place.
+    assert not {name for name in physim.__all__ if (HOME / f"{name}.py").exists()}
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = physim.nothing
