@@ -35,12 +35,3 @@ def ground_truth() -> Path:
     if not folder.is_dir():
         pytest.skip("the measured runs are not beside this checkout")
     return folder
-
-
-@pytest.fixture(scope="session")
-def simulator_grids() -> Path:
-    """H100 grids that somebody else measured, which are not part of the project."""
-    folder = SHARED / "reference" / "blis_bench_data"
-    if not folder.is_dir():
-        pytest.skip("the simulator's grids are not beside this checkout")
-    return folder

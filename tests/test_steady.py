@@ -184,13 +184,14 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
 
     zero = jax.tree.map(jnp.asarray, Corrections())
     forward, backward = jax.jacfwd(latencies)(zero), jax.jacrev(latencies)(zero)
-    step = 1e-5
+    step = 1e-4
     for name in zero.__dataclass_fields__:
         up = latencies(replace(zero, **{name: jnp.asarray(step)}))
         down = latencies(replace(zero, **{name: jnp.asarray(-step)}))
         differences = (up - down) / (2 * step)
-        # Relative to the gradient, or to what rounding leaves of a difference of latencies.
-        tolerance = 1e-3 * np.abs(differences) + 1e-10
+        # Relative to the gradient, beside the root-finder's own tolerance on both latencies.
+        rounding = 32 * np.finfo(float).eps * np.asarray(up) / step
+        tolerance = 1e-3 * np.abs(differences) + rounding
         assert np.all(np.abs(getattr(forward, name) - differences) <= tolerance), name
         assert np.all(np.abs(getattr(backward, name) - differences) <= tolerance), name
 

@@ -1,4 +1,10 @@
-"""Time of each component of a step: its roofline over its measured efficiency."""
+"""Time of each component of a step: its measured time, and never less than its roofline.
+
+A lowered model carries the measured time of every operation at knots, from the efficiency that
+was measured and the roofline there. Between knots the logarithm of time is interpolated along the
+logarithm of size. Held against measured rows between the knots, that is closer than interpolating
+the efficiency, and it rises wherever the knots do.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +28,7 @@ from physim.step.lowering import (
     ExpertOps,
     GemmOps,
 )
-from physim.types import AnyArray, Scalar
+from physim.types import AnyArray, Number, Scalar
 
 # Time of a kernel that moves next to nothing, and the share of the bandwidth that one reaches
 # that moves much: median of the fp8 casts in aiconfigurator-core 0.12.0, scale_matrix_perf (2.07
@@ -44,73 +50,72 @@ def gemm_seconds(
     """
     is_output = np.array([name == "lm_head" for name in GEMM_NAMES])
     rows = jnp.where(is_output, sampled, tokens)
-    flops, moved = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
-    bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
-    return ops.count * bound / jnp.exp(along(ops.log_efficiency, TOKENS, rows))
+    work = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
+    measured = jnp.exp(along(ops.log_seconds, TOKENS, rows))
+    return ops.count * jnp.maximum(measured, _bound(work, ops.peak_flops, bandwidth))
 
 
 def expert_seconds(ops: ExpertOps, tokens: Scalar, bandwidth: Scalar) -> Scalar:
     """Time of the routed experts of all layers, seconds."""
-    flops, moved = roofline.experts(
+    work = roofline.experts(
         tokens, ops.hidden, ops.width, ops.count, ops.per_token, ops.weight_bytes
     )
-    bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
-    efficiency = jnp.exp(along(ops.log_efficiency, TOKENS, tokens))
-    return ops.layers * bound / efficiency
+    measured = jnp.exp(along(ops.log_seconds, TOKENS, tokens))
+    return ops.layers * jnp.maximum(measured, _bound(work, ops.peak_flops, bandwidth))
 
 
 def decode_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar) -> Scalar:
     """Time of the attention of decoding requests in all layers, seconds; 0 where there are none."""
     requests = batch.decode_requests
-    context = batch.decode_context / _at_least_one(requests)
-    flops, moved = roofline.decode_attention(
+    context = batch.decode_context / _divisor(requests)
+    work = roofline.decode_attention(
         requests, context, ops.heads, ops.kv_heads, ops.dim, ops.kv_bytes
     )
-    bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
-    log_efficiency = along(along(ops.log_decode_efficiency, CONTEXT, context), REQUESTS, requests)
-    return ops.layers * bound / jnp.exp(log_efficiency)
+    log_seconds = along(along(ops.log_decode_seconds, CONTEXT, context), REQUESTS, requests)
+    seconds = jnp.maximum(jnp.exp(log_seconds), _bound(work, ops.peak_flops, bandwidth))
+    return jnp.where(requests > 0, ops.layers * seconds, 0.0)
 
 
 def prefill_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar) -> Scalar:
     """Time of the attention of prefill chunks in all layers, seconds; 0 where there are none.
 
-    Attention among the new tokens has a measured efficiency. Attention of the new tokens to those
-    in the cache was not measured apart: it takes the efficiency of a chunk as long as both.
+    Attention among the new tokens was measured. Attention of the new tokens to those in the cache
+    was not measured apart: it has the efficiency of a chunk as long as both together.
     """
     requests = batch.prefill_requests
-    count = _at_least_one(requests)
-    chunk = jnp.sqrt(_safe(batch.prefill_squares / count, requests))
-    cached = batch.cached_tokens / count
-    curve = along(jnp.swapaxes(ops.log_prefill_efficiency, -1, -2), REQUESTS, requests)
+    count = _divisor(requests)
+    # Where there is none, any length does, so long as its root has a finite gradient.
+    chunk = jnp.sqrt(jnp.where(requests > 0, batch.prefill_squares / count, 1.0))
+    of_requests = along(jnp.swapaxes(ops.log_prefill_seconds, -1, -2), REQUESTS, requests)
 
-    def seconds(flops: Scalar, moved: Scalar, length: Scalar) -> Scalar:
-        bound = jnp.maximum(flops / ops.peak_flops, moved / bandwidth)
-        return ops.layers * bound / jnp.exp(along(curve, CHUNK, length))
+    def alone(length: Scalar) -> tuple[Scalar, Scalar]:
+        """Time of chunks of a length with nothing cached, and its roofline."""
+        work = roofline.prefill_attention(requests, length, ops.heads, ops.kv_heads, ops.dim)
+        bound = _bound(work, ops.peak_flops, bandwidth)
+        return jnp.maximum(jnp.exp(along(of_requests, CHUNK, length)), bound), bound
 
-    own = seconds(
-        *roofline.prefill_attention(requests, chunk, ops.heads, ops.kv_heads, ops.dim), chunk
+    own, _ = alone(chunk)
+    whole, whole_bound = alone(chunk + batch.cached_tokens / count)
+    across = roofline.cached_attention(
+        batch.cached_products,
+        batch.cached_tokens,
+        ops.heads,
+        ops.kv_heads,
+        ops.dim,
+        ops.kv_bytes,
     )
-    on_cached = seconds(
-        *roofline.cached_attention(
-            batch.cached_products,
-            batch.cached_tokens,
-            ops.heads,
-            ops.kv_heads,
-            ops.dim,
-            ops.kv_bytes,
-        ),
-        chunk + cached,
-    )
-    return jnp.where(requests > 0, own + on_cached, 0.0)
+    slowdown = whole / jnp.where(requests > 0, whole_bound, 1.0)
+    seconds = own + slowdown * _bound(across, ops.peak_flops, bandwidth)
+    return jnp.where(requests > 0, ops.layers * seconds, 0.0)
 
 
 def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar, sampled: Scalar) -> Scalar:
     """Time of a step's all-reduces and of gathering its logits, seconds; 0 on one GPU."""
     message = tokens * ops.bytes_per_token
     bound = roofline.all_reduce(message, ops.gpus) / ops.link_bandwidth
-    log_efficiency = along(ops.log_efficiency, MESSAGE_BYTES, message)
+    measured = jnp.exp(along(ops.log_seconds, MESSAGE_BYTES, message))
     logits = sampled * ops.logit_bytes / ops.link_bandwidth
-    return ops.count * bound / jnp.exp(log_efficiency) + logits
+    return ops.count * jnp.maximum(measured, bound) + logits
 
 
 def elementwise_seconds(ops: ElementwiseOps, tokens: Scalar, bandwidth: Scalar) -> Scalar:
@@ -124,11 +129,12 @@ def sampling_seconds(ops: ElementwiseOps, sampled: Scalar, bandwidth: Scalar) ->
     return sampled * ops.sampling_bytes / (STREAM_EFFICIENCY * bandwidth)
 
 
-def _at_least_one(count: Scalar) -> Scalar:
-    """A count to divide by: fractions of a request have the means of a whole one."""
+def _bound(work: roofline.Work, peak_flops: Number, bandwidth: Scalar) -> Number:
+    """Roofline time, seconds."""
+    flops, moved = work
+    return jnp.maximum(flops / peak_flops, moved / bandwidth)
+
+
+def _divisor(count: Scalar) -> Scalar:
+    """A count to divide by, one where nothing is counted."""
     return jnp.where(count > 0, count, 1.0)
-
-
-def _safe(value: Scalar, count: Scalar) -> Scalar:
-    """The value, or one where nothing is counted, so that a root has a finite gradient there."""
-    return jnp.where(count > 0, value, 1.0)

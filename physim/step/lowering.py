@@ -17,13 +17,14 @@ from physim.inputs.hardware import Hardware
 from physim.inputs.quantization import BFLOAT16, WeightFormat
 from physim.types import AnyArray, Scalar
 
-# Knots of the efficiency curves that a lowered model carries. They are the same for every model
-# and GPU, so that all share one compiled function.
-TOKENS = 2.0 ** np.arange(0, 15.5, 0.5)
-REQUESTS = 2.0 ** np.arange(12)
-CONTEXT = 2.0 ** np.arange(1, 18)
-CHUNK = 2.0 ** np.arange(15)
-MESSAGE_BYTES = 2.0 ** np.arange(7, 30)
+# Knots of the time curves that a lowered model carries. They are the same for every model and
+# GPU, so that all share one compiled function, and reach beyond what was measured: there the
+# efficiency is held and the roofline carries on.
+TOKENS = 2.0 ** np.arange(0, 18.5, 0.5)
+REQUESTS = 2.0 ** np.arange(14)
+CONTEXT = 2.0 ** np.arange(1, 22)
+CHUNK = 2.0 ** np.arange(19)
+MESSAGE_BYTES = 2.0 ** np.arange(7, 35)
 
 GEMM_NAMES = (
     "qkv",
@@ -47,7 +48,7 @@ class GemmOps(eqx.Module):
         activation_bytes: Bytes of an activation as it is read.
         peak_flops: Peak FLOP/s in the format that is multiplied.
         count: Times that the GEMM runs in a step.
-        log_efficiency: Over `TOKENS`.
+        log_seconds: Measured time of one of them over `TOKENS`.
     """
 
     n: Float[AnyArray, " gemms"]
@@ -56,7 +57,7 @@ class GemmOps(eqx.Module):
     activation_bytes: Float[AnyArray, " gemms"]
     peak_flops: Float[AnyArray, " gemms"]
     count: Float[AnyArray, " gemms"]
-    log_efficiency: Float[AnyArray, "gemms tokens"]
+    log_seconds: Float[AnyArray, "gemms tokens"]
 
 
 class ExpertOps(eqx.Module):
@@ -70,7 +71,7 @@ class ExpertOps(eqx.Module):
         weight_bytes: Bytes of a weight.
         peak_flops: Peak FLOP/s in the format that is multiplied.
         layers: Layers with experts.
-        log_efficiency: Over `TOKENS`.
+        log_seconds: Measured time of a layer over `TOKENS`.
     """
 
     hidden: Scalar
@@ -80,7 +81,7 @@ class ExpertOps(eqx.Module):
     weight_bytes: Scalar
     peak_flops: Scalar
     layers: Scalar
-    log_efficiency: Float[AnyArray, " tokens"]
+    log_seconds: Float[AnyArray, " tokens"]
 
 
 class AttentionOps(eqx.Module):
@@ -93,8 +94,8 @@ class AttentionOps(eqx.Module):
         kv_bytes: Bytes of an element of the KV cache.
         peak_flops: Peak FLOP/s in 16 bit.
         layers: Layers.
-        log_decode_efficiency: Over `REQUESTS` and `CONTEXT`.
-        log_prefill_efficiency: Over `REQUESTS` and `CHUNK`.
+        log_decode_seconds: Measured time of a layer over `REQUESTS` and `CONTEXT`.
+        log_prefill_seconds: Measured time of a layer over `REQUESTS` and `CHUNK`.
     """
 
     heads: Scalar
@@ -103,8 +104,8 @@ class AttentionOps(eqx.Module):
     kv_bytes: Scalar
     peak_flops: Scalar
     layers: Scalar
-    log_decode_efficiency: Float[AnyArray, "requests context"]
-    log_prefill_efficiency: Float[AnyArray, "requests chunk"]
+    log_decode_seconds: Float[AnyArray, "requests context"]
+    log_prefill_seconds: Float[AnyArray, "requests chunk"]
 
 
 class CollectiveOps(eqx.Module):
@@ -116,7 +117,7 @@ class CollectiveOps(eqx.Module):
         count: All-reduces of a step.
         logit_bytes: Bytes of logits that each GPU gathers for each sampled token.
         link_bandwidth: Bytes/s of the link in one direction.
-        log_efficiency: Over `MESSAGE_BYTES`.
+        log_seconds: Measured time of one all-reduce over `MESSAGE_BYTES`.
     """
 
     gpus: Scalar
@@ -124,7 +125,7 @@ class CollectiveOps(eqx.Module):
     count: Scalar
     logit_bytes: Scalar
     link_bandwidth: Scalar
-    log_efficiency: Float[AnyArray, " messages"]
+    log_seconds: Float[AnyArray, " messages"]
 
 
 class ElementwiseOps(eqx.Module):
@@ -163,11 +164,11 @@ class StepOps(eqx.Module):
 
 @functools.lru_cache(maxsize=1024)
 def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> StepOps:
-    """The operations of a step as arrays, with measured efficiencies at the model's shapes.
+    """The operations of a step as arrays, with measured times at the model's shapes.
 
-    Efficiencies above one (data that stayed in the cache while a kernel was timed) are cut to
-    one, so that no component is faster than its roofline. A GPU without grids takes its
-    efficiencies from the best-measured GPU; `assumptions` says so.
+    No component is faster than its roofline, though some kernels were timed so, on data that
+    stayed in the cache. A GPU without grids takes its efficiencies from the best-measured GPU;
+    `assumptions` says so.
 
     Raises:
         InputError: A grid file is damaged.
@@ -248,8 +249,8 @@ def _gemms(
         activation_bytes=activation_bytes,
         peak_flops=peak_flops,
         count=np.array([float(count) for _, _, _, count in rows]),
-        log_efficiency=np.stack(
-            [_rising(curve, seconds) for curve, seconds in zip(measured, bound, strict=True)]
+        log_seconds=np.stack(
+            [_log_seconds(curve, seconds) for curve, seconds in zip(measured, bound, strict=True)]
         ),
     )
 
@@ -263,8 +264,8 @@ def _gemm_table(grids: str, form: WeightFormat) -> str:
     return table if table in tables(grids) else "gemm_bfloat16"
 
 
-def _rising(log_efficiency: np.ndarray, bound_s: np.ndarray) -> np.ndarray:
-    """Measured efficiency with the time along each axis made to rise, and at most one.
+def _log_seconds(log_efficiency: np.ndarray, bound_s: np.ndarray) -> np.ndarray:
+    """Time at the knots from measured efficiency: rising, and no shorter than the roofline.
 
     More work never takes less time. Where measured kernels say otherwise, because the library
     chose a worse one for the smaller shape, the time is put midway (in logarithm) between the
@@ -274,12 +275,13 @@ def _rising(log_efficiency: np.ndarray, bound_s: np.ndarray) -> np.ndarray:
         log_efficiency: At the knots.
         bound_s: Roofline time at the knots, seconds.
     """
-    log_time = np.log(bound_s) - log_efficiency
+    log_bound = np.log(bound_s)
+    log_time = log_bound - log_efficiency
     longest, shortest = log_time, log_time
     for axis in range(log_time.ndim):
         longest = np.maximum.accumulate(longest, axis=axis)
         shortest = np.flip(np.minimum.accumulate(np.flip(shortest, axis), axis=axis), axis)
-    return np.minimum(np.log(bound_s) - (longest + shortest) / 2, 0.0)
+    return np.maximum((longest + shortest) / 2, log_bound)
 
 
 def _attention(
@@ -299,11 +301,11 @@ def _attention(
         kv_bytes=kv_bytes,
         peak_flops=peak,
         layers=float(model.layers),
-        log_decode_efficiency=_rising(
+        log_decode_seconds=_log_seconds(
             decode.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT),
             roofline.seconds(decode_work, peak, gpu.memory_bandwidth),
         ),
-        log_prefill_efficiency=_rising(
+        log_prefill_seconds=_log_seconds(
             prefill.resampled(sequences=REQUESTS * heads, tokens=CHUNK),
             roofline.seconds(prefill_work, peak, gpu.memory_bandwidth),
         ),
@@ -315,7 +317,7 @@ def _experts(
 ) -> ExpertOps:
     experts, form = model.experts, model.formats.experts
     if experts is None:
-        return ExpertOps(1.0, 1.0, 1.0, 1.0, 2.0, _peak(gpu, form), 0.0, np.zeros(len(TOKENS)))
+        return ExpertOps(1.0, 1.0, 1.0, 1.0, 2.0, _peak(gpu, form), 0.0, np.log(TOKENS))
     width = experts.intermediate_size / deployment.tp
     table, _ = _moe_table(form, grids, deployment)
     grid = load_expert_grid(grids, table)
@@ -332,7 +334,7 @@ def _experts(
         weight_bytes=form.bytes_per_weight,
         peak_flops=_peak(gpu, form),
         layers=float(experts.layers),
-        log_efficiency=_rising(curve.resampled(tokens=TOKENS), bound),
+        log_seconds=_log_seconds(curve.resampled(tokens=TOKENS), bound),
     )
 
 
@@ -350,8 +352,7 @@ def _moe_table(form: WeightFormat, grids: str, deployment: ResolvedDeployment) -
 
 def _collectives(model: ModelArch, gpu: Hardware, grids: str, tp: int) -> CollectiveOps:
     if tp == 1:
-        flat = np.zeros(len(MESSAGE_BYTES))
-        return CollectiveOps(1.0, 0.0, 0.0, 0.0, gpu.link_bandwidth, flat)
+        return CollectiveOps(1.0, 0.0, 0.0, 0.0, gpu.link_bandwidth, np.log(MESSAGE_BYTES))
     curve = load_grid(grids, "all_reduce").at(gpus=tp)
     return CollectiveOps(
         gpus=float(tp),
@@ -360,7 +361,7 @@ def _collectives(model: ModelArch, gpu: Hardware, grids: str, tp: int) -> Collec
         count=2.0 * model.layers + 1.0,
         logit_bytes=2.0 * model.vocab_size * (tp - 1) / tp,
         link_bandwidth=gpu.link_bandwidth,
-        log_efficiency=_rising(
+        log_seconds=_log_seconds(
             curve.resampled(message_bytes=MESSAGE_BYTES),
             roofline.all_reduce(MESSAGE_BYTES, tp) / gpu.link_bandwidth,
         ),
