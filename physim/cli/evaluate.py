@@ -54,9 +54,10 @@ def evaluate(
     from rich.console import Console
 
     console = Console(highlight=False)
-    count = len(evaluation.rows)
-    console.print(f"worst of {count} rows by E2E: observed, and error of the prediction")
-    console.print(_rows(evaluation, worst))
+    if worst > 0:
+        count = len(evaluation.rows)
+        console.print(f"worst of {count} rows by E2E: observed, and error of the prediction")
+        console.print(_rows(evaluation, worst))
     console.print("errors, percent")
     console.print(_summary(evaluation))
     for reason, skipped in Counter(row["reason"] for row in evaluation.skipped).items():
