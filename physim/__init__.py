@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from physim.errors import InputError
     from physim.evaluation import Evaluation, evaluate
     from physim.inputs.deployment import Deployment
-    from physim.prediction import Case, Prediction, predict, predict_cases
+    from physim.prediction import Case, Prediction, predict, predict_cases, step_model
     from physim.serving.load import Load
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
@@ -32,6 +32,7 @@ _HOME = {
     "evaluate": "physim.evaluation",
     "predict": "physim.prediction",
     "predict_cases": "physim.prediction",
+    "step_model": "physim.prediction",
 }
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "evaluate",
     "predict",
     "predict_cases",
+    "step_model",
 ]
 
 

@@ -176,6 +176,31 @@ def predict(
     return predict_cases([case], load_corrections(fit), fit=str(fit), mixed=mixed)[0]
 
 
+def step_model(
+    model: str | Path,
+    *,
+    gpu: str,
+    fit: str | Path = NO_FIT,
+    mixed: str = "additive",
+    **deployment: Any,
+) -> StepModel:
+    """The time of an engine step as a function of its batch, for use in a simulator.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        gpu: Key of a GPU, or a JSON file.
+        fit: Name or path of a fit, or ``none`` for the bare physics.
+        mixed: How steps of both prefill and decode are composed; see `StepModel`.
+        **deployment: Fields of `physim.Deployment`, such as ``tp``.
+
+    Raises:
+        InputError: Some input cannot be used; the message says which and what to do.
+    """
+    arch, hardware = load_model(model), load_hardware(gpu)
+    resolved = Deployment(**deployment).resolved(arch, hardware)
+    return StepModel(lower(arch, hardware, resolved), load_corrections(fit), mixed)
+
+
 def predict_cases(
     cases: Sequence[Case],
     corrections: Corrections,

@@ -74,6 +74,14 @@ def test_cases_of_all_kinds_at_once_are_those_one_by_one():
     assert physim.predict_cases([], Corrections()) == []
 
 
+def test_a_step_model_by_names():
+    step = physim.step_model("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
+    p = qwen()
+    time = step(physim.Batch.summarised(decode_requests=p.batch, context=786 + 251 / 2))
+    # A mean step differs from this one by the few that carry a prompt.
+    assert float(time.total) == pytest.approx(p.step_s, rel=0.02)
+
+
 def test_faster_hardware_is_faster():
     slow, fast = qwen(gpu="a100_sxm"), qwen(gpu="h200_sxm")
     assert fast.itl_s < qwen().itl_s < slow.itl_s

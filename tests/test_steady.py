@@ -122,13 +122,16 @@ def test_each_limit_binds():
     cache = solve(QWEN, replace(LOAD, rate=1e4), kv_blocks=575)
     assert cache.running == pytest.approx(575 / 57.47, rel=1e-3)
     assert cache.kv_use == pytest.approx(1.0)
-    # The token budget: nearly all of it goes to prompts where answers are short.
+    # The token budget: each request takes 2,000 tokens of prefill and one of decode.
     budget = solve(QWEN, Load(2000, 2, rate=1e4), max_num_seqs=64, max_num_batched_tokens=1024)
-    assert budget.throughput * 2000 * budget.itl == pytest.approx(1024 - 64, rel=1e-6)
+    assert budget.throughput * 2001 * budget.itl == pytest.approx(1024, rel=1e-6)
+    # Seats beyond the budget stay empty.
+    few = solve(QWEN, Load(100, 100, rate=1e4), max_num_seqs=512, max_num_batched_tokens=128)
+    assert few.batch == pytest.approx(128 * 99 / 199, rel=1e-6)
 
 
 def test_prefill_in_chunks_takes_more_steps():
-    one = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=8192, max_num_seqs=64)
+    one = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=4064, max_num_seqs=64)
     four = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=1064, max_num_seqs=64)
     assert four.mixed_share > 2 * one.mixed_share
     assert four.ttft > one.ttft

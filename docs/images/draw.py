@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 
 import physim
 from physim.corrections import Corrections
-from physim.inputs.hardware import load_hardware
-from physim.step.lowering import lower
 from physim.step.model import PART_NAMES
 
 MODEL, TP = "Qwen/Qwen3-14B", 2
@@ -20,9 +18,7 @@ OUT = Path(__file__).with_name("overview.png")
 
 def draw_step(axes):
     """Where a decode step's time goes, against the batch."""
-    model = physim.Case.of(MODEL, "h100_sxm", physim.Deployment(tp=TP), physim.Load(1, 1, rate=1))
-    ops = lower(model.model, load_hardware("h100_sxm"), model.deployment)
-    step = physim.StepModel(ops, Corrections())
+    step = physim.step_model(MODEL, gpu="h100_sxm", tp=TP)
     batches = np.geomspace(1, 512, 60)
     seconds = jax.vmap(lambda n: step(physim.Batch.summarised(n, 912.0)).seconds)(batches)
     shown = np.argsort(-np.asarray(seconds).sum(axis=0))[:7]

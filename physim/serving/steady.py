@@ -174,22 +174,27 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     new_tokens = jnp.maximum(demand.input_tokens - demand.cached_tokens, 1.0)
     decode_steps = demand.output_tokens - 1.0
     seats = jnp.minimum(limits.max_num_seqs, limits.kv_blocks / _blocks(demand, limits))
-    # Decode has precedence, prefill takes what it leaves of a step's token budget.
-    budget = jnp.maximum(limits.max_num_batched_tokens - seats, 1.0)
-    chunks = jnp.ceil(new_tokens / budget)
-    served_steps = chunks + decode_steps
+    tokens = limits.max_num_batched_tokens
     outside = FRONT_END_S * jnp.exp(model.corrections.front_end)
-    busy = jnp.clip(demand.concurrency - 1.0, 0.0, 1.0)
-    outside += busy * _handover_steps(model, limits) * step
+    outside += jnp.clip(demand.concurrency - 1.0, 0.0, 1.0) * _handover_steps(model, limits) * step
     closed = jnp.isfinite(demand.concurrency)
     # No infinity is divided, or its gradient would not be a number.
-    returning = jnp.where(closed, demand.concurrency, 1.0) / (outside + served_steps * step)
-    offered = jnp.minimum(demand.rate, jnp.where(closed, returning, jnp.inf))
-    throughput = jnp.minimum(offered, jnp.minimum(seats / served_steps, budget / new_tokens) / step)
+    clients = jnp.where(closed, demand.concurrency, 1.0)
+
+    def served(chunks: Scalar) -> Scalar:
+        """Requests per second with so many prefill steps each: offered, or what a limit allows."""
+        steps = chunks + decode_steps
+        returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
+        by_seats, by_tokens = seats / steps, tokens / (decode_steps + new_tokens)
+        limit = jnp.minimum(by_seats, by_tokens) / step
+        return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
+
+    # Decode has precedence; prefill takes what it leaves of a step's tokens, in one step if it can.
+    left = tokens - served(jnp.ones(())) * step * decode_steps
+    chunks = jnp.ceil(new_tokens / jnp.maximum(left, 1.0))
+    throughput = served(chunks)
     arrivals = throughput * step
     batch, prefilling = arrivals * decode_steps, arrivals * chunks
-    # A client that decodes has no prompt of its own under way; in an open loop others do not care.
-    clients = jnp.where(closed, jnp.maximum(demand.concurrency, 1.0), jnp.inf)
     mixed_share = _share_with(prefilling, demand)
     # A request sees the mean number of others beside itself where arrivals are independent; where
     # they are evenly spaced, it is one of the mean number.
@@ -215,7 +220,10 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
         prefilling=prefilling,
         chunks=chunks,
         mixed_share=mixed_share,
-        mixed_share_beside=_share_with(prefilling * (1 - 1 / clients), demand),
+        # A client that decodes has no prompt of its own under way.
+        mixed_share_beside=_share_with(
+            jnp.where(closed, prefilling * (1 - 1 / clients), prefilling), demand
+        ),
         decode_step=jax.tree.map(lambda x: x[0], steps),
         mixed_step=jax.tree.map(lambda x: x[1], steps),
     )
