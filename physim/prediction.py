@@ -72,7 +72,7 @@ class Prediction:
         e2e_s: Time of a request; None above capacity.
         requests_per_s: Requests completed per second.
         output_tokens_per_s: Tokens generated per second.
-        capacity_rps: Highest rate at which such requests can be served.
+        capacity_rps: Rate at which such requests are served when there are always more of them.
         saturated: Whether the load is above capacity.
         batch: Requests that decode in a step.
         running: Requests in the engine.
@@ -263,7 +263,9 @@ def _prediction(case: Case, state: SteadyState, unbounded: SteadyState, fit: str
         e2e_s=None if saturated else state.e2e,
         requests_per_s=requests_per_s,
         output_tokens_per_s=requests_per_s * case.load.output_tokens,
-        capacity_rps=unbounded.throughput,
+        # With every seat taken a server may be slower than with some free (where all-reduces are
+        # slow, say); a load that is served then is no less within its capacity.
+        capacity_rps=max(unbounded.throughput, requests_per_s),
         saturated=saturated,
         batch=state.batch,
         running=state.running,

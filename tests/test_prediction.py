@@ -48,6 +48,21 @@ def test_saturation_is_said_with_the_capacity():
     assert not qwen(rate=p.capacity_rps * 0.9).saturated
 
 
+def test_a_load_that_is_served_is_within_capacity():
+    # Eight GPUs on PCIe serve these requests slower with a thousand seats taken than with forty.
+    p = physim.predict(
+        "Qwen/Qwen3-30B-A3B",
+        gpu="l40s",
+        tp=8,
+        rate=3,
+        input_tokens=1,
+        output_tokens=500,
+        max_num_seqs=1024,
+    )
+    assert not p.saturated
+    assert p.capacity_rps >= p.requests_per_s
+
+
 def test_a_closed_loop_is_never_saturated():
     p = qwen(rate=None, concurrency=5000)
     assert not p.saturated
