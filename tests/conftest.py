@@ -35,3 +35,12 @@ def ground_truth() -> Path:
     if not folder.is_dir():
         pytest.skip("the measured runs are not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def simulator_grids() -> Path:
+    """H100 attention and GEMM times that somebody else measured, not part of the project."""
+    folder = SHARED / "reference" / "blis_bench_data"
+    if not folder.is_dir():
+        pytest.skip("the simulator's grids are not beside this checkout")
+    return folder

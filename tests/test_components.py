@@ -181,6 +181,32 @@ def test_decode_attention_agrees_with_measured_rows(heads, kv_heads, requests, c
     assert seconds == pytest.approx(measured, rel=0.04)
 
 
+def test_decode_attention_agrees_with_what_others_measured(simulator_grids):
+    """755 rows of 18 head shapes, most of them in no table that the grids were built from."""
+    import pandas as pd
+
+    grid = load_grid("h100_sxm", "decode_attention")
+    ratios = []
+    for path in sorted((simulator_grids / "mha" / "decode" / "h100").glob("*.csv")):
+        shape, _, tp = path.stem.partition("-tp")
+        heads, kv_heads, dim = (int(part) for part in shape.split("-"))
+        heads, kv_heads = heads // int(tp), max(kv_heads // int(tp), 1)
+        rows = pd.read_csv(path)
+        requests, context = rows["batch_size"].to_numpy(float), rows["kv_len"].to_numpy(float)
+        work = roofline.decode_attention(requests, context, heads, kv_heads, dim, 2)
+        bound = roofline.seconds(work, 989.4e12, 3.35e12)
+        surface = grid.at(group=heads / kv_heads, head_dim=float(dim))
+        efficiency = [
+            float(surface.efficiency(sequences=b * kv_heads, context=c))
+            for b, c in zip(requests, context, strict=True)
+        ]
+        ratios.append(bound / np.array(efficiency) / (rows["latency_us"].to_numpy() * 1e-6))
+    ratio = np.concatenate(ratios)
+    assert len(ratio) == 755
+    assert np.median(ratio) == pytest.approx(1.0, abs=0.03)
+    assert np.mean(np.abs(ratio - 1) < 0.1) > 0.8
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "requests", "tokens", "measured"),
     [(32, 8, 1, 2048, 89.00e-6), (64, 8, 2, 4096, 968.9e-6), (32, 8, 1, 16, 12.37e-6)],
