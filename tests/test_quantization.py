@@ -43,6 +43,10 @@ def test_formats(config, name, bytes_per_weight):
         (quantized(quant_method="modelopt", quant_algo="NVFP4"), "(NVFP4) is not modelled"),
         (compressed(8, "int", {"num_bits": 8}), "8-bit int weights"),
         (quantized(quant_method="compressed-tensors", config_groups={}), "0 weight schemes"),
+        (quantized(quant_method="compressed-tensors", config_groups=[1]), "0 weight schemes"),
+        (quantized(quant_method="gptq", bits=4, group_size="x"), "'x' is no group size"),
+        (quantized(quant_method="gptq", bits=4, group_size=0), "0 is no group size"),
+        (quantized(quant_method="fp8", ignore="lm_head"), "'lm_head' is no list of module names"),
         ({"torch_dtype": "bfloat16", "quantization_config": "fp8"}, "is no JSON object"),
     ],
 )

@@ -103,8 +103,10 @@ _Table = tuple[str, "pd.DataFrame", dict[str, np.ndarray], Number]
 
 
 def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
-    for name in ("bfloat16", "fp8", "fp8_block"):
-        peak, size = gpu.peak(name.removesuffix("_block")), 2.0 if name == "bfloat16" else 1.0
+    # Block-scaled fp8 was timed with the launch of its kernels (55 to 280 us at any size), which
+    # an engine's CUDA graphs hide, so it is left out.
+    for name, size in (("bfloat16", 2.0), ("fp8", 1.0)):
+        peak = gpu.peak(name)
         picked = rows[rows["gemm_dtype"] == name]
         if peak is None or picked.empty:
             continue

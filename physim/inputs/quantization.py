@@ -77,8 +77,11 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
     if not quantization:
         return Formats(BFLOAT16, BFLOAT16, BFLOAT16, 2.0)
     weights = _weight_format(quantization, where)
-    lists = ("ignore", "modules_to_not_convert", "exclude_modules")
-    ignored = [str(pattern) for field in lists for pattern in quantization.get(field) or []]
+    ignored = [
+        pattern
+        for field in ("ignore", "modules_to_not_convert", "exclude_modules")
+        for pattern in _patterns(quantization.get(field), f"{where}: quantization_config.{field}")
+    ]
 
     def unless_ignored(*modules: str) -> WeightFormat:
         named = any(module in pattern for pattern in ignored for module in modules)
@@ -92,6 +95,14 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
     )
 
 
+def _patterns(value: Any, where: str) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
+        raise InputError(where, f"{value!r} is no list of module names", "write a list of strings")
+    return value
+
+
 def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
     method = str(quantization.get("quant_method", "")).lower()
     if method == "fp8":
@@ -99,7 +110,8 @@ def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
     if method in {"gptq", "awq"}:
         bits = quantization.get("bits", quantization.get("w_bit"))
         if bits == 4:
-            return int4(int(quantization.get("group_size", quantization.get("q_group_size", 128))))
+            group = quantization.get("group_size", quantization.get("q_group_size", 128))
+            return int4(_group_size(group, f"{where}: quantization_config.group_size"))
         raise InputError(
             f"{where}: quantization_config.bits",
             f"{method} with {bits} bits",
@@ -119,7 +131,8 @@ def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
 
 def _compressed_tensors(quantization: Mapping[str, Any], where: str) -> WeightFormat:
     place = f"{where}: quantization_config.config_groups"
-    groups = list((quantization.get("config_groups") or {}).values())
+    named = quantization.get("config_groups")
+    groups = list(named.values()) if isinstance(named, Mapping) else []
     schemes = [group.get("weights") for group in groups if isinstance(group, Mapping)]
     if len(schemes) != 1 or not isinstance(schemes[0], Mapping):
         raise InputError(place, f"{len(schemes)} weight schemes", "exactly one is modelled")
@@ -128,8 +141,15 @@ def _compressed_tensors(quantization: Mapping[str, Any], where: str) -> WeightFo
     if (bits, kind) == (8, "float"):
         return FP8_BLOCK if scheme.get("strategy") == "block" else FP8
     if (bits, kind) == (4, "int") and not groups[0].get("input_activations"):
-        return int4(int(scheme.get("group_size") or 0))
+        return int4(_group_size(scheme.get("group_size") or -1, f"{place}.group_size"))
     raise InputError(place, f"{bits}-bit {kind} weights", "modelled are 8-bit float and 4-bit int")
+
+
+def _group_size(value: Any, where: str) -> int:
+    """Weights that share a scale; -1 where a whole column does."""
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise InputError(where, f"{value!r} is no group size", "write a positive integer, or -1")
+    return value
 
 
 def _kv_cache_is_fp8(quantization: Mapping[str, Any]) -> bool:

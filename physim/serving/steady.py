@@ -251,12 +251,16 @@ def _observed(
         + busy * _handover_steps(model, limits) * step
         + own_prefill
     )
+    # Clients that find no seat wait for one: by Little's law, what is left of their round trip.
+    decode = (demand.output_tokens - 1.0) * itl
+    clients = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency, 0.0)
+    ttft += jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     return SteadyState(
         ttft=ttft,
         itl=itl,
-        e2e=ttft + (demand.output_tokens - 1.0) * itl,
+        e2e=ttft + decode,
         throughput=balance.throughput,
         saturated=saturated,
         batch=balance.batch,

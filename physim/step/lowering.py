@@ -199,6 +199,8 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
             lines.append("no measured expert kernel for this format: that of bfloat16 is used")
     if any(form.name == "int4" for form in used):
         lines.append("no measured 4-bit GEMM: efficiencies of bfloat16 are used")
+    if any(form.name == "fp8_block" for form in used) and gpu.peak("fp8"):
+        lines.append("no measured block-scaled fp8 GEMM: efficiencies of per-tensor fp8 are used")
     if any(form.compute == "fp8" and gpu.peak("fp8") is None for form in used):
         lines.append(f"{gpu.key} has no fp8 tensor cores: fp8 weights, 16-bit compute")
     if formats.kv_cache_bytes == 1:
@@ -260,7 +262,7 @@ def _activation_bytes(gpu: Hardware, form: WeightFormat) -> float:
 
 
 def _gemm_table(grids: str, form: WeightFormat) -> str:
-    table = f"gemm_{form.name}"
+    table = f"gemm_{form.compute}"
     return table if table in tables(grids) else "gemm_bfloat16"
 
 
