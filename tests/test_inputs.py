@@ -22,6 +22,14 @@ def test_a_model_is_found_by_path_folder_and_name(tmp_path):
         assert load_model(model).parameters == by_name.parameters
 
 
+def test_quantisation_in_a_file_beside_the_configuration(tmp_path):
+    shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
+    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    formats = load_model(tmp_path).formats
+    assert (formats.mlp.name, formats.kv_cache_bytes) == ("fp8", 1.0)
+
+
 def test_an_edited_file_is_read_anew(tmp_path):
     path = tmp_path / "config.json"
     config = json.loads((data.folder("model_configs") / "Qwen--Qwen3-14B.json").read_text())

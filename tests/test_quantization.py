@@ -24,6 +24,7 @@ def compressed(bits, kind, activations=None, **weights):
         (quantized(quant_method="fp8"), "fp8", 1.0),
         (quantized(quant_method="fp8", weight_block_size=[128, 128]), "fp8_block", 1.000244140625),
         (quantized(quant_method="modelopt", quant_algo="FP8"), "fp8", 1.0),
+        (quantized(quant_algo="FP8"), "fp8", 1.0),
         (quantized(quant_method="gptq", bits=4, group_size=128), "int4", 0.51953125),
         (quantized(quant_method="awq", w_bit=4, q_group_size=64), "int4", 0.5390625),
         (compressed(8, "float", {"num_bits": 8}), "fp8", 1.0),

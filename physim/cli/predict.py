@@ -162,7 +162,9 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
 
 def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
     def milliseconds(value: float | None) -> str:
-        return "-" if value is None else f"{value * 1e3:.1f} ms"
+        if value is None:
+            return "-"
+        return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
 
     e2e = "-" if prediction.e2e_s is None else f"{prediction.e2e_s:.3f} s"
     capacity = prediction.capacity_rps

@@ -10,6 +10,7 @@ from physim.errors import InputError
 from physim.inputs.architecture import ModelArch, read_architecture
 
 _SUFFIX = ".json"
+_MODELOPT = "hf_quant_config.json"
 _HUB_TIMEOUT_S = 10.0
 
 
@@ -37,7 +38,12 @@ def load_model(model: str | Path) -> ModelArch:
 
 @functools.lru_cache(maxsize=256)
 def _load(path: Path, _modified_ns: int, name: str) -> ModelArch:
-    return read_architecture(data.read_json(path), name)
+    config = data.read_json(path)
+    # Older ModelOpt checkpoints describe their quantisation in a file beside the configuration.
+    beside = path.with_name(_MODELOPT)
+    if not config.get("quantization_config") and beside.is_file():
+        config["quantization_config"] = data.read_json(beside).get("quantization")
+    return read_architecture(config, name)
 
 
 def _find(model: str) -> Path:
@@ -79,6 +85,8 @@ def _from_hub(model: str) -> Path:
             return Path(cached)
         # One request that is not retried, so that an unreachable hub is known at once.
         hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), timeout=_HUB_TIMEOUT_S)
+        if hub.file_exists(model, _MODELOPT):
+            hub.hf_hub_download(model, _MODELOPT)
         return Path(hub.hf_hub_download(model, "config.json"))
     except Exception as error:  # the hub client raises many unrelated types when offline
         raise InputError(

@@ -104,7 +104,9 @@ def _patterns(value: Any, where: str) -> list[str]:
 
 
 def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
-    method = str(quantization.get("quant_method", "")).lower()
+    # NVIDIA's ModelOpt names its algorithm, and not always itself.
+    implied = "modelopt" if quantization.get("quant_algo") else ""
+    method = str(quantization.get("quant_method") or implied).lower()
     if method == "fp8":
         return FP8_BLOCK if quantization.get("weight_block_size") else FP8
     if method in {"gptq", "awq"}:
