@@ -13,33 +13,39 @@ from jaxtyping import Array, Int
 from physim.types import Scalar
 
 _MAX_EVALUATIONS = 64
+# Of a point and parameters: a value whose root is wanted, and whatever else was found there.
+Function = Callable[[Scalar, Any], tuple[Scalar, Any]]
 
 
 class _Bracket(NamedTuple):
-    """Two points with values of opposite sign, and the value that was found last."""
+    """Two points with values of opposite sign, and what was found at the point tried last."""
 
     low: Scalar
     high: Scalar
     at_low: Scalar
     at_high: Scalar
-    last: Scalar
+    point: Scalar
+    value: Scalar
+    found: Any
     evaluations: Int[Array, ""]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def bracketed_root(
-    function: Callable[[Scalar, Any], Scalar], parameters: Any, lower: Scalar, upper: Scalar
-) -> Scalar:
-    """Where a function that rises through zero between two bounds does so.
+    function: Function, parameters: Any, lower: Scalar, upper: Scalar
+) -> tuple[Scalar, Any]:
+    """Where a function that rises through zero between two bounds does so, and what it found there.
 
     The Illinois variant of regula falsi (Dowell and Jarratt, BIT 11, 1971): superlinear, always
-    bracketed, one evaluation an iteration, so that it compiles to few copies of the function. The
-    bounds' values need only have the right sign, and are taken as the width of the bracket: the
-    functions solved here are the difference of their argument and something bounded.
+    bracketed, one evaluation an iteration. What the function finds beside its value comes out of
+    the last iteration, so that a model is compiled once, within the loop. The bounds' values need
+    only have the right sign, and are taken as the width of the bracket: the functions solved here
+    are the difference of their argument and something bounded.
 
     Args:
-        function: Of a point and the parameters; negative at ``lower``, positive at ``upper``,
-            continuous. Derivatives with respect to what it closes over are not seen.
+        function: Of a point and the parameters: a value, negative at ``lower``, positive at
+            ``upper`` and continuous, and a tree of floating-point arrays. Derivatives with respect
+            to what it closes over are not seen.
         parameters: What the root depends on; a tree of arrays, differentiable.
         lower: Start of the bracket.
         upper: Its end.
@@ -49,37 +55,44 @@ def bracketed_root(
 
     def unfinished(bracket: _Bracket) -> Array:
         wide = bracket.high - bracket.low > tolerance
-        return wide & (jnp.abs(bracket.last) > tolerance) & (bracket.evaluations < _MAX_EVALUATIONS)
+        more = bracket.evaluations < _MAX_EVALUATIONS
+        return wide & (jnp.abs(bracket.value) > tolerance) & more
 
     def narrow(bracket: _Bracket) -> _Bracket:
-        low, high, at_low, at_high, last, evaluations = bracket
+        low, high, at_low, at_high = bracket.low, bracket.high, bracket.at_low, bracket.at_high
         point = (low * at_high - high * at_low) / (at_high - at_low)
-        value = function(point, parameters)
+        value, found = function(point, parameters)
         below = value < 0
         # An end that is kept twice running has its value halved, which draws the next point
         # towards it.
-        shrink = jnp.where(below == (last < 0), 0.5, 1.0)
+        shrink = jnp.where(below == (bracket.value < 0), 0.5, 1.0)
         return _Bracket(
             low=jnp.where(below, point, low),
             high=jnp.where(below, high, point),
             at_low=jnp.where(below, value, at_low * shrink),
             at_high=jnp.where(below, at_high * shrink, value),
-            last=value,
-            evaluations=evaluations + 1,
+            point=point,
+            value=value,
+            found=found,
+            evaluations=bracket.evaluations + 1,
         )
 
     width = upper - lower
-    start = _Bracket(lower, upper, -width, width, width, jnp.zeros((), int))
-    found = jax.lax.while_loop(unfinished, narrow, start)
-    return jnp.where(found.last < 0, found.low, found.high)
+    _, shapes = jax.eval_shape(function, lower, parameters)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    start = _Bracket(lower, upper, -width, width, lower, width, nothing, jnp.zeros((), int))
+    end = jax.lax.while_loop(unfinished, narrow, start)
+    return end.point, end.found
 
 
 @bracketed_root.defjvp
 def _implicit(
-    function: Callable[[Scalar, Any], Scalar], primals: Any, tangents: Any
-) -> tuple[Scalar, Scalar]:
+    function: Function, primals: Any, tangents: Any
+) -> tuple[tuple[Scalar, Any], tuple[Scalar, Any]]:
     parameters, lower, upper = primals
-    root = bracketed_root(function, parameters, lower, upper)
-    slope = jax.grad(function)(root, parameters)
-    _, change = jax.jvp(lambda p: function(root, p), (parameters,), (tangents[0],))
-    return root, -change / slope
+    root, found = bracketed_root(function, parameters, lower, upper)
+    slope = jax.grad(lambda x: function(x, parameters)[0])(root)
+    _, change = jax.jvp(lambda p: function(root, p)[0], (parameters,), (tangents[0],))
+    moved = -change / slope
+    _, changes = jax.jvp(lambda x, p: function(x, p)[1], (root, parameters), (moved, tangents[0]))
+    return (root, found), (moved, changes)

@@ -159,14 +159,18 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         limits: The engine's limits.
     """
     shortest, longest = jnp.log(_SHORTEST_STEP_S), jnp.log(_LONGEST_STEP_S)
-    step = jnp.exp(bracketed_root(_residual, (model, demand, limits), shortest, longest))
-    balance = _balance(step, model, demand, limits)
-    return _observed(step, balance, model, demand, limits)
+    log_step, balance = bracketed_root(_residual, (model, demand, limits), shortest, longest)
+    return _observed(jnp.exp(log_step), balance, model, demand, limits)
 
 
-def _residual(log_step: Scalar, system: tuple[StepModel, Demand, Limits]) -> Scalar:
-    """How much longer the mean step is, in logarithm, than what it would run would take."""
-    return log_step - jnp.log(_balance(jnp.exp(log_step), *system).step.total)
+# Traced once, for its shapes and for the loop.
+@jax.jit
+def _residual(
+    log_step: Scalar, system: tuple[StepModel, Demand, Limits]
+) -> tuple[Scalar, _Balance]:
+    """How much longer the mean step is, in logarithm, than what runs in it takes; and what runs."""
+    balance = _balance(jnp.exp(log_step), *system)
+    return log_step - jnp.log(balance.step.total), balance
 
 
 def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> _Balance:
