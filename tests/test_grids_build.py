@@ -86,8 +86,8 @@ def test_provenance_is_complete_and_the_shipped_tables_are_small():
 
 
 def test_recorded_errors_of_bf16_gemm():
-    # At most 4% and 25% where the measured rows allow it. The L40S's do not: its GEMMs were timed
-    # with operands that sometimes stayed in its large cache (14% beat the roofline).
+    # At most 4% and 25% where the measured rows allow it. The L40S's do not: neighbouring sizes
+    # differ by a quarter without a trend, and 14% of the rows beat the roofline.
     worst = {"a100_sxm": 4.0, "h100_sxm": 4.0, "h200_sxm": 4.0, "l40s": 5.0}
     for gpu, median in worst.items():
         entry = next(e for e in provenance(gpu)["tables"] if e["table"] == "gemm_bfloat16")
