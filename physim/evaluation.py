@@ -170,15 +170,16 @@ def _place(path: Path, number: int, column: str) -> str:
 
 
 def _filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    place, columns = f"where {where!r}", f"columns: {', '.join(map(str, frame.columns))}"
     try:
-        return frame.query(where)
+        holds: Any = frame.eval(where)
     except Exception as error:  # the expression is the user's, and pandas raises many types
-        columns = ", ".join(map(str, frame.columns))
-        raise InputError(
-            f"where {where!r}",
-            f"is no expression over the columns ({error})",
-            f"columns: {columns}",
-        ) from error
+        raise InputError(place, f"is no expression over the columns ({error})", columns) from error
+    if getattr(holds, "shape", None) != (len(frame),) or holds.dtype != bool:
+        raise InputError(place, "is no condition on a row", 'write one such as "tp == 2"')
+    if not holds.any():
+        raise InputError(place, "holds for no row", "relax it")
+    return frame.loc[holds]
 
 
 def _overall_row(row: _Row, stages: int) -> str | None:

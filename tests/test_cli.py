@@ -112,8 +112,17 @@ def test_a_narrow_terminal_keeps_its_numbers(tmp_path):
     runs = tmp_path / "runs.csv"
     pd.DataFrame([{**ROW, "experiment": "a-very-long-name-of-an-experiment" * 3}]).to_csv(runs)
     run = physim("evaluate", "--data", runs, columns="80")
-    assert "…" in run.stdout
+    assert "…" not in run.stdout
     assert run.stdout.count("%") >= 4
+
+
+@pytest.mark.parametrize("arguments", [["show", "models"], ["grids", "show", "l40s", "all_reduce"]])
+def test_nothing_is_cut_in_a_narrow_terminal(arguments):
+    assert "…" not in physim(*arguments, columns="80").stdout
+
+
+def test_piped_names_of_models_can_be_passed_on():
+    assert "meta-llama/Llama-3.1-8B-Instruct" in physim("show", "models", columns="100").stdout
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,11 @@ def test_where(tmp_path):
     assert len(physim.evaluate([path], where="tp == 2").rows) == 1
     with pytest.raises(InputError, match="is no expression over the columns"):
         physim.evaluate([path], where="speed > 2")
+    for no_condition in ("tp", "tp + 1", "1"):
+        with pytest.raises(InputError, match="is no condition on a row"):
+            physim.evaluate([path], where=no_condition)
+    with pytest.raises(InputError, match="holds for no row"):
+        physim.evaluate([path], where="tp == 99")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,13 @@ def test_a_lone_client_never_waits_and_meets_no_prefill():
     assert alone.throughput * alone.e2e == pytest.approx(1.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 5])
+@pytest.mark.parametrize("outputs", [1, 3, 100])
+def test_no_more_requests_are_under_way_than_there_are_clients(concurrency, outputs):
+    state = solve(QWEN, Load(2000, outputs, concurrency=concurrency))
+    assert state.throughput * state.e2e == pytest.approx(concurrency, rel=1e-9)
+
+
 def test_clients_without_a_seat_wait_for_one():
     state = solve(QWEN, Load(786, 251, concurrency=64), max_num_seqs=16)
     assert state.running == pytest.approx(16.0, rel=1e-6)

@@ -116,7 +116,9 @@ def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str,
     columns_name, columns = surface.axes[1] if len(surface.axes) > 1 else ("efficiency", np.ones(1))
     values = np.exp(surface.log_efficiency).reshape(len(knots), len(columns))
     # As many knots as a terminal holds, spread over the axes.
-    shown = np.unique(np.linspace(0, len(columns) - 1, 9).round().astype(int))
+    widest = max(len(f"{column:g}") for column in columns)
+    fitting = max((console.width - len(rows_name) - 6) // (max(widest, 5) + 2), 1)
+    shown = np.unique(np.linspace(0, len(columns) - 1, min(fitting, 9)).round().astype(int))
     lines = np.unique(np.linspace(0, len(knots) - 1, 40).round().astype(int))
     headings = [f"{columns[column]:g}" for column in shown] if len(columns) > 1 else [columns_name]
     console.print(f"{title}: efficiency relative to roofline{_described(fixed)}")

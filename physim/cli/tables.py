@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
-    """A table whose first column is text, cut where the line is too short, the others numbers.
+    """A table whose first column is text, folded where the line is too short, the others numbers.
 
     Args:
         columns: Headings.
@@ -29,7 +29,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -
     # Each column is followed by one space, and the box adds one to either side.
     left = Console().width - sum(width + 2 for width in widths[1:]) - 3
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(columns[0], overflow="ellipsis", no_wrap=True, max_width=max(left, 8))
+    table.add_column(columns[0], overflow="fold", max_width=max(left, 8))
     for heading in columns[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in cells:

@@ -259,13 +259,16 @@ def _observed(
     decode = (demand.output_tokens - 1.0) * itl
     clients = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency, 0.0)
     ttft += jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
+    # The balance took a mean step for each of a client's own prefill steps, which are longer: of
+    # the two, the round trip as it is observed says how often a client returns.
+    throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     return SteadyState(
         ttft=ttft,
         itl=itl,
         e2e=ttft + decode,
-        throughput=balance.throughput,
+        throughput=throughput,
         saturated=saturated,
         batch=balance.batch,
         running=running,
