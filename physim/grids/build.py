@@ -115,9 +115,7 @@ def look_up_errors_pct(grid: Grid | ExpertGrid, rows: Measurements) -> np.ndarra
 def _interpolate(grid: Grid | ExpertGrid, coordinates: dict[str, np.ndarray]) -> np.ndarray:
     """Log-efficiency at many points; NumPy, for the rows are too many to vmap at once."""
     if isinstance(grid, ExpertGrid):
-        shapes = np.stack([coordinates[name] for name in EXPERT_SHAPE], axis=1)
-        order = {tuple(shape): row for row, shape in enumerate(grid.shapes)}
-        rows = [order[tuple(shape)] for shape in shapes]
+        rows = _expert_rows(grid.shapes, coordinates)
         weights = _weights(grid.tokens, coordinates["tokens"])
         return np.einsum("rt,rt->r", grid.log_efficiency[rows], weights)
     out = np.empty(len(next(iter(coordinates.values()))))
@@ -140,14 +138,9 @@ def _grid(rows: Measurements, axes_from: Measurements) -> tuple[Grid | ExpertGri
     """The grid of ``rows`` on the knots of ``axes_from``, and the share of it that was filled."""
     log_efficiency = np.log(rows.roofline_s / rows.measured_s)
     if "width" in rows.coordinates:
-        every = np.stack([axes_from.coordinates[name] for name in EXPERT_SHAPE], axis=1)
-        shapes, which = (
-            np.unique(every, axis=0),
-            np.stack([rows.coordinates[name] for name in EXPERT_SHAPE], axis=1),
-        )
-        order = {tuple(shape): row for row, shape in enumerate(shapes)}
+        shapes = np.unique(_expert_shapes(axes_from.coordinates), axis=0)
         tokens = np.unique(axes_from.coordinates["tokens"])
-        cells = np.array([order[tuple(shape)] for shape in which])
+        cells = _expert_rows(shapes, rows.coordinates)
         columns = np.searchsorted(tokens, rows.coordinates["tokens"])
         values = _cell_means((len(shapes), len(tokens)), (cells, columns), log_efficiency)
         # Shapes are no axis: gaps are filled along the tokens alone.
@@ -158,6 +151,16 @@ def _grid(rows: Measurements, axes_from: Measurements) -> tuple[Grid | ExpertGri
     values = _cell_means(tuple(len(axis) for axis in knots.values()), index, log_efficiency)
     filled = fill_gaps(values, list(knots.values()))
     return Grid(tuple(knots.items()), filled), float(np.isnan(values).mean())
+
+
+def _expert_shapes(coordinates: dict[str, np.ndarray]) -> np.ndarray:
+    return np.stack([coordinates[name] for name in EXPERT_SHAPE], axis=1)
+
+
+def _expert_rows(shapes: np.ndarray, coordinates: dict[str, np.ndarray]) -> np.ndarray:
+    """Which of the listed shapes each measured row has."""
+    order = {tuple(shape): row for row, shape in enumerate(shapes)}
+    return np.array([order[tuple(shape)] for shape in _expert_shapes(coordinates)])
 
 
 def _cell_means(
