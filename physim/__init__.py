@@ -13,42 +13,59 @@ if TYPE_CHECKING:
     from physim.errors import InputError
     from physim.evaluation import Evaluation, evaluate
     from physim.inputs.deployment import Deployment
-    from physim.prediction import Case, Prediction, predict, predict_cases, step_model
-    from physim.serving.load import Load
+    from physim.prediction import (
+        Case,
+        Prediction,
+        predict,
+        predict_cases,
+        predict_trace,
+        step_model,
+    )
+    from physim.serving.lengths import Lengths
+    from physim.serving.load import Load, Stage
+    from physim.serving.workload import Conversations
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
 
 _HOME = {
     "Batch": "physim.step.batch",
     "Case": "physim.prediction",
+    "Conversations": "physim.serving.workload",
     "Corrections": "physim.corrections",
     "Deployment": "physim.inputs.deployment",
     "Evaluation": "physim.evaluation",
     "InputError": "physim.errors",
+    "Lengths": "physim.serving.lengths",
     "Load": "physim.serving.load",
     "Prediction": "physim.prediction",
+    "Stage": "physim.serving.load",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "evaluate": "physim.evaluation",
     "predict": "physim.prediction",
     "predict_cases": "physim.prediction",
+    "predict_trace": "physim.prediction",
     "step_model": "physim.prediction",
 }
 
 __all__ = [
     "Batch",
     "Case",
+    "Conversations",
     "Corrections",
     "Deployment",
     "Evaluation",
     "InputError",
+    "Lengths",
     "Load",
     "Prediction",
+    "Stage",
     "StepModel",
     "StepTime",
     "evaluate",
     "predict",
     "predict_cases",
+    "predict_trace",
     "step_model",
 ]
 

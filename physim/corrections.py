@@ -26,6 +26,7 @@ class Corrections(eqx.Module):
         host_request: CPU time of a step for each of its requests.
         front_end: Time of a request outside the engine.
         handover: Wait of an arriving request for the steps that are under way.
+        output_handling: Time in which the tokens of a step leave the front end.
     """
 
     gemm: Scalar = 0.0
@@ -40,6 +41,7 @@ class Corrections(eqx.Module):
     host_request: Scalar = 0.0
     front_end: Scalar = 0.0
     handover: Scalar = 0.0
+    output_handling: Scalar = 0.0
 
 
 # GPU idle time between two steps: inputs are copied and some forty small kernels of the order of
@@ -58,3 +60,7 @@ HOST_SHARPNESS = 8.0
 # Time of a request outside the engine: HTTP, tokenisation, two messages between processes,
 # detokenisation. An order of magnitude, not a measurement.
 FRONT_END_S = 5e-3
+
+# CPU time of the front end for each token that leaves it (detokenisation, a message, a chunk of
+# HTTP), a step's tokens one after another. An order of magnitude, not a measurement.
+OUTPUT_REQUEST_S = 20e-6

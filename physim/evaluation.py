@@ -13,8 +13,8 @@ from physim import data
 from physim.errors import InputError
 from physim.fits import NO_FIT, load_corrections
 from physim.inputs.deployment import Deployment
-from physim.prediction import Case, Prediction, predict_cases
-from physim.serving.load import Load
+from physim.prediction import Case, Part, Prediction, predict_cases
+from physim.serving.load import Load, Stage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +32,7 @@ _POSITIVE = (
     "max_num_batched_tokens",
     "gpu_memory_utilization",
     "rate_rps",
+    "duration_s",
     "input_len_mean",
     "output_len",
 )
@@ -80,18 +81,30 @@ class Evaluation:
 
 
 def evaluate(
-    tables: Sequence[str | Path], fit: str | Path = NO_FIT, where: str | None = None
+    tables: Sequence[str | Path],
+    fit: str | Path = NO_FIT,
+    where: str | None = None,
+    method: str = "fluid",
+    timeout_s: float | None = None,
+    seed: int = 0,
 ) -> Evaluation:
     """Predicts every row of tables of measured runs and compares.
+
+    The stages of a run follow one another, so that a queue is carried from one to the next; its
+    overall row (stage -1) is compared with all its requests.
 
     Args:
         tables: CSV files of one row for each stage of a run, in the common form: identity
             (``experiment``, ``stage``, ``model``, ``hardware``, ``tp``), the server's limits, the
-            load (``arrival``, ``rate_rps``, ``prefix_caching``, ``prompt_groups``,
+            load (``arrival``, ``rate_rps``, ``duration_s``, ``prefix_caching``, ``prompt_groups``,
             ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean``,
-            ``e2e_mean``), in seconds and tokens; an optional column ``kv_blocks``.
+            ``e2e_mean``), in seconds and tokens; optional columns ``kv_blocks`` and
+            ``prompts_per_group``.
         fit: Name or path of a fit, or ``none`` for the bare physics.
         where: Keeps only rows for which this expression over the columns holds.
+        method: ``fluid`` or ``replay``.
+        timeout_s: Time after which the clients gave up; None for never.
+        seed: Seed of the replay's requests.
 
     Raises:
         InputError: A file cannot be read, lacks a column, or holds a value that is missing or
@@ -100,30 +113,33 @@ def evaluate(
     import pandas as pd
 
     frame = pd.concat([_read(Path(table)) for table in tables], ignore_index=True)
-    if where:
-        frame = _filtered(frame, where)
-    stages = frame[frame["stage"] != WHOLE_RUN].groupby(["table", "experiment"])["stage"].nunique()
-    observed, cases, skipped = [], [], []
-    for row in frame.to_dict("records"):
-        reason = _overall_row(row, stages.get((row["table"], row["experiment"]), 0))
-        if reason is None:
-            try:
-                cases.append(_case(row))
-                observed.append(row)
-            except InputError as error:
-                reason = str(error)
-        if reason is not None:
-            skipped.append(_skipped(row, reason))
-    rows = []
-    predictions = predict_cases(cases, load_corrections(fit), fit=str(fit))
-    for row, prediction in zip(observed, predictions, strict=True):
-        if prediction.saturated:
-            capacity = f"{prediction.capacity_rps:.3g}/s"
-            reason = f"rate {row['rate_rps']:g}/s is above the predicted capacity of {capacity}"
-            skipped.append(_skipped(row, reason))
-        else:
-            rows.append(_compared(row, prediction))
+    kept = frame if where is None else _filtered(frame, where)
+    runs = {
+        key: sorted(run.to_dict("records"), key=lambda row: row["stage"])
+        for key, run in frame.groupby(["table", "experiment"])
+    }
+    cases, skipped, wanted = [], [], []
+    for key, some in kept.groupby(["table", "experiment"], sort=False):
+        records = some.to_dict("records")
+        try:
+            cases.append(_case(runs[key], timeout_s))
+            wanted.append(records)
+        except InputError as error:
+            skipped += [_skipped(row, str(error)) for row in records]
+    predictions = predict_cases(cases, load_corrections(fit), str(fit), method=method, seed=seed)
+    rows = [
+        _compared(row, _part_of(row, runs[row["table"], row["experiment"]], prediction))
+        for records, prediction in zip(wanted, predictions, strict=True)
+        for row in records
+    ]
     return Evaluation(rows, {metric: _summary(rows, metric) for metric in METRICS}, skipped)
+
+
+def _part_of(row: _Row, run: Sequence[_Row], prediction: Prediction) -> Part:
+    """The part of a run's prediction that a row is about."""
+    if row["stage"] == WHOLE_RUN or not prediction.stages:
+        return prediction.whole
+    return prediction.stages[[stage["stage"] for stage in _stages(run)].index(row["stage"])]
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -182,13 +198,15 @@ def _filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     return frame.loc[holds]
 
 
-def _overall_row(row: _Row, stages: int) -> str | None:
-    if row["stage"] == WHOLE_RUN and stages > 1:
-        return f"averages {stages} stages of different rates, which are predicted one by one"
-    return None
-
-
-def _case(row: _Row) -> Case:
+def _case(run: Sequence[_Row], timeout_s: float | None) -> Case:
+    """A run's rows as a case: its stages in order, or its overall row if it has no other."""
+    stages = _stages(run)
+    row = stages[0]
+    for column in ("tp", "input_len_mean", "output_len", "arrival", "model"):
+        if any(other[column] != row[column] for other in stages):
+            raise InputError(
+                f"{row['experiment']}: {column}", "differs between stages", "split the run"
+            )
     kv_blocks = row.get("kv_blocks")
     deployment = Deployment(
         tp=int(row["tp"]),
@@ -201,11 +219,18 @@ def _case(row: _Row) -> Case:
     load = Load(
         input_tokens=float(row["input_len_mean"]),
         output_tokens=float(row["output_len"]),
-        rate=float(row["rate_rps"]),
         cached_tokens=cached_tokens(row, deployment.block_size),
         arrival=row["arrival"],
+        stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in stages),
+        prefixes=max(int(row["prompt_groups"] * row.get("prompts_per_group", 1)), 1),
+        timeout_s=timeout_s,
     )
     return Case.of(row["model"], row["hardware"], deployment, load)
+
+
+def _stages(run: Sequence[_Row]) -> list[_Row]:
+    """The rows of a run's stages in order, or its overall row if it has no other."""
+    return [row for row in run if row["stage"] != WHOLE_RUN] or list(run)
 
 
 def cached_tokens(row: _Row, block_size: int) -> float:
@@ -224,14 +249,15 @@ def _skipped(row: _Row, reason: str) -> dict[str, Any]:
     return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
 
 
-def _compared(row: _Row, prediction: Prediction) -> dict[str, Any]:
+def _compared(row: _Row, part: Part) -> dict[str, Any]:
+    means = {metric: values["mean"] for metric, values in part.latencies.items()}
     observed = {"e2e_mean": row["e2e_mean"], "ttft_mean": row["ttft_mean"]}
-    predicted = {"e2e_mean": prediction.e2e_s, "ttft_mean": prediction.ttft_s}
-    if prediction.itl_s is not None:
+    predicted = {"e2e_mean": means["e2e"], "ttft_mean": means["ttft"]}
+    if "itl" in means:
         # The generated tokens are known, while the client's count and its chunks may differ.
         decoding = row["e2e_mean"] - row["ttft_mean"]
         observed["itl_mean"] = decoding / (row["output_len"] - 1)
-        predicted["itl_mean"] = prediction.itl_s
+        predicted["itl_mean"] = means["itl"]
     return {
         "experiment": row["experiment"],
         "stage": int(row["stage"]),

@@ -1,23 +1,34 @@
-"""Predictions: from a model, a GPU, a deployment and a load to latency and throughput."""
+"""Predictions: from a model, a GPU, a deployment and a load to latency and throughput.
+
+A load that stays is solved for its steady state; one that ends or changes is run through the
+fluid's equations, or replayed request by request.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from physim.corrections import Corrections
+from physim.errors import InputError
 from physim.fits import NO_FIT, load_corrections
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
 from physim.inputs.models import load_model
-from physim.serving.load import Load
-from physim.serving.steady import Demand, Limits, SteadyState, steady_state
+from physim.serving.demand import Demand, Limits
+from physim.serving.lengths import Tokens
+from physim.serving.load import Load, Stage
+from physim.serving.percentiles import PERCENTILES, steady_percentiles
+from physim.serving.steady import SteadyState, steady_state
 from physim.stacking import stack
 from physim.step.lowering import StepOps, assumptions, lower
 from physim.step.model import StepModel
@@ -26,6 +37,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from physim.inputs.architecture import ModelArch
+
+METHODS = ("fluid", "replay")
+# Requests that are replayed of a load without end.
+REPLAYED = 5000
 
 
 @dataclass(frozen=True)
@@ -58,18 +73,65 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Latencies of the requests of one stage, or of all. Seconds.
+
+    Attributes:
+        rate: Arrivals per second; None in a closed loop and for a trace.
+        duration_s: How long they arrive; None without end.
+        arrived: Requests; None without end, and so for the next.
+        completed: Of them, those that were answered before their client gave up.
+        latencies: ``ttft``, ``itl`` and ``e2e``, each with ``mean``, ``p50``, ``p90`` and ``p99``,
+            of completed requests; ITL is a request's mean time between tokens. Without a value
+            where there is none.
+    """
+
+    rate: float | None
+    duration_s: float | None
+    arrived: float | None
+    completed: float | None
+    latencies: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """An engine over time.
+
+    Attributes:
+        time_s: Times, seconds.
+        waiting: Requests that wait.
+        running: Requests in the engine.
+        kv_use: Share of the KV blocks that they hold.
+        arrival_s: When some requests arrive,
+        ttft_s: and their time to first token.
+    """
+
+    time_s: list[float]
+    waiting: list[float]
+    running: list[float]
+    kv_use: list[float]
+    arrival_s: list[float]
+    ttft_s: list[float]
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """What a server under a steady load is predicted to do. Means; seconds, tokens, 1/s.
+    """What a server under a load is predicted to do. Means; seconds, tokens, 1/s.
+
+    Of a load that ends or changes, latencies and throughput are those of its requests, and the
+    engine's state (``capacity_rps`` to ``step_parts_s``) is that of its busiest stage, were it to
+    stay.
 
     Attributes:
         model: The model's name.
         gpu: The GPU's key.
         tp: GPUs that share every layer.
-        load: The load.
+        load: The load; None for a trace.
         fit: Name of the fit whose corrections were used.
-        ttft_s: Time to first token; None above capacity, where the queue grows without end.
+        method: ``fluid`` or ``replay``.
+        ttft_s: Time to first token; None where the queue grows without end.
         itl_s: Time from one token to the next; None where a request has one output token.
-        e2e_s: Time of a request; None above capacity.
+        e2e_s: Time of a request; None where the queue grows without end.
         requests_per_s: Requests completed per second.
         output_tokens_per_s: Tokens generated per second.
         capacity_rps: Rate at which such requests are served when there are always more of them.
@@ -81,14 +143,18 @@ class Prediction:
         mixed_share: Share of steps that carry a prefill chunk.
         step_s: Time of a step.
         step_parts_s: Where it goes, by component; sums to ``step_s``.
+        whole: Latencies with percentiles.
+        stages: The same for each stage, if there are several.
+        timeline: The engine over time; None for a load that stays.
         assumptions: Where physics stands in for a measurement, one line each.
     """
 
     model: str
     gpu: str
     tp: int
-    load: Load
+    load: Load | None
     fit: str
+    method: str
     ttft_s: float | None
     itl_s: float | None
     e2e_s: float | None
@@ -103,34 +169,57 @@ class Prediction:
     mixed_share: float
     step_s: float
     step_parts_s: dict[str, float]
+    whole: Part
+    stages: tuple[Part, ...]
+    timeline: Timeline | None = field(repr=False)
     assumptions: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as plain values, for JSON."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields["load"] = {name: getattr(self.load, name) for name in Load.__dataclass_fields__}
-        return {**fields, "assumptions": list(self.assumptions)}
+        content = asdict(self)
+        if self.load is not None:
+            content["load"]["stages"] = [asdict(stage) for stage in self.load.stages]
+        return {**content, "stages": list(content["stages"]), "assumptions": [*self.assumptions]}
 
     def to_frame(self) -> pd.DataFrame:
-        """The prediction as one row; the load's and the step's parts have columns of their own."""
+        """A row for the whole load and one for each stage; what has parts has columns of its own.
+
+        ``stage`` is -1 for the whole load.
+        """
         import pandas as pd
 
         row = self.to_dict()
-        parts, load = row.pop("step_parts_s"), row.pop("load")
+        for name in ("timeline", "stages", "whole", "load"):
+            row.pop(name)
         row["assumptions"] = "; ".join(row["assumptions"])
-        return pd.DataFrame([{**row, **load, **{f"step_{k}_s": v for k, v in parts.items()}}])
+        row |= {f"step_{name}_s": value for name, value in row.pop("step_parts_s").items()}
+        if self.load is not None:
+            load = {f.name: getattr(self.load, f.name) for f in fields(Load)}
+            row |= {k: v for k, v in load.items() if isinstance(v, int | float | str)}
+        rows = []
+        for number, part in enumerate((self.whole, *self.stages), start=-1):
+            latencies = {
+                f"{metric}_{name}_s": value
+                for metric, values in part.latencies.items()
+                for name, value in values.items()
+            }
+            counts = {"rate": part.rate, "arrived": part.arrived, "completed": part.completed}
+            rows.append({**row, "stage": number, **counts, **latencies})
+        return pd.DataFrame(rows)
 
     def __repr__(self) -> str:
-        load = self.load
-        demand = f"{load.rate:g}/s" if load.rate else f"{load.concurrency:g} clients"
-        head = (
-            f"{self.model} on {self.tp} x {self.gpu}, {demand}, "
-            f"{load.input_tokens:g} in ({load.cached_tokens:g} cached), {load.output_tokens:g} out"
-        )
-        if self.saturated:
+        demand = self.load.describe() if self.load is not None else "a trace"
+        if self.load is not None:
+            load = self.load
+            demand += (
+                f", {load.mean_input:g} in ({load.cached_tokens:g} cached), "
+                f"{load.mean_output:g} out"
+            )
+        if self.ttft_s is None or self.e2e_s is None:
             latency = f"above capacity ({self.capacity_rps:.3g}/s): the queue grows without end"
         else:
             latency = f"TTFT {_ms(self.ttft_s)}, ITL {_ms(self.itl_s)}, E2E {self.e2e_s:.3f} s"
+        head = f"{self.model} on {self.tp} x {self.gpu}, {demand}"
         return f"<Prediction {head}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
 
 
@@ -142,28 +231,43 @@ def predict(
     model: str | Path,
     *,
     gpu: str,
-    input_tokens: float,
-    output_tokens: float,
+    input_tokens: Tokens,
+    output_tokens: Tokens,
     rate: float | None = None,
     concurrency: float | None = None,
+    stages: Sequence[Stage | tuple[float, float]] = (),
+    requests: int | None = None,
     cached_tokens: float = 0.0,
+    prefixes: int = 1,
     arrival: str = "constant",
+    burstiness: float = 1.0,
+    timeout_s: float | None = None,
+    method: str = "fluid",
+    seed: int = 0,
     fit: str | Path = NO_FIT,
     mixed: str = "additive",
     **deployment: Any,
 ) -> Prediction:
-    """Predicts latency and throughput of a model on a GPU under a steady load.
+    """Predicts latency and throughput of a model on a GPU under a load.
 
     Args:
         model: Path of a ``config.json``, shipped name or hub id; see
             `physim.inputs.models.load_model`.
         gpu: Key of a GPU, such as ``h100_sxm``, or a JSON file.
-        input_tokens: Mean prompt length, tokens.
-        output_tokens: Mean generated length, tokens.
+        input_tokens: Prompt length, tokens: a number, or `physim.Lengths`.
+        output_tokens: Generated length, tokens: a number, or `physim.Lengths`.
         rate: Arrivals per second (open loop).
-        concurrency: Clients (closed loop); give either this or ``rate``.
+        concurrency: Clients (closed loop).
+        stages: Rates that follow one another, each with its duration in seconds. Give one of
+            ``rate``, ``concurrency`` and ``stages``.
+        requests: How many requests there are; None without end.
         cached_tokens: Prompt tokens that are found in the prefix cache.
-        arrival: ``constant`` or ``poisson``.
+        prefixes: Different cached prefixes.
+        arrival: ``constant``, ``poisson`` or ``gamma``.
+        burstiness: Shape of gamma arrivals; 1 is Poisson, less is burstier.
+        timeout_s: Time after which clients give up; None for never.
+        method: ``fluid``, or ``replay`` for a request-by-request simulation.
+        seed: Seed of the replay's requests.
         fit: Name or path of a fit, or ``none`` for the bare physics.
         mixed: How steps of both prefill and decode are composed; see `StepModel`.
         **deployment: Fields of `physim.Deployment`, such as ``tp``.
@@ -171,9 +275,57 @@ def predict(
     Raises:
         InputError: Some input cannot be used; the message says which and what to do.
     """
-    load = Load(input_tokens, output_tokens, rate, concurrency, cached_tokens, arrival)
+    load = Load(
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        rate=rate,
+        concurrency=concurrency,
+        cached_tokens=cached_tokens,
+        arrival=arrival,
+        burstiness=burstiness,
+        stages=tuple(s if isinstance(s, Stage) else Stage(*s) for s in stages),
+        requests=requests,
+        prefixes=prefixes,
+        timeout_s=timeout_s,
+    )
     case = Case.of(model, gpu, Deployment(**deployment), load)
-    return predict_cases([case], load_corrections(fit), fit=str(fit), mixed=mixed)[0]
+    corrections = load_corrections(fit)
+    return predict_cases([case], corrections, str(fit), mixed, method, seed)[0]
+
+
+def predict_trace(
+    model: str | Path,
+    trace: str | Path,
+    *,
+    gpu: str,
+    timeout_s: float | None = None,
+    fit: str | Path = NO_FIT,
+    **deployment: Any,
+) -> Prediction:
+    """Replays a recorded trace on a model on a GPU.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        trace: CSV of requests; see `physim.serving.workload.read_trace`.
+        gpu: Key of a GPU, or a JSON file.
+        timeout_s: Time after which clients give up; None for never.
+        fit: Name or path of a fit, or ``none`` for the bare physics.
+        **deployment: Fields of `physim.Deployment`, such as ``tp``.
+
+    Raises:
+        InputError: Some input cannot be used; the message says which and what to do.
+    """
+    from physim.replaying import replay_trace
+
+    return replay_trace(
+        model,
+        Path(trace),
+        gpu,
+        Deployment(**deployment),
+        load_corrections(fit),
+        str(fit),
+        timeout_s,
+    )
 
 
 def step_model(
@@ -204,33 +356,75 @@ def step_model(
 def predict_cases(
     cases: Sequence[Case],
     corrections: Corrections,
-    *,
     fit: str = NO_FIT,
     mixed: str = "additive",
+    method: str = "fluid",
+    seed: int = 0,
 ) -> list[Prediction]:
-    """Predicts many cases in one vectorised call.
+    """Predicts many cases at once.
+
+    Loads that stay take one vectorised call, those in stages one for each number of stages.
 
     Args:
         cases: Any mixture of models, GPUs, deployments and loads.
         corrections: Corrections of the components.
         fit: Their name, for the record.
         mixed: How steps of both prefill and decode are composed.
+        method: ``fluid`` or ``replay``.
+        seed: Seed of the replay's requests.
+
+    Raises:
+        InputError: The method is unknown, or cannot predict a case.
     """
+    if method not in METHODS:
+        raise InputError("method", f"{method!r} is unknown", f"known are {', '.join(METHODS)}")
     if not cases:
         return []
-    # Padded to a power of two, so that few sizes are ever compiled.
-    padded = [*cases, *[cases[-1]] * (2 ** math.ceil(math.log2(len(cases))) - len(cases))]
-    ops = [lower(case.model, case.gpu, case.deployment) for case in padded]
-    limits = [Limits.of(case.deployment) for case in padded]
-    demands = [Demand.of(case.load) for case in padded]
-    # After the loads the same requests without end, whose throughput is the capacity.
-    unbounded = [replace(demand, rate=math.inf, concurrency=math.inf) for demand in demands]
-    states: SteadyState = jax.tree.map(
-        np.asarray,
-        _solve(stack(ops * 2), corrections, stack(demands + unbounded), stack(limits * 2), mixed),
-    )
+    predictions = _steady(cases, corrections, fit, mixed)
+    if method == "replay":
+        from physim.replaying import replayed
+
+        return [
+            replayed(prediction, case, corrections, mixed, seed)
+            for prediction, case in zip(predictions, cases, strict=True)
+        ]
+    changing = defaultdict(list)
+    for row, case in enumerate(cases):
+        # Of clients that send a number of requests, the beginning and the end are left out.
+        if not case.load.endless and case.load.concurrency is None:
+            key = len(case.load.schedule()), case.load.timeout_s is None
+            changing[key].append(row)
+    for rows in changing.values():
+        from physim.courses import run_cases
+
+        some = [predictions[row] for row in rows]
+        ran = run_cases(some, [cases[row] for row in rows], corrections, mixed)
+        for row, prediction in zip(rows, ran, strict=True):
+            predictions[row] = prediction
+    return predictions
+
+
+def padded(cases: Sequence[Case]) -> list[Case]:
+    """The cases and some more, up to a power of two, so that few sizes are ever compiled."""
+    return [*cases, *[cases[-1]] * (2 ** math.ceil(math.log2(len(cases))) - len(cases))]
+
+
+def arrays(cases: Sequence[Case]) -> tuple[StepOps, Demand, Limits]:
+    """The cases as numbers, stacked; of a load in stages, the busiest."""
+    ops = [lower(case.model, case.gpu, case.deployment) for case in cases]
+    demands = [Demand.of(case.load, case.deployment.block_size) for case in cases]
+    return stack(ops), stack(demands), stack([Limits.of(case.deployment) for case in cases])
+
+
+def _steady(
+    cases: Sequence[Case], corrections: Corrections, fit: str, mixed: str
+) -> list[Prediction]:
+    """What the cases' loads settle to."""
+    ops, demands, limits = arrays(padded(cases))
+    solved, percentiles = jax.tree.map(np.asarray, _solve(ops, corrections, demands, limits, mixed))
+    rows = len(percentiles)
     return [
-        _prediction(case, _row(states, row), _row(states, len(padded) + row), fit)
+        _prediction(case, _row(solved, row), _row(solved, rows + row), percentiles[row], fit)
         for row, case in enumerate(cases)
     ]
 
@@ -238,11 +432,24 @@ def predict_cases(
 @jax.jit(static_argnames="mixed")
 def _solve(
     ops: StepOps, corrections: Corrections, demands: Demand, limits: Limits, mixed: str
-) -> SteadyState:
+) -> tuple[SteadyState, Any]:
+    """Steady states of the loads, then of the same requests without end; percentiles of the first.
+
+    The throughput of requests without end is the capacity.
+    """
+
     def one(ops: StepOps, demand: Demand, limits: Limits) -> SteadyState:
         return steady_state(StepModel(ops, corrections, mixed), demand, limits)
 
-    return jax.vmap(one)(ops, demands, limits)
+    endless = jnp.full_like(demands.rate, jnp.inf)
+    unbounded = eqx.tree_at(lambda d: (d.rate, d.concurrency), demands, (endless, endless))
+    both = jax.tree.map(
+        lambda *x: jnp.concatenate(x), (ops, demands, limits), (ops, unbounded, limits)
+    )
+    states: SteadyState = jax.vmap(one)(*both)
+    count = demands.rate.shape[0]
+    offered = jax.tree.map(lambda x: x[:count], states)
+    return states, jax.vmap(steady_percentiles)(offered.chances, offered.itl, demands)
 
 
 def _row(states: SteadyState, row: int) -> SteadyState:
@@ -250,19 +457,33 @@ def _row(states: SteadyState, row: int) -> SteadyState:
     return picked
 
 
-def _prediction(case: Case, state: SteadyState, unbounded: SteadyState, fit: str) -> Prediction:
-    saturated, requests_per_s = state.saturated, state.throughput
+def _prediction(
+    case: Case, state: SteadyState, unbounded: SteadyState, percentiles: Any, fit: str
+) -> Prediction:
+    load, saturated, requests_per_s = case.load, state.saturated, state.throughput
+    single = load.mean_output == 1
+    means = {
+        "ttft": None if saturated else state.ttft,
+        "itl": None if single else state.itl,
+        "e2e": None if saturated else state.e2e,
+    }
+    latencies = {
+        metric: {"mean": mean} | {f"p{q}": float(v) for q, v in zip(PERCENTILES, row, strict=True)}
+        for (metric, mean), row in zip(means.items(), percentiles, strict=True)
+        if mean is not None
+    }
     return Prediction(
         model=case.model.name,
         gpu=case.gpu.key,
         tp=case.deployment.tp,
-        load=case.load,
+        load=load,
         fit=fit,
-        ttft_s=None if saturated else state.ttft,
-        itl_s=None if case.load.output_tokens == 1 else state.itl,
-        e2e_s=None if saturated else state.e2e,
+        method="fluid",
+        ttft_s=means["ttft"],
+        itl_s=means["itl"],
+        e2e_s=means["e2e"],
         requests_per_s=requests_per_s,
-        output_tokens_per_s=requests_per_s * case.load.output_tokens,
+        output_tokens_per_s=requests_per_s * load.mean_output,
         # With every seat taken a server may be slower than with some free (where all-reduces are
         # slow, say); a load that is served then is no less within its capacity.
         capacity_rps=max(unbounded.throughput, requests_per_s),
@@ -274,5 +495,33 @@ def _prediction(case: Case, state: SteadyState, unbounded: SteadyState, fit: str
         mixed_share=state.mixed_share,
         step_s=state.step.total,
         step_parts_s=state.step.parts,
+        whole=Part(load.rate, None, None, None, latencies),
+        stages=(),
+        timeline=None,
         assumptions=tuple(assumptions(case.model, case.gpu, case.deployment)),
+    )
+
+
+def with_course(
+    prediction: Prediction,
+    method: str,
+    whole: Part,
+    stages: Sequence[Part],
+    timeline: Timeline,
+    requests_per_s: float,
+    output_tokens_per_s: float,
+) -> Prediction:
+    """A prediction for a load that ends: the latencies are those of its requests."""
+    means = {metric: values["mean"] for metric, values in whole.latencies.items()}
+    return replace(
+        prediction,
+        method=method,
+        ttft_s=means.get("ttft"),
+        itl_s=means.get("itl"),
+        e2e_s=means.get("e2e"),
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=output_tokens_per_s,
+        whole=whole,
+        stages=tuple(stages) if len(stages) > 1 else (),
+        timeline=timeline,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Record = TypeVar("Record")
@@ -16,3 +17,9 @@ def stack(records: Sequence[Record]) -> Record:
     leaves, structures = zip(*(jax.tree.flatten(record) for record in records), strict=True)
     columns = zip(*leaves, strict=True)
     return jax.tree.unflatten(structures[0], [np.array(column) for column in columns])
+
+
+def stacked(records: Sequence[Record]) -> Record:
+    """Stacks records of one shape leaf by leaf while tracing."""
+    whole: Record = jax.tree.map(lambda *x: jnp.stack(jnp.broadcast_arrays(*x)), *records)
+    return whole

@@ -160,3 +160,59 @@ def test_version_and_help():
 def test_commands_that_need_no_arrays_do_not_load_jax():
     code = "import physim.cli, sys; sys.exit('jax' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+STAGES = ["--stage", "5:20", "--stage", "80:20", "--input", "500", "--output", "exponential:200"]
+
+
+@pytest.mark.slow
+def test_stages_are_predicted_and_drawn(tmp_path):
+    engine = ["predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2"]
+    engine += ["--max-num-seqs", "64", "--arrival", "poisson", *STAGES]
+    picture = tmp_path / "load.png"
+    fluid = physim(*engine, "--json", "--plot", picture)
+    assert fluid.returncode == 0, fluid.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(fluid.stdout)
+    replayed = json.loads(physim(*engine, "--json", "--method", "replay").stdout)
+    assert [stage["rate"] for stage in content["stages"]] == [5, 80]
+    # The second stage is above capacity: minutes in a queue, and both say so.
+    first, second = (stage["latencies"]["ttft"]["mean"] for stage in content["stages"])
+    assert second > 50 * first
+    assert content["e2e_s"] == pytest.approx(replayed["e2e_s"], rel=0.1)
+    printed = physim(*engine).stdout
+    for word in ("p99", "5/s, 20 s", "80/s, 20 s", "all"):
+        assert word in printed
+
+
+def test_a_trace_is_replayed(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,300,20\n0.5,200,30\n2,100,5\n")
+    engine = ["predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm"]
+    run = physim(*engine, "--trace", path)
+    assert run.returncode == 0, run.stderr
+    assert "a trace" in run.stdout
+    assert "replayed" in run.stdout
+    refused = physim(*engine, "--trace", path, "--rate", "3")
+    assert refused.returncode == 1
+    assert "comes with a load beside it" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--stage", "5", "--input", "9", "--output", "9"], "stage '5': is not RATE:SECONDS"),
+        (["--stage", "-5:10", "--input", "9", "--output", "9"], "stage: rate: -5.0 is not posit"),
+        (["--rate", "1", "--stage", "5:10", "--input", "9", "--output", "9"], "one of them"),
+        (["--rate", "1", "--output", "9"], "--input and --output: are missing"),
+        (["--rate", "1", "--input", "9", "--output", "lots:9"], "lengths 'lots:9'"),
+        (["--rate", "1", "--input", "9", "--output", "9", "--method", "guess"], "'guess' is unkn"),
+        (["--rate", "1", "--input", "9", "--output", "9", "--plot", "a.png"], "a load that ends"),
+        (["--trace", "/nowhere.csv"], "No such file"),
+    ],
+)
+def test_bad_loads_are_one_line(arguments, message):
+    run = physim("predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", *arguments)
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert run.stderr.count("\n") == 1

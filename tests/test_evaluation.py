@@ -22,6 +22,7 @@ ROW = {
     "prefix_caching": True,
     "arrival": "constant",
     "rate_rps": 2.0,
+    "duration_s": 600,
     "prompt_groups": 9,
     "input_len_mean": 575,
     "output_len": 248,
@@ -44,10 +45,11 @@ def test_a_row(tmp_path):
     expected = physim.predict(
         "Qwen/Qwen3-8B",
         gpu="h100_sxm",
-        rate=2,
+        stages=[(2, 600)],
         input_tokens=575,
         output_tokens=248,
         cached_tokens=560,
+        prefixes=9,
         max_model_len=4096,
         max_num_seqs=128,
         max_num_batched_tokens=2048,
@@ -72,24 +74,54 @@ def test_a_row(tmp_path):
 def test_skipped_rows_have_a_reason(tmp_path):
     path = table(
         tmp_path,
-        {"stage": 0},
-        {"stage": 1, "rate_rps": 1e6},
-        {"stage": -1},
+        {},
         {"experiment": "other", "model": "deepseek-ai/DeepSeek-V2-Lite"},
         {"experiment": "third", "tp": 3},
+        {"experiment": "fourth", "stage": 0},
+        {"experiment": "fourth", "stage": 1, "output_len": 300},
     )
     evaluation = physim.evaluate([path])
     reasons = {(row["experiment"], row["stage"]): row["reason"] for row in evaluation.skipped}
-    assert "averages 2 stages" in reasons["run", -1]
-    assert "above the predicted capacity" in reasons["run", 1]
-    assert "MLA" in reasons["other", 0]
-    assert "3 does not divide" in reasons["third", 0]
+    assert "DeepSeek" in reasons["other", 0] or "Deepseek" in reasons["other", 0]
+    assert "does not divide" in reasons["third", 0]
+    assert "output_len differs between stages" in reasons["fourth", 0].replace(": ", " ", 2)
     assert len(evaluation.rows) == 1
 
 
-def test_the_whole_run_of_one_stage_is_predicted(tmp_path):
-    evaluation = physim.evaluate([table(tmp_path, {"stage": 0}, {"stage": -1})])
-    assert [row["stage"] for row in evaluation.rows] == [0, -1]
+def test_stages_follow_one_another(tmp_path):
+    path = table(
+        tmp_path,
+        {"stage": 1, "rate_rps": 300.0, "duration_s": 60},
+        {"stage": 0, "duration_s": 60},
+        {"stage": 2, "duration_s": 60},
+        {"stage": -1, "duration_s": 180},
+    )
+    rows = {row["stage"]: row["metrics"] for row in physim.evaluate([path]).rows}
+    ttft = {stage: metrics["ttft_mean"]["predicted"] for stage, metrics in rows.items()}
+    # The second stage is far above capacity, and the third finds its queue.
+    assert ttft[1] > 100 * ttft[0]
+    assert ttft[2] > 100 * ttft[0]
+    requests = {0: 120, 1: 18000, 2: 120}
+    mean = sum(requests[s] * ttft[s] for s in requests) / sum(requests.values())
+    assert ttft[-1] == pytest.approx(mean, rel=1e-3)
+    # A filter chooses rows, not what went before them.
+    (row,) = physim.evaluate([path], where="stage == 2").rows
+    assert row["metrics"]["ttft_mean"]["predicted"] == pytest.approx(ttft[2], rel=1e-6)
+
+
+def test_the_whole_run_alone_is_one_stage(tmp_path):
+    path = table(tmp_path, {"stage": 0}, {"stage": -1, "experiment": "alone"})
+    first, second = physim.evaluate([path]).rows
+    assert first["metrics"]["e2e_mean"] == second["metrics"]["e2e_mean"]
+
+
+def test_the_replay_evaluates_too(tmp_path):
+    path = table(tmp_path, {"duration_s": 100})
+    fluid, replayed = (physim.evaluate([path], method=m).rows[0] for m in ("fluid", "replay"))
+    for metric, tolerance in (("e2e_mean", 0.01), ("ttft_mean", 0.05)):
+        assert fluid["metrics"][metric]["predicted"] == pytest.approx(
+            replayed["metrics"][metric]["predicted"], rel=tolerance
+        )
 
 
 def test_one_output_token_has_no_itl(tmp_path):

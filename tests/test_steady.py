@@ -15,9 +15,10 @@ from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.models import load_model
+from physim.serving.demand import Demand, Limits
 from physim.serving.load import Load
 from physim.serving.root import bracketed_root
-from physim.serving.steady import Demand, Limits, steady_state
+from physim.serving.steady import steady_state
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 
@@ -32,7 +33,7 @@ SOLVE = jax.jit(
 def system(model, load, **deployment):
     arch = load_model(model)
     resolved = Deployment(**deployment).resolved(arch, H100)
-    return lower(arch, H100, resolved), Demand.of(load), Limits.of(resolved)
+    return lower(arch, H100, resolved), Demand.of(load, resolved.block_size), Limits.of(resolved)
 
 
 def solve(model, load, **deployment):
@@ -77,10 +78,11 @@ def test_root_with_a_kink(slope, offset):
 
 def test_littles_law():
     state = solve(QWEN, LOAD)
-    assert state.batch == pytest.approx(float(6 * 250 * state.itl))
+    # A mean step is not quite a step as a decoding request meets it.
+    assert state.batch == pytest.approx(float(6 * 250 * state.itl), rel=1e-3)
     assert state.throughput == pytest.approx(6.0)
     assert state.e2e == pytest.approx(float(state.ttft + 250 * state.itl))
-    assert state.itl == pytest.approx(float(state.step.total))
+    assert state.itl == pytest.approx(float(state.step.total), rel=1e-3)
 
 
 def test_a_lone_request_by_hand():
@@ -122,10 +124,11 @@ def test_no_more_requests_are_under_way_than_there_are_clients(concurrency, outp
 
 
 def test_clients_without_a_seat_wait_for_one():
-    state = solve(QWEN, Load(786, 251, concurrency=64), max_num_seqs=16)
+    sync = {"max_num_seqs": 16, "async_scheduling": False}
+    state = solve(QWEN, Load(786, 251, concurrency=64), **sync)
     assert state.running == pytest.approx(16.0, rel=1e-6)
     assert state.throughput * state.e2e == pytest.approx(64.0, rel=1e-6)
-    seated = solve(QWEN, Load(786, 251, concurrency=16), max_num_seqs=16)
+    seated = solve(QWEN, Load(786, 251, concurrency=16), **sync)
     assert state.itl == pytest.approx(float(seated.itl), rel=0.02)
     assert state.ttft > 40 * seated.ttft
 
@@ -142,15 +145,26 @@ def test_above_capacity_the_capacity_is_served():
 
 def test_each_limit_binds():
     # The seats: sixteen requests run and the seventeenth waits.
-    seats = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16)
+    seats = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16, async_scheduling=False)
     assert seats.running == pytest.approx(16.0)
+    # When steps are formed ahead, a seat is empty for one of the 252 steps of its turn.
+    ahead = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16)
+    assert ahead.running == pytest.approx(16.0 * 251 / 252)
     # The cache: a request of 786 + 251/2 tokens takes 57.5 blocks.
-    cache = solve(QWEN, replace(LOAD, rate=1e4), kv_blocks=575)
+    sync = {"kv_blocks": 575, "async_scheduling": False}
+    cache = solve(QWEN, replace(LOAD, rate=1e4, cached_tokens=0.0), **sync)
     assert cache.running == pytest.approx(575 / 57.47, rel=1e-3)
     assert cache.kv_use == pytest.approx(1.0)
+    # A prefix of 48 blocks is held once; the rest of a request takes 9.47.
+    shared = solve(QWEN, replace(LOAD, rate=1e4), **sync)
+    assert shared.running == pytest.approx((575 - 48) / 9.469, rel=1e-3)
+    assert shared.kv_use == pytest.approx(1.0)
+    # Or each request has a prefix of its own.
+    own = solve(QWEN, replace(LOAD, rate=1e4, prefixes=10**6), **sync)
+    assert own.running == pytest.approx(575 / 57.47, rel=1e-3)
     # The token budget: each request takes 2,000 tokens of prefill and one of decode.
     budget = solve(QWEN, Load(2000, 2, rate=1e4), max_num_seqs=64, max_num_batched_tokens=1024)
-    assert budget.throughput * 2001 * budget.itl == pytest.approx(1024, rel=1e-6)
+    assert budget.throughput * 2001 * budget.step.total == pytest.approx(1024, rel=1e-6)
     # Seats beyond the budget stay empty.
     few = solve(QWEN, Load(100, 100, rate=1e4), max_num_seqs=512, max_num_batched_tokens=128)
     assert few.batch == pytest.approx(128 * 99 / 199, rel=1e-6)
@@ -166,8 +180,9 @@ def test_prefill_in_chunks_takes_more_steps():
 def test_async_scheduling_costs_a_step_before_the_first_token():
     ahead = solve(QWEN, LOAD)
     direct = solve(QWEN, LOAD, async_scheduling=False)
-    assert ahead.ttft - direct.ttft == pytest.approx(float(ahead.itl), rel=1e-6)
-    assert ahead.itl == pytest.approx(float(direct.itl))
+    # The step that is waited for has no prompt in it: arrivals are far apart.
+    assert ahead.ttft - direct.ttft == pytest.approx(float(ahead.itl), rel=0.01)
+    assert ahead.itl == pytest.approx(float(direct.itl), rel=1e-6)
 
 
 def test_cached_prompts_save_prefill_but_not_context():

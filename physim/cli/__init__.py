@@ -5,7 +5,9 @@ Exit codes: 0 success, 1 input that cannot be used, 2 a command that is not unde
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +27,18 @@ app.command()(predict)
 app.command()(evaluate)
 app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")
+
+
+def _keep_compiled() -> None:
+    """Lets JAX keep what it compiles, so that only the first command of its kind waits for that.
+
+    JAX_COMPILATION_CACHE_DIR says where; JAX_ENABLE_COMPILATION_CACHE=false, that nothing is kept.
+    What raises errors while it runs cannot be kept, so solvers give no number instead, which is
+    looked for.
+    """
+    os.environ.setdefault("EQX_ON_ERROR", "nan")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "physim" / "jax"
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,6 +63,7 @@ def options(
 
 def main() -> None:
     """Runs the command line; input that cannot be used ends it with one line and exit code 1."""
+    _keep_compiled()
     try:
         app()
     except InputError as error:

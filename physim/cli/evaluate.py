@@ -34,7 +34,14 @@ def evaluate(
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write rows, summary and skipped rows here.")
     ] = None,
-    worst: Annotated[int, typer.Option(help="How many of the worst rows to print.")] = 10,
+    method: Annotated[
+        str, typer.Option(help="fluid, or replay for every request one by one.")
+    ] = "fluid",
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds after which the clients gave up.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
+    worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to print.")] = 10,
 ) -> None:
     """Predict every row of tables of measured runs and compare.
 
@@ -43,7 +50,7 @@ def evaluate(
     import physim
     from physim.errors import InputError
 
-    evaluation = physim.evaluate(tables, fit, where)
+    evaluation = physim.evaluate(tables, fit, where, method, timeout, seed)
     if json_out:
         evaluation.write_json(json_out)
     if not evaluation.rows:

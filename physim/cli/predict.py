@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,9 +11,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from physim.prediction import Prediction
+    from physim.prediction import Part, Prediction
 
 _LOAD, _ENGINE = "Load", "Engine"
+_LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
 
 
 def predict(
@@ -21,11 +23,13 @@ def predict(
     ],
     gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")],
     input_tokens: Annotated[
-        float, typer.Option("--input", help="Prompt tokens, mean.", rich_help_panel=_LOAD)
-    ],
+        str | None,
+        typer.Option("--input", help=f"Prompt tokens: {_LENGTHS}", rich_help_panel=_LOAD),
+    ] = None,
     output_tokens: Annotated[
-        float, typer.Option("--output", help="Generated tokens, mean.", rich_help_panel=_LOAD)
-    ],
+        str | None,
+        typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_LOAD),
+    ] = None,
     tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
     rate: Annotated[
         float | None,
@@ -37,13 +41,45 @@ def predict(
             help="Clients that wait for their answer (closed loop).", rich_help_panel=_LOAD
         ),
     ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="RATE:SECONDS of a load in stages; repeat it.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Requests in all, of one rate or of clients.", rich_help_panel=_LOAD),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV of requests to replay: arrival_s, input_tokens, output_tokens, prefix_group.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = None,
     cached: Annotated[
         float,
         typer.Option(help="Prompt tokens found in the prefix cache.", rich_help_panel=_LOAD),
     ] = 0.0,
+    prefixes: Annotated[
+        int, typer.Option(help="Different cached prefixes.", rich_help_panel=_LOAD)
+    ] = 1,
     arrival: Annotated[
-        str, typer.Option(help="constant or poisson.", rich_help_panel=_LOAD)
+        str, typer.Option(help="constant, poisson or gamma.", rich_help_panel=_LOAD)
     ] = "constant",
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.", rich_help_panel=_LOAD)
+    ] = 1.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds after which clients give up.", rich_help_panel=_LOAD),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(help="fluid, or replay for every request one by one.")
+    ] = "fluid",
+    seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
     fit: Annotated[
         str, typer.Option(help="A fit of `physim show fits`, a fit file, or none.")
     ] = "none",
@@ -89,37 +125,67 @@ def predict(
         typer.Option(help="Schedule a step while one runs.", rich_help_panel=_ENGINE),
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw a load that ends over time: queue, batch, KV use, TTFT."),
+    ] = None,
 ) -> None:
-    """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a steady load.
+    """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
-    Engine options that are not given take vLLM's defaults for the GPU.
+    Engine options that are not given take vLLM's defaults for the GPU. A load is a --rate, clients
+    (--concurrency), or --stage after --stage; or a --trace, which is replayed.
 
     Example: physim predict Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
     """
     import physim
+    from physim.errors import InputError
 
-    prediction = physim.predict(
-        model,
-        gpu=gpu,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        rate=rate,
-        concurrency=concurrency,
-        cached_tokens=cached,
-        arrival=arrival,
-        fit=fit,
-        mixed=mixed,
-        tp=tp,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_memory_utilization,
-        block_size=block_size,
-        kv_blocks=kv_blocks,
-        moe_kernel=moe_kernel,
-        expert_load=expert_load,
-        async_scheduling=async_scheduling,
-    )
+    engine: dict[str, Any] = {
+        "tp": tp,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "block_size": block_size,
+        "kv_blocks": kv_blocks,
+        "moe_kernel": moe_kernel,
+        "expert_load": expert_load,
+        "async_scheduling": async_scheduling,
+    }
+    if trace is not None:
+        others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)
+        if any(value is not None for value in others):
+            raise InputError("trace", "comes with a load beside it", "give one of the two")
+        prediction = physim.predict_trace(
+            model, trace, gpu=gpu, timeout_s=timeout, fit=fit, **engine
+        )
+    else:
+        if input_tokens is None or output_tokens is None:
+            raise InputError("--input and --output", "are missing", "give both, or a --trace")
+        prediction = physim.predict(
+            model,
+            gpu=gpu,
+            input_tokens=physim.Lengths.parse(input_tokens),
+            output_tokens=physim.Lengths.parse(output_tokens),
+            rate=rate,
+            concurrency=concurrency,
+            stages=[physim.Stage.parse(text) for text in stage or []],
+            requests=requests,
+            cached_tokens=cached,
+            prefixes=prefixes,
+            arrival=arrival,
+            burstiness=burstiness,
+            timeout_s=timeout,
+            method=method,
+            seed=seed,
+            fit=fit,
+            mixed=mixed,
+            **engine,
+        )
+    if plot is not None:
+        from physim.plot import draw_timeline
+
+        draw_timeline(prediction, plot)
     if as_json:
         typer.echo(json.dumps(prediction.to_dict(), indent=1))
         return
@@ -135,11 +201,16 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     from rich.text import Text
 
     load = prediction.load
-    demand = f"{load.rate:g} req/s {load.arrival}" if load.rate else f"{load.concurrency:g} clients"
+    what = "a trace"
+    if load is not None:
+        what = (
+            f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached), "
+            f"{load.mean_output:g} out"
+        )
+    how = "" if prediction.method == "fluid" else ", replayed"
     title = Text.assemble(
         (prediction.model, "bold"),
-        f" on {prediction.tp} x {prediction.gpu}, {demand}, {load.input_tokens:g} tokens in "
-        f"({load.cached_tokens:g} cached), {load.output_tokens:g} out; fit: {prediction.fit}",
+        f" on {prediction.tp} x {prediction.gpu}, {what}; fit: {prediction.fit}{how}",
     )
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(justify="left")
@@ -147,8 +218,9 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     numbers.add_column(style="dim")
     for row in _numbers(prediction):
         numbers.add_row(*row)
-    lines: list[RenderableType] = [title, "", numbers, "", _bars(prediction)]
-    if prediction.saturated:
+    lines: list[RenderableType] = [title, "", numbers, "", _latencies(prediction)]
+    lines += ["", _bars(prediction)]
+    if prediction.saturated and prediction.ttft_s is None:
         lines.append(
             Text(
                 f"The load is above capacity ({prediction.capacity_rps:.3g} req/s): the queue "
@@ -160,18 +232,19 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     return lines
 
 
-def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
-    def milliseconds(value: float | None) -> str:
-        if value is None:
-            return "-"
-        return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
 
+
+def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
     e2e = "-" if prediction.e2e_s is None else f"{prediction.e2e_s:.3f} s"
-    capacity = prediction.capacity_rps
+    capacity, whole = prediction.capacity_rps, prediction.whole
     use = prediction.requests_per_s / capacity
-    return [
-        ("TTFT", milliseconds(prediction.ttft_s), "time to first token, mean"),
-        ("ITL", milliseconds(prediction.itl_s), "time between tokens, mean"),
+    rows = [
+        ("TTFT", _milliseconds(prediction.ttft_s), "time to first token, mean"),
+        ("ITL", _milliseconds(prediction.itl_s), "time between tokens, mean"),
         ("E2E", e2e, "time of a request, mean"),
         (
             "throughput",
@@ -185,6 +258,30 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
         ),
         ("KV use", f"{prediction.kv_use:.1%}", f"of {prediction.kv_blocks:,} blocks"),
     ]
+    if whole.arrived is not None and whole.completed is not None:
+        lost = whole.arrived - whole.completed
+        if round(lost) > 0:
+            rows.append(("given up", f"{lost:.0f}", f"of {whole.arrived:.0f} requests"))
+    return rows
+
+
+def _latencies(prediction: Prediction) -> RenderableType:
+    """Percentiles of the whole load and of its stages."""
+    from physim.cli.tables import table_of
+
+    columns = ["", "", "mean", "p50", "p90", "p99"]
+    rows = []
+    for number, part in enumerate((prediction.whole, *prediction.stages)):
+        name = "" if not prediction.stages else "all" if number == 0 else _stage(part)
+        for metric, values in part.latencies.items():
+            cells = (_milliseconds(values[c]) if c in values else "-" for c in columns[2:])
+            rows.append([name, metric.upper(), *cells])
+            name = ""
+    return table_of(columns, rows)
+
+
+def _stage(part: Part) -> str:
+    return f"{part.rate:g}/s, {part.duration_s:g} s"
 
 
 def _bars(prediction: Prediction, width: int = 30) -> RenderableType:

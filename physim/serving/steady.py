@@ -9,18 +9,20 @@ token budget, and then what is served is the capacity.
 
 from __future__ import annotations
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool
 
-from physim.corrections import FRONT_END_S
-from physim.inputs.deployment import ResolvedDeployment
-from physim.serving.load import Load
+from physim.serving.demand import Demand, Limits
+from physim.serving.first_token import handover_steps, local, outside_s
+from physim.serving.kv_seats import recomputed_tokens
+from physim.serving.mixture import busy_when_even, even
+from physim.serving.occupancy import Occupancy, Steps, steps_at
+from physim.serving.percentiles import Chances, chances
 from physim.serving.root import bracketed_root
-from physim.step.batch import Batch
+from physim.serving.waits import peakedness, wait_for_a_seat
+from physim.stacking import stacked
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
 
@@ -28,67 +30,8 @@ from physim.types import AnyArray, Scalar
 _SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-5, 1e3
 # Served load below this share of the offered one counts as saturated.
 _SATURATED_SHARE = 0.999
-
-
-class Demand(eqx.Module):
-    """A `Load` as numbers, for ``vmap``.
-
-    Attributes:
-        rate: Arrivals per second; infinite in a closed loop.
-        concurrency: Clients; infinite in an open loop.
-        input_tokens: Prompt tokens.
-        cached_tokens: Of them, found in the prefix cache.
-        output_tokens: Generated tokens.
-        poisson: 1 for Poisson arrivals, 0 for evenly spaced ones.
-    """
-
-    rate: Scalar
-    concurrency: Scalar
-    input_tokens: Scalar
-    cached_tokens: Scalar
-    output_tokens: Scalar
-    poisson: Scalar
-
-    @classmethod
-    def of(cls, load: Load) -> Demand:
-        """The numbers of a load."""
-        return cls(
-            rate=math.inf if load.rate is None else float(load.rate),
-            concurrency=math.inf if load.concurrency is None else float(load.concurrency),
-            input_tokens=float(load.input_tokens),
-            cached_tokens=float(load.cached_tokens),
-            output_tokens=float(load.output_tokens),
-            poisson=float(load.arrival == "poisson"),
-        )
-
-
-class Limits(eqx.Module):
-    """An engine's limits as numbers, for ``vmap``.
-
-    Attributes:
-        max_num_seqs: Requests that may run at once.
-        max_num_batched_tokens: Tokens of one step.
-        kv_blocks: KV blocks.
-        block_size: Tokens of a block.
-        scheduled_ahead: Steps that are scheduled while another runs.
-    """
-
-    max_num_seqs: Scalar
-    max_num_batched_tokens: Scalar
-    kv_blocks: Scalar
-    block_size: Scalar
-    scheduled_ahead: Scalar
-
-    @classmethod
-    def of(cls, deployment: ResolvedDeployment) -> Limits:
-        """The numbers of a deployment."""
-        return cls(
-            max_num_seqs=float(deployment.max_num_seqs),
-            max_num_batched_tokens=float(deployment.max_num_batched_tokens),
-            kv_blocks=float(deployment.kv_blocks),
-            block_size=float(deployment.block_size),
-            scheduled_ahead=float(deployment.async_scheduling),
-        )
+# Of the seats, for the slope of a step's time near where all are taken.
+_PART_FULL = 0.7
 
 
 class SteadyState(eqx.Module):
@@ -105,6 +48,7 @@ class SteadyState(eqx.Module):
         kv_use: Share of the KV blocks that running requests hold.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
+        chances: What latencies are made of, for percentiles.
     """
 
     ttft: Scalar
@@ -117,37 +61,27 @@ class SteadyState(eqx.Module):
     kv_use: Scalar
     mixed_share: Scalar
     step: StepTime
+    chances: Chances
 
 
 class _Balance(eqx.Module):
-    """The loop at a given mean step time."""
+    """The loop at a given mean step time.
+
+    Attributes:
+        throughput: Requests per second.
+        occupancy: Who is in a step.
+        seats: Requests that may run.
+        steps: Steps at that occupancy.
+        full: Steps with all seats taken.
+        part: Steps with a part of them taken.
+    """
 
     throughput: Scalar
-    batch: Scalar
-    prefilling: Scalar
-    chunks: Scalar
-    mixed_share: Scalar
-    mixed_share_beside: Scalar
-    decode_step: StepTime
-    mixed_step: StepTime
-
-    @property
-    def step(self) -> StepTime:
-        """A mean step."""
-        return self._mean(self.mixed_share)
-
-    @property
-    def step_beside(self) -> StepTime:
-        """A mean step as a decoding request meets it: its own prefill is not among them."""
-        return self._mean(self.mixed_share_beside)
-
-    def _mean(self, share: Scalar) -> StepTime:
-        mean: StepTime = jax.tree.map(
-            lambda mixed, decode: share * mixed + (1 - share) * decode,
-            self.mixed_step,
-            self.decode_step,
-        )
-        return mean
+    occupancy: Occupancy
+    seats: Scalar
+    steps: Steps
+    full: Steps
+    part: Steps
 
 
 def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
@@ -170,95 +104,104 @@ def _residual(
 ) -> tuple[Scalar, _Balance]:
     """How much longer the mean step is, in logarithm, than what runs in it takes; and what runs."""
     balance = _balance(jnp.exp(log_step), *system)
-    return log_step - jnp.log(balance.step.total), balance
+    return log_step - jnp.log(balance.steps.mean.total), balance
 
 
 def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> _Balance:
     """What runs if the mean step takes ``step`` seconds, and how long such steps take."""
-    new_tokens = jnp.maximum(demand.input_tokens - demand.cached_tokens, 1.0)
-    decode_steps = demand.output_tokens - 1.0
-    seats = jnp.minimum(limits.max_num_seqs, limits.kv_blocks / _blocks(demand, limits))
-    tokens = limits.max_num_batched_tokens
-    outside = FRONT_END_S * jnp.exp(model.corrections.front_end)
-    outside += jnp.clip(demand.concurrency - 1.0, 0.0, 1.0) * _handover_steps(model, limits) * step
+    decode_steps, tokens = demand.decode_steps, limits.max_num_batched_tokens
+    by_kv = limits.kv_seats(demand)
+    seats = jnp.minimum(limits.max_num_seqs, by_kv)
+    # What is done again where requests wait for KV blocks rather than for seats.
+    full_kv = jax.nn.sigmoid(20 * (1 - by_kv / limits.max_num_seqs))
+    again = full_kv * recomputed_tokens(demand.input_tokens, demand.output_tokens)
+    outside = outside_s(model.corrections)
+    ahead = handover_steps(model.corrections, limits)
+    outside += jnp.clip(demand.concurrency - 1.0, 0.0, 1.0) * ahead * step
     closed = jnp.isfinite(demand.concurrency)
     # No infinity is divided, or its gradient would not be a number.
     clients = jnp.where(closed, demand.concurrency, 1.0)
 
-    def served(chunks: Scalar) -> Scalar:
+    def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
         steps = chunks + decode_steps
         returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
-        by_seats, by_tokens = seats / steps, tokens / (decode_steps + new_tokens)
+        by_seats, by_tokens = (
+            seats / (steps + limits.scheduled_ahead),
+            tokens / (decode_steps + new_tokens),
+        )
         limit = jnp.minimum(by_seats, by_tokens) / step
         return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
 
     # Decode has precedence; prefill takes what it leaves of a step's tokens, in one step if it can.
-    left = tokens - served(jnp.ones(())) * step * decode_steps
-    chunks = jnp.ceil(new_tokens / jnp.maximum(left, 1.0))
-    throughput = served(chunks)
+    fresh = demand.new_tokens
+    left = tokens - served(jnp.ones(()), fresh) * step * decode_steps
+    chunks = jnp.ceil(fresh / jnp.maximum(left, 1.0))
+    # Requests that wait for others to finish start as those do: by chance.
+    wanted = jnp.where(closed, jnp.inf, demand.rate)
+    kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
+    new_tokens = fresh + (1 - kept) * again
+    throughput = served(chunks, new_tokens)
     arrivals = throughput * step
-    batch, prefilling = arrivals * decode_steps, arrivals * chunks
-    mixed_share = _share_with(prefilling, demand)
-    # A request sees the mean number of others beside itself where arrivals are independent; where
-    # they are evenly spaced, it is one of the mean number.
-    beside = jnp.where(demand.poisson > 0, jnp.minimum(batch + 1.0, seats), jnp.maximum(batch, 1.0))
-    decoding = jnp.where(decode_steps > 0, beside, 0.0)
-    context = demand.input_tokens + demand.output_tokens / 2
-    chunk = new_tokens / chunks
-    decode = Batch.summarised(jnp.maximum(decoding, 1.0), context)
-    mixed = Batch.summarised(
-        decode_requests=decoding,
-        context=context,
-        prefill_requests=jnp.maximum(prefilling / mixed_share, 1.0),
-        chunk=chunk,
-        cached=demand.cached_tokens + (chunks - 1) / 2 * chunk,
-    )
-    both: Batch = jax.tree.map(
-        lambda *kinds: jnp.stack(jnp.broadcast_arrays(*kinds)), decode, mixed
-    )
-    steps = jax.vmap(model)(both)
-    return _Balance(
-        throughput=throughput,
-        batch=batch,
-        prefilling=prefilling,
+    occupancy = Occupancy(
+        batch=arrivals * decode_steps,
+        prefilling=arrivals * chunks,
         chunks=chunks,
-        mixed_share=mixed_share,
-        # A client that decodes has no prompt of its own under way.
-        mixed_share_beside=_share_with(
-            jnp.where(closed, prefilling * (1 - 1 / clients), prefilling), demand
-        ),
-        decode_step=jax.tree.map(lambda x: x[0], steps),
-        mixed_step=jax.tree.map(lambda x: x[1], steps),
+        chunk=new_tokens / chunks,
+        age=demand.age,
+        start_cv2=kept * demand.arrival_cv2 + (1 - kept),
+        others=jnp.where(closed, 1 - 1 / clients, 1.0),
     )
+    # With all seats taken each request holds one until the step after its last is formed.
+    turns = seats / (chunks + decode_steps + limits.scheduled_ahead)
+
+    def taken(share: Scalar) -> Occupancy:
+        crowd = (share * turns * decode_steps, share * turns * chunks, demand.arrival_cv2)
+        where = lambda o: (o.batch, o.prefilling, o.start_cv2)  # noqa: E731
+        return eqx.tree_at(where, occupancy, crowd)
+
+    crowds = stacked([occupancy, taken(1.0), taken(_PART_FULL)])
+    steps = jax.vmap(lambda crowd: steps_at(model, demand, limits, crowd, seats))(crowds)
+    own, full, part = (jax.tree.map(lambda x, i=i: x[i], steps) for i in range(3))
+    return _Balance(throughput, occupancy, seats, own, full, part)
 
 
-def _share_with(prefilling: Scalar, demand: Demand) -> Scalar:
-    """Share of steps with a prefill chunk, if there are ``prefilling`` chunks in a mean step."""
-    by_chance = -jnp.expm1(-prefilling)
-    return jnp.where(demand.poisson > 0, by_chance, jnp.minimum(prefilling, 1.0))
+def _kept(share: Scalar) -> Scalar:
+    """How far requests start as they arrive, if ``share`` of those offered are served."""
+    return jnp.clip(1 - 10 * (1 - share), 0.0, 1.0)
 
 
 def _observed(
     step: Scalar, balance: _Balance, model: StepModel, demand: Demand, limits: Limits
 ) -> SteadyState:
-    # A request's own prefill steps are mixed ones; while it decodes it meets those of others.
-    own_prefill = balance.chunks * balance.mixed_step.total
-    itl = balance.step_beside.total
-    running = balance.batch + balance.prefilling
+    occupancy, steps = balance.occupancy, balance.steps
+    itl = steps.beside.total
+    running = occupancy.batch + occupancy.prefilling
+    closed, level = jnp.isfinite(demand.concurrency), even(demand.arrival_cv2)
     # Whether a step is under way when a request arrives: by chance, or one of the others'.
-    others = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency - 1.0, running)
-    busy = jnp.where(demand.poisson > 0, -jnp.expm1(-running), jnp.clip(others, 0.0, 1.0))
-    # The time outside the engine, the steps under way when a request arrives, its own prefill.
-    ttft = (
-        FRONT_END_S * jnp.exp(model.corrections.front_end)
-        + busy * _handover_steps(model, limits) * step
-        + own_prefill
+    lives = (occupancy.chunks - 1.0 + demand.outputs) * step
+    apart = jnp.where(closed, 1.0, 1 / balance.throughput)
+    evenly = jnp.where(
+        closed, jnp.clip(demand.concurrency - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
     )
+    busy = level * evenly + (1 - level) * -jnp.expm1(-running)
+    met = local(steps, occupancy, model.corrections, demand, limits)
+    variability = (demand.arrival_cv2 + demand.output_cv2) / 2
+    waiting, chance = wait_for_a_seat(
+        balance.throughput * (occupancy.chunks + demand.decode_steps + limits.scheduled_ahead),
+        balance.seats,
+        balance.full.mean.total,
+        (balance.full.mean.total - balance.part.mean.total) / ((1 - _PART_FULL) * balance.seats),
+        peakedness(demand.arrival_cv2, demand.evenness),
+        variability,
+    )
+    wait = jnp.where(closed, 0.0, waiting / balance.throughput)
+    ttft = met.first + busy * met.under_way + jnp.where(closed, 0.0, met.budget) + wait
     # Clients that find no seat wait for one: by Little's law, what is left of their round trip.
-    decode = (demand.output_tokens - 1.0) * itl
-    clients = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency, 0.0)
-    ttft += jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
+    decode = demand.decode_steps * itl
+    clients = jnp.where(closed, demand.concurrency, 0.0)
+    in_line = jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
+    ttft += in_line
     # The balance took a mean step for each of a client's own prefill steps, which are longer: of
     # the two, the round trip as it is observed says how often a client returns.
     throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
@@ -270,22 +213,19 @@ def _observed(
         e2e=ttft + decode,
         throughput=throughput,
         saturated=saturated,
-        batch=balance.batch,
+        batch=occupancy.batch,
         running=running,
-        kv_use=running * _blocks(demand, limits) / limits.kv_blocks,
-        mixed_share=balance.mixed_share,
-        step=balance.step,
+        kv_use=limits.kv_use(demand, running),
+        mixed_share=steps.mixed_share,
+        step=steps.mean,
+        chances=chances(
+            met,
+            busy,
+            wait + in_line,
+            jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01)),
+            occupancy.batch,
+            1 - balance.part.beside.total / balance.full.beside.total,
+            demand,
+            limits.scheduled_ahead,
+        ),
     )
-
-
-def _handover_steps(model: StepModel, limits: Limits) -> Scalar:
-    """Steps that an arriving request waits: half of the running one, and those scheduled ahead."""
-    return (0.5 + limits.scheduled_ahead) * jnp.exp(model.corrections.handover)
-
-
-def _blocks(demand: Demand, limits: Limits) -> Scalar:
-    """KV blocks of a request, on average over its life; the last one is half full.
-
-    Blocks of a cached prefix are counted for each request, as if none shared them.
-    """
-    return (demand.input_tokens + demand.output_tokens / 2) / limits.block_size + 0.5

@@ -19,7 +19,7 @@ from physim.errors import InputError
 from physim.step import components
 from physim.step.batch import Batch
 from physim.step.lowering import GEMM_NAMES, StepOps
-from physim.types import AnyArray, Scalar
+from physim.types import AnyArray, Number, Scalar
 
 MIXED_MODES = ("additive", "weighted-average", "smooth-weighted")
 
@@ -107,11 +107,7 @@ class StepModel(eqx.Module):
     def _composed(self, batch: Batch) -> StepTime:
         parts = self._gpu_seconds(batch)
         gpu = jnp.sum(parts)
-        factor = self.corrections
-        host = HOST_STEP_S * jnp.exp(factor.host_step)
-        host += batch.requests * HOST_REQUEST_S * jnp.exp(factor.host_request)
-        # A smooth maximum: the p-norm, never below the larger of the two.
-        total = gpu * (1 + (host / gpu) ** HOST_SHARPNESS) ** (1 / HOST_SHARPNESS)
+        total = beside_host(gpu, host_seconds(self.corrections, batch.requests))
         return StepTime(total, jnp.append(parts, total - gpu))
 
     def _gpu_seconds(self, batch: Batch) -> Float[AnyArray, " parts"]:
@@ -135,6 +131,20 @@ class StepModel(eqx.Module):
         seconds += jnp.sum(_GEMM_SUMS * gemms, axis=1)
         logs = [getattr(self.corrections, name) for name in _CORRECTION_OF.values()]
         return seconds * jnp.exp(jnp.stack([jnp.asarray(log) for log in logs]))
+
+
+def host_seconds(corrections: Corrections, requests: Number) -> Number:
+    """CPU time of a step with so many requests, seconds."""
+    each = HOST_REQUEST_S * jnp.exp(corrections.host_request)
+    return HOST_STEP_S * jnp.exp(corrections.host_step) + requests * each
+
+
+def beside_host(gpu: Number, host: Number) -> Number:
+    """Time of a step whose GPU and CPU work side by side, seconds.
+
+    A smooth maximum: the p-norm, never below the larger of the two.
+    """
+    return gpu * (1 + (host / gpu) ** HOST_SHARPNESS) ** (1 / HOST_SHARPNESS)
 
 
 def _prefill_weight(batch: Batch, smooth: bool) -> Scalar:

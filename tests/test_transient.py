@@ -1,0 +1,170 @@
+"""The fluid's course: its solver, its limits, the replay, gradients."""
+
+from dataclasses import replace
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import physim
+from physim.corrections import Corrections
+from physim.errors import InputError
+from physim.inputs.deployment import Deployment
+from physim.inputs.hardware import load_hardware
+from physim.inputs.models import load_model
+from physim.serving.demand import Demand, Limits
+from physim.serving.latencies import latencies
+from physim.serving.load import Load, Stage
+from physim.serving.rosenbrock import Rodas3
+from physim.serving.transient import Fluid, Schedule
+from physim.step.lowering import lower
+from physim.step.model import StepModel
+
+MODEL = "Qwen/Qwen3-14B"
+ENGINE = {"tp": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+
+
+def both(load, **engine):
+    case = physim.Case.of(MODEL, "h100_sxm", Deployment(**{**ENGINE, **engine}), load)
+    return [physim.predict_cases([case], Corrections(), method=m)[0] for m in ("fluid", "replay")]
+
+
+def test_the_solver_converges_with_the_third_order():
+    # A stiff linear system with a slow part, and its exact solution.
+    matrix = jnp.array([[-1000.0, 1.0], [0.0, -1.0]])
+    start = jnp.array([1.0, 1.0])
+    exact = jnp.array([1 / 999 * jnp.exp(-1.0), jnp.exp(-1.0)])
+
+    def error(steps):
+        end = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda _, y, __: matrix @ y),
+            Rodas3(),
+            0.0,
+            1.0,
+            1.0 / steps,
+            start,
+            max_steps=steps + 2,
+        ).ys[-1]
+        return float(jnp.abs(end - exact)[1])
+
+    assert error(10) / error(20) == pytest.approx(8.0, rel=0.2)
+    assert error(40) < 1e-6
+
+
+def test_a_schedule_and_its_inverse():
+    schedule = Schedule(jnp.array([2.0, 5.0]), jnp.array([10.0, 30.0]))
+    assert schedule.arrived(jnp.asarray(20.0)) == pytest.approx(20 + 50)
+    times = jnp.array([3.0, 12.0, 29.0])
+    assert schedule.arrival(schedule.arrived(times)) == pytest.approx(np.asarray(times))
+
+
+@pytest.mark.parametrize("arrival", ["constant", "poisson"])
+def test_a_stage_that_lasts_is_the_steady_state(arrival):
+    load = Load(575, 248, stages=(Stage(12.0, 3000.0),), arrival=arrival)
+    fluid, steady = physim.predict_cases(
+        [
+            physim.Case.of(MODEL, "h100_sxm", Deployment(**ENGINE), one)
+            for one in (load, replace(load, stages=(), rate=12.0))
+        ],
+        Corrections(),
+    )
+    assert fluid.itl_s == pytest.approx(steady.itl_s, rel=0.01)
+    assert fluid.e2e_s == pytest.approx(steady.e2e_s, rel=0.01)
+    assert fluid.ttft_s == pytest.approx(steady.ttft_s, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("load", "engine", "tolerance"),
+    [
+        (Load(575, 248, stages=(Stage(8, 100), Stage(20, 100))), {}, 0.03),
+        # Far above capacity, then a stage that finds the queue.
+        (Load(575, 248, stages=(Stage(60, 60), Stage(5, 60))), {}, 0.05),
+        (Load(2000, 100, stages=(Stage(40, 40),)), {}, 0.05),
+        (Load(500, 250, stages=(Stage(40, 60),)), {"kv_blocks": 2500}, 0.08),
+    ],
+)
+def test_the_course_is_the_replays(load, engine, tolerance):
+    fluid, replayed = both(load, **engine)
+    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=tolerance)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=2 * tolerance)
+    assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=tolerance)
+    assert fluid.whole.arrived == pytest.approx(replayed.whole.arrived, abs=2)
+    for one, other in zip(fluid.stages, replayed.stages, strict=True):
+        ours, theirs = one.latencies["e2e"], other.latencies["e2e"]
+        for name in ("mean", "p50", "p90", "p99"):
+            assert ours[name] == pytest.approx(theirs[name], rel=0.1)
+
+
+def test_clients_that_give_up():
+    load = Load(575, 248, stages=(Stage(60, 120),), timeout_s=20.0)
+    fluid, replayed = both(load)
+    assert fluid.whole.completed < 0.9 * fluid.whole.arrived
+    assert fluid.whole.completed == pytest.approx(replayed.whole.completed, rel=0.15)
+    assert fluid.whole.latencies["e2e"]["p99"] < 21.0
+
+
+def system(**engine):
+    arch, gpu = load_model(MODEL), load_hardware("h100_sxm")
+    resolved = Deployment(**{**ENGINE, **engine}).resolved(arch, gpu)
+    demand = Demand.of(Load(575, 248, rate=1.0), 16)
+    return jax.tree.map(jnp.asarray, (lower(arch, gpu, resolved), demand, Limits.of(resolved)))
+
+
+@jax.jit
+def means(corrections, rate, ops, demand, limits):
+    fluid = Fluid.of(StepModel(ops, corrections), demand, limits)
+    schedule = Schedule(jnp.stack([rate, jnp.asarray(4.0)]), jnp.array([60.0, 90.0]))
+    summary = latencies(fluid, fluid.run(schedule), schedule)
+    return jnp.stack([summary.ttft[-1], summary.itl[-1], summary.e2e[-1]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.5, 0.99, 1.01, 1.5])
+def test_gradients_agree_with_differences(share):
+    """Below, at both sides of and above the capacity."""
+    parts = system()
+    capacity = physim.predict(
+        MODEL, gpu="h100_sxm", rate=1.0, input_tokens=575, output_tokens=248, **ENGINE
+    ).capacity_rps
+    rate = jnp.asarray(share * capacity)
+    zero = jax.tree.map(jnp.asarray, Corrections())
+    backward = jax.jit(jax.jacrev(means))(zero, rate, *parts)
+    step = 1e-3
+    for name in ("gemm", "decode_attention", "step_overhead", "front_end", "handover"):
+        up, down = (
+            means(replace(zero, **{name: jnp.asarray(sign * step)}), rate, *parts)
+            for sign in (1, -1)
+        )
+        differences = (up - down) / (2 * step)
+        found = getattr(backward, name)
+        assert np.all(np.isfinite(found))
+        # The solver chooses other steps for other corrections, within its tolerance.
+        assert found == pytest.approx(np.asarray(differences), rel=0.05, abs=2e-3)
+
+
+def test_latency_is_continuous_and_rises_across_the_capacity():
+    parts = system()
+    zero = jax.tree.map(jnp.asarray, Corrections())
+    rates = np.linspace(20, 45, 40)
+    rows = np.stack([means(zero, jnp.asarray(rate), *parts) for rate in rates])
+    assert np.all(np.isfinite(rows))
+    rises = np.diff(np.log(rows[:, 2]))
+    assert np.all(rises > -0.005)
+    assert np.max(rises) < 0.25
+
+
+def test_a_plot_needs_an_end(tmp_path):
+    from physim.plot import draw_timeline
+
+    endless = physim.predict(MODEL, gpu="h100_sxm", rate=1, input_tokens=99, output_tokens=9)
+    with pytest.raises(InputError, match="needs a load that ends"):
+        draw_timeline(endless, tmp_path / "a.png")
+    ends = physim.predict(
+        MODEL, gpu="h100_sxm", rate=1, requests=20, input_tokens=99, output_tokens=9
+    )
+    with pytest.raises(InputError, match=r"end it in \.png or \.svg"):
+        draw_timeline(ends, tmp_path / "a.txt")
+    draw_timeline(ends, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
