@@ -73,8 +73,9 @@ def sweep() -> tuple[tuple[float, float], float]:
     from physim.corrections import Corrections
     from physim.inputs.deployment import Deployment
     from physim.prediction import Case
+    from physim.serving.demand import Demand, Limits
     from physim.serving.load import Load
-    from physim.serving.steady import Demand, Limits, SteadyState, steady_state
+    from physim.serving.steady import SteadyState, steady_state
     from physim.stacking import stack
     from physim.step.lowering import StepOps, lower
     from physim.step.model import StepModel
@@ -93,7 +94,7 @@ def sweep() -> tuple[tuple[float, float], float]:
     arrays = jax.device_put(
         (
             stack([lower(case.model, case.gpu, case.deployment) for case in cases]),
-            stack([Demand.of(case.load) for case in cases]),
+            stack([Demand.of(case.load, 16) for case in cases]),
             stack([Limits.of(case.deployment) for case in cases]),
         )
     )

@@ -1,0 +1,157 @@
+"""Holds the fluid against the replay on random configurations, and prints Markdown tables.
+
+Run with ``python benchmarks/fluid_against_replay.py`` (about ten minutes on two cores). Models, tp,
+lengths, arrivals, limits and rates are drawn from a seeded generator. Below capacity the steady
+state is compared with the middle of a long replay; above it, the fluid's course with a replay of
+the same requests from an idle engine to the last answer.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+BELOW, ABOVE = 200, 60
+MODELS = (
+    ("Qwen/Qwen3-14B", (1, 2, 4)),
+    ("meta-llama/Llama-3.1-70B-Instruct", (4, 8)),
+    ("mistralai/Mixtral-8x7B-v0.1", (2, 4)),
+    ("Qwen/Qwen2.5-7B-Instruct", (1, 2)),
+    ("meta-llama/Llama-3.1-8B-Instruct", (1, 2)),
+    ("Qwen/Qwen3-30B-A3B", (1, 2)),
+)
+
+
+def case(seed: int, above: bool) -> tuple[Any, float]:
+    """A random case at one request per second, and its share of the capacity."""
+    import physim
+
+    rng = np.random.default_rng([seed, above])
+    model, degrees = MODELS[rng.integers(len(MODELS))]
+    inputs = int(np.exp(rng.uniform(np.log(32), np.log(3000))))
+    outputs = int(np.exp(rng.uniform(np.log(16), np.log(1200))))
+    cached = int(inputs * rng.choice([0, 0, 0.5, 0.95]))
+    kind = rng.choice(["fixed", "normal", "exponential"])
+    lengths = {
+        "fixed": physim.Lengths.fixed(outputs),
+        "normal": physim.Lengths.normal(outputs, 0.3 * outputs),
+        "exponential": physim.Lengths.exponential(outputs),
+    }[kind]
+    varied = cached == 0 and rng.random() < 0.5
+    load = physim.Load(
+        physim.Lengths.normal(inputs, 0.3 * inputs) if varied else inputs,
+        lengths,
+        rate=1.0,
+        cached_tokens=cached,
+        arrival=str(rng.choice(["constant", "poisson", "gamma"])),
+        burstiness=float(rng.choice([0.5, 2.0])),
+    )
+    deployment = physim.Deployment(
+        tp=int(rng.choice(degrees)),
+        max_num_seqs=int(rng.choice([16, 32, 64, 128, 256])),
+        max_num_batched_tokens=int(rng.choice([1024, 2048, 8192])),
+        max_model_len=32768,
+        async_scheduling=bool(rng.integers(2)),
+    )
+    share = float(rng.uniform(1.1, 2.0) if above else rng.uniform(0.05, 0.95))
+    return physim.Case.of(model, "h100_sxm", deployment, load), share
+
+
+def below(seed: int) -> dict[str, float]:
+    """Errors of the steady state, percent."""
+    import physim
+    from physim.corrections import Corrections
+
+    one, share = case(seed, above=False)
+    (alone,) = physim.predict_cases([one], Corrections())
+    rate = share * alone.capacity_rps
+    # Near capacity a queue takes long to show its mean.
+    lives = 240 if share > 0.75 else 60
+    count = int(np.clip(rate * (alone.e2e_s or 1.0) * lives, 12_000, 150_000))
+    steady = replace(one, load=replace(one.load, rate=rate))
+    (fluid,) = physim.predict_cases([steady], Corrections())
+    frame = replayed(replace(one, load=replace(one.load, rate=rate, requests=count)), seed)
+    middle = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
+    whole = fluid.whole.latencies
+
+    def error(metric: str, which: str, value: float) -> float:
+        return 100 * (whole[metric][which] / value - 1)
+
+    tokens = middle["output_tokens"] - 1
+    decode = (middle["e2e_s"] - middle["ttft_s"]).sum()
+    return {
+        "share": share,
+        "ttft": error("ttft", "mean", middle["ttft_s"].mean()),
+        "itl": error("itl", "mean", decode / tokens.sum()),
+        "e2e": error("e2e", "mean", middle["e2e_s"].mean()),
+        "e2e_p90": error("e2e", "p90", middle["e2e_s"].quantile(0.9)),
+        "ttft_p99": error("ttft", "p99", middle["ttft_s"].quantile(0.99)),
+    }
+
+
+def above(seed: int) -> dict[str, float]:
+    """Errors of the fluid's course above capacity, percent."""
+    import physim
+    from physim.corrections import Corrections
+
+    one, share = case(seed, above=True)
+    (alone,) = physim.predict_cases([one], Corrections())
+    rate = share * alone.capacity_rps
+    case_ = replace(one, load=replace(one.load, rate=rate, requests=6000))
+    (fluid,) = physim.predict_cases([case_], Corrections())
+    frame = replayed(case_, seed)
+    throughput = len(frame) / (frame["finished_s"].max() - frame["arrival_s"].min())
+    return {
+        "share": share,
+        "ttft": 100 * ((fluid.ttft_s or np.nan) / frame["ttft_s"].mean() - 1),
+        "throughput": 100 * (fluid.requests_per_s / throughput - 1),
+    }
+
+
+def replayed(case: Any, seed: int) -> Any:
+    """The replay's requests as a frame."""
+    from physim.corrections import Corrections
+    from physim.replaying import engine_of
+    from physim.serving.replay import replay
+    from physim.serving.step_times import ModelStepTimes
+    from physim.serving.workload import drawn
+    from physim.step.lowering import lower
+    from physim.step.model import StepModel
+
+    workload = drawn(case.load, case.deployment.block_size, seed)
+    model = StepModel(lower(case.model, case.gpu, case.deployment), Corrections())
+    limits = case.deployment
+    times = ModelStepTimes(
+        model, limits.max_num_seqs, limits.max_num_batched_tokens, workload.longest
+    )
+    return replay(workload, times, engine_of(limits, Corrections(), 0.0)).to_frame()
+
+
+def table(rows: list[dict[str, float]], title: str) -> None:
+    """Prints median, 95th percentile and mean of absolute errors."""
+    print(f"\n{title}, {len(rows)} configurations\n")
+    print("| absolute error, percent | median | 95th percentile | mean error |")
+    print("| --- | --- | --- | --- |")
+    for name in rows[0]:
+        if name != "share":
+            errors = np.array([row[name] for row in rows])
+            median, high = np.percentile(np.abs(errors), [50, 95])
+            print(f"| {name} | {median:.2f} | {high:.1f} | {errors.mean():+.1f} |")
+
+
+def main() -> None:
+    """Prints the tables."""
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        under = list(pool.map(below, range(BELOW), chunksize=5))
+        over = list(pool.map(above, range(ABOVE), chunksize=5))
+    table(under, "5% to 95% of capacity")
+    table([row for row in under if row["share"] < 0.8], "5% to 80% of capacity")
+    table(over, "1.1 to 2 times the capacity")
+
+
+if __name__ == "__main__":
+    main()
