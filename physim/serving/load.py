@@ -40,11 +40,12 @@ class Stage:
         """
         rate, _, seconds = text.partition(":")
         try:
-            return cls(float(rate), float(seconds))
+            numbers = float(rate), float(seconds)
         except ValueError:
             raise InputError(
                 f"stage {text!r}", "is not RATE:SECONDS", "write, say, 8:600"
             ) from None
+        return cls(*numbers)
 
 
 @dataclass(frozen=True)
