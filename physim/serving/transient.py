@@ -31,11 +31,12 @@ from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
 
 _PHASES = 8
-# Knots of the table of steps: decoding requests as a share of the seats, and prefill chunks as a
-# share of the token budget. The first and last share only shape the curves at their ends.
+# Knots of the table of steps: decoding requests as a share of the seats, of which the first and the
+# last only shape the curve's ends; and how many of prefill chunks there are, from hardly any over
+# some steps that have one to the token budget.
 _SHARES = np.geomspace(2e-3, 1.0, 19)
 _SHARES = np.append(_SHARES, _SHARES[-1] ** 2 / _SHARES[-2])
-_CHUNKS = np.geomspace(1e-3, 1.0, 8)
+_CHUNKS, _HARDLY_ANY, _SOME = 9, 1e-4, 0.2
 # Steps of the solver in a stage: at least, at most, and at most where clients give up, which they
 # do in waves.
 _LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 112, 768
@@ -149,7 +150,8 @@ class Fluid(eqx.Module):
         more: How many more chunks there are for each, with all KV blocks taken.
         held: Steps that a request holds its seat beside those in which it decodes.
         chance: Product of what waits and what is idle at each of the table's shares.
-        table: `Local` at shares, chunks, two ages, and with seats idle and taken.
+        starts: Requests that start in a step, at the table's knots.
+        table: `Local` with seats idle and taken, at two ages, shares and starts.
     """
 
     demand: Demand
@@ -162,7 +164,8 @@ class Fluid(eqx.Module):
     more: Scalar
     held: Scalar
     chance: Float[AnyArray, " shares"]
-    table: Float[AnyArray, "values 2 2 shares chunks"]
+    starts: Float[AnyArray, " starts"]
+    table: Float[AnyArray, "values 2 2 shares starts"]
 
     @classmethod
     def of(cls, model: StepModel, demand: Demand, limits: Limits) -> Fluid:
@@ -198,8 +201,10 @@ class Fluid(eqx.Module):
             steps = steps_at(model, demand, limits, occupancy, scale)
             return local(steps, occupancy, model.corrections, demand, limits)
 
-        room = limits.max_num_batched_tokens * chunks / demand.new_tokens
-        axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), room * jnp.array(_CHUNKS))
+        most = limits.max_num_batched_tokens / demand.new_tokens
+        starts = jnp.geomspace(_SOME / chunks, jnp.maximum(most, 1 / chunks), _CHUNKS)
+        starts = jnp.append(_HARDLY_ANY / chunks, starts)
+        axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts * chunks)
         grid = jnp.meshgrid(*axes, indexing="ij")
         values = jnp.stack(jax.vmap(at)(*(axis.ravel() for axis in grid)))
         table = values.reshape(-1, *grid[0].shape)
@@ -215,6 +220,7 @@ class Fluid(eqx.Module):
             more,
             held,
             jnp.zeros(len(_SHARES)),
+            starts,
             table,
         )
         return eqx.tree_at(lambda fluid: fluid.chance, unfinished, unfinished._chance())
@@ -258,20 +264,18 @@ class Fluid(eqx.Module):
 
     def _looked_up(
         self,
-        table: Float[AnyArray, "*v 2 2 shares chunks"],
+        table: Float[AnyArray, "*v 2 2 shares starts"],
         share: Scalar,
         start: Scalar,
         age: Scalar,
         full: Scalar,
     ) -> Float[AnyArray, "*v"]:
-        chunks = start * (1 + self.more * full)
-        chunks *= self.demand.new_tokens / self.limits.max_num_batched_tokens
         i, by_share = _cubic(_SHARES, share)
-        j, by_chunks = _straight(_CHUNKS, chunks)
+        j, by_start = _straight(self.starts, start * (1 + self.more * full))
         older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, 1e-3)), 0.0, 1.0)
         near = jax.lax.dynamic_slice_in_dim(table, i, 4, -2)
         near = jax.lax.dynamic_slice_in_dim(near, j, 2, -1)
-        value = jnp.sum(near * by_share[:, None] * by_chunks, axis=(-1, -2))
+        value = jnp.sum(near * by_share[:, None] * by_start, axis=(-1, -2))
         value = (1 - older) * value[..., 0] + older * value[..., 1]
         return (1 - full) * value[..., 0] + full * value[..., 1]
 
@@ -434,17 +438,15 @@ def _cubic(
 
 
 def _straight(
-    knots: Float[np.ndarray, " knots"], x: Scalar
+    knots: Float[AnyArray, " knots"], x: Scalar
 ) -> tuple[Int[AnyArray, ""], Float[AnyArray, " 2"]]:
     """The first of two knots about a point and their weights, on a straight line.
 
     Chunks that not every step has count by their share of steps, so times are straight in them.
     """
-    gap = float(np.log(knots[1] / knots[0]))
     x = jnp.clip(x, 0.0, knots[-1])
-    place = jnp.log(jnp.maximum(x, knots[0]) / knots[0]) / gap
-    first = jnp.clip(jnp.floor(place).astype(int), 0, len(knots) - 2)
-    low, high = jnp.asarray(knots)[first], jnp.asarray(knots)[first + 1]
+    first = jnp.clip(jnp.searchsorted(knots, x, method="compare_all") - 1, 0, len(knots) - 2)
+    low, high = knots[first], knots[first + 1]
     weight = (x - low) / (high - low)
     return first, jnp.stack([1 - weight, weight])
 
