@@ -25,7 +25,7 @@ Record = TypeVar("Record", Course, Summary)
 def run_cases(
     predictions: Sequence[Prediction],
     cases: Sequence[Case],
-    corrections: Corrections,
+    corrections: Sequence[Corrections],
     mixed: str,
 ) -> list[Prediction]:
     """Predictions for the courses of loads of equally many stages.
@@ -33,14 +33,14 @@ def run_cases(
     Args:
         predictions: What the cases' busiest stages would settle to.
         cases: The cases; clients of all give up after some time, or of none.
-        corrections: Corrections of the components.
+        corrections: Corrections of each case.
         mixed: How steps of both prefill and decode are composed.
     """
     more = padded(cases)
     schedules = stack([_schedule(case) for case in more])
     ops, demands, limits = arrays(more)
     course, summary = jax.tree.map(
-        np.asarray, _run(ops, corrections, demands, limits, schedules, mixed)
+        np.asarray, _run(ops, stack(padded(corrections)), demands, limits, schedules, mixed)
     )
     for row, case in enumerate(cases):
         if not (course.solved[row] and np.isfinite(summary.e2e[row]).all()):
@@ -74,13 +74,17 @@ def _run(
     mixed: str,
 ) -> tuple[Course, Summary]:
     def one(
-        ops: StepOps, demand: Demand, limits: Limits, schedule: Schedule
+        ops: StepOps,
+        corrections: Corrections,
+        demand: Demand,
+        limits: Limits,
+        schedule: Schedule,
     ) -> tuple[Course, Summary]:
         fluid = Fluid.of(StepModel(ops, corrections, mixed), demand, limits)
         course = fluid.run(schedule)
         return course, latencies(fluid, course, schedule)
 
-    return jax.vmap(one)(ops, demands, limits, schedules)
+    return jax.vmap(one)(ops, corrections, demands, limits, schedules)
 
 
 def _row(records: Record, row: int) -> Record:

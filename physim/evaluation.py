@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim import data
 from physim.errors import InputError
-from physim.fits import NO_FIT, load_corrections
-from physim.inputs.deployment import Deployment
-from physim.prediction import Case, Part, Prediction, predict_cases
-from physim.serving.load import Load, Stage
+from physim.fits import DEFAULT_FIT, load_fit
+from physim.measured.table import WHOLE_RUN, Row, case_of, filtered, read_table, stages_of
+from physim.prediction import Part, Prediction, predict_cases
 
 if TYPE_CHECKING:
     import pandas as pd
 
 METRICS = ("e2e_mean", "ttft_mean", "itl_mean")
-WHOLE_RUN = -1
-
-_Row = Mapping[Hashable, Any]
-
-_TEXT = ("experiment", "model", "hardware", "arrival")
-_POSITIVE = (
-    "tp",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "rate_rps",
-    "duration_s",
-    "input_len_mean",
-    "output_len",
-)
-_MEASURED = ("ttft_mean", "e2e_mean")
-_REQUIRED = (*_TEXT, "stage", *_POSITIVE, *_MEASURED, "prefix_caching", "prompt_groups")
 
 
 @dataclass(frozen=True)
@@ -82,7 +62,7 @@ class Evaluation:
 
 def evaluate(
     tables: Sequence[str | Path],
-    fit: str | Path = NO_FIT,
+    fit: str | Path = DEFAULT_FIT,
     where: str | None = None,
     method: str = "fluid",
     timeout_s: float | None = None,
@@ -100,7 +80,7 @@ def evaluate(
             ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean``,
             ``e2e_mean``), in seconds and tokens; optional columns ``kv_blocks`` and
             ``prompts_per_group``.
-        fit: Name or path of a fit, or ``none`` for the bare physics.
+        fit: Name or path of a fit, ``default``, or ``none`` for the bare physics.
         where: Keeps only rows for which this expression over the columns holds.
         method: ``fluid`` or ``replay``.
         timeout_s: Time after which the clients gave up; None for never.
@@ -112,8 +92,8 @@ def evaluate(
     """
     import pandas as pd
 
-    frame = pd.concat([_read(Path(table)) for table in tables], ignore_index=True)
-    kept = frame if where is None else _filtered(frame, where)
+    frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
+    kept = frame if where is None else filtered(frame, where)
     runs = {
         key: sorted(run.to_dict("records"), key=lambda row: row["stage"])
         for key, run in frame.groupby(["table", "experiment"])
@@ -122,11 +102,12 @@ def evaluate(
     for key, some in kept.groupby(["table", "experiment"], sort=False):
         records = some.to_dict("records")
         try:
-            cases.append(_case(runs[key], timeout_s))
+            cases.append(case_of(runs[key], timeout_s))
             wanted.append(records)
         except InputError as error:
             skipped += [_skipped(row, str(error)) for row in records]
-    predictions = predict_cases(cases, load_corrections(fit), str(fit), method=method, seed=seed)
+    corrections = [load_fit(fit, case.gpu.key).corrections for case in cases]
+    predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
     rows = [
         _compared(row, _part_of(row, runs[row["table"], row["experiment"]], prediction))
         for records, prediction in zip(wanted, predictions, strict=True)
@@ -135,121 +116,18 @@ def evaluate(
     return Evaluation(rows, {metric: _summary(rows, metric) for metric in METRICS}, skipped)
 
 
-def _part_of(row: _Row, run: Sequence[_Row], prediction: Prediction) -> Part:
+def _part_of(row: Row, run: Sequence[Row], prediction: Prediction) -> Part:
     """The part of a run's prediction that a row is about."""
     if row["stage"] == WHOLE_RUN or not prediction.stages:
         return prediction.whole
-    return prediction.stages[[stage["stage"] for stage in _stages(run)].index(row["stage"])]
+    return prediction.stages[[stage["stage"] for stage in stages_of(run)].index(row["stage"])]
 
 
-def _read(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(path)
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
-        raise InputError(str(path), "is no CSV table with a header", "pass one") from error
-    missing = [column for column in _REQUIRED if column not in frame]
-    if missing:
-        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    for column in ("stage", "prompt_groups", *_POSITIVE, *_MEASURED):
-        _check(frame, column, path, positive=column in (*_POSITIVE, *_MEASURED))
-    for column in _TEXT:
-        for number, value in enumerate(frame[column]):
-            if not isinstance(value, str):
-                raise InputError(_place(path, number, column), "is empty", "fill it in")
-    return frame.assign(table=str(path))
-
-
-def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None:
-    import pandas as pd
-
-    values = pd.to_numeric(frame[column], errors="coerce")
-    for number, value in enumerate(values):
-        if math.isnan(value) or math.isinf(value):
-            raise InputError(
-                _place(path, number, column),
-                f"{frame[column].iloc[number]} is no number",
-                "fill it in or remove the row",
-            )
-        if positive and value <= 0:
-            raise InputError(
-                _place(path, number, column), f"{value:g} is not positive", "correct it"
-            )
-
-
-def _place(path: Path, number: int, column: str) -> str:
-    # Line 1 of the file is the header.
-    return f"{path}, line {number + 2}: {column}"
-
-
-def _filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
-    place, columns = f"where {where!r}", f"columns: {', '.join(map(str, frame.columns))}"
-    try:
-        holds: Any = frame.eval(where)
-    except Exception as error:  # the expression is the user's, and pandas raises many types
-        raise InputError(place, f"is no expression over the columns ({error})", columns) from error
-    if getattr(holds, "shape", None) != (len(frame),) or holds.dtype != bool:
-        raise InputError(place, "is no condition on a row", 'write one such as "tp == 2"')
-    if not holds.any():
-        raise InputError(place, "holds for no row", "relax it")
-    return frame.loc[holds]
-
-
-def _case(run: Sequence[_Row], timeout_s: float | None) -> Case:
-    """A run's rows as a case: its stages in order, or its overall row if it has no other."""
-    stages = _stages(run)
-    row = stages[0]
-    for column in ("tp", "input_len_mean", "output_len", "arrival", "model"):
-        if any(other[column] != row[column] for other in stages):
-            raise InputError(
-                f"{row['experiment']}: {column}", "differs between stages", "split the run"
-            )
-    kv_blocks = row.get("kv_blocks")
-    deployment = Deployment(
-        tp=int(row["tp"]),
-        max_num_seqs=int(row["max_num_seqs"]),
-        max_num_batched_tokens=int(row["max_num_batched_tokens"]),
-        max_model_len=int(row["max_model_len"]),
-        gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        kv_blocks=None if kv_blocks is None or math.isnan(kv_blocks) else int(kv_blocks),
-    )
-    load = Load(
-        input_tokens=float(row["input_len_mean"]),
-        output_tokens=float(row["output_len"]),
-        cached_tokens=cached_tokens(row, deployment.block_size),
-        arrival=row["arrival"],
-        stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in stages),
-        prefixes=max(int(row["prompt_groups"] * row.get("prompts_per_group", 1)), 1),
-        timeout_s=timeout_s,
-    )
-    return Case.of(row["model"], row["hardware"], deployment, load)
-
-
-def _stages(run: Sequence[_Row]) -> list[_Row]:
-    """The rows of a run's stages in order, or its overall row if it has no other."""
-    return [row for row in run if row["stage"] != WHOLE_RUN] or list(run)
-
-
-def cached_tokens(row: _Row, block_size: int) -> float:
-    """Prompt tokens of a row's requests that are in the prefix cache.
-
-    The prompts of a shared-prefix load are sent again and again, so after the first round every
-    full block is a hit, but for the one that holds the last token: vLLM computes at least that
-    one anew, since its logits are needed.
-    """
-    if not row["prefix_caching"] or row["prompt_groups"] < 1:
-        return 0.0
-    return (row["input_len_mean"] - 1) // block_size * block_size
-
-
-def _skipped(row: _Row, reason: str) -> dict[str, Any]:
+def _skipped(row: Row, reason: str) -> dict[str, Any]:
     return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
 
 
-def _compared(row: _Row, part: Part) -> dict[str, Any]:
+def _compared(row: Row, part: Part) -> dict[str, Any]:
     means = {metric: values["mean"] for metric, values in part.latencies.items()}
     observed = {"e2e_mean": row["e2e_mean"], "ttft_mean": row["ttft_mean"]}
     predicted = {"e2e_mean": means["e2e"], "ttft_mean": means["ttft"]}

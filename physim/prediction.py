@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ import numpy as np
 
 from physim.corrections import Corrections
 from physim.errors import InputError
-from physim.fits import NO_FIT, load_corrections
+from physim.fits import DEFAULT_FIT, NO_FIT, load_fit
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
 from physim.inputs.models import load_model
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from physim.inputs.architecture import ModelArch
+
+Entry = TypeVar("Entry")
 
 METHODS = ("fluid", "replay")
 # Requests that are replayed of a load without end.
@@ -147,6 +149,10 @@ class Prediction:
         stages: The same for each stage, if there are several.
         timeline: The engine over time; None for a load that stays.
         assumptions: Where physics stands in for a measurement, one line each.
+        intervals: Where a measurement of ``ttft_s``, ``itl_s``, ``e2e_s`` and ``capacity_rps`` lies
+            in nine of ten cases; empty without a fit that knows. Infinite where the load may be
+            above capacity.
+        extrapolations: In what the case is beyond the runs that the fit knows, one line each.
     """
 
     model: str
@@ -173,13 +179,22 @@ class Prediction:
     stages: tuple[Part, ...]
     timeline: Timeline | None = field(repr=False)
     assumptions: tuple[str, ...]
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    extrapolations: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as plain values, for JSON."""
         content = asdict(self)
         if self.load is not None:
             content["load"]["stages"] = [asdict(stage) for stage in self.load.stages]
-        return {**content, "stages": list(content["stages"]), "assumptions": [*self.assumptions]}
+        # JSON knows no infinity.
+        content["intervals"] = {
+            name: [low, high if math.isfinite(high) else None]
+            for name, (low, high) in self.intervals.items()
+        }
+        for name in ("stages", "assumptions", "extrapolations"):
+            content[name] = list(content[name])
+        return content
 
     def to_frame(self) -> pd.DataFrame:
         """A row for the whole load and one for each stage; what has parts has columns of its own.
@@ -191,7 +206,10 @@ class Prediction:
         row = self.to_dict()
         for name in ("timeline", "stages", "whole", "load"):
             row.pop(name)
-        row["assumptions"] = "; ".join(row["assumptions"])
+        for name in ("assumptions", "extrapolations"):
+            row[name] = "; ".join(row[name])
+        for name, (low, high) in row.pop("intervals").items():
+            row |= {f"{name}_low": low, f"{name}_high": high}
         row |= {f"step_{name}_s": value for name, value in row.pop("step_parts_s").items()}
         if self.load is not None:
             load = {f.name: getattr(self.load, f.name) for f in fields(Load)}
@@ -244,7 +262,7 @@ def predict(
     timeout_s: float | None = None,
     method: str = "fluid",
     seed: int = 0,
-    fit: str | Path = NO_FIT,
+    fit: str | Path = DEFAULT_FIT,
     mixed: str = "additive",
     **deployment: Any,
 ) -> Prediction:
@@ -268,7 +286,8 @@ def predict(
         timeout_s: Time after which clients give up; None for never.
         method: ``fluid``, or ``replay`` for a request-by-request simulation.
         seed: Seed of the replay's requests.
-        fit: Name or path of a fit, or ``none`` for the bare physics.
+        fit: Name or path of a fit, ``default`` for the shipped one or what of it carries over to
+            this GPU, or ``none`` for the bare physics.
         mixed: How steps of both prefill and decode are composed; see `StepModel`.
         **deployment: Fields of `physim.Deployment`, such as ``tp``.
 
@@ -289,8 +308,9 @@ def predict(
         timeout_s=timeout_s,
     )
     case = Case.of(model, gpu, Deployment(**deployment), load)
-    corrections = load_corrections(fit)
-    return predict_cases([case], corrections, str(fit), mixed, method, seed)[0]
+    from physim.intervals import predict_with_interval
+
+    return predict_with_interval(case, load_fit(fit, case.gpu.key), mixed, method, seed)
 
 
 def predict_trace(
@@ -299,7 +319,7 @@ def predict_trace(
     *,
     gpu: str,
     timeout_s: float | None = None,
-    fit: str | Path = NO_FIT,
+    fit: str | Path = DEFAULT_FIT,
     **deployment: Any,
 ) -> Prediction:
     """Replays a recorded trace on a model on a GPU.
@@ -309,7 +329,8 @@ def predict_trace(
         trace: CSV of requests; see `physim.serving.workload.read_trace`.
         gpu: Key of a GPU, or a JSON file.
         timeout_s: Time after which clients give up; None for never.
-        fit: Name or path of a fit, or ``none`` for the bare physics.
+        fit: Name or path of a fit, ``default`` for the shipped one or what of it carries over to
+            this GPU, or ``none`` for the bare physics.
         **deployment: Fields of `physim.Deployment`, such as ``tp``.
 
     Raises:
@@ -317,13 +338,14 @@ def predict_trace(
     """
     from physim.replaying import replay_trace
 
+    known = load_fit(fit, load_hardware(gpu).key)
     return replay_trace(
         model,
         Path(trace),
         gpu,
         Deployment(**deployment),
-        load_corrections(fit),
-        str(fit),
+        known.corrections,
+        known.name,
         timeout_s,
     )
 
@@ -332,7 +354,7 @@ def step_model(
     model: str | Path,
     *,
     gpu: str,
-    fit: str | Path = NO_FIT,
+    fit: str | Path = DEFAULT_FIT,
     mixed: str = "additive",
     **deployment: Any,
 ) -> StepModel:
@@ -341,7 +363,8 @@ def step_model(
     Args:
         model: Path of a ``config.json``, shipped name or hub id.
         gpu: Key of a GPU, or a JSON file.
-        fit: Name or path of a fit, or ``none`` for the bare physics.
+        fit: Name or path of a fit, ``default`` for the shipped one or what of it carries over to
+            this GPU, or ``none`` for the bare physics.
         mixed: How steps of both prefill and decode are composed; see `StepModel`.
         **deployment: Fields of `physim.Deployment`, such as ``tp``.
 
@@ -350,12 +373,13 @@ def step_model(
     """
     arch, hardware = load_model(model), load_hardware(gpu)
     resolved = Deployment(**deployment).resolved(arch, hardware)
-    return StepModel(lower(arch, hardware, resolved), load_corrections(fit), mixed)
+    corrections = load_fit(fit, hardware.key).corrections
+    return StepModel(lower(arch, hardware, resolved), corrections, mixed)
 
 
 def predict_cases(
     cases: Sequence[Case],
-    corrections: Corrections,
+    corrections: Corrections | Sequence[Corrections],
     fit: str = NO_FIT,
     mixed: str = "additive",
     method: str = "fluid",
@@ -367,7 +391,7 @@ def predict_cases(
 
     Args:
         cases: Any mixture of models, GPUs, deployments and loads.
-        corrections: Corrections of the components.
+        corrections: Corrections of the components, for all cases or for each its own.
         fit: Their name, for the record.
         mixed: How steps of both prefill and decode are composed.
         method: ``fluid`` or ``replay``.
@@ -380,13 +404,15 @@ def predict_cases(
         raise InputError("method", f"{method!r} is unknown", f"known are {', '.join(METHODS)}")
     if not cases:
         return []
+    if isinstance(corrections, Corrections):
+        corrections = [corrections] * len(cases)
     predictions = _steady(cases, corrections, fit, mixed)
     if method == "replay":
         from physim.replaying import replayed
 
         return [
-            replayed(prediction, case, corrections, mixed, seed)
-            for prediction, case in zip(predictions, cases, strict=True)
+            replayed(prediction, case, own, mixed, seed)
+            for prediction, case, own in zip(predictions, cases, corrections, strict=True)
         ]
     changing = defaultdict(list)
     for row, case in enumerate(cases):
@@ -397,16 +423,20 @@ def predict_cases(
     for rows in changing.values():
         from physim.courses import run_cases
 
-        some = [predictions[row] for row in rows]
-        ran = run_cases(some, [cases[row] for row in rows], corrections, mixed)
+        ran = run_cases(
+            [predictions[row] for row in rows],
+            [cases[row] for row in rows],
+            [corrections[row] for row in rows],
+            mixed,
+        )
         for row, prediction in zip(rows, ran, strict=True):
             predictions[row] = prediction
     return predictions
 
 
-def padded(cases: Sequence[Case]) -> list[Case]:
-    """The cases and some more, up to a power of two, so that few sizes are ever compiled."""
-    return [*cases, *[cases[-1]] * (2 ** math.ceil(math.log2(len(cases))) - len(cases))]
+def padded(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries and some more, up to a power of two, so that few sizes are ever compiled."""
+    return [*entries, *[entries[-1]] * (2 ** math.ceil(math.log2(len(entries))) - len(entries))]
 
 
 def arrays(cases: Sequence[Case]) -> tuple[StepOps, Demand, Limits]:
@@ -417,11 +447,12 @@ def arrays(cases: Sequence[Case]) -> tuple[StepOps, Demand, Limits]:
 
 
 def _steady(
-    cases: Sequence[Case], corrections: Corrections, fit: str, mixed: str
+    cases: Sequence[Case], corrections: Sequence[Corrections], fit: str, mixed: str
 ) -> list[Prediction]:
     """What the cases' loads settle to."""
     ops, demands, limits = arrays(padded(cases))
-    solved, percentiles = jax.tree.map(np.asarray, _solve(ops, corrections, demands, limits, mixed))
+    every = stack(padded(corrections))
+    solved, percentiles = jax.tree.map(np.asarray, _solve(ops, every, demands, limits, mixed))
     rows = len(percentiles)
     return [
         _prediction(case, _row(solved, row), _row(solved, rows + row), percentiles[row], fit)
@@ -438,13 +469,15 @@ def _solve(
     The throughput of requests without end is the capacity.
     """
 
-    def one(ops: StepOps, demand: Demand, limits: Limits) -> SteadyState:
+    def one(ops: StepOps, corrections: Corrections, demand: Demand, limits: Limits) -> SteadyState:
         return steady_state(StepModel(ops, corrections, mixed), demand, limits)
 
     endless = jnp.full_like(demands.rate, jnp.inf)
     unbounded = eqx.tree_at(lambda d: (d.rate, d.concurrency), demands, (endless, endless))
     both = jax.tree.map(
-        lambda *x: jnp.concatenate(x), (ops, demands, limits), (ops, unbounded, limits)
+        lambda *x: jnp.concatenate(x),
+        (ops, corrections, demands, limits),
+        (ops, corrections, unbounded, limits),
     )
     states: SteadyState = jax.vmap(one)(*both)
     count = demands.rate.shape[0]

@@ -59,14 +59,17 @@ def test_gemm_by_hand():
         count=np.arange(names, dtype=float),
         log_seconds=np.tile(curve, (names, 1)),
     )
-    seconds = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH)
+    seconds, compute = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH)
     # Four tokens: 40,000 FLOP, 11,200 bytes; at 1e12 of each a second, FLOP are the longer.
     np.testing.assert_allclose(seconds[:-1], np.arange(names - 1) * 2 * 4.0e-8, rtol=1e-12)
+    # The roofline's two times are 40 and 11.2 ns; of the sum, FLOP are 78%.
+    assert compute[1] == pytest.approx(40_000 / 51_200)
     # lm_head works on two tokens: 20,000 FLOP.
     assert seconds[-1] == pytest.approx((names - 1) * 2 * 2.0e-8)
     # With a tenth of the bandwidth the bytes take 112 ns, more than the 80 ns that were measured.
-    slow_memory = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH / 10)
+    slow_memory, less = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH / 10)
     assert slow_memory[1] == pytest.approx(11_200 / 1e11)
+    assert less[1] == pytest.approx(40 / 152)
 
 
 def test_experts_by_hand():
@@ -263,7 +266,7 @@ def test_gemms_are_never_faster_than_their_roofline(tokens, sampled):
     rows = np.append(np.full(len(GEMM_NAMES) - 1, tokens), sampled)
     work = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
     bound = ops.count * roofline.seconds(work, ops.peak_flops, LLAMA.bandwidth)
-    seconds = components.gemm_seconds(ops, tokens, sampled, LLAMA.bandwidth)
+    seconds, _ = components.gemm_seconds(ops, tokens, sampled, LLAMA.bandwidth)
     assert np.all(seconds >= bound * (1 - 1e-9))
 
 
@@ -340,7 +343,7 @@ def test_time_rises_with_work_where_the_measured_kernel_is_worse_for_less():
 def test_more_work_never_takes_less_time(component, size, factor):
     def seconds(x):
         if component == "gemm":
-            return components.gemm_seconds(LLAMA.gemms, x, 1.0, LLAMA.bandwidth)
+            return components.gemm_seconds(LLAMA.gemms, x, 1.0, LLAMA.bandwidth)[0]
         if component == "decode":
             batch = Batch.summarised(decode_requests=8.0, context=x)
             return components.decode_attention_seconds(LLAMA.attention, batch, LLAMA.bandwidth)

@@ -7,7 +7,7 @@ import pytest
 
 import physim
 from physim.errors import InputError
-from physim.evaluation import cached_tokens
+from physim.measured.table import cached_tokens
 
 ROW = {
     "experiment": "run",

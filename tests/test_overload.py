@@ -12,9 +12,18 @@ import pytest
 
 import physim
 from physim.corrections import Corrections
-from physim.evaluation import _case
+from physim.measured.table import case_of
 
-STEP = ("gemm", "prefill_attention", "decode_attention", "elementwise", "all_reduce", "output")
+STEP = (
+    "gemm_memory",
+    "gemm_compute",
+    "prefill_attention",
+    "decode_attention",
+    "elementwise",
+    "all_reduce",
+    "lm_head",
+    "sampling",
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +31,7 @@ def run(ground_truth):
     frame = pd.read_csv(ground_truth / "seed16.csv")
     rows = frame[frame["experiment"].str.contains("codellama-34b-tp2-reasoning")]
     (stage,) = rows[rows["stage"] == 0].to_dict("records")
-    return stage, _case([stage], timeout_s=300.0)
+    return stage, case_of([stage], timeout_s=300.0)
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_mixed_modes_are_selectable(mixed):
 
 def test_fits(tmp_path):
     path = tmp_path / "mine.json"
-    path.write_text('{"schema_version": 1, "corrections": {"gemm": 0.1, "front_end": 1}}')
+    path.write_text('{"schema_version": 1, "corrections": {"gemm_memory": 0.1, "front_end": 1}}')
     corrected = qwen(fit=path)
     assert corrected.itl_s > qwen().itl_s
     assert corrected.fit == str(path)
@@ -129,8 +129,8 @@ def test_fits(tmp_path):
         ("{}", "schema_version: None is unknown"),
         ('{"schema_version": 1}', "corrections: is no JSON object"),
         ('{"schema_version": 1, "corrections": {"speed": 1}}', "corrections.speed: is unknown"),
-        ('{"schema_version": 1, "corrections": {"gemm": "x"}}', "'x' is no finite number"),
-        ('{"schema_version": 1, "corrections": {"gemm": NaN}}', "nan is no finite number"),
+        ('{"schema_version": 1, "corrections": {"gemm_memory": "x"}}', "'x' is no finite number"),
+        ('{"schema_version": 1, "corrections": {"gemm_memory": NaN}}', "nan is no finite number"),
         ("{", "broken JSON"),
     ],
 )

@@ -17,6 +17,7 @@ from physim.inputs.models import load_model
 from physim.step.batch import MAX_REQUESTS, Batch
 from physim.step.lowering import lower
 from physim.step.model import PART_NAMES, StepModel
+from physim.step.residual import LIMIT, Residual
 
 H100 = load_hardware("h100_sxm")
 
@@ -136,12 +137,9 @@ def test_an_unknown_mode_is_refused():
 @pytest.mark.parametrize(
     ("correction", "part"),
     [
-        ("gemm", "mlp"),
         ("decode_attention", "decode_attention"),
         ("all_reduce", "all_reduce"),
         ("elementwise", "elementwise"),
-        ("output", "output"),
-        ("step_overhead", "step_overhead"),
     ],
 )
 def test_a_correction_multiplies_its_part(correction, part):
@@ -149,6 +147,57 @@ def test_a_correction_multiplies_its_part(correction, part):
     corrected = StepModel(LLAMA.ops, Corrections(**{correction: float(np.log(1.5))}))
     ratio = STEP(corrected, batch).parts[part] / STEP(LLAMA, batch).parts[part]
     assert ratio == pytest.approx(1.5)
+
+
+def test_corrections_of_the_output_and_of_the_gaps():
+    batch = Batch.summarised(8.0, 500.0)
+    log = float(np.log(1.5))
+    corrected = StepModel(LLAMA.ops, Corrections(lm_head=log, sampling=log, step_overhead=log))
+    parts, bare = STEP(corrected, batch).parts, STEP(LLAMA, batch).parts
+    assert parts["output"] / bare["output"] == pytest.approx(1.5)
+    assert parts["step_overhead"] / bare["step_overhead"] == pytest.approx(1.5)
+
+
+def test_corrections_of_gemms_share_them_by_what_bounds_them():
+    both = Corrections(gemm_memory=float(np.log(1.5)), gemm_compute=float(np.log(1.5)))
+    memory = Corrections(gemm_memory=float(np.log(1.5)))
+
+    def ratio(corrections, tokens):
+        batch = Batch.summarised(prefill_requests=1.0, chunk=tokens)
+        corrected = STEP(StepModel(LLAMA.ops, corrections), batch).parts["mlp"]
+        return corrected / STEP(LLAMA, batch).parts["mlp"]
+
+    assert ratio(both, 500.0) == pytest.approx(1.5)
+    # Eight tokens: 8 FLOP for each byte, of the 295 at which an H100 computes as long as it reads.
+    assert ratio(memory, 8.0) == pytest.approx(1.5 ** (1 / (1 + 8 / 295)), rel=2e-3)
+    assert ratio(memory, 8000.0) < 1.05
+
+
+def test_steps_with_prefill_wait_at_each_layer():
+    decode, mixed = Batch.summarised(8.0, 500.0), Batch.summarised(8.0, 500.0, 1.0, 20.0)
+    longer = STEP(LLAMA, mixed).parts["step_overhead"] - STEP(LLAMA, decode).parts["step_overhead"]
+    assert longer == pytest.approx(80 * 5e-6, rel=1e-3)
+
+
+def test_the_residual_is_silent_at_first_and_bounded():
+    loud = Residual.silent()
+    loud = Residual(loud.hidden, loud.bias, 100 * np.ones_like(loud.output))
+    batch = Batch.summarised(8.0, 500.0, 1.0, 20.0, 100.0)
+    bare, bent = (
+        STEP(StepModel(LLAMA.ops, Corrections(residual=residual)), batch).parts
+        for residual in (Residual.silent(), loud)
+    )
+    assert bare == STEP(LLAMA, batch).parts
+    for part in ("mlp", "elementwise"):
+        assert abs(np.log(bent[part] / bare[part])) <= LIMIT * 1.0001
+    assert bent["mlp"] != bare["mlp"]
+    assert bent["decode_attention"] == bare["decode_attention"]
+
+
+def test_at_a_sharpness_of_one_the_host_adds():
+    batch = Batch.summarised(8.0, 500.0)
+    additive = STEP(StepModel(LLAMA.ops, Corrections(host_sharpness=float(np.log(1 / 8)))), batch)
+    assert additive.parts["host"] == pytest.approx(2e-3 + 8 * 10e-6, rel=1e-3)
 
 
 def test_gradients_are_finite_for_an_empty_prefill():

@@ -110,7 +110,7 @@ def test_clients_that_give_up():
     load = Load(575, 248, stages=(Stage(60, 120),), timeout_s=20.0)
     fluid, replayed = both(load)
     assert fluid.whole.completed < 0.9 * fluid.whole.arrived
-    assert fluid.whole.completed == pytest.approx(replayed.whole.completed, rel=0.15)
+    assert fluid.whole.completed == pytest.approx(replayed.whole.completed, rel=0.2)
     assert fluid.whole.latencies["e2e"]["p99"] < 21.0
 
 
@@ -132,26 +132,27 @@ def means(corrections, rate, ops, demand, limits):
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.99, 1.01, 1.5])
 def test_gradients_agree_with_differences(share):
-    """Below, at both sides of and above the capacity."""
-    parts = system()
+    """Below, at both sides of and above the capacity; in 64 bit, for the differences' sake."""
     capacity = physim.predict(
-        MODEL, gpu="h100_sxm", rate=1.0, input_tokens=575, output_tokens=248, **ENGINE
+        MODEL, gpu="h100_sxm", rate=1.0, input_tokens=575, output_tokens=248, fit="none", **ENGINE
     ).capacity_rps
-    rate = jnp.asarray(share * capacity)
-    zero = jax.tree.map(jnp.asarray, Corrections())
-    backward = jax.jit(jax.jacrev(means))(zero, rate, *parts)
-    step = 3e-3
-    for name in ("gemm", "decode_attention", "step_overhead", "front_end", "handover"):
-        up, down = (
-            means(replace(zero, **{name: jnp.asarray(sign * step)}), rate, *parts)
-            for sign in (1, -1)
-        )
-        differences = (up - down) / (2 * step)
-        found = getattr(backward, name)
-        assert np.all(np.isfinite(found))
-        # The solver chooses other steps for other corrections, within its tolerance, and
-        # near the capacity the slope itself changes by a few percent over the difference.
-        assert found == pytest.approx(np.asarray(differences), rel=0.1, abs=2e-3)
+    with jax.enable_x64(True):
+        parts = system()
+        rate = jnp.asarray(share * capacity)
+        zero = jax.tree.map(jnp.asarray, Corrections())
+        backward = jax.jit(jax.jacrev(means))(zero, rate, *parts)
+        step = 3e-3
+        for name in ("gemm_memory", "decode_attention", "step_overhead", "front_end", "handover"):
+            up, down = (
+                means(replace(zero, **{name: jnp.asarray(sign * step)}), rate, *parts)
+                for sign in (1, -1)
+            )
+            differences = (up - down) / (2 * step)
+            found = getattr(backward, name)
+            assert np.all(np.isfinite(found))
+            # The solver chooses other steps for other corrections, within its tolerance, and
+            # near the capacity the slope itself changes by a few percent over the difference.
+            assert found == pytest.approx(np.asarray(differences), rel=0.1, abs=2e-3)
 
 
 def test_latency_is_continuous_and_rises_across_the_capacity():

@@ -124,6 +124,13 @@ def predict(
         bool,
         typer.Option(help="Schedule a step while one runs.", rich_help_panel=_ENGINE),
     ] = True,
+    sampling: Annotated[
+        str,
+        typer.Option(
+            help="model (its generation_config.json), plain, truncated (top-k, top-p), penalised.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "model",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
         Path | None,
@@ -151,6 +158,7 @@ def predict(
         "moe_kernel": moe_kernel,
         "expert_load": expert_load,
         "async_scheduling": async_scheduling,
+        "sampling": sampling,
     }
     if trace is not None:
         others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)

@@ -50,6 +50,9 @@ class ModelArch:
         experts: The mixture of experts, None for a dense model.
         vision_parameters: Weights of a vision encoder, which take memory but see no text token.
         formats: Number formats of weights and KV cache.
+        truncates: Whether, by the model's own default, tokens are drawn from the likeliest alone
+            (top-k, top-p).
+        penalises: Whether, likewise, tokens that occurred before are made less likely.
     """
 
     name: str
@@ -68,6 +71,8 @@ class ModelArch:
     experts: Experts | None
     vision_parameters: int
     formats: Formats
+    truncates: bool = False
+    penalises: bool = False
 
     @property
     def dense_layers(self) -> int:

@@ -12,6 +12,7 @@ from physim.inputs.hardware import Hardware
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
 EXPERT_LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+SAMPLINGS = ("model", "plain", "truncated", "penalised")
 
 # Memory that vLLM keeps from the KV cache besides the weights. Taken from the KV block counts
 # that vLLM 0.15.1 reported for 13 deployments of six models on H100 (the runs of trainval.csv):
@@ -40,6 +41,9 @@ class Deployment:
             ``power_law_1.01`` is close to tokens that choose their experts at random.
         async_scheduling: Whether the engine schedules a step while the one before it runs, the
             default of vLLM since 0.14.
+        sampling: How tokens are drawn: ``model`` for the default that the model comes with,
+            ``plain``, ``truncated`` (top-k, top-p) or ``penalised`` (a repetition, frequency or
+            presence penalty, truncated too).
     """
 
     tp: int = 1
@@ -52,6 +56,7 @@ class Deployment:
     moe_kernel: str = "triton"
     expert_load: str = "power_law_1.01"
     async_scheduling: bool = True
+    sampling: str = "model"
 
     def __post_init__(self) -> None:
         for field in ("tp", "block_size"):
@@ -63,7 +68,11 @@ class Deployment:
             raise InputError(
                 "gpu_memory_utilization", f"{self.gpu_memory_utilization} is no share", "use 0 to 1"
             )
-        for field, known in (("moe_kernel", MOE_KERNELS), ("expert_load", EXPERT_LOADS)):
+        for field, known in (
+            ("moe_kernel", MOE_KERNELS),
+            ("expert_load", EXPERT_LOADS),
+            ("sampling", SAMPLINGS),
+        ):
             if getattr(self, field) not in known:
                 raise InputError(
                     field, f"{getattr(self, field)!r} is unknown", f"known are {', '.join(known)}"
@@ -108,7 +117,13 @@ class Deployment:
             moe_kernel=self.moe_kernel,
             expert_load=self.expert_load,
             async_scheduling=self.async_scheduling,
+            sampling=self._sampling(model),
         )
+
+    def _sampling(self, model: ModelArch) -> str:
+        if self.sampling != "model":
+            return self.sampling
+        return "penalised" if model.penalises else "truncated" if model.truncates else "plain"
 
     def _kv_blocks(self, model: ModelArch, gpu: Hardware, weights: float, max_num_seqs: int) -> int:
         """KV blocks that fit beside the weights and the engine's own memory."""
@@ -162,6 +177,7 @@ class ResolvedDeployment:
         moe_kernel: Kernel of fp8 expert layers.
         expert_load: How tokens spread over experts.
         async_scheduling: Whether a step is scheduled while the one before it runs.
+        sampling: ``plain``, ``truncated`` or ``penalised``.
     """
 
     tp: int
@@ -174,6 +190,7 @@ class ResolvedDeployment:
     moe_kernel: str
     expert_load: str
     async_scheduling: bool
+    sampling: str
 
 
 def weight_bytes_per_gpu(model: ModelArch, tp: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 from physim import data
@@ -43,7 +44,28 @@ def _load(path: Path, _modified_ns: int, name: str) -> ModelArch:
     beside = path.with_name(_MODELOPT)
     if not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = data.read_json(beside).get("quantization")
-    return read_architecture(config, name)
+    return _with_sampling(read_architecture(config, name), path)
+
+
+def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
+    """The model with the sampling that its ``generation_config.json`` asks for.
+
+    vLLM takes the defaults of requests from that file where a request says nothing else.
+    """
+    shipped = path.parent / "generation" / path.name
+    beside = shipped if shipped.is_file() else path.with_name("generation_config.json")
+    if not beside.is_file():
+        return model
+    defaults = data.read_json(beside)
+    for field in ("top_p", "top_k", "repetition_penalty"):
+        value = defaults.get(field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InputError(f"{beside}: {field}", f"{value!r} is no number", "correct it")
+    return replace(
+        model,
+        truncates=(defaults.get("top_p") or 1.0) < 1 or (defaults.get("top_k") or 0) > 0,
+        penalises=(defaults.get("repetition_penalty") or 1.0) != 1,
+    )
 
 
 def _find(model: str) -> Path:
@@ -85,8 +107,9 @@ def _from_hub(model: str) -> Path:
             return Path(cached)
         # One request that is not retried, so that an unreachable hub is known at once.
         hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), timeout=_HUB_TIMEOUT_S)
-        if hub.file_exists(model, _MODELOPT):
-            hub.hf_hub_download(model, _MODELOPT)
+        for beside in (_MODELOPT, "generation_config.json"):
+            if hub.file_exists(model, beside):
+                hub.hf_hub_download(model, beside)
         return Path(hub.hf_hub_download(model, "config.json"))
     except Exception as error:  # the hub client raises many unrelated types when offline
         raise InputError(

@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from physim.errors import InputError
 from physim.step.batch import Batch
-from physim.step.model import PART_NAMES, StepModel, beside_host, host_seconds
+from physim.step.model import PART_NAMES, StepModel, beside_host, host_seconds, host_sharpness
 from physim.types import AnyArray
 
 # Seconds of a step of known sums, in the order of `Batch`'s fields.
@@ -140,6 +140,10 @@ class ModelStepTimes:
         self._sums: list[list[float] | None] = [None] * count
         counts = np.arange(count)
         self._host = np.asarray(host_seconds(model.corrections, counts), float).tolist()
+        self._sharpness = float(host_sharpness(model.corrections))
+        one = np.zeros((2, 7))
+        one[0, :2], one[1, 2:5] = 1.0, 1.0
+        self._idle_decoding, self._idle = self._parts(one)["step_overhead"].tolist()
 
     def _parts(self, sums: Float[np.ndarray, "rows 7"]) -> dict[str, Float[np.ndarray, " rows"]]:
         """Seconds of the GPU's parts of many steps."""
@@ -149,14 +153,14 @@ class ModelStepTimes:
         return dict(zip(PART_NAMES, seconds[: len(sums)].T.astype(float), strict=True))
 
     def _tabulate_linear(self, max_tokens: int) -> None:
-        """Everything but attention, by the step's tokens, and what more requests add to that."""
+        """Everything but attention and gaps, by the step's tokens, and what more requests add."""
 
         def apart(tokens: AnyArray, requests: AnyArray) -> Float[np.ndarray, " rows"]:
             # Prefills of one request each but for the first tell tokens and requests apart.
             rows = np.zeros((len(tokens), 7))
             rows[:, 2], rows[:, 3], rows[:, 4] = requests, tokens, tokens**2.0
             parts = self._parts(rows)
-            names = set(parts) - {"host", "prefill_attention", "decode_attention"}
+            names = set(parts) - {"host", "prefill_attention", "decode_attention", "step_overhead"}
             return np.sum([parts[name] for name in sorted(names)], axis=0)
 
         tokens, requests = np.arange(max_tokens + 1), np.arange(self._requests + 1)
@@ -200,8 +204,8 @@ class ModelStepTimes:
     def _run_row(self, requests: int) -> list[float]:
         """Time of decode-only steps at all whole mean contexts below one, summed."""
         attention = self._decode_attention[requests] or self._decode_row(requests)
-        gpu = self._by_tokens[requests] + self._by_requests[requests] + np.array(attention)
-        total = beside_host(gpu, self._host[requests])
+        apart = self._by_tokens[requests] + self._by_requests[requests] + self._idle_decoding
+        total = beside_host(apart + np.array(attention), self._host[requests], self._sharpness)
         row: list[float] = np.append(0.0, np.cumsum(total)).tolist()
         self._sums[requests] = row
         return row
@@ -218,14 +222,15 @@ class ModelStepTimes:
     ) -> float:
         """Seconds of a step with prefill."""
         requests = decode_requests + prefill_requests
-        gpu = self._by_tokens[decode_requests + prefill_tokens] + self._by_requests[requests]
+        tokens = decode_requests + prefill_tokens
+        gpu = self._by_tokens[tokens] + self._by_requests[requests] + self._idle
         if decode_requests:
             row = self._decode_attention[decode_requests] or self._decode_row(decode_requests)
             mean = decode_context / decode_requests
             low = int(mean)
             gpu += row[low] + (mean - low) * (row[low + 1] - row[low])
         gpu += self._prefill_seconds(prefill_requests, prefill_squares, cached_products)
-        return float(beside_host(gpu, self._host[requests]))
+        return float(beside_host(gpu, self._host[requests], self._sharpness))
 
     def _prefill_seconds(self, count: int, squares: int, products: int) -> float:
         """Attention of chunks: power laws in their number and length, straight in what is cached.

@@ -36,11 +36,19 @@ from physim.types import AnyArray, Number, Scalar
 KERNEL_S = 2.0e-6
 STREAM_EFFICIENCY = 0.85
 
+# With penalties the sampler waits for the tokens of the step before, and makes a tensor of every
+# request's tokens in Python, some 30 ns each. Orders of magnitude, not measurements (the slowdown
+# is known: vllm-project/vllm issue 13247).
+PENALTY_STEP_S = 2e-4
+PENALTY_REQUEST_S = 1000 * 30e-9
+
 
 def gemm_seconds(
     ops: GemmOps, tokens: Scalar, sampled: Scalar, bandwidth: Scalar
-) -> Float[AnyArray, " gemms"]:
-    """Time of each of a step's GEMMs, seconds, over all layers.
+) -> tuple[Float[AnyArray, " gemms"], Float[AnyArray, " gemms"]]:
+    """Time of each of a step's GEMMs, seconds, over all layers; and how far FLOP/s bound it.
+
+    The latter is the share of computing in the sum of the roofline's two times.
 
     Args:
         ops: The GEMMs, in the order of `physim.step.lowering.GEMM_NAMES`.
@@ -52,16 +60,33 @@ def gemm_seconds(
     rows = jnp.where(is_output, sampled, tokens)
     work = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
     measured = jnp.exp(along(ops.log_seconds, TOKENS, rows))
-    return ops.count * jnp.maximum(measured, _bound(work, ops.peak_flops, bandwidth))
+    seconds = ops.count * jnp.maximum(measured, _bound(work, ops.peak_flops, bandwidth))
+    compute = work[0] / ops.peak_flops
+    return seconds, compute / (compute + work[1] / bandwidth)
+
+
+def matrix_work(gemms: GemmOps, experts: ExpertOps, tokens: Scalar) -> tuple[Scalar, Scalar]:
+    """Seconds at peak FLOP/s, and bytes, of a step's matrix products but lm_head."""
+    layers = np.array([float(name != "lm_head") for name in GEMM_NAMES]) * gemms.count
+    flops, moved = roofline.gemm(
+        tokens, gemms.n, gemms.k, gemms.weight_bytes, gemms.activation_bytes
+    )
+    expert_flops, expert_moved = _expert_work(experts, tokens)
+    compute = jnp.sum(layers * flops / gemms.peak_flops)
+    compute += experts.layers * expert_flops / experts.peak_flops
+    return compute, jnp.sum(layers * moved) + experts.layers * expert_moved
 
 
 def expert_seconds(ops: ExpertOps, tokens: Scalar, bandwidth: Scalar) -> Scalar:
     """Time of the routed experts of all layers, seconds."""
-    work = roofline.experts(
+    bound = _bound(_expert_work(ops, tokens), ops.peak_flops, bandwidth)
+    return ops.layers * jnp.maximum(jnp.exp(along(ops.log_seconds, TOKENS, tokens)), bound)
+
+
+def _expert_work(ops: ExpertOps, tokens: Scalar) -> roofline.Work:
+    return roofline.experts(
         tokens, ops.hidden, ops.width, ops.count, ops.per_token, ops.weight_bytes
     )
-    measured = jnp.exp(along(ops.log_seconds, TOKENS, tokens))
-    return ops.layers * jnp.maximum(measured, _bound(work, ops.peak_flops, bandwidth))
 
 
 def decode_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar) -> Scalar:
@@ -125,8 +150,13 @@ def elementwise_seconds(ops: ElementwiseOps, tokens: Scalar, bandwidth: Scalar) 
 
 
 def sampling_seconds(ops: ElementwiseOps, sampled: Scalar, bandwidth: Scalar) -> Scalar:
-    """Time of drawing tokens from their logits, seconds."""
+    """Time of drawing tokens from their logits, seconds, but for penalties' bookkeeping."""
     return sampled * ops.sampling_bytes / (STREAM_EFFICIENCY * bandwidth)
+
+
+def penalty_seconds(ops: ElementwiseOps, sampled: Scalar) -> Scalar:
+    """Time of the bookkeeping of penalties, seconds: 0 where there are none."""
+    return ops.penalties * (PENALTY_STEP_S + sampled * PENALTY_REQUEST_S)
 
 
 def _bound(work: roofline.Work, peak_flops: Number, bandwidth: Scalar) -> Number:

@@ -38,6 +38,17 @@ GEMM_NAMES = (
 )
 
 
+# Bytes that sampling moves for each logit. Logits are cast to 32 bit, scaled, normalised and drawn
+# from: some five passes. To draw from the likeliest they are sorted with their indices (a radix
+# sort of 4 + 8 bytes reads and writes them in some four rounds), normalised, summed up, masked and
+# put back. Penalties count each token's occurrences in 64 bit and rescale.
+_SAMPLING_BYTES = {
+    "plain": 5.0 * 4.0,
+    "truncated": 5.0 * 4.0 + 4 * 2 * 12.0 + 8 * 4.0,
+    "penalised": 5.0 * 4.0 + 4 * 2 * 12.0 + 8 * 4.0 + 6 * 8.0,
+}
+
+
 class GemmOps(eqx.Module):
     """The GEMMs of a step, one row each in the order of `GEMM_NAMES`; absent ones count 0.
 
@@ -135,11 +146,13 @@ class ElementwiseOps(eqx.Module):
         bytes_per_token: Bytes that they read and write for each token of the step, all layers.
         kernels: Their number in a step.
         sampling_bytes: Bytes that sampling reads and writes for each sampled token.
+        penalties: Whether tokens that occurred before are made less likely, 0 or 1.
     """
 
     bytes_per_token: Scalar
     kernels: Scalar
     sampling_bytes: Scalar
+    penalties: Scalar
 
 
 class StepOps(eqx.Module):
@@ -181,7 +194,7 @@ def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> St
         experts=_experts(model, gpu, grids, deployment),
         attention=_attention(model, gpu, grids, heads, kv_heads),
         collectives=_collectives(model, gpu, grids, tp),
-        elementwise=_elementwise(model, tp, heads, kv_heads),
+        elementwise=_elementwise(model, deployment.sampling, tp, heads, kv_heads),
         bandwidth=gpu.memory_bandwidth,
     )
 
@@ -370,7 +383,9 @@ def _collectives(model: ModelArch, gpu: Hardware, grids: str, tp: int) -> Collec
     )
 
 
-def _elementwise(model: ModelArch, tp: int, heads: int, kv_heads: int) -> ElementwiseOps:
+def _elementwise(
+    model: ModelArch, sampling: str, tp: int, heads: int, kv_heads: int
+) -> ElementwiseOps:
     """Reads and writes of 16-bit vectors between the GEMMs of a layer, kernel by kernel."""
     hidden, formats = model.hidden_size, model.formats
     queries, keys = heads * model.head_dim, kv_heads * model.head_dim
@@ -403,6 +418,6 @@ def _elementwise(model: ModelArch, tp: int, heads: int, kv_heads: int) -> Elemen
     return ElementwiseOps(
         bytes_per_token=moved,
         kernels=float(kernels),
-        # Logits are cast to 32 bit, scaled, normalised and drawn from: some five passes.
-        sampling_bytes=5.0 * 4.0 * model.vocab_size,
+        sampling_bytes=_SAMPLING_BYTES[sampling] * model.vocab_size,
+        penalties=float(sampling == "penalised"),
     )

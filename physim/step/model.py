@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim import roofline
 from physim.corrections import (
     HOST_REQUEST_S,
     HOST_SHARPNESS,
     HOST_STEP_S,
+    LAYER_OVERHEAD_S,
     STEP_OVERHEAD_S,
     Corrections,
 )
@@ -19,24 +21,25 @@ from physim.errors import InputError
 from physim.step import components
 from physim.step.batch import Batch
 from physim.step.lowering import GEMM_NAMES, StepOps
+from physim.step.residual import features
 from physim.types import AnyArray, Number, Scalar
 
 MIXED_MODES = ("additive", "weighted-average", "smooth-weighted")
 
 
-# Components of a step by name, each with the correction that multiplies it. The last two are what
-# the GPU waits between steps, and the CPU time that the GPU's does not hide.
+# Components of a step by name, each with the correction that multiplies it, if it is one. The last
+# two are what the GPU waits within and between steps, and the CPU time that it does not hide.
 _CORRECTION_OF = {
-    "qkv": "gemm",
-    "attention_output": "gemm",
-    "mlp": "gemm",
+    "qkv": None,
+    "attention_output": None,
+    "mlp": None,
     "experts": "experts",
     "prefill_attention": "prefill_attention",
     "decode_attention": "decode_attention",
     "elementwise": "elementwise",
     "all_reduce": "all_reduce",
-    "output": "output",
-    "step_overhead": "step_overhead",
+    "output": "sampling",
+    "step_overhead": None,
 }
 PART_NAMES = (*_CORRECTION_OF, "host")
 _PART_OF_GEMM = {
@@ -52,6 +55,17 @@ _PART_OF_GEMM = {
 # Sums GEMMs into parts: a row a part, a column a GEMM.
 _GEMM_SUMS = np.array(
     [[float(_PART_OF_GEMM[gemm] == part) for gemm in GEMM_NAMES] for part in _CORRECTION_OF]
+)
+_IS_ROUTER, _IS_LM_HEAD = (
+    np.array([n == name for n in GEMM_NAMES]) for name in ("router", "lm_head")
+)
+_IS_OUTPUT = np.array([float(part == "output") for part in _CORRECTION_OF])
+# Parts that work on all tokens of a step, and so bear what the residual learned.
+_ON_TOKENS = np.array(
+    [
+        part in ("qkv", "attention_output", "mlp", "experts", "elementwise", "all_reduce")
+        for part in _CORRECTION_OF
+    ]
 )
 
 
@@ -107,12 +121,14 @@ class StepModel(eqx.Module):
     def _composed(self, batch: Batch) -> StepTime:
         parts = self._gpu_seconds(batch)
         gpu = jnp.sum(parts)
-        total = beside_host(gpu, host_seconds(self.corrections, batch.requests))
+        host = host_seconds(self.corrections, batch.requests)
+        total = beside_host(gpu, host, host_sharpness(self.corrections))
         return StepTime(total, jnp.append(parts, total - gpu))
 
     def _gpu_seconds(self, batch: Batch) -> Float[AnyArray, " parts"]:
         """Corrected time of every part but the host's."""
         ops, bandwidth, tokens, sampled = self.ops, self.ops.bandwidth, batch.tokens, batch.requests
+        with_prefill = jnp.minimum(batch.prefill_requests, 1.0)
         apart = {
             "experts": components.expert_seconds(ops.experts, tokens, bandwidth),
             "prefill_attention": components.prefill_attention_seconds(
@@ -124,13 +140,51 @@ class StepModel(eqx.Module):
             "elementwise": components.elementwise_seconds(ops.elementwise, tokens, bandwidth),
             "all_reduce": components.all_reduce_seconds(ops.collectives, tokens, sampled),
             "output": components.sampling_seconds(ops.elementwise, sampled, bandwidth),
-            "step_overhead": jnp.asarray(STEP_OVERHEAD_S),
+            "step_overhead": self._idle_seconds(with_prefill),
         }
-        gemms = components.gemm_seconds(ops.gemms, tokens, sampled, bandwidth)
-        seconds = jnp.stack([apart.get(part, jnp.zeros(())) for part in _CORRECTION_OF])
-        seconds += jnp.sum(_GEMM_SUMS * gemms, axis=1)
-        logs = [getattr(self.corrections, name) for name in _CORRECTION_OF.values()]
-        return seconds * jnp.exp(jnp.stack([jnp.asarray(log) for log in logs]))
+        zero = jnp.zeros(())
+        seconds = jnp.stack([apart.get(part, zero) for part in _CORRECTION_OF])
+        logs = [
+            getattr(self.corrections, name) if name else zero for name in _CORRECTION_OF.values()
+        ]
+        seconds *= jnp.exp(jnp.stack([jnp.asarray(log) for log in logs]))
+        seconds += _GEMM_SUMS @ self._gemm_seconds(tokens, sampled)
+        penalties = components.penalty_seconds(ops.elementwise, sampled)
+        seconds += _IS_OUTPUT * penalties * jnp.exp(self.corrections.penalties)
+        return seconds * jnp.where(_ON_TOKENS, jnp.exp(self._residual(tokens)), 1.0)
+
+    def _gemm_seconds(self, tokens: Scalar, sampled: Scalar) -> Float[AnyArray, " gemms"]:
+        """Corrected time of each GEMM."""
+        corrections = self.corrections
+        seconds, compute = components.gemm_seconds(
+            self.ops.gemms, tokens, sampled, self.ops.bandwidth
+        )
+        logs = (1 - compute) * corrections.gemm_memory + compute * corrections.gemm_compute
+        logs = jnp.where(_IS_ROUTER, corrections.experts, logs)
+        return seconds * jnp.exp(jnp.where(_IS_LM_HEAD, corrections.lm_head, logs))
+
+    def _idle_seconds(self, with_prefill: Scalar) -> Scalar:
+        """What the GPU waits between steps and, if there is prefill, at each layer."""
+        layers = self.ops.attention.layers * LAYER_OVERHEAD_S * with_prefill
+        between = STEP_OVERHEAD_S * jnp.exp(self.corrections.step_overhead)
+        return between + layers * jnp.exp(self.corrections.layer_overhead)
+
+    def _residual(self, tokens: Scalar) -> Scalar:
+        """What the residual adds to the logarithm of the time of the work on all tokens."""
+        ops, experts = self.ops, self.ops.experts
+        compute, moved = components.matrix_work(ops.gemms, experts, tokens)
+        memory = moved / ops.bandwidth
+        visited = roofline.active_experts(tokens, experts.count, experts.per_token)
+        activity = jnp.where(experts.layers > 0, visited / experts.count, 0.0)
+        return self.corrections.residual.log_factor(
+            features(
+                compute / memory,
+                memory / (compute + memory),
+                tokens,
+                ops.collectives.gpus,
+                activity,
+            )
+        )
 
 
 def host_seconds(corrections: Corrections, requests: Number) -> Number:
@@ -139,12 +193,18 @@ def host_seconds(corrections: Corrections, requests: Number) -> Number:
     return HOST_STEP_S * jnp.exp(corrections.host_step) + requests * each
 
 
-def beside_host(gpu: Number, host: Number) -> Number:
+def host_sharpness(corrections: Corrections) -> Scalar:
+    """Sharpness of the smooth maximum of GPU and CPU time."""
+    return HOST_SHARPNESS * jnp.exp(corrections.host_sharpness)
+
+
+def beside_host(gpu: Number, host: Number, sharpness: Number) -> Number:
     """Time of a step whose GPU and CPU work side by side, seconds.
 
-    A smooth maximum: the p-norm, never below the larger of the two.
+    A smooth maximum: the p-norm, never below the larger of the two, and at a sharpness of one
+    their sum.
     """
-    return gpu * (1 + (host / gpu) ** HOST_SHARPNESS) ** (1 / HOST_SHARPNESS)
+    return gpu * (1 + (host / gpu) ** sharpness) ** (1 / sharpness)
 
 
 def _prefill_weight(batch: Batch, smooth: bool) -> Scalar:

@@ -1,0 +1,1 @@
+"""Corrections fitted to measured runs, and how far to trust them."""

@@ -1,0 +1,149 @@
+"""The loss of a fit: a sum of squares of what predictions are off by, and of the prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.corrections import PRIOR_WIDTHS, Corrections, flat, labels, unflat
+from physim.fitting.observations import NOISE, Stages, log_predicted
+from physim.fitting.steps import NOISE as STEP_NOISE
+from physim.fitting.steps import Cycles, log_cycles
+from physim.types import AnyArray
+
+# ITL and E2E of a stage are nearly one number, so each counts half.
+_SHARES = np.array([1.0, 0.5, 0.5])
+# From so many standard deviations on a deviation counts by its size, not its square.
+_HUBER = 2.0
+
+Vector = Float[np.ndarray, " n"]
+Matrix = Float[np.ndarray, "rows n"]
+
+
+@dataclass(frozen=True)
+class Deviations:
+    """What predictions are off by, in standard deviations, and its slopes in the parameters.
+
+    Attributes:
+        sizes: Deviations: those of stages metric by metric, then those of steps.
+        slopes: Their derivatives.
+        weights: How much the square of each counts.
+    """
+
+    sizes: Vector
+    slopes: Matrix
+    weights: Vector
+
+    def bent(self) -> tuple[Vector, Matrix]:
+        """Weighted deviations and slopes whose squares are the loss, those of bad rows bent.
+
+        The pseudo-Huber loss (Charbonnier and others, ICIP 1994): squares near zero, sizes far off.
+        """
+        root = np.sqrt(1 + (self.sizes / _HUBER) ** 2)
+        factor = np.sqrt(2 / (root + 1))
+        # The derivative of what is bent, from the loss's own: r / root = bent * bent'.
+        slope = np.sqrt(self.weights) / (root * factor)
+        return np.sqrt(self.weights) * self.sizes * factor, slope[:, None] * self.slopes
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is fitted, to what.
+
+    Parameters are corrections in units of their prior's standard deviation, so that all are of
+    order one; those that are held fast have a width of zero.
+
+    Attributes:
+        stages: Measured stages.
+        cycles: Measured steps, if there are any.
+        widths: Prior standard deviations of all corrections.
+        mixed: How mixed steps are composed.
+        centre: The corrections at which all parameters are zero.
+    """
+
+    stages: Stages
+    cycles: Cycles | None
+    widths: Vector
+    mixed: str = "additive"
+    centre: Corrections = field(default_factory=Corrections)
+
+    @classmethod
+    def of(
+        cls,
+        stages: Stages,
+        cycles: Cycles | None = None,
+        frozen: tuple[str, ...] = (),
+        prior_scale: float = 1.0,
+        mixed: str = "additive",
+    ) -> Problem:
+        """A problem.
+
+        Args:
+            stages: Measured stages.
+            cycles: Measured steps.
+            frozen: Corrections that stay at zero.
+            prior_scale: Factor on the widths of all priors.
+            mixed: How mixed steps are composed.
+        """
+        fast = np.array([label.partition("[")[0] in frozen for label in labels()])
+        widths = np.where(fast, 0.0, flat(PRIOR_WIDTHS) * prior_scale)
+        return cls(stages, cycles, widths, mixed)
+
+    def corrections(self, parameters: Vector) -> Corrections:
+        """The corrections that parameters stand for."""
+        return unflat(flat(self.centre) + parameters * self.widths)
+
+    def loss(self, parameters: Vector) -> float:
+        """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
+        flat_corrections = flat(self.corrections(parameters))
+        values = _predicted(flat_corrections, self.stages, self.cycles, self.mixed)
+        bent, _ = self._deviations(np.asarray(values, float), np.zeros((len(values), 1))).bent()
+        total = float(bent @ bent + parameters @ parameters) / 2
+        return total if np.isfinite(total) else np.inf
+
+    def deviations(self, parameters: Vector) -> Deviations:
+        """Deviations and their slopes."""
+        flat_corrections = flat(self.corrections(parameters))
+        values, slopes = _with_slopes(flat_corrections, self.stages, self.cycles, self.mixed)
+        return self._deviations(np.asarray(values, float), np.asarray(slopes, float) * self.widths)
+
+    def _deviations(self, predicted: Vector, slopes: Matrix) -> Deviations:
+        stages = self.stages
+        noise = np.broadcast_to(NOISE, stages.observed.shape).ravel()
+        weights = np.ravel(stages.known * stages.weight[:, None] * _SHARES)
+        observed = np.ravel(stages.observed)
+        if self.cycles is not None:
+            steps = self.cycles
+            noise = np.append(noise, np.full(len(steps.observed), STEP_NOISE))
+            weights = np.append(weights, steps.weight)
+            observed = np.append(observed, steps.observed)
+        values = np.where(weights > 0, (predicted - observed) / noise, 0.0)
+        return Deviations(values, slopes / noise[:, None], weights)
+
+
+@jax.jit(static_argnames="mixed")
+def _predicted(
+    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None, mixed: str
+) -> Float[AnyArray, " values"]:
+    """Logarithms of all that is predicted."""
+    own = unflat(corrections)
+    values = jnp.ravel(log_predicted(own, stages, mixed))
+    return values if cycles is None else jnp.append(values, log_cycles(own, cycles, mixed))
+
+
+@jax.jit(static_argnames="mixed")
+def _with_slopes(
+    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None, mixed: str
+) -> tuple[Float[AnyArray, " values"], Float[AnyArray, "values n"]]:
+    """Logarithms of all that is predicted, and their derivatives."""
+
+    def values(corrections: Float[AnyArray, " n"]) -> tuple[AnyArray, AnyArray]:
+        found = _predicted(corrections, stages, cycles, mixed)
+        return found, found
+
+    slopes, found = jax.jacfwd(values, has_aux=True)(corrections)
+    return found, slopes

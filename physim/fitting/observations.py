@@ -1,0 +1,195 @@
+"""What a fit compares: measured stages and steps as arrays beside the model that predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from physim.corrections import Corrections
+from physim.errors import InputError
+from physim.measured.table import Row, case_of, filtered, read_table, stages_of
+from physim.prediction import Case, arrays, predict_cases
+from physim.serving.demand import Demand, Limits
+from physim.serving.steady import steady_state
+from physim.step.lowering import StepOps
+from physim.step.model import StepModel
+from physim.types import AnyArray
+
+METRICS = ("ttft", "itl", "e2e")
+# Standard deviation of the logarithm of what is measured of a stage: what repeated
+# runs and the physics' own coarseness leave.
+NOISE = np.array([0.06, 0.03, 0.03])
+# A queue, if so much of the time of a request is spent before its first token.
+_QUEUE_SHARE = 0.5
+_FAILED_SHARE = 0.01
+
+
+class Stages(eqx.Module):
+    """Load stages that last, as arrays with one row each.
+
+    Attributes:
+        ops: The lowered models.
+        demands: The loads.
+        limits: The engines' limits.
+        observed: Logarithms of the measured TTFT, ITL and E2E, seconds.
+        known: Which of them were measured.
+        weight: Weight of each row.
+    """
+
+    ops: StepOps
+    demands: Demand
+    limits: Limits
+    observed: Float[AnyArray, "rows metrics"]
+    known: Bool[AnyArray, "rows metrics"]
+    weight: Float[AnyArray, " rows"]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Measured stages: arrays for the fit, and what they are for people.
+
+    Attributes:
+        stages: The arrays.
+        rows: The rows of the tables, in the same order.
+        cases: What is predicted of each.
+        left_out: Other rows, each with the reason.
+    """
+
+    stages: Stages
+    rows: Sequence[Row]
+    cases: Sequence[Case]
+    left_out: Sequence[Mapping[str, Any]]
+
+    def pick(self, chosen: Sequence[bool] | np.ndarray) -> Observed:
+        """Some of the rows; the weights are theirs alone."""
+        places = np.flatnonzero(np.asarray(chosen)).tolist()
+        stages = jax.tree.map(lambda leaf: leaf[places], self.stages)
+        rows = [self.rows[i] for i in places]
+        stages = eqx.tree_at(lambda s: s.weight, stages, _weights(rows))
+        return Observed(stages, rows, [self.cases[i] for i in places], ())
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of the tables."""
+        return np.array([row[name] for row in self.rows])
+
+
+def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
+    """Reads the stages of measured runs that have a steady state.
+
+    A row is left out if it is the overall row of a run with stages, if more than 1% of its requests
+    failed, if more than half of the time of its requests passed before the first token, or if the
+    bare physics puts its load above capacity: what it shows is a queue that grew.
+
+    Args:
+        tables: CSV files in the common form.
+        where: Keeps only rows for which this expression over the columns holds.
+
+    Raises:
+        InputError: A table or the condition cannot be used, or no row is left.
+    """
+    import pandas as pd
+
+    frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
+    # A run that several tables hold counts once.
+    frame = frame.drop_duplicates(["experiment", "stage"], keep="first")
+    if where is not None:
+        frame = filtered(frame, where)
+    rows: list[Row] = []
+    cases: list[Case] = []
+    left_out: list[dict[str, Any]] = []
+    for _, run in frame.groupby("experiment", sort=False):
+        records = sorted(run.to_dict("records"), key=lambda row: row["stage"])
+        try:
+            case = case_of(records, None)
+        except InputError as error:
+            left_out += [_left_out(row, str(error)) for row in records]
+            continue
+        for row in stages_of(records):
+            reason = _overloaded(row)
+            if reason:
+                left_out.append(_left_out(row, reason))
+                continue
+            rows.append(row)
+            load = replace(case.load, stages=(), rate=float(row["rate_rps"]))
+            cases.append(replace(case, load=load))
+    if rows:
+        bare = predict_cases(cases, Corrections())
+        above = [prediction.saturated for prediction in bare]
+        reason = "the bare physics puts its load above capacity"
+        left_out += [_left_out(row, reason) for row, out in zip(rows, above, strict=True) if out]
+        rows = [row for row, out in zip(rows, above, strict=True) if not out]
+        cases = [case for case, out in zip(cases, above, strict=True) if not out]
+    if not rows:
+        reasons = sorted({entry["reason"] for entry in left_out})
+        raise InputError(
+            ", ".join(map(str, tables)), "has no row to fit", "; ".join(reasons) or "add rows"
+        )
+    return Observed(_stages(rows, cases), rows, cases, left_out)
+
+
+def groups(rows: Sequence[Row], kind: str) -> list[str]:
+    """The group that each row is of.
+
+    Args:
+        rows: The rows.
+        kind: A column, or ``workload``: rows whose prompts are as long to the hundred, since each
+            tokeniser counts otherwise, and whose outputs are.
+    """
+    if kind != "workload":
+        return [str(row[kind]) for row in rows]
+    return [
+        f"{round(float(row['input_len_mean']), -2):.0f} in, {float(row['output_len']):.0f} out"
+        for row in rows
+    ]
+
+
+def _left_out(row: Row, reason: str) -> dict[str, Any]:
+    return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
+
+
+def _overloaded(row: Row) -> str | None:
+    """Why a row has no steady state, from what was measured."""
+    failed, succeeded = row.get("n_failed"), row.get("n_success")
+    # Comparisons with what was not recorded do not hold.
+    if failed is not None and succeeded is not None and failed > _FAILED_SHARE * succeeded:
+        return f"{failed / (failed + succeeded):.0%} of its requests failed"
+    if row["ttft_mean"] > _QUEUE_SHARE * row["e2e_mean"]:
+        return "its requests spent most of their time in a queue"
+    return None
+
+
+def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
+    ttft, e2e = (np.array([row[name] for row in rows], float) for name in ("ttft_mean", "e2e_mean"))
+    decode_steps = np.array([row["output_len"] for row in rows], float) - 1
+    several = decode_steps > 0
+    itl = np.where(several, (e2e - ttft) / np.maximum(decode_steps, 1), 1.0)
+    known = np.stack([np.ones_like(several), several, np.ones_like(several)], axis=1)
+    observed = np.log(np.stack([ttft, itl, e2e], axis=1))
+    return Stages(*arrays(cases), observed=observed, known=known, weight=_weights(rows))
+
+
+def _weights(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
+    """Weight of each row: a model's rows count together as the root of their number."""
+    models = [row["model"] for row in rows]
+    weights = np.array([models.count(model) ** -0.5 for model in models])
+    return weights * len(weights) / np.sum(weights)
+
+
+def log_predicted(
+    corrections: Corrections, stages: Stages, mixed: str
+) -> Float[AnyArray, "rows metrics"]:
+    """Logarithms of the TTFT, ITL and E2E that stages settle to."""
+
+    def one(ops: StepOps, demand: Demand, limits: Limits) -> Float[AnyArray, " metrics"]:
+        state = steady_state(StepModel(ops, corrections, mixed), demand, limits)
+        return jnp.log(jnp.stack([state.ttft, state.itl, state.e2e]))
+
+    return jax.vmap(one)(stages.ops, stages.demands, stages.limits)

@@ -1,0 +1,104 @@
+"""How well a fit's corrections are known, and what models that it has not seen are off by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.fits import TWO_SIDED_90
+from physim.fitting.objective import Deviations, Problem, Vector
+from physim.fitting.observations import METRICS, NOISE, groups
+from physim.measured.table import Row
+
+# The least scatter: repeated runs of one experiment differ by so much.
+_LEAST_SCATTER = 0.005
+
+
+def covariance(problem: Problem, parameters: Vector) -> Float[np.ndarray, "n n"]:
+    """Covariance of the corrections, from the loss's curvature after Gauss and Newton.
+
+    Where deviations scatter more than `NOISE` says, it is larger by as much.
+    """
+    found = problem.deviations(parameters)
+    values, slopes = found.bent()
+    excess = max(float(values @ values / np.sum(found.weights)), 1.0)
+    curvature = slopes.T @ slopes / excess + np.eye(len(parameters))
+    inverse = np.linalg.inv(curvature)
+    return np.outer(problem.widths, problem.widths) * inverse
+
+
+def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping[str, float]:
+    """Scatter of rows that a fit has not seen, whether of a model, a workload or an experiment.
+
+    For each metric the largest of the three: nine of ten rows are within their interval whichever
+    of them is new.
+
+    Args:
+        problem: The problem.
+        parameters: Its solution.
+        rows: The rows of its stages; those without weight do not count.
+    """
+    known = problem.stages.known & (problem.stages.weight > 0)[:, None]
+    found = [
+        scatter(*left_out(problem, parameters, groups(rows, kind)), known)
+        for kind in ("model", "workload", "experiment")
+    ]
+    return {metric: max(one[metric] for one in found) for metric in METRICS}
+
+
+def left_out(
+    problem: Problem, parameters: Vector, members: Sequence[str]
+) -> tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics"]]:
+    """What each row is off by if its group is left out, and the spread that the fit expects there.
+
+    Both in logarithms. The fit without a group is one Gauss-Newton step away from that with it, so
+    nothing is fitted again.
+
+    Args:
+        problem: The problem.
+        parameters: Its solution.
+        members: The group of each row of the stages.
+    """
+    found = problem.deviations(parameters)
+    count = len(members) * len(METRICS)
+    row_of = np.repeat(np.arange(len(members)), len(METRICS))
+    off, spread = np.zeros(count), np.zeros(count)
+    for group in dict.fromkeys(members):
+        outside = np.array(members)[row_of] == group
+        weights = found.weights.copy()
+        weights[:count][outside] = 0.0
+        values, slopes = Deviations(found.sizes, found.slopes, weights).bent()
+        inverse = np.linalg.inv(slopes.T @ slopes + np.eye(len(parameters)))
+        step = -inverse @ (slopes.T @ values + parameters)
+        rows = np.flatnonzero(outside)
+        there = found.slopes[rows]
+        off[rows] = found.sizes[rows] + there @ step
+        spread[rows] = np.sqrt(np.einsum("ij,jk,ik->i", there, inverse, there))
+    shape = (len(members), len(METRICS))
+    return off.reshape(shape) * NOISE, spread.reshape(shape) * NOISE
+
+
+def scatter(
+    off: Float[np.ndarray, "rows metrics"],
+    spread: Float[np.ndarray, "rows metrics"],
+    known: Float[np.ndarray, "rows metrics"],
+) -> Mapping[str, float]:
+    """For each metric the scatter with which nine of ten left-out rows are within their interval.
+
+    Args:
+        off: What left-out rows are off by, in logarithms.
+        spread: What the fit's own uncertainty makes of that.
+        known: Which of them were measured.
+    """
+    scatters = {}
+    for column, metric in enumerate(METRICS):
+        kept = known[:, column] > 0
+        size = np.abs(off[kept, column]) / TWO_SIDED_90
+        # The interval is the hypotenuse of both; for each row the scatter that just covers it.
+        needed = np.sqrt(np.maximum(size**2 - spread[kept, column] ** 2, 0.0))
+        # The quantile of a new row among so many and one (Vovk and others' conformal rank).
+        rank = min(0.9 * (1 + 1 / max(len(needed), 1)), 1.0)
+        scatters[metric] = max(float(np.quantile(needed, rank)), _LEAST_SCATTER)
+    return scatters

@@ -1,0 +1,1 @@
+"""Measured runs: readers of what load generators and engines write."""
