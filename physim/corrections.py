@@ -23,7 +23,8 @@ class Corrections(eqx.Module):
         gemm_memory: Dense GEMMs of the layers, as far as memory bounds them.
         gemm_compute: The same, as far as FLOP/s do.
         experts: Expert layers.
-        prefill_attention: Attention of prefill chunks.
+        prefill_attention: Attention of prefill chunks among their own tokens.
+        cached_attention: Attention of prefill chunks to what is in the cache before them.
         decode_attention: Attention of decoding requests.
         elementwise: Norms, rotary embedding, activation, cache writes and casts.
         all_reduce: All-reduces and the gathering of logits.
@@ -45,6 +46,7 @@ class Corrections(eqx.Module):
     gemm_compute: Scalar = 0.0
     experts: Scalar = 0.0
     prefill_attention: Scalar = 0.0
+    cached_attention: Scalar = 0.0
     decode_attention: Scalar = 0.0
     elementwise: Scalar = 0.0
     all_reduce: Scalar = 0.0
@@ -69,7 +71,8 @@ PRIOR_WIDTHS = Corrections(
     gemm_memory=0.10,
     gemm_compute=0.15,
     experts=0.20,
-    prefill_attention=0.30,
+    prefill_attention=0.15,
+    cached_attention=0.50,
     decode_attention=0.15,
     elementwise=0.30,
     all_reduce=0.30,
@@ -114,6 +117,13 @@ def unflat(numbers: Float[AnyArray, " n"]) -> Corrections:
     ]
     corrections: Corrections = jax.tree.unflatten(structure, parts)
     return corrections
+
+
+def meanings() -> dict[str, str]:
+    """What each correction multiplies, from the documentation of `Corrections`."""
+    listed = (Corrections.__doc__ or "").partition("Attributes:")[2].strip().splitlines()
+    pairs = [line.strip().partition(": ")[::2] for line in listed if ": " in line]
+    return {name: meaning.rstrip(".") for name, meaning in pairs}
 
 
 def labels() -> list[str]:

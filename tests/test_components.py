@@ -62,14 +62,14 @@ def test_gemm_by_hand():
     seconds, compute = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH)
     # Four tokens: 40,000 FLOP, 11,200 bytes; at 1e12 of each a second, FLOP are the longer.
     np.testing.assert_allclose(seconds[:-1], np.arange(names - 1) * 2 * 4.0e-8, rtol=1e-12)
-    # The roofline's two times are 40 and 11.2 ns; of the sum, FLOP are 78%.
-    assert compute[1] == pytest.approx(40_000 / 51_200)
+    # The roofline's two times are 40 and 11.2 ns.
+    assert compute[1] == pytest.approx(40**3 / (40**3 + 11.2**3))
     # lm_head works on two tokens: 20,000 FLOP.
     assert seconds[-1] == pytest.approx((names - 1) * 2 * 2.0e-8)
     # With a tenth of the bandwidth the bytes take 112 ns, more than the 80 ns that were measured.
     slow_memory, less = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH / 10)
     assert slow_memory[1] == pytest.approx(11_200 / 1e11)
-    assert less[1] == pytest.approx(40 / 152)
+    assert less[1] == pytest.approx(40**3 / (40**3 + 112**3))
 
 
 def test_experts_by_hand():
@@ -110,13 +110,15 @@ def test_decode_attention_by_hand():
 def test_prefill_attention_by_hand():
     own = 2 * 32 * 33 * 4 * 8
     alone = Batch.summarised(prefill_requests=1.0, chunk=32.0)
-    seconds = components.prefill_attention_seconds(attention(), alone, BANDWIDTH)
-    assert seconds == pytest.approx(3 * 2 * own * 1e-9)
+    fresh, cached = components.prefill_attention_seconds(attention(), alone, BANDWIDTH)
+    assert fresh == pytest.approx(3 * 2 * own * 1e-9)
+    assert cached == 0
     # With 32 tokens cached, 32 x 32 more pairs, as efficient as a chunk of 64.
     across = 4 * 32 * 32 * 4 * 8
     batch = Batch.summarised(prefill_requests=1.0, chunk=32.0, cached=32.0)
-    seconds = components.prefill_attention_seconds(attention(), batch, BANDWIDTH)
-    assert seconds == pytest.approx(3 * 2 * (own + across) * 1e-9)
+    fresh, cached = components.prefill_attention_seconds(attention(), batch, BANDWIDTH)
+    assert fresh == pytest.approx(3 * 2 * own * 1e-9)
+    assert cached == pytest.approx(3 * 2 * across * 1e-9)
 
 
 def test_all_reduce_by_hand():
@@ -134,9 +136,10 @@ def test_between_knots_time_is_interpolated_in_logarithm():
 
 
 def test_elementwise_by_hand():
-    ops = ElementwiseOps(bytes_per_token=850.0, kernels=10.0, sampling_bytes=1700.0)
+    ops = ElementwiseOps(850.0, kernels=10.0, sampling_bytes=1700.0, penalties=1.0)
     assert components.elementwise_seconds(ops, 4.0, 1e9) == pytest.approx(10 * 2e-6 + 4e-6)
     assert components.sampling_seconds(ops, 3.0, 1e9) == pytest.approx(6e-6)
+    assert components.penalty_seconds(ops, 3.0) == pytest.approx(2e-4 + 3 * 30e-6)
 
 
 # --- against rows that NVIDIA measured on the H100 (aiconfigurator-core 0.12.0), seconds ---
@@ -227,7 +230,7 @@ def test_prefill_attention_agrees_with_measured_rows(heads, kv_heads, requests, 
         log_prefill_seconds=np.log(roofline.seconds(work, 989.4e12, 3.35e12)) - efficiency,
     )
     batch = Batch.summarised(prefill_requests=float(requests), chunk=float(tokens))
-    seconds = components.prefill_attention_seconds(ops, batch, 3.35e12)
+    seconds, _ = components.prefill_attention_seconds(ops, batch, 3.35e12)
     # Rows of equal requests times heads share a cell.
     assert seconds == pytest.approx(measured, rel=0.1)
 
@@ -298,17 +301,15 @@ def test_prefill_attention_is_never_faster_than_its_roofline(requests, chunk, ca
     batch = Batch.summarised(prefill_requests=requests, chunk=chunk, cached=cached)
     own = roofline.prefill_attention(requests, chunk, ops.heads, ops.kv_heads, ops.dim)
     bound = ops.layers * roofline.seconds(own, ops.peak_flops, LLAMA.bandwidth)
-    seconds = components.prefill_attention_seconds(ops, batch, LLAMA.bandwidth)
+    seconds, _ = components.prefill_attention_seconds(ops, batch, LLAMA.bandwidth)
     assert seconds >= bound * (1 - 1e-9)
 
 
 def test_nothing_to_do_takes_no_time():
     nothing = Batch.summarised()
-    for component in (
-        components.decode_attention_seconds,
-        components.prefill_attention_seconds,
-    ):
-        assert component(LLAMA.attention, nothing, LLAMA.bandwidth) == 0
+    attention, bandwidth = LLAMA.attention, LLAMA.bandwidth
+    assert components.decode_attention_seconds(attention, nothing, bandwidth) == 0
+    assert components.prefill_attention_seconds(attention, nothing, bandwidth) == (0, 0)
     assert components.all_reduce_seconds(LLAMA.collectives, 100.0, 10.0) == 0
     assert components.expert_seconds(LLAMA.experts, 100.0, LLAMA.bandwidth) == 0
 
@@ -348,7 +349,7 @@ def test_more_work_never_takes_less_time(component, size, factor):
             batch = Batch.summarised(decode_requests=8.0, context=x)
             return components.decode_attention_seconds(LLAMA.attention, batch, LLAMA.bandwidth)
         batch = Batch.summarised(prefill_requests=1.0, chunk=x)
-        return components.prefill_attention_seconds(LLAMA.attention, batch, LLAMA.bandwidth)
+        return components.prefill_attention_seconds(LLAMA.attention, batch, LLAMA.bandwidth)[0]
 
     assert np.all(seconds(size * factor) >= seconds(size) * (1 - 1e-9))
 

@@ -143,7 +143,9 @@ def test_damaged_fits(tmp_path, text, complaint):
 
 
 def test_an_unknown_fit():
-    with pytest.raises(InputError, match="fit 'best': is unknown; known are none"):
+    with pytest.raises(
+        InputError, match="fit 'best': is unknown; known are default, none, vllm-h100"
+    ):
         qwen(fit="best")
 
 

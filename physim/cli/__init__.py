@@ -12,8 +12,10 @@ from typing import Annotated
 
 import typer
 
-from physim.cli import grids, show
+from physim.cli import data, grids, show
+from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
+from physim.cli.fit import fit
 from physim.cli.predict import predict
 from physim.errors import InputError
 
@@ -25,6 +27,9 @@ app = typer.Typer(
 )
 app.command()(predict)
 app.command()(evaluate)
+app.command()(fit)
+app.command()(crossval)
+app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")
 

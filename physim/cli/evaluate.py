@@ -26,8 +26,8 @@ def evaluate(
         list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
     ],
     fit: Annotated[
-        str, typer.Option(help="A fit of `physim show fits`, a fit file, or none.")
-    ] = "none",
+        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
+    ] = "default",
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,

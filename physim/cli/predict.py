@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,8 +82,8 @@ def predict(
     ] = "fluid",
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
     fit: Annotated[
-        str, typer.Option(help="A fit of `physim show fits`, a fit file, or none.")
-    ] = "none",
+        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
+    ] = "default",
     mixed: Annotated[
         str,
         typer.Option(
@@ -237,6 +238,10 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
             )
         )
     lines += [Text(f"Note: {line}.", style="yellow") for line in prediction.assumptions]
+    lines += [
+        Text(f"Beyond what was measured: {line}.", style="yellow")
+        for line in prediction.extrapolations
+    ]
     return lines
 
 
@@ -251,9 +256,17 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
     capacity, whole = prediction.capacity_rps, prediction.whole
     use = prediction.requests_per_s / capacity
     rows = [
-        ("TTFT", _milliseconds(prediction.ttft_s), "time to first token, mean"),
-        ("ITL", _milliseconds(prediction.itl_s), "time between tokens, mean"),
-        ("E2E", e2e, "time of a request, mean"),
+        (
+            "TTFT",
+            _milliseconds(prediction.ttft_s),
+            f"time to first token, mean{_between(prediction, 'ttft_s', 1e3, 'ms')}",
+        ),
+        (
+            "ITL",
+            _milliseconds(prediction.itl_s),
+            f"time between tokens, mean{_between(prediction, 'itl_s', 1e3, 'ms')}",
+        ),
+        ("E2E", e2e, f"time of a request, mean{_between(prediction, 'e2e_s', 1.0, 's')}"),
         (
             "throughput",
             f"{prediction.output_tokens_per_s:.0f} tok/s",
@@ -271,6 +284,15 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
         if round(lost) > 0:
             rows.append(("given up", f"{lost:.0f}", f"of {whole.arrived:.0f} requests"))
     return rows
+
+
+def _between(prediction: Prediction, name: str, scale: float, unit: str) -> str:
+    """Where nine of ten measurements lie, if the fit knows."""
+    found = prediction.intervals.get(name)
+    if found is None:
+        return ""
+    low, high = (f"{scale * value:.3g}" if math.isfinite(value) else "any" for value in found)
+    return f"; 90%: {low} to {high} {unit}"
 
 
 def _latencies(prediction: Prediction) -> RenderableType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from physim.errors import InputError
@@ -68,6 +70,57 @@ def gpus() -> None:
         )
     columns = ("GPU", "bf16 TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "kernels")
     Console(highlight=False).print(table_of(columns, rows))
+
+
+@app.command()
+def fit(
+    name: Annotated[str, typer.Argument(help="A fit of `physim show fits`, or a fit file.")],
+) -> None:
+    """Show a fit: each correction as a factor with its interval, and what it was fitted to."""
+    import math
+
+    import numpy as np
+    from rich.console import Console
+
+    from physim.cli.tables import table_of
+    from physim.corrections import PRIOR_WIDTHS, flat, labels, meanings
+    from physim.fits import TWO_SIDED_90, load_fit
+
+    known = load_fit(name)
+    values, priors, told = flat(known.corrections), flat(PRIOR_WIDTHS), meanings()
+    spreads = None if known.covariance is None else np.sqrt(np.diag(known.covariance))
+    rows = []
+    for place, label in enumerate(labels()):
+        if "[" in label:
+            continue
+        interval = "-"
+        if spreads is not None:
+            half = TWO_SIDED_90 * spreads[place]
+            low, high = math.exp(values[place] - half), math.exp(values[place] + half)
+            interval = f"{low:.2f} to {high:.2f}"
+        prior = f"1 x/ {math.exp(priors[place]):.2f}"
+        rows.append([told[label], label, prior, f"{math.exp(values[place]):.3f}", interval])
+    console = Console(highlight=False)
+    console.print(f"{known.name}: factors, without unit, on")
+    console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
+    console.print(f"residual: {told['residual']}")
+    for key in ("gpus", "scatter", "ranges"):
+        if getattr(known, key):
+            console.print(f"{key}: {_plain(getattr(known, key))}")
+    for key, value in known.record.items():
+        if key not in ("losses", "left_out", "distrusted"):
+            console.print(f"{key}: {_plain(value)}")
+
+
+def _plain(value: object) -> str:
+    """A value on one line, its numbers rounded."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_plain, value)) if len(value) == 2 else ", ".join(map(_plain, value))
+    return str(value)
 
 
 @app.command()

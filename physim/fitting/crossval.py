@@ -35,9 +35,11 @@ class Crossval:
     Attributes:
         leave_out: What a fold leaves out.
         rows: For each row and method its fold, what was observed and predicted (seconds), and for
-            physim's the interval that nine of ten rows should be in.
+            physim's the interval that nine of ten rows should be in; without a prediction where the
+            fold's fit puts the load above capacity.
         summary: For each method and metric the mean of the folds' mean absolute errors and of all
-            rows', percent, and for physim's the share of rows within their interval.
+            rows', percent, how many rows have no prediction, and for physim's the share of rows
+            within their interval.
     """
 
     leave_out: str
@@ -147,6 +149,7 @@ def _predictor(
         sigma = covariance(own, parameters)
         scaled = np.where(problem.widths > 0, problem.widths, 1.0)
         slopes = found.slopes / scaled
+        slopes = np.where(np.isfinite(slopes), slopes, 0.0)
         variance = np.einsum("ij,jk,ik->i", slopes, sigma, slopes).reshape(shape) * NOISE**2
         return observed.stages.observed + off, TWO_SIDED_90 * np.sqrt(variance + scattered**2)
 
@@ -175,13 +178,15 @@ def _rows(
                 "stage": int(row["stage"]),
                 "metric": metric,
                 "observed": seen,
-                "predicted": float(np.exp(log)),
-                "error_pct": float(np.exp(log) / seen - 1) * 100,
             }
+            rows.append(entry)
+            if not np.isfinite(log):
+                continue
+            entry["predicted"] = float(np.exp(log))
+            entry["error_pct"] = float(np.exp(log) / seen - 1) * 100
             if half is not None:
                 entry["low"] = float(np.exp(log - half[place, column]))
                 entry["high"] = float(np.exp(log + half[place, column]))
-            rows.append(entry)
     return rows
 
 
@@ -189,7 +194,8 @@ def _summary(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[dic
     summary = []
     for method in methods:
         for metric in METRICS:
-            own = [row for row in rows if row["method"] == method and row["metric"] == metric]
+            asked = [row for row in rows if row["method"] == method and row["metric"] == metric]
+            own = [row for row in asked if "error_pct" in row]
             if not own:
                 continue
             folds: dict[str, list[float]] = {}
@@ -202,6 +208,7 @@ def _summary(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[dic
                 "mean_of_folds": float(np.mean([np.mean(errors) for errors in folds.values()])),
                 "worst_fold": max(folds, key=lambda fold: float(np.mean(folds[fold]))),
                 "folds": {fold: float(np.mean(errors)) for fold, errors in folds.items()},
+                "refused": len(asked) - len(own),
             }
             bounded = [row for row in own if "low" in row]
             if bounded:

@@ -101,9 +101,11 @@ class Problem:
         """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
         flat_corrections = flat(self.corrections(parameters))
         values = _predicted(flat_corrections, self.stages, self.cycles, self.mixed)
-        bent, _ = self._deviations(np.asarray(values, float), np.zeros((len(values), 1))).bent()
-        total = float(bent @ bent + parameters @ parameters) / 2
-        return total if np.isfinite(total) else np.inf
+        found = self._deviations(np.asarray(values, float), np.zeros((len(values), 1)))
+        if not np.all(np.isfinite(found.sizes)):
+            return np.inf
+        bent, _ = found.bent()
+        return float(bent @ bent + parameters @ parameters) / 2
 
     def deviations(self, parameters: Vector) -> Deviations:
         """Deviations and their slopes."""
@@ -121,8 +123,11 @@ class Problem:
             noise = np.append(noise, np.full(len(steps.observed), STEP_NOISE))
             weights = np.append(weights, steps.weight)
             observed = np.append(observed, steps.observed)
-        values = np.where(weights > 0, (predicted - observed) / noise, 0.0)
-        return Deviations(values, slopes / noise[:, None], weights)
+        # Rows that do not count may have no prediction, where their load is above capacity.
+        counts = weights > 0
+        sizes = np.where(counts, (predicted - observed) / noise, 0.0)
+        slopes = np.where(counts[:, None], slopes / noise[:, None], 0.0)
+        return Deviations(sizes, slopes, weights)
 
 
 @jax.jit(static_argnames="mixed")

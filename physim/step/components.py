@@ -48,7 +48,8 @@ def gemm_seconds(
 ) -> tuple[Float[AnyArray, " gemms"], Float[AnyArray, " gemms"]]:
     """Time of each of a step's GEMMs, seconds, over all layers; and how far FLOP/s bound it.
 
-    The latter is the share of computing in the sum of the roofline's two times.
+    The latter goes from 0 to 1 as the ratio of the roofline's two times, cubed: a step of a
+    hundred tokens, which memory bounds, says nothing of how fast the GPU computes.
 
     Args:
         ops: The GEMMs, in the order of `physim.step.lowering.GEMM_NAMES`.
@@ -61,8 +62,8 @@ def gemm_seconds(
     work = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
     measured = jnp.exp(along(ops.log_seconds, TOKENS, rows))
     seconds = ops.count * jnp.maximum(measured, _bound(work, ops.peak_flops, bandwidth))
-    compute = work[0] / ops.peak_flops
-    return seconds, compute / (compute + work[1] / bandwidth)
+    ratio = (work[0] / ops.peak_flops) / (work[1] / bandwidth)
+    return seconds, ratio**3 / (1 + ratio**3)
 
 
 def matrix_work(gemms: GemmOps, experts: ExpertOps, tokens: Scalar) -> tuple[Scalar, Scalar]:
@@ -101,8 +102,12 @@ def decode_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar)
     return jnp.where(requests > 0, ops.layers * seconds, 0.0)
 
 
-def prefill_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar) -> Scalar:
+def prefill_attention_seconds(
+    ops: AttentionOps, batch: Batch, bandwidth: Scalar
+) -> tuple[Scalar, Scalar]:
     """Time of the attention of prefill chunks in all layers, seconds; 0 where there are none.
+
+    Apart: that among the new tokens, and that of the new tokens to those in the cache.
 
     Attention among the new tokens was measured. Attention of the new tokens to those in the cache
     was not measured apart: it has the efficiency of a chunk as long as both together.
@@ -130,8 +135,9 @@ def prefill_attention_seconds(ops: AttentionOps, batch: Batch, bandwidth: Scalar
         ops.kv_bytes,
     )
     slowdown = whole / jnp.where(requests > 0, whole_bound, 1.0)
-    seconds = own + slowdown * _bound(across, ops.peak_flops, bandwidth)
-    return jnp.where(requests > 0, ops.layers * seconds, 0.0)
+    cached = slowdown * _bound(across, ops.peak_flops, bandwidth)
+    own, cached = (jnp.where(requests > 0, ops.layers * part, 0.0) for part in (own, cached))
+    return own, cached
 
 
 def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar, sampled: Scalar) -> Scalar:

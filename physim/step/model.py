@@ -59,7 +59,10 @@ _GEMM_SUMS = np.array(
 _IS_ROUTER, _IS_LM_HEAD = (
     np.array([n == name for n in GEMM_NAMES]) for name in ("router", "lm_head")
 )
-_IS_OUTPUT = np.array([float(part == "output") for part in _CORRECTION_OF])
+_IS_OUTPUT, _IS_PREFILL_ATTENTION = (
+    np.array([float(part == name) for part in _CORRECTION_OF])
+    for name in ("output", "prefill_attention")
+)
 # Parts that work on all tokens of a step, and so bear what the residual learned.
 _ON_TOKENS = np.array(
     [
@@ -129,11 +132,10 @@ class StepModel(eqx.Module):
         """Corrected time of every part but the host's."""
         ops, bandwidth, tokens, sampled = self.ops, self.ops.bandwidth, batch.tokens, batch.requests
         with_prefill = jnp.minimum(batch.prefill_requests, 1.0)
+        fresh, cached = components.prefill_attention_seconds(ops.attention, batch, bandwidth)
         apart = {
             "experts": components.expert_seconds(ops.experts, tokens, bandwidth),
-            "prefill_attention": components.prefill_attention_seconds(
-                ops.attention, batch, bandwidth
-            ),
+            "prefill_attention": fresh,
             "decode_attention": components.decode_attention_seconds(
                 ops.attention, batch, bandwidth
             ),
@@ -143,6 +145,7 @@ class StepModel(eqx.Module):
             "step_overhead": self._idle_seconds(with_prefill),
         }
         zero = jnp.zeros(())
+        cached *= jnp.exp(self.corrections.cached_attention)
         seconds = jnp.stack([apart.get(part, zero) for part in _CORRECTION_OF])
         logs = [
             getattr(self.corrections, name) if name else zero for name in _CORRECTION_OF.values()
@@ -150,6 +153,7 @@ class StepModel(eqx.Module):
         seconds *= jnp.exp(jnp.stack([jnp.asarray(log) for log in logs]))
         seconds += _GEMM_SUMS @ self._gemm_seconds(tokens, sampled)
         penalties = components.penalty_seconds(ops.elementwise, sampled)
+        seconds += _IS_PREFILL_ATTENTION * cached
         seconds += _IS_OUTPUT * penalties * jnp.exp(self.corrections.penalties)
         return seconds * jnp.where(_ON_TOKENS, jnp.exp(self._residual(tokens)), 1.0)
 

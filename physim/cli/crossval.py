@@ -1,0 +1,97 @@
+"""``physim crossval``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from physim.fitting.crossval import Crossval
+
+
+def crossval(
+    tables: Annotated[
+        list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
+    ],
+    leave_out: Annotated[
+        str, typer.Option(help="model, workload, tp, hardware or experiment.")
+    ] = "model",
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="By commas: physim, zero-shot; blackbox, ridge, boosted; or an ablation: "
+            "no residual, constant MFU, weighted-average, smooth-weighted, additive host."
+        ),
+    ] = "physim,zero-shot",
+    where: Annotated[
+        str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
+    ] = None,
+    freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
+    prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
+    csv_out: Annotated[
+        Path | None, typer.Option("--csv", help="Write the left-out rows here.")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write rows and summary here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted against observed, and each fold's error.")
+    ] = None,
+) -> None:
+    """Fit without each group of runs in turn and predict it: what unseen runs are off by.
+
+    Example: physim crossval --data runs.csv --leave-out model --plot folds.png
+    """
+    from physim import data
+    from physim.cli.progress import running
+    from physim.fitting.crossval import crossval as validate
+
+    with running("cross-validating") as say:
+        found = validate(
+            tables,
+            leave_out=leave_out,
+            where=where,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
+            frozen=[name.strip() for name in freeze.split(",") if name.strip()],
+            prior_scale=prior_scale,
+            progress=lambda method, fold: say(f"{method} without {fold}"),
+        )
+    if json_out is not None:
+        found.write_json(json_out)
+    if csv_out is not None:
+        with data.replacing(csv_out) as temporary:
+            found.to_frame().to_csv(temporary, index=False)
+    if plot is not None:
+        from physim.plot import draw_folds
+
+        draw_folds(found, plot)
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"mean absolute error, percent, of rows whose {leave_out} was left out")
+    console.print(_summary(found))
+
+
+def _summary(found: Crossval) -> Table:
+    from physim.cli.tables import table_of
+
+    rows = []
+    for one in found.summary:
+        worst = one["worst_fold"]
+        rows.append(
+            [
+                one["method"],
+                one["metric"].upper(),
+                f"{one['mape']:.2f}",
+                f"{one['mean_of_folds']:.2f}",
+                f"{one['folds'][worst]:.1f} {worst.split('/')[-1][:28]}",
+                f"{one['coverage']:.0%}" if "coverage" in one else "-",
+                str(one["refused"] or "-"),
+            ]
+        )
+    columns = ("method", "metric", "all rows", "folds", "worst fold", "within 90%", "refused")
+    return table_of(columns, rows)

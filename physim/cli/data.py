@@ -1,0 +1,81 @@
+"""``physim data``: measured runs into the common form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Turn load generators' reports into measured runs.")
+
+FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace")
+
+
+@app.command()
+def read(
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(FORMATS)}.")],
+    path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
+    model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
+    gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`.")],
+    out: Annotated[Path, typer.Option(help="CSV to write, or to append to.")],
+    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    experiment: Annotated[
+        str | None, typer.Option(help="Name of the run; the report's if not given.")
+    ] = None,
+    output: Annotated[
+        float | None, typer.Option(help="Tokens generated, if all requests had as many.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that ran at once.")] = 128,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = 2048,
+    max_model_len: Annotated[int, typer.Option(help="Longest context, tokens.")] = 4096,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of memory used.")] = 0.9,
+    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks the engine reported.")] = None,
+    prefix_caching: Annotated[bool, typer.Option(help="Whether prefixes were cached.")] = True,
+    prompt_groups: Annotated[
+        int, typer.Option(help="Groups of prompts sent again and again; 0 if all differed.")
+    ] = 0,
+    prompts_per_group: Annotated[int, typer.Option(help="Different prompts of a group.")] = 1,
+    append: Annotated[bool, typer.Option(help="Keep what the CSV holds already.")] = False,
+) -> None:
+    """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
+
+    Example: physim data read inference-perf reports/ --model Qwen/Qwen3-8B --gpu h100_sxm
+    --output 248 --out runs.csv --append
+    """
+    import importlib
+
+    from physim.errors import InputError
+    from physim.inputs.hardware import load_hardware
+    from physim.inputs.models import load_model
+    from physim.measured.runs import Server, rows, write_rows
+
+    if kind not in FORMATS:
+        raise InputError("format", f"{kind!r} is unknown", f"known are {', '.join(FORMATS)}")
+    load_model(model)
+    reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
+    reports = reader.read(path, output)
+    server = Server(
+        experiment=experiment or path.stem,
+        model=model,
+        hardware=load_hardware(gpu).key,
+        tp=tp,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_blocks=kv_blocks,
+        prefix_caching=prefix_caching,
+        prompt_groups=prompt_groups,
+        prompts_per_group=prompts_per_group,
+    )
+    write_rows(out, rows(server, reports), append)
+    for report in reports:
+        typer.echo(
+            f"stage {report.stage}: {report.rate_rps:g}/s, TTFT {report.ttft_mean * 1e3:.1f} ms, "
+            f"E2E {report.e2e_mean:.3f} s, {report.n_failed} of "
+            f"{report.n_success + report.n_failed} failed"
+        )
+        if report.note:
+            typer.echo(f"  note: {report.note}")
+    typer.echo(f"written to {out}")

@@ -1,0 +1,161 @@
+"""``physim fit``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from physim.fitting.fit import Estimate, Outcome
+
+_LABELS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
+
+
+def fit(
+    tables: Annotated[
+        list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option(help="The fit file to write.")],
+    steps: Annotated[
+        Path | None, typer.Option(help="Measured steps of runs in the tables (Parquet or CSV).")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
+    ] = None,
+    freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
+    prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Where to start; 0 at the prior's centre.")] = 0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the corrections, predicted against observed, and the loss."),
+    ] = None,
+) -> None:
+    """Fit the corrections to measured runs and write them with their covariance.
+
+    Rows of overloaded stages are left out, and said. The errors printed are in sample; `physim
+    crossval` says what unseen runs are off by.
+
+    Example: physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
+    """
+    from physim.cli.progress import running
+    from physim.fitting.fit import fit as fit_tables
+
+    frozen = [name.strip() for name in freeze.split(",") if name.strip()]
+    with running("fitting") as say:
+        outcome = fit_tables(
+            tables,
+            steps=steps,
+            where=where,
+            frozen=frozen,
+            prior_scale=prior_scale,
+            seed=seed,
+            name=out.stem,
+            progress=lambda step, loss: say(f"step {step + 1}, loss {loss:.2f}"),
+        )
+    outcome.fit.write(out)
+    if plot is not None:
+        from physim.plot import draw_fit
+
+        draw_fit(outcome, plot)
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for part in _rendered(outcome, out):
+        console.print(part)
+
+
+def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
+    from rich.text import Text
+
+    losses = outcome.losses
+    lines: list[RenderableType] = [
+        Text(f"{len(outcome.rows)} rows, {len(losses) - 1} steps, loss {_curve(losses)}"),
+        "",
+        Text("factors on components: prior and fitted, 90% interval, and who determined it"),
+        estimates_table(outcome.estimates),
+        Text("mean absolute error of an experiment, percent, in sample: before and after"),
+        _experiments(outcome),
+    ]
+    for reason, count in Counter(row["reason"] for row in outcome.left_out).items():
+        lines.append(Text(f"left out {count} of the rows: {reason}", style="yellow"))
+    if outcome.distrusted:
+        lines.append(Text("Far from every correction, and so counted less:", style="yellow"))
+        lines += [
+            Text(
+                f"  {row['experiment']} stage {row['stage']}: "
+                f"{_LABELS[row['metric']]} {row['error_pct']:+.1f}%",
+                style="yellow",
+            )
+            for row in outcome.distrusted
+        ]
+    scatter = ", ".join(
+        f"{_LABELS[name]} {value:.1%}" for name, value in outcome.fit.scatter.items()
+    )
+    lines.append(f"scatter of unseen runs, beyond the fit's own uncertainty: {scatter}")
+    lines.append(f"written to {out}")
+    return lines
+
+
+def _curve(losses: Sequence[float]) -> str:
+    shown = [*losses] if len(losses) <= 6 else [*losses[:4], None, losses[-1]]
+    return " > ".join("..." if value is None else f"{value:.1f}" for value in shown)
+
+
+def estimates_table(estimates: Sequence[Estimate]) -> Table:
+    """The corrections as factors.
+
+    Args:
+        estimates: The corrections.
+    """
+    import math
+
+    from physim.cli.tables import table_of
+
+    rows = []
+    for one in estimates:
+        if one.prior == 0:
+            rows.append([one.name, "-", "1", "held", ""])
+            continue
+        most = next(iter(one.moved_by.items()), None)
+        mover = "the prior" if most is None else f"{most[1]:.0%} {most[0][:20]}"
+        rows.append(
+            [
+                one.name,
+                f"1 x/ {math.exp(one.prior):.2f}",
+                f"{math.exp(one.value):.3f}",
+                f"{math.exp(one.low):.2f} to {math.exp(one.high):.2f}",
+                mover,
+            ]
+        )
+    return table_of(("correction", "prior", "fitted", "90%", "most by"), rows)
+
+
+def _experiments(outcome: Outcome) -> Table:
+    from physim.cli.tables import table_of
+
+    experiments: dict[str, list[Mapping[str, Any]]] = {}
+    for row in outcome.rows:
+        experiments.setdefault(row["experiment"], []).append(row)
+    columns = ["experiment"]
+    for label in _LABELS.values():
+        columns += [label, "after"]
+
+    def cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        shown = []
+        for metric in _LABELS:
+            for when in ("before", "after"):
+                name = f"{metric}_{when}"
+                errors = [abs(row[name]) for row in rows if name in row]
+                shown.append(f"{sum(errors) / len(errors):.1f}" if errors else "-")
+        return shown
+
+    table = [[name, *cells(rows)] for name, rows in experiments.items()]
+    table.append(["mean of all rows", *cells(outcome.rows)])
+    return table_of(columns, table)

@@ -1,0 +1,57 @@
+"""Results of ``vllm bench serve --save-result`` (the form of vLLM 0.33, unchanged since 0.10)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from physim import data
+from physim.errors import InputError
+from physim.measured.runs import StageReport, number
+
+
+def read(path: Path, output_len: float | None = None) -> list[StageReport]:
+    """The one stage of a result.
+
+    E2E is what was reported (``--percentile-metrics e2el``), or else follows from TTFT and TPOT. A
+    load without a rate enters with the rate that it achieved.
+
+    Args:
+        path: The file.
+        output_len: Tokens that were generated, if known better than from the result.
+
+    Raises:
+        InputError: The file is no such result, or a field is missing.
+    """
+    result, where = data.read_json(path), str(path)
+    completed = number(result, where, "completed")
+    if completed < 1:
+        raise InputError(f"{where}: completed", "no request was answered", "measure again")
+    ttft = number(result, where, "mean_ttft_ms") / 1e3
+    generated = output_len or number(result, where, "total_output_tokens") / completed
+    if "mean_e2el_ms" in result:
+        e2e = number(result, where, "mean_e2el_ms") / 1e3
+    else:
+        e2e = ttft + number(result, where, "mean_tpot_ms") / 1e3 * (generated - 1)
+    achieved = number(result, where, "request_throughput")
+    rate = result.get("request_rate")
+    # An unlimited rate is written as "inf".
+    paced = isinstance(rate, int | float) and rate > 0 and not result.get("max_concurrency")
+    offered = float(rate) if paced else achieved  # type: ignore[arg-type]
+    burstiness = result.get("burstiness", 1.0)
+    duration = number(result, where, "duration")
+    failed = number(result, where, "failed") if "failed" in result else 0
+    return [
+        StageReport(
+            stage=0,
+            rate_rps=offered,
+            duration_s=(completed + failed) / offered if paced else duration,
+            arrival="poisson" if paced and burstiness == 1.0 else "constant",
+            input_len_mean=number(result, where, "total_input_tokens") / completed,
+            output_len=generated,
+            ttft_mean=ttft,
+            e2e_mean=e2e,
+            n_success=int(completed),
+            n_failed=int(failed),
+            note="" if paced else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+        )
+    ]

@@ -1,0 +1,239 @@
+"""Reports of load generators, read into the common form; small files of their real form."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from physim.errors import InputError
+from physim.measured import blis_trace, guidellm, inference_perf, vllm_bench
+from physim.measured.runs import Server, rows, write_rows
+from physim.measured.steps import read_steps
+from physim.measured.table import read_table
+
+
+def spread(mean):
+    return {
+        "mean": mean,
+        "min": mean / 2,
+        "max": mean * 2,
+        "median": mean,
+        "p90": mean,
+        "p99": mean,
+    }
+
+
+def lifecycle(gap=0.0074):
+    """As `summarize_requests` of inference-perf 0.7.0 nests it."""
+    return {
+        "benchmark_time_seconds": 610.0,
+        "load_summary": {
+            "count": 4800,
+            "schedule_delay": spread(0.001),
+            "send_duration": 599.9,
+            "requested_rate": 8.0,
+            "achieved_rate": 8.0,
+        },
+        "successes": {
+            "count": 4790,
+            "latency": {
+                "request_latency": spread(1.85),
+                "normalized_time_per_output_token": spread(0.0077),
+                "time_per_output_token": spread(gap),
+                "time_to_first_token": spread(0.025),
+                "inter_token_latency": spread(gap),
+            },
+            "prompt_len": spread(575.0),
+            "output_len": spread(195.0),
+        },
+        "failures": {"count": 10, "request_latency": None},
+    }
+
+
+def test_inference_perf(tmp_path):
+    for stage in (1, 0):
+        path = tmp_path / f"stage_{stage}_lifecycle_metrics.json"
+        path.write_text(json.dumps(lifecycle()))
+    (tmp_path / "summary_lifecycle_metrics.json").write_text("{}")
+    first, second = inference_perf.read(tmp_path, output_len=248)
+    assert (first.stage, second.stage) == (0, 1)
+    assert (first.rate_rps, first.duration_s, first.n_failed) == (8.0, 600.0, 10)
+    assert (first.ttft_mean, first.e2e_mean, first.output_len) == (0.025, 1.85, 248)
+    assert first.note == ""
+    # Without it, the client's own count.
+    assert inference_perf.read(tmp_path)[0].output_len == 195
+
+
+def test_two_chunks_a_token_are_noticed(tmp_path):
+    # 1.825 s over 247 tokens are 7.39 ms each; the gaps between chunks are half of that.
+    (tmp_path / "stage_0_lifecycle_metrics.json").write_text(json.dumps(lifecycle(gap=0.0037)))
+    (stage,) = inference_perf.read(tmp_path, output_len=248)
+    assert "two chunks a token (2.00)" in stage.note
+
+
+def test_the_servers_own_count_comes_first(tmp_path):
+    report = lifecycle()
+    report["successes"]["output_tokens"] = {"total": 1.0, **spread(248.0)}
+    (tmp_path / "stage_0_lifecycle_metrics.json").write_text(json.dumps(report))
+    assert inference_perf.read(tmp_path)[0].output_len == 248
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda r: r.pop("successes"), "successes: is missing"),
+        (lambda r: r["load_summary"].pop("requested_rate"), "load_summary.requested_rate"),
+        (lambda r: r["successes"]["latency"].pop("request_latency"), "request_latency.mean"),
+    ],
+)
+def test_broken_reports_of_inference_perf(tmp_path, change, complaint):
+    report = lifecycle()
+    change(report)
+    (tmp_path / "stage_0_lifecycle_metrics.json").write_text(json.dumps(report))
+    with pytest.raises(InputError, match=complaint):
+        inference_perf.read(tmp_path)
+
+
+def test_a_folder_without_reports(tmp_path):
+    with pytest.raises(InputError, match="holds no stage_N"):
+        inference_perf.read(tmp_path / "nowhere")
+
+
+def test_guidellm(tmp_path):
+    def by_status(mean):
+        return {"successful": {"mean": mean, "percentiles": {"p50": mean}}, "errored": {"mean": 0}}
+
+    def benchmark(strategy):
+        return {
+            "type_": "generative_benchmark",
+            "config": {"strategy": strategy},
+            "duration": 60.0,
+            "metrics": {
+                "request_totals": {"successful": 118, "errored": 2, "incomplete": 0, "total": 120},
+                "requests_per_second": by_status(1.97),
+                "request_latency": by_status(2.0),
+                "prompt_token_count": by_status(512.0),
+                "output_token_count": by_status(128.0),
+                "time_to_first_token_ms": by_status(40.0),
+            },
+        }
+
+    path = tmp_path / "benchmarks.json"
+    strategies = ({"type_": "poisson", "rate": 2.0}, {"type_": "concurrent", "streams": 4})
+    path.write_text(json.dumps({"benchmarks": [benchmark(one) for one in strategies]}))
+    paced, closed = guidellm.read(path)
+    assert (paced.arrival, paced.rate_rps, paced.ttft_mean, paced.e2e_mean) == (
+        "poisson",
+        2.0,
+        0.04,
+        2.0,
+    )
+    assert (paced.n_success, paced.n_failed) == (118, 2)
+    assert closed.rate_rps == 1.97
+    assert "achieved" in closed.note
+    path.write_text("{}")
+    with pytest.raises(InputError, match="benchmarks: is missing"):
+        guidellm.read(path)
+
+
+def test_vllm_bench(tmp_path):
+    result = {
+        "backend": "vllm",
+        "model_id": "Qwen/Qwen3-8B",
+        "request_rate": 4.0,
+        "burstiness": 1.0,
+        "max_concurrency": None,
+        "duration": 27.0,
+        "completed": 100,
+        "failed": 0,
+        "total_input_tokens": 51200,
+        "total_output_tokens": 12800,
+        "request_throughput": 3.7,
+        "mean_ttft_ms": 30.0,
+        "mean_tpot_ms": 8.0,
+    }
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result))
+    (stage,) = vllm_bench.read(path)
+    assert (stage.arrival, stage.rate_rps, stage.duration_s) == ("poisson", 4.0, 25.0)
+    assert stage.e2e_mean == pytest.approx(0.030 + 127 * 0.008)
+    path.write_text(json.dumps({**result, "mean_e2el_ms": 1100.0, "request_rate": "inf"}))
+    (stage,) = vllm_bench.read(path)
+    assert (stage.rate_rps, stage.e2e_mean) == (3.7, 1.1)
+    path.write_text(json.dumps({**result, "completed": 0}))
+    with pytest.raises(InputError, match="no request was answered"):
+        vllm_bench.read(path)
+
+
+def test_blis_trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    requests = [
+        {
+            "request_id": n,
+            "input_tokens": 500,
+            "output_tokens": 100,
+            "arrival_time_us": 250_000 * n,
+            "send_time_us": 250_000 * n + 100,
+            "first_chunk_time_us": 250_000 * n + 30_100,
+            "last_chunk_time_us": 250_000 * n + 1_000_100,
+            "status": "ok" if n else "error",
+        }
+        for n in range(41)
+    ]
+    pd.DataFrame(requests).to_csv(path, index=False)
+    header = path.with_suffix(".yaml")
+    header.write_text(
+        "trace_version: 3\ntime_unit: microseconds\nmode: real\nwarm_up_requests: 0\n"
+    )
+    (stage,) = blis_trace.read(path)
+    assert (stage.rate_rps, stage.arrival, stage.n_failed) == (4.0, "constant", 1)
+    assert (stage.ttft_mean, stage.e2e_mean) == pytest.approx((0.03, 1.0))
+    header.write_text("trace_version: 2\ntime_unit: microseconds\n")
+    with pytest.raises(InputError, match="trace_version: 2 is unknown"):
+        blis_trace.read(path)
+
+
+def test_rows_are_a_table_that_can_be_read(tmp_path):
+    (tmp_path / "stage_0_lifecycle_metrics.json").write_text(json.dumps(lifecycle()))
+    path = tmp_path / "runs.csv"
+    for name in ("one", "two"):
+        content = rows(Server(name, "Qwen/Qwen3-8B", "h100_sxm"), inference_perf.read(tmp_path))
+        write_rows(path, content, append=True)
+    frame = read_table(path)
+    assert frame["experiment"].tolist() == ["one", "two"]
+
+
+def steps(tmp_path, ids, **columns):
+    frame = pd.DataFrame(
+        {
+            "experiment_id": "run",
+            "step.id": ids,
+            "step.ts_start_ns": [1_000_000 * 10 * n for n in ids],
+            "batch.num_decode_reqs": 4,
+            "batch.num_prefill_reqs": 0,
+            "batch.prefill_tokens": 0,
+        }
+        | columns
+    )
+    path = tmp_path / "steps.csv"
+    frame.to_csv(path, index=False)
+    return path
+
+
+def test_consecutive_steps_give_cycles(tmp_path):
+    found = read_steps(steps(tmp_path, [5, 6, 9, 11, 12, 13]))
+    assert found["step"].tolist() == [5, 11, 12]
+    assert found["cycle_s"].tolist() == pytest.approx([0.01] * 3)
+
+
+def test_tables_of_steps_that_cannot_be_used(tmp_path):
+    with pytest.raises(InputError, match="no two consecutive steps"):
+        read_steps(steps(tmp_path, [1, 3, 5]))
+    with pytest.raises(InputError, match=r"step.ts_start_ns|start_ns"):
+        read_steps(steps(tmp_path, [1, 2], **{"step.ts_start_ns": ["a", "b"]}))
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="has no column experiment_id, step"):
+        read_steps(path)
+    with pytest.raises(InputError, match="check the path"):
+        read_steps(tmp_path / "none.csv")
