@@ -78,7 +78,7 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
     return {
         "weight_bytes": case.deployment.weight_bytes,
         "tp": float(case.deployment.tp),
-        "batch": prediction.batch,
+        "batch": max(prediction.batch, 1.0),
         "context": load.mean_input + load.mean_output / 2,
         "new_tokens": max(load.mean_input - cached, 1.0),
         "step_s": prediction.step_s,

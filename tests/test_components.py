@@ -125,14 +125,14 @@ def test_all_reduce_by_hand():
     curve = np.log(2 * roofline.all_reduce(MESSAGE_BYTES, 4) / 1e9)
     ops = CollectiveOps(4.0, 128.0, 5.0, 300.0, 1e9, curve)
     # Eight tokens: 1,024 bytes, of which each GPU sends 1,536; two sampled tokens: 600 bytes.
-    expected = 5 * 2 * 1536e-9 + 600e-9
-    assert components.all_reduce_seconds(ops, 8.0, 2.0) == pytest.approx(expected)
+    assert components.all_reduce_seconds(ops, 8.0) == pytest.approx(5 * 2 * 1536e-9)
+    assert components.gather_seconds(ops, 2.0) == pytest.approx(600e-9)
 
 
 def test_between_knots_time_is_interpolated_in_logarithm():
     ops = CollectiveOps(2.0, 1.0, 1.0, 0.0, 1e12, np.log(MESSAGE_BYTES**2))
     # The square between its neighbouring powers of two is exact: a line in logarithms.
-    assert components.all_reduce_seconds(ops, 700.0, 0.0) == pytest.approx(490_000)
+    assert components.all_reduce_seconds(ops, 700.0) == pytest.approx(490_000)
 
 
 def test_elementwise_by_hand():
@@ -310,7 +310,7 @@ def test_nothing_to_do_takes_no_time():
     attention, bandwidth = LLAMA.attention, LLAMA.bandwidth
     assert components.decode_attention_seconds(attention, nothing, bandwidth) == 0
     assert components.prefill_attention_seconds(attention, nothing, bandwidth) == (0, 0)
-    assert components.all_reduce_seconds(LLAMA.collectives, 100.0, 10.0) == 0
+    assert components.all_reduce_seconds(LLAMA.collectives, 100.0) == 0
     assert components.expert_seconds(LLAMA.experts, 100.0, LLAMA.bandwidth) == 0
 
 

@@ -21,6 +21,7 @@ from physim.serving.root import bracketed_root
 from physim.serving.steady import steady_state
 from physim.step.lowering import lower
 from physim.step.model import StepModel
+from physim.step.residual import Residual
 
 H100 = load_hardware("h100_sxm")
 SOLVE = jax.jit(
@@ -95,7 +96,8 @@ def test_a_lone_request_by_hand():
     decode = model(Batch.summarised(1.0, 105.0)).total
     assert state.itl == pytest.approx(float(decode), rel=1e-3)
     prefill = model(Batch.summarised(1.0, 105.0, 1.0, 100.0)).total
-    assert state.ttft == pytest.approx(float(FRONT_END_S + prefill), rel=1e-3)
+    # But for the one token more that is drawn in that step.
+    assert state.ttft == pytest.approx(float(FRONT_END_S + prefill), rel=2e-3)
     assert state.running < 1e-3
 
 
@@ -229,16 +231,29 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
     zero = jax.tree.map(jnp.asarray, Corrections())
     forward, backward = jax.jacfwd(latencies)(zero), jax.jacrev(latencies)(zero)
     step = 1e-4
-    for name in zero.__dataclass_fields__:
-        up = latencies(replace(zero, **{name: jnp.asarray(step)}))
-        down = latencies(replace(zero, **{name: jnp.asarray(-step)}))
+    outputs = (
+        lambda c: c.residual.output,
+        lambda c, x: replace(c, residual=Residual(c.residual.hidden, c.residual.bias, x)),
+    )
+    ways = {"residual.output": outputs} | {
+        name: (
+            lambda c, name=name: getattr(c, name),
+            lambda c, x, name=name: replace(c, **{name: x}),
+        )
+        for name in zero.__dataclass_fields__
+        if name != "residual"
+    }
+    for name, (get, put) in ways.items():
+        moved = jnp.ravel(jnp.zeros_like(get(zero))).at[0].set(step).reshape(jnp.shape(get(zero)))
+        up, down = latencies(put(zero, moved)), latencies(put(zero, -moved))
         differences = (up - down) / (2 * step)
         # Relative to the gradient, beside the root-finder's own tolerance on both latencies: in a
         # closed loop TTFT is what is left of a round trip, and has the rounding of that.
         rounding = 32 * np.finfo(float).eps * np.max(up) / step
         tolerance = 1e-3 * np.abs(differences) + rounding
-        assert np.all(np.abs(getattr(forward, name) - differences) <= tolerance), name
-        assert np.all(np.abs(getattr(backward, name) - differences) <= tolerance), name
+        for found in (forward, backward):
+            slope = np.asarray(get(found)).reshape(len(up), -1)[:, 0]
+            assert np.all(np.abs(slope - differences) <= tolerance), name
 
 
 def test_gradient_is_finite_above_capacity():
@@ -248,7 +263,7 @@ def test_gradient_is_finite_above_capacity():
         return SOLVE(ops, corrections, demand, limits).itl
 
     gradient = jax.grad(itl)(jax.tree.map(jnp.asarray, Corrections()))
-    assert all(np.isfinite(leaf) for leaf in jax.tree.leaves(gradient))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
 @given(

@@ -152,7 +152,8 @@ def test_a_correction_multiplies_its_part(correction, part):
 def test_corrections_of_the_output_and_of_the_gaps():
     batch = Batch.summarised(8.0, 500.0)
     log = float(np.log(1.5))
-    corrected = StepModel(LLAMA.ops, Corrections(lm_head=log, sampling=log, step_overhead=log))
+    logs = dict.fromkeys(("lm_head", "sampling", "all_reduce", "step_overhead"), log)
+    corrected = StepModel(LLAMA.ops, Corrections(**logs))
     parts, bare = STEP(corrected, batch).parts, STEP(LLAMA, batch).parts
     assert parts["output"] / bare["output"] == pytest.approx(1.5)
     assert parts["step_overhead"] / bare["step_overhead"] == pytest.approx(1.5)

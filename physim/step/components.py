@@ -140,13 +140,17 @@ def prefill_attention_seconds(
     return own, cached
 
 
-def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar, sampled: Scalar) -> Scalar:
-    """Time of a step's all-reduces and of gathering its logits, seconds; 0 on one GPU."""
+def all_reduce_seconds(ops: CollectiveOps, tokens: Scalar) -> Scalar:
+    """Time of a step's all-reduces, seconds; 0 on one GPU."""
     message = tokens * ops.bytes_per_token
     bound = roofline.all_reduce(message, ops.gpus) / ops.link_bandwidth
     measured = jnp.exp(along(ops.log_seconds, MESSAGE_BYTES, message))
-    logits = sampled * ops.logit_bytes / ops.link_bandwidth
-    return ops.count * jnp.maximum(measured, bound) + logits
+    return ops.count * jnp.maximum(measured, bound)
+
+
+def gather_seconds(ops: CollectiveOps, sampled: Scalar) -> Scalar:
+    """Time of gathering the logits of sampled tokens, seconds; 0 on one GPU."""
+    return sampled * ops.logit_bytes / ops.link_bandwidth
 
 
 def elementwise_seconds(ops: ElementwiseOps, tokens: Scalar, bandwidth: Scalar) -> Scalar:

@@ -140,7 +140,7 @@ class StepModel(eqx.Module):
                 ops.attention, batch, bandwidth
             ),
             "elementwise": components.elementwise_seconds(ops.elementwise, tokens, bandwidth),
-            "all_reduce": components.all_reduce_seconds(ops.collectives, tokens, sampled),
+            "all_reduce": components.all_reduce_seconds(ops.collectives, tokens),
             "output": components.sampling_seconds(ops.elementwise, sampled, bandwidth),
             "step_overhead": self._idle_seconds(with_prefill),
         }
@@ -154,6 +154,8 @@ class StepModel(eqx.Module):
         seconds += _GEMM_SUMS @ self._gemm_seconds(tokens, sampled)
         penalties = components.penalty_seconds(ops.elementwise, sampled)
         seconds += _IS_PREFILL_ATTENTION * cached
+        gather = components.gather_seconds(ops.collectives, sampled)
+        seconds += _IS_OUTPUT * gather * jnp.exp(self.corrections.all_reduce)
         seconds += _IS_OUTPUT * penalties * jnp.exp(self.corrections.penalties)
         return seconds * jnp.where(_ON_TOKENS, jnp.exp(self._residual(tokens)), 1.0)
 
