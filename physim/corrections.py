@@ -18,6 +18,8 @@ class Corrections(eqx.Module):
 
     A component's time is its physics times ``exp`` of its correction; at zero, the default, the
     physics stands alone. The prior of each is zero. All but the last are scalars without unit.
+    Kernels were measured on requests of one context; an engine's batch mixes them, so that decode
+    attention has an exponent of its own for the context.
 
     Attributes:
         gemm_memory: Dense GEMMs of the layers, as far as memory bounds them.
@@ -25,7 +27,8 @@ class Corrections(eqx.Module):
         experts: Expert layers.
         prefill_attention: Attention of prefill chunks among their own tokens.
         cached_attention: Attention of prefill chunks to what is in the cache before them.
-        decode_attention: Attention of decoding requests.
+        decode_attention: Attention of decoding requests at a context of 1,000 tokens.
+        decode_context: How its time grows with the context beyond what was measured: an exponent.
         elementwise: Norms, rotary embedding, activation, cache writes and casts.
         all_reduce: All-reduces and the gathering of logits.
         lm_head: The GEMM that makes logits.
@@ -48,6 +51,7 @@ class Corrections(eqx.Module):
     prefill_attention: Scalar = 0.0
     cached_attention: Scalar = 0.0
     decode_attention: Scalar = 0.0
+    decode_context: Scalar = 0.0
     elementwise: Scalar = 0.0
     all_reduce: Scalar = 0.0
     lm_head: Scalar = 0.0
@@ -74,6 +78,7 @@ PRIOR_WIDTHS = Corrections(
     prefill_attention=0.15,
     cached_attention=0.50,
     decode_attention=0.15,
+    decode_context=0.15,
     elementwise=0.30,
     all_reduce=0.30,
     lm_head=0.20,
@@ -89,6 +94,9 @@ PRIOR_WIDTHS = Corrections(
     output_handling=0.70,
     residual=Residual.widths(0.3, 0.5),
 )
+
+# The context at which the correction of decode attention stands alone.
+DECODE_CONTEXT = 1000.0
 
 # What does not depend on the GPU.
 CARRIED = (

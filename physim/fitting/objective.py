@@ -102,7 +102,7 @@ class Problem:
         flat_corrections = flat(self.corrections(parameters))
         values = _predicted(flat_corrections, self.stages, self.cycles, self.mixed)
         found = self._deviations(np.asarray(values, float), np.zeros((len(values), 1)))
-        if not np.all(np.isfinite(found.sizes)):
+        if not np.all(np.isfinite(np.asarray(values)[found.weights > 0])):
             return np.inf
         bent, _ = found.bent()
         return float(bent @ bent + parameters @ parameters) / 2
@@ -123,8 +123,8 @@ class Problem:
             noise = np.append(noise, np.full(len(steps.observed), STEP_NOISE))
             weights = np.append(weights, steps.weight)
             observed = np.append(observed, steps.observed)
-        # Rows that do not count may have no prediction, where their load is above capacity.
-        counts = weights > 0
+        # A row has no prediction where its load is above capacity.
+        counts = (weights > 0) & np.isfinite(predicted)
         sizes = np.where(counts, (predicted - observed) / noise, 0.0)
         slopes = np.where(counts[:, None], slopes / noise[:, None], 0.0)
         return Deviations(sizes, slopes, weights)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections import (
+    DECODE_CONTEXT,
     HOST_REQUEST_S,
     HOST_SHARPNESS,
     HOST_STEP_S,
@@ -132,13 +133,14 @@ class StepModel(eqx.Module):
         """Corrected time of every part but the host's."""
         ops, bandwidth, tokens, sampled = self.ops, self.ops.bandwidth, batch.tokens, batch.requests
         with_prefill = jnp.minimum(batch.prefill_requests, 1.0)
+        context = batch.decode_context / jnp.maximum(batch.decode_requests, 1e-6)
+        longer = jnp.log(jnp.maximum(context, 1.0) / DECODE_CONTEXT)
         fresh, cached = components.prefill_attention_seconds(ops.attention, batch, bandwidth)
         apart = {
             "experts": components.expert_seconds(ops.experts, tokens, bandwidth),
             "prefill_attention": fresh,
-            "decode_attention": components.decode_attention_seconds(
-                ops.attention, batch, bandwidth
-            ),
+            "decode_attention": jnp.exp(self.corrections.decode_context * longer)
+            * components.decode_attention_seconds(ops.attention, batch, bandwidth),
             "elementwise": components.elementwise_seconds(ops.elementwise, tokens, bandwidth),
             "all_reduce": components.all_reduce_seconds(ops.collectives, tokens),
             "output": components.sampling_seconds(ops.elementwise, sampled, bandwidth),
