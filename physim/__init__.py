@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from physim.corrections import Corrections
     from physim.errors import InputError
     from physim.evaluation import Evaluation, evaluate
+    from physim.fits import Fit, load_fit
+    from physim.fitting.crossval import Crossval, crossval
+    from physim.fitting.fit import Outcome, fit
     from physim.inputs.deployment import Deployment
     from physim.prediction import (
         Case,
@@ -32,16 +35,22 @@ _HOME = {
     "Case": "physim.prediction",
     "Conversations": "physim.serving.workload",
     "Corrections": "physim.corrections",
+    "Crossval": "physim.fitting.crossval",
     "Deployment": "physim.inputs.deployment",
     "Evaluation": "physim.evaluation",
+    "Fit": "physim.fits",
     "InputError": "physim.errors",
     "Lengths": "physim.serving.lengths",
     "Load": "physim.serving.load",
+    "Outcome": "physim.fitting.fit",
     "Prediction": "physim.prediction",
     "Stage": "physim.serving.load",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
+    "crossval": "physim.fitting.crossval",
     "evaluate": "physim.evaluation",
+    "fit": "physim.fitting.fit",
+    "load_fit": "physim.fits",
     "predict": "physim.prediction",
     "predict_cases": "physim.prediction",
     "predict_trace": "physim.prediction",
@@ -53,16 +62,22 @@ __all__ = [
     "Case",
     "Conversations",
     "Corrections",
+    "Crossval",
     "Deployment",
     "Evaluation",
+    "Fit",
     "InputError",
     "Lengths",
     "Load",
+    "Outcome",
     "Prediction",
     "Stage",
     "StepModel",
     "StepTime",
+    "crossval",
     "evaluate",
+    "fit",
+    "load_fit",
     "predict",
     "predict_cases",
     "predict_trace",

@@ -17,6 +17,7 @@ hypothesis.settings.load_profile("physim")
 
 _NUMERIC = [
     "physim.corrections",
+    "physim.fitting",
     "physim.grids.efficiency",
     "physim.roofline",
     "physim.serving",

@@ -216,3 +216,76 @@ def test_bad_loads_are_one_line(arguments, message):
     assert run.returncode == 1
     assert message in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_runs_are_read_fitted_validated_and_used(tmp_path):
+    """A first user's way, from a load generator's results to a prediction with an interval."""
+    runs = tmp_path / "runs.csv"
+    measured = {4: (19.0, 8.0), 12: (20.0, 8.8)}
+    for model in ("Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B-Instruct"):
+        for rate, (ttft, tpot) in measured.items():
+            result = {
+                "request_rate": rate,
+                "duration": 100.0,
+                "completed": 100 * rate,
+                "failed": 0,
+                "total_input_tokens": 57500 * rate,
+                "total_output_tokens": 24800 * rate,
+                "request_throughput": rate,
+                "mean_ttft_ms": ttft + 12,
+                "mean_tpot_ms": tpot,
+            }
+            (tmp_path / "result.json").write_text(json.dumps(result))
+            run = physim(
+                *("data", "read", "vllm-bench", tmp_path / "result.json", "--model", model),
+                *("--gpu", "h100_sxm", "--experiment", f"{model} {rate}", "--append"),
+                *("--out", runs),
+            )
+            assert run.returncode == 0, run.stderr
+    fit, picture = tmp_path / "mine.json", tmp_path / "fit.png"
+    run = physim("fit", "--data", runs, "--freeze", "residual", "--out", fit, "--plot", picture)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    for word in ("4 rows", "gemm_memory", "handover", "mean of all rows", f"written to {fit}"):
+        assert word in run.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    shown = physim("show", "fit", fit)
+    assert "Wait of an arriving request" in shown.stdout
+    run = physim(*PREDICT, "--fit", fit)
+    assert "90%:" in run.stdout
+    assert "Beyond what was measured: tp 2, more than the fitted runs' 1." in run.stdout
+    folds, table = tmp_path / "folds.json", tmp_path / "folds.csv"
+    run = physim(
+        *("crossval", "--data", runs, "--freeze", "residual", "--leave-out", "model"),
+        *("--methods", "physim,zero-shot,ridge", "--json", folds, "--csv", table),
+        *("--plot", tmp_path / "folds.svg"),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "zero-shot" in run.stdout
+    assert len(pd.read_csv(table)) == 3 * 3 * 4
+    assert json.loads(folds.read_text())["leave_out"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["fit", "--data", "none.csv", "--out", "f.json"], "none.csv: No such file"),
+        (["fit", "--data", "RUNS", "--freeze", "speed", "--out", "f.json"], "is no correction"),
+        (["fit", "--data", "RUNS", "--prior-scale", "-1", "--out", "f.json"], "not positive"),
+        (["crossval", "--data", "RUNS", "--leave-out", "day"], "'day' is unknown"),
+        (["show", "fit", "best"], "fit 'best': is unknown"),
+        (
+            ["data", "read", "excel", "x", "--model", "m", "--gpu", "g", "--out", "o.csv"],
+            "format: 'excel' is unknown; known are inference-perf",
+        ),
+    ],
+)
+def test_bad_input_to_fits_is_one_line(tmp_path, arguments, complaint):
+    pd.DataFrame([ROW]).to_csv(tmp_path / "runs.csv", index=False)
+    given = [str(tmp_path / "runs.csv") if word == "RUNS" else word for word in arguments]
+    run = physim(*given)
+    assert run.returncode == 1
+    assert complaint in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert not (tmp_path / "f.json").exists()

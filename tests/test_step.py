@@ -201,8 +201,12 @@ def test_at_a_sharpness_of_one_the_host_adds():
     assert additive.parts["host"] == pytest.approx(2e-3 + 8 * 10e-6, rel=1e-3)
 
 
-def test_gradients_are_finite_for_an_empty_prefill():
-    def total(prefill):
-        return LLAMA(Batch.summarised(4.0, 100.0, prefill, 10.0, 5.0)).total
+@pytest.mark.parametrize("mixed", ["additive", "weighted-average", "smooth-weighted"])
+def test_gradients_are_finite_for_an_empty_prefill(mixed):
+    def total(prefill, corrections):
+        model = StepModel(LLAMA.ops, corrections, mixed)
+        return model(Batch.summarised(4.0, 100.0, prefill, 10.0, 5.0)).total
 
-    assert np.isfinite(jax.grad(total)(0.0))
+    zero = jax.tree.map(jnp.asarray, Corrections())
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1)))(0.0, zero)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))

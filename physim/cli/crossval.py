@@ -88,10 +88,10 @@ def _summary(found: Crossval) -> Table:
                 one["metric"].upper(),
                 f"{one['mape']:.2f}",
                 f"{one['mean_of_folds']:.2f}",
-                f"{one['folds'][worst]:.1f} {worst.split('/')[-1][:28]}",
+                f"{one['folds'][worst]:.1f} {worst.split('/')[-1][:16]}",
                 f"{one['coverage']:.0%}" if "coverage" in one else "-",
                 str(one["refused"] or "-"),
             ]
         )
-    columns = ("method", "metric", "all rows", "folds", "worst fold", "within 90%", "refused")
+    columns = ("method", "metric", "rows", "folds", "worst fold", "in 90%", "refused")
     return table_of(columns, rows)

@@ -179,6 +179,8 @@ class StepModel(eqx.Module):
 
     def _residual(self, tokens: Scalar) -> Scalar:
         """What the residual adds to the logarithm of the time of the work on all tokens."""
+        # A step of nothing, which blends of steps ask for, has no intensity.
+        tokens = jnp.maximum(tokens, 1.0)
         ops, experts = self.ops, self.ops.experts
         compute, moved = components.matrix_work(ops.gemms, experts, tokens)
         memory = moved / ops.bandwidth

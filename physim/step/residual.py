@@ -68,14 +68,14 @@ def features(
         intensity: Arithmetic intensity of the matrix products over that at which the GPU's FLOP/s
             and bandwidth balance.
         memory_bound: Share of their roofline time that memory takes.
-        tokens: Tokens of the step.
+        tokens: Tokens of the step, at least one.
         gpus: Tensor-parallel degree.
         activity: Share of the experts that the step's tokens visit; 0 for a dense model.
     """
     scaled = (
         jnp.log10(intensity),
         2 * memory_bound - 1,
-        jnp.log10(jnp.maximum(tokens, 1.0)) / 2 - 1,
+        jnp.log10(tokens) / 2 - 1,
         jnp.log2(gpus) - 1,
         activity,
     )
