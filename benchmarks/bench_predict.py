@@ -70,9 +70,9 @@ def sweep() -> tuple[tuple[float, float], float]:
     import jax
     import numpy as np
 
+    from physim.cases import Case
     from physim.corrections import Corrections
     from physim.inputs.deployment import Deployment
-    from physim.prediction import Case
     from physim.serving.demand import Demand, Limits
     from physim.serving.load import Load
     from physim.serving.steady import SteadyState, steady_state

@@ -61,7 +61,9 @@ def main() -> None:
 
 def _loss(problem: Problem) -> Callable[[jax.Array], jax.Array]:
     """The fit's loss as one traced function."""
-    stages, widths, centre = problem.stages, jnp.asarray(problem.widths), flat(Corrections())
+    # As JAX's arrays, since these are constants of what is compiled.
+    stages = jax.tree.map(jnp.asarray, problem.stages)
+    widths, centre = jnp.asarray(problem.widths), jnp.asarray(flat(Corrections()))
     weights = stages.known * stages.weight[:, None] * np.array([1.0, 0.5, 0.5])
 
     def loss(parameters: jax.Array) -> jax.Array:

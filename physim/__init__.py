@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from physim.cases import Case
     from physim.corrections import Corrections
     from physim.errors import InputError
     from physim.evaluation import Evaluation, evaluate
@@ -16,23 +17,18 @@ if TYPE_CHECKING:
     from physim.fitting.crossval import Crossval, crossval
     from physim.fitting.fit import Outcome, fit
     from physim.inputs.deployment import Deployment
-    from physim.prediction import (
-        Case,
-        Prediction,
-        predict,
-        predict_cases,
-        predict_trace,
-        step_model,
-    )
+    from physim.prediction import predict_cases
+    from physim.results import Prediction
     from physim.serving.lengths import Lengths
     from physim.serving.load import Load, Stage
     from physim.serving.workload import Conversations
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
+    from physim.verbs import predict, predict_trace, step_model
 
 _HOME = {
     "Batch": "physim.step.batch",
-    "Case": "physim.prediction",
+    "Case": "physim.cases",
     "Conversations": "physim.serving.workload",
     "Corrections": "physim.corrections",
     "Crossval": "physim.fitting.crossval",
@@ -43,7 +39,7 @@ _HOME = {
     "Lengths": "physim.serving.lengths",
     "Load": "physim.serving.load",
     "Outcome": "physim.fitting.fit",
-    "Prediction": "physim.prediction",
+    "Prediction": "physim.results",
     "Stage": "physim.serving.load",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
@@ -51,10 +47,10 @@ _HOME = {
     "evaluate": "physim.evaluation",
     "fit": "physim.fitting.fit",
     "load_fit": "physim.fits",
-    "predict": "physim.prediction",
+    "predict": "physim.verbs",
     "predict_cases": "physim.prediction",
-    "predict_trace": "physim.prediction",
-    "step_model": "physim.prediction",
+    "predict_trace": "physim.verbs",
+    "step_model": "physim.verbs",
 }
 
 __all__ = [

@@ -8,9 +8,10 @@ from typing import TypeVar
 import jax
 import numpy as np
 
+from physim.cases import Case, arrays, padded
 from physim.corrections import Corrections
 from physim.errors import InputError
-from physim.prediction import Case, Part, Prediction, Timeline, arrays, padded, with_course
+from physim.results import Part, Prediction, Timeline, with_course
 from physim.serving.demand import Demand, Limits
 from physim.serving.latencies import Summary, latencies
 from physim.serving.percentiles import PERCENTILES

@@ -12,7 +12,8 @@ from physim import data
 from physim.errors import InputError
 from physim.fits import DEFAULT_FIT, load_fit
 from physim.measured.table import WHOLE_RUN, Row, case_of, filtered, read_table, stages_of
-from physim.prediction import Part, Prediction, predict_cases
+from physim.prediction import predict_cases
+from physim.results import Part, Prediction
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from physim.cases import Case
 from physim.fits import TWO_SIDED_90, Fit
-from physim.prediction import Case, Prediction, predict_cases
+from physim.prediction import predict_cases
+from physim.results import Prediction
 
 # Pairs of draws from the fit's distribution: with the fit itself 31, which a power of two holds.
 _PAIRS = 15

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from physim.fitting.crossval import Crossval
     from physim.fitting.fit import Outcome
-    from physim.prediction import Prediction
+    from physim.results import Prediction
 
 _COLORS = {"ttft": "C1", "itl": "C0", "e2e": "C2"}
 

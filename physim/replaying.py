@@ -9,24 +9,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from physim.cases import Case
 from physim.corrections import Corrections
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.models import load_model
-from physim.prediction import REPLAYED, Case, Part, Prediction, Timeline, predict_cases, with_course
+from physim.results import Part, Prediction, Timeline, with_course
 from physim.serving.demand import Limits
 from physim.serving.first_token import handover_steps, output_s, outside_s
 from physim.serving.load import Load
 from physim.serving.replay import Engine, Replayed, replay, summarised
 from physim.serving.step_times import ModelStepTimes
 from physim.serving.workload import Workload, drawn, read_trace
+from physim.settled import settled
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Requests that are replayed of a load without end.
+REPLAYED = 5000
 # Points of a timeline, at most.
 _POINTS = 1000
 
@@ -59,7 +63,7 @@ def replayed(
 ) -> Prediction:
     """The prediction for a case by replaying its requests.
 
-    Of a load without end, `physim.prediction.REPLAYED` requests are.
+    Of a load without end, `REPLAYED` requests are.
 
     Args:
         prediction: What the load would settle to.
@@ -110,7 +114,7 @@ def replay_trace(
         rate=len(requests) / span,
     )
     case = Case(arch, hardware, resolved, load)
-    alike = predict_cases([case], corrections, fit)[0]
+    alike = settled([case], [corrections], fit, "additive")[0]
     stepper = StepModel(lower(arch, hardware, resolved), corrections)
     result = _replay(workload, stepper, resolved, alike.running, timeout_s)
     return dataclasses.replace(_prediction(alike, result, []), load=None)

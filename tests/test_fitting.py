@@ -208,7 +208,7 @@ def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_
 
     assert near.extrapolations == ()
     assert any("contexts of 8124 tokens, more than" in line for line in far.extrapolations)
-    assert width(far, "ttft_s") > 2 * width(near, "ttft_s")
+    assert width(far, "ttft_s") > 1.5 * width(near, "ttft_s")
     assert (
         physim.predict(
             MODELS[0], gpu="h100_sxm", fit="none", rate=4, input_tokens=575, output_tokens=248

@@ -24,7 +24,7 @@ def crossval(
         str,
         typer.Option(
             help="By commas: physim, zero-shot; blackbox, ridge, boosted; or an ablation: "
-            "no residual, constant MFU, weighted-average, smooth-weighted, additive host."
+            "no residual, constant MFU, additive host; unfitted: weighted-average, smooth-weighted."
         ),
     ] = "physim,zero-shot",
     where: Annotated[

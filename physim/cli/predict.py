@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from physim.prediction import Part, Prediction
+    from physim.results import Part, Prediction
 
 _LOAD, _ENGINE = "Load", "Engine"
 _LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."

@@ -20,7 +20,7 @@ from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe
 from physim.fitting.optimise import minimise
 from physim.fitting.uncertainty import covariance, unseen
-from physim.fitting.variants import VARIANTS, variant
+from physim.fitting.variants import BLENDS, VARIANTS, variant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,7 @@ def crossval(
             ``hardware`` or ``experiment``.
         where: Keeps only rows for which this expression over the columns holds.
         methods: ``physim``, ``zero-shot``, a baseline of `physim.fitting.baselines.BASELINES`, or
-            an ablation of `physim.fitting.variants.VARIANTS`.
+            an ablation of `physim.fitting.variants.VARIANTS` or, without a fit, of ``BLENDS``.
         frozen: Corrections that stay at zero.
         prior_scale: Factor on the widths of all priors.
         progress: Called before each fold with the method's and the fold's name.
@@ -92,7 +92,7 @@ def crossval(
         raise InputError(
             "leave-out", f"{leave_out!r} is unknown", f"known are {', '.join(LEAVE_OUT)}"
         )
-    known = ("physim", "zero-shot", *BASELINES, *VARIANTS)
+    known = ("physim", "zero-shot", *BASELINES, *VARIANTS, *BLENDS)
     for method in methods:
         if method not in known:
             raise InputError("method", f"{method!r} is unknown", f"known are {', '.join(known)}")
@@ -130,7 +130,8 @@ def _predictor(
         problem = variant(method, problem)
     shape = observed.stages.observed.shape
     everywhere = np.zeros(len(problem.widths))
-    if method == "zero-shot":
+    if method in ("zero-shot", *BLENDS):
+        problem = replace(problem, mixed=method if method in BLENDS else "additive")
         values = problem.deviations(everywhere).sizes.reshape(shape)
         return lambda _: (observed.stages.observed + values * NOISE, None)
     warm, _ = minimise(problem)

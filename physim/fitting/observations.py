@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from physim.cases import Case, arrays
 from physim.corrections import Corrections
 from physim.errors import InputError
 from physim.measured.table import Row, case_of, filtered, read_table, stages_of
-from physim.prediction import Case, arrays, predict_cases
+from physim.prediction import predict_cases
 from physim.serving.demand import Demand, Limits
 from physim.serving.steady import steady_state
 from physim.step.lowering import StepOps

@@ -13,13 +13,10 @@ from physim.corrections import HOST_SHARPNESS, Corrections, labels
 from physim.fitting.objective import Problem
 from physim.step.lowering import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS, StepOps
 
-VARIANTS = (
-    "no residual",
-    "constant MFU",
-    "weighted-average",
-    "smooth-weighted",
-    "additive host",
-)
+VARIANTS = ("no residual", "constant MFU", "additive host")
+# The seed study's mixed steps. They are not fitted: a step with prefill may be shorter than one
+# without, for which the serving loop has no slopes.
+BLENDS = ("weighted-average", "smooth-weighted")
 # Efficiencies that are commonly assumed where none was measured: of FLOP/s and bandwidth alike.
 _EFFICIENCY = 0.7
 
@@ -29,8 +26,8 @@ def variant(name: str, problem: Problem) -> Problem:
 
     Args:
         name: ``no residual``: without the small network. ``constant MFU``: every operation at 70%
-            of its roofline, whatever was measured. ``weighted-average`` and ``smooth-weighted``:
-            the seed study's mixed steps. ``additive host``: CPU time is added, not hidden.
+            of its roofline, whatever was measured. ``additive host``: CPU time is added, not
+            hidden.
         problem: The whole.
     """
     if name == "no residual":
@@ -40,12 +37,10 @@ def variant(name: str, problem: Problem) -> Problem:
         ops = jax.vmap(_flat)(jax.tree.map(np.asarray, problem.stages.ops))
         ops = jax.tree.map(np.asarray, ops)
         return replace(problem, stages=eqx.tree_at(lambda s: s.ops, problem.stages, ops))
-    if name == "additive host":
-        fast = np.array(labels()) == "host_sharpness"
-        # At a sharpness of one the smooth maximum is the sum.
-        centre = Corrections(host_sharpness=-float(np.log(HOST_SHARPNESS)))
-        return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
-    return replace(problem, mixed=name)
+    fast = np.array(labels()) == "host_sharpness"
+    # At a sharpness of one the smooth maximum is the sum.
+    centre = Corrections(host_sharpness=-float(np.log(HOST_SHARPNESS)))
+    return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
 
 
 def _flat(ops: StepOps) -> StepOps:

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from physim.cases import Case
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.prediction import Case
 from physim.serving.load import Load, Stage
 
 if TYPE_CHECKING:
