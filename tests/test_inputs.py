@@ -30,6 +30,44 @@ def test_quantisation_in_a_file_beside_the_configuration(tmp_path):
     assert (formats.mlp.name, formats.kv_cache_bytes) == ("fp8", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("defaults", "sampling"),
+    [
+        (None, "plain"),
+        ({"temperature": 0.6}, "plain"),
+        ({"top_p": 0.9}, "truncated"),
+        ({"top_k": 20, "top_p": 1.0}, "truncated"),
+        ({"top_p": 0.8, "repetition_penalty": 1.05}, "penalised"),
+    ],
+)
+def test_sampling_follows_the_file_beside_the_configuration(tmp_path, defaults, sampling):
+    shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
+    if defaults is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
+    model = load_model(tmp_path)
+    assert Deployment().resolved(model, H100).sampling == sampling
+    assert Deployment(sampling="plain").resolved(model, H100).sampling == "plain"
+
+
+def test_sampling_of_shipped_models():
+    # Qwen2.5's generation_config.json asks for a repetition penalty of 1.05, Yi's for nothing.
+    for name, sampling in (
+        ("Qwen/Qwen2.5-7B-Instruct", "penalised"),
+        ("meta-llama/Llama-2-7b-hf", "truncated"),
+        ("01-ai/Yi-34B", "plain"),
+    ):
+        assert Deployment(tp=1).resolved(load_model(name), H100).sampling == sampling
+
+
+def test_a_broken_file_of_sampling_defaults(tmp_path):
+    shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
+    (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
+    with pytest.raises(InputError, match=r"generation_config.json: top_p: 'high' is no number"):
+        load_model(tmp_path)
+    with pytest.raises(InputError, match="sampling: 'beam' is unknown; known are model, plain"):
+        Deployment(sampling="beam")
+
+
 def test_an_edited_file_is_read_anew(tmp_path):
     path = tmp_path / "config.json"
     config = json.loads((data.folder("model_configs") / "Qwen--Qwen3-14B.json").read_text())
