@@ -39,8 +39,8 @@ def fit(
 ) -> None:
     """Fit the corrections to measured runs and write them with their covariance.
 
-    Rows of overloaded stages are left out, and said. The errors printed are in sample; `physim
-    crossval` says what unseen runs are off by.
+    Rows of overloaded stages are left out, and said. The errors printed are in sample: what unseen
+    runs are off by is for `physim crossval` to say.
 
     Example: physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
     """
