@@ -21,7 +21,8 @@ _SHARES = np.array([1.0, 0.5, 0.5])
 _HUBER = 2.0
 
 Vector = Float[np.ndarray, " n"]
-Matrix = Float[np.ndarray, "rows n"]
+Sizes = Float[np.ndarray, " deviations"]
+Slopes = Float[np.ndarray, "deviations _"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Deviations:
         weights: How much the square of each counts.
     """
 
-    sizes: Vector
-    slopes: Matrix
-    weights: Vector
+    sizes: Sizes
+    slopes: Slopes
+    weights: Sizes
 
-    def bent(self) -> tuple[Vector, Matrix]:
+    def bent(self) -> tuple[Sizes, Slopes]:
         """Weighted deviations and slopes whose squares are the loss, those of bad rows bent.
 
         The pseudo-Huber loss (Charbonnier and others, ICIP 1994): squares near zero, sizes far off.
@@ -113,7 +114,7 @@ class Problem:
         values, slopes = _with_slopes(flat_corrections, self.stages, self.cycles, self.mixed)
         return self._deviations(np.asarray(values, float), np.asarray(slopes, float) * self.widths)
 
-    def _deviations(self, predicted: Vector, slopes: Matrix) -> Deviations:
+    def _deviations(self, predicted: Sizes, slopes: Slopes) -> Deviations:
         stages = self.stages
         noise = np.broadcast_to(NOISE, stages.observed.shape).ravel()
         weights = np.ravel(stages.known * stages.weight[:, None] * _SHARES)

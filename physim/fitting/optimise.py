@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from physim.fitting.objective import Matrix, Problem, Vector
+from physim.fitting.objective import Problem, Vector
 
 _MOST_STEPS = 40
 # The loss counts squares of standard deviations: less than this is no gain.
@@ -54,7 +55,7 @@ def minimise(
     return parameters, losses
 
 
-def slopes_of_loss(problem: Problem, parameters: Vector) -> tuple[Vector, Matrix]:
+def slopes_of_loss(problem: Problem, parameters: Vector) -> tuple[Vector, Float[np.ndarray, "n n"]]:
     """The loss's gradient, and its curvature after Gauss and Newton; the prior is in both."""
     values, slopes = problem.deviations(parameters).bent()
     return slopes.T @ values + parameters, slopes.T @ slopes + np.eye(len(parameters))

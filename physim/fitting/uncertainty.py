@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from physim.fits import TWO_SIDED_90
 from physim.fitting.objective import Deviations, Problem, Vector
@@ -83,7 +83,7 @@ def left_out(
 def scatter(
     off: Float[np.ndarray, "rows metrics"],
     spread: Float[np.ndarray, "rows metrics"],
-    known: Float[np.ndarray, "rows metrics"],
+    known: Shaped[np.ndarray, "rows metrics"],
 ) -> Mapping[str, float]:
     """For each metric the scatter with which nine of ten left-out rows are within their interval.
 
