@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from physim.fitting.fit import Outcome
     from physim.results import Prediction
 
-_COLORS = {"ttft": "C1", "itl": "C0", "e2e": "C2"}
+_COLORS = {"ttft": "C1", "itl": "C0", "e2e": "C2", "cycle": "C4"}
 
 
 def draw_timeline(prediction: Prediction, path: Path) -> None:
@@ -113,20 +113,21 @@ def draw_folds(found: Crossval, path: Path) -> None:
         rows = [
             row
             for row in found.rows
-            if row["metric"] == metric and row["method"] == "physim" and "low" in row
+            if row["metric"] == metric and row["method"] == "physim" and "predicted" in row
         ]
         if rows:
             seen = [row["observed"] for row in rows]
             value = [row["predicted"] for row in rows]
-            below = [row["predicted"] - row["low"] for row in rows]
-            above = [row["high"] - row["predicted"] for row in rows]
+            below = [row["predicted"] - row.get("low", row["predicted"]) for row in rows]
+            above = [row.get("high", row["predicted"]) - row["predicted"] for row in rows]
             style: dict[str, Any] = {"fmt": "o", "ms": 3, "lw": 0.7, "color": color}
             left.errorbar(seen, value, [below, above], label=metric.upper(), **style)
     ends = [row["observed"] for row in found.rows]
     left.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.5", lw=0.8)
     left.set(xscale="log", yscale="log", xlabel="observed, s", ylabel="predicted, s, and 90%")
     left.legend()
-    methods = [one for one in found.summary if one["metric"] == "e2e"]
+    shown = "cycle" if found.leave_out == "time" else "e2e"
+    methods = [one for one in found.summary if one["metric"] == shown]
     names = list(methods[0]["folds"]) if methods else []
     height = 0.8 / max(len(methods), 1)
     for number, one in enumerate(methods):
@@ -135,7 +136,8 @@ def draw_folds(found: Crossval, path: Path) -> None:
         right.barh(places, values, height, label=one["method"])
     middle = [place + 0.4 - height / 2 for place in range(len(names))]
     right.set_yticks(middle, [name.split("/")[-1][:30] for name in names], fontsize=7)
-    right.set_xlabel(f"mean absolute error of E2E, percent, {found.leave_out} left out")
+    what = "median error of cycles" if shown == "cycle" else "mean absolute error of E2E"
+    right.set_xlabel(f"{what}, percent, {found.leave_out} left out")
     right.legend(fontsize=7)
     _write(figure, path)
 

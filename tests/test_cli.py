@@ -274,6 +274,7 @@ def test_runs_are_read_fitted_validated_and_used(tmp_path):
         (["fit", "--data", "RUNS", "--freeze", "speed", "--out", "f.json"], "is no correction"),
         (["fit", "--data", "RUNS", "--prior-scale", "-1", "--out", "f.json"], "not positive"),
         (["crossval", "--data", "RUNS", "--leave-out", "day"], "'day' is unknown"),
+        (["crossval", "--data", "RUNS", "--leave-out", "time"], "time needs measured steps"),
         (["show", "fit", "best"], "fit 'best': is unknown"),
         (
             ["data", "read", "excel", "x", "--model", "m", "--gpu", "g", "--out", "o.csv"],

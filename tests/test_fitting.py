@@ -12,12 +12,13 @@ import physim
 from physim.corrections import PRIOR_WIDTHS, Corrections, flat, labels, meanings, unflat
 from physim.errors import InputError
 from physim.fits import Fit, load_fit
-from physim.fitting.crossval import crossval
+from physim.fitting.crossval import Trace, crossval
 from physim.fitting.fit import fit
 from physim.fitting.objective import Deviations, Problem
 from physim.fitting.observations import groups, observe
 from physim.fitting.optimise import minimise
-from physim.fitting.steps import observe_steps
+from physim.fitting.steps import log_cycles, observe_steps
+from physim.fitting.temporal import crossval_in_time
 from physim.fitting.uncertainty import scatter
 from physim.inputs.deployment import Deployment
 from physim.serving.load import Load
@@ -292,6 +293,46 @@ def test_crossval_refuses_what_it_cannot_do(runs):
         crossval([runs], "tp")
     with pytest.raises(InputError, match="method: 'magic' is unknown"):
         crossval([runs], "model", methods=("magic",))
+
+
+@pytest.fixture
+def trace(runs, tmp_path):
+    """A hundred consecutive steps of one of the runs, as long as the truth makes them."""
+    batch = 1.0 + 20 * np.random.default_rng(0).random(101).round(2)
+    prefill = (np.arange(101) % 7 == 0) * 1.0
+
+    def write(cycles_s):
+        pd.DataFrame(
+            {
+                "experiment_id": f"{MODELS[0]} 2.0",
+                "step.id": np.arange(101),
+                "step.ts_start_ns": np.append(0.0, np.cumsum(cycles_s)) * 1e9,
+                "batch.num_decode_reqs": batch,
+                "batch.num_prefill_reqs": prefill,
+                "batch.prefill_tokens": 15 * prefill,
+            }
+        ).to_csv(tmp_path / "steps.csv", index=False)
+        return tmp_path / "steps.csv"
+
+    cycles, _ = observe_steps(write(np.full(100, 0.01)), [runs])
+    return write(np.exp(np.asarray(log_cycles(TRUTH, cycles, "additive"))))
+
+
+@pytest.mark.slow
+def test_later_steps_are_predicted_from_earlier_ones(runs, trace):
+    found = crossval_in_time([runs], trace, frozen=("residual",))
+    fitted, bare = found.summary
+    assert len(found.rows) == 2 * 20
+    assert min(row["step"] for row in found.rows) == 80
+    assert fitted["mape"] < 0.2 < bare["mape"]
+    assert fitted["correlations"][f"{MODELS[0]} 2.0"] > 0.999
+
+
+def test_a_left_out_runs_steps_are_left_out_too(runs, trace):
+    cycles, frame = observe_steps(trace, [runs])
+    steps = Trace(cycles, frame["experiment"].to_numpy(str))
+    assert np.all(steps.of([f"{MODELS[0]} 2.0"]).weight == cycles.weight)
+    assert not np.any(steps.of([f"{MODELS[1]} 2.0"]).weight)
 
 
 def test_steps_without_their_run_are_refused(runs, tmp_path):

@@ -18,8 +18,14 @@ def crossval(
         list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
     ],
     leave_out: Annotated[
-        str, typer.Option(help="model, workload, tp, hardware or experiment.")
+        str,
+        typer.Option(
+            help="model, workload, tp, hardware or experiment; or time: the last steps of each run."
+        ),
     ] = "model",
+    steps: Annotated[
+        Path | None, typer.Option(help="Measured steps of runs in the tables (Parquet or CSV).")
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -48,18 +54,27 @@ def crossval(
     """
     from physim import data
     from physim.cli.progress import running
+    from physim.errors import InputError
     from physim.fitting.crossval import crossval as validate
+    from physim.fitting.temporal import crossval_in_time
 
+    frozen = [name.strip() for name in freeze.split(",") if name.strip()]
     with running("cross-validating") as say:
-        found = validate(
-            tables,
-            leave_out=leave_out,
-            where=where,
-            methods=[name.strip() for name in methods.split(",") if name.strip()],
-            frozen=[name.strip() for name in freeze.split(",") if name.strip()],
-            prior_scale=prior_scale,
-            progress=lambda method, fold: say(f"{method} without {fold}"),
-        )
+        if leave_out == "time":
+            if steps is None:
+                raise InputError("leave-out", "time needs measured steps", "pass --steps")
+            found = crossval_in_time(tables, steps, where, frozen, prior_scale)
+        else:
+            found = validate(
+                tables,
+                leave_out=leave_out,
+                where=where,
+                methods=[name.strip() for name in methods.split(",") if name.strip()],
+                frozen=frozen,
+                prior_scale=prior_scale,
+                steps=steps,
+                progress=lambda method, fold: say(f"{method} without {fold}"),
+            )
     if json_out is not None:
         found.write_json(json_out)
     if csv_out is not None:
@@ -72,6 +87,10 @@ def crossval(
     from rich.console import Console
 
     console = Console(highlight=False)
+    if leave_out == "time":
+        console.print("median absolute error of the last fifth of each run's step cycles, percent")
+        console.print(_in_time(found))
+        return
     console.print(f"mean absolute error, percent, of rows whose {leave_out} was left out")
     console.print(_summary(found))
 
@@ -95,3 +114,22 @@ def _summary(found: Crossval) -> Table:
         )
     columns = ("method", "metric", "rows", "folds", "worst fold", "in 90%", "refused")
     return table_of(columns, rows)
+
+
+def _in_time(found: Crossval) -> Table:
+    from physim.cli.tables import table_of
+
+    fitted, bare = found.summary
+    rows = [
+        [
+            run.split("/")[-1],
+            f"{bare['folds'][run]:.1f}",
+            f"{error:.1f}",
+            *(
+                "-" if (r := fitted[kind][run]) is None else f"{r:.2f}"
+                for kind in ("correlations", "of_batch")
+            ),
+        ]
+        for run, error in fitted["folds"].items()
+    ]
+    return table_of(("run", "zero-shot", "fitted", "r, decode-only", "r of the batch"), rows)

@@ -19,6 +19,7 @@ from physim.fitting.baselines import BASELINES
 from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe
 from physim.fitting.optimise import minimise
+from physim.fitting.steps import Cycles, observe_steps
 from physim.fitting.uncertainty import covariance, unseen
 from physim.fitting.variants import BLENDS, VARIANTS, variant
 
@@ -70,6 +71,7 @@ def crossval(
     methods: Sequence[str] = ("physim", "zero-shot"),
     frozen: Sequence[str] = (),
     prior_scale: float = 1.0,
+    steps: str | Path | None = None,
     progress: Callable[[str, str], Any] = lambda *_: None,
 ) -> Crossval:
     """Leaves out a group of rows at a time, fits to the others, and predicts it.
@@ -83,6 +85,8 @@ def crossval(
             an ablation of `physim.fitting.variants.VARIANTS` or, without a fit, of ``BLENDS``.
         frozen: Corrections that stay at zero.
         prior_scale: Factor on the widths of all priors.
+        steps: Measured steps of runs in the tables, which each fit learns from too, but for those
+            of runs that it leaves out; see `physim.measured.steps.read_steps`.
         progress: Called before each fold with the method's and the fold's name.
 
     Raises:
@@ -102,9 +106,13 @@ def crossval(
         raise InputError(
             "leave-out", f"all rows are of one {leave_out}", "pass more data, or leave out another"
         )
+    cycles = None
+    if steps is not None:
+        found, frame = observe_steps(steps, tables)
+        cycles = Trace(found, frame["experiment"].to_numpy(str))
     rows = []
     for method in methods:
-        predict = _predictor(method, observed, tuple(frozen), prior_scale)
+        predict = _predictor(method, observed, cycles, tuple(frozen), prior_scale)
         for fold in dict.fromkeys(folds):
             progress(method, fold)
             outside = np.array(folds) == fold
@@ -119,20 +127,37 @@ Predictor = Callable[
 ]
 
 
+@dataclass(frozen=True)
+class Trace:
+    """Measured cycles, and the experiment of each."""
+
+    cycles: Cycles
+    experiments: np.ndarray
+
+    def of(self, experiments: Sequence[str]) -> Cycles:
+        """The same cycles, of which only those of some experiments count."""
+        weight = np.where(np.isin(self.experiments, experiments), self.cycles.weight, 0.0)
+        return eqx.tree_at(lambda cycles: cycles.weight, self.cycles, weight)
+
+
 def _predictor(
-    method: str, observed: Observed, frozen: tuple[str, ...], prior_scale: float
+    method: str,
+    observed: Observed,
+    trace: Trace | None,
+    frozen: tuple[str, ...],
+    prior_scale: float,
 ) -> Predictor:
     """A function from the rows left out to logarithms of all predictions and intervals' halves."""
     if method in BASELINES:
         return lambda outside: (BASELINES[method](observed, ~outside), None)
-    problem = Problem.of(observed.stages, None, frozen, prior_scale)
+    problem = Problem.of(observed.stages, trace.cycles if trace else None, frozen, prior_scale)
     if method in VARIANTS:
         problem = variant(method, problem)
-    shape = observed.stages.observed.shape
+    shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
     everywhere = np.zeros(len(problem.widths))
     if method in ("zero-shot", *BLENDS):
         problem = replace(problem, mixed=method if method in BLENDS else "additive")
-        values = problem.deviations(everywhere).sizes.reshape(shape)
+        values = problem.deviations(everywhere).sizes[stages].reshape(shape)
         return lambda _: (observed.stages.observed + values * NOISE, None)
     warm, _ = minimise(problem)
 
@@ -140,16 +165,21 @@ def _predictor(
         inside = observed.pick(~outside)
         weight = np.zeros(len(outside))
         weight[~outside] = inside.stages.weight
-        own = replace(problem, stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight))
+        known = observed.column("experiment")[~outside].tolist()
+        own = replace(
+            problem,
+            stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
+            cycles=trace.of(known) if trace else None,
+        )
         parameters, _ = minimise(own, warm)
         # Deviations of rows without weight are not counted, so all rows are asked apart.
         found = problem.deviations(parameters)
-        off = found.sizes.reshape(shape) * NOISE
+        off = found.sizes[stages].reshape(shape) * NOISE
         scatters = unseen(own, parameters, observed.rows)
         scattered = np.array([scatters[metric] for metric in METRICS])
         sigma = covariance(own, parameters)
         scaled = np.where(problem.widths > 0, problem.widths, 1.0)
-        slopes = found.slopes / scaled
+        slopes = found.slopes[stages] / scaled
         slopes = np.where(np.isfinite(slopes), slopes, 0.0)
         variance = np.einsum("ij,jk,ik->i", slopes, sigma, slopes).reshape(shape) * NOISE**2
         return observed.stages.observed + off, TWO_SIDED_90 * np.sqrt(variance + scattered**2)

@@ -131,8 +131,7 @@ class Problem:
         return Deviations(sizes, slopes, weights)
 
 
-@jax.jit(static_argnames="mixed")
-def _predicted(
+def _values(
     corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None, mixed: str
 ) -> Float[AnyArray, " values"]:
     """Logarithms of all that is predicted."""
@@ -141,15 +140,26 @@ def _predicted(
     return values if cycles is None else jnp.append(values, log_cycles(own, cycles, mixed))
 
 
-@jax.jit(static_argnames="mixed")
-def _with_slopes(
+def _values_and_slopes(
     corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None, mixed: str
 ) -> tuple[Float[AnyArray, " values"], Float[AnyArray, "values n"]]:
     """Logarithms of all that is predicted, and their derivatives."""
 
     def values(corrections: Float[AnyArray, " n"]) -> tuple[AnyArray, AnyArray]:
-        found = _predicted(corrections, stages, cycles, mixed)
+        found = _values(corrections, stages, cycles, mixed)
         return found, found
 
     slopes, found = jax.jacfwd(values, has_aux=True)(corrections)
     return found, slopes
+
+
+# XLA's fusion emitters take half as long again to compile these long chains of small operations,
+# twice the memory, and what they make of them is slower.
+_predicted, _with_slopes = (
+    jax.jit(
+        function,
+        static_argnames="mixed",
+        compiler_options={"xla_cpu_use_fusion_emitters": False},
+    )
+    for function in (_values, _values_and_slopes)
+)

@@ -89,16 +89,8 @@ def observe_steps(
         for column in ("decode_requests", "prefill_requests", "prefill_tokens")
     )
     chunk = tokens / np.maximum(prefill, 1.0)
-    before = where.map(cached).to_numpy(float)
-    batch = Batch(
-        decode_requests=decode,
-        decode_context=decode * where.map(contexts).to_numpy(float),
-        prefill_requests=prefill,
-        prefill_tokens=tokens,
-        prefill_squares=prefill * chunk**2,
-        cached_tokens=prefill * before,
-        cached_products=tokens * before,
-    )
+    context, before = (where.map(means).to_numpy(float) for means in (contexts, cached))
+    batch = jax.vmap(Batch.summarised)(decode, context, prefill, chunk, before)
     counts = where.map(where.value_counts()).to_numpy(float)
     cycles = Cycles(
         ops=stack(ops),

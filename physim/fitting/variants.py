@@ -34,13 +34,21 @@ def variant(name: str, problem: Problem) -> Problem:
         fast = np.array([label.startswith("residual") for label in labels()])
         return replace(problem, widths=np.where(fast, 0.0, problem.widths))
     if name == "constant MFU":
-        ops = jax.vmap(_flat)(jax.tree.map(np.asarray, problem.stages.ops))
-        ops = jax.tree.map(np.asarray, ops)
-        return replace(problem, stages=eqx.tree_at(lambda s: s.ops, problem.stages, ops))
+        stages = eqx.tree_at(lambda s: s.ops, problem.stages, _all_flat(problem.stages.ops))
+        cycles = problem.cycles
+        if cycles is not None:
+            cycles = eqx.tree_at(lambda c: c.ops, cycles, _all_flat(cycles.ops))
+        return replace(problem, stages=stages, cycles=cycles)
     fast = np.array(labels()) == "host_sharpness"
     # At a sharpness of one the smooth maximum is the sum.
     centre = Corrections(host_sharpness=-float(np.log(HOST_SHARPNESS)))
     return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
+
+
+def _all_flat(ops: StepOps) -> StepOps:
+    """Stacked models, each as `_flat` makes it."""
+    flat: StepOps = jax.tree.map(np.asarray, jax.vmap(_flat)(jax.tree.map(np.asarray, ops)))
+    return flat
 
 
 def _flat(ops: StepOps) -> StepOps:
