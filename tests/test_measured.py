@@ -1,6 +1,7 @@
 """Reports of load generators, read into the common form; small files of their real form."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -97,6 +98,24 @@ def test_broken_reports_of_inference_perf(tmp_path, change, complaint):
 def test_a_folder_without_reports(tmp_path):
     with pytest.raises(InputError, match="holds no stage_N"):
         inference_perf.read(tmp_path / "nowhere")
+
+
+REPORTS = Path(__file__).parent / "reports"
+
+
+def test_reports_that_the_tools_wrote():
+    """Of inference-perf 0.7.0 and GuideLLM 0.8.1 (cut down to what has means).
+
+    Both sent requests of 20 tokens to a server that waited 30 ms, then sent a token every 8 ms.
+    """
+    (first,) = inference_perf.read(REPORTS / "inference-perf")
+    (second,) = guidellm.read(REPORTS / "guidellm.json")
+    for report, count in ((first, 20), (second, 30)):
+        assert (report.rate_rps, report.output_len) == (5.0, 20.0)
+        assert (report.n_success, report.n_failed, report.note) == (count, 0, "")
+        assert 0.030 < report.ttft_mean < 0.035
+        assert 19 * 0.008 < report.e2e_mean - report.ttft_mean < 19 * 0.009
+    assert (first.input_len_mean, first.duration_s) == (40.0, 4.0)
 
 
 def test_guidellm(tmp_path):
