@@ -67,6 +67,23 @@ def test_a_point_for_each_row():
     np.testing.assert_allclose(rows, [VALUES[0, 0], VALUES[1, 1], VALUES[2, 3]])
 
 
+def test_thousands_of_points_at_once_are_as_few():
+    # In 32 bit, as it runs outside of tests: a kernel that XLA once made of this was wrong from
+    # the 2,341st point on.
+    with jax.enable_x64(False):
+        values = np.random.default_rng(0).normal(size=(14, 21)).astype(np.float32)
+        rows, columns = 2.0 ** np.arange(14), 2.0 ** np.arange(21)
+        points = np.geomspace(1, 8000, 4096).astype(np.float32)
+
+        @jax.jit
+        @jax.vmap
+        def at(x):
+            return along(along(values, columns, x), rows, x)
+
+        few = np.concatenate([np.asarray(at(part)) for part in np.split(points, 64)])
+        np.testing.assert_allclose(np.asarray(at(points)), few, rtol=1e-4, atol=1e-5)
+
+
 def test_fixing_an_axis():
     curve = GRID.at(b=6.0)
     assert [name for name, _ in curve.axes] == ["a"]

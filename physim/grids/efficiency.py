@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Num
@@ -45,7 +46,12 @@ def along(
 
     ``x`` may be a scalar, or have a point for each row of ``values``.
     """
-    return jnp.sum(values * hat_weights(knots, x), axis=-1)
+    # Products, not sums: where one look-up follows another, XLA's CPU backend (jaxlib 0.10.2) makes
+    # one kernel of the two sums, and vmapped over some thousand points its results are wrong.
+    weights = hat_weights(knots, x)
+    if weights.ndim == 1:
+        return jnp.matmul(values, weights, precision=jax.lax.Precision.HIGHEST)
+    return jnp.vecdot(values, weights, precision=jax.lax.Precision.HIGHEST)
 
 
 def look_up(
