@@ -56,6 +56,20 @@ def run_cases(
     ]
 
 
+def course_of(case: Case, corrections: Corrections, mixed: str = "additive") -> Course:
+    """What an engine does over time under one load that ends.
+
+    Args:
+        case: The case.
+        corrections: Corrections of the components.
+        mixed: How steps of both prefill and decode are composed.
+    """
+    ops, demands, limits = arrays([case])
+    schedules = stack([_schedule(case)])
+    course, _ = _run(ops, stack([corrections]), demands, limits, schedules, mixed)
+    return _row(jax.tree.map(np.asarray, course), 0)
+
+
 def _schedule(case: Case) -> Schedule:
     stages = case.load.schedule()
     return Schedule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from importlib import resources
@@ -78,6 +79,45 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
+    """Yields a temporary folder beside ``path`` and renames it there when the block succeeds.
+
+    Args:
+        path: The folder to make; what is missing above it is made too.
+        force: Whether one that is there, and not empty, is replaced.
+
+    Raises:
+        InputError: The folder is there and not empty, is a file, or cannot be made.
+    """
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise InputError(str(path), "is there and not empty", "name another, or pass --force")
+    if path.exists() and not path.is_dir():
+        raise InputError(str(path), "is a file", "name a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise InputError(
+            str(path),
+            error.strerror or "cannot be made",
+            "choose a folder that can be written to",
+        ) from error
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())
+        if path.is_dir():
+            # Out of the way first, since a folder that is not empty cannot be renamed over.
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+            path.replace(old)
+            temporary.replace(path)
+            shutil.rmtree(old)
+        else:
+            temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _umask() -> int:

@@ -23,6 +23,7 @@ _NUMERIC = [
     "physim.serving",
     "physim.stacking",
     "physim.step",
+    "physim.tables",
 ]
 _hook = install_import_hook(_NUMERIC, "typechecking.check")
 

@@ -17,6 +17,7 @@ from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
 from physim.cli.fit import fit
 from physim.cli.predict import predict
+from physim.cli.table import table
 from physim.errors import InputError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(predict)
 app.command()(evaluate)
 app.command()(fit)
 app.command()(crossval)
+app.command()(table)
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")

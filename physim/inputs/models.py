@@ -32,7 +32,7 @@ def load_model(model: str | Path) -> ModelArch:
     Raises:
         InputError: The model is not found, or is one that physim does not model.
     """
-    path = _find(str(model))
+    path = config_path(model)
     # The file's time is part of the key, so that an edited file is read anew.
     return _load(path, path.stat().st_mtime_ns, str(model))
 
@@ -68,7 +68,13 @@ def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
     )
 
 
-def _find(model: str) -> Path:
+def config_path(model: str | Path) -> Path:
+    """The ``config.json`` of a model, named as `load_model` takes it.
+
+    Raises:
+        InputError: The model is not found.
+    """
+    model = str(model)
     path = Path(model).expanduser()
     if path.is_dir():
         path = path / "config.json"

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
-from physim.step.batch import Batch
+from physim.step.many import part_seconds
 from physim.step.model import PART_NAMES, StepModel, beside_host, host_seconds, host_sharpness
 from physim.types import AnyArray
 
@@ -102,8 +101,8 @@ class LinearStepTimes:
         return steps, steps * one, one
 
 
-# Knots of tables, and the sizes of the batches that are evaluated together.
-_CONTEXT_KNOTS, _CHUNK_KNOTS, _BLOCK = 128, 64, 1024
+# Knots of tables.
+_CONTEXT_KNOTS, _CHUNK_KNOTS = 128, 64
 
 
 class ModelStepTimes:
@@ -147,10 +146,7 @@ class ModelStepTimes:
 
     def _parts(self, sums: Float[np.ndarray, "rows 7"]) -> dict[str, Float[np.ndarray, " rows"]]:
         """Seconds of the GPU's parts of many steps."""
-        blocks = -(-len(sums) // _BLOCK)
-        padded = np.resize(sums, (blocks, _BLOCK, 7)).astype(float)
-        seconds = np.concatenate([np.asarray(_seconds(self._model, block)) for block in padded])
-        return dict(zip(PART_NAMES, seconds[: len(sums)].T.astype(float), strict=True))
+        return dict(zip(PART_NAMES, part_seconds(self._model, sums).T, strict=True))
 
     def _tabulate_linear(self, max_tokens: int) -> None:
         """Everything but attention and gaps, by the step's tokens, and what more requests add."""
@@ -257,26 +253,39 @@ class ModelStepTimes:
     ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
         row = self._sums[requests] or self._run_row(requests)
-        mean = context / requests
-        first = int(mean)
-        part = mean - first
-        rest = 1 - part
-        start = rest * row[first] + part * row[first + 1]
+        return run_of_decodes(row, context / requests, steps, until_s)
 
-        def ended(count: int) -> float:
-            last = first + count
-            return rest * row[last] + part * row[last + 1] - start
 
+def run_of_decodes(
+    sums: Sequence[float], mean: float, steps: int, until_s: float
+) -> tuple[int, float, float]:
+    """A run of decode-only steps of a batch, as `StepTimes.decode` has it.
+
+    Args:
+        sums: Time of all such steps at whole mean contexts below each, summed, seconds.
+        mean: Mean context in the first step.
+        steps: Most steps, at least one.
+        until_s: Seconds from the run's start.
+    """
+    first = int(mean)
+    part = mean - first
+    rest = 1 - part
+    start = rest * sums[first] + part * sums[first + 1]
+
+    def ended(count: int) -> float:
+        last = first + count
+        return rest * sums[last] + part * sums[last + 1] - start
+
+    seconds = ended(steps)
+    if seconds >= until_s and steps > 1:
+        # Steps grow slowly, so the first one's time says nearly how many there are.
+        steps = min(max(int(until_s / ended(1)), 1), steps)
+        while steps > 1 and ended(steps - 1) >= until_s:
+            steps -= 1
+        while ended(steps) < until_s:
+            steps += 1
         seconds = ended(steps)
-        if seconds >= until_s and steps > 1:
-            # Steps grow slowly, so the first one's time says nearly how many there are.
-            steps = min(max(int(until_s / ended(1)), 1), steps)
-            while steps > 1 and ended(steps - 1) >= until_s:
-                steps -= 1
-            while ended(steps) < until_s:
-                steps += 1
-            seconds = ended(steps)
-        return steps, seconds, seconds - ended(steps - 1)
+    return steps, seconds, seconds - ended(steps - 1)
 
 
 def _knots(largest: float, count: int) -> Float[np.ndarray, " knots"]:
@@ -288,8 +297,3 @@ def _place(knots: list[float], x: float) -> tuple[int, float]:
     """The knot below and the share of the way to the next."""
     low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
     return low, (x - knots[low]) / (knots[low + 1] - knots[low])
-
-
-@jax.jit
-def _seconds(model: StepModel, sums: Float[AnyArray, "rows 7"]) -> Float[AnyArray, "rows parts"]:
-    return jax.vmap(lambda row: model(Batch(*row)).seconds)(sums)

@@ -153,7 +153,7 @@ class StepModel(eqx.Module):
             getattr(self.corrections, name) if name else zero for name in _CORRECTION_OF.values()
         ]
         seconds *= jnp.exp(jnp.stack([jnp.asarray(log) for log in logs]))
-        seconds += _GEMM_SUMS @ self._gemm_seconds(tokens, sampled)
+        seconds += _GEMM_SUMS @ self.gemm_seconds(tokens, sampled)
         penalties = components.penalty_seconds(ops.elementwise, sampled)
         seconds += _IS_PREFILL_ATTENTION * cached
         gather = components.gather_seconds(ops.collectives, sampled)
@@ -161,8 +161,13 @@ class StepModel(eqx.Module):
         seconds += _IS_OUTPUT * penalties * jnp.exp(self.corrections.penalties)
         return seconds * jnp.where(_ON_TOKENS, jnp.exp(self._residual(tokens)), 1.0)
 
-    def _gemm_seconds(self, tokens: Scalar, sampled: Scalar) -> Float[AnyArray, " gemms"]:
-        """Corrected time of each GEMM."""
+    def gemm_seconds(self, tokens: Scalar, sampled: Scalar) -> Float[AnyArray, " gemms"]:
+        """Corrected time of each GEMM over all layers, seconds.
+
+        Args:
+            tokens: Tokens of the step.
+            sampled: Tokens that lm_head works on.
+        """
         corrections = self.corrections
         seconds, compute = components.gemm_seconds(
             self.ops.gemms, tokens, sampled, self.ops.bandwidth

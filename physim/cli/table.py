@@ -1,0 +1,189 @@
+"""``physim table``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from physim.serving.load import Load
+
+_LOAD = "Load of linear models"
+
+
+def table(
+    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A config.json, its folder, a shipped name, or a hub id."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")
+    ] = None,
+    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format", help="parquet, csv or json; blis for all that the BLIS simulator reads."
+        ),
+    ] = "csv",
+    tolerance: Annotated[
+        float, typer.Option(help="Interpolation error of 99% of steps, as a share of their time.")
+    ] = 0.01,
+    fit: Annotated[
+        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
+    ] = "default",
+    force: Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")] = False,
+    models: Annotated[
+        Path | None, typer.Option(help="Many tables: a file with a model on each line.")
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="Many tables: GPUs by commas.")] = "",
+    tps: Annotated[str, typer.Option(help="Many tables: tp by commas.")] = "1",
+    rate: Annotated[
+        float | None, typer.Option(help="Arrivals per second.", rich_help_panel=_LOAD)
+    ] = None,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(help="RATE:SECONDS of a load in stages; repeat it.", rich_help_panel=_LOAD),
+    ] = None,
+    input_tokens: Annotated[
+        str, typer.Option("--input", help="Prompt tokens.", rich_help_panel=_LOAD)
+    ] = "575",
+    output_tokens: Annotated[
+        str, typer.Option("--output", help="Generated tokens.", rich_help_panel=_LOAD)
+    ] = "248",
+    cached: Annotated[
+        float, typer.Option(help="Prompt tokens in the prefix cache.", rich_help_panel=_LOAD)
+    ] = 0.0,
+    arrival: Annotated[
+        str, typer.Option(help="constant or poisson.", rich_help_panel=_LOAD)
+    ] = "constant",
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of a step.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context, tokens.")] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of memory the engine may use.")
+    ] = 0.9,
+    kv_blocks: Annotated[
+        int | None, typer.Option(help="KV blocks, instead of computing them.")
+    ] = None,
+) -> None:
+    """Write a model's step times as a table for a serving simulator, with its error.
+
+    With a --rate or --stage, coefficients of linear models over that load come with it; BLIS's
+    folder takes 8, then 20 requests/s of 575 tokens in and 248 out if none is given. With --models,
+    --gpus and --tps there is a folder for each combination, and what is there already is kept.
+
+    Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --out tables/qwen
+    """
+    from physim.errors import InputError
+
+    options: dict[str, Any] = {
+        "kind": kind,
+        "tolerance": tolerance,
+        "fit": fit,
+        "load": _load(rate, stage or [], input_tokens, output_tokens, cached, arrival),
+        "force": force,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "kv_blocks": kv_blocks,
+    }
+    if models is not None:
+        if model is not None or gpu is not None:
+            raise InputError("--models", "comes with a model or --gpu beside it", "give --gpus")
+        _many(models, gpus, tps, out, options)
+        return
+    if model is None or gpu is None:
+        raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
+    _one(model, gpu, tp, out, options)
+
+
+def _load(
+    rate: float | None, stages: list[str], inputs: str, outputs: str, cached: float, arrival: str
+) -> Load | None:
+    import physim
+
+    if rate is None and not stages:
+        return None
+    return physim.Load(
+        input_tokens=physim.Lengths.parse(inputs),
+        output_tokens=physim.Lengths.parse(outputs),
+        rate=rate,
+        stages=tuple(physim.Stage.parse(text) for text in stages),
+        cached_tokens=cached,
+        arrival=arrival,
+    )
+
+
+def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from physim.cli.progress import running
+    from physim.tables.folders import write_table
+
+    with running("tabulating"):
+        about = write_table(model, out, gpu=gpu, tp=tp, **options)
+    console = Console(highlight=False)
+    error = about.get("interpolation_error_pct")
+    if error is not None:
+        knots = " x ".join(str(count) for count in about["knots"].values())
+        console.print(
+            f"{knots} knots; interpolation error: median {error['median']}%, "
+            f"99% of {error['batches']:,} steps within {error['p99']}%, most {error['max']}%"
+        )
+    profile = about.get("kernel_profile")
+    if profile is not None:
+        console.print(
+            f"kernel profile: {profile['error_pct']['decode_steps']}% mean error of steps that "
+            f"only decode, {profile['error_pct']['mixed_steps']}% of others"
+        )
+    coefficients = about.get("coefficients")
+    if coefficients is not None:
+        console.print(f"linear models over {coefficients['load']}:")
+        for name in ("blackbox", "trained_physics"):
+            off = coefficients[name]["error_pct"]
+            console.print(
+                f"  {name.replace('_', ' ')}: {off['mean']}% mean error of a step, "
+                f"{off['all_steps']:+}% of all together"
+            )
+    console.print(f"written to {out}")
+
+
+def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from physim.cli.progress import running
+    from physim.errors import InputError
+    from physim.tables.folders import write_tables
+
+    try:
+        names = [line.strip() for line in models.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise InputError(str(models), error.strerror or "cannot be read", "check it") from error
+    names = [name for name in names if name and not name.startswith("#")]
+    keys = [name.strip() for name in gpus.split(",") if name.strip()]
+    if not names or not keys:
+        raise InputError("--models and --gpus", "name nothing", "give at least one of each")
+    degrees = []
+    for text in tps.split(","):
+        if not text.strip().isdigit() or int(text) < 1:
+            raise InputError(f"--tps: {text.strip()!r}", "is no positive integer", "correct it")
+        degrees.append(int(text))
+    console = Console(highlight=False)
+    made = kept = left = 0
+    with running("tabulating") as say:
+        for one in write_tables(names, keys, degrees, out, say, **options):
+            if one.folder is None:
+                left += 1
+                console.print(f"left out {one.name}: {one.reason}", style="yellow")
+            elif one.reason:
+                kept += 1
+            else:
+                made += 1
+                within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
+                console.print(f"{one.name}: {one.folder.name}{within}")
+    console.print(f"{made} made, {kept} there already, {left} left out; in {out}")

@@ -1,0 +1,215 @@
+"""A folder with everything that the BLIS simulator (inference-sim/inference-sim) reads.
+
+Three generations of it read different files; the README in the folder says which, and how.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from physim.cases import Case
+from physim.corrections import Corrections
+from physim.inputs.deployment import GIB
+from physim.inputs.hardware import Hardware
+from physim.step.many import part_seconds
+from physim.step.model import PART_NAMES, StepModel
+from physim.tables.coefficients import MICROSECOND
+from physim.tables.kernel_profile import KernelProfile, as_yaml, kernel_profile
+from physim.tables.mfu_grids import write_mfu_grids
+
+_BLOCK_TOKENS = 16
+# The steps that whole-step efficiencies are read off: a prompt, and a batch that decodes.
+_PROMPT, _BATCH, _CONTEXT = 2048.0, 64.0, 1000.0
+
+
+def blis_gpu(gpu: Hardware) -> str:
+    """BLIS's name of a GPU: H100 for h100_sxm."""
+    return gpu.key.partition("_")[0].upper()
+
+
+def write_blis(
+    folder: Path,
+    case: Case,
+    config: Path,
+    model: StepModel,
+    corrections: Corrections,
+    coefficients: dict[str, Any],
+) -> dict[str, Any]:
+    """Writes the folder's files.
+
+    Args:
+        folder: A folder that is there.
+        case: What is served.
+        config: The model's ``config.json``.
+        model: The step model.
+        corrections: Its corrections.
+        coefficients: Those of linear models, as `physim.tables.folders` makes them.
+
+    Returns:
+        What the metadata is to say of the kernel profile.
+    """
+    arch, gpu, deployment = case.model, case.gpu, case.deployment
+    name = blis_gpu(gpu)
+    # vLLM's blocks may be of another size, BLIS's are not.
+    blocks = deployment.kv_blocks * deployment.block_size // _BLOCK_TOKENS
+    profile = kernel_profile(model, arch, deployment)
+    shutil.copyfile(config, folder / "config.json")
+    (folder / "kernel_profile.yaml").write_text(
+        as_yaml(profile, arch, name, deployment.tp, "vllm", version("physim-llm")), encoding="utf-8"
+    )
+    _write_json(folder / "hardware_config.json", {name: _hardware(case, model)})
+    _write_json(folder / "hardware_config_stepml.json", {name.lower(): _stepml(case, model)})
+    quoted = json.dumps(arch.name)
+    alpha = list(coefficients["alpha_us"].values())
+    physics = list(coefficients["trained_physics"]["beta"].values())
+    blackbox = list(coefficients["blackbox"]["beta"].values())
+    (folder / "defaults.yaml").write_text(
+        f"defaults:\n  {quoted}:\n    GPU: {name}\n"
+        f"    tensor_parallelism: {deployment.tp}\n    hf_repo: {quoted}\n"
+        "workloads: {}\n"
+        f"trained_physics_coefficients:\n  alpha_coeffs: {json.dumps(alpha)}\n"
+        f"  beta_coeffs: {json.dumps(physics)}\n"
+        f'version: "{version("physim-llm")}"\n',
+        encoding="utf-8",
+    )
+    (folder / "defaults_blackbox.yaml").write_text(
+        f"models:\n  - id: {quoted}\n    GPU: {name}\n"
+        f"    tensor_parallelism: {deployment.tp}\n    vllm_version: vllm/vllm-openai:v0.15.1\n"
+        f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
+        f"    total_kv_blocks: {blocks}\n",
+        encoding="utf-8",
+    )
+    write_mfu_grids(
+        folder / "bench_data", arch, gpu, deployment, corrections, blis_gpu(gpu).lower()
+    )
+    (folder / "README.md").write_text(
+        _readme(case, profile, coefficients, alpha, blocks), encoding="utf-8"
+    )
+    return {"error_pct": profile.error_pct, "multipliers": list(profile.multipliers)}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _hardware(case: Case, model: StepModel) -> dict[str, float]:
+    """The GPU as BLIS's main branch has it."""
+    gpu = case.gpu
+    prompt, decode = (_matrix_efficiency(case, model, kind) for kind in ("prefill", "decode"))
+    peaks = {"TFlopsPeak": gpu.peak("bfloat16"), "TFlopsFP8": gpu.peak("fp8")}
+    return {
+        **{name: peak / 1e12 for name, peak in peaks.items() if peak},
+        "BwPeakTBs": gpu.memory_bandwidth / 1e12,
+        "mfuPrefill": prompt,
+        "mfuDecode": decode,
+        "MemoryGiB": round(gpu.memory_bytes / GIB, 2),
+    }
+
+
+def _matrix_efficiency(case: Case, model: StepModel, kind: str) -> float:
+    """FLOP of a step's matrix products over its time and the peak."""
+    arch = case.model
+    sums = np.zeros((1, 7))
+    if kind == "prefill":
+        sums[0, 2:5] = 1.0, _PROMPT, _PROMPT**2
+    else:
+        sums[0, :2] = _BATCH, _BATCH * _CONTEXT
+    tokens = _PROMPT if kind == "prefill" else _BATCH
+    seconds = float(np.sum(part_seconds(model, sums)))
+    form = arch.formats.experts if arch.experts else arch.formats.mlp
+    peak = case.gpu.peak(form.compute) or dict(case.gpu.peak_flops)["bfloat16"]
+    weights = arch.attention_parameters + arch.mlp_parameters
+    weights += arch.expert_parameters * (arch.experts.per_token if arch.experts else 0)
+    flops = 2.0 * tokens * weights / case.deployment.tp
+    return float(f"{flops / (seconds * peak):.4g}")
+
+
+def _stepml(case: Case, model: StepModel) -> dict[str, float]:
+    """The GPU as the branch of the step-time studies has it."""
+    gpu, arch = case.gpu, case.model
+    sums = np.zeros((1, 7))
+    sums[0, :2] = 1.0, _CONTEXT
+    parts = dict(zip(PART_NAMES, part_seconds(model, sums)[0].tolist(), strict=True))
+    busy = ("qkv", "attention_output", "mlp", "experts", "output")
+    reading = sum(parts[name] for name in busy)
+    gemms = model.ops.gemms
+    moved = float(np.sum(gemms.count * gemms.n * gemms.k * gemms.weight_bytes))
+    if arch.experts:
+        experts = model.ops.experts
+        one = 3.0 * experts.hidden * experts.width * experts.weight_bytes
+        moved += float(experts.layers * experts.per_token * one)
+    around = sum(parts[name] for name in ("elementwise", "all_reduce", "step_overhead", "host"))
+    return {
+        "TFlopsPeak": dict(gpu.peak_flops)["bfloat16"] / 1e12,
+        "BwPeakTBs": gpu.memory_bandwidth / 1e12,
+        "bwEfficiencyFactor": float(f"{min(moved / gpu.memory_bandwidth / reading, 1.0):.4g}"),
+        "perLayerOverhead": float(f"{around / arch.layers / MICROSECOND:.4g}"),
+    }
+
+
+def _readme(
+    case: Case,
+    profile: KernelProfile,
+    coefficients: dict[str, Any],
+    alpha: list[float],
+    blocks: int,
+) -> str:
+    arch, gpu, tp = case.model, blis_gpu(case.gpu), case.deployment.tp
+    physics, box = coefficients["trained_physics"], coefficients["blackbox"]
+
+    def flag(values: Any) -> str:
+        return ",".join(f"{value:.6g}" for value in values)
+
+    engine = case.deployment
+    common = f"--model {arch.name} --hardware {gpu} --tp {tp} --total-kv-blocks {blocks}"
+    return f"""# {arch.name} on {tp} x {gpu} for BLIS
+
+Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear models below are
+projections over one load: {coefficients["load"]}.
+
+| files | generation of BLIS | mean error of a step | of all steps |
+| --- | --- | --- | --- |
+| `config.json`, `hardware_config.json`, `defaults.yaml` | main, trained physics | \
+{physics["error_pct"]["mean"]}% | {physics["error_pct"]["all_steps"]:+}% |
+| `kernel_profile.yaml` | training, kernel look-up | {profile.error_pct["decode_steps"]}% of \
+decode-only steps, {profile.error_pct["mixed_steps"]}% of others | |
+| `defaults_blackbox.yaml` | training, blackbox | {box["error_pct"]["mean"]}% | \
+{box["error_pct"]["all_steps"]:+}% |
+| `bench_data/`, `hardware_config_stepml.json` | stepml-experiments, roofline | not projected | |
+
+Flags that every run takes:
+
+    {common}
+
+The engine that this is of runs at most {engine.max_num_seqs} requests and \
+{engine.max_num_batched_tokens} tokens in a step: give BLIS the same limits.
+
+Trained physics (main):
+
+    --latency-model trained-physics --model-config-folder . --hardware-config hardware_config.json \
+--defaults-filepath defaults.yaml --alpha-coeffs {flag(alpha)} --beta-coeffs \
+{flag(physics["beta"].values())}
+
+Kernel look-up (training). Its tables hold prompts of which nothing is cached; lm_head, sampling and
+CPU time are in the terms for requests and steps:
+
+    --latency-model kernel-lookup --kernel-profile kernel_profile.yaml --model-config-folder . \
+--hardware-config hardware_config.json --alpha-coeffs {flag(alpha)} --beta-coeffs \
+{flag(profile.multipliers)}
+
+Blackbox (training):
+
+    --latency-model blackbox --defaults-filepath defaults_blackbox.yaml --alpha-coeffs \
+{flag(alpha)} --beta-coeffs {flag(box["beta"].values())}
+
+Roofline with MFU grids (stepml-experiments; its GPU folder is lower case, and so is its GPU):
+
+    --roofline --bench-data-path bench_data --hardware-config hardware_config_stepml.json \
+--hardware {gpu.lower()} --model-config-folder .
+"""

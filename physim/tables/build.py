@@ -1,0 +1,243 @@
+"""Tables of a step model, with as few knots as a tolerance allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.errors import InputError
+from physim.inputs.deployment import ResolvedDeployment
+from physim.step.many import part_seconds
+from physim.step.model import PART_NAMES, StepModel
+from physim.tables.table import AXES, Table
+
+Where = Float[np.ndarray, "rows 4"]
+
+# Batches that knots are chosen on, and others that a table's error is measured on.
+_CHOSEN_ON, _MEASURED_ON = 3000, 10_000
+# Knots that are added at a time, and times.
+_ADDED, _TIMES = 3, 80
+# The error that knots are chosen for, as a share of the tolerance: other batches fare worse.
+_AIM = 0.95
+# Least share of the tolerance at which a batch has a say in where a knot goes.
+_SAY = 0.5
+# Prompts over which the time of a further one is averaged.
+_PROMPTS = 16.0
+# Components that fall below this share of the step along an axis do not depend on it.
+_CONSTANT = 1e-7
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an engine's steps can be.
+
+    Attributes:
+        decode_requests: Most requests that decode.
+        context: Longest context, tokens.
+        prefill_tokens: Most tokens of a step.
+        kv_tokens: Tokens that the KV cache holds.
+    """
+
+    decode_requests: int
+    context: int
+    prefill_tokens: int
+    kv_tokens: int
+
+    @classmethod
+    def of(cls, deployment: ResolvedDeployment) -> Reach:
+        """The reach of an engine."""
+        held = deployment.kv_blocks * deployment.block_size
+        return cls(
+            min(deployment.max_num_seqs, deployment.max_num_batched_tokens),
+            min(deployment.max_model_len, held),
+            deployment.max_num_batched_tokens,
+            held,
+        )
+
+    def draw(self, count: int, seed: int) -> Where:
+        """Steps within reach, each of the four numbers spread evenly in logarithm.
+
+        Four in ten have no prefill, one in ten nothing that decodes.
+
+        Args:
+            count: How many.
+            seed: Seed of the draws.
+        """
+        rng = np.random.default_rng(seed)
+        kept: list[Where] = []
+        found = 0
+        while found < count:
+            evenly = np.exp(
+                rng.uniform(0, np.log([self.decode_requests + 1, self.context] * 2), (count, 4))
+            )
+            evenly[:, 2] = np.exp(rng.uniform(0, np.log(self.prefill_tokens + 1), count))
+            decode = np.floor(evenly[:, 0]) * (rng.random(count) > 0.1)
+            prefill = np.floor(evenly[:, 2]) * (rng.random(count) > 0.4)
+            context = np.where(decode > 0, evenly[:, 1], 1.0)
+            before = np.where(prefill > 0, evenly[:, 3] - 1.0, 0.0)
+            possible = (
+                (decode + prefill > 0)
+                & (decode + prefill <= self.prefill_tokens)
+                & (decode * context + prefill + before <= self.kv_tokens)
+                & (prefill + before <= self.context)
+            )
+            kept.append(np.stack([decode, context, prefill, before], axis=1)[possible])
+            found += len(kept[-1])
+        return np.concatenate(kept)[:count]
+
+
+def sums_of(where: Where) -> Float[np.ndarray, "rows 7"]:
+    """Steps of one prefill chunk at most, in the order of `physim.step.batch.Batch`'s fields."""
+    decode, context, prefill, before = where.T
+    chunks = np.minimum(prefill, 1.0)
+    return np.stack(
+        [
+            decode,
+            decode * context,
+            chunks,
+            prefill,
+            chunks * prefill**2,
+            chunks * before,
+            prefill * before,
+        ],
+        axis=1,
+    )
+
+
+def tabulate(
+    model: StepModel, reach: Reach, tolerance: float, about: dict[str, Any] | None = None
+) -> Table:
+    """A table of a step model.
+
+    Knots are added, a few at a time, where batches of a random sample are worst off, until 99% of
+    them are within the tolerance; the error in the metadata is that of other batches.
+
+    Args:
+        model: The step model.
+        reach: What steps can be.
+        tolerance: Error of 99% of batches, as a share of their time.
+        about: More for the metadata.
+
+    Raises:
+        InputError: The tolerance is not between 0.1% and 50%.
+    """
+    if not 1e-3 <= tolerance <= 0.5:
+        raise InputError("tolerance", f"{tolerance:g} is out of reach", "use 0.001 to 0.5")
+    axes = _knots(model, reach, tolerance)
+    parts = _at_knots(model, axes)
+    seconds = np.sum(parts, axis=0)
+    reduced = {
+        name: _reduced(values, seconds) for name, values in zip(PART_NAMES, parts, strict=True)
+    }
+    table = Table(axes, seconds, reduced, {})
+    where = reach.draw(_MEASURED_ON, seed=1)
+    error = 100 * np.abs(table.many(where) / _total(model, where) - 1)
+    table.metadata = {
+        **(about or {}),
+        "axes": {name: f"{meaning}; tokens" for name, meaning in AXES.items()}
+        | {"decode_requests": AXES["decode_requests"]},
+        "each_more_prompt_us": round(_each_more_prompt_s(model) * 1e6, 3),
+        "knots": {name: len(knots) for name, knots in zip(AXES, axes, strict=True)},
+        "reach": vars(reach).copy(),
+        "interpolation": "linear in each axis",
+        "tolerance_pct": 100 * tolerance,
+        "interpolation_error_pct": {
+            "batches": len(where),
+            "median": round(float(np.median(error)), 3),
+            "p99": round(float(np.quantile(error, 0.99)), 3),
+            "max": round(float(np.max(error)), 3),
+        },
+    }
+    return table
+
+
+def _each_more_prompt_s(model: StepModel) -> float:
+    """What each further prompt of a step adds beside its tokens: one more token is sampled."""
+    rows = np.zeros((2, 7))
+    rows[:, 2], rows[:, 3], rows[:, 4] = (1.0, 1.0 + _PROMPTS), 1024.0, 1024.0**2
+    one, more = part_seconds(model, rows)[:, PART_NAMES.index("output")]
+    return float(more - one) / _PROMPTS
+
+
+def _total(model: StepModel, where: Where) -> Float[np.ndarray, " rows"]:
+    return np.sum(part_seconds(model, sums_of(where)), axis=1)
+
+
+def _at_knots(model: StepModel, axes: list[np.ndarray]) -> np.ndarray:
+    """Each part at all combinations of knots."""
+    where = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    parts = part_seconds(model, sums_of(where.reshape(-1, 4)))
+    return np.moveaxis(parts.reshape(*where.shape[:4], -1), -1, 0)
+
+
+def _reduced(values: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """A component without the axes on which it does not depend."""
+    for axis in range(values.ndim):
+        first = np.take(values, [0], axis=axis)
+        if np.all(np.abs(values - first) <= _CONSTANT * seconds):
+            values = first
+    return values
+
+
+def _knots(model: StepModel, reach: Reach, tolerance: float) -> list[np.ndarray]:
+    """Knots of the four axes."""
+    ends = (reach.decode_requests, reach.context, reach.prefill_tokens, reach.context)
+    axes = [
+        # One request and one token are apart from none: what they wake is not proportional.
+        np.unique(np.array([start, min(1.0, end), end], float))
+        for start, end in zip((0.0, 1.0, 0.0, 0.0), ends, strict=True)
+    ]
+    axes = [knots if len(knots) > 1 else np.append(knots, knots + 1) for knots in axes]
+    where = reach.draw(_CHOSEN_ON, seed=0)
+    exact = _total(model, where)
+    for _ in range(_TIMES):
+        table = Table(axes, np.sum(_at_knots(model, axes), axis=0), {}, {})
+        error = np.abs(table.many(where) / exact - 1)
+        if np.quantile(error, 0.99) <= _AIM * tolerance:
+            break
+        worst = np.argsort(-error)[: len(where) // 10]
+        worst = worst[error[worst] > _SAY * tolerance]
+        wanted = _wanted(model, axes, where[worst], exact[worst])
+        if not wanted:
+            break
+        for axis, knot in wanted[:_ADDED]:
+            axes[axis] = np.unique(np.append(axes[axis], knot))
+    return axes
+
+
+def _wanted(
+    model: StepModel, axes: list[np.ndarray], where: Where, exact: np.ndarray
+) -> list[tuple[int, float]]:
+    """Knots that would help some batches most, each with its axis, the most helpful first.
+
+    What an axis adds to a batch's error is that of a straight line along it between two knots, the
+    other three numbers as they are. A knot multiplies the table by the other axes, so that it is
+    worth more on a longer one.
+    """
+    scores: dict[tuple[int, float], float] = {}
+    for axis, knots in enumerate(axes):
+        x = where[:, axis]
+        cell = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+        low, high = where.copy(), where.copy()
+        low[:, axis], high[:, axis] = knots[cell], knots[cell + 1]
+        share = (x - knots[cell]) / (knots[cell + 1] - knots[cell])
+        ends = _total(model, np.concatenate([low, high])).reshape(2, -1)
+        off = np.abs(((1 - share) * ends[0] + share * ends[1]) / exact - 1)
+        for one in np.unique(cell).tolist():
+            here = cell == one
+            if not np.any(off[here] > 0):
+                continue
+            start, end = knots[one], knots[one + 1]
+            # Where batches are off, in logarithm if the cell is long.
+            weights = off[here] / np.sum(off[here])
+            wide = end > 3 * max(start, 1.0)
+            middle = np.exp(weights @ np.log(np.maximum(x[here], 0.5))) if wide else 0.0
+            knot = float(np.rint(middle if wide else weights @ x[here]))
+            if not start < knot < end:
+                knot = float(np.rint((start + end) / 2))
+            if start < knot < end:
+                scores[axis, knot] = float(np.sum(off[here] ** 2)) * len(knots)
+    return sorted(scores, key=lambda key: -scores[key])

@@ -1,0 +1,216 @@
+"""BLIS's kernel profile: a layer's kernels in one or two dimensions, and ten multipliers.
+
+BLIS interpolates straight between the points and holds the edges. It multiplies what it finds by
+the layers (all-reduces by their number, from which it takes the first value off), adds terms for
+layers, requests and the step, and cuts the sum to whole microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.inputs.architecture import ModelArch
+from physim.inputs.deployment import ResolvedDeployment
+from physim.step.many import part_seconds
+from physim.step.model import PART_NAMES, StepModel
+from physim.tables.build import Reach, sums_of
+from physim.tables.coefficients import MICROSECOND, nonnegative
+
+# Points of an axis for each doubling, between which time is nearly straight.
+_A_DOUBLING = 4
+_CONTEXTS_A_DOUBLING = 2
+_MOST_PROMPTS = 32
+_SAMPLE = 4000
+_PER_TOKEN = ("qkv", "attention_output", "mlp", "elementwise")
+
+Points = Float[np.ndarray, " points"]
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """Kernels of a layer, microseconds.
+
+    Attributes:
+        tokens: Tokens of a step.
+        gemm: The GEMMs of a layer and what is between them, for so many tokens.
+        all_reduce: One all-reduce.
+        experts: The experts of a layer that has them; None of a dense model.
+        prompts: Prompts that are prefilled together.
+        prompt_tokens: Tokens of each, none of them cached.
+        prefill_attention: Rows by prompt tokens, columns by prompts.
+        requests: Requests that decode.
+        context: Tokens that each attends to.
+        decode_attention: Rows by context, columns by requests.
+        multipliers: The ten that BLIS takes as beta coefficients.
+        error_pct: Mean absolute error of steps that only decode, and of others, over the reach.
+    """
+
+    tokens: Points
+    gemm: Points
+    all_reduce: Points
+    experts: Points | None
+    prompts: Points
+    prompt_tokens: Points
+    prefill_attention: Float[np.ndarray, "lengths prompts"]
+    requests: Points
+    context: Points
+    decode_attention: Float[np.ndarray, "contexts requests"]
+    multipliers: tuple[float, ...]
+    error_pct: dict[str, float]
+
+
+def kernel_profile(
+    model: StepModel, arch: ModelArch, deployment: ResolvedDeployment
+) -> KernelProfile:
+    """The profile of a step model.
+
+    lm_head and sampling work on requests, not on all tokens, and CPU time that the GPU does not
+    hide is no kernel: both are in the multipliers, fitted to steps over the engine's reach.
+
+    Args:
+        model: The step model.
+        arch: The model.
+        deployment: The engine.
+    """
+    reach = Reach.of(deployment)
+    layers, sparse = arch.layers, arch.experts.layers if arch.experts else 0
+    tokens = _points(reach.prefill_tokens, _A_DOUBLING)
+    rows = np.zeros((len(tokens), 7))
+    rows[:, 2], rows[:, 3], rows[:, 4] = 1.0, tokens, tokens**2
+    by_tokens = _parts(model, rows)
+    prompts = _points(min(_MOST_PROMPTS, reach.decode_requests), 1)
+    lengths = _points(min(reach.prefill_tokens, reach.context), _A_DOUBLING)
+    length, prompt = np.meshgrid(lengths, prompts, indexing="ij")
+    prefills = np.zeros((length.size, 7))
+    prefills[:, 2] = prompt.ravel()
+    prefills[:, 3], prefills[:, 4] = (prompt * length).ravel(), (prompt * length**2).ravel()
+    requests = _points(reach.decode_requests, _A_DOUBLING)
+    contexts = _points(reach.context, _CONTEXTS_A_DOUBLING)
+    context, request = np.meshgrid(contexts, requests, indexing="ij")
+    decodes = np.zeros((context.size, 7))
+    decodes[:, 0], decodes[:, 1] = request.ravel(), (request * context).ravel()
+    # As BLIS counts all-reduces.
+    units = 2 * (layers - sparse) + sparse
+    multipliers, error = _multipliers(model, arch, reach)
+    return KernelProfile(
+        tokens=tokens,
+        gemm=_microseconds(np.sum([by_tokens[name] for name in _PER_TOKEN], axis=0), layers),
+        all_reduce=_microseconds(by_tokens["all_reduce"], units),
+        experts=_microseconds(by_tokens["experts"], sparse) if sparse else None,
+        prompts=prompts,
+        prompt_tokens=lengths,
+        prefill_attention=_microseconds(
+            _parts(model, prefills)["prefill_attention"].reshape(length.shape), layers
+        ),
+        requests=requests,
+        context=contexts,
+        decode_attention=_microseconds(
+            _parts(model, decodes)["decode_attention"].reshape(context.shape), layers
+        ),
+        multipliers=multipliers,
+        error_pct=error,
+    )
+
+
+def _multipliers(
+    model: StepModel, arch: ModelArch, reach: Reach
+) -> tuple[tuple[float, ...], dict[str, float]]:
+    """The ten multipliers, and the error that they leave."""
+    where = reach.draw(_SAMPLE, seed=2)
+    # Of prompts with tokens in the cache BLIS has its own reckoning.
+    where[:, 3] = 0.0
+    sums = sums_of(where)
+    parts = _parts(model, sums)
+    one = np.zeros((1, 7))
+    one[:, 0] = one[:, 1] = 1.0
+    first = _parts(model, one)["all_reduce"][0]
+    total = np.sum(list(parts.values()), axis=0)
+    kernels = (*_PER_TOKEN, "experts", "all_reduce", "prefill_attention", "decode_attention")
+    inside = np.sum([parts[name] for name in kernels], axis=0) - first
+    decode, _, prefills = sums[:, :3].T
+    basis = np.stack(
+        [
+            arch.layers * prefills,
+            decode + prefills,
+            np.ones(len(sums)),
+            arch.layers * np.minimum(decode, 1.0),
+        ],
+        axis=1,
+    )
+    share = np.full(len(sums), 1 / len(sums))
+    found = nonnegative(basis, (total - inside) / MICROSECOND, share, total / MICROSECOND)
+    error = 100 * np.abs((inside + basis @ found * MICROSECOND) / total - 1)
+    rounded = tuple(float(f"{value:.6g}") for value in found)
+    return (1.0, 1.0, 1.0, 0.0, 1.0, 1.0, *rounded), {
+        "decode_steps": round(float(np.mean(error[prefills == 0])), 2),
+        "mixed_steps": round(float(np.mean(error[prefills > 0])), 2),
+    }
+
+
+def as_yaml(
+    profile: KernelProfile, arch: ModelArch, gpu: str, tp: int, backend: str, version: str
+) -> str:
+    """The profile in BLIS's form."""
+    sparse = arch.experts.layers if arch.experts else 0
+    lines = [
+        f"gpu: {gpu}",
+        f"backend: {backend}",
+        f'version: "{version}"',
+        f"model: {json.dumps(arch.name)}",
+        f"tp: {tp}",
+        f"num_layers: {arch.layers}",
+        f"num_moe_layers: {sparse}",
+        f"num_dense_layers: {arch.layers - sparse}",
+        f"hidden_dim: {arch.hidden_size}",
+        *_one_axis("gemm", profile.tokens, profile.gemm),
+        *_two_axes(
+            "context_attention",
+            ("batch_size", profile.prompts),
+            ("isl", profile.prompt_tokens),
+            profile.prefill_attention,
+        ),
+        *_two_axes(
+            "generation_attention",
+            ("tokens", profile.requests),
+            ("context", profile.context),
+            profile.decode_attention,
+        ),
+        *_one_axis("allreduce", profile.tokens, profile.all_reduce),
+    ]
+    if profile.experts is not None:
+        lines += _one_axis("moe_compute", profile.tokens, profile.experts)
+    return "\n".join(lines) + "\n"
+
+
+def _one_axis(name: str, tokens: Points, values: Points) -> list[str]:
+    return [f"{name}:", f"  tokens: {_list(tokens)}", f"  latency_us: {_list(values)}"]
+
+
+def _two_axes(
+    name: str, columns: tuple[str, Points], rows: tuple[str, Points], values: np.ndarray
+) -> list[str]:
+    lines = [f"{name}:", f"  {columns[0]}: {_list(columns[1])}", f"  {rows[0]}: {_list(rows[1])}"]
+    return [*lines, "  latency_us:", *(f"    - {_list(row)}" for row in values)]
+
+
+def _list(values: np.ndarray) -> str:
+    return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"
+
+
+def _parts(model: StepModel, sums: np.ndarray) -> dict[str, np.ndarray]:
+    return dict(zip(PART_NAMES, part_seconds(model, sums).T, strict=True))
+
+
+def _microseconds(seconds: np.ndarray, each: int) -> np.ndarray:
+    """Microseconds of one of so many; BLIS wants them positive."""
+    return np.maximum(np.asarray(seconds) / each / MICROSECOND, 1e-6)
+
+
+def _points(largest: int, a_doubling: int) -> Points:
+    """Whole numbers from one to the largest, so many for each doubling."""
+    count = int(np.ceil(np.log2(max(largest, 2)) * a_doubling)) + 1
+    return np.unique(np.rint(np.geomspace(1, max(largest, 2), count)))

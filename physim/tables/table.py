@@ -1,0 +1,138 @@
+"""A table of step times and its look-up, in NumPy alone: what a port to another language does.
+
+The time of a step is a function of four numbers (`AXES`). On each axis there are knots, and between
+them time is linear in each of the four: a step's work is nearly a sum of products of them, so that
+straight lines need fewer knots than power laws would (docs/simulators.md has the figures, and the
+look-up in ten lines of pseudo-code).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# The arguments of a look-up, in order, with their meaning.
+AXES = {
+    "decode_requests": "requests that decode a token",
+    "decode_context": "tokens that each of them attends to, mean",
+    "prefill_tokens": "new prompt tokens, of all prefill chunks",
+    "prefill_context": "tokens in the cache before the chunk, mean over new tokens",
+}
+
+
+class Table:
+    """Step times at the knots of four axes.
+
+    Args:
+        axes: Knots of each axis, rising, in the order of `AXES`.
+        seconds: Time of a step at all combinations of knots, seconds.
+        parts: Its components by name, likewise; an axis on which one does not depend may have
+            length one.
+        metadata: What the table is of, and how exact it is.
+    """
+
+    def __init__(
+        self,
+        axes: Sequence[np.ndarray],
+        seconds: np.ndarray,
+        parts: Mapping[str, np.ndarray],
+        metadata: Mapping[str, Any],
+    ) -> None:
+        self.axes = [np.asarray(knots, float) for knots in axes]
+        self.seconds = np.asarray(seconds, float)
+        self.parts = {
+            name: np.broadcast_to(np.asarray(values, float), self.seconds.shape)
+            for name, values in parts.items()
+        }
+        self.metadata = metadata
+        self._knots = [knots.tolist() for knots in self.axes]
+
+    def __call__(
+        self,
+        decode_requests: float,
+        decode_context: float,
+        prefill_tokens: float,
+        prefill_context: float,
+    ) -> float:
+        """Time of a step, seconds.
+
+        Beyond the ends of an axis the end holds, but for a prefill context below zero, which the
+        first two knots extend: it stands for several prompts (see `prefill_context`).
+
+        Args:
+            decode_requests: Requests that decode.
+            decode_context: Mean tokens that each of them attends to.
+            prefill_tokens: New prompt tokens.
+            prefill_context: Mean tokens that are in the cache before them.
+        """
+        block = self.seconds
+        where = (decode_requests, decode_context, prefill_tokens, prefill_context)
+        for number, (knots, x) in enumerate(zip(self._knots, where, strict=True)):
+            low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
+            share = (x - knots[low]) / (knots[low + 1] - knots[low])
+            if share > 1.0:
+                share = 1.0
+            elif share < 0.0 and number < 3:
+                share = 0.0
+            pair = block[low : low + 2]
+            block = pair[0] + share * (pair[1] - pair[0])
+        return float(block)
+
+    @property
+    def each_more_prompt_s(self) -> float:
+        """What each prompt of a step but the first adds to what a look-up says, seconds."""
+        return 1e-6 * float(self.metadata.get("each_more_prompt_us", 0.0))
+
+    def many(self, where: np.ndarray) -> np.ndarray:
+        """Times of many steps, seconds: a row of four numbers for each."""
+        return self._interpolated(self.seconds, np.asarray(where, float))
+
+    def breakdown(
+        self,
+        decode_requests: float,
+        decode_context: float,
+        prefill_tokens: float,
+        prefill_context: float,
+    ) -> dict[str, float]:
+        """Time of each component of a step, seconds; they sum to the step's."""
+        where = np.array([[decode_requests, decode_context, prefill_tokens, prefill_context]])
+        return {
+            name: float(self._interpolated(values, where)[0]) for name, values in self.parts.items()
+        }
+
+    def _interpolated(self, values: np.ndarray, where: np.ndarray) -> np.ndarray:
+        cells, shares = [], []
+        for number, knots in enumerate(self.axes):
+            x = where[:, number]
+            low = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
+            share = (x - knots[low]) / (knots[low + 1] - knots[low])
+            least = 0.0 if number < 3 else -np.inf
+            cells.append(low)
+            shares.append(np.clip(share, least, 1.0))
+        total = np.zeros(len(where))
+        for corner in np.ndindex(2, 2, 2, 2):
+            weight = np.prod(
+                [s if end else 1 - s for s, end in zip(shares, corner, strict=True)], axis=0
+            )
+            total += weight * values[tuple(c + end for c, end in zip(cells, corner, strict=True))]
+        return total
+
+
+def prefill_context(prefill_tokens: float, prefill_squares: float, cached_products: float) -> float:
+    """The prefill context of a step with any number of chunks.
+
+    Chunks of several prompts attend to fewer pairs of tokens than one chunk as long as all of them.
+    What is returned is the context with which one chunk has as many pairs, which is negative where
+    nothing, or little, is cached. For a single chunk it is its cached tokens.
+
+    Args:
+        prefill_tokens: New tokens of all chunks.
+        prefill_squares: Squares of the chunks' new tokens, summed.
+        cached_products: Products of each chunk's new and cached tokens, summed.
+    """
+    if prefill_tokens == 0:
+        return 0.0
+    return (cached_products + prefill_squares / 2) / prefill_tokens - prefill_tokens / 2

@@ -1,0 +1,459 @@
+"""Tables of step times: their look-up, their error, their files, and what BLIS makes of them."""
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import blis_reader
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from physim.cases import Case
+from physim.errors import InputError
+from physim.fits import load_fit
+from physim.inputs.deployment import Deployment
+from physim.replaying import engine_of
+from physim.serving.load import Stage
+from physim.serving.replay import replay
+from physim.serving.step_times import LinearStepTimes, ModelStepTimes
+from physim.serving.workload import drawn
+from physim.step.batch import Batch
+from physim.step.lowering import lower
+from physim.step.many import part_seconds
+from physim.step.model import StepModel
+from physim.tables import Table, load
+from physim.tables.build import Reach, sums_of, tabulate
+from physim.tables.coefficients import (
+    blackbox,
+    linear_as_trained_physics,
+    nonnegative,
+    trained_physics_basis,
+)
+from physim.tables.files import FORMATS, write
+from physim.tables.folders import GENERAL, write_table, write_tables
+from physim.tables.kernel_profile import kernel_profile
+from physim.tables.region import operating_region
+from physim.tables.step_times import TableStepTimes
+from physim.tables.table import prefill_context
+
+QWEN = "Qwen/Qwen3-14B"
+ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+CORRECTIONS = load_fit("vllm-h100").corrections
+
+
+def case_of(model=QWEN, tp=2, load=GENERAL, **engine):
+    return Case.of(model, "h100_sxm", Deployment(tp=tp, **(ENGINE | engine)), load)
+
+
+def stepper(case):
+    return StepModel(lower(case.model, case.gpu, case.deployment), CORRECTIONS)
+
+
+@pytest.fixture(scope="module")
+def general():
+    case = case_of()
+    model = stepper(case)
+    return case, model, operating_region(case, model, CORRECTIONS)
+
+
+@pytest.fixture(scope="module")
+def table(general):
+    case, model, _ = general
+    return tabulate(model, Reach.of(case.deployment), 0.01, {"model": QWEN})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("tables") / "blis"
+    return place, write_table(QWEN, place, gpu="h100_sxm", tp=2, kind="blis", **ENGINE)
+
+
+def straight():
+    """1 ms + 2 us a request + 3 ns a token attended to + 50 us a prompt token."""
+    axes = [np.array([0.0, 1, 100]), np.array([1.0, 1000]), np.array([0.0, 1, 512])]
+    axes.append(np.array([0.0, 4000]))
+    d, c, p, _ = np.meshgrid(*axes, indexing="ij")
+    parts = {"requests": 2e-6 * d, "attention": 3e-9 * d * c, "rest": 1e-3 + 5e-5 * p}
+    return Table(axes, sum(parts.values()), parts, {})
+
+
+def test_a_straight_step_is_looked_up_exactly():
+    table = straight()
+    # 1 ms + 40 x 2 us + 40 x 700 x 3 ns + 100 x 50 us
+    assert table(40, 700, 100, 10) == pytest.approx(1e-3 + 80e-6 + 84e-6 + 5e-3, rel=1e-12)
+    assert table.breakdown(40, 700, 100, 10) == pytest.approx(
+        {"requests": 80e-6, "attention": 84e-6, "rest": 6e-3}
+    )
+    # Beyond the ends the ends hold.
+    assert table(500, 5000, 0, 0) == pytest.approx(table(100, 1000, 0, 0))
+
+
+def test_many_look_ups_are_as_one_after_another(table):
+    where = Reach(128, 4096, 2048, 50_000).draw(500, seed=5)
+    where[::7, 3] = -where[::7, 2] / 4
+    np.testing.assert_allclose(table.many(where), [table(*row) for row in where], rtol=1e-12)
+    row = where[3].tolist()
+    assert sum(table.breakdown(*row).values()) == pytest.approx(table(*row))
+
+
+def test_prefill_context_of_several_prompts():
+    assert prefill_context(512, 512**2, 512 * 770) == 770
+    # Two prompts of 100 tokens have 2 x 100^2 / 2 pairs; one of 200 has twice as many.
+    assert prefill_context(200, 2 * 100**2, 0) == -50
+    assert prefill_context(0, 0, 0) == 0
+
+
+def test_several_prompts_at_once_are_close(general, table):
+    _, model, _ = general
+    times = TableStepTimes(table, 4000)
+    for chunk, cached in ((128, 0), (400, 0), (16, 700)):
+        new, before = np.full(64, 1.0), np.full(64, 600.0)
+        new[:4], before[:4] = chunk, cached
+        batch = Batch.exact(new, before)
+        sums = [float(x) for x in jax.tree.leaves(batch)]
+        assert times.step(*sums) == pytest.approx(float(model(batch).total), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [
+        (QWEN, 2),
+        ("meta-llama/Llama-3.1-8B-Instruct", 1),
+        ("mistralai/Mixtral-8x7B-v0.1", 4),
+        ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 4),
+        ("Qwen/Qwen2.5-7B-Instruct", 1),
+    ],
+)
+def test_interpolation_keeps_its_word(model, tp, tmp_path):
+    unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
+    case = case_of(model, tp, **unlimited)
+    exact, reach = stepper(case), Reach.of(case.deployment)
+    table = tabulate(exact, reach, 0.01)
+    where = reach.draw(10_000, seed=77)
+    error = 100 * np.abs(table.many(where) / part_seconds(exact, sums_of(where)).sum(axis=1) - 1)
+    stated = table.metadata["interpolation_error_pct"]
+    assert np.quantile(error, 0.99) <= 1.2
+    assert stated["p99"] == pytest.approx(np.quantile(error, 0.99), rel=0.15)
+    assert stated["median"] == pytest.approx(np.median(error), rel=0.1)
+    for kind, name in FORMATS.items():
+        write(table, tmp_path, kind)
+        assert (tmp_path / name).stat().st_size < 2e6
+
+
+def test_a_looser_tolerance_is_a_smaller_table(general, table):
+    case, model, _ = general
+    loose = tabulate(model, Reach.of(case.deployment), 0.05)
+    assert loose.seconds.size < 0.3 * table.seconds.size
+    assert 1 < loose.metadata["interpolation_error_pct"]["p99"] < 6
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+def test_a_table_is_read_as_it_was_written(table, kind, tmp_path):
+    write(table, tmp_path, kind)
+    found = load(tmp_path)
+    np.testing.assert_allclose(found.seconds, table.seconds, rtol=1e-4)
+    assert set(found.parts) == set(table.parts)
+    for name, values in found.parts.items():
+        np.testing.assert_allclose(values, table.parts[name], rtol=1e-4, atol=1e-12)
+    assert found.metadata["model"] == QWEN
+    assert found.metadata["interpolation_error_pct"]["p99"] <= 1.2
+
+
+def test_looking_up_needs_no_jax(table, tmp_path):
+    write(table, tmp_path, "json")
+    code = (
+        "import sys; from physim.tables import load;"
+        "print(load(sys.argv[1])(8, 500, 0, 0), 'jax' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    seconds, jax = run.stdout.split()
+    assert float(seconds) == pytest.approx(table(8, 500, 0, 0), rel=1e-4)
+    assert jax == "False"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"schema_version": 9}, "schema_version: 9 is unknown"),
+        ({"table": "../other.csv"}, "table: 'other.csv' is no table"),
+        ({"axes": None}, None),
+    ],
+)
+def test_damaged_metadata(table, tmp_path, change, complaint):
+    write(table, tmp_path, "json")
+    path = tmp_path / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    if complaint is None:
+        load(tmp_path)
+        return
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        ("json", lambda text: text[:100]),
+        ("json", lambda text: text.replace('"step_us": [', '"step_us": [-1, ')),
+        ("csv", lambda _: "hello"),
+        ("parquet", lambda _: "hello"),
+    ],
+)
+def test_damaged_tables_are_one_line(table, tmp_path, kind, damage):
+    write(table, tmp_path, kind)
+    path = tmp_path / FORMATS[kind]
+    path.write_text(damage(path.read_text(errors="replace")))
+    with pytest.raises(InputError) as caught:
+        load(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_replay_on_the_table_is_that_on_the_model(general, table, tmp_path):
+    case, model, region = general
+    # The same rates for a minute each; benchmarks/bench_tables.py replays all of it.
+    shorter = replace(GENERAL, stages=(Stage(8.0, 60.0), Stage(20.0, 60.0)))
+    write(table, tmp_path, "json")
+    engine = engine_of(case.deployment, CORRECTIONS, region.mean_requests)
+    projection = blackbox(region)
+
+    def replayed(times):
+        return replay(drawn(shorter, 16, seed=0), times, engine).summary()
+
+    exact = replayed(ModelStepTimes(model, 128, 2048, 1000))
+    tabled = replayed(TableStepTimes(load(tmp_path), 1000))
+    linear = replayed(LinearStepTimes(*(1e-6 * value for value in projection.beta)))
+    for metric in ("ttft", "itl", "e2e"):
+        assert tabled[metric]["mean"] == pytest.approx(exact[metric]["mean"], rel=0.01)
+    assert projection.mean_error_pct < 3
+    assert linear["e2e"]["mean"] == pytest.approx(exact["e2e"]["mean"], rel=0.02)
+
+
+def test_the_region_is_where_the_engine_works(general):
+    _, _, region = general
+    assert region.share.sum() == pytest.approx(1)
+    # Of 16,800 requests each has one prompt, and 247 decode steps.
+    prompts, decodes = region.share @ region.sums[:, 2], region.share @ region.sums[:, 0]
+    assert decodes / prompts == pytest.approx(247, rel=0.02)
+    context = region.share @ region.sums[:, 1] / decodes
+    assert context == pytest.approx(575 + 124, rel=0.02)
+
+
+def test_a_line_is_projected_on_itself():
+    rng = np.random.default_rng(0)
+    basis = np.stack([np.ones(50), rng.uniform(0, 500, 50), rng.uniform(0, 60, 50)], axis=1)
+    seconds = basis @ [6000.0, 15.0, 40.0]
+    found = nonnegative(basis, seconds, np.full(50, 0.02), seconds)
+    assert found == pytest.approx([6000, 15, 40])
+    # Where the best line would fall, it is held level.
+    falling = nonnegative(basis, 6000 - 3 * basis[:, 2], np.full(50, 0.02), seconds)
+    assert falling[2] == 0
+
+
+# The worked numbers of BLIS's formats: 100 tokens in, 5 out, on the H100 with Qwen3-14B.
+
+
+def test_blackbox_as_blis_computes_it():
+    def step(batch):
+        return blis_reader.blackbox([10_000, 10, 100], batch)
+
+    assert blis_reader.alone(step, 1000 + 2 * 100, 50, 100, 5) == pytest.approx(
+        (12.25, 10.15, 52.85), abs=1e-9
+    )
+
+
+def test_trained_physics_as_blis_computes_it(folder):
+    place, _ = folder
+    step = blis_reader.trained_physics(place, "H100", tp=1)
+    beta = [0, 0, 0, 0, 0, 100, 10_000, 0, 0, 1000, 0]
+    found = blis_reader.alone(lambda batch: step(beta, batch), 0, 0, 100, 5)
+    assert found == pytest.approx((10.1, 15.1125, 70.55), abs=1e-9)
+
+
+def test_a_line_is_trained_physics_exactly(folder):
+    place, _ = folder
+    case = case_of(tp=2)
+    beta = linear_as_trained_physics(5e-3, 40e-6, 30e-9, case.model, case.gpu, case.deployment)
+    step = blis_reader.trained_physics(place, "H100", tp=2)
+    batch = blis_reader.Batch([500, 700, 900], [])
+    # 5 ms + 3 x 40 us + (501 + 701 + 901) x 30 ns, in whole microseconds.
+    assert step(beta, batch) == int(5000 + 120 + 2103 * 0.03)
+
+
+def test_trained_physics_basis_is_blis_own(folder):
+    place, _ = folder
+    case = case_of(tp=2)
+    sums = np.array([[3.0, 2100, 1, 300, 300**2, 0, 0]])
+    basis = trained_physics_basis(sums, 300.0, case.model, case.gpu, case.deployment)[0]
+    step = blis_reader.trained_physics(place, "H100", tp=2)
+    batch = blis_reader.Batch([500, 700, 900], [300])
+    for term in (0, 1, 3, 4, 5, 6, 8, 9):
+        beta = [1000.0 * (place == term) for place in range(11)]
+        assert step(beta, batch) == pytest.approx(1000 * basis[term], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [(QWEN, 2), ("mistralai/Mixtral-8x7B-v0.1", 4), ("meta-llama/Llama-2-7b-hf", 1)],
+)
+def test_the_kernel_profile_is_the_model(model, tp, tmp_path):
+    about = write_table(
+        model, tmp_path / "blis", gpu="h100_sxm", tp=tp, kind="blis", fit="vllm-h100", **ENGINE
+    )
+    profile = about["kernel_profile"]
+    lookup = blis_reader.kernel_lookup(tmp_path / "blis")
+    exact = stepper(case_of(model, tp))
+    rng = np.random.default_rng(4)
+    errors = {"decode": [], "mixed": []}
+    for _ in range(300):
+        contexts = rng.integers(50, 1500, rng.integers(1, 100)).tolist()
+        prompts = rng.integers(16, 512, rng.integers(0, 3)).tolist()
+        new = np.array([1.0] * len(contexts) + prompts)
+        before = np.array([c - 1.0 for c in contexts] + [0.0] * len(prompts))
+        new, before = (np.pad(x, (0, 128 - len(x))) for x in (new, before))
+        seconds = float(exact(Batch.exact(new, before)).total)
+        found = lookup(profile["multipliers"], blis_reader.Batch(contexts, prompts)) * 1e-6
+        errors["mixed" if prompts else "decode"].append(abs(found / seconds - 1))
+    assert np.mean(errors["decode"]) < 0.03
+    assert np.mean(errors["mixed"]) < 0.05
+    assert max(profile["error_pct"].values()) < 3
+
+
+def test_profiles_have_what_blis_wants():
+    case = case_of("mistralai/Mixtral-8x7B-v0.1", 4)
+    profile = kernel_profile(stepper(case), case.model, case.deployment)
+    assert len(profile.multipliers) == 10
+    assert all(np.isfinite(value) and value >= 0 for value in profile.multipliers)
+    assert profile.experts is not None
+    assert profile.tokens[[0, -1]].tolist() == [1, 2048]
+
+
+def test_files_for_blis(folder):
+    place, about = folder
+    strict = blis_reader.strict
+    defaults = strict(
+        yaml.safe_load((place / "defaults.yaml").read_text()),
+        ["defaults", "workloads", "trained_physics_coefficients", "version"],
+    )
+    entry = {"GPU": "H100", "tensor_parallelism": 2, "hf_repo": QWEN}
+    assert defaults["defaults"] == {QWEN: entry}
+    coefficients = strict(defaults["trained_physics_coefficients"], ["alpha_coeffs", "beta_coeffs"])
+    assert [len(values) for values in coefficients.values()] == [3, 11]
+    assert min(min(values) for values in coefficients.values()) >= 0
+    (model,) = yaml.safe_load((place / "defaults_blackbox.yaml").read_text())["models"]
+    keys = ["id", "GPU", "tensor_parallelism", "vllm_version", "alpha_coeffs", "beta_coeffs"]
+    strict(model, [*keys, "total_kv_blocks"])
+    assert model["total_kv_blocks"] == about["engine"]["kv_blocks"]
+    stepml = json.loads((place / "hardware_config_stepml.json").read_text())
+    strict(stepml["h100"], ["TFlopsPeak", "BwPeakTBs", "bwEfficiencyFactor", "perLayerOverhead"])
+    assert 0.5 < stepml["h100"]["bwEfficiencyFactor"] <= 1
+    readme = (place / "README.md").read_text()
+    for line in ("--latency-model trained-physics", "--kernel-profile", "--bench-data-path"):
+        assert line in readme
+
+
+def test_mfu_is_flop_over_time_and_peak(folder):
+    place, _ = folder
+    peak = 989.4e12
+    flop = {
+        "gemm/h100/data.csv": lambda r: 2 * int(r["m"]) * int(r["k"]) * int(r["n"]),
+        "mha/prefill/h100/40-8-128.csv": lambda r: (
+            2 * int(r["seq_len"]) * (int(r["seq_len"]) + 1) * 40 * 128
+        ),
+        "mha/decode/h100/40-8-128-tp2.csv": lambda r: (
+            4 * int(r["batch_size"]) * int(r["kv_len"]) * 20 * 128
+        ),
+    }
+    for name, of in flop.items():
+        with (place / "bench_data" / name).open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) >= 9
+        for row in rows:
+            mfu = of(row) / (float(row["latency_us"]) * 1e-6 * peak)
+            assert float(row["mfu"]) == pytest.approx(mfu, rel=2e-3, abs=1e-6)
+            assert 0 < float(row["mfu"]) < 1
+
+
+def test_linear_steps_are_blis_blackbox(general, folder):
+    """The file's coefficients are those of the projection, and off by what the file says."""
+    _, about = folder
+    case, _, region = general
+    beta = list(about["coefficients"]["blackbox"]["beta"].values())
+    sums = region.sums
+    predicted = beta[0] + beta[1] * sums[:, 3] + beta[2] * sums[:, 0]
+    error = 100 * np.abs(predicted / (region.seconds * 1e6) - 1)
+    stated = about["coefficients"]["blackbox"]["error_pct"]["mean"]
+    assert region.share @ error == pytest.approx(stated, abs=0.02)
+    assert case.deployment.max_num_seqs == 128
+
+
+def test_many_tables(tmp_path, monkeypatch):
+    names = ["Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-hf"]
+    out = tmp_path / "out"
+
+    def made(**options):
+        return list(
+            write_tables(names, ["h100_sxm"], [1], out, kind="json", tolerance=0.05, **options)
+        )
+
+    first = made(**ENGINE)
+    assert [one.folder is not None for one in first] == [True, False]
+    assert "needs" in first[1].reason
+    assert "GiB a GPU" in first[1].reason
+    assert made(**ENGINE)[0].reason == "is there already"
+    assert sorted(path.name for path in out.iterdir()) == ["Qwen--Qwen3-0.6B_h100_sxm_tp1"]
+
+    # What fails half-way leaves what was there, and nothing else.
+    def broken(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("physim.tables.folders.write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        made(**ENGINE, force=True)
+    assert sorted(path.name for path in out.iterdir()) == ["Qwen--Qwen3-0.6B_h100_sxm_tp1"]
+    assert load(out / "Qwen--Qwen3-0.6B_h100_sxm_tp1")(4, 100, 0, 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"tolerance": -0.01}, "tolerance: -0.01 is out of reach"),
+        ({"kind": "xlsx"}, "format: 'xlsx' is unknown; known are parquet, csv, json, blis"),
+        ({"gpu": "v100"}, "GPU 'v100'"),
+        ({"load": replace(GENERAL, stages=(), concurrency=8.0)}, "concurrency"),
+    ],
+)
+def test_tables_that_cannot_be_made(tmp_path, options, complaint):
+    with pytest.raises(InputError) as caught:
+        write_table(QWEN, tmp_path / "out", **{"gpu": "h100_sxm", **ENGINE, **options})
+    assert complaint in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_is_kept(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="is there and not empty; name another, or pass --force"):
+        write_table(QWEN, tmp_path, gpu="h100_sxm")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_small_engines_have_tables():
+    load_ = replace(GENERAL, input_tokens=32, output_tokens=8, cached_tokens=0)
+    case = case_of(
+        "Qwen/Qwen3-0.6B",
+        1,
+        load_,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        max_model_len=64,
+    )
+    exact = stepper(case)
+    table = tabulate(exact, Reach.of(case.deployment), 0.01)
+    one = part_seconds(exact, sums_of(np.array([[1.0, 40, 0, 0]]))).sum()
+    assert table(1, 40, 0, 0) == pytest.approx(one, rel=0.01)
