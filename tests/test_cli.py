@@ -290,3 +290,47 @@ def test_bad_input_to_fits_is_one_line(tmp_path, arguments, complaint):
     assert complaint in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert not (tmp_path / "f.json").exists()
+
+
+def test_table_from_end_to_end(tmp_path):
+    small = ("--max-num-seqs", "64", "--max-num-batched-tokens", "1024", "--max-model-len", "2048")
+    out = tmp_path / "qwen"
+    run = physim(
+        *("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out, "--format", "json"),
+        *("--rate", "4", "--cached", "560", *small),
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr == ""
+    for word in ("knots; interpolation error", "blackbox:", "trained physics:", "written to"):
+        assert word in run.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["metadata.json", "table.json"]
+    again = physim("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out)
+    assert again.returncode == 1
+    assert again.stderr.count("\n") == 1
+    assert "is there and not empty; name another, or pass --force" in again.stderr
+    (tmp_path / "models.txt").write_text("# two\nQwen/Qwen3-8B\nmeta-llama/Llama-2-70b-hf\n")
+    many = physim(
+        *("table", "--models", tmp_path / "models.txt", "--gpus", "h100_sxm,v100", "--tps", "1"),
+        *("--out", tmp_path / "many", "--format", "csv", "--tolerance", "0.05", *small),
+    )
+    assert many.returncode == 0, many.stderr
+    assert "1 made, 0 there already, 3 left out" in many.stdout
+    assert "GiB a GPU" in many.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--tolerance", "-1"], "tolerance: -1 is out of reach; use 0.001 to 0.5"),
+        (["--format", "xlsx"], "format: 'xlsx' is unknown; known are parquet, csv, json, blis"),
+        (["--rate", "0"], "rate: 0.0 is not positive"),
+        (["--models", "none.txt"], "comes with a model or --gpu beside it"),
+    ],
+)
+def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):
+    out = tmp_path / "out"
+    run = physim("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out, *arguments)
+    assert run.returncode == 1
+    assert complaint in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert not out.exists()

@@ -166,14 +166,16 @@ def _total(model: StepModel, where: Where) -> Float[np.ndarray, " rows"]:
     return np.sum(part_seconds(model, sums_of(where)), axis=1)
 
 
-def _at_knots(model: StepModel, axes: list[np.ndarray]) -> np.ndarray:
+def _at_knots(model: StepModel, axes: list[np.ndarray]) -> Float[np.ndarray, "parts a b c d"]:
     """Each part at all combinations of knots."""
     where = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
     parts = part_seconds(model, sums_of(where.reshape(-1, 4)))
     return np.moveaxis(parts.reshape(*where.shape[:4], -1), -1, 0)
 
 
-def _reduced(values: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def _reduced(
+    values: Float[np.ndarray, "a b c d"], seconds: Float[np.ndarray, "a b c d"]
+) -> Float[np.ndarray, "_ _ _ _"]:
     """A component without the axes on which it does not depend."""
     for axis in range(values.ndim):
         first = np.take(values, [0], axis=axis)
@@ -209,7 +211,7 @@ def _knots(model: StepModel, reach: Reach, tolerance: float) -> list[np.ndarray]
 
 
 def _wanted(
-    model: StepModel, axes: list[np.ndarray], where: Where, exact: np.ndarray
+    model: StepModel, axes: list[np.ndarray], where: Where, exact: Float[np.ndarray, " rows"]
 ) -> list[tuple[int, float]]:
     """Knots that would help some batches most, each with its axis, the most helpful first.
 

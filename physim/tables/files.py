@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from physim import data
 from physim.errors import InputError
@@ -42,9 +43,8 @@ def write(table: Table, folder: Path, kind: str) -> None:
         path.write_text(json.dumps(_as_json(table)) + "\n", encoding="utf-8")
     elif kind == "csv":
         # Without a time in the gzip header equal tables are equal files.
-        _as_frame(table).to_csv(
-            path, index=False, float_format="%.5g", compression={"method": "gzip", "mtime": 0}
-        )
+        packed = {"method": "gzip", "compresslevel": 5, "mtime": 0}
+        _as_frame(table).to_csv(path, index=False, compression=packed)
     else:
         try:
             _as_frame(table).astype(np.float32).to_parquet(path, index=False, compression="zstd")
@@ -117,7 +117,7 @@ def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Table:
     axes = [np.unique(frame[name].to_numpy(float)) for name in AXES]
     shape = tuple(len(knots) for knots in axes)
 
-    def values(column: str) -> np.ndarray:
+    def values(column: str) -> Float[np.ndarray, "_ _ _ _"]:
         return frame[column].to_numpy(float).reshape(shape) * _UNIT
 
     columns = [str(name) for name in frame.columns]
@@ -136,7 +136,7 @@ def _as_json(table: Table) -> dict[str, Any]:
     for name, values in table.parts.items():
         # An axis that was broadcast has no stride.
         kept = [axis for axis in range(4) if values.strides[axis]]
-        own = values[tuple(slice(None) if axis in kept else 0 for axis in range(4))]
+        own = values[tuple(slice(None) if axis in kept else slice(1) for axis in range(4))]
         parts[name + _SUFFIX] = {
             "axes": [list(AXES)[axis] for axis in kept],
             "values": _rounded(own).ravel().tolist(),
@@ -160,9 +160,9 @@ def _from_json(content: Mapping[str, Any], metadata: Mapping[str, Any]) -> Table
 
 
 def _checked(
-    axes: list[np.ndarray],
-    seconds: np.ndarray,
-    parts: Mapping[str, np.ndarray],
+    axes: list[Float[np.ndarray, " _"]],
+    seconds: Float[np.ndarray, "_ _ _ _"],
+    parts: Mapping[str, Float[np.ndarray, "_ _ _ _"]],
     metadata: Mapping[str, Any],
 ) -> Table:
     if not (np.all(np.isfinite(seconds)) and np.all(seconds > 0)):
@@ -172,7 +172,7 @@ def _checked(
     return Table(axes, seconds, parts, metadata)
 
 
-def _rounded(seconds: np.ndarray) -> np.ndarray:
+def _rounded(seconds: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     """Microseconds, rounded to some digits."""
     values = np.asarray(seconds) / _UNIT
     with np.errstate(divide="ignore"):

@@ -27,7 +27,7 @@ _MOST_PROMPTS = 32
 _SAMPLE = 4000
 _PER_TOKEN = ("qkv", "attention_output", "mlp", "elementwise")
 
-Points = Float[np.ndarray, " points"]
+Points = Float[np.ndarray, " _"]
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class KernelProfile:
         error_pct: Mean absolute error of steps that only decode, and of others, over the reach.
     """
 
-    tokens: Points
-    gemm: Points
-    all_reduce: Points
-    experts: Points | None
-    prompts: Points
-    prompt_tokens: Points
+    tokens: Float[np.ndarray, " tokens"]
+    gemm: Float[np.ndarray, " tokens"]
+    all_reduce: Float[np.ndarray, " tokens"]
+    experts: Float[np.ndarray, " tokens"] | None
+    prompts: Float[np.ndarray, " prompts"]
+    prompt_tokens: Float[np.ndarray, " lengths"]
     prefill_attention: Float[np.ndarray, "lengths prompts"]
-    requests: Points
-    context: Points
+    requests: Float[np.ndarray, " requests"]
+    context: Float[np.ndarray, " contexts"]
     decode_attention: Float[np.ndarray, "contexts requests"]
     multipliers: tuple[float, ...]
     error_pct: dict[str, float]

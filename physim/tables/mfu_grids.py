@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections import Corrections
@@ -117,7 +118,9 @@ def _decode(model: StepModel, arch: ModelArch, gpu: Hardware, tp: int) -> list[s
     ]
 
 
-def _part(model: StepModel, sums: np.ndarray, name: str) -> np.ndarray:
+def _part(
+    model: StepModel, sums: Float[np.ndarray, "rows 7"], name: str
+) -> Float[np.ndarray, " rows"]:
     return part_seconds(model, sums)[:, PART_NAMES.index(name)]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Num
 
 # The arguments of a look-up, in order, with their meaning.
 AXES = {
@@ -36,9 +37,9 @@ class Table:
 
     def __init__(
         self,
-        axes: Sequence[np.ndarray],
-        seconds: np.ndarray,
-        parts: Mapping[str, np.ndarray],
+        axes: Sequence[Float[np.ndarray, " _"]],
+        seconds: Float[np.ndarray, "a b c d"],
+        parts: Mapping[str, Float[np.ndarray, "_ _ _ _"]],
         metadata: Mapping[str, Any],
     ) -> None:
         self.axes = [np.asarray(knots, float) for knots in axes]
@@ -86,7 +87,7 @@ class Table:
         """What each prompt of a step but the first adds to what a look-up says, seconds."""
         return 1e-6 * float(self.metadata.get("each_more_prompt_us", 0.0))
 
-    def many(self, where: np.ndarray) -> np.ndarray:
+    def many(self, where: Num[np.ndarray, "rows 4"]) -> Float[np.ndarray, " rows"]:
         """Times of many steps, seconds: a row of four numbers for each."""
         return self._interpolated(self.seconds, np.asarray(where, float))
 
@@ -98,12 +99,15 @@ class Table:
         prefill_context: float,
     ) -> dict[str, float]:
         """Time of each component of a step, seconds; they sum to the step's."""
-        where = np.array([[decode_requests, decode_context, prefill_tokens, prefill_context]])
+        row = [decode_requests, decode_context, prefill_tokens, prefill_context]
+        where = np.array([row], float)
         return {
             name: float(self._interpolated(values, where)[0]) for name, values in self.parts.items()
         }
 
-    def _interpolated(self, values: np.ndarray, where: np.ndarray) -> np.ndarray:
+    def _interpolated(
+        self, values: Float[np.ndarray, "a b c d"], where: Float[np.ndarray, "rows 4"]
+    ) -> Float[np.ndarray, " rows"]:
         cells, shares = [], []
         for number, knots in enumerate(self.axes):
             x = where[:, number]
