@@ -44,7 +44,8 @@ def kernel_lookup(folder):
     keys = ["gpu", "backend", "version", "model", "tp", "num_layers", "num_moe_layers"]
     keys += ["num_dense_layers", "hidden_dim", "gemm", "context_attention"]
     keys += ["generation_attention", "allreduce"]
-    strict(profile, keys + (["moe_compute"] if "moe_compute" in profile else []))
+    optional = [name for name in ("logits_gemm", "moe_compute") if name in profile]
+    strict(profile, keys + optional)
     for name in ("gpu", "backend", "version", "model"):
         assert isinstance(profile[name], str), name
 
@@ -78,6 +79,7 @@ def kernel_lookup(folder):
     prefill = two("context_attention", "batch_size", "isl")
     decode = two("generation_attention", "tokens", "context")
     experts = one("moe_compute") if "moe_compute" in profile else None
+    logits = one("logits_gemm") if "logits_gemm" in profile else None
     layers, sparse = profile["num_layers"], profile["num_moe_layers"]
     units = 2 * profile["num_dense_layers"] + sparse
 
@@ -89,6 +91,10 @@ def kernel_lookup(folder):
             total += beta[2] * layers * decode(len(batch.contexts), np.mean(batch.contexts))
             total += beta[9] * layers
         total += beta[4] * units * max(reduce(batch.tokens) - reduce(1), 0)
+        if logits:
+            # The same whether by tokens or by requests.
+            assert logits(batch.tokens) == logits(batch.requests)
+            total += beta[0] * logits(batch.tokens)
         if experts:
             total += beta[5] * sparse * experts(batch.tokens)
         total += beta[6] * layers * len(batch.prompts) + beta[7] * batch.requests + beta[8]

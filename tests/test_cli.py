@@ -324,7 +324,8 @@ def test_table_from_end_to_end(tmp_path):
         (["--tolerance", "-1"], "tolerance: -1 is out of reach; use 0.001 to 0.5"),
         (["--format", "xlsx"], "format: 'xlsx' is unknown; known are parquet, csv, json, blis"),
         (["--rate", "0"], "rate: 0.0 is not positive"),
-        (["--models", "none.txt"], "comes with a model or --gpu beside it"),
+        (["--models", "none.txt"], "comes with a model, --gpu or --tp beside it"),
+        (["--gpus", "h100_sxm"], "come without --models"),
     ],
 )
 def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):

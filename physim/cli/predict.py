@@ -9,12 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.engine import (
+    AsyncScheduling,
+    BlockSize,
+    ExpertLoad,
+    GpuMemoryUtilization,
+    KvBlocks,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MoeKernel,
+    Sampling,
+)
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from physim.results import Part, Prediction
 
-_LOAD, _ENGINE = "Load", "Engine"
+_LOAD = "Load"
 _LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
 
 
@@ -90,48 +103,16 @@ def predict(
             help="Steps with prefill and decode: additive, weighted-average or smooth-weighted."
         ),
     ] = "additive",
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(help="Requests that run at once.", rich_help_panel=_ENGINE),
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a step.", rich_help_panel=_ENGINE)
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest context, tokens.", rich_help_panel=_ENGINE)
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of memory the engine may use.", rich_help_panel=_ENGINE)
-    ] = 0.9,
-    block_size: Annotated[
-        int, typer.Option(help="Tokens of a KV block.", rich_help_panel=_ENGINE)
-    ] = 16,
-    kv_blocks: Annotated[
-        int | None,
-        typer.Option(help="KV blocks, instead of computing them.", rich_help_panel=_ENGINE),
-    ] = None,
-    moe_kernel: Annotated[
-        str,
-        typer.Option(help="fp8 expert kernel: triton or flashinfer.", rich_help_panel=_ENGINE),
-    ] = "triton",
-    expert_load: Annotated[
-        str,
-        typer.Option(
-            help="Spread over experts: balanced, power_law_1.01 or power_law_1.2.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = "power_law_1.01",
-    async_scheduling: Annotated[
-        bool,
-        typer.Option(help="Schedule a step while one runs.", rich_help_panel=_ENGINE),
-    ] = True,
-    sampling: Annotated[
-        str,
-        typer.Option(
-            help="model (its generation_config.json), plain, truncated (top-k, top-p), penalised.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = "model",
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    block_size: BlockSize = 16,
+    kv_blocks: KvBlocks = None,
+    moe_kernel: MoeKernel = "triton",
+    expert_load: ExpertLoad = "power_law_1.01",
+    async_scheduling: AsyncScheduling = True,
+    sampling: Sampling = "model",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[
         Path | None,

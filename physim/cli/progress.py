@@ -18,3 +18,20 @@ def running(what: str) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True)
     with console.status(what) as status:
         yield lambda text: status.update(f"{what}: {text}")
+
+
+@contextlib.contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yields a function to call before each of so many things: a bar, on a terminal alone.
+
+    Args:
+        what: What goes on.
+        total: How many there are.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda text: progress.update(task, advance=1, description=f"{what}: {text}")

@@ -7,6 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.engine import (
+    AsyncScheduling,
+    BlockSize,
+    ExpertLoad,
+    GpuMemoryUtilization,
+    KvBlocks,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MoeKernel,
+    Sampling,
+)
+
 if TYPE_CHECKING:
     from physim.serving.load import Load
 
@@ -22,7 +35,9 @@ def table(
     gpu: Annotated[
         str | None, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")
     ] = None,
-    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    tp: Annotated[
+        int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
+    ] = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -40,7 +55,7 @@ def table(
         Path | None, typer.Option(help="Many tables: a file with a model on each line.")
     ] = None,
     gpus: Annotated[str, typer.Option(help="Many tables: GPUs by commas.")] = "",
-    tps: Annotated[str, typer.Option(help="Many tables: tp by commas.")] = "1",
+    tps: Annotated[str, typer.Option(help="Many tables: tp by commas; 1 if not given.")] = "",
     rate: Annotated[
         float | None, typer.Option(help="Arrivals per second.", rich_help_panel=_LOAD)
     ] = None,
@@ -60,21 +75,22 @@ def table(
     arrival: Annotated[
         str, typer.Option(help="constant or poisson.", rich_help_panel=_LOAD)
     ] = "constant",
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens of a step.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest context, tokens.")] = None,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of memory the engine may use.")
-    ] = 0.9,
-    kv_blocks: Annotated[
-        int | None, typer.Option(help="KV blocks, instead of computing them.")
-    ] = None,
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    block_size: BlockSize = 16,
+    kv_blocks: KvBlocks = None,
+    moe_kernel: MoeKernel = "triton",
+    expert_load: ExpertLoad = "power_law_1.01",
+    async_scheduling: AsyncScheduling = True,
+    sampling: Sampling = "model",
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
-    With a --rate or --stage, coefficients of linear models over that load come with it; BLIS's
-    folder takes 8, then 20 requests/s of 575 tokens in and 248 out if none is given. With --models,
-    --gpus and --tps there is a folder for each combination, and what is there already is kept.
+    With --rate or --stage, linear models over that load come with it; for blis without one, 8, then
+    20 requests/s are taken. With --models, --gpus and --tps there is a folder for each combination,
+    and what is there already is kept.
 
     Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --out tables/qwen
     """
@@ -90,16 +106,25 @@ def table(
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "block_size": block_size,
         "kv_blocks": kv_blocks,
+        "moe_kernel": moe_kernel,
+        "expert_load": expert_load,
+        "async_scheduling": async_scheduling,
+        "sampling": sampling,
     }
     if models is not None:
-        if model is not None or gpu is not None:
-            raise InputError("--models", "comes with a model or --gpu beside it", "give --gpus")
-        _many(models, gpus, tps, out, options)
+        if model is not None or gpu is not None or tp is not None:
+            raise InputError(
+                "--models", "comes with a model, --gpu or --tp beside it", "use --gpus and --tps"
+            )
+        _many(models, gpus, tps or "1", out, options)
         return
+    if gpus or tps:
+        raise InputError("--gpus and --tps", "come without --models", "give it, or --gpu and --tp")
     if model is None or gpu is None:
         raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
-    _one(model, gpu, tp, out, options)
+    _one(model, gpu, 1 if tp is None else tp, out, options)
 
 
 def _load(
@@ -156,7 +181,7 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
 def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from physim.cli.progress import running
+    from physim.cli.progress import counting
     from physim.errors import InputError
     from physim.tables.folders import write_tables
 
@@ -175,7 +200,7 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
         degrees.append(int(text))
     console = Console(highlight=False)
     made = kept = left = 0
-    with running("tabulating") as say:
+    with counting("tabulating", len(names) * len(keys) * len(degrees)) as say:
         for one in write_tables(names, keys, degrees, out, say, **options):
             if one.folder is None:
                 left += 1

@@ -196,8 +196,8 @@ Trained physics (main):
 --defaults-filepath defaults.yaml --alpha-coeffs {flag(alpha)} --beta-coeffs \
 {flag(physics["beta"].values())}
 
-Kernel look-up (training). Its tables hold prompts of which nothing is cached; lm_head, sampling and
-CPU time are in the terms for requests and steps:
+Kernel look-up (training). Its tables hold prompts of which nothing is cached. That of logits holds
+the time for one request; what more of them add is in the term for requests:
 
     --latency-model kernel-lookup --kernel-profile kernel_profile.yaml --model-config-folder . \
 --hardware-config hardware_config.json --alpha-coeffs {flag(alpha)} --beta-coeffs \

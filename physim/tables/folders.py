@@ -151,10 +151,10 @@ def write_tables(
                 short = Path(model).parent.name if Path(model).name == "config.json" else model
                 own = short.removesuffix(".json").replace("/", "--").lstrip(".-")
                 place = folder / f"{own}_{gpu}_tp{tp}"
+                progress(name)
                 if (place / METADATA).is_file() and not options.get("force"):
                     yield Made(name, place, "is there already")
                     continue
-                progress(name)
                 try:
                     found = write_table(model, place, gpu=gpu, tp=tp, **options)
                 except InputError as error:

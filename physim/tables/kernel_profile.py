@@ -1,8 +1,8 @@
 """BLIS's kernel profile: a layer's kernels in one or two dimensions, and ten multipliers.
 
 BLIS interpolates straight between the points and holds the edges. It multiplies what it finds by
-the layers (all-reduces by their number, from which it takes the first value off), adds terms for
-layers, requests and the step, and cuts the sum to whole microseconds.
+the layers (all-reduces by their number, from which it takes the first value off; logits come once),
+adds terms for layers, requests and the step, and cuts the sum to whole microseconds.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _A_DOUBLING = 4
 _CONTEXTS_A_DOUBLING = 2
 _MOST_PROMPTS = 32
 _SAMPLE = 4000
+# A step that decodes one token.
+_ONE = np.array([[1.0, 1, 0, 0, 0, 0, 0]])
 _PER_TOKEN = ("qkv", "attention_output", "mlp", "elementwise")
 
 Points = Float[np.ndarray, " _"]
@@ -38,6 +40,7 @@ class KernelProfile:
         tokens: Tokens of a step.
         gemm: The GEMMs of a layer and what is between them, for so many tokens.
         all_reduce: One all-reduce.
+        logits: lm_head and sampling for one request, once a step.
         experts: The experts of a layer that has them; None of a dense model.
         prompts: Prompts that are prefilled together.
         prompt_tokens: Tokens of each, none of them cached.
@@ -52,6 +55,7 @@ class KernelProfile:
     tokens: Float[np.ndarray, " tokens"]
     gemm: Float[np.ndarray, " tokens"]
     all_reduce: Float[np.ndarray, " tokens"]
+    logits: float
     experts: Float[np.ndarray, " tokens"] | None
     prompts: Float[np.ndarray, " prompts"]
     prompt_tokens: Float[np.ndarray, " lengths"]
@@ -68,8 +72,9 @@ def kernel_profile(
 ) -> KernelProfile:
     """The profile of a step model.
 
-    lm_head and sampling work on requests, not on all tokens, and CPU time that the GPU does not
-    hide is no kernel: both are in the multipliers, fitted to steps over the engine's reach.
+    lm_head and sampling work on requests, not on all tokens: the table of logits has the time for
+    one, and what more of them add is in the multipliers, as is CPU time that the GPU does not hide.
+    Those are fitted to steps over the engine's reach.
 
     Args:
         model: The step model.
@@ -100,6 +105,7 @@ def kernel_profile(
         tokens=tokens,
         gemm=_microseconds(np.sum([by_tokens[name] for name in _PER_TOKEN], axis=0), layers),
         all_reduce=_microseconds(by_tokens["all_reduce"], units),
+        logits=float(_microseconds(_parts(model, _ONE)["output"], 1)[0]),
         experts=_microseconds(by_tokens["experts"], sparse) if sparse else None,
         prompts=prompts,
         prompt_tokens=lengths,
@@ -125,12 +131,12 @@ def _multipliers(
     where[:, 3] = 0.0
     sums = sums_of(where)
     parts = _parts(model, sums)
-    one = np.zeros((1, 7))
-    one[:, 0] = one[:, 1] = 1.0
-    first = _parts(model, one)["all_reduce"][0]
+    one = _parts(model, _ONE)
     total = np.sum(list(parts.values()), axis=0)
     kernels = (*_PER_TOKEN, "experts", "all_reduce", "prefill_attention", "decode_attention")
-    inside = np.sum([parts[name] for name in kernels], axis=0) - first
+    # BLIS takes the first all-reduce off, and has the logits of one request.
+    inside = np.sum([parts[name] for name in kernels], axis=0)
+    inside += one["output"] - one["all_reduce"]
     decode, _, prefills = sums[:, :3].T
     basis = np.stack(
         [
@@ -181,6 +187,8 @@ def as_yaml(
         ),
         *_one_axis("allreduce", profile.tokens, profile.all_reduce),
     ]
+    ends = profile.tokens[[0, -1]]
+    lines += _one_axis("logits_gemm", ends, np.full(2, profile.logits))
     if profile.experts is not None:
         lines += _one_axis("moe_compute", profile.tokens, profile.experts)
     return "\n".join(lines) + "\n"
