@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from physim.fitting.fit import Outcome, fit
     from physim.inputs.deployment import Deployment
     from physim.prediction import predict_cases
+    from physim.questions.capacity import Capacity, Objective, capacity
+    from physim.questions.comparison import Comparison, compare
+    from physim.questions.elasticities import Elasticities, explain
     from physim.results import Prediction
     from physim.serving.lengths import Lengths
     from physim.serving.load import Load, Stage
@@ -28,23 +31,30 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Batch": "physim.step.batch",
+    "Capacity": "physim.questions.capacity",
     "Case": "physim.cases",
+    "Comparison": "physim.questions.comparison",
     "Conversations": "physim.serving.workload",
     "Corrections": "physim.corrections",
     "Crossval": "physim.fitting.crossval",
     "Deployment": "physim.inputs.deployment",
+    "Elasticities": "physim.questions.elasticities",
     "Evaluation": "physim.evaluation",
     "Fit": "physim.fits",
     "InputError": "physim.errors",
     "Lengths": "physim.serving.lengths",
     "Load": "physim.serving.load",
+    "Objective": "physim.questions.capacity",
     "Outcome": "physim.fitting.fit",
     "Prediction": "physim.results",
     "Stage": "physim.serving.load",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
+    "capacity": "physim.questions.capacity",
+    "compare": "physim.questions.comparison",
     "crossval": "physim.fitting.crossval",
     "evaluate": "physim.evaluation",
+    "explain": "physim.questions.elasticities",
     "fit": "physim.fitting.fit",
     "load_fit": "physim.fits",
     "predict": "physim.verbs",
@@ -55,23 +65,30 @@ _HOME = {
 
 __all__ = [
     "Batch",
+    "Capacity",
     "Case",
+    "Comparison",
     "Conversations",
     "Corrections",
     "Crossval",
     "Deployment",
+    "Elasticities",
     "Evaluation",
     "Fit",
     "InputError",
     "Lengths",
     "Load",
+    "Objective",
     "Outcome",
     "Prediction",
     "Stage",
     "StepModel",
     "StepTime",
+    "capacity",
+    "compare",
     "crossval",
     "evaluate",
+    "explain",
     "fit",
     "load_fit",
     "predict",

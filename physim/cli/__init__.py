@@ -17,6 +17,7 @@ from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
 from physim.cli.fit import fit
 from physim.cli.predict import predict
+from physim.cli.questions import capacity, compare, explain
 from physim.cli.table import table
 from physim.errors import InputError
 
@@ -27,6 +28,9 @@ app = typer.Typer(
     help="Predicts what an LLM server will do, from a config.json, a GPU and a load.",
 )
 app.command()(predict)
+app.command()(capacity)
+app.command()(compare)
+app.command()(explain)
 app.command()(evaluate)
 app.command()(fit)
 app.command()(crossval)

@@ -81,9 +81,9 @@ def crossval(
         with data.replacing(csv_out) as temporary:
             found.to_frame().to_csv(temporary, index=False)
     if plot is not None:
-        from physim.plot import draw_folds
+        from physim.plot import draw_folds, save
 
-        draw_folds(found, plot)
+        save(draw_folds(found), plot)
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -61,9 +61,9 @@ def fit(
         )
     outcome.fit.write(out)
     if plot is not None:
-        from physim.plot import draw_fit
+        from physim.plot import draw_fit, save
 
-        draw_fit(outcome, plot)
+        save(draw_fit(outcome), plot)
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -21,6 +21,7 @@ from physim.cli.engine import (
     MoeKernel,
     Sampling,
 )
+from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from physim.results import Part, Prediction
 
 _LOAD = "Load"
-_LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
 
 
 def predict(
@@ -38,23 +38,15 @@ def predict(
     gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")],
     input_tokens: Annotated[
         str | None,
-        typer.Option("--input", help=f"Prompt tokens: {_LENGTHS}", rich_help_panel=_LOAD),
+        typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_LOAD),
     ] = None,
     output_tokens: Annotated[
         str | None,
         typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_LOAD),
     ] = None,
     tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Arrivals per second (open loop).", rich_help_panel=_LOAD),
-    ] = None,
-    concurrency: Annotated[
-        float | None,
-        typer.Option(
-            help="Clients that wait for their answer (closed loop).", rich_help_panel=_LOAD
-        ),
-    ] = None,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
     stage: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,19 +65,10 @@ def predict(
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    cached: Annotated[
-        float,
-        typer.Option(help="Prompt tokens found in the prefix cache.", rich_help_panel=_LOAD),
-    ] = 0.0,
-    prefixes: Annotated[
-        int, typer.Option(help="Different cached prefixes.", rich_help_panel=_LOAD)
-    ] = 1,
-    arrival: Annotated[
-        str, typer.Option(help="constant, poisson or gamma.", rich_help_panel=_LOAD)
-    ] = "constant",
-    burstiness: Annotated[
-        float, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.", rich_help_panel=_LOAD)
-    ] = 1.0,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
     timeout: Annotated[
         float | None,
         typer.Option(help="Seconds after which clients give up.", rich_help_panel=_LOAD),
@@ -173,9 +156,9 @@ def predict(
             **engine,
         )
     if plot is not None:
-        from physim.plot import draw_timeline
+        from physim.plot import draw_timeline, save
 
-        draw_timeline(prediction, plot)
+        save(draw_timeline(prediction), plot)
     if as_json:
         typer.echo(json.dumps(prediction.to_dict(), indent=1))
         return

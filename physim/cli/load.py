@@ -1,0 +1,37 @@
+"""Options of a load, which several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+_PANEL = "Load"
+# How lengths are written.
+LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
+
+Input = Annotated[
+    str,
+    typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_PANEL),
+]
+Output = Annotated[
+    str,
+    typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_PANEL),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="Arrivals per second (open loop).", rich_help_panel=_PANEL),
+]
+Concurrency = Annotated[
+    float | None,
+    typer.Option(help="Clients that wait for their answer (closed loop).", rich_help_panel=_PANEL),
+]
+Cached = Annotated[
+    float,
+    typer.Option(help="Prompt tokens found in the prefix cache.", rich_help_panel=_PANEL),
+]
+Prefixes = Annotated[int, typer.Option(help="Different cached prefixes.", rich_help_panel=_PANEL)]
+Arrival = Annotated[str, typer.Option(help="constant, poisson or gamma.", rich_help_panel=_PANEL)]
+Burstiness = Annotated[
+    float, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.", rich_help_panel=_PANEL)
+]

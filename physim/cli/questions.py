@@ -1,0 +1,365 @@
+"""``physim capacity``, ``physim compare`` and ``physim explain``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from physim.cli.engine import (
+    AsyncScheduling,
+    BlockSize,
+    ExpertLoad,
+    GpuMemoryUtilization,
+    KvBlocks,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    MoeKernel,
+    Sampling,
+)
+from physim.cli.load import (
+    Arrival,
+    Burstiness,
+    Cached,
+    Concurrency,
+    Input,
+    Output,
+    Prefixes,
+    Rate,
+)
+
+if TYPE_CHECKING:
+    from physim.questions.comparison import Comparison
+    from physim.questions.elasticities import Elasticities
+    from physim.serving.load import Load
+
+Model = Annotated[
+    str, typer.Argument(help="A config.json, its folder, a shipped name, or a hub id.")
+]
+Gpu = Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")]
+Tp = Annotated[int, typer.Option(help="GPUs that share every layer.")]
+FitName = Annotated[
+    str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw it: a PNG or SVG.")]
+
+
+def capacity(
+    model: Model,
+    gpu: Gpu,
+    input_tokens: Input,
+    output_tokens: Output,
+    slo: Annotated[
+        list[str],
+        typer.Option(
+            help="An upper bound, such as ttft_p99=500ms or itl_mean=25ms: ttft, itl or e2e; mean, "
+            "p50, p90 or p99; may be repeated."
+        ),
+    ],
+    tp: Tp = 1,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "poisson",
+    burstiness: Burstiness = 1.0,
+    fit: FitName = "default",
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    block_size: BlockSize = 16,
+    kv_blocks: KvBlocks = None,
+    moe_kernel: MoeKernel = "triton",
+    expert_load: ExpertLoad = "power_law_1.01",
+    async_scheduling: AsyncScheduling = True,
+    sampling: Sampling = "model",
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Find the highest rate of requests that keeps to objectives on latency.
+
+    Example: physim capacity Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --input 786 --output 251
+    --slo ttft_p99=500ms --slo itl_mean=25ms
+    """
+    import physim
+
+    engine: dict[str, Any] = {
+        "tp": tp,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "block_size": block_size,
+        "kv_blocks": kv_blocks,
+        "moe_kernel": moe_kernel,
+        "expert_load": expert_load,
+        "async_scheduling": async_scheduling,
+        "sampling": sampling,
+    }
+    found = physim.capacity(
+        model,
+        gpu=gpu,
+        input_tokens=physim.Lengths.parse(input_tokens),
+        output_tokens=physim.Lengths.parse(output_tokens),
+        slo=slo,
+        cached_tokens=cached,
+        prefixes=prefixes,
+        arrival=arrival,
+        burstiness=burstiness,
+        fit=fit,
+        **engine,
+    )
+    if plot is not None:
+        from physim.plot import draw_load, save
+
+        assert found.prediction.load is not None
+        drawn = draw_load(
+            model,
+            found.prediction.load,
+            gpu=gpu,
+            metrics=list(dict.fromkeys(one.metric for one in found.objectives)),
+            objectives=found.objectives,
+            mark_rps=found.rate_rps,
+            fit=fit,
+            **engine,
+        )
+        save(drawn, plot)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+        return
+    from rich.console import Console
+
+    from physim.cli.tables import table_of
+
+    console = Console(highlight=False)
+    prediction = found.prediction
+    console.print(
+        f"{prediction.model} on {prediction.tp} x {prediction.gpu}: up to "
+        f"[bold]{found.rate_rps:.4g} requests/s[/bold], then {found.limited_by} is reached"
+    )
+    rows = [
+        [one.name, f"{one.seconds * 1e3:g} ms", f"{one.latency_s(prediction) * 1e3:.1f} ms"]
+        for one in found.objectives
+    ]
+    console.print(table_of(("objective", "at most", "at that rate"), rows))
+    console.print(
+        f"{prediction.output_tokens_per_s:.0f} tokens/s; the server can serve "
+        f"{prediction.capacity_rps:.4g} requests/s in all ({arrival} arrivals)"
+    )
+    for line in prediction.extrapolations:
+        console.print(f"Beyond what was measured: {line}.", style="yellow")
+
+
+def compare(
+    models: Annotated[list[str], typer.Argument(help="Models, as `physim predict` takes them.")],
+    gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
+    input_tokens: Input,
+    output_tokens: Output,
+    tps: Annotated[str, typer.Option(help="GPUs that share every layer, by commas.")] = "1",
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(help="GPU=PRICE of one GPU for an hour, such as h100_sxm=2.5; repeat it."),
+    ] = None,
+    sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or capacity.")] = None,
+    fit: FitName = "default",
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    as_json: AsJson = False,
+) -> None:
+    """Predict models on GPUs at several tp under one load, side by side.
+
+    Example: physim compare Qwen/Qwen3-14B Qwen/Qwen3-32B --gpus h100_sxm,a100_sxm --tps 1,2,4
+    --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
+    """
+    import physim
+    from physim.errors import InputError
+    from physim.questions.comparison import compare as side_by_side
+
+    degrees = []
+    for text in tps.split(","):
+        if not text.strip().isdigit() or int(text) < 1:
+            raise InputError(f"--tps: {text.strip()!r}", "is no positive integer", "correct it")
+        degrees.append(int(text))
+    found = side_by_side(
+        models,
+        [name.strip() for name in gpus.split(",") if name.strip()],
+        degrees,
+        physim.Load(
+            physim.Lengths.parse(input_tokens),
+            physim.Lengths.parse(output_tokens),
+            rate=rate,
+            concurrency=concurrency,
+            cached_tokens=cached,
+            prefixes=prefixes,
+            arrival=arrival,
+            burstiness=burstiness,
+        ),
+        prices=_prices(price or []),
+        order=sort,
+        fit=fit,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )
+    if as_json:
+        typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(_compared(found))
+    for row in found.refused:
+        console.print(
+            f"left out {row['model']} on {row['tp']} x {row['gpu']}: {row['reason']}",
+            style="yellow",
+        )
+
+
+def _prices(texts: list[str]) -> dict[str, float]:
+    from physim.errors import InputError
+
+    prices = {}
+    for text in texts:
+        gpu, _, value = text.partition("=")
+        try:
+            prices[gpu.strip()] = float(value)
+        except ValueError as error:
+            raise InputError(
+                f"price {text!r}", "is no price", "write it like h100_sxm=2.5"
+            ) from error
+    return prices
+
+
+def _compared(found: Comparison) -> Any:
+    from physim.cli.tables import table_of
+
+    def milliseconds(seconds: float | None) -> str:
+        return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+
+    columns = ["model", "GPU", "tp", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
+    costs = any(row["cost_per_million_tokens"] is not None for row in found.rows)
+    rows = []
+    for row in found.rows:
+        cells = [
+            row["model"].split("/")[-1],
+            row["gpu"],
+            str(row["tp"]),
+            milliseconds(row["ttft_s"]),
+            milliseconds(row["itl_s"]),
+            "-" if row["e2e_s"] is None else f"{row['e2e_s']:.2f}",
+            f"{row['output_tokens_per_s']:.0f}",
+            f"{row['use']:.0%}",
+            f"{row['capacity_rps']:.3g}",
+        ]
+        if costs:
+            cost = row["cost_per_million_tokens"]
+            cells.append("-" if cost is None else f"{cost:.2f}")
+        rows.append(cells)
+    return table_of([*columns, "per 1M"] if costs else columns, rows)
+
+
+def explain(
+    model: Model,
+    gpu: Gpu,
+    input_tokens: Input,
+    output_tokens: Output,
+    tp: Tp = 1,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
+    fit: FitName = "default",
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    block_size: BlockSize = 16,
+    kv_blocks: KvBlocks = None,
+    moe_kernel: MoeKernel = "triton",
+    expert_load: ExpertLoad = "power_law_1.01",
+    async_scheduling: AsyncScheduling = True,
+    sampling: Sampling = "model",
+    as_json: AsJson = False,
+    plot: Plot = None,
+) -> None:
+    """Say what latencies and capacity depend on: percent for one percent of each part.
+
+    Example: physim explain Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 20 --input 786 --output 251
+    """
+    import physim
+    from physim.cli.progress import running
+
+    load: Load = physim.Load(
+        physim.Lengths.parse(input_tokens),
+        physim.Lengths.parse(output_tokens),
+        rate=rate,
+        concurrency=concurrency,
+        cached_tokens=cached,
+        prefixes=prefixes,
+        arrival=arrival,
+        burstiness=burstiness,
+    )
+    with running("differentiating"):
+        found = physim.explain(
+            model,
+            load,
+            gpu=gpu,
+            fit=fit,
+            tp=tp,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
+            block_size=block_size,
+            kv_blocks=kv_blocks,
+            moe_kernel=moe_kernel,
+            expert_load=expert_load,
+            async_scheduling=async_scheduling,
+            sampling=sampling,
+        )
+    if plot is not None:
+        from physim.plot import draw_elasticities, save
+
+        save(draw_elasticities(found), plot)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    metrics: Mapping[str, float] = found.metrics
+    console.print(
+        f"{found.case.model.name} on {found.case.deployment.tp} x {found.case.gpu.key}: TTFT "
+        f"{metrics['ttft'] * 1e3:.1f} ms, ITL {metrics['itl'] * 1e3:.1f} ms, E2E "
+        f"{metrics['e2e']:.3f} s, capacity {metrics['capacity']:.3g} requests/s"
+    )
+    console.print("percent that each follows one percent more of")
+    console.print(_elasticities(found))
+
+
+def _elasticities(found: Elasticities) -> Any:
+    from physim.cli.tables import table_of
+    from physim.questions.elasticities import METRICS, RATES, TIMES
+
+    names = {**RATES, **TIMES}
+    rows = [
+        [names[part], *(f"{row[metric]:+.2f}" for metric in METRICS)]
+        for part, row in found.values.items()
+        if any(abs(value) >= 0.005 for value in row.values())
+    ]
+    return table_of(("", *(metric.upper() for metric in METRICS[:3]), "capacity"), rows)

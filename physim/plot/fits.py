@@ -1,0 +1,159 @@
+"""Pictures of fits: what was learned, and what is still off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from physim.fits import TWO_SIDED_90
+from physim.plot.sheet import COLORS, axes_or_new, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from physim.fitting.crossval import Crossval
+    from physim.fitting.fit import Outcome
+
+
+def draw_fit(outcome: Outcome) -> list[Axes]:
+    """Draws a fit: corrections with priors, errors before and after, and the loss.
+
+    Args:
+        outcome: The fit with its report.
+
+    Returns:
+        The three axes.
+    """
+    figure = new_figure(13, 5)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.3, 1.2, 0.8))
+    return [
+        draw_corrections(outcome, left),
+        draw_errors(outcome, middle),
+        draw_losses(outcome, right),
+    ]
+
+
+def draw_corrections(outcome: Outcome, axes: Axes | None = None) -> Axes:
+    """Draws each correction: its prior (grey), estimate and 90% interval.
+
+    Args:
+        outcome: The fit with its report.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes, 6.0, 5.0)
+    shown = [one for one in reversed(outcome.estimates) if one.prior > 0]
+    for place, one in enumerate(shown):
+        prior = TWO_SIDED_90 * one.prior
+        axes.plot([-prior, prior], [place] * 2, color="0.8", lw=7, solid_capstyle="butt")
+        axes.plot([one.low, one.high], [place] * 2, color="C0", lw=2)
+        axes.plot([one.value], [place], "o", color="C0")
+    axes.axvline(0, color="0.5", lw=0.8)
+    axes.set_yticks(range(len(shown)), [one.name.replace("_", " ") for one in shown])
+    axes.set_xlabel("logarithm of the factor: prior (grey) and fit, 90%")
+    return axes
+
+
+def draw_errors(outcome: Outcome, axes: Axes | None = None) -> Axes:
+    """Draws the errors of each measured stage before and after a fit, in sample.
+
+    Args:
+        outcome: The fit with its report.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes)
+    for metric in ("ttft", "itl", "e2e"):
+        for when, marker in (("before", "x"), ("after", "o")):
+            name = f"{metric}_{when}"
+            known = [(row[name], number) for number, row in enumerate(outcome.rows) if name in row]
+            axes.plot(
+                [error for error, _ in known],
+                [number for _, number in known],
+                marker,
+                ms=4,
+                color=COLORS[metric],
+                alpha=0.9 if when == "after" else 0.35,
+                label=f"{metric.upper()} {when}",
+            )
+    axes.axvline(0, color="0.5", lw=0.8)
+    axes.set_xlabel("error of each row, percent (in sample)")
+    axes.set_yticks([])
+    axes.legend(fontsize=7)
+    return axes
+
+
+def draw_losses(outcome: Outcome, axes: Axes | None = None) -> Axes:
+    """Draws the loss after each step of a fit.
+
+    Args:
+        outcome: The fit with its report.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes)
+    axes.plot(range(len(outcome.losses)), outcome.losses, "o-", ms=3)
+    axes.set(xlabel="step", ylabel="loss", yscale="log")
+    return axes
+
+
+def draw_folds(found: Crossval) -> list[Axes]:
+    """Draws a cross-validation: predicted against observed, and the error of each fold.
+
+    Args:
+        found: The cross-validation.
+
+    Returns:
+        The two axes.
+    """
+    figure = new_figure(12, 5)
+    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.3))
+    return [draw_observed(found, left), draw_fold_errors(found, right)]
+
+
+def draw_observed(found: Crossval, axes: Axes | None = None) -> Axes:
+    """Draws predicted against observed, of rows that their fold's fit has not seen.
+
+    Args:
+        found: The cross-validation.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes, 5.0, 5.0)
+    for metric, color in COLORS.items():
+        rows = [
+            row
+            for row in found.rows
+            if row["metric"] == metric and row["method"] == "physim" and "predicted" in row
+        ]
+        if rows:
+            seen = [row["observed"] for row in rows]
+            value = [row["predicted"] for row in rows]
+            below = [row["predicted"] - row.get("low", row["predicted"]) for row in rows]
+            above = [row.get("high", row["predicted"]) - row["predicted"] for row in rows]
+            style: dict[str, Any] = {"fmt": "o", "ms": 3, "lw": 0.7, "color": color}
+            axes.errorbar(seen, value, [below, above], label=metric.upper(), **style)
+    ends = [row["observed"] for row in found.rows]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.5", lw=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="observed, s", ylabel="predicted, s, and 90%")
+    axes.legend()
+    return axes
+
+
+def draw_fold_errors(found: Crossval, axes: Axes | None = None) -> Axes:
+    """Draws the error of each fold, for each method.
+
+    Args:
+        found: The cross-validation.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes)
+    shown = "cycle" if found.leave_out == "time" else "e2e"
+    methods = [one for one in found.summary if one["metric"] == shown]
+    names = list(methods[0]["folds"]) if methods else []
+    height = 0.8 / max(len(methods), 1)
+    for number, one in enumerate(methods):
+        places = [place + number * height for place in range(len(names))]
+        values = [one["folds"].get(name, 0.0) for name in names]
+        axes.barh(places, values, height, label=one["method"])
+    middle = [place + 0.4 - height / 2 for place in range(len(names))]
+    axes.set_yticks(middle, [name.split("/")[-1][:30] for name in names], fontsize=7)
+    what = "median error of cycles" if shown == "cycle" else "mean absolute error of E2E"
+    axes.set_xlabel(f"{what}, percent, {found.leave_out} left out")
+    axes.legend(fontsize=7)
+    return axes

@@ -1,0 +1,1 @@
+"""Questions about a deployment: how much it serves, which is best, and what limits it."""

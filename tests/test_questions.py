@@ -1,0 +1,223 @@
+"""Capacity under objectives, deployments side by side, and what limits them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import physim
+from physim.cases import Case
+from physim.errors import InputError
+from physim.fits import load_fit
+from physim.prediction import predict_cases
+from physim.questions.elasticities import RATES, TIMES
+
+MODEL = "Qwen/Qwen3-14B"
+LOAD = {"input_tokens": 786, "output_tokens": 251}
+DEPLOYMENT = {"tp": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+
+
+def test_objectives():
+    assert physim.Objective.parse("ttft_p99=500ms") == physim.Objective("ttft", "p99", 0.5)
+    assert physim.Objective.parse("e2e_mean=2.5s").seconds == 2.5
+    assert physim.Objective.parse("itl_p50=900 us").seconds == pytest.approx(9e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("ttft_p99", "is no objective; write it like ttft_p99=500ms"),
+        ("ttft_p99=fast", "is no objective"),
+        ("ttft_p99=500", "is no objective"),
+        ("tpot_p99=5ms", "slo tpot_p99: is unknown; known are ttft, itl, e2e"),
+        ("ttft_p95=5ms", "slo ttft_p95: is unknown"),
+        ("ttft_p99=-5ms", "is not positive"),
+    ],
+)
+def test_bad_objectives(text, complaint):
+    with pytest.raises(InputError) as caught:
+        physim.Objective.parse(text)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("slo", "limited_by"),
+    [(["itl_mean=16ms"], "itl_mean"), (["ttft_p99=100ms", "itl_mean=25ms"], "ttft_p99")],
+)
+def test_the_capacity_just_keeps_to_its_objectives(slo, limited_by):
+    found = physim.capacity(MODEL, gpu="h100_sxm", slo=slo, **LOAD, **DEPLOYMENT)
+    assert found.limited_by == limited_by
+    objective = next(one for one in found.objectives if one.name == limited_by)
+    assert objective.latency_s(found.prediction) == pytest.approx(objective.seconds, rel=2e-3)
+    more = physim.predict(
+        MODEL,
+        gpu="h100_sxm",
+        rate=1.005 * found.rate_rps,
+        arrival="poisson",
+        **LOAD,
+        **DEPLOYMENT,
+    )
+    assert objective.latency_s(more) > objective.seconds
+
+
+def test_a_loose_objective_is_limited_by_the_server():
+    found = physim.capacity(
+        MODEL, gpu="h100_sxm", slo=["itl_mean=1s"], arrival="constant", **LOAD, **DEPLOYMENT
+    )
+    assert found.limited_by == "throughput"
+    assert found.rate_rps == pytest.approx(found.prediction.capacity_rps, rel=0.01)
+
+
+def test_an_objective_that_nothing_meets_is_refused():
+    with pytest.raises(InputError, match=r"is missed at any rate: it is .* ms on an idle server"):
+        physim.capacity(MODEL, gpu="h100_sxm", slo=["itl_mean=1ms"], **LOAD, **DEPLOYMENT)
+    with pytest.raises(InputError, match="slo: is missing"):
+        physim.capacity(MODEL, gpu="h100_sxm", slo=[], **LOAD, **DEPLOYMENT)
+
+
+@pytest.mark.slow
+def test_capacity_agrees_with_bisecting_replays():
+    objective = physim.Objective.parse("itl_mean=16ms")
+    found = physim.capacity(
+        MODEL, gpu="h100_sxm", slo=[objective], arrival="constant", **LOAD, **DEPLOYMENT
+    )
+    low, high = 0.8 * found.rate_rps, 1.2 * found.rate_rps
+    for _ in range(5):
+        rate = (low + high) / 2
+        # The requests in the middle meet neither a batch that fills nor one that drains.
+        replayed = physim.predict(
+            MODEL,
+            gpu="h100_sxm",
+            stages=[(rate, 8.0)] * 3,
+            method="replay",
+            **LOAD,
+            **DEPLOYMENT,
+        )
+        met = replayed.stages[1].latencies["itl"]["mean"] <= objective.seconds
+        low, high = (rate, high) if met else (low, rate)
+    assert (low + high) / 2 == pytest.approx(found.rate_rps, rel=0.02)
+
+
+def test_deployments_side_by_side():
+    load = physim.Load(786, 251, rate=4)
+    found = physim.compare(
+        [MODEL, "meta-llama/Llama-3.1-70B-Instruct"],
+        ["h100_sxm", "a100_sxm"],
+        [1, 4],
+        load,
+        prices={"h100_sxm": 3.0, "a100_sxm": 1.8},
+    )
+    assert len(found.rows) == 6
+    assert {(row["model"], row["tp"]) for row in found.refused} == {
+        ("meta-llama/Llama-3.1-70B-Instruct", 1)
+    }
+    costs = [row["cost_per_million_tokens"] for row in found.rows if row["ttft_s"] is not None]
+    assert costs == sorted(costs)
+    one = next(row for row in found.rows if (row["gpu"], row["tp"]) == ("h100_sxm", 1))
+    # 4 requests of 251 tokens a second, at 3 an hour.
+    assert one["cost_per_million_tokens"] == pytest.approx(3 / 3600 / (4 * 251) * 1e6, rel=1e-3)
+    alone = physim.predict(MODEL, gpu="h100_sxm", rate=4, input_tokens=786, output_tokens=251)
+    assert one["ttft_s"] == pytest.approx(alone.ttft_s)
+    assert list(found.to_frame()["gpu"]) == [row["gpu"] for row in found.rows]
+
+
+def test_what_cannot_serve_the_load_comes_last():
+    found = physim.compare([MODEL], ["l40s", "h100_sxm"], [1], physim.Load(786, 251, rate=8))
+    assert [row["gpu"] for row in found.rows] == ["h100_sxm", "l40s"]
+    assert found.rows[1]["ttft_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"order": "beauty"}, "sort: 'beauty' cannot be used; known are cost, ttft"),
+        ({"order": "cost"}, "give --price"),
+        ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
+        ({"prices": {"b200_sxm": 1.0}}, "is of no GPU that is compared"),
+        ({"tps": [3]}, "tp: 3 does not divide"),
+    ],
+)
+def test_what_cannot_be_compared(options, complaint):
+    given = {"models": [MODEL], "gpus": ["h100_sxm"], "tps": [1]} | options
+    with pytest.raises(InputError) as caught:
+        physim.compare(load=physim.Load(786, 251, rate=4), **given)
+    assert complaint in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def explained():
+    return physim.explain(
+        MODEL, physim.Load(786, 251, rate=12), gpu="h100_sxm", fit="vllm-h100", **DEPLOYMENT
+    )
+
+
+def _metrics(case, corrections):
+    (one,) = predict_cases([case], corrections)
+    return np.array([one.ttft_s, one.itl_s, one.e2e_s, one.capacity_rps])
+
+
+@pytest.mark.parametrize("part", [*RATES, "decode_attention", "step_overhead", "front_end"])
+def test_elasticities_agree_with_differences(explained, part):
+    corrections, case, step = load_fit("vllm-h100").corrections, explained.case, 0.01
+
+    def at(log):
+        if part in TIMES:
+            moved = dataclasses.replace(corrections, **{part: getattr(corrections, part) + log})
+            return _metrics(case, moved)
+        gpu, factor = case.gpu, np.exp(log)
+        if part == "peak_flops":
+            changed = {"peak_flops": tuple((n, p * factor) for n, p in gpu.peak_flops)}
+        else:
+            changed = {part: getattr(gpu, part) * factor}
+        other = dataclasses.replace(gpu, **changed)
+        return _metrics(Case(case.model, other, case.deployment, case.load), corrections)
+
+    slopes = (np.log(at(step)) - np.log(at(-step))) / (2 * step)
+    found = list(explained.values[part].values())
+    assert found == pytest.approx(slopes, rel=0.01, abs=2e-3)
+
+
+def test_elasticities_make_sense(explained):
+    values = explained.values
+    assert -1.5 < values["memory_bandwidth"]["itl"] < -0.4
+    assert values["experts"] == dict.fromkeys(("ttft", "itl", "e2e", "capacity"), 0.0)
+    assert values["front_end"]["ttft"] > 0.05
+    assert values["front_end"]["itl"] == pytest.approx(0, abs=1e-6)
+    assert explained.metrics["ttft"] < explained.metrics["e2e"]
+
+
+def test_a_load_that_cannot_be_explained():
+    with pytest.raises(InputError, match="ends or changes"):
+        physim.explain(MODEL, physim.Load(786, 251, rate=1, requests=10), gpu="h100_sxm")
+    with pytest.raises(InputError, match="is above the capacity of"):
+        physim.explain(MODEL, physim.Load(786, 251, rate=1e4), gpu="h100_sxm", **DEPLOYMENT)
+
+
+def test_pictures(explained, tmp_path):
+    from physim import plot
+
+    roof = plot.draw_roofline(MODEL, gpu="h100_sxm", tp=2)
+    assert roof.get_ylabel() == "TFLOP/s of one GPU"
+    # No operation is above the roof of its format.
+    for line in roof.get_lines()[2:]:
+        (x,), (y,) = line.get_data()
+        assert y <= min(x * 3.35, 1979) * 1.15
+    for against in ("batch", "context"):
+        assert "ms" in plot.draw_breakdown(MODEL, gpu="h100_sxm", against=against).get_ylabel()
+    loads = plot.draw_load(
+        MODEL,
+        physim.Load(786, 251, rate=1),
+        gpu="h100_sxm",
+        metrics=("ttft", "itl"),
+        objectives=[physim.Objective.parse("ttft_p99=500ms")],
+        mark_rps=5.0,
+        **DEPLOYMENT,
+    )
+    assert [axes.get_ylabel() for axes in loads] == ["TTFT, ms", "ITL, ms"]
+    bars = plot.draw_elasticities(explained)
+    for number, drawn in enumerate((roof, loads, bars)):
+        path = tmp_path / f"{number}.png"
+        plot.save(drawn, path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="not batch or context"):
+        plot.draw_breakdown(MODEL, gpu="h100_sxm", against="speed")
