@@ -9,6 +9,7 @@ import pytest
 from test_evaluation import ROW
 
 import physim
+from physim import roofline
 from physim.corrections import PRIOR_WIDTHS, Corrections, flat, labels, meanings, unflat
 from physim.errors import InputError
 from physim.fits import Fit, load_fit
@@ -22,6 +23,8 @@ from physim.fitting.temporal import crossval_in_time
 from physim.fitting.uncertainty import scatter
 from physim.inputs.deployment import Deployment
 from physim.serving.load import Load
+from physim.step.many import part_seconds
+from physim.step.model import PART_NAMES
 
 TRUTH = Corrections(gemm_memory=0.08, decode_attention=-0.1, front_end=0.3)
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-Instruct-v0.3")
@@ -316,6 +319,33 @@ def trace(runs, tmp_path):
 
     cycles, _ = observe_steps(write(np.full(100, 0.01)), [runs])
     return write(np.exp(np.asarray(log_cycles(TRUTH, cycles, "additive"))))
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", 4),
+        ("meta-llama/Llama-2-7b-hf", 1),
+        ("Qwen/Qwen3-14B", 2),
+    ],
+)
+def test_the_shipped_fit_takes_no_gemm_beyond_the_roofline(model, tp):
+    """Where it was not measured, too: runs had some hundred tokens a step at most."""
+    step = physim.step_model(model, gpu="h100_sxm", tp=tp, fit="vllm-h100")
+    tokens = 2.0 ** np.arange(14)
+    sums = np.stack([0 * tokens, 0 * tokens, 1 + 0 * tokens, tokens, tokens**2, *[0 * tokens] * 2])
+    parts = part_seconds(step, sums.T)
+    gemms = step.ops.gemms
+    work = roofline.gemm(
+        tokens,
+        *(x[:4, None] for x in (gemms.n, gemms.k, gemms.weight_bytes, gemms.activation_bytes)),
+    )
+    bound = gemms.count[:4, None] * roofline.seconds(
+        work, gemms.peak_flops[:4, None], step.ops.bandwidth
+    )
+    for name, places in (("qkv", [0]), ("attention_output", [1]), ("mlp", [2, 3])):
+        spent = parts[:, PART_NAMES.index(name)]
+        assert np.all(spent > 1.01 * bound[places].sum(axis=0)), name
 
 
 @pytest.mark.slow

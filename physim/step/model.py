@@ -191,15 +191,13 @@ class StepModel(eqx.Module):
         memory = moved / ops.bandwidth
         visited = roofline.active_experts(tokens, experts.count, experts.per_token)
         activity = jnp.where(experts.layers > 0, visited / experts.count, 0.0)
-        return self.corrections.residual.log_factor(
-            features(
-                compute / memory,
-                memory / (compute + memory),
-                tokens,
-                ops.collectives.gpus,
-                activity,
-            )
+        ratio = compute / memory
+        log_factor = self.corrections.residual.log_factor(
+            features(ratio, 1 / (1 + ratio), tokens, ops.collectives.gpus, activity)
         )
+        # It is for what memory bounds, of which it is learned; where FLOP/s do, kernels are within
+        # a tenth of the roofline, and it would take them beyond.
+        return log_factor / (1 + ratio**3)
 
 
 def host_seconds(corrections: Corrections, requests: Number) -> Number:
