@@ -335,3 +335,48 @@ def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):
     assert complaint in run.stderr
     assert len(run.stderr.splitlines()) == 1
     assert not out.exists()
+
+
+QUESTION = ["--gpu", "h100_sxm", "--input", "575", "--output", "248"]
+
+
+def test_questions_from_end_to_end(tmp_path):
+    model = "Qwen/Qwen3-8B"
+    picture = tmp_path / "load.png"
+    run = physim(
+        *("capacity", model, *QUESTION, "--slo", "itl_mean=15ms", "--slo", "ttft_p99=500ms"),
+        *("--plot", picture),
+    )
+    assert run.returncode == 0, run.stderr
+    assert "itl_mean is reached" in run.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    run = physim(
+        *("compare", model, "--gpus", "h100_sxm,a100_sxm", "--input", "575", "--output", "248"),
+        *("--tps", "1,2", "--rate", "4", "--price", "h100_sxm=3", "--json"),
+    )
+    assert run.returncode == 0, run.stderr
+    assert len(json.loads(run.stdout)["rows"]) == 4
+    run = physim("explain", model, *QUESTION, "--rate", "4")
+    assert run.returncode == 0, run.stderr
+    assert "memory bandwidth" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["capacity", "Qwen/Qwen3-8B", *QUESTION, "--slo", "fast"], "slo 'fast': is no objective"),
+        (["explain", "Qwen/Qwen3-8B", *QUESTION], "rate"),
+        (
+            [
+                *("compare", "Qwen/Qwen3-8B", "--gpus", "h100_sxm", *QUESTION[2:]),
+                *("--rate", "4", "--price", "h100_sxm=cheap"),
+            ],
+            "price 'h100_sxm=cheap': is no price",
+        ),
+    ],
+)
+def test_bad_questions_are_one_line(arguments, complaint):
+    run = physim(*arguments)
+    assert run.returncode == 1
+    assert complaint in run.stderr
+    assert len(run.stderr.splitlines()) == 1

@@ -115,7 +115,7 @@ def test_several_prompts_at_once_are_close(general, table):
         new[:4], before[:4] = chunk, cached
         batch = Batch.exact(new, before)
         sums = [int(x) for x in jax.tree.leaves(batch)]
-        assert times.step(*sums) == pytest.approx(float(model(batch).total), rel=0.02)
+        assert times.step(*sums) == pytest.approx(float(model(batch).total), rel=0.025)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""The documentation names all that is public; `mkdocs build --strict` checks the rest."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import physim
+import physim.plot
+from physim.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+
+
+@pytest.mark.parametrize("name", physim.__all__)
+def test_public_names_are_in_the_reference(name):
+    assert re.search(rf"^::: physim\.{name}$", REFERENCE, re.MULTILINE), name
+    assert getattr(physim, name).__doc__
+
+
+@pytest.mark.parametrize("name", physim.plot.__all__)
+def test_pictures_are_in_the_reference(name):
+    assert f"::: physim.plot.{name}\n" in REFERENCE
+
+
+def test_commands_are_in_the_reference():
+    commands = typer.main.get_command(app).commands
+    for name, command in commands.items():
+        assert f"`{name}" in REFERENCE, name
+        # Every command's help has an example, or belongs to a group.
+        assert "Example:" in (command.help or "") or hasattr(command, "commands"), name
