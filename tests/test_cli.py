@@ -359,6 +359,14 @@ def test_questions_from_end_to_end(tmp_path):
     run = physim("explain", model, *QUESTION, "--rate", "4")
     assert run.returncode == 0, run.stderr
     assert "memory bandwidth" in run.stdout
+    page = tmp_path / "report.html"
+    run = physim("report", model, *QUESTION, "--rate", "4", "--out", page)
+    assert run.returncode == 0, run.stderr
+    text = page.read_text()
+    assert text.count("data:image/png;base64,") == 4
+    assert "href" not in text
+    for word in ("TTFT", "90% from", "capacity", "component of a step", "p99"):
+        assert word in text
 
 
 @pytest.mark.parametrize(
@@ -366,6 +374,10 @@ def test_questions_from_end_to_end(tmp_path):
     [
         (["capacity", "Qwen/Qwen3-8B", *QUESTION, "--slo", "fast"], "slo 'fast': is no objective"),
         (["explain", "Qwen/Qwen3-8B", *QUESTION], "rate"),
+        (
+            ["report", "Qwen/Qwen3-8B", *QUESTION, "--rate", "9999", "--out", "never.html"],
+            "above the capacity",
+        ),
         (
             [
                 *("compare", "Qwen/Qwen3-8B", "--gpus", "h100_sxm", *QUESTION[2:]),

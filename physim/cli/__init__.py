@@ -18,6 +18,7 @@ from physim.cli.evaluate import evaluate
 from physim.cli.fit import fit
 from physim.cli.predict import predict
 from physim.cli.questions import capacity, compare, explain
+from physim.cli.report import report
 from physim.cli.table import table
 from physim.errors import InputError
 
@@ -31,6 +32,7 @@ app.command()(predict)
 app.command()(capacity)
 app.command()(compare)
 app.command()(explain)
+app.command()(report)
 app.command()(evaluate)
 app.command()(fit)
 app.command()(crossval)

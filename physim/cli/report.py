@@ -1,0 +1,77 @@
+"""``physim report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from physim.cli.engine import (
+    GpuMemoryUtilization,
+    KvBlocks,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Sampling,
+)
+from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes
+
+
+def report(
+    model: Annotated[
+        str, typer.Argument(help="A config.json, its folder, a shipped name, or a hub id.")
+    ],
+    gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")],
+    input_tokens: Input,
+    output_tokens: Output,
+    rate: Annotated[float, typer.Option(help="Arrivals per second.", rich_help_panel="Load")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
+    fit: Annotated[
+        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
+    ] = "default",
+    max_num_seqs: MaxNumSeqs = None,
+    max_num_batched_tokens: MaxNumBatchedTokens = None,
+    max_model_len: MaxModelLen = None,
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    kv_blocks: KvBlocks = None,
+    sampling: Sampling = "model",
+) -> None:
+    """Write a page on a deployment under a load: numbers and pictures in one HTML file.
+
+    Example: physim report Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
+    --out report.html
+    """
+    import physim
+    from physim.cli.progress import running
+    from physim.report import write_report
+
+    with running("predicting and drawing"):
+        write_report(
+            model,
+            out,
+            physim.Load(
+                physim.Lengths.parse(input_tokens),
+                physim.Lengths.parse(output_tokens),
+                rate=rate,
+                cached_tokens=cached,
+                prefixes=prefixes,
+                arrival=arrival,
+                burstiness=burstiness,
+            ),
+            gpu=gpu,
+            fit=fit,
+            tp=tp,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_blocks=kv_blocks,
+            sampling=sampling,
+        )
+    typer.echo(f"written to {out}")
