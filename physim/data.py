@@ -92,6 +92,7 @@ def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
     Raises:
         InputError: The folder is there and not empty, is a file, or cannot be made.
     """
+    path = path.resolve()
     if path.is_dir() and any(path.iterdir()) and not force:
         raise InputError(str(path), "is there and not empty", "name another, or pass --force")
     if path.exists() and not path.is_dir():

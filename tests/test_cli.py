@@ -310,11 +310,12 @@ def test_table_from_end_to_end(tmp_path):
     assert "is there and not empty; name another, or pass --force" in again.stderr
     (tmp_path / "models.txt").write_text("# two\nQwen/Qwen3-8B\nmeta-llama/Llama-2-70b-hf\n")
     many = physim(
-        *("table", "--models", tmp_path / "models.txt", "--gpus", "h100_sxm,v100", "--tps", "1"),
+        *("table", "--models", tmp_path / "models.txt", "--gpus", "h100_sxm,l40s", "--tps", "1"),
         *("--out", tmp_path / "many", "--format", "csv", "--tolerance", "0.05", *small),
     )
     assert many.returncode == 0, many.stderr
-    assert "1 made, 0 there already, 3 left out" in many.stdout
+    assert "2 made, 0 there already, 2 left out" in many.stdout
+    assert many.stderr == ""
     assert "GiB a GPU" in many.stdout
 
 
@@ -324,6 +325,7 @@ def test_table_from_end_to_end(tmp_path):
         (["--tolerance", "-1"], "tolerance: -1 is out of reach; use 0.001 to 0.5"),
         (["--format", "xlsx"], "format: 'xlsx' is unknown; known are parquet, csv, json, blis"),
         (["--rate", "0"], "rate: 0.0 is not positive"),
+        (["--input", "-5"], "input_tokens: -5.0 is not positive"),
         (["--models", "none.txt"], "comes with a model, --gpu or --tp beside it"),
         (["--gpus", "h100_sxm"], "come without --models"),
     ],

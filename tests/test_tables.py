@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 
 import blis_reader
-import jax
 import numpy as np
 import pytest
 import yaml
@@ -107,15 +106,25 @@ def test_prefill_context_of_several_prompts():
     assert prefill_context(0, 0, 0) == 0
 
 
-def test_several_prompts_at_once_are_close(general, table):
-    _, model, _ = general
-    times = TableStepTimes(table, 4000)
-    for chunk, cached in ((128, 0), (400, 0), (16, 700)):
-        new, before = np.full(64, 1.0), np.full(64, 600.0)
-        new[:4], before[:4] = chunk, cached
-        batch = Batch.exact(new, before)
-        sums = [int(x) for x in jax.tree.leaves(batch)]
-        assert times.step(*sums) == pytest.approx(float(model(batch).total), rel=0.025)
+@pytest.mark.parametrize(("model", "tp"), [("Qwen/Qwen3-8B", 1), (QWEN, 2)])
+def test_several_prompts_at_once_are_close(model, tp, tmp_path):
+    unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
+    case = case_of(model, tp, **unlimited)
+    exact = stepper(case)
+    # As a simulator has it, with the rounding of a file.
+    write(tabulate(exact, Reach.of(case.deployment), 0.01), tmp_path, "json")
+    times = TableStepTimes(load(tmp_path), 4000)
+    whole = ((2, 4096, 0), (4, 2048, 0), (8, 1024, 0), (16, 512, 0), (64, 128, 0), (4, 128, 0))
+    cached = ((2, 15, 560), (4, 15, 560), (8, 15, 560), (16, 15, 560), (4, 500, 1500))
+    errors = []
+    for decodes in (0, 30, 100):
+        for count, new, before in (*whole, *cached):
+            sums = [decodes, 700 * decodes, count, count * new, count * new**2]
+            sums += [count * before, count * new * before]
+            seconds = part_seconds(exact, np.array([sums], float)).sum()
+            errors.append(abs(times.step(*sums) / seconds - 1))
+    assert max(errors) < 0.04
+    assert np.median(errors) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -407,6 +416,9 @@ def test_many_tables(tmp_path, monkeypatch):
     assert "needs" in first[1].reason
     assert "GiB a GPU" in first[1].reason
     assert made(**ENGINE)[0].reason == "is there already"
+    other = made(**ENGINE, sampling="plain")[0]
+    assert other.folder is None
+    assert "is there already with other settings" in other.reason
     assert sorted(path.name for path in out.iterdir()) == ["Qwen--Qwen3-0.6B_h100_sxm_tp1"]
 
     # What fails half-way leaves what was there, and nothing else.
@@ -438,6 +450,8 @@ def test_tables_that_cannot_be_made(tmp_path, options, complaint):
 
 def test_a_folder_that_is_there_is_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds no table that could be replaced"):
+        write_table(QWEN, tmp_path, gpu="h100_sxm", force=True)
     with pytest.raises(InputError, match="is there and not empty; name another, or pass --force"):
         write_table(QWEN, tmp_path, gpu="h100_sxm")
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -221,6 +221,11 @@ def compare(
 
     console = Console(highlight=False)
     console.print(_compared(found))
+    console.print(
+        "use: share of the capacity that this load takes; most/s: the capacity, requests/s; "
+        "per 1M: price of a million generated tokens at this load",
+        style="dim",
+    )
     for row in found.refused:
         console.print(
             f"left out {row['model']} on {row['tp']} x {row['gpu']}: {row['reason']}",

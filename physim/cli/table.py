@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from physim.serving.load import Load
 
 _LOAD = "Load of linear models"
+# Linear models that are off by more, percent, are advised against.
+_USABLE_PCT = 10.0
 
 
 def table(
@@ -132,16 +134,17 @@ def _load(
 ) -> Load | None:
     import physim
 
-    if rate is None and not stages:
-        return None
-    return physim.Load(
+    none = rate is None and not stages
+    load = physim.Load(
         input_tokens=physim.Lengths.parse(inputs),
         output_tokens=physim.Lengths.parse(outputs),
-        rate=rate,
+        rate=1.0 if none else rate,
         stages=tuple(physim.Stage.parse(text) for text in stages),
         cached_tokens=cached,
         arrival=arrival,
     )
+    # What cannot be used is refused, whether or not it is needed.
+    return None if none else load
 
 
 def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
@@ -175,6 +178,8 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
                 f"  {name.replace('_', ' ')}: {off['mean']}% mean error of a step, "
                 f"{off['all_steps']:+}% of all together"
             )
+            if off["mean"] > _USABLE_PCT:
+                console.print("  too far off to be used: a line does not fit", style="yellow")
     console.print(f"written to {out}")
 
 
@@ -204,7 +209,8 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
         for one in write_tables(names, keys, degrees, out, say, **options):
             if one.folder is None:
                 left += 1
-                console.print(f"left out {one.name}: {one.reason}", style="yellow")
+                reason = one.reason.removeprefix(f"{one.name}: ")
+                console.print(f"left out {one.name}: {reason}", style="yellow", soft_wrap=True)
             elif one.reason:
                 kept += 1
             else:
@@ -212,3 +218,5 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
                 within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
                 console.print(f"{one.name}: {one.folder.name}{within}")
     console.print(f"{made} made, {kept} there already, {left} left out; in {out}")
+    if not made + kept:
+        raise InputError(str(out), "has got no table", "see what was left out, and why")

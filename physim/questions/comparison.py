@@ -12,6 +12,7 @@ from physim.cases import Case
 from physim.errors import InputError
 from physim.fits import DEFAULT_FIT, load_fit
 from physim.inputs.deployment import Deployment
+from physim.inputs.hardware import load_hardware
 from physim.prediction import predict_cases
 from physim.serving.load import Load
 
@@ -87,6 +88,8 @@ def compare(
             raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
         if gpu not in gpus:
             raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
+    for gpu in gpus:
+        load_hardware(gpu)
     cases: list[Case] = []
     refused: list[dict[str, Any]] = []
     for model in models:

@@ -35,12 +35,15 @@ RATES = {
     "link_bandwidth": "link bandwidth",
 }
 TIMES = {
+    "gemm_memory": "time of GEMMs that memory bounds",
+    "gemm_compute": "time of GEMMs that FLOP/s bound",
     "decode_attention": "time of decode attention",
     "prefill_attention": "time of prefill attention",
     "experts": "time of experts",
     "all_reduce": "time of all-reduces",
     "lm_head": "time of lm_head",
     "sampling": "time of sampling",
+    "elementwise": "time of element-wise kernels",
     "step_overhead": "gaps between steps",
     "layer_overhead": "gaps between layers",
     "host_step": "CPU time of a step",

@@ -74,6 +74,10 @@ def load(folder: str | Path) -> Table:
             f"{version!r} is unknown",
             f"physim reads {_SCHEMA_VERSION}",
         )
+    if "kernel_profile" in metadata and "table" not in metadata:
+        raise InputError(
+            str(place), "is a folder for BLIS, not a table", "write csv, parquet or json"
+        )
     path = place / str(metadata.pop("table", ""))
     if path.name not in FORMATS.values():
         raise InputError(

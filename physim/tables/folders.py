@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +19,13 @@ from physim.corrections import Corrections, flat
 from physim.errors import InputError
 from physim.fits import DEFAULT_FIT, load_fit
 from physim.inputs.deployment import Deployment
+from physim.inputs.hardware import load_hardware
 from physim.inputs.models import config_path
 from physim.serving.load import Load, Stage
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 from physim.tables.blis import write_blis
-from physim.tables.build import Reach, tabulate
+from physim.tables.build import LEAST_TOLERANCE, MOST_TOLERANCE, Reach, tabulate
 from physim.tables.coefficients import alphas, blackbox, trained_physics
 from physim.tables.files import FORMATS, METADATA, write
 from physim.tables.region import operating_region
@@ -83,11 +84,11 @@ def write_table(
     Raises:
         InputError: Some input cannot be used, or the folder is there and not empty.
     """
-    if kind not in (*FORMATS, BLIS):
-        known = ", ".join((*FORMATS, BLIS))
-        raise InputError("format", f"{kind!r} is unknown", f"known are {known}")
+    _check(kind, tolerance)
     if load is None and kind == BLIS:
         load = GENERAL
+    if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
+        raise InputError(str(folder), "holds no table that could be replaced", "name another")
     engine = Deployment(**deployment)
     case = Case.of(model, gpu, engine, load or Load(1.0, 1.0, rate=1.0))
     known_fit = load_fit(fit, case.gpu.key)
@@ -101,7 +102,7 @@ def write_table(
         "engine": dataclasses.asdict(case.deployment),
         "fit": known_fit.name,
         "sha256": _hashes(model, case, corrections),
-        "units": "columns that end in _us are microseconds",
+        "request": _request(kind, tolerance, fit, load, deployment),
     }
     with data.replacing_folder(folder, force) as temporary:
         if load is not None:
@@ -118,6 +119,7 @@ def write_table(
             text = json.dumps({"schema_version": 1, **about}, indent=1) + "\n"
             (temporary / METADATA).write_text(text, encoding="utf-8")
             return about
+        about["units"] = "columns that end in _us are microseconds"
         table = tabulate(stepper, Reach.of(case.deployment), tolerance, about)
         write(table, temporary, kind)
         return dict(table.metadata)
@@ -143,7 +145,19 @@ def write_tables(
         folder: The folder of the folders.
         progress: Called before each with its name.
         **options: As for `write_table`.
+
+    Raises:
+        InputError: An option or a GPU cannot be used for any table, or the folder is a file.
     """
+    kind, tolerance = options.get("kind", "csv"), options.get("tolerance", 0.01)
+    _check(kind, tolerance)
+    for gpu in gpus:
+        load_hardware(gpu)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(str(folder), "is a file", "name a folder")
+    known = {"kind", "tolerance", "fit", "load", "force"}
+    deployment = {name: value for name, value in options.items() if name not in known}
+    fit = options.get("fit", DEFAULT_FIT)
     for model in models:
         for gpu in gpus:
             for tp in tps:
@@ -153,7 +167,14 @@ def write_tables(
                 place = folder / f"{own}_{gpu}_tp{tp}"
                 progress(name)
                 if (place / METADATA).is_file() and not options.get("force"):
-                    yield Made(name, place, "is there already")
+                    wanted = _request(
+                        kind, tolerance, fit, options.get("load"), {**deployment, "tp": tp}
+                    )
+                    if data.read_json(place / METADATA).get("request") == wanted:
+                        yield Made(name, place, "is there already")
+                    else:
+                        other = f"{place} is there already with other settings; pass --force"
+                        yield Made(name, None, other)
                     continue
                 try:
                     found = write_table(model, place, gpu=gpu, tp=tp, **options)
@@ -162,6 +183,27 @@ def write_tables(
                     continue
                 error_pct = found.get("interpolation_error_pct", {}).get("p99")
                 yield Made(name, place, "", error_pct)
+
+
+def _check(kind: str, tolerance: float) -> None:
+    if kind not in (*FORMATS, BLIS):
+        known = ", ".join((*FORMATS, BLIS))
+        raise InputError("format", f"{kind!r} is unknown", f"known are {known}")
+    if not LEAST_TOLERANCE <= tolerance <= MOST_TOLERANCE:
+        raise InputError(
+            "tolerance",
+            f"{tolerance:g} is out of reach",
+            f"use {LEAST_TOLERANCE:g} to {MOST_TOLERANCE:g}",
+        )
+
+
+def _request(
+    kind: str, tolerance: float, fit: str | Path, load: Load | None, deployment: Mapping[str, Any]
+) -> str:
+    """A hash of what was asked for, by which an unfinished job knows what it has."""
+    given = {name: value for name, value in sorted(deployment.items()) if value is not None}
+    load = GENERAL if load is None and kind == BLIS else load
+    return hashlib.sha256(repr((kind, tolerance, str(fit), load, given)).encode()).hexdigest()
 
 
 def _is_path(model: str) -> bool:

@@ -28,13 +28,13 @@ class TableStepTimes:
         prefill_requests: int,
         prefill_tokens: int,
         prefill_squares: int,
-        cached_tokens: int,  # noqa: ARG002
+        cached_tokens: int,
         cached_products: int,
     ) -> float:
         """Seconds of a step with prefill."""
         context = decode_context / decode_requests if decode_requests else 0.0
         before = prefill_context(prefill_tokens, prefill_squares, cached_products)
-        more = max(prefill_requests - 1, 0) * self._table.each_more_prompt_s
+        more = self._table.more_prompts_s(prefill_requests, cached_tokens)
         return self._table(decode_requests, context, prefill_tokens, before) + more
 
     def decode(

@@ -82,10 +82,18 @@ class Table:
             block = pair[0] + share * (pair[1] - pair[0])
         return float(block)
 
-    @property
-    def each_more_prompt_s(self) -> float:
-        """What each prompt of a step but the first adds to what a look-up says, seconds."""
-        return 1e-6 * float(self.metadata.get("each_more_prompt_us", 0.0))
+    def more_prompts_s(self, prompts: float, cached_tokens: float) -> float:
+        """What the prompts of a step but the first add to what a look-up says, seconds.
+
+        Args:
+            prompts: Prompts with a chunk in the step.
+            cached_tokens: Tokens that they have in the cache before, summed.
+        """
+        if prompts <= 1:
+            return 0.0
+        each = float(self.metadata.get("each_more_prompt_us", 0.0))
+        read = float(self.metadata.get("each_more_cached_token_us", 0.0))
+        return 1e-6 * (prompts - 1) * (each + read * cached_tokens / prompts)
 
     def many(self, where: Num[np.ndarray, "rows 4"]) -> Float[np.ndarray, " rows"]:
         """Times of many steps, seconds: a row of four numbers for each."""
