@@ -23,9 +23,8 @@ _CHOSEN_ON, _MEASURED_ON = 3000, 10_000
 _ADDED, _TIMES = 3, 80
 # The error that knots are chosen for, as a share of the tolerance: other batches fare worse.
 _AIM = 0.88
-# The axis whose first cell is extended below zero, and the least length of that cell, tokens: the
-# slope of a shorter one would be lost in rounding.
-_CACHED, _FIRST_CACHED = 3, 64.0
+# Cells from which on no knots are added.
+_MOST_CELLS = 150_000
 # Least share of the tolerance at which a batch has a say in where a knot goes.
 _SAY = 0.5
 # Prompts in a step, tokens of each, and tokens in the cache before, of which it is learned what
@@ -212,7 +211,7 @@ def _knots(model: StepModel, reach: Reach, tolerance: float) -> list[np.ndarray]
     for _ in range(_TIMES):
         table = Table(axes, np.sum(_at_knots(model, axes), axis=0), {}, {})
         error = np.abs(table.many(where) / exact - 1)
-        if np.quantile(error, 0.99) <= _AIM * tolerance:
+        if np.quantile(error, 0.99) <= _AIM * tolerance or table.seconds.size > _MOST_CELLS:
             break
         worst = np.argsort(-error)[: len(where) // 10]
         worst = worst[error[worst] > _SAY * tolerance]
@@ -254,6 +253,6 @@ def _wanted(
             knot = float(np.rint(middle if wide else weights @ x[here]))
             if not start < knot < end:
                 knot = float(np.rint((start + end) / 2))
-            if start < knot < end and not (axis == _CACHED and knot < _FIRST_CACHED):
+            if start < knot < end:
                 scores[axis, knot] = float(np.sum(off[here] ** 2)) * len(knots)
     return sorted(scores, key=lambda key: -scores[key])

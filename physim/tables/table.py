@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Num
 
+# Tokens between the knots whose slope extends the prefill context below zero, at least.
+_FAR_TOKENS = 64.0
 # The arguments of a look-up, in order, with their meaning.
 AXES = {
     "decode_requests": "requests that decode a token",
@@ -50,6 +52,10 @@ class Table:
         }
         self.metadata = metadata
         self._knots = [knots.tolist() for knots in self.axes]
+        # The knot that with the first gives the slope below zero: a nearer one would lose it in
+        # rounding.
+        cached = self.axes[-1]
+        self._far = int(np.searchsorted(cached[:-1], _FAR_TOKENS))
 
     def __call__(
         self,
@@ -60,8 +66,9 @@ class Table:
     ) -> float:
         """Time of a step, seconds.
 
-        Beyond the ends of an axis the end holds, but for a prefill context below zero, which the
-        first two knots extend: it stands for several prompts (see `prefill_context`).
+        Beyond the ends of an axis the end holds, but for a prefill context below zero, which stands
+        for several prompts (see `prefill_context`): there the line through the first knot and the
+        first from 64 tokens on goes on.
 
         Args:
             decode_requests: Requests that decode.
@@ -72,14 +79,13 @@ class Table:
         block = self.seconds
         where = (decode_requests, decode_context, prefill_tokens, prefill_context)
         for number, (knots, x) in enumerate(zip(self._knots, where, strict=True)):
-            low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
-            share = (x - knots[low]) / (knots[low + 1] - knots[low])
-            if share > 1.0:
-                share = 1.0
-            elif share < 0.0 and number < 3:
-                share = 0.0
-            pair = block[low : low + 2]
-            block = pair[0] + share * (pair[1] - pair[0])
+            if number == 3 and x < 0:
+                low, high = 0, self._far
+            else:
+                low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
+                high, x = low + 1, min(max(x, knots[0]), knots[-1])
+            share = (x - knots[low]) / (knots[high] - knots[low])
+            block = block[low] + share * (block[high] - block[low])
         return float(block)
 
     def more_prompts_s(self, prompts: float, cached_tokens: float) -> float:
@@ -116,20 +122,23 @@ class Table:
     def _interpolated(
         self, values: Float[np.ndarray, "a b c d"], where: Float[np.ndarray, "rows 4"]
     ) -> Float[np.ndarray, " rows"]:
-        cells, shares = [], []
+        ends, shares = [], []
         for number, knots in enumerate(self.axes):
             x = where[:, number]
             low = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
-            share = (x - knots[low]) / (knots[low + 1] - knots[low])
-            least = 0.0 if number < 3 else -np.inf
-            cells.append(low)
-            shares.append(np.clip(share, least, 1.0))
+            below = (x < 0) & (number == 3)
+            high = np.where(below, self._far, low + 1)
+            x = np.where(below, x, np.clip(x, knots[0], knots[-1]))
+            ends.append((low, high))
+            shares.append((x - knots[low]) / (knots[high] - knots[low]))
         total = np.zeros(len(where))
         for corner in np.ndindex(2, 2, 2, 2):
             weight = np.prod(
                 [s if end else 1 - s for s, end in zip(shares, corner, strict=True)], axis=0
             )
-            total += weight * values[tuple(c + end for c, end in zip(cells, corner, strict=True))]
+            total += (
+                weight * values[tuple(pair[end] for pair, end in zip(ends, corner, strict=True))]
+            )
         return total
 
 
