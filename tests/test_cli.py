@@ -366,7 +366,7 @@ def test_questions_from_end_to_end(tmp_path):
     assert run.returncode == 0, run.stderr
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 4
-    assert "href" not in text
+    assert 'href="' not in text
     for word in ("TTFT", "90% from", "capacity", "component of a step", "p99"):
         assert word in text
 
