@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim import data, plot
+from physim.cases import Case
 from physim.errors import InputError
-from physim.fits import DEFAULT_FIT
+from physim.fits import DEFAULT_FIT, load_fit
+from physim.inputs.deployment import Deployment
+from physim.intervals import predict_with_interval
 from physim.questions.elasticities import explain
 from physim.results import Prediction
 from physim.serving.load import Load
-from physim.verbs import predict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,19 +67,8 @@ def write_report(
     """
     if load.rate is None or load.requests is not None:
         raise InputError("load", "is no rate without an end", "give --rate")
-    prediction = predict(
-        model,
-        gpu=gpu,
-        input_tokens=load.input_tokens,
-        output_tokens=load.output_tokens,
-        rate=load.rate,
-        cached_tokens=load.cached_tokens,
-        prefixes=load.prefixes,
-        arrival=load.arrival,
-        burstiness=load.burstiness,
-        fit=fit,
-        **deployment,
-    )
+    case = Case.of(model, gpu, Deployment(**deployment), load)
+    prediction = predict_with_interval(case, load_fit(fit, case.gpu.key), "additive", "fluid", 0)
     found = explain(model, load, gpu=gpu, fit=fit, **deployment)
     where: dict[str, Any] = {"gpu": gpu, "fit": fit, **deployment}
     pictures: list[tuple[str, Axes | Sequence[Axes]]] = [

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physim.cli.lists import names_in
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -58,7 +60,7 @@ def crossval(
     from physim.fitting.crossval import crossval as validate
     from physim.fitting.temporal import crossval_in_time
 
-    frozen = [name.strip() for name in freeze.split(",") if name.strip()]
+    frozen = names_in(freeze)
     with running("cross-validating") as say:
         if leave_out == "time":
             if steps is None:
@@ -69,7 +71,7 @@ def crossval(
                 tables,
                 leave_out=leave_out,
                 where=where,
-                methods=[name.strip() for name in methods.split(",") if name.strip()],
+                methods=names_in(methods),
                 frozen=frozen,
                 prior_scale=prior_scale,
                 steps=steps,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.lists import names_in
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -47,7 +49,7 @@ def fit(
     from physim.cli.progress import running
     from physim.fitting.fit import fit as fit_tables
 
-    frozen = [name.strip() for name in freeze.split(",") if name.strip()]
+    frozen = names_in(freeze)
     with running("fitting") as say:
         outcome = fit_tables(
             tables,

@@ -21,6 +21,7 @@ from physim.cli.engine import (
     MoeKernel,
     Sampling,
 )
+from physim.cli.lists import degrees_in, names_in
 from physim.cli.load import (
     Arrival,
     Burstiness,
@@ -184,18 +185,12 @@ def compare(
     --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
     """
     import physim
-    from physim.errors import InputError
     from physim.questions.comparison import compare as side_by_side
 
-    degrees = []
-    for text in tps.split(","):
-        if not text.strip().isdigit() or int(text) < 1:
-            raise InputError(f"--tps: {text.strip()!r}", "is no positive integer", "correct it")
-        degrees.append(int(text))
     found = side_by_side(
         models,
-        [name.strip() for name in gpus.split(",") if name.strip()],
-        degrees,
+        names_in(gpus),
+        degrees_in(tps),
         physim.Load(
             physim.Lengths.parse(input_tokens),
             physim.Lengths.parse(output_tokens),
@@ -359,12 +354,10 @@ def explain(
 
 def _elasticities(found: Elasticities) -> Any:
     from physim.cli.tables import table_of
-    from physim.questions.elasticities import METRICS, RATES, TIMES
+    from physim.questions.elasticities import METRICS
 
-    names = {**RATES, **TIMES}
     rows = [
-        [names[part], *(f"{row[metric]:+.2f}" for metric in METRICS)]
-        for part, row in found.values.items()
-        if any(abs(value) >= 0.005 for value in row.values())
+        [part, *(f"{row[metric]:+.2f}" for metric in METRICS)]
+        for part, row in found.notable().items()
     ]
     return table_of(("", *(metric.upper() for metric in METRICS[:3]), "capacity"), rows)

@@ -19,6 +19,7 @@ from physim.cli.engine import (
     MoeKernel,
     Sampling,
 )
+from physim.cli.lists import degrees_in, names_in
 
 if TYPE_CHECKING:
     from physim.serving.load import Load
@@ -195,14 +196,10 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
     except OSError as error:
         raise InputError(str(models), error.strerror or "cannot be read", "check it") from error
     names = [name for name in names if name and not name.startswith("#")]
-    keys = [name.strip() for name in gpus.split(",") if name.strip()]
+    keys = names_in(gpus)
     if not names or not keys:
         raise InputError("--models and --gpus", "name nothing", "give at least one of each")
-    degrees = []
-    for text in tps.split(","):
-        if not text.strip().isdigit() or int(text) < 1:
-            raise InputError(f"--tps: {text.strip()!r}", "is no positive integer", "correct it")
-        degrees.append(int(text))
+    degrees = degrees_in(tps)
     console = Console(highlight=False)
     made = kept = left = 0
     with counting("tabulating", len(names) * len(keys) * len(degrees)) as say:

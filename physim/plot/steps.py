@@ -14,14 +14,17 @@ from physim.inputs.hardware import load_hardware
 from physim.inputs.models import load_model
 from physim.plot.sheet import axes_or_new
 from physim.step.lowering import GEMM_NAMES, lower
-from physim.step.many import part_seconds
+from physim.step.many import named_seconds, part_seconds
 from physim.step.model import PART_NAMES, StepModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
 
+    from physim.inputs.architecture import ModelArch
+    from physim.inputs.deployment import ResolvedDeployment
+    from physim.inputs.hardware import Hardware
     from physim.questions.elasticities import Elasticities
 
 # Parts of a step that are drawn apart; the rest is one.
@@ -52,9 +55,7 @@ def draw_roofline(
         axes: Where; None for a new figure.
         **deployment: Fields of `physim.Deployment`, such as ``tp``.
     """
-    arch, hardware = load_model(model), load_hardware(gpu)
-    engine = Deployment(**deployment).resolved(arch, hardware)
-    stepper = StepModel(lower(arch, hardware, engine), load_fit(fit, hardware.key).corrections)
+    arch, hardware, engine, stepper = _deployed(model, gpu, fit, deployment)
     axes = axes_or_new(axes, 6.5, 4.5)
     bandwidth = hardware.memory_bandwidth
     intensity = np.geomspace(0.5, 2e4, 200)
@@ -88,13 +89,23 @@ def draw_roofline(
     return axes
 
 
+def _deployed(
+    model: str | Path, gpu: str, fit: str | Path, deployment: Mapping[str, Any]
+) -> tuple[ModelArch, Hardware, ResolvedDeployment, StepModel]:
+    """A model, a GPU, the engine and its step times, by names."""
+    arch, hardware = load_model(model), load_hardware(gpu)
+    engine = Deployment(**deployment).resolved(arch, hardware)
+    corrections = load_fit(fit, hardware.key).corrections
+    return arch, hardware, engine, StepModel(lower(arch, hardware, engine), corrections)
+
+
 def _work(
     model: StepModel, batch: float, new: float, context: float
 ) -> dict[str, tuple[float, float, float]]:
     """FLOP, bytes and seconds of the operations of a step, on one GPU."""
     ops, tokens = model.ops, batch + new
     sums = np.array([[batch, batch * context, min(new, 1.0), new, new**2, 0.0, 0.0]])
-    seconds = dict(zip(PART_NAMES, part_seconds(model, sums)[0].tolist(), strict=True))
+    seconds = {name: float(own[0]) for name, own in named_seconds(model, sums).items()}
     gemms, attention, experts = ops.gemms, ops.attention, ops.experts
     flops, moved = (
         np.asarray(gemms.count) * np.asarray(each)
@@ -168,9 +179,7 @@ def draw_breakdown(
     """
     if against not in ("batch", "context"):
         raise ValueError(f"against is {against!r}, not batch or context")
-    arch, hardware = load_model(model), load_hardware(gpu)
-    engine = Deployment(**deployment).resolved(arch, hardware)
-    stepper = StepModel(lower(arch, hardware, engine), load_fit(fit, hardware.key).corrections)
+    arch, hardware, engine, stepper = _deployed(model, gpu, fit, deployment)
     held = engine.kv_blocks * engine.block_size
     sums = np.zeros((_POINTS, 7))
     if against == "batch":
@@ -201,25 +210,20 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
         found: The elasticities.
         axes: Where; None for a new figure.
     """
-    from physim.questions.elasticities import METRICS, RATES, TIMES
+    from physim.questions.elasticities import METRICS
 
     axes = axes_or_new(axes, 7.0, 5.0)
-    names = {**RATES, **TIMES}
-    shown = [
-        part
-        for part, row in reversed(list(found.values.items()))
-        if any(abs(value) >= 0.005 for value in row.values())
-    ]
+    shown = list(reversed(found.notable().items()))
     height = 0.8 / len(METRICS)
     for number, metric in enumerate(reversed(METRICS)):
         axes.barh(
             [place + number * height for place in range(len(shown))],
-            [found.values[part][metric] for part in shown],
+            [row[metric] for _, row in shown],
             height,
             label=metric.upper() if metric != "capacity" else metric,
             color={"ttft": "C1", "itl": "C0", "e2e": "C2", "capacity": "0.5"}[metric],
         )
-    axes.set_yticks([place + 0.3 for place in range(len(shown))], [names[part] for part in shown])
+    axes.set_yticks([place + 0.3 for place in range(len(shown))], [part for part, _ in shown])
     axes.axvline(0, color="0.3", lw=0.8)
     axes.set_xlabel("percent that each follows one percent more")
     deployment = found.case.deployment

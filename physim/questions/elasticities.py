@@ -51,6 +51,8 @@ TIMES = {
     "front_end": "front end",
     "handover": "wait for steps under way",
 }
+# An elasticity of less is as good as none.
+_NOTABLE = 0.005
 # By so much a rate is moved, up and down, to see what lowering makes of it.
 _MOVED = 1e-3
 
@@ -68,6 +70,15 @@ class Elasticities:
     values: Mapping[str, Mapping[str, float]]
     metrics: Mapping[str, float]
     case: Case
+
+    def notable(self) -> dict[str, Mapping[str, float]]:
+        """The values of parts on which anything depends, by what the parts are in words."""
+        words = {**RATES, **TIMES}
+        return {
+            words[part]: row
+            for part, row in self.values.items()
+            if any(abs(value) >= _NOTABLE for value in row.values())
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""

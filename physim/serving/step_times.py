@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
-from physim.step.many import part_seconds
-from physim.step.model import PART_NAMES, StepModel, beside_host, host_seconds, host_sharpness
+from physim.step.many import named_seconds
+from physim.step.model import StepModel, beside_host, host_seconds, host_sharpness
 from physim.types import AnyArray
 
 # Seconds of a step of known sums, in the order of `Batch`'s fields.
@@ -142,11 +142,7 @@ class ModelStepTimes:
         self._sharpness = float(host_sharpness(model.corrections))
         one = np.zeros((2, 7))
         one[0, :2], one[1, 2:5] = 1.0, 1.0
-        self._idle_decoding, self._idle = self._parts(one)["step_overhead"].tolist()
-
-    def _parts(self, sums: Float[np.ndarray, "rows 7"]) -> dict[str, Float[np.ndarray, " rows"]]:
-        """Seconds of the GPU's parts of many steps."""
-        return dict(zip(PART_NAMES, part_seconds(self._model, sums).T, strict=True))
+        self._idle_decoding, self._idle = named_seconds(self._model, one)["step_overhead"].tolist()
 
     def _tabulate_linear(self, max_tokens: int) -> None:
         """Everything but attention and gaps, by the step's tokens, and what more requests add."""
@@ -155,7 +151,7 @@ class ModelStepTimes:
             # Prefills of one request each but for the first tell tokens and requests apart.
             rows = np.zeros((len(tokens), 7))
             rows[:, 2], rows[:, 3], rows[:, 4] = requests, tokens, tokens**2.0
-            parts = self._parts(rows)
+            parts = named_seconds(self._model, rows)
             names = set(parts) - {"host", "prefill_attention", "decode_attention", "step_overhead"}
             return np.sum([parts[name] for name in sorted(names)], axis=0)
 
@@ -175,7 +171,7 @@ class ModelStepTimes:
         zero = np.zeros_like(count)
         sums = (zero, zero, count, count * chunk, count * chunk**2, count * cached)
         rows = np.stack([*sums, count * chunk * cached], axis=-1).reshape(-1, 7)
-        seconds = self._parts(rows)["prefill_attention"].reshape(count.shape)
+        seconds = named_seconds(self._model, rows)["prefill_attention"].reshape(count.shape)
         self._prefill_attention = seconds.tolist()
         self._knots_of_prefill = (
             np.log(self._prefills).tolist(),
@@ -190,7 +186,7 @@ class ModelStepTimes:
         count, context = np.meshgrid(counts, self._contexts, indexing="ij")
         rows = np.zeros((count.size, 7))
         rows[:, 0], rows[:, 1] = count.ravel(), (count * context).ravel()
-        seconds = self._parts(rows)["decode_attention"].reshape(count.shape)
+        seconds = named_seconds(self._model, rows)["decode_attention"].reshape(count.shape)
         whole = np.log(np.maximum(self._whole_contexts, 1))
         for row, values in zip(counts, seconds, strict=True):
             logs = np.interp(whole, np.log(self._contexts), np.log(values))

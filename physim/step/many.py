@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.step.batch import Batch
-from physim.step.model import StepModel
+from physim.step.model import PART_NAMES, StepModel
 from physim.types import AnyArray
 
 # Batches that are evaluated together.
@@ -27,6 +27,13 @@ def part_seconds(
     padded = np.resize(sums, (blocks, _BLOCK, 7)).astype(float)
     seconds = np.concatenate([np.asarray(_seconds(model, block)) for block in padded])
     return seconds[: len(sums)].astype(float)
+
+
+def named_seconds(
+    model: StepModel, sums: Float[np.ndarray, "rows 7"]
+) -> dict[str, Float[np.ndarray, " rows"]]:
+    """`part_seconds` by the names of the parts."""
+    return dict(zip(PART_NAMES, part_seconds(model, sums).T, strict=True))
 
 
 @jax.jit

@@ -17,8 +17,8 @@ from physim.cases import Case
 from physim.corrections import Corrections
 from physim.inputs.deployment import GIB
 from physim.inputs.hardware import Hardware
-from physim.step.many import part_seconds
-from physim.step.model import PART_NAMES, StepModel
+from physim.step.many import named_seconds, part_seconds
+from physim.step.model import StepModel
 from physim.tables.coefficients import MICROSECOND
 from physim.tables.kernel_profile import KernelProfile, as_yaml, kernel_profile
 from physim.tables.mfu_grids import write_mfu_grids
@@ -135,7 +135,7 @@ def _stepml(case: Case, model: StepModel) -> dict[str, float]:
     gpu, arch = case.gpu, case.model
     sums = np.zeros((1, 7))
     sums[0, :2] = 1.0, _CONTEXT
-    parts = dict(zip(PART_NAMES, part_seconds(model, sums)[0].tolist(), strict=True))
+    parts = {name: float(seconds[0]) for name, seconds in named_seconds(model, sums).items()}
     busy = ("qkv", "attention_output", "mlp", "experts", "output")
     reading = sum(parts[name] for name in busy)
     gemms = model.ops.gemms

@@ -15,8 +15,8 @@ from jaxtyping import Float
 
 from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
-from physim.step.many import part_seconds
-from physim.step.model import PART_NAMES, StepModel
+from physim.step.many import named_seconds
+from physim.step.model import StepModel
 from physim.tables.build import Reach, sums_of
 from physim.tables.coefficients import MICROSECOND, nonnegative
 
@@ -86,7 +86,7 @@ def kernel_profile(
     tokens = _points(reach.prefill_tokens, _A_DOUBLING)
     rows = np.zeros((len(tokens), 7))
     rows[:, 2], rows[:, 3], rows[:, 4] = 1.0, tokens, tokens**2
-    by_tokens = _parts(model, rows)
+    by_tokens = named_seconds(model, rows)
     prompts = _points(min(_MOST_PROMPTS, reach.decode_requests), 1)
     lengths = _points(min(reach.prefill_tokens, reach.context), _A_DOUBLING)
     length, prompt = np.meshgrid(lengths, prompts, indexing="ij")
@@ -105,17 +105,17 @@ def kernel_profile(
         tokens=tokens,
         gemm=_microseconds(np.sum([by_tokens[name] for name in _PER_TOKEN], axis=0), layers),
         all_reduce=_microseconds(by_tokens["all_reduce"], units),
-        logits=float(_microseconds(_parts(model, _ONE)["output"], 1)[0]),
+        logits=float(_microseconds(named_seconds(model, _ONE)["output"], 1)[0]),
         experts=_microseconds(by_tokens["experts"], sparse) if sparse else None,
         prompts=prompts,
         prompt_tokens=lengths,
         prefill_attention=_microseconds(
-            _parts(model, prefills)["prefill_attention"].reshape(length.shape), layers
+            named_seconds(model, prefills)["prefill_attention"].reshape(length.shape), layers
         ),
         requests=requests,
         context=contexts,
         decode_attention=_microseconds(
-            _parts(model, decodes)["decode_attention"].reshape(context.shape), layers
+            named_seconds(model, decodes)["decode_attention"].reshape(context.shape), layers
         ),
         multipliers=multipliers,
         error_pct=error,
@@ -130,8 +130,8 @@ def _multipliers(
     # Of prompts with tokens in the cache BLIS has its own reckoning.
     where[:, 3] = 0.0
     sums = sums_of(where)
-    parts = _parts(model, sums)
-    one = _parts(model, _ONE)
+    parts = named_seconds(model, sums)
+    one = named_seconds(model, _ONE)
     total = np.sum(list(parts.values()), axis=0)
     kernels = (*_PER_TOKEN, "experts", "all_reduce", "prefill_attention", "decode_attention")
     # BLIS takes the first all-reduce off, and has the logits of one request.
@@ -207,10 +207,6 @@ def _two_axes(
 
 def _list(values: np.ndarray) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"
-
-
-def _parts(model: StepModel, sums: np.ndarray) -> dict[str, np.ndarray]:
-    return dict(zip(PART_NAMES, part_seconds(model, sums).T, strict=True))
 
 
 def _microseconds(seconds: np.ndarray, each: int) -> np.ndarray:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections import Corrections
@@ -20,8 +19,8 @@ from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.step.lowering import GEMM_NAMES, lower
-from physim.step.many import part_seconds
-from physim.step.model import PART_NAMES, StepModel
+from physim.step.many import named_seconds
+from physim.step.model import StepModel
 from physim.tables.coefficients import MICROSECOND
 
 _TOKENS = tuple(2**power for power in range(14))
@@ -94,7 +93,7 @@ def _prefill(model: StepModel, arch: ModelArch, gpu: Hardware) -> list[str]:
     length = np.array(_LENGTHS, float)
     sums = np.zeros((len(length), 7))
     sums[:, 2], sums[:, 3], sums[:, 4] = 1.0, length, length**2
-    seconds = _part(model, sums, "prefill_attention") / arch.layers
+    seconds = named_seconds(model, sums)["prefill_attention"] / arch.layers
     flops, _ = roofline.prefill_attention(1.0, length, arch.heads, arch.kv_heads, arch.head_dim)
     return [
         _row(f"{_DTYPE},{tokens}", one, work, _peak(gpu))
@@ -108,7 +107,7 @@ def _decode(model: StepModel, arch: ModelArch, gpu: Hardware, tp: int) -> list[s
     request, context = (axis.ravel() for axis in np.meshgrid(_REQUESTS, _CONTEXTS, indexing="ij"))
     sums = np.zeros((len(request), 7))
     sums[:, 0], sums[:, 1] = request, request * context
-    seconds = _part(model, sums, "decode_attention") / arch.layers
+    seconds = named_seconds(model, sums)["decode_attention"] / arch.layers
     flops = 4.0 * request * context * arch.heads / tp * arch.head_dim
     return [
         _row(f"{_DTYPE},{_DTYPE},{batch},{tokens}", one, work, _peak(gpu))
@@ -116,12 +115,6 @@ def _decode(model: StepModel, arch: ModelArch, gpu: Hardware, tp: int) -> list[s
             request.tolist(), context.tolist(), seconds.tolist(), flops.tolist(), strict=True
         )
     ]
-
-
-def _part(
-    model: StepModel, sums: Float[np.ndarray, "rows 7"], name: str
-) -> Float[np.ndarray, " rows"]:
-    return part_seconds(model, sums)[:, PART_NAMES.index(name)]
 
 
 def _peak(gpu: Hardware) -> float:
