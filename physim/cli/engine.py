@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -46,3 +47,21 @@ Sampling = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+_FIELDS = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "block_size",
+    "kv_blocks",
+    "moe_kernel",
+    "expert_load",
+    "async_scheduling",
+    "sampling",
+)
+
+
+def engine_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `physim.Deployment` among a command's options, its ``locals()``."""
+    return {name: options[name] for name in _FIELDS if name in options}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from physim.serving.load import Load
 
 _PANEL = "Load"
 # How lengths are written.
@@ -35,3 +39,23 @@ Arrival = Annotated[str, typer.Option(help="constant, poisson or gamma.", rich_h
 Burstiness = Annotated[
     float, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.", rich_help_panel=_PANEL)
 ]
+
+
+def load_of(options: Mapping[str, Any]) -> Load:
+    """The load among a command's options, its ``locals()``.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+    import physim
+
+    return physim.Load(
+        physim.Lengths.parse(options["input_tokens"]),
+        physim.Lengths.parse(options["output_tokens"]),
+        rate=options["rate"],
+        concurrency=options.get("concurrency"),
+        cached_tokens=options["cached"],
+        prefixes=options["prefixes"],
+        arrival=options["arrival"],
+        burstiness=options["burstiness"],
+    )

@@ -20,6 +20,7 @@ from physim.cli.engine import (
     MaxNumSeqs,
     MoeKernel,
     Sampling,
+    engine_of,
 )
 from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
 
@@ -109,22 +110,10 @@ def predict(
 
     Example: physim predict Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
     """
+    engine = {"tp": tp, **engine_of(locals())}
     import physim
     from physim.errors import InputError
 
-    engine: dict[str, Any] = {
-        "tp": tp,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "block_size": block_size,
-        "kv_blocks": kv_blocks,
-        "moe_kernel": moe_kernel,
-        "expert_load": expert_load,
-        "async_scheduling": async_scheduling,
-        "sampling": sampling,
-    }
     if trace is not None:
         others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)
         if any(value is not None for value in others):

@@ -20,6 +20,7 @@ from physim.cli.engine import (
     MaxNumSeqs,
     MoeKernel,
     Sampling,
+    engine_of,
 )
 from physim.cli.lists import degrees_in, names_in
 from physim.cli.load import (
@@ -31,12 +32,12 @@ from physim.cli.load import (
     Output,
     Prefixes,
     Rate,
+    load_of,
 )
 
 if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
     from physim.questions.elasticities import Elasticities
-    from physim.serving.load import Load
 
 Model = Annotated[
     str, typer.Argument(help="A config.json, its folder, a shipped name, or a hub id.")
@@ -86,21 +87,9 @@ def capacity(
     Example: physim capacity Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --input 786 --output 251
     --slo ttft_p99=500ms --slo itl_mean=25ms
     """
+    engine = {"tp": tp, **engine_of(locals())}
     import physim
 
-    engine: dict[str, Any] = {
-        "tp": tp,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "block_size": block_size,
-        "kv_blocks": kv_blocks,
-        "moe_kernel": moe_kernel,
-        "expert_load": expert_load,
-        "async_scheduling": async_scheduling,
-        "sampling": sampling,
-    }
     found = physim.capacity(
         model,
         gpu=gpu,
@@ -184,30 +173,18 @@ def compare(
     Example: physim compare Qwen/Qwen3-14B Qwen/Qwen3-32B --gpus h100_sxm,a100_sxm --tps 1,2,4
     --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
     """
-    import physim
+    engine, load = engine_of(locals()), load_of(locals())
     from physim.questions.comparison import compare as side_by_side
 
     found = side_by_side(
         models,
         names_in(gpus),
         degrees_in(tps),
-        physim.Load(
-            physim.Lengths.parse(input_tokens),
-            physim.Lengths.parse(output_tokens),
-            rate=rate,
-            concurrency=concurrency,
-            cached_tokens=cached,
-            prefixes=prefixes,
-            arrival=arrival,
-            burstiness=burstiness,
-        ),
+        load,
         prices=_prices(price or []),
         order=sort,
         fit=fit,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_memory_utilization,
+        **engine,
     )
     if as_json:
         typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
@@ -301,19 +278,10 @@ def explain(
 
     Example: physim explain Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 20 --input 786 --output 251
     """
+    engine, load = engine_of(locals()), load_of(locals())
     import physim
     from physim.cli.progress import running
 
-    load: Load = physim.Load(
-        physim.Lengths.parse(input_tokens),
-        physim.Lengths.parse(output_tokens),
-        rate=rate,
-        concurrency=concurrency,
-        cached_tokens=cached,
-        prefixes=prefixes,
-        arrival=arrival,
-        burstiness=burstiness,
-    )
     with running("differentiating"):
         found = physim.explain(
             model,
@@ -321,16 +289,7 @@ def explain(
             gpu=gpu,
             fit=fit,
             tp=tp,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            gpu_memory_utilization=gpu_memory_utilization,
-            block_size=block_size,
-            kv_blocks=kv_blocks,
-            moe_kernel=moe_kernel,
-            expert_load=expert_load,
-            async_scheduling=async_scheduling,
-            sampling=sampling,
+            **engine,
         )
     if plot is not None:
         from physim.plot import draw_elasticities, save

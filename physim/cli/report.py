@@ -14,8 +14,9 @@ from physim.cli.engine import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Sampling,
+    engine_of,
 )
-from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes
+from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes, load_of
 
 
 def report(
@@ -47,7 +48,7 @@ def report(
     Example: physim report Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
     --out report.html
     """
-    import physim
+    engine, load = engine_of(locals()), load_of(locals())
     from physim.cli.progress import running
     from physim.report import write_report
 
@@ -55,23 +56,10 @@ def report(
         write_report(
             model,
             out,
-            physim.Load(
-                physim.Lengths.parse(input_tokens),
-                physim.Lengths.parse(output_tokens),
-                rate=rate,
-                cached_tokens=cached,
-                prefixes=prefixes,
-                arrival=arrival,
-                burstiness=burstiness,
-            ),
+            load,
             gpu=gpu,
             fit=fit,
             tp=tp,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_blocks=kv_blocks,
-            sampling=sampling,
+            **engine,
         )
     typer.echo(f"written to {out}")

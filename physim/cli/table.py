@@ -18,6 +18,7 @@ from physim.cli.engine import (
     MaxNumSeqs,
     MoeKernel,
     Sampling,
+    engine_of,
 )
 from physim.cli.lists import degrees_in, names_in
 
@@ -97,6 +98,7 @@ def table(
 
     Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --out tables/qwen
     """
+    engine = engine_of(locals())
     from physim.errors import InputError
 
     options: dict[str, Any] = {
@@ -105,16 +107,7 @@ def table(
         "fit": fit,
         "load": _load(rate, stage or [], input_tokens, output_tokens, cached, arrival),
         "force": force,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "block_size": block_size,
-        "kv_blocks": kv_blocks,
-        "moe_kernel": moe_kernel,
-        "expert_load": expert_load,
-        "async_scheduling": async_scheduling,
-        "sampling": sampling,
+        **engine,
     }
     if models is not None:
         if model is not None or gpu is not None or tp is not None:
