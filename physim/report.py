@@ -72,7 +72,7 @@ def write_report(
     found = explain(model, load, gpu=gpu, fit=fit, **deployment)
     where: dict[str, Any] = {"gpu": gpu, "fit": fit, **deployment}
     pictures: list[tuple[str, Axes | Sequence[Axes]]] = [
-        ("Latency against the load", plot.draw_load(model, load, mark_rps=load.rate, **where)),
+        ("Latency against the load", plot.draw_load(model, load, mark=load.rate, **where)),
         ("Where the time of a decode step goes", plot.draw_breakdown(model, **where)),
         ("The operations on the roofline", plot.draw_roofline(model, **where)),
         ("What latency and capacity depend on", plot.draw_elasticities(found)),

@@ -80,8 +80,10 @@ def test_a_misunderstood_command_is_exit_code_two():
 def test_evaluate_writes_the_documented_json(tmp_path):
     runs, out = tmp_path / "runs.csv", tmp_path / "out.json"
     pd.DataFrame([ROW, {**ROW, "stage": 1, "rate_rps": 4}]).to_csv(runs, index=False)
-    run = physim("evaluate", "--data", runs, "--json", out)
+    picture = tmp_path / "errors.svg"
+    run = physim("evaluate", "--data", runs, "--json", out, "--plot", picture)
     assert run.returncode == 0
+    assert "<svg" in picture.read_text()
     assert "within 10%" in run.stdout
     content = json.loads(out.read_text())
     assert set(content) == {"rows", "summary", "skipped"}
@@ -149,7 +151,7 @@ def test_grids_show(tmp_path):
     assert "tokens" in physim("grids", "show", "h100_sxm", "moe_fp8_triton_balanced").stdout
     assert physim("grids", "show", "b200_sxm").returncode == 1
     run = physim("grids", "show", "h100_sxm", "all_reduce", "--plot", tmp_path / "x.docx")
-    assert "is no picture format" in run.stderr
+    assert "is no name of a picture" in run.stderr
 
 
 def test_version_and_help():
@@ -297,10 +299,11 @@ def test_table_from_end_to_end(tmp_path):
     out = tmp_path / "qwen"
     run = physim(
         *("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out, "--format", "json"),
-        *("--rate", "4", "--cached", "560", *small),
+        *("--rate", "4", "--cached", "560", *small, "--plot", tmp_path / "qwen.png"),
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
+    assert (tmp_path / "qwen.png").read_bytes().startswith(b"\x89PNG")
     for word in ("knots; interpolation error", "blackbox:", "trained physics:", "written to"):
         assert word in run.stdout
     assert sorted(path.name for path in out.iterdir()) == ["metadata.json", "table.json"]
@@ -328,6 +331,7 @@ def test_table_from_end_to_end(tmp_path):
         (["--input", "-5"], "input_tokens: -5.0 is not positive"),
         (["--models", "none.txt"], "comes with a model, --gpu or --tp beside it"),
         (["--gpus", "h100_sxm"], "come without --models"),
+        (["--format", "blis", "--plot", "a.png"], "--plot: draws one table"),
     ],
 )
 def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):

@@ -210,7 +210,7 @@ def test_pictures(explained, tmp_path):
         gpu="h100_sxm",
         metrics=("ttft", "itl"),
         objectives=[physim.Objective.parse("ttft_p99=500ms")],
-        mark_rps=5.0,
+        mark=5.0,
         **DEPLOYMENT,
     )
     assert [axes.get_ylabel() for axes in loads] == ["TTFT, ms", "ITL, ms"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.lists import names_in
+from physim.cli.picture import Plot, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,9 +47,7 @@ def crossval(
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write rows and summary here.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw predicted against observed, and each fold's error.")
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Fit without each group of runs in turn and predict it: what unseen runs are off by.
 
@@ -83,9 +82,9 @@ def crossval(
         with data.replacing(csv_out) as temporary:
             found.to_frame().to_csv(temporary, index=False)
     if plot is not None:
-        from physim.plot import draw_folds, save
+        from physim.plot import draw_folds
 
-        save(draw_folds(found), plot)
+        write(lambda: draw_folds(found), plot)
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physim.cli.picture import Plot, write
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -42,15 +44,18 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to print.")] = 10,
+    plot: Plot = None,
 ) -> None:
     """Predict every row of tables of measured runs and compare.
 
     Example: physim evaluate --data runs.csv --where "stage >= 0" --json errors.json
     """
     import physim
+    from physim.cli.progress import running
     from physim.errors import InputError
 
-    evaluation = physim.evaluate(tables, fit, where, method, timeout, seed)
+    with running("predicting"):
+        evaluation = physim.evaluate(tables, fit, where, method, timeout, seed)
     if json_out:
         evaluation.write_json(json_out)
     if not evaluation.rows:
@@ -58,6 +63,10 @@ def evaluate(
         raise InputError(
             ", ".join(map(str, tables)), "has no row to predict", "; ".join(reasons) or "fill it"
         )
+    if plot is not None:
+        from physim.plot import draw_evaluation
+
+        write(lambda: draw_evaluation(evaluation), plot)
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from physim.cli.lists import names_in
+from physim.cli.picture import Plot, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,10 +35,7 @@ def fit(
     freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Where to start; 0 at the prior's centre.")] = 0,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw the corrections, predicted against observed, and the loss."),
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Fit the corrections to measured runs and write them with their covariance.
 
@@ -63,9 +61,9 @@ def fit(
         )
     outcome.fit.write(out)
     if plot is not None:
-        from physim.plot import draw_fit, save
+        from physim.plot import draw_fit
 
-        save(draw_fit(outcome), plot)
+        write(lambda: draw_fit(outcome), plot)
     from rich.console import Console
 
     console = Console(highlight=False)

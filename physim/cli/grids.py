@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physim.cli.picture import Plot, write
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -58,9 +60,7 @@ def show(
         list[str] | None,
         typer.Option(help="Fixes an axis, such as k=4096; two axes stay. May be repeated."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the surface to this file (extra `plot`).")
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Print a table's efficiency over two axes, and draw the surface; or list a GPU's tables.
 
@@ -76,10 +76,11 @@ def show(
         return
     surface, fixed = surface_of(gpu, table, at or [])
     _print_surface(console, f"{gpu}/{table}", surface, fixed)
-    if plot:
-        from physim.grids.picture import draw_surface
+    if plot is not None:
+        from physim.plot import draw_surface
 
-        draw_surface(surface, f"{gpu} {table}{_described(fixed)}", plot)
+        title = f"{gpu} {table}{_described(fixed)}"
+        write(lambda: draw_surface(surface, title), plot)
 
 
 def _list(console: Console, gpu: str) -> None:

@@ -23,6 +23,7 @@ from physim.cli.engine import (
     engine_of,
 )
 from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
+from physim.cli.picture import Plot, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -98,10 +99,7 @@ def predict(
     async_scheduling: AsyncScheduling = True,
     sampling: Sampling = "model",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw a load that ends over time: queue, batch, KV use, TTFT."),
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
@@ -112,42 +110,49 @@ def predict(
     """
     engine = {"tp": tp, **engine_of(locals())}
     import physim
+    from physim.cli.progress import running
     from physim.errors import InputError
 
     if trace is not None:
         others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)
         if any(value is not None for value in others):
             raise InputError("trace", "comes with a load beside it", "give one of the two")
-        prediction = physim.predict_trace(
-            model, trace, gpu=gpu, timeout_s=timeout, fit=fit, **engine
-        )
+        with running("replaying"):
+            prediction = physim.predict_trace(
+                model, trace, gpu=gpu, timeout_s=timeout, fit=fit, **engine
+            )
     else:
         if input_tokens is None or output_tokens is None:
             raise InputError("--input and --output", "are missing", "give both, or a --trace")
-        prediction = physim.predict(
-            model,
-            gpu=gpu,
-            input_tokens=physim.Lengths.parse(input_tokens),
-            output_tokens=physim.Lengths.parse(output_tokens),
-            rate=rate,
-            concurrency=concurrency,
-            stages=[physim.Stage.parse(text) for text in stage or []],
-            requests=requests,
-            cached_tokens=cached,
-            prefixes=prefixes,
-            arrival=arrival,
-            burstiness=burstiness,
-            timeout_s=timeout,
-            method=method,
-            seed=seed,
-            fit=fit,
-            mixed=mixed,
-            **engine,
-        )
+        with running("predicting"):
+            prediction = physim.predict(
+                model,
+                gpu=gpu,
+                input_tokens=physim.Lengths.parse(input_tokens),
+                output_tokens=physim.Lengths.parse(output_tokens),
+                rate=rate,
+                concurrency=concurrency,
+                stages=[physim.Stage.parse(text) for text in stage or []],
+                requests=requests,
+                cached_tokens=cached,
+                prefixes=prefixes,
+                arrival=arrival,
+                burstiness=burstiness,
+                timeout_s=timeout,
+                method=method,
+                seed=seed,
+                fit=fit,
+                mixed=mixed,
+                **engine,
+            )
     if plot is not None:
-        from physim.plot import draw_timeline, save
+        from physim.plot import draw_deployment, draw_timeline
 
-        save(draw_timeline(prediction), plot)
+        load = prediction.load
+        if load is None or prediction.timeline is not None:
+            write(lambda: draw_timeline(prediction), plot)
+        else:
+            write(lambda: draw_deployment(model, load, gpu=gpu, fit=fit, **engine), plot)
     if as_json:
         typer.echo(json.dumps(prediction.to_dict(), indent=1))
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +33,7 @@ from physim.cli.load import (
     Rate,
     load_of,
 )
+from physim.cli.picture import Plot, write
 
 if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
@@ -48,7 +48,6 @@ FitName = Annotated[
     str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw it: a PNG or SVG.")]
 
 
 def capacity(
@@ -89,35 +88,40 @@ def capacity(
     """
     engine = {"tp": tp, **engine_of(locals())}
     import physim
+    from physim.cli.progress import running
 
-    found = physim.capacity(
-        model,
-        gpu=gpu,
-        input_tokens=physim.Lengths.parse(input_tokens),
-        output_tokens=physim.Lengths.parse(output_tokens),
-        slo=slo,
-        cached_tokens=cached,
-        prefixes=prefixes,
-        arrival=arrival,
-        burstiness=burstiness,
-        fit=fit,
-        **engine,
-    )
-    if plot is not None:
-        from physim.plot import draw_load, save
-
-        assert found.prediction.load is not None
-        drawn = draw_load(
+    with running("searching"):
+        found = physim.capacity(
             model,
-            found.prediction.load,
             gpu=gpu,
-            metrics=list(dict.fromkeys(one.metric for one in found.objectives)),
-            objectives=found.objectives,
-            mark_rps=found.rate_rps,
+            input_tokens=physim.Lengths.parse(input_tokens),
+            output_tokens=physim.Lengths.parse(output_tokens),
+            slo=slo,
+            cached_tokens=cached,
+            prefixes=prefixes,
+            arrival=arrival,
+            burstiness=burstiness,
             fit=fit,
             **engine,
         )
-        save(drawn, plot)
+    if plot is not None:
+        from physim.plot import draw_load
+
+        load = found.prediction.load
+        assert load is not None
+        write(
+            lambda: draw_load(
+                model,
+                load,
+                gpu=gpu,
+                metrics=list(dict.fromkeys(one.metric for one in found.objectives)),
+                objectives=found.objectives,
+                mark=found.rate_rps,
+                fit=fit,
+                **engine,
+            ),
+            plot,
+        )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
         return
@@ -174,18 +178,21 @@ def compare(
     --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
     """
     engine, load = engine_of(locals()), load_of(locals())
+    from physim.cli.progress import running
     from physim.questions.comparison import compare as side_by_side
 
-    found = side_by_side(
-        models,
-        names_in(gpus),
-        degrees_in(tps),
-        load,
-        prices=_prices(price or []),
-        order=sort,
-        fit=fit,
-        **engine,
-    )
+    prices = _prices(price or [])
+    with running("comparing"):
+        found = side_by_side(
+            models,
+            names_in(gpus),
+            degrees_in(tps),
+            load,
+            prices=prices,
+            order=sort,
+            fit=fit,
+            **engine,
+        )
     if as_json:
         typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
         return
@@ -292,9 +299,9 @@ def explain(
             **engine,
         )
     if plot is not None:
-        from physim.plot import draw_elasticities, save
+        from physim.plot import draw_elasticities
 
-        save(draw_elasticities(found), plot)
+        write(lambda: draw_elasticities(found), plot)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
         return

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.picture import Plot, write
 from physim.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="List the models, GPUs and fits that come along.")
@@ -75,6 +76,7 @@ def gpus() -> None:
 @app.command()
 def fit(
     name: Annotated[str, typer.Argument(help="A fit of `physim show fits`, or a fit file.")],
+    plot: Plot = None,
 ) -> None:
     """Show a fit: each correction as a factor with its interval, and what it was fitted to."""
     import math
@@ -87,6 +89,10 @@ def fit(
     from physim.fits import TWO_SIDED_90, load_fit
 
     known = load_fit(name)
+    if plot is not None:
+        from physim.plot import draw_corrections
+
+        write(lambda: draw_corrections(known), plot)
     values, priors, told = flat(known.corrections), flat(PRIOR_WIDTHS), meanings()
     spreads = None if known.covariance is None else np.sqrt(np.diag(known.covariance))
     rows = []
@@ -101,7 +107,7 @@ def fit(
         prior = f"1 x/ {math.exp(priors[place]):.2f}"
         rows.append([told[label], label, prior, f"{math.exp(values[place]):.3f}", interval])
     console = Console(highlight=False)
-    console.print(f"{known.name}: factors, without unit, on")
+    console.print(f"{known.name}: the factor on each component, without unit")
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
     console.print(f"residual: {told['residual']}")
     for key in ("gpus", "scatter", "ranges"):

@@ -21,6 +21,7 @@ from physim.cli.engine import (
     engine_of,
 )
 from physim.cli.lists import degrees_in, names_in
+from physim.cli.picture import Plot, write
 
 if TYPE_CHECKING:
     from physim.serving.load import Load
@@ -89,6 +90,7 @@ def table(
     expert_load: ExpertLoad = "power_law_1.01",
     async_scheduling: AsyncScheduling = True,
     sampling: Sampling = "model",
+    plot: Plot = None,
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
@@ -101,6 +103,8 @@ def table(
     engine = engine_of(locals())
     from physim.errors import InputError
 
+    if plot is not None and (models is not None or kind == "blis"):
+        raise InputError("--plot", "draws one table", "leave it out, or --models and blis")
     options: dict[str, Any] = {
         "kind": kind,
         "tolerance": tolerance,
@@ -121,6 +125,11 @@ def table(
     if model is None or gpu is None:
         raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
     _one(model, gpu, 1 if tp is None else tp, out, options)
+    if plot is not None:
+        from physim.plot import draw_table
+        from physim.tables import load
+
+        write(lambda: draw_table(load(out)), plot)
 
 
 def _load(

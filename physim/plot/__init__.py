@@ -4,24 +4,32 @@ They return the Axes, whose ``figure`` a notebook shows; nothing global is touch
 one to a file.
 """
 
+from physim.plot.components import draw_component
+from physim.plot.deployment import draw_deployment
 from physim.plot.fits import (
     draw_corrections,
     draw_errors,
+    draw_evaluation,
     draw_fit,
     draw_fold_errors,
     draw_folds,
     draw_losses,
     draw_observed,
 )
+from physim.plot.grids import draw_surface
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.sheet import save
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
+from physim.plot.tables import draw_table
 
 __all__ = [
     "draw_breakdown",
+    "draw_component",
     "draw_corrections",
+    "draw_deployment",
     "draw_elasticities",
     "draw_errors",
+    "draw_evaluation",
     "draw_fit",
     "draw_fold_errors",
     "draw_folds",
@@ -29,6 +37,8 @@ __all__ = [
     "draw_losses",
     "draw_observed",
     "draw_roofline",
+    "draw_surface",
+    "draw_table",
     "draw_timeline",
     "save",
 ]

@@ -1,16 +1,23 @@
-"""Pictures of fits: what was learned, and what is still off."""
+"""Pictures of fits and evaluations: what was learned, and what is still off."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from physim.corrections import PRIOR_WIDTHS, flat, labels
 from physim.fits import TWO_SIDED_90
-from physim.plot.sheet import COLORS, axes_or_new, new_figure
+from physim.plot.sheet import COLORS, axes_or_new, new_figure, plain_ticks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.axes import Axes
 
+    from physim.evaluation import Evaluation
     from physim.fitting.crossval import Crossval
+    from physim.fits import Fit
     from physim.fitting.fit import Outcome
 
 
@@ -26,29 +33,43 @@ def draw_fit(outcome: Outcome) -> list[Axes]:
     figure = new_figure(13, 5)
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.3, 1.2, 0.8))
     return [
-        draw_corrections(outcome, left),
+        draw_corrections(outcome.fit, left),
         draw_errors(outcome, middle),
         draw_losses(outcome, right),
     ]
 
 
-def draw_corrections(outcome: Outcome, axes: Axes | None = None) -> Axes:
-    """Draws each correction: its prior (grey), estimate and 90% interval.
+def draw_corrections(fit: Fit, axes: Axes | None = None) -> Axes:
+    """Draws each correction as a factor: its prior (grey), the fit's and its 90% interval.
+
+    Corrections that were held fast are left out.
 
     Args:
-        outcome: The fit with its report.
+        fit: The fit.
         axes: Where; None for a new figure.
     """
     axes = axes_or_new(axes, 6.0, 5.0)
-    shown = [one for one in reversed(outcome.estimates) if one.prior > 0]
-    for place, one in enumerate(shown):
-        prior = TWO_SIDED_90 * one.prior
-        axes.plot([-prior, prior], [place] * 2, color="0.8", lw=7, solid_capstyle="butt")
-        axes.plot([one.low, one.high], [place] * 2, color="C0", lw=2)
-        axes.plot([one.value], [place], "o", color="C0")
-    axes.axvline(0, color="0.5", lw=0.8)
-    axes.set_yticks(range(len(shown)), [one.name.replace("_", " ") for one in shown])
-    axes.set_xlabel("logarithm of the factor: prior (grey) and fit, 90%")
+    values = flat(fit.corrections)
+    priors = float(fit.record.get("prior_scale", 1.0)) * flat(PRIOR_WIDTHS)
+    spreads = None if fit.covariance is None else np.sqrt(np.diag(fit.covariance))
+    frozen = fit.record.get("frozen", ())
+    shown = [
+        (place, name)
+        for place, name in enumerate(labels())
+        if "[" not in name and name not in frozen
+    ][::-1]
+    for height, (place, _) in enumerate(shown):
+        prior = TWO_SIDED_90 * priors[place]
+        ends = np.exp([-prior, prior])
+        axes.plot(ends, [height] * 2, color="0.8", lw=7, solid_capstyle="butt")
+        if spreads is not None:
+            ends = np.exp(values[place] + TWO_SIDED_90 * spreads[place] * np.array([-1, 1]))
+            axes.plot(ends, [height] * 2, color="C0", lw=2)
+        axes.plot([np.exp(values[place])], [height], "o", color="C0")
+    axes.axvline(1, color="0.5", lw=0.8)
+    axes.set_yticks(range(len(shown)), [name.replace("_", " ") for _, name in shown])
+    axes.set(xscale="log", xlabel="factor: before a fit (grey) and after, 90%", title=fit.name)
+    plain_ticks(axes)
     return axes
 
 
@@ -115,24 +136,51 @@ def draw_observed(found: Crossval, axes: Axes | None = None) -> Axes:
         axes: Where; None for a new figure.
     """
     axes = axes_or_new(axes, 5.0, 5.0)
+    rows = [row for row in found.rows if row["method"] == "physim" and "predicted" in row]
     for metric, color in COLORS.items():
-        rows = [
-            row
-            for row in found.rows
-            if row["metric"] == metric and row["method"] == "physim" and "predicted" in row
-        ]
-        if rows:
-            seen = [row["observed"] for row in rows]
-            value = [row["predicted"] for row in rows]
-            below = [row["predicted"] - row.get("low", row["predicted"]) for row in rows]
-            above = [row.get("high", row["predicted"]) - row["predicted"] for row in rows]
+        of_metric = [row for row in rows if row["metric"] == metric]
+        if of_metric:
+            seen = [row["observed"] for row in of_metric]
+            value = [row["predicted"] for row in of_metric]
+            below = [row["predicted"] - row.get("low", row["predicted"]) for row in of_metric]
+            above = [row.get("high", row["predicted"]) - row["predicted"] for row in of_metric]
             style: dict[str, Any] = {"fmt": "o", "ms": 3, "lw": 0.7, "color": color}
             axes.errorbar(seen, value, [below, above], label=metric.upper(), **style)
-    ends = [row["observed"] for row in found.rows]
-    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.5", lw=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="observed, s", ylabel="predicted, s, and 90%")
-    axes.legend()
+    _finish_observed(axes, [row["observed"] for row in rows])
+    axes.set_ylabel("predicted, s, and 90%")
     return axes
+
+
+def draw_evaluation(found: Evaluation, axes: Axes | None = None) -> Axes:
+    """Draws predicted against observed, of measured rows.
+
+    Args:
+        found: Predictions beside what was measured; with at least one row.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes, 5.0, 5.0)
+    ends = []
+    for metric in ("ttft", "itl", "e2e"):
+        pairs = [row["metrics"].get(f"{metric}_mean") for row in found.rows]
+        seen = [pair["observed"] for pair in pairs if pair]
+        value = [pair["predicted"] for pair in pairs if pair]
+        off = found.summary[f"{metric}_mean"]["mape"]
+        label = f"{metric.upper()}, {off:.1f}% off"
+        axes.plot(seen, value, "o", ms=4, color=COLORS[metric], alpha=0.8, label=label)
+        ends += seen
+    _finish_observed(axes, ends)
+    axes.set_ylabel("predicted, s")
+    return axes
+
+
+def _finish_observed(axes: Axes, seen: Sequence[float]) -> None:
+    """The diagonal, a tenth to either side of it, scales and a legend."""
+    ends = np.array([min(seen), max(seen)])
+    axes.plot(ends, ends, color="0.5", lw=0.8)
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="0.9", zorder=0, label="within 10%")
+    axes.set(xscale="log", yscale="log", xlabel="observed, s")
+    plain_ticks(axes)
+    axes.legend(fontsize=8)
 
 
 def draw_fold_errors(found: Crossval, axes: Axes | None = None) -> Axes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from physim import data
 from physim.errors import InputError
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Decades below which the ticks of a logarithmic axis are even.
+_NARROW = 0.6
 COLORS = {"ttft": "C1", "itl": "C0", "e2e": "C2", "cycle": "C4"}
 
 
@@ -22,12 +27,9 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "plot", "needs matplotlib", "run pip install 'physim-llm[plot]'"
-        ) from error
+    _check_installed()
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -36,14 +38,49 @@ def axes_or_new(axes: Axes | None, width: float = 6.5, height: float = 4.0) -> A
     return new_figure(width, height).subplots() if axes is None else axes
 
 
-def check_name(path: Path) -> None:
-    """Refuses a name that is no picture's, before anything is computed for it.
+def plain_ticks(*drawn: Axes) -> None:
+    """Writes the numbers of logarithmic axes out, as 0.5 and 200, where the data lie.
+
+    Args:
+        drawn: Axes on which everything is drawn.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    for axes in drawn:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() != "log":
+                continue
+            low, high = axis.get_view_interval()
+            decades = np.log10(high / low)
+            if decades < _NARROW:
+                axis.set_major_locator(MaxNLocator(5))
+            else:
+                axis.set_major_locator(LogLocator(subs=_within_a_decade(decades)))
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
+
+
+def _within_a_decade(decades: float) -> tuple[float, ...]:
+    """Ticks of each decade, the fewer the more there are."""
+    if decades < 1.2:
+        return (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    return (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
+
+
+def check(path: Path) -> None:
+    """Refuses a picture that cannot be drawn, before anything is computed for it.
 
     Raises:
-        InputError: It ends in neither ``.png`` nor ``.svg``.
+        InputError: The name ends in neither ``.png`` nor ``.svg``, or matplotlib is not installed.
     """
     if path.suffix not in (".png", ".svg"):
         raise InputError(str(path), "is no name of a picture", "end it in .png or .svg")
+    _check_installed()
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InputError("plot", "needs matplotlib", "run pip install 'physim-llm[plot]'")
 
 
 def save(drawn: Axes | Sequence[Axes], path: Path) -> None:
@@ -56,7 +93,7 @@ def save(drawn: Axes | Sequence[Axes], path: Path) -> None:
     Raises:
         InputError: The name has another ending, or the file cannot be written.
     """
-    check_name(path)
+    check(path)
     figure = (drawn[0] if isinstance(drawn, Sequence) else drawn).get_figure(root=True)
     assert figure is not None
     with data.replacing(path) as temporary:

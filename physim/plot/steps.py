@@ -12,7 +12,7 @@ from physim.fits import DEFAULT_FIT, load_fit
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.models import load_model
-from physim.plot.sheet import axes_or_new
+from physim.plot.sheet import axes_or_new, plain_ticks
 from physim.step.lowering import GEMM_NAMES, lower
 from physim.step.many import named_seconds, part_seconds
 from physim.step.model import PART_NAMES, StepModel
@@ -55,7 +55,7 @@ def draw_roofline(
         axes: Where; None for a new figure.
         **deployment: Fields of `physim.Deployment`, such as ``tp``.
     """
-    arch, hardware, engine, stepper = _deployed(model, gpu, fit, deployment)
+    arch, hardware, engine, stepper = deployed(model, gpu, fit, deployment)
     axes = axes_or_new(axes, 6.5, 4.5)
     bandwidth = hardware.memory_bandwidth
     intensity = np.geomspace(0.5, 2e4, 200)
@@ -84,15 +84,23 @@ def draw_roofline(
         ylabel="TFLOP/s of one GPU",
         title=f"{arch.name} on {engine.tp} x {hardware.key}",
     )
-    axes.grid(alpha=0.3, which="both")
+    plain_ticks(axes)
+    axes.grid(alpha=0.3)
     axes.legend(fontsize=6, ncols=2, loc="lower right")
     return axes
 
 
-def _deployed(
+def deployed(
     model: str | Path, gpu: str, fit: str | Path, deployment: Mapping[str, Any]
 ) -> tuple[ModelArch, Hardware, ResolvedDeployment, StepModel]:
-    """A model, a GPU, the engine and its step times, by names."""
+    """A model, a GPU, the engine and its step times, by names.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        gpu: Key of a GPU, or a JSON file.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        deployment: Fields of `physim.Deployment`.
+    """
     arch, hardware = load_model(model), load_hardware(gpu)
     engine = Deployment(**deployment).resolved(arch, hardware)
     corrections = load_fit(fit, hardware.key).corrections
@@ -179,7 +187,7 @@ def draw_breakdown(
     """
     if against not in ("batch", "context"):
         raise ValueError(f"against is {against!r}, not batch or context")
-    arch, hardware, engine, stepper = _deployed(model, gpu, fit, deployment)
+    arch, hardware, engine, stepper = deployed(model, gpu, fit, deployment)
     held = engine.kv_blocks * engine.block_size
     sums = np.zeros((_POINTS, 7))
     if against == "batch":
@@ -198,6 +206,7 @@ def draw_breakdown(
     axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"])
     axes.set(xscale="log", xlabel=label, ylabel="time of a step, ms", xlim=(x[0], x[-1]))
     axes.set_title(f"{arch.name} on {engine.tp} x {hardware.key}", fontsize=10)
+    plain_ticks(axes)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", fontsize=8)
     return axes

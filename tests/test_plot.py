@@ -1,0 +1,84 @@
+"""Pictures show the numbers that they are of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import physim
+from physim import plot
+from physim.errors import InputError
+from physim.step.model import PART_NAMES
+from physim.tables.files import load
+from physim.tables.folders import write_table
+
+MODEL, DENSE = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2}
+ENGINE = {**DENSE, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+
+
+def lines(axes):
+    return {line.get_label(): line.get_data() for line in axes.get_lines()}
+
+
+def test_the_roofline_of_a_component_is_that_of_its_bytes():
+    drawn = lines(plot.draw_component(MODEL, "mlp", **DENSE))
+    # Of one token, on each of two GPUs: 17,408 x 5,120 and 5,120 x 8,704 weights of two bytes, and
+    # the activations, 40 layers, at 3.35 TB/s.
+    weights = 2 * (17408 * 5120 + 5120 * 8704)
+    activations = 2 * (5120 + 17408 + 8704 + 5120)
+    tokens, milliseconds = drawn["roofline"]
+    assert tokens[0] == 1
+    assert milliseconds[0] == pytest.approx(40e3 * (weights + activations) / 3.35e12, rel=1e-4)
+    # And of 8,192, at 989.5 TFLOP/s.
+    flops = 2 * 8192 * (17408 * 5120 + 5120 * 8704)
+    assert milliseconds[-1] == pytest.approx(40e3 * flops / 989.5e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("component", [part for part in PART_NAMES if part != "experts"])
+def test_every_component_can_be_drawn(component):
+    drawn = lines(plot.draw_component(MODEL, component, **DENSE))
+    if component != "host":
+        measured = drawn["nothing fitted"][1]
+        assert np.all(measured > 0)
+        if "roofline" in drawn:
+            assert np.all(measured >= 0.999 * drawn["roofline"][1])
+
+
+def test_a_component_that_is_not_there():
+    with pytest.raises(InputError, match="has no experts"):
+        plot.draw_component(MODEL, "experts", **DENSE)
+    with pytest.raises(InputError, match="'gemm' is unknown; known are qkv"):
+        plot.draw_component(MODEL, "gemm", **DENSE)
+
+
+def test_a_deployment_on_one_sheet():
+    clients = physim.Load(786, 251, concurrency=40)
+    drawn = plot.draw_deployment(MODEL, clients, **ENGINE)
+    assert [axes.get_xlabel() for axes in drawn[:4]] == [
+        *["clients"] * 3,
+        "requests that decode, 1000 tokens each",
+    ]
+    # The curve goes through what is predicted for one of its loads.
+    number, itl = lines(drawn[1])["mean"]
+    one = physim.predict(
+        MODEL, concurrency=float(number[-1]), input_tokens=786, output_tokens=251, **ENGINE
+    )
+    assert number[-1] == 160
+    assert itl[-1] == pytest.approx(1e3 * one.itl_s, rel=1e-3)
+
+
+def test_a_table_is_drawn_through_its_knots(tmp_path):
+    write_table(MODEL, tmp_path / "table", kind="json", tolerance=0.05, **ENGINE)
+    table = load(tmp_path / "table")
+    decoding, prefilling = plot.draw_table(table)
+    requests, milliseconds = lines(decoding)["1,000 tokens each"]
+    assert list(requests) == [knot for knot in table.axes[0] if knot]
+    assert milliseconds[-1] == pytest.approx(1e3 * table(requests[-1], 1000, 0, 0))
+    assert "0 requests decode" in lines(prefilling)
+    plot.save([decoding, prefilling], tmp_path / "table.svg")
+    assert "<svg" in (tmp_path / "table.svg").read_text()
+
+
+def test_a_name_that_is_no_pictures():
+    with pytest.raises(InputError, match=r"end it in \.png or \.svg"):
+        plot.save(plot.draw_component(MODEL, "output", **DENSE), Path("picture.docx"))
