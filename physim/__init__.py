@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from physim.fitting.crossval import Crossval, crossval
     from physim.fitting.fit import Outcome, fit
     from physim.inputs.deployment import Deployment
+    from physim.measured.reports import read_report
     from physim.prediction import predict_cases
     from physim.questions.capacity import Capacity, Objective, capacity
     from physim.questions.comparison import Comparison, compare
@@ -60,6 +61,7 @@ _HOME = {
     "predict": "physim.verbs",
     "predict_cases": "physim.prediction",
     "predict_trace": "physim.verbs",
+    "read_report": "physim.measured.reports",
     "step_model": "physim.verbs",
 }
 
@@ -94,6 +96,7 @@ __all__ = [
     "predict",
     "predict_cases",
     "predict_trace",
+    "read_report",
     "step_model",
 ]
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+import physim
 from physim.errors import InputError
 from physim.measured import blis_trace, guidellm, inference_perf, vllm_bench
-from physim.measured.runs import Server, rows, write_rows
+from physim.measured.runs import write_rows
 from physim.measured.steps import read_steps
 from physim.measured.table import read_table
 
@@ -216,8 +217,10 @@ def test_rows_are_a_table_that_can_be_read(tmp_path):
     (tmp_path / "stage_0_lifecycle_metrics.json").write_text(json.dumps(lifecycle()))
     path = tmp_path / "runs.csv"
     for name in ("one", "two"):
-        content = rows(Server(name, "Qwen/Qwen3-8B", "h100_sxm"), inference_perf.read(tmp_path))
-        write_rows(path, content, append=True)
+        found = physim.read_report(
+            "inference-perf", tmp_path, model="Qwen/Qwen3-8B", gpu="h100_sxm", experiment=name
+        )
+        write_rows(path, found, append=True)
     frame = read_table(path)
     assert frame["experiment"].tolist() == ["one", "two"]
 

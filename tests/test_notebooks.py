@@ -1,34 +1,82 @@
-"""The notebooks run from top to bottom."""
+"""The notebooks run from top to bottom, and hold the outputs of having done so."""
 
 import os
+import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "notebooks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+
+
+def read(name):
+    nbformat = pytest.importorskip("nbformat", reason="needs the extra `test`")
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def outputs(content):
+    return [output for cell in content.cells for output in cell.get("outputs", [])]
+
+
+def pictures(content):
+    return [output for output in outputs(content) if "image/png" in output.get("data", {})]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Where the notebooks' kernels share what they compile, as runs of the command line do."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+def run(name, tmp_path, monkeypatch, compiled):
+    """Executes a notebook beside the files that it reads."""
+    nbclient = pytest.importorskip("nbclient", reason="needs the extra `test`")
+    place = tmp_path / "docs" / "notebooks"
+    place.mkdir(parents=True)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for table in FOLDER.glob("*.csv"):
+        shutil.copy(table, place)
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
+    monkeypatch.setenv("EQX_ON_ERROR", "nan")
+    content = read(name)
+    nbclient.NotebookClient(
+        content, timeout=300, kernel_name="python3", resources={"metadata": {"path": place}}
+    ).execute(env=dict(os.environ))
+    return content
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_holds_its_outputs(name):
+    content = read(name)
+    counts = [cell.execution_count for cell in content.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1)), "run it from top to bottom"
+    assert not [one for one in outputs(content) if one.get("name") == "stderr"]
+    assert not [one for one in outputs(content) if one.output_type == "error"]
+    assert pictures(content)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.ipynb")))
+@pytest.mark.parametrize("name", NAMES)
 # A kernel that is shut down leaves its sockets to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_a_notebook_runs(name, tmp_path, request, monkeypatch):
-    nbformat = pytest.importorskip("nbformat", reason="needs the extra `test`")
-    nbclient = pytest.importorskip("nbclient", reason="needs the extra `test`")
-    content = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    if any("PHYSIM_RUNS" in cell.source for cell in content.cells):
-        # It fits measured runs, which are not part of the project.
-        runs = request.getfixturevalue("ground_truth") / "trainval.csv"
-        monkeypatch.setenv("PHYSIM_RUNS", str(runs))
-    assert not any(cell.get("outputs") for cell in content.cells), "clear the outputs"
-    monkeypatch.setenv("JAX_ENABLE_X64", "0")
-    nbclient.NotebookClient(
-        content, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    ).execute(env=dict(os.environ))
-    pictures = [
-        output
-        for cell in content.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    assert pictures or name == "tables_for_a_simulator"
+def test_a_notebook_runs(name, tmp_path, monkeypatch, compiled):
+    monkeypatch.delenv("PHYSIM_RUNS", raising=False)
+    assert len(pictures(run(name, tmp_path, monkeypatch, compiled))) == len(pictures(read(name)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+def test_the_notebook_on_fitting_runs_on_measured_runs(
+    tmp_path, monkeypatch, compiled, ground_truth
+):
+    runs = pd.read_csv(ground_truth / "trainval.csv")
+    dense = runs[~runs["model"].str.contains("Scout|70B") & (runs["stage"] >= 0)]
+    six = dense["experiment"].drop_duplicates().head(6)
+    table = tmp_path / "six.csv"
+    dense[dense["experiment"].isin(six)].to_csv(table, index=False)
+    monkeypatch.setenv("PHYSIM_RUNS", str(table))
+    assert pictures(run("fit_your_hardware", tmp_path, monkeypatch, compiled))

@@ -9,12 +9,12 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Turn load generators' reports into measured runs.")
 
-FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace")
-
 
 @app.command()
 def read(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(FORMATS)}.")],
+    kind: Annotated[
+        str, typer.Argument(help="inference-perf, guidellm, vllm-bench or blis-trace.")
+    ],
     path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
     model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
     gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`.")],
@@ -43,22 +43,16 @@ def read(
     Example: physim data read inference-perf reports/ --model Qwen/Qwen3-8B --gpu h100_sxm
     --output 248 --out runs.csv --append
     """
-    import importlib
+    from physim.measured.reports import read_report
+    from physim.measured.runs import write_rows
 
-    from physim.errors import InputError
-    from physim.inputs.hardware import load_hardware
-    from physim.inputs.models import load_model
-    from physim.measured.runs import Server, rows, write_rows
-
-    if kind not in FORMATS:
-        raise InputError("format", f"{kind!r} is unknown", f"known are {', '.join(FORMATS)}")
-    load_model(model)
-    reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
-    reports = reader.read(path, output)
-    server = Server(
-        experiment=experiment or path.stem,
+    found = read_report(
+        kind,
+        path,
         model=model,
-        hardware=load_hardware(gpu).key,
+        gpu=gpu,
+        output_tokens=output,
+        experiment=experiment,
         tp=tp,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -69,13 +63,13 @@ def read(
         prompt_groups=prompt_groups,
         prompts_per_group=prompts_per_group,
     )
-    write_rows(out, rows(server, reports), append)
-    for report in reports:
+    write_rows(out, found, append)
+    for row in found.to_dict("records"):
         typer.echo(
-            f"stage {report.stage}: {report.rate_rps:g}/s, TTFT {report.ttft_mean * 1e3:.1f} ms, "
-            f"E2E {report.e2e_mean:.3f} s, {report.n_failed} of "
-            f"{report.n_success + report.n_failed} failed"
+            f"stage {row['stage']}: {row['rate_rps']:g}/s, TTFT {row['ttft_mean'] * 1e3:.1f} ms, "
+            f"E2E {row['e2e_mean']:.3f} s, {row['n_failed']} of "
+            f"{row['n_success'] + row['n_failed']} failed"
         )
-        if report.note:
-            typer.echo(f"  note: {report.note}")
+        if row["note"]:
+            typer.echo(f"  note: {row['note']}")
     typer.echo(f"written to {out}")

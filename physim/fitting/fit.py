@@ -246,7 +246,7 @@ def _estimates(
             continue
         squares = slopes[:, place] ** 2
         shares = {
-            experiment: float(np.sum(squares[:count][experiments == experiment]))
+            str(experiment): float(np.sum(squares[:count][experiments == experiment]))
             for experiment in dict.fromkeys(experiments)
         }
         shares["steps"] = float(np.sum(squares[count:]))

@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from physim import data
 from physim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -79,18 +82,15 @@ class StageReport:
 
 def rows(server: Server, reports: Sequence[StageReport]) -> list[dict[str, Any]]:
     """Rows of the common form."""
-    return [
-        {**asdict(server), **{k: v for k, v in asdict(report).items() if k != "note"}}
-        for report in reports
-    ]
+    return [{**asdict(server), **asdict(report)} for report in reports]
 
 
-def write_rows(path: Path, content: Sequence[Mapping[str, Any]], append: bool = False) -> None:
+def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
     """Writes rows as CSV; the file appears whole or not at all.
 
     Args:
         path: The file.
-        content: The rows.
+        frame: The rows.
         append: Whether rows that are there already are kept before them.
 
     Raises:
@@ -98,7 +98,6 @@ def write_rows(path: Path, content: Sequence[Mapping[str, Any]], append: bool = 
     """
     import pandas as pd
 
-    frame = pd.DataFrame(content)
     if append and path.is_file():
         try:
             frame = pd.concat([pd.read_csv(path), frame], ignore_index=True)

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from physim.evaluation import Evaluation
-    from physim.fitting.crossval import Crossval
     from physim.fits import Fit
+    from physim.fitting.crossval import Crossval
     from physim.fitting.fit import Outcome
+
+
+# Rows up to which each is named in a picture, and the characters of a name.
+_NAMED_ROWS, _NAME = 40, 32
 
 
 def draw_fit(outcome: Outcome) -> list[Axes]:
@@ -96,7 +100,9 @@ def draw_errors(outcome: Outcome, axes: Axes | None = None) -> Axes:
             )
     axes.axvline(0, color="0.5", lw=0.8)
     axes.set_xlabel("error of each row, percent (in sample)")
-    axes.set_yticks([])
+    names = [f"{row['experiment'][:_NAME]} {row['stage']}" for row in outcome.rows]
+    few = names if len(names) <= _NAMED_ROWS else []
+    axes.set_yticks(range(len(few)), few, fontsize=6)
     axes.legend(fontsize=7)
     return axes
 
