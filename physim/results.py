@@ -164,20 +164,29 @@ class Prediction:
             rows.append({**row, "stage": number, **counts, **latencies})
         return pd.DataFrame(rows)
 
-    def __repr__(self) -> str:
-        demand = self.load.describe() if self.load is not None else "a trace"
+    def describe(self) -> str:
+        """What the prediction is of, in a line."""
+        demand = "a trace"
         if self.load is not None:
             load = self.load
-            demand += (
-                f", {load.mean_input:g} in ({load.cached_tokens:g} cached), "
-                f"{load.mean_output:g} out"
+            demand = (
+                f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached),"
+                f" {load.mean_output:g} out"
             )
+        return f"{self.model} on {self.tp} x {self.gpu}, {demand}"
+
+    def _repr_html_(self) -> str:
+        """The prediction in a notebook."""
+        from physim.markup import prediction_tables
+
+        return f"<p>{self.describe()}; fit: {self.fit}</p>\n{prediction_tables(self)}"
+
+    def __repr__(self) -> str:
         if self.ttft_s is None or self.e2e_s is None:
             latency = f"above capacity ({self.capacity_rps:.3g}/s): the queue grows without end"
         else:
             latency = f"TTFT {_ms(self.ttft_s)}, ITL {_ms(self.itl_s)}, E2E {self.e2e_s:.3f} s"
-        head = f"{self.model} on {self.tp} x {self.gpu}, {demand}"
-        return f"<Prediction {head}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
+        return f"<Prediction {self.describe()}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
 
 
 def _ms(seconds: float | None) -> str:

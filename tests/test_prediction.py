@@ -162,3 +162,16 @@ def test_the_front_door():
     assert not {name for name in physim.__all__ if (HOME / f"{name}.py").exists()}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = physim.nothing
+
+
+def test_a_prediction_in_a_notebook():
+    served = physim.predict(
+        "Qwen/Qwen3-14B", gpu="h100_sxm", rate=6, input_tokens=786, output_tokens=251
+    )
+    page = served._repr_html_()
+    for text in ("6 req/s constant", f"<td>{1e3 * served.itl_s:.4g}</td>", "<td>mlp</td>", "p99"):
+        assert text in page
+    flooded = physim.predict(
+        "Qwen/Qwen3-14B", gpu="h100_sxm", rate=1e5, input_tokens=786, output_tokens=251
+    )
+    assert "above capacity" in flooded._repr_html_()

@@ -167,18 +167,9 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    load = prediction.load
-    what = "a trace"
-    if load is not None:
-        what = (
-            f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached), "
-            f"{load.mean_output:g} out"
-        )
     how = "" if prediction.method == "fluid" else ", replayed"
-    title = Text.assemble(
-        (prediction.model, "bold"),
-        f" on {prediction.tp} x {prediction.gpu}, {what}; fit: {prediction.fit}{how}",
-    )
+    title = Text(f"{prediction.describe()}; fit: {prediction.fit}{how}")
+    title.stylize("bold", 0, len(prediction.model))
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(justify="left")
     numbers.add_column(justify="right", style="bold")

@@ -170,6 +170,11 @@ def compare(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     max_model_len: MaxModelLen = None,
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    block_size: BlockSize = 16,
+    moe_kernel: MoeKernel = "triton",
+    expert_load: ExpertLoad = "power_law_1.01",
+    async_scheduling: AsyncScheduling = True,
+    sampling: Sampling = "model",
     as_json: AsJson = False,
 ) -> None:
     """Predict models on GPUs at several tp under one load, side by side.

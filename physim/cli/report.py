@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 from physim.cli.engine import (
+    AsyncScheduling,
+    BlockSize,
+    ExpertLoad,
     GpuMemoryUtilization,
     KvBlocks,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
+    MoeKernel,
     Sampling,
     engine_of,
 )
@@ -40,7 +44,11 @@ def report(
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     max_model_len: MaxModelLen = None,
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    block_size: BlockSize = 16,
     kv_blocks: KvBlocks = None,
+    moe_kernel: MoeKernel = "triton",
+    expert_load: ExpertLoad = "power_law_1.01",
+    async_scheduling: AsyncScheduling = True,
     sampling: Sampling = "model",
 ) -> None:
     """Write a page on a deployment under a load: numbers and pictures in one HTML file.

@@ -103,7 +103,7 @@ def draw_errors(outcome: Outcome, axes: Axes | None = None) -> Axes:
     names = [f"{row['experiment'][:_NAME]} {row['stage']}" for row in outcome.rows]
     few = names if len(names) <= _NAMED_ROWS else []
     axes.set_yticks(range(len(few)), few, fontsize=6)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return axes
 
 

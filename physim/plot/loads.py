@@ -98,7 +98,8 @@ def draw_load(
             if objective.statistic != "mean":
                 values = [scale * objective.latency_s(p) for _, p in served]
                 own.plot(x, values, "--", color=COLORS[metric], label=objective.statistic)
-            own.axhline(scale * objective.seconds, color="0.3", lw=0.8, ls="-.")
+            bound = f"{objective.statistic} at most"
+            own.axhline(scale * objective.seconds, color="0.3", lw=0.8, ls="-.", label=bound)
         if most is not None:
             own.axvline(most, color="0.5", lw=1, ls=":", label="capacity")
         if mark is not None:

@@ -1,0 +1,72 @@
+"""A prediction as tables of HTML, for pages and notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from physim.results import Prediction
+
+_OF = ("mean", "p50", "p90", "p99")
+_UNITS = {
+    "ttft_s": ("TTFT", 1e3, "ms"),
+    "itl_s": ("ITL", 1e3, "ms"),
+    "e2e_s": ("E2E", 1.0, "s"),
+    "capacity_rps": ("capacity", 1.0, "requests/s"),
+}
+
+
+def prediction_tables(prediction: Prediction) -> str:
+    """Means with intervals, percentiles, where a step's time goes, and notes."""
+    notes = []
+    if prediction.saturated and prediction.ttft_s is None:
+        notes.append("The load is above capacity: the queue grows without end.")
+    notes += [f"Beyond what was measured: {line}." for line in prediction.extrapolations]
+    notes += [f"Note: {line}." for line in prediction.assumptions]
+    return "\n".join(
+        [
+            _table(("", "mean", "90% from", "to", ""), _means(prediction)),
+            _table(("ms", *_OF), _percentiles(prediction)),
+            _table(("component of a step", "ms", "share"), _parts(prediction)),
+            *(f'<p class="note">{html.escape(note)}</p>' for note in notes),
+        ]
+    )
+
+
+def _means(prediction: Prediction) -> list[list[str]]:
+    rows = []
+    for name, (label, scale, unit) in _UNITS.items():
+        value = getattr(prediction, name)
+        if value is None:
+            continue
+        bounds = prediction.intervals.get(name)
+        shown = ["-", "-"] if bounds is None else [f"{scale * bound:.4g}" for bound in bounds]
+        rows.append([label, f"{scale * value:.4g}", *shown, unit])
+    rows.append(["throughput", f"{prediction.output_tokens_per_s:.4g}", "-", "-", "tokens/s"])
+    rows.append(["KV cache", f"{100 * prediction.kv_use:.3g}", "-", "-", "% of its blocks"])
+    return rows
+
+
+def _percentiles(prediction: Prediction) -> list[list[str]]:
+    return [
+        [metric.upper(), *(f"{1e3 * values[name]:.4g}" if name in values else "-" for name in _OF)]
+        for metric, values in prediction.whole.latencies.items()
+    ]
+
+
+def _parts(prediction: Prediction) -> list[list[str]]:
+    ranked = sorted(prediction.step_parts_s.items(), key=lambda part: -part[1])
+    return [
+        [name.replace("_", " "), f"{1e3 * seconds:.3f}", f"{seconds / prediction.step_s:.1%}"]
+        for name, seconds in ranked
+        if seconds >= 5e-4 * prediction.step_s
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    return "<table>" + line(columns, "th") + "".join(line(row, "td") for row in rows) + "</table>"
