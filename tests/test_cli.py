@@ -14,14 +14,14 @@ LOAD = ["--rate", "6", "--input", "786", "--output", "251"]
 PREDICT = ["predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *LOAD]
 
 
-def physim(*arguments, columns="100"):
+def physim(*arguments, columns="100", **environment):
     command = Path(sys.executable).with_name("physim")
     return subprocess.run(
         [str(command), *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "COLUMNS": columns, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "COLUMNS": columns, "HF_HUB_OFFLINE": "1", **environment},
     )
 
 
@@ -159,6 +159,16 @@ def test_version_and_help():
     assert "Example" in physim("predict", "--help").stdout
 
 
+def test_the_shell_completes_names():
+    def completed(*words):
+        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return physim(_PHYSIM_COMPLETE="complete_bash", **asked).stdout.split()
+
+    assert completed("physim", "predict", "Qwen/Qwen3-1") == ["Qwen/Qwen3-14B"]
+    assert completed("physim", "explain", "x", "--gpu", "h1") == ["h100_sxm"]
+    assert completed("physim", "show", "fit", "vllm") == ["vllm-h100"]
+
+
 def test_commands_that_need_no_arrays_do_not_load_jax():
     code = "import physim.cli, sys; sys.exit('jax' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -209,7 +219,10 @@ def test_a_trace_is_replayed(tmp_path):
         (["--rate", "1", "--output", "9"], "--input and --output: are missing"),
         (["--rate", "1", "--input", "9", "--output", "lots:9"], "lengths 'lots:9'"),
         (["--rate", "1", "--input", "9", "--output", "9", "--method", "guess"], "'guess' is unkn"),
-        (["--rate", "1", "--input", "9", "--output", "9", "--plot", "a.png"], "a load that ends"),
+        (
+            ["--rate", "1", "--input", "9", "--output", "9", "--plot", "a.txt"],
+            "is no name of a pict",
+        ),
         (["--trace", "/nowhere.csv"], "No such file"),
     ],
 )

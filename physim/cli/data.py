@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.subject import Gpu, Tp
+
 app = typer.Typer(no_args_is_help=True, help="Turn load generators' reports into measured runs.")
 
 
@@ -17,9 +19,9 @@ def read(
     ],
     path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
     model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
-    gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`.")],
+    gpu: Gpu,
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.")],
-    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    tp: Tp = 1,
     experiment: Annotated[
         str | None, typer.Option(help="Name of the run; the report's if not given.")
     ] = None,

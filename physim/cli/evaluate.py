@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.picture import Plot, write
+from physim.cli.subject import FitName
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,9 +28,7 @@ def evaluate(
     tables: Annotated[
         list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
     ],
-    fit: Annotated[
-        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
-    ] = "default",
+    fit: FitName = "default",
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,

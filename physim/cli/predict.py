@@ -24,6 +24,7 @@ from physim.cli.engine import (
 )
 from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
 from physim.cli.picture import Plot, write
+from physim.cli.subject import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,10 +35,8 @@ _LOAD = "Load"
 
 
 def predict(
-    model: Annotated[
-        str, typer.Argument(help="A config.json, its folder, a shipped name, or a hub id.")
-    ],
-    gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")],
+    model: Model,
+    gpu: Gpu,
     input_tokens: Annotated[
         str | None,
         typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_LOAD),
@@ -46,7 +45,7 @@ def predict(
         str | None,
         typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_LOAD),
     ] = None,
-    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    tp: Tp = 1,
     rate: Rate = None,
     concurrency: Concurrency = None,
     stage: Annotated[
@@ -79,9 +78,7 @@ def predict(
         str, typer.Option(help="fluid, or replay for every request one by one.")
     ] = "fluid",
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
-    fit: Annotated[
-        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
-    ] = "default",
+    fit: FitName = "default",
     mixed: Annotated[
         str,
         typer.Option(

@@ -34,19 +34,12 @@ from physim.cli.load import (
     load_of,
 )
 from physim.cli.picture import Plot, write
+from physim.cli.subject import FitName, Gpu, Model, Models, Tp
 
 if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
     from physim.questions.elasticities import Elasticities
 
-Model = Annotated[
-    str, typer.Argument(help="A config.json, its folder, a shipped name, or a hub id.")
-]
-Gpu = Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")]
-Tp = Annotated[int, typer.Option(help="GPUs that share every layer.")]
-FitName = Annotated[
-    str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -149,7 +142,7 @@ def capacity(
 
 
 def compare(
-    models: Annotated[list[str], typer.Argument(help="Models, as `physim predict` takes them.")],
+    models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
     input_tokens: Input,
     output_tokens: Output,

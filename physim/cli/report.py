@@ -21,25 +21,22 @@ from physim.cli.engine import (
     engine_of,
 )
 from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes, load_of
+from physim.cli.subject import FitName, Gpu, Model, Tp
 
 
 def report(
-    model: Annotated[
-        str, typer.Argument(help="A config.json, its folder, a shipped name, or a hub id.")
-    ],
-    gpu: Annotated[str, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")],
+    model: Model,
+    gpu: Gpu,
     input_tokens: Input,
     output_tokens: Output,
     rate: Annotated[float, typer.Option(help="Arrivals per second.", rich_help_panel="Load")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")],
-    tp: Annotated[int, typer.Option(help="GPUs that share every layer.")] = 1,
+    tp: Tp = 1,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,
     arrival: Arrival = "constant",
     burstiness: Burstiness = 1.0,
-    fit: Annotated[
-        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
-    ] = "default",
+    fit: FitName = "default",
     max_num_seqs: MaxNumSeqs = None,
     max_num_batched_tokens: MaxNumBatchedTokens = None,
     max_model_len: MaxModelLen = None,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from physim.cli.picture import Plot, write
+from physim.cli.subject import ShownFit
 from physim.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="List the models, GPUs and fits that come along.")
@@ -75,7 +74,7 @@ def gpus() -> None:
 
 @app.command()
 def fit(
-    name: Annotated[str, typer.Argument(help="A fit of `physim show fits`, or a fit file.")],
+    name: ShownFit,
     plot: Plot = None,
 ) -> None:
     """Show a fit: each correction as a factor with its interval, and what it was fitted to."""

@@ -22,6 +22,7 @@ from physim.cli.engine import (
 )
 from physim.cli.lists import degrees_in, names_in
 from physim.cli.picture import Plot, write
+from physim.cli.subject import FitName, OptionalGpu, OptionalModel
 
 if TYPE_CHECKING:
     from physim.serving.load import Load
@@ -33,13 +34,8 @@ _USABLE_PCT = 10.0
 
 def table(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
-    model: Annotated[
-        str | None,
-        typer.Argument(help="A config.json, its folder, a shipped name, or a hub id."),
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="A GPU of `physim show gpus`, or a JSON file.")
-    ] = None,
+    model: OptionalModel = None,
+    gpu: OptionalGpu = None,
     tp: Annotated[
         int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
     ] = None,
@@ -52,9 +48,7 @@ def table(
     tolerance: Annotated[
         float, typer.Option(help="Interpolation error of 99% of steps, as a share of their time.")
     ] = 0.01,
-    fit: Annotated[
-        str, typer.Option(help="default, a fit of `physim show fits`, a fit file, or none.")
-    ] = "default",
+    fit: FitName = "default",
     force: Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")] = False,
     models: Annotated[
         Path | None, typer.Option(help="Many tables: a file with a model on each line.")

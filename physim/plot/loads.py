@@ -70,7 +70,7 @@ def draw_load(
     cases = [replace(case, load=load) for load in loads]
     found = [predict_with_interval(c, known, "additive", "fluid", 0) for c in cases]
     if axes is None:
-        figure = new_figure(4.2 * len(metrics), 3.6)
+        figure = new_figure(3.3 * len(metrics), 3.3)
         axes = list(np.atleast_1d(figure.subplots(1, len(metrics))))
     for metric, own in zip(metrics, axes, strict=True):
         label, scale, unit = _LABELS[metric]
@@ -113,7 +113,7 @@ def draw_load(
             yscale="log",
         )
         own.grid(alpha=0.3, which="both")
-        own.legend(fontsize=8)
+        own.legend(fontsize=7)
     plain_ticks(*axes)
     axes[0].set_title(f"{case.model.name} on {case.deployment.tp} x {case.gpu.key}", fontsize=9)
     return list(axes)

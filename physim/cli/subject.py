@@ -1,0 +1,54 @@
+"""Options that say what is predicted: a model, a GPU, tp and a fit, completed in the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from physim import data
+
+
+def _starting(names: Iterable[str], start: str) -> list[str]:
+    return [name for name in names if name.startswith(start)]
+
+
+# Names are those of data files, since what loads them would keep the shell waiting.
+def _models(incomplete: str) -> list[str]:
+    names = (name.replace("--", "/") for name in data.names("model_configs", ".json"))
+    return _starting(names, incomplete)
+
+
+def _gpus(incomplete: str) -> list[str]:
+    return _starting(data.names("hardware", ".json"), incomplete)
+
+
+def _fits(incomplete: str) -> list[str]:
+    return _starting(["default", "none", *data.names("fits", ".json")], incomplete)
+
+
+_model = typer.Argument(
+    help="A config.json, its folder, a shipped name, or a hub id.", autocompletion=_models
+)
+_gpu = typer.Option(help="A GPU of `physim show gpus`, or a JSON file.", autocompletion=_gpus)
+
+Model = Annotated[str, _model]
+OptionalModel = Annotated[str | None, _model]
+Models = Annotated[
+    list[str],
+    typer.Argument(help="Models, as `physim predict` takes them.", autocompletion=_models),
+]
+Gpu = Annotated[str, _gpu]
+OptionalGpu = Annotated[str | None, _gpu]
+Tp = Annotated[int, typer.Option(help="GPUs that share every layer.")]
+FitName = Annotated[
+    str,
+    typer.Option(
+        help="default, a fit of `physim show fits`, a fit file, or none.", autocompletion=_fits
+    ),
+]
+ShownFit = Annotated[
+    str,
+    typer.Argument(help="A fit of `physim show fits`, or a fit file.", autocompletion=_fits),
+]
