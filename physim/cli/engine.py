@@ -1,67 +1,68 @@
-"""Options of the engine, which several commands take."""
+"""The engine's options, which several commands take alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-_PANEL = "Engine"
-
-MaxNumSeqs = Annotated[
-    int | None, typer.Option(help="Requests that run at once.", rich_help_panel=_PANEL)
-]
-MaxNumBatchedTokens = Annotated[
-    int | None, typer.Option(help="Tokens of a step.", rich_help_panel=_PANEL)
-]
-MaxModelLen = Annotated[
-    int | None, typer.Option(help="Longest context, tokens.", rich_help_panel=_PANEL)
-]
-GpuMemoryUtilization = Annotated[
-    float, typer.Option(help="Share of memory the engine may use.", rich_help_panel=_PANEL)
-]
-BlockSize = Annotated[int, typer.Option(help="Tokens of a KV block.", rich_help_panel=_PANEL)]
-KvBlocks = Annotated[
-    int | None,
-    typer.Option(help="KV blocks, instead of computing them.", rich_help_panel=_PANEL),
-]
-MoeKernel = Annotated[
-    str,
-    typer.Option(help="fp8 expert kernel: triton or flashinfer.", rich_help_panel=_PANEL),
-]
-ExpertLoad = Annotated[
-    str,
-    typer.Option(
-        help="Spread over experts: balanced, power_law_1.01 or power_law_1.2.",
-        rich_help_panel=_PANEL,
+# Fields of `physim.Deployment` but tp: type, default and help.
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "max_num_seqs": (int | None, None, "Requests that run at once."),
+    "max_num_batched_tokens": (int | None, None, "Tokens of a step."),
+    "max_model_len": (int | None, None, "Longest context, tokens."),
+    "gpu_memory_utilization": (float, 0.9, "Share of memory the engine may use."),
+    "block_size": (int, 16, "Tokens of a KV block."),
+    "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
+    "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
+    "expert_load": (
+        str,
+        "power_law_1.01",
+        "Spread over experts: balanced, power_law_1.01 or power_law_1.2.",
     ),
-]
-AsyncScheduling = Annotated[
-    bool, typer.Option(help="Schedule a step while one runs.", rich_help_panel=_PANEL)
-]
-Sampling = Annotated[
-    str,
-    typer.Option(
-        help="model (its generation_config.json), plain, truncated (top-k, top-p), penalised.",
-        rich_help_panel=_PANEL,
+    "async_scheduling": (bool, True, "Schedule a step while one runs."),
+    "sampling": (
+        str,
+        "model",
+        "model (its generation_config.json), plain, truncated (top-k, top-p), penalised.",
     ),
-]
+}
 
-_FIELDS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "gpu_memory_utilization",
-    "block_size",
-    "kv_blocks",
-    "moe_kernel",
-    "expert_load",
-    "async_scheduling",
-    "sampling",
-)
+Command = Callable[..., None]
+Engine = dict[str, Any]
 
 
-def engine_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `physim.Deployment` among a command's options, its ``locals()``."""
-    return {name: options[name] for name in _FIELDS if name in options}
+def with_engine(command: Command) -> Command:
+    """Gives a command the engine's options; what they are given comes as its ``engine``.
+
+    Args:
+        command: A command with a parameter ``engine``, fields of `physim.Deployment` by name.
+    """
+    own = inspect.signature(command, eval_str=True)
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own.parameters.values()
+        if parameter.name != "engine"
+    ]
+    for name, (kind, default, told) in _OPTIONS.items():
+        # A flag and its opposite would leave the other options' names no room.
+        panel = "Scheduling" if kind is bool else "Engine"
+        option = Annotated[kind, typer.Option(help=told, rich_help_panel=panel)]  # type: ignore[valid-type]
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option
+            )
+        )
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        engine = {name: given.pop(name) for name in _OPTIONS}
+        command(**given, engine=engine)
+
+    # From these typer makes the options.
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.engine import (
-    AsyncScheduling,
-    BlockSize,
-    ExpertLoad,
-    GpuMemoryUtilization,
-    KvBlocks,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MoeKernel,
-    Sampling,
-    engine_of,
-)
+from physim.cli.engine import Engine, with_engine
 from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
 from physim.cli.picture import Plot, write
 from physim.cli.subject import FitName, Gpu, Model, Tp
@@ -34,6 +22,7 @@ if TYPE_CHECKING:
 _LOAD = "Load"
 
 
+@with_engine
 def predict(
     model: Model,
     gpu: Gpu,
@@ -85,18 +74,10 @@ def predict(
             help="Steps with prefill and decode: additive, weighted-average or smooth-weighted."
         ),
     ] = "additive",
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    block_size: BlockSize = 16,
-    kv_blocks: KvBlocks = None,
-    moe_kernel: MoeKernel = "triton",
-    expert_load: ExpertLoad = "power_law_1.01",
-    async_scheduling: AsyncScheduling = True,
-    sampling: Sampling = "model",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Plot = None,
+    *,
+    engine: Engine,
 ) -> None:
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
@@ -105,7 +86,7 @@ def predict(
 
     Example: physim predict Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
     """
-    engine = {"tp": tp, **engine_of(locals())}
+    engine = {"tp": tp, **engine}
     import physim
     from physim.cli.progress import running
     from physim.errors import InputError

@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.engine import (
-    AsyncScheduling,
-    BlockSize,
-    ExpertLoad,
-    GpuMemoryUtilization,
-    KvBlocks,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MoeKernel,
-    Sampling,
-    engine_of,
-)
+from physim.cli.engine import Engine, with_engine
 from physim.cli.lists import degrees_in, names_in
 from physim.cli.load import (
     Arrival,
@@ -43,6 +31,7 @@ if TYPE_CHECKING:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+@with_engine
 def capacity(
     model: Model,
     gpu: Gpu,
@@ -61,25 +50,17 @@ def capacity(
     arrival: Arrival = "poisson",
     burstiness: Burstiness = 1.0,
     fit: FitName = "default",
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    block_size: BlockSize = 16,
-    kv_blocks: KvBlocks = None,
-    moe_kernel: MoeKernel = "triton",
-    expert_load: ExpertLoad = "power_law_1.01",
-    async_scheduling: AsyncScheduling = True,
-    sampling: Sampling = "model",
     as_json: AsJson = False,
     plot: Plot = None,
+    *,
+    engine: Engine,
 ) -> None:
     """Find the highest rate of requests that keeps to objectives on latency.
 
     Example: physim capacity Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --input 786 --output 251
     --slo ttft_p99=500ms --slo itl_mean=25ms
     """
-    engine = {"tp": tp, **engine_of(locals())}
+    engine = {"tp": tp, **engine}
     import physim
     from physim.cli.progress import running
 
@@ -141,6 +122,7 @@ def capacity(
         console.print(f"Beyond what was measured: {line}.", style="yellow")
 
 
+@with_engine
 def compare(
     models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
@@ -159,23 +141,16 @@ def compare(
     ] = None,
     sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or capacity.")] = None,
     fit: FitName = "default",
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    block_size: BlockSize = 16,
-    moe_kernel: MoeKernel = "triton",
-    expert_load: ExpertLoad = "power_law_1.01",
-    async_scheduling: AsyncScheduling = True,
-    sampling: Sampling = "model",
     as_json: AsJson = False,
+    *,
+    engine: Engine,
 ) -> None:
     """Predict models on GPUs at several tp under one load, side by side.
 
     Example: physim compare Qwen/Qwen3-14B Qwen/Qwen3-32B --gpus h100_sxm,a100_sxm --tps 1,2,4
     --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
     """
-    engine, load = engine_of(locals()), load_of(locals())
+    load = load_of(locals())
     from physim.cli.progress import running
     from physim.questions.comparison import compare as side_by_side
 
@@ -253,6 +228,7 @@ def _compared(found: Comparison) -> Any:
     return table_of([*columns, "per 1M"] if costs else columns, rows)
 
 
+@with_engine
 def explain(
     model: Model,
     gpu: Gpu,
@@ -266,24 +242,16 @@ def explain(
     arrival: Arrival = "constant",
     burstiness: Burstiness = 1.0,
     fit: FitName = "default",
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    block_size: BlockSize = 16,
-    kv_blocks: KvBlocks = None,
-    moe_kernel: MoeKernel = "triton",
-    expert_load: ExpertLoad = "power_law_1.01",
-    async_scheduling: AsyncScheduling = True,
-    sampling: Sampling = "model",
     as_json: AsJson = False,
     plot: Plot = None,
+    *,
+    engine: Engine,
 ) -> None:
     """Say what latencies and capacity depend on: percent for one percent of each part.
 
     Example: physim explain Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 20 --input 786 --output 251
     """
-    engine, load = engine_of(locals()), load_of(locals())
+    load = load_of(locals())
     import physim
     from physim.cli.progress import running
 

@@ -7,23 +7,12 @@ from typing import Annotated
 
 import typer
 
-from physim.cli.engine import (
-    AsyncScheduling,
-    BlockSize,
-    ExpertLoad,
-    GpuMemoryUtilization,
-    KvBlocks,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MoeKernel,
-    Sampling,
-    engine_of,
-)
+from physim.cli.engine import Engine, with_engine
 from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes, load_of
 from physim.cli.subject import FitName, Gpu, Model, Tp
 
 
+@with_engine
 def report(
     model: Model,
     gpu: Gpu,
@@ -37,23 +26,15 @@ def report(
     arrival: Arrival = "constant",
     burstiness: Burstiness = 1.0,
     fit: FitName = "default",
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    block_size: BlockSize = 16,
-    kv_blocks: KvBlocks = None,
-    moe_kernel: MoeKernel = "triton",
-    expert_load: ExpertLoad = "power_law_1.01",
-    async_scheduling: AsyncScheduling = True,
-    sampling: Sampling = "model",
+    *,
+    engine: Engine,
 ) -> None:
     """Write a page on a deployment under a load: numbers and pictures in one HTML file.
 
     Example: physim report Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
     --out report.html
     """
-    engine, load = engine_of(locals()), load_of(locals())
+    load = load_of(locals())
     from physim.cli.progress import running
     from physim.report import write_report
 

@@ -7,19 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.engine import (
-    AsyncScheduling,
-    BlockSize,
-    ExpertLoad,
-    GpuMemoryUtilization,
-    KvBlocks,
-    MaxModelLen,
-    MaxNumBatchedTokens,
-    MaxNumSeqs,
-    MoeKernel,
-    Sampling,
-    engine_of,
-)
+from physim.cli.engine import Engine, with_engine
 from physim.cli.lists import degrees_in, names_in
 from physim.cli.picture import Plot, write
 from physim.cli.subject import FitName, OptionalGpu, OptionalModel
@@ -32,6 +20,7 @@ _LOAD = "Load of linear models"
 _USABLE_PCT = 10.0
 
 
+@with_engine
 def table(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     model: OptionalModel = None,
@@ -74,17 +63,9 @@ def table(
     arrival: Annotated[
         str, typer.Option(help="constant or poisson.", rich_help_panel=_LOAD)
     ] = "constant",
-    max_num_seqs: MaxNumSeqs = None,
-    max_num_batched_tokens: MaxNumBatchedTokens = None,
-    max_model_len: MaxModelLen = None,
-    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
-    block_size: BlockSize = 16,
-    kv_blocks: KvBlocks = None,
-    moe_kernel: MoeKernel = "triton",
-    expert_load: ExpertLoad = "power_law_1.01",
-    async_scheduling: AsyncScheduling = True,
-    sampling: Sampling = "model",
     plot: Plot = None,
+    *,
+    engine: Engine,
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
@@ -94,7 +75,6 @@ def table(
 
     Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --out tables/qwen
     """
-    engine = engine_of(locals())
     from physim.errors import InputError
 
     if plot is not None and (models is not None or kind == "blis"):
