@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from physim.results import Prediction
+# A prediction as plain values.
+Content = Mapping[str, Any]
 
 _OF = ("mean", "p50", "p90", "p99")
 _UNITS = {
@@ -18,13 +18,17 @@ _UNITS = {
 }
 
 
-def prediction_tables(prediction: Prediction) -> str:
-    """Means with intervals, percentiles, where a step's time goes, and notes."""
+def prediction_tables(prediction: Content) -> str:
+    """Means with intervals, percentiles, where a step's time goes, and notes.
+
+    Args:
+        prediction: What `Prediction.to_dict` gives.
+    """
     notes = []
-    if prediction.saturated and prediction.ttft_s is None:
+    if prediction["saturated"] and prediction["ttft_s"] is None:
         notes.append("The load is above capacity: the queue grows without end.")
-    notes += [f"Beyond what was measured: {line}." for line in prediction.extrapolations]
-    notes += [f"Note: {line}." for line in prediction.assumptions]
+    notes += [f"Beyond what was measured: {line}." for line in prediction["extrapolations"]]
+    notes += [f"Note: {line}." for line in prediction["assumptions"]]
     return "\n".join(
         [
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),
@@ -35,33 +39,34 @@ def prediction_tables(prediction: Prediction) -> str:
     )
 
 
-def _means(prediction: Prediction) -> list[list[str]]:
+def _means(prediction: Content) -> list[list[str]]:
     rows = []
     for name, (label, scale, unit) in _UNITS.items():
-        value = getattr(prediction, name)
+        value = prediction[name]
         if value is None:
             continue
-        bounds = prediction.intervals.get(name)
-        shown = ["-", "-"] if bounds is None else [f"{scale * bound:.4g}" for bound in bounds]
-        rows.append([label, f"{scale * value:.4g}", *shown, unit])
-    rows.append(["throughput", f"{prediction.output_tokens_per_s:.4g}", "-", "-", "tokens/s"])
-    rows.append(["KV cache", f"{100 * prediction.kv_use:.3g}", "-", "-", "% of its blocks"])
+        bounds = prediction["intervals"].get(name, ())
+        # A bound that there is none of: the load may be above capacity.
+        shown = ["any" if bound is None else f"{scale * bound:.4g}" for bound in bounds]
+        rows.append([label, f"{scale * value:.4g}", *(shown or ["-", "-"]), unit])
+    rows.append(["throughput", f"{prediction['output_tokens_per_s']:.4g}", "-", "-", "tokens/s"])
+    rows.append(["KV cache", f"{100 * prediction['kv_use']:.3g}", "-", "-", "% of its blocks"])
     return rows
 
 
-def _percentiles(prediction: Prediction) -> list[list[str]]:
+def _percentiles(prediction: Content) -> list[list[str]]:
     return [
         [metric.upper(), *(f"{1e3 * values[name]:.4g}" if name in values else "-" for name in _OF)]
-        for metric, values in prediction.whole.latencies.items()
+        for metric, values in prediction["whole"]["latencies"].items()
     ]
 
 
-def _parts(prediction: Prediction) -> list[list[str]]:
-    ranked = sorted(prediction.step_parts_s.items(), key=lambda part: -part[1])
+def _parts(prediction: Content) -> list[list[str]]:
+    ranked = sorted(prediction["step_parts_s"].items(), key=lambda part: -part[1])
     return [
-        [name.replace("_", " "), f"{1e3 * seconds:.3f}", f"{seconds / prediction.step_s:.1%}"]
+        [name.replace("_", " "), f"{1e3 * seconds:.3f}", f"{seconds / prediction['step_s']:.1%}"]
         for name, seconds in ranked
-        if seconds >= 5e-4 * prediction.step_s
+        if seconds >= 5e-4 * prediction["step_s"]
     ]
 
 

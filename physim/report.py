@@ -84,7 +84,7 @@ def _page(prediction: Prediction, pictures: Sequence[tuple[str, Axes | Sequence[
     body = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(what)}</p>",
-        prediction_tables(prediction),
+        prediction_tables(prediction.to_dict()),
         *(f"<h2>{html.escape(name)}</h2>{_image(name, drawn)}" for name, drawn in pictures),
     ]
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from physim.markup import prediction_tables
 from physim.serving.load import Load
 
 if TYPE_CHECKING:
@@ -177,9 +178,7 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""
-        from physim.markup import prediction_tables
-
-        return f"<p>{self.describe()}; fit: {self.fit}</p>\n{prediction_tables(self)}"
+        return f"<p>{self.describe()}; fit: {self.fit}</p>\n{prediction_tables(self.to_dict())}"
 
     def __repr__(self) -> str:
         if self.ttft_s is None or self.e2e_s is None:
