@@ -138,7 +138,8 @@ def _prediction(prediction: Prediction, case: Case, course: Course, summary: Sum
         time_s=course.time[first].tolist(),
         waiting=course.waiting[first].tolist(),
         running=np.maximum(course.running[first], 0.0).tolist(),
-        kv_use=np.maximum(course.kv_use[first], 0.0).tolist(),
+        # Beyond all blocks a request would be preempted, which the fluid's seats only follow.
+        kv_use=np.clip(course.kv_use[first], 0.0, 1.0).tolist(),
         arrival_s=summary.arrival_s.ravel().tolist(),
         ttft_s=summary.ttft_s.ravel().tolist(),
     )

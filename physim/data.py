@@ -54,6 +54,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def check_writable(path: Path) -> None:
+    """Refuses a file that cannot be written, before the work whose result it is to hold.
+
+    Raises:
+        InputError: The folder of ``path`` is not there, or cannot be written to.
+    """
+    if not path.parent.is_dir():
+        raise InputError(str(path), f"{path.parent} is no folder", "make it, or choose another")
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(str(path), "cannot be written", "choose another file")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path`` and renames it there when the block succeeds.

@@ -21,7 +21,7 @@ from physim.step.residual import Residual
 NO_FIT = "none"
 DEFAULT_FIT = "default"
 # The fit that `default` stands for; where it was made on another GPU, what carries over of it.
-_DEFAULT = "vllm-h100"
+STANDS_FOR_DEFAULT = "vllm-h100"
 _SUFFIX = ".json"
 _SCHEMA_VERSION = 1
 # How many standard deviations hold 90% of a normal distribution.
@@ -130,9 +130,9 @@ def load_fit(fit: str | Path, gpu: str | None = None) -> Fit:
     if name == NO_FIT:
         return Fit(NO_FIT, Corrections())
     if name == DEFAULT_FIT:
-        if _DEFAULT not in shipped_fits():
+        if STANDS_FOR_DEFAULT not in shipped_fits():
             return Fit(NO_FIT, Corrections())
-        default = load_fit(_DEFAULT)
+        default = load_fit(STANDS_FOR_DEFAULT)
         return default if gpu is None else default.on(gpu)
     path = Path(name) if name.endswith(_SUFFIX) else data.folder("fits") / f"{name}{_SUFFIX}"
     if not name.endswith(_SUFFIX) and not path.is_file():

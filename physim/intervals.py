@@ -87,6 +87,11 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
     }
 
 
+def extrapolations(case: Case, prediction: Prediction, fit: Fit) -> tuple[str, ...]:
+    """In what a prediction is beyond the runs that a fit knows, one line each."""
+    return tuple(line for _, line in _beyond(quantities(case, prediction), fit.ranges))
+
+
 def _beyond(
     found: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
 ) -> list[tuple[float, str]]:

@@ -20,6 +20,12 @@ from physim.stacking import stack
 from physim.step.lowering import StepOps, assumptions
 from physim.step.model import StepModel
 
+# The fluid has clients at all points of their requests.
+IN_STEP = (
+    "clients whose requests are of one length may stay in step, and their prompts wait for one "
+    "another: TTFT is then that of the method replay"
+)
+
 
 def settled(
     cases: Sequence[Case], corrections: Sequence[Corrections], fit: str, mixed: str
@@ -113,5 +119,8 @@ def _prediction(
         whole=Part(load.rate, None, None, None, latencies),
         stages=(),
         timeline=None,
-        assumptions=tuple(assumptions(case.model, case.gpu, case.deployment)),
+        assumptions=(
+            *assumptions(case.model, case.gpu, case.deployment),
+            *([IN_STEP] if load.in_step else []),
+        ),
     )

@@ -215,7 +215,10 @@ def test_a_trace_is_replayed(tmp_path):
     [
         (["--stage", "5", "--input", "9", "--output", "9"], "stage '5': is not RATE:SECONDS"),
         (["--stage", "-5:10", "--input", "9", "--output", "9"], "stage: rate: -5.0 is not posit"),
-        (["--rate", "1", "--stage", "5:10", "--input", "9", "--output", "9"], "one of them"),
+        (
+            ["--rate", "1", "--stage", "5:10", "--input", "9", "--output", "9"],
+            "has rate and stages; give one",
+        ),
         (["--rate", "1", "--output", "9"], "--input and --output: are missing"),
         (["--rate", "1", "--input", "9", "--output", "lots:9"], "lengths 'lots:9'"),
         (["--rate", "1", "--input", "9", "--output", "9", "--method", "guess"], "'guess' is unkn"),
@@ -411,3 +414,37 @@ def test_bad_questions_are_one_line(arguments, complaint):
     assert run.returncode == 1
     assert complaint in run.stderr
     assert len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([*PREDICT, "--plot", "/nowhere/a.png"], "/nowhere is no folder; make it"),
+        ([*PREDICT, "--plot", "a.docx"], "a.docx: is no name of a picture"),
+        (["report", *PREDICT[1:], "--out", "a.pdf"], "a.pdf: is no name of a page"),
+        (["report", *PREDICT[1:], "--out", "/nowhere/a.html"], "/nowhere is no folder"),
+        (["fit", "--data", "none.csv", "--out", "/nowhere/a.json"], "/nowhere is no folder"),
+        (["evaluate", "--data", "none.csv", "--json", "/nowhere/a.json"], "/nowhere is no folder"),
+    ],
+)
+def test_what_cannot_be_written_is_said_first(arguments, complaint):
+    run = physim(*arguments)
+    assert run.returncode == 1
+    (line,) = run.stderr.splitlines()
+    assert complaint in line
+
+
+def test_a_pipe_has_a_row_on_a_line(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    command = Path(sys.executable).with_name("physim")
+    run = subprocess.run(
+        [str(command), "show", "models"], capture_output=True, text=True, check=False
+    )
+    name = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
+    assert sum(name in line for line in run.stdout.splitlines()) == 1
+    assert "\x1b" not in run.stdout
+
+
+def test_the_state_of_a_changing_load_is_said_to_be_of_a_stage():
+    run = physim("predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *STAGES)
+    assert "the busiest stage, if it stayed:" in run.stdout

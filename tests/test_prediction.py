@@ -1,6 +1,8 @@
 """The public prediction."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -175,3 +177,30 @@ def test_a_prediction_in_a_notebook():
         "Qwen/Qwen3-14B", gpu="h100_sxm", rate=1e5, input_tokens=786, output_tokens=251
     )
     assert "above capacity" in flooded._repr_html_()
+
+
+def test_clients_in_step_are_a_matter_of_the_replay():
+    """Forty prompts of 786 tokens that come at once are four long steps, not a spread load."""
+    case = {"gpu": "h100_sxm", "tp": 2, "concurrency": 40, "output_tokens": 251, "fit": "none"}
+    fluid = physim.predict("Qwen/Qwen3-14B", input_tokens=786, **case)
+    replayed = physim.predict("Qwen/Qwen3-14B", input_tokens=786, method="replay", **case)
+    assert any("stay in step" in line for line in fluid.assumptions)
+    assert not replayed.assumptions
+    assert replayed.ttft_s > 5 * fluid.ttft_s
+    spread = physim.Lengths.normal(786, 100)
+    mixed = {**case, "output_tokens": physim.Lengths.normal(251, 25)}
+    apart = physim.predict("Qwen/Qwen3-14B", input_tokens=spread, **mixed)
+    assert not apart.assumptions
+    again = physim.predict("Qwen/Qwen3-14B", input_tokens=spread, method="replay", **mixed)
+    assert again.ttft_s == pytest.approx(apart.ttft_s, rel=0.1)
+
+
+def test_loads_say_what_is_missing_or_too_much():
+    with pytest.raises(InputError, match="has no rate, concurrency, stages or trace"):
+        physim.Load(786, 251)
+    with pytest.raises(InputError, match="has rate and concurrency; give one of them alone"):
+        physim.Load(786, 251, rate=1, concurrency=2)
+    # Here types are checked before the message could be given.
+    code = "import physim; physim.Load(786, 'exponential:248', rate=1)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pass physim.Lengths.parse('exponential:248')" in run.stderr

@@ -100,6 +100,10 @@ def test_the_course_is_the_replays(load, engine, tolerance):
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=2 * tolerance)
     assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=tolerance)
     assert fluid.whole.arrived == pytest.approx(replayed.whole.arrived, abs=2)
+    # Young requests hold less of the cache than those of a load that stays.
+    fullest = max(fluid.timeline.kv_use)
+    assert fullest <= 1
+    assert fullest == pytest.approx(max(replayed.timeline.kv_use), rel=0.15)
     for one, other in zip(fluid.stages, replayed.stages, strict=True):
         ours, theirs = one.latencies["e2e"], other.latencies["e2e"]
         for name in ("mean", "p50", "p90", "p99"):

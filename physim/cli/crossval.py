@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.lists import names_in
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, writable, write
+from physim.cli.screen import stdout, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,10 +43,12 @@ def crossval(
     freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     csv_out: Annotated[
-        Path | None, typer.Option("--csv", help="Write the left-out rows here.")
+        Path | None,
+        typer.Option("--csv", help="Write the left-out rows here.", callback=writable),
     ] = None,
     json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write rows and summary here.")
+        Path | None,
+        typer.Option("--json", help="Write rows and summary here.", callback=writable),
     ] = None,
     plot: Plot = None,
 ) -> None:
@@ -81,23 +84,21 @@ def crossval(
     if csv_out is not None:
         with data.replacing(csv_out) as temporary:
             found.to_frame().to_csv(temporary, index=False)
+
+    console = stdout()
+    if leave_out == "time":
+        console.print("median absolute error of the last fifth of each run's step cycles, percent")
+        console.print(_in_time(found))
+    else:
+        console.print(f"mean absolute error, percent, of rows whose {leave_out} was left out")
+        console.print(_summary(found))
     if plot is not None:
         from physim.plot import draw_folds
 
         write(lambda: draw_folds(found), plot)
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if leave_out == "time":
-        console.print("median absolute error of the last fifth of each run's step cycles, percent")
-        console.print(_in_time(found))
-        return
-    console.print(f"mean absolute error, percent, of rows whose {leave_out} was left out")
-    console.print(_summary(found))
 
 
 def _summary(found: Crossval) -> Table:
-    from physim.cli.tables import table_of
 
     rows = []
     for one in found.summary:
@@ -113,12 +114,11 @@ def _summary(found: Crossval) -> Table:
                 str(one["refused"] or "-"),
             ]
         )
-    columns = ("method", "metric", "rows", "folds", "worst fold", "in 90%", "refused")
+    columns = ("method", "metric", "mean of rows", "of folds", "worst fold", "in 90%", "refused")
     return table_of(columns, rows)
 
 
 def _in_time(found: Crossval) -> Table:
-    from physim.cli.tables import table_of
 
     fitted, bare = found.summary
     rows = [

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.outputs import writable
 from physim.cli.subject import Gpu, Tp
 
 app = typer.Typer(no_args_is_help=True, help="Turn load generators' reports into measured runs.")
@@ -20,7 +21,7 @@ def read(
     path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
     model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
     gpu: Gpu,
-    out: Annotated[Path, typer.Option(help="CSV to write, or to append to.")],
+    out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
     tp: Tp = 1,
     experiment: Annotated[
         str | None, typer.Option(help="Name of the run; the report's if not given.")

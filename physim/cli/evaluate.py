@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, writable, write
+from physim.cli.screen import stdout, table_of
 from physim.cli.subject import FitName
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ def evaluate(
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
     json_out: Annotated[
-        Path | None, typer.Option("--json", help="Write rows, summary and skipped rows here.")
+        Path | None,
+        typer.Option(
+            "--json", help="Write rows, summary and skipped rows here.", callback=writable
+        ),
     ] = None,
     method: Annotated[
         str, typer.Option(help="fluid, or replay for every request one by one.")
@@ -62,13 +66,8 @@ def evaluate(
         raise InputError(
             ", ".join(map(str, tables)), "has no row to predict", "; ".join(reasons) or "fill it"
         )
-    if plot is not None:
-        from physim.plot import draw_evaluation
 
-        write(lambda: draw_evaluation(evaluation), plot)
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = stdout()
     if worst > 0:
         count = len(evaluation.rows)
         console.print(f"worst of {count} rows by E2E: observed, and error of the prediction")
@@ -77,10 +76,13 @@ def evaluate(
     console.print(_summary(evaluation))
     for reason, skipped in Counter(row["reason"] for row in evaluation.skipped).items():
         console.print(f"skipped {skipped} of the rows: {reason}", style="yellow")
+    if plot is not None:
+        from physim.plot import draw_evaluation
+
+        write(lambda: draw_evaluation(evaluation), plot)
 
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:
-    from physim.cli.tables import table_of
 
     columns = ["experiment", "stage"]
     for label, unit, _ in _UNITS.values():
@@ -100,7 +102,6 @@ def _rows(evaluation: Evaluation, worst: int) -> Table:
 
 
 def _summary(evaluation: Evaluation) -> Table:
-    from physim.cli.tables import table_of
 
     rows = []
     for metric, (label, _, _) in _UNITS.items():

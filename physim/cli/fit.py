@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from physim.cli.lists import names_in
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, writable, write
+from physim.cli.screen import stdout, table_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +26,7 @@ def fit(
     tables: Annotated[
         list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
     ],
-    out: Annotated[Path, typer.Option(help="The fit file to write.")],
+    out: Annotated[Path, typer.Option(help="The fit file to write.", callback=writable)],
     steps: Annotated[
         Path | None, typer.Option(help="Measured steps of runs in the tables (Parquet or CSV).")
     ] = None,
@@ -60,15 +61,14 @@ def fit(
             progress=lambda step, loss: say(f"step {step + 1}, loss {loss:.2f}"),
         )
     outcome.fit.write(out)
+
+    console = stdout()
+    for part in _rendered(outcome, out):
+        console.print(part)
     if plot is not None:
         from physim.plot import draw_fit
 
         write(lambda: draw_fit(outcome), plot)
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for part in _rendered(outcome, out):
-        console.print(part)
 
 
 def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
@@ -116,8 +116,6 @@ def estimates_table(estimates: Sequence[Estimate]) -> Table:
     """
     import math
 
-    from physim.cli.tables import table_of
-
     rows = []
     for one in estimates:
         if one.prior == 0:
@@ -138,7 +136,6 @@ def estimates_table(estimates: Sequence[Estimate]) -> Table:
 
 
 def _experiments(outcome: Outcome) -> Table:
-    from physim.cli.tables import table_of
 
     experiments: dict[str, list[Mapping[str, Any]]] = {}
     for row in outcome.rows:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, write
+from physim.cli.screen import stdout, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,15 +31,15 @@ def build(
 
     Each table is built twice: from all rows, which is what is written, and without a tenth of
     them, on which the look-up's error is then measured and printed.
-    """
-    from rich.console import Console
 
+    Example: physim grids build --gpu h100_sxm --out grids
+    """
     from physim import data
     from physim.grids.build import build_gpu
     from physim.grids.store import measured_gpus
     from physim.inputs.hardware import load_hardware
 
-    console = Console(highlight=False)
+    console = stdout()
     folder = out or data.folder("bench_data")
     for key in gpus or measured_gpus():
         gpu = load_hardware(key)
@@ -66,11 +67,9 @@ def show(
 
     Example: physim grids show h100_sxm gemm_bfloat16 --at k=4096 --plot gemm.png
     """
-    from rich.console import Console
-
     from physim.grids.surface import surface_of
 
-    console = Console(highlight=False)
+    console = stdout()
     if table is None:
         _list(console, gpu)
         return
@@ -84,7 +83,6 @@ def show(
 
 
 def _list(console: Console, gpu: str) -> None:
-    from physim.cli.tables import table_of
     from physim.grids.store import provenance
 
     record = provenance(gpu)
@@ -111,8 +109,6 @@ def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str,
     import numpy as np
     from rich.text import Text
 
-    from physim.cli.tables import table_of
-
     rows_name, knots = surface.axes[0]
     columns_name, columns = surface.axes[1] if len(surface.axes) > 1 else ("efficiency", np.ones(1))
     values = np.exp(surface.log_efficiency).reshape(len(knots), len(columns))
@@ -131,6 +127,12 @@ def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str,
         for row in lines
     ]
     console.print(table_of([rows_name, *headings], rows))
+    if np.max(values) > 1:
+        console.print(
+            "above 1 the kernel, run again and again, found its operands in the GPU's cache; "
+            "predictions take the roofline there",
+            style="dim",
+        )
 
 
 def _shade(efficiency: float) -> str:

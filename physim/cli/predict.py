@@ -11,7 +11,8 @@ import typer
 
 from physim.cli.engine import Engine, with_engine
 from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, write
+from physim.cli.screen import stdout, table_of
 from physim.cli.subject import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
@@ -123,6 +124,12 @@ def predict(
                 mixed=mixed,
                 **engine,
             )
+    if as_json:
+        typer.echo(json.dumps(prediction.to_dict(), indent=1))
+    else:
+        console = stdout()
+        for part in _rendered(prediction):
+            console.print(part)
     if plot is not None:
         from physim.plot import draw_deployment, draw_timeline
 
@@ -131,14 +138,6 @@ def predict(
             write(lambda: draw_timeline(prediction), plot)
         else:
             write(lambda: draw_deployment(model, load, gpu=gpu, fit=fit, **engine), plot)
-    if as_json:
-        typer.echo(json.dumps(prediction.to_dict(), indent=1))
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for part in _rendered(prediction):
-        console.print(part)
 
 
 def _rendered(prediction: Prediction) -> list[RenderableType]:
@@ -182,6 +181,9 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
     e2e = "-" if prediction.e2e_s is None else f"{prediction.e2e_s:.3f} s"
     capacity, whole = prediction.capacity_rps, prediction.whole
     use = prediction.requests_per_s / capacity
+    served = f"{prediction.requests_per_s:.3g} of at most {capacity:.3g} req/s ({use:.0%})"
+    if prediction.timeline is not None:
+        served = f"{prediction.requests_per_s:.3g} req/s, from the first to the last"
     rows = [
         (
             "TTFT",
@@ -197,8 +199,15 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
         (
             "throughput",
             f"{prediction.output_tokens_per_s:.0f} tok/s",
-            f"{prediction.requests_per_s:.3g} of at most {capacity:.3g} req/s ({use:.0%})",
+            served,
         ),
+    ]
+    if prediction.timeline is not None:
+        # The engine's state below is no mean of a load that changes.
+        stage = "the busiest stage" if prediction.stages else "such a load"
+        rows.append(("", "", f"[not dim]{stage}, if it stayed:[/not dim]"))
+        rows.append(("capacity", f"{capacity:.3g} req/s", "served at most"))
+    rows += [
         (
             "batch",
             f"{prediction.batch:.1f}",
@@ -218,14 +227,17 @@ def _between(prediction: Prediction, name: str, scale: float, unit: str) -> str:
     found = prediction.intervals.get(name)
     if found is None:
         return ""
-    low, high = (f"{scale * value:.3g}" if math.isfinite(value) else "any" for value in found)
+    low, high = (_figures(scale * value) if math.isfinite(value) else "any" for value in found)
     return f"; 90%: {low} to {high} {unit}"
+
+
+def _figures(value: float) -> str:
+    """Three figures, written out."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _latencies(prediction: Prediction) -> RenderableType:
     """Percentiles of the whole load and of its stages."""
-    from physim.cli.tables import table_of
-
     columns = ["", "", "mean", "p50", "p90", "p99"]
     rows = []
     for number, part in enumerate((prediction.whole, *prediction.stages)):

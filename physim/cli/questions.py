@@ -21,10 +21,12 @@ from physim.cli.load import (
     Rate,
     load_of,
 )
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, write
+from physim.cli.screen import stdout, table_of
 from physim.cli.subject import FitName, Gpu, Model, Models, Tp
 
 if TYPE_CHECKING:
+    from physim.questions.capacity import Capacity
     from physim.questions.comparison import Comparison
     from physim.questions.elasticities import Elasticities
 
@@ -78,6 +80,10 @@ def capacity(
             fit=fit,
             **engine,
         )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print_capacity(found)
     if plot is not None:
         from physim.plot import draw_load
 
@@ -96,14 +102,10 @@ def capacity(
             ),
             plot,
         )
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
-        return
-    from rich.console import Console
 
-    from physim.cli.tables import table_of
 
-    console = Console(highlight=False)
+def _print_capacity(found: Capacity) -> None:
+    console = stdout()
     prediction = found.prediction
     console.print(
         f"{prediction.model} on {prediction.tp} x {prediction.gpu}: up to "
@@ -114,9 +116,10 @@ def capacity(
         for one in found.objectives
     ]
     console.print(table_of(("objective", "at most", "at that rate"), rows))
+    assert prediction.load is not None
     console.print(
         f"{prediction.output_tokens_per_s:.0f} tokens/s; the server can serve "
-        f"{prediction.capacity_rps:.4g} requests/s in all ({arrival} arrivals)"
+        f"{prediction.capacity_rps:.4g} requests/s in all ({prediction.load.arrival} arrivals)"
     )
     for line in prediction.extrapolations:
         console.print(f"Beyond what was measured: {line}.", style="yellow")
@@ -169,13 +172,13 @@ def compare(
     if as_json:
         typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
         return
-    from rich.console import Console
 
-    console = Console(highlight=False)
+    console = stdout()
     console.print(_compared(found))
     console.print(
         "use: share of the capacity that this load takes; most/s: the capacity, requests/s; "
-        "per 1M: price of a million generated tokens at this load",
+        "per 1M: price of a million generated tokens at this load; *: beyond what the fit was "
+        "measured on (--json says in what)",
         style="dim",
     )
     for row in found.refused:
@@ -201,7 +204,6 @@ def _prices(texts: list[str]) -> dict[str, float]:
 
 
 def _compared(found: Comparison) -> Any:
-    from physim.cli.tables import table_of
 
     def milliseconds(seconds: float | None) -> str:
         return "-" if seconds is None else f"{seconds * 1e3:.1f}"
@@ -211,7 +213,7 @@ def _compared(found: Comparison) -> Any:
     rows = []
     for row in found.rows:
         cells = [
-            row["model"].split("/")[-1],
+            row["model"].split("/")[-1] + (" *" if row["extrapolations"] else ""),
             row["gpu"],
             str(row["tp"]),
             milliseconds(row["ttft_s"]),
@@ -264,16 +266,20 @@ def explain(
             tp=tp,
             **engine,
         )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print_elasticities(found)
     if plot is not None:
         from physim.plot import draw_elasticities
 
         write(lambda: draw_elasticities(found), plot)
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
-        return
-    from rich.console import Console
 
-    console = Console(highlight=False)
+
+def _print_elasticities(found: Elasticities) -> None:
+    from physim.questions.elasticities import METRICS
+
+    console = stdout()
     metrics: Mapping[str, float] = found.metrics
     console.print(
         f"{found.case.model.name} on {found.case.deployment.tp} x {found.case.gpu.key}: TTFT "
@@ -281,15 +287,9 @@ def explain(
         f"{metrics['e2e']:.3f} s, capacity {metrics['capacity']:.3g} requests/s"
     )
     console.print("percent that each follows one percent more of")
-    console.print(_elasticities(found))
-
-
-def _elasticities(found: Elasticities) -> Any:
-    from physim.cli.tables import table_of
-    from physim.questions.elasticities import METRICS
-
     rows = [
-        [part, *(f"{row[metric]:+.2f}" for metric in METRICS)]
+        # Adding zero takes the sign from one that is rounded away.
+        [part, *(f"{round(row[metric], 2) + 0.0:+.2f}" for metric in METRICS)]
         for part, row in found.notable().items()
     ]
-    return table_of(("", *(metric.upper() for metric in METRICS[:3]), "capacity"), rows)
+    console.print(table_of(("", *(metric.upper() for metric in METRICS[:3]), "capacity"), rows))

@@ -7,9 +7,19 @@ from typing import Annotated
 
 import typer
 
+from physim import data
 from physim.cli.engine import Engine, with_engine
 from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes, load_of
 from physim.cli.subject import FitName, Gpu, Model, Tp
+from physim.errors import InputError
+
+
+def _page(path: Path) -> Path:
+    """Refuses what is no page before anything is computed for it."""
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(str(path), "is no name of a page", "end it in .html")
+    data.check_writable(path)
+    return path
 
 
 @with_engine
@@ -19,7 +29,7 @@ def report(
     input_tokens: Input,
     output_tokens: Output,
     rate: Annotated[float, typer.Option(help="Arrivals per second.", rich_help_panel="Load")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=_page)],
     tp: Tp = 1,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, write
+from physim.cli.screen import stdout, table_of
 from physim.cli.subject import ShownFit
 from physim.errors import InputError
 
@@ -13,10 +14,10 @@ app = typer.Typer(no_args_is_help=True, help="List the models, GPUs and fits tha
 
 @app.command()
 def models() -> None:
-    """List the shipped models with their size, and those that are refused with the reason."""
-    from rich.console import Console
+    """List the shipped models with their size, and those that are refused with the reason.
 
-    from physim.cli.tables import table_of
+    Example: physim show models
+    """
     from physim.inputs.models import load_model, shipped_models
 
     rows, refused = [], []
@@ -38,7 +39,7 @@ def models() -> None:
             )
         )
     columns = ("model", "parameters B", "active B", "layers", "heads/KV", "weights")
-    console = Console(highlight=False)
+    console = stdout()
     console.print(table_of(columns, rows))
     for line in refused:
         console.print(line, style="dim")
@@ -46,10 +47,10 @@ def models() -> None:
 
 @app.command()
 def gpus() -> None:
-    """List the shipped GPUs with their rates, and whether their kernels were measured."""
-    from rich.console import Console
+    """List the shipped GPUs with their rates, and whether their kernels were measured.
 
-    from physim.cli.tables import table_of
+    Example: physim show gpus
+    """
     from physim.grids.store import measured_gpus
     from physim.inputs.hardware import load_hardware, shipped_gpus
 
@@ -69,7 +70,7 @@ def gpus() -> None:
             )
         )
     columns = ("GPU", "bf16 TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "kernels")
-    Console(highlight=False).print(table_of(columns, rows))
+    stdout().print(table_of(columns, rows))
 
 
 @app.command()
@@ -77,21 +78,18 @@ def fit(
     name: ShownFit,
     plot: Plot = None,
 ) -> None:
-    """Show a fit: each correction as a factor with its interval, and what it was fitted to."""
+    """Show a fit: each correction as a factor with its interval, and what it was fitted to.
+
+    Example: physim show fit vllm-h100 --plot corrections.png
+    """
     import math
 
     import numpy as np
-    from rich.console import Console
 
-    from physim.cli.tables import table_of
     from physim.corrections import PRIOR_WIDTHS, flat, labels, meanings
     from physim.fits import TWO_SIDED_90, load_fit
 
     known = load_fit(name)
-    if plot is not None:
-        from physim.plot import draw_corrections
-
-        write(lambda: draw_corrections(known), plot)
     values, priors, told = flat(known.corrections), flat(PRIOR_WIDTHS), meanings()
     spreads = None if known.covariance is None else np.sqrt(np.diag(known.covariance))
     rows = []
@@ -105,7 +103,7 @@ def fit(
             interval = f"{low:.2f} to {high:.2f}"
         prior = f"1 x/ {math.exp(priors[place]):.2f}"
         rows.append([told[label], label, prior, f"{math.exp(values[place]):.3f}", interval])
-    console = Console(highlight=False)
+    console = stdout()
     console.print(f"{known.name}: the factor on each component, without unit")
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
     console.print(f"residual: {told['residual']}")
@@ -115,6 +113,10 @@ def fit(
     for key, value in known.record.items():
         if key not in ("losses", "left_out", "distrusted"):
             console.print(f"{key}: {_plain(value)}")
+    if plot is not None:
+        from physim.plot import draw_corrections
+
+        write(lambda: draw_corrections(known), plot)
 
 
 def _plain(value: object) -> str:
@@ -130,8 +132,11 @@ def _plain(value: object) -> str:
 
 @app.command()
 def fits() -> None:
-    """List the shipped fits; `none` is the bare physics."""
-    from physim.fits import shipped_fits
+    """List the shipped fits.
 
-    for name in shipped_fits():
-        typer.echo(name)
+    Example: physim show fits
+    """
+    from physim.fits import NO_FIT, STANDS_FOR_DEFAULT, shipped_fits
+
+    told = {NO_FIT: "the physics, with nothing fitted", STANDS_FOR_DEFAULT: "the default"}
+    stdout().print(table_of(("fit", ""), [(name, told.get(name, "")) for name in shipped_fits()]))

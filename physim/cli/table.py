@@ -9,7 +9,8 @@ import typer
 
 from physim.cli.engine import Engine, with_engine
 from physim.cli.lists import degrees_in, names_in
-from physim.cli.picture import Plot, write
+from physim.cli.outputs import Plot, write
+from physim.cli.screen import stdout
 from physim.cli.subject import FitName, OptionalGpu, OptionalModel
 
 if TYPE_CHECKING:
@@ -125,14 +126,13 @@ def _load(
 
 
 def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
-    from rich.console import Console
 
     from physim.cli.progress import running
     from physim.tables.folders import write_table
 
     with running("tabulating"):
         about = write_table(model, out, gpu=gpu, tp=tp, **options)
-    console = Console(highlight=False)
+    console = stdout()
     error = about.get("interpolation_error_pct")
     if error is not None:
         knots = " x ".join(str(count) for count in about["knots"].values())
@@ -161,7 +161,6 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
 
 
 def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
-    from rich.console import Console
 
     from physim.cli.progress import counting
     from physim.errors import InputError
@@ -176,7 +175,7 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
     if not names or not keys:
         raise InputError("--models and --gpus", "name nothing", "give at least one of each")
     degrees = degrees_in(tps)
-    console = Console(highlight=False)
+    console = stdout()
     made = kept = left = 0
     with counting("tabulating", len(names) * len(keys) * len(degrees)) as say:
         for one in write_tables(names, keys, degrees, out, say, **options):

@@ -11,6 +11,9 @@ from physim.grids.efficiency import ExpertGrid, Grid
 from physim.grids.sources import EXPERT_SHAPE
 from physim.grids.store import load_expert_grid, load_grid
 
+# Query heads for each KV head, and their width, in most models.
+_USUAL = {"group": 4.0, "head_dim": 128.0}
+
 
 def surface_of(gpu: str, table: str, fixes: Sequence[str]) -> tuple[Grid, dict[str, float]]:
     """A table with all but two axes fixed, and the values that they were fixed at.
@@ -18,8 +21,9 @@ def surface_of(gpu: str, table: str, fixes: Sequence[str]) -> tuple[Grid, dict[s
     Args:
         gpu: A GPU with grids.
         table: Name of a table.
-        fixes: ``axis=value`` for axes to fix. Axes beyond two that none names are fixed at their
-            middle knot. Of expert tables the nearest measured shape is taken.
+        fixes: ``axis=value`` for axes to fix. Axes beyond two that none names are fixed as in
+            most models, or at their middle knot. Of expert tables the nearest measured shape is
+            taken.
 
     Raises:
         InputError: The GPU or table is unknown, or a fix names no axis or no positive number.
@@ -31,7 +35,8 @@ def surface_of(gpu: str, table: str, fixes: Sequence[str]) -> tuple[Grid, dict[s
     free = [name for name, _ in grid.axes if name not in fixed]
     for name in free[2:]:
         knots = grid.knots(name)
-        fixed[name] = float(knots[len(knots) // 2])
+        usual = _USUAL.get(name, float(knots[len(knots) // 2]))
+        fixed[name] = float(knots[np.argmin(np.abs(np.log(knots / usual)))])
     return grid.at(**fixed), fixed
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from physim.fitting.fit import Outcome
 
 
+# Errors from which on a row is named, percent, and how many at the most.
+_FAR_PCT, _FARTHEST = 15.0, 5
 # Rows up to which each is named in a picture, and the characters of a name.
 _NAMED_ROWS, _NAME = 40, 32
 
@@ -158,7 +160,7 @@ def draw_observed(found: Crossval, axes: Axes | None = None) -> Axes:
 
 
 def draw_evaluation(found: Evaluation, axes: Axes | None = None) -> Axes:
-    """Draws predicted against observed, of measured rows.
+    """Draws predicted against observed, of measured rows; those farthest off are named.
 
     Args:
         found: Predictions beside what was measured; with at least one row.
@@ -174,8 +176,22 @@ def draw_evaluation(found: Evaluation, axes: Axes | None = None) -> Axes:
         label = f"{metric.upper()}, {off:.1f}% off"
         axes.plot(seen, value, "o", ms=4, color=COLORS[metric], alpha=0.8, label=label)
         ends += seen
+    far = [
+        (abs(pair["error_pct"]), row, pair)
+        for row in found.rows
+        for pair in row["metrics"].values()
+        if abs(pair["error_pct"]) > _FAR_PCT
+    ]
+    for _, row, pair in sorted(far, key=lambda one: -one[0])[:_FARTHEST]:
+        axes.annotate(
+            f" {row['experiment'][:_NAME]} {row['stage']}: {pair['error_pct']:+.0f}%",
+            (pair["observed"], pair["predicted"]),
+            fontsize=6,
+            va="center",
+        )
     _finish_observed(axes, ends)
     axes.set_ylabel("predicted, s")
+    axes.set_title(f"{len(found.rows)} rows", fontsize=9)
     return axes
 
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from physim.grids.efficiency import Grid
 
 
+# Knots of an axis that are all written out.
+_FEW = 8
+
+
 def draw_surface(surface: Grid, title: str = "", axes: Axes | None = None) -> Axes:
     """Draws efficiency relative to the roofline: a curve over one axis, or colors over two.
 
@@ -38,4 +42,7 @@ def draw_surface(surface: Grid, title: str = "", axes: Axes | None = None) -> Ax
         axes.set(yscale="log", ylabel=up_name.replace("_", " "))
         axes.figure.colorbar(mesh, ax=axes, label="efficiency relative to roofline")
     plain_ticks(axes)
+    for axis, (_, knots) in zip((axes.xaxis, axes.yaxis), surface.axes, strict=False):
+        if len(knots) <= _FEW:
+            axis.set_ticks(knots, [f"{knot:g}" for knot in knots])
     return axes

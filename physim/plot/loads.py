@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 Sizes = Float[np.ndarray, " loads"]
 _RATES = 24
+# How far above all else a picture ends, and where what has no end is drawn.
+_ROOM, _BEYOND = 4.0, 1e3
+# Requests from which on an engine is not idle.
+_BUSY = 0.05
 _LABELS = {"ttft": ("TTFT", 1e3, "ms"), "itl": ("ITL", 1e3, "ms"), "e2e": ("E2E", 1.0, "s")}
 
 
@@ -70,36 +74,12 @@ def draw_load(
     cases = [replace(case, load=load) for load in loads]
     found = [predict_with_interval(c, known, "additive", "fluid", 0) for c in cases]
     if axes is None:
-        figure = new_figure(3.3 * len(metrics), 3.3)
+        figure = new_figure(max(3.3 * len(metrics), 5.0), 3.5)
         axes = list(np.atleast_1d(figure.subplots(1, len(metrics))))
     for metric, own in zip(metrics, axes, strict=True):
-        label, scale, unit = _LABELS[metric]
-        name = f"{metric}_s"
-        served = [(r, p) for r, p in zip(sizes, found, strict=True) if getattr(p, name) is not None]
-        x = [size for size, _ in served]
-        own.plot(
-            x, [scale * getattr(p, name) for _, p in served], color=COLORS[metric], label="mean"
-        )
-        bounds = [(r, p.intervals[name]) for r, p in served if name in p.intervals]
-        if bounds:
-            top = max(scale * getattr(p, name) for _, p in served) * 10
-            own.fill_between(
-                [size for size, _ in bounds],
-                [scale * low for _, (low, _) in bounds],
-                [min(scale * high, top) for _, (_, high) in bounds],
-                color=COLORS[metric],
-                alpha=0.2,
-                linewidth=0,
-                label="90%",
-            )
-        for objective in objectives:
-            if objective.metric != metric:
-                continue
-            if objective.statistic != "mean":
-                values = [scale * objective.latency_s(p) for _, p in served]
-                own.plot(x, values, "--", color=COLORS[metric], label=objective.statistic)
-            bound = f"{objective.statistic} at most"
-            own.axhline(scale * objective.seconds, color="0.3", lw=0.8, ls="-.", label=bound)
+        bounds = [objective for objective in objectives if objective.metric == metric]
+        _draw_metric(own, metric, sizes, found, bounds)
+        own.set_xlabel("clients" if most is None else "requests per second")
         if most is not None:
             own.axvline(most, color="0.5", lw=1, ls=":", label="capacity")
         if mark is not None:
@@ -107,16 +87,51 @@ def draw_load(
             own.axvline(mark, color="C3", lw=1.2, label=marked)
             # A rate far beyond the capacity would leave the curve no room.
             own.set_xlim(0, 1.05 * min(max(sizes[-1], mark), 2 * sizes[-1]))
-        own.set(
-            xlabel="clients" if most is None else "requests per second",
-            ylabel=f"{label}, {unit}",
-            yscale="log",
-        )
-        own.grid(alpha=0.3, which="both")
-        own.legend(fontsize=7)
+        own.legend(fontsize=7, loc="lower right")
     plain_ticks(*axes)
-    axes[0].set_title(f"{case.model.name} on {case.deployment.tp} x {case.gpu.key}", fontsize=9)
+    title = f"{case.model.name} on {case.deployment.tp} x {case.gpu.key}"
+    lengths = (
+        f"{one.mean_input:g} tokens in ({one.cached_tokens:g} cached), {one.mean_output:g} out"
+    )
+    if len(axes) == 1:
+        axes[0].set_title(f"{title}\n{lengths}", fontsize=9)
+    else:
+        axes[0].set_title(title, fontsize=9)
+        axes[1].set_title(lengths, fontsize=9)
     return list(axes)
+
+
+def _draw_metric(
+    axes: Axes,
+    metric: str,
+    sizes: Sizes,
+    found: Sequence[Prediction],
+    objectives: Sequence[Objective],
+) -> None:
+    """A latency against rates or clients: mean, interval, and percentiles that are bounded."""
+    label, scale, unit = _LABELS[metric]
+    name, color = f"{metric}_s", COLORS[metric]
+    served = [(x, p) for x, p in zip(sizes, found, strict=True) if getattr(p, name) is not None]
+    x, means = [x for x, _ in served], [scale * getattr(p, name) for _, p in served]
+    axes.plot(x, means, color=color, label="mean")
+    known = [(x, *p.intervals[name]) for x, p in served if name in p.intervals]
+    if known:
+        where, low, high = (np.array(column) for column in zip(*known, strict=True))
+        # An interval without an upper end leaves the picture.
+        high = np.minimum(scale * high, _BEYOND * max(means))
+        axes.fill_between(where, scale * low, high, color=color, alpha=0.2, lw=0, label="90%")
+    highest = max(means)
+    for objective in objectives:
+        if objective.statistic != "mean":
+            values = [scale * objective.latency_s(p) for _, p in served]
+            axes.plot(x, values, "--", color=color, label=objective.statistic)
+            highest = max(highest, *values)
+        bound = scale * objective.seconds
+        axes.axhline(bound, color="0.3", lw=0.8, ls="-.", label=f"{objective.statistic} at most")
+        highest = max(highest, bound)
+    axes.set(ylabel=f"{label}, {unit}", yscale="log")
+    axes.set_ylim(top=_ROOM * highest)
+    axes.grid(alpha=0.3)
 
 
 def _loads(case: Case, fit: Fit) -> tuple[float | None, Sizes, list[Load]]:
@@ -149,12 +164,17 @@ def draw_timeline(prediction: Prediction) -> list[Axes]:
         )
     figure = new_figure(7, 7)
     queue, batch, cache, first = figure.subplots(4, sharex=True)
-    queue.fill_between(timeline.time_s, timeline.waiting, color="C3", alpha=0.4, linewidth=0)
-    queue.plot(timeline.time_s, timeline.waiting, color="C3", linewidth=1)
+    # A replay is known at some times, and stays as it is between them.
+    step: Any = "steps-post" if prediction.method == "replay" else "default"
+    filled: Any = "post" if prediction.method == "replay" else None
+    time = timeline.time_s
+    queue.fill_between(time, timeline.waiting, color="C3", alpha=0.4, linewidth=0, step=filled)
+    queue.plot(time, timeline.waiting, color="C3", linewidth=1, drawstyle=step)
     queue.set_ylabel("waiting\n(requests)")
-    batch.plot(timeline.time_s, timeline.running, color="C0", linewidth=1)
+    batch.plot(time, timeline.running, color="C0", linewidth=1, drawstyle=step)
     batch.set_ylabel("running\n(requests)")
-    cache.plot(timeline.time_s, [100 * use for use in timeline.kv_use], color="C2", linewidth=1)
+    used = [100 * use for use in timeline.kv_use]
+    cache.plot(time, used, color="C2", linewidth=1, drawstyle=step)
     cache.set_ylabel("KV cache\n(% of blocks)")
     first.plot(timeline.arrival_s, timeline.ttft_s, ".", color="C1", markersize=3)
     first.set_ylabel("TTFT (s), by\ntime of arrival")
@@ -162,6 +182,9 @@ def draw_timeline(prediction: Prediction) -> list[Axes]:
     for axes in (queue, batch, cache, first):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
+    queue.set_ylim(top=max(queue.get_ylim()[1], 1.0))
+    busy = [now for now, count in zip(time, timeline.running, strict=True) if count > _BUSY]
+    first.set_xlim(0, 1.02 * max([*busy, *timeline.arrival_s]))
     where = f"{prediction.model} on {prediction.tp} x {prediction.gpu}, {prediction.method}"
     what = prediction.load.describe() if prediction.load is not None else "a trace"
     figure.suptitle(f"{where}\n{what}", fontsize=10)

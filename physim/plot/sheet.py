@@ -56,8 +56,16 @@ def plain_ticks(*drawn: Axes) -> None:
                 axis.set_major_locator(MaxNLocator(5))
             else:
                 axis.set_major_locator(LogLocator(subs=_within_a_decade(decades)))
-            axis.set_major_formatter("{x:g}")
+            axis.set_major_formatter(_written)
             axis.set_minor_formatter(NullFormatter())
+
+
+def _written(x: float, _: float) -> str:
+    """A number as 0.5, 200, 50k or 8M."""
+    for least, scale, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if x >= least:
+            return f"{x / scale:.3g}{unit}"
+    return f"{x:g}"
 
 
 def _within_a_decade(decades: float) -> tuple[float, ...]:

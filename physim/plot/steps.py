@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # Parts of a step that are drawn apart; the rest is one.
 _PARTS = 7
 _POINTS = 60
+# What the palette has no good color for.
+_COLORS = {"all_reduce": "C9", "step_overhead": "0.4", "host": "0.1"}
 
 
 def draw_roofline(
@@ -57,6 +59,8 @@ def draw_roofline(
     """
     arch, hardware, engine, stepper = deployed(model, gpu, fit, deployment)
     axes = axes_or_new(axes, 6.5, 4.5)
+    from matplotlib.lines import Line2D
+
     bandwidth = hardware.memory_bandwidth
     intensity = np.geomspace(0.5, 2e4, 200)
     for name, peak in hardware.peak_flops:
@@ -66,7 +70,10 @@ def draw_roofline(
     steps = [(f"{batch:g} decode", batch, 0.0) for batch in batches]
     steps.append((f"{chunk:g} prefill", 0.0, chunk))
     markers = {"mlp": "o", "attention projections": "s", "experts": "D", "attention": "^"}
+    colors: dict[str, Any] = {}
+    shapes: dict[str, Any] = {}
     for color, (label, batch, new) in enumerate(steps):
+        colors[label] = Line2D([], [], marker="s", ms=8, color=f"C{color}", lw=0)
         for kind, (flops, moved, seconds) in _work(stepper, batch, new, context).items():
             if seconds > 0:
                 axes.plot(
@@ -75,18 +82,20 @@ def draw_roofline(
                     markers[kind],
                     color=f"C{color}",
                     ms=6,
-                    label=f"{label}: {kind}",
                 )
+                shapes[kind] = Line2D([], [], marker=markers[kind], color="0.4", lw=0)
     axes.set(
         xscale="log",
         yscale="log",
         xlabel="FLOP for each byte moved",
         ylabel="TFLOP/s of one GPU",
-        title=f"{arch.name} on {engine.tp} x {hardware.key}",
     )
+    axes.set_title(f"{arch.name} on {engine.tp} x {hardware.key}", fontsize=9)
     plain_ticks(axes)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6, ncols=2, loc="lower right")
+    # Nothing is above the roof.
+    shown = colors | shapes
+    axes.legend(list(shown.values()), list(shown), fontsize=7, loc="upper left")
     return axes
 
 
@@ -199,13 +208,15 @@ def draw_breakdown(
         sums[:, 0], sums[:, 1] = batch, batch * x
         label = f"context of each of {batch:g} requests, tokens"
     seconds = part_seconds(stepper, sums) * 1e3
-    shown = np.argsort(-seconds.mean(axis=0))[:_PARTS]
+    shown = np.sort(np.argsort(-seconds.mean(axis=0))[:_PARTS])
     rest = seconds.sum(axis=1) - seconds[:, shown].sum(axis=1)
     axes = axes_or_new(axes)
     names = [PART_NAMES[part].replace("_", " ") for part in shown]
-    axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"])
+    # A part has one color in all pictures.
+    colors = [*(_COLORS.get(PART_NAMES[part], f"C{part}") for part in shown), "0.6"]
+    axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"], colors=colors)
     axes.set(xscale="log", xlabel=label, ylabel="time of a step, ms", xlim=(x[0], x[-1]))
-    axes.set_title(f"{arch.name} on {engine.tp} x {hardware.key}", fontsize=10)
+    axes.set_title(f"{arch.name} on {engine.tp} x {hardware.key}", fontsize=9)
     plain_ticks(axes)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", fontsize=8)
@@ -234,7 +245,7 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
         )
     axes.set_yticks([place + 0.3 for place in range(len(shown))], [part for part, _ in shown])
     axes.axvline(0, color="0.3", lw=0.8)
-    axes.set_xlabel("percent that each follows one percent more")
+    axes.set_xlabel("change of each, percent, with one percent more of")
     deployment = found.case.deployment
     axes.set_title(
         f"{found.case.model.name} on {deployment.tp} x {found.case.gpu.key}, "

@@ -13,6 +13,7 @@ from physim.errors import InputError
 from physim.fits import DEFAULT_FIT, load_fit
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
+from physim.intervals import extrapolations
 from physim.prediction import predict_cases
 from physim.serving.load import Load
 
@@ -107,10 +108,10 @@ def compare(
             "has nothing to compare",
             refused[0]["reason"] if refused else "name models, GPUs and tp",
         )
-    corrections = [load_fit(fit, case.gpu.key).corrections for case in cases]
-    predictions = predict_cases(cases, corrections, str(fit))
+    fits = [load_fit(fit, case.gpu.key) for case in cases]
+    predictions = predict_cases(cases, [one.corrections for one in fits], str(fit))
     rows: list[dict[str, Any]] = []
-    for case, one in zip(cases, predictions, strict=True):
+    for case, known, one in zip(cases, fits, predictions, strict=True):
         hourly = prices[case.gpu.key] * case.deployment.tp if case.gpu.key in prices else None
         rows.append(
             {
@@ -126,6 +127,7 @@ def compare(
                 "cost_per_million_tokens": None
                 if hourly is None
                 else hourly / 3600 / one.output_tokens_per_s * 1e6,
+                "extrapolations": list(extrapolations(case, one, known)),
             }
         )
     column, sign = _COLUMN[order], -1.0 if order == "capacity" else 1.0

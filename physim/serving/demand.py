@@ -116,21 +116,21 @@ class Limits(eqx.Module):
             scheduled_ahead=float(deployment.async_scheduling),
         )
 
-    def _kv_blocks_of(self, demand: Demand) -> tuple[Scalar, Scalar]:
-        """KV blocks of a request alone, mean over its life, and those of its cached prefix.
+    def _kv_blocks_of(self, demand: Demand, age: Scalar) -> tuple[Scalar, Scalar]:
+        """KV blocks of a request alone that has an age, and those of its cached prefix.
 
         The last block is half full.
         """
         shared = demand.cached_tokens / self.block_size
-        tokens = demand.input_tokens - demand.cached_tokens + demand.age
+        tokens = demand.input_tokens - demand.cached_tokens + age
         return tokens / self.block_size + 0.5, shared
 
     def kv_seats(self, demand: Demand) -> Scalar:
         """Requests that the KV cache has room for."""
-        own, shared = self._kv_blocks_of(demand)
+        own, shared = self._kv_blocks_of(demand, demand.age)
         return kv_seats(self.kv_blocks, own, shared, demand.prefixes)
 
-    def kv_use(self, demand: Demand, running: Scalar) -> Scalar:
-        """Share of the KV blocks that so many running requests hold."""
-        own, shared = self._kv_blocks_of(demand)
+    def kv_use(self, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
+        """Share of the KV blocks that so many running requests of a mean age hold."""
+        own, shared = self._kv_blocks_of(demand, age)
         return kv_held(running, own, shared, demand.prefixes) / self.kv_blocks

@@ -48,6 +48,10 @@ class Stage:
         return cls(*numbers)
 
 
+# New tokens from which on a step takes several times as long as one that only decodes.
+_LONG_STEP_TOKENS = 2000
+
+
 @dataclass(frozen=True)
 class Load:
     """Requests that arrive at a server: at a rate, in stages, or from clients in a closed loop.
@@ -84,16 +88,21 @@ class Load:
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if [self.rate is None, self.concurrency is None, not self.stages].count(False) != 1:
-            raise InputError(
-                "load", "needs a rate, a concurrency or stages, one of them", "give one"
-            )
+        named = {"rate": self.rate, "concurrency": self.concurrency, "stages": self.stages or None}
+        given = [name for name, value in named.items() if value is not None]
+        if not given:
+            raise InputError("load", "has no rate, concurrency, stages or trace", "give one")
+        if len(given) > 1:
+            raise InputError("load", f"has {' and '.join(given)}", "give one of them alone")
         for field in ("rate", "concurrency", "burstiness", "requests", "prefixes", "timeout_s"):
             value = getattr(self, field)
             if value is not None:
                 _check_positive(field, value)
         for field in ("input_tokens", "output_tokens", "concurrency"):
             value = getattr(self, field)
+            if isinstance(value, str):
+                remedy = f"pass physim.Lengths.parse({value!r})"
+                raise InputError(field, f"{value!r} is text, no number or distribution", remedy)
             if isinstance(value, float | int):
                 _check_positive(field, value)
                 if value < 1:
@@ -125,6 +134,19 @@ class Load:
     def arrival_cv2(self) -> float:
         """Variance of the time between arrivals over the square of its mean."""
         return {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
+
+    @property
+    def in_step(self) -> bool:
+        """Whether requests that start together end together, and are followed by the next at once.
+
+        So it is with clients whose requests are all of one length; it matters where their prompts
+        together make a long step.
+        """
+        alike = all(
+            lengths(tokens).kind == "fixed" for tokens in (self.input_tokens, self.output_tokens)
+        )
+        together = (self.concurrency or 0.0) * (self.mean_input - self.cached_tokens)
+        return alike and together > _LONG_STEP_TOKENS
 
     @property
     def endless(self) -> bool:

@@ -215,7 +215,7 @@ def _observed(
         saturated=saturated,
         batch=occupancy.batch,
         running=running,
-        kv_use=limits.kv_use(demand, running),
+        kv_use=limits.kv_use(demand, running, demand.age),
         mixed_share=steps.mixed_share,
         step=steps.mean,
         chances=chances(

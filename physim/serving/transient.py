@@ -185,8 +185,7 @@ class Fluid(eqx.Module):
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
-        own = demand.input_tokens - demand.cached_tokens + limits.block_size / 2
-        tokens = by_kv * (own + demand.age)
+        tokens = by_kv * _held_tokens(demand, limits, demand.age)
 
         def at(full: Scalar, age: Scalar, share: Scalar, prefilling: Scalar) -> Local:
             occupancy = Occupancy(
@@ -341,8 +340,8 @@ class Fluid(eqx.Module):
         batch = jnp.sum(running)
         age = jnp.sum(running * phases.age) / jnp.maximum(batch, 1e-6)
         demand = self.demand
-        own = demand.input_tokens - demand.cached_tokens + self.limits.block_size / 2
-        seats = jnp.minimum(self.limits.max_num_seqs, self.tokens / (own + jnp.maximum(age, 0.0)))
+        room = self.tokens / _held_tokens(demand, self.limits, age)
+        seats = jnp.minimum(self.limits.max_num_seqs, room)
         seats = jnp.minimum(seats, self.scale)
         leaving = jnp.sum((1 - phases.onward) * running / phases.stay)
         # The seats that are free for the next step, less what those that start now hold later.
@@ -398,6 +397,7 @@ class Fluid(eqx.Module):
         batch = jnp.sum(running, axis=1)
         arrived = schedule.arrived(time)
         whole = batch + start * self.chunks
+        age = jnp.maximum(age, 0.0)
         return Course(
             time=time,
             waiting=waiting,
@@ -409,9 +409,15 @@ class Fluid(eqx.Module):
             start=start,
             age=age,
             full=full,
-            kv_use=jax.vmap(lambda n: self.limits.kv_use(self.demand, n))(whole),
+            kv_use=jax.vmap(lambda *now: self.limits.kv_use(self.demand, *now))(whole, age),
             solved=solved,
         )
+
+
+def _held_tokens(demand: Demand, limits: Limits, age: Scalar) -> Scalar:
+    """KV tokens of a request that has generated so many, apart from its cached prefix."""
+    own = demand.input_tokens - demand.cached_tokens + limits.block_size / 2
+    return own + jnp.maximum(age, 0.0)
 
 
 def _cubic(

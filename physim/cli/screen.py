@@ -1,24 +1,39 @@
-"""Tables that fit a terminal: text gives way before numbers do."""
+"""What is printed: a console as wide as its reader wants it, and tables that fit."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
     from rich.table import Table
+
+# Nothing that is printed is so long: a program that reads a pipe finds each row on one line.
+_UNFOLDED = 10_000
+
+
+def stdout() -> Console:
+    """Stdout: as wide as the terminal or as COLUMNS says, and unfolded in a pipe or file."""
+    from rich.console import Console
+
+    terminal = Console(highlight=False)
+    if terminal.is_terminal or "COLUMNS" in os.environ:
+        return terminal
+    return Console(highlight=False, width=_UNFOLDED)
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:
     """A table whose first column is text, folded where the line is too short, the others numbers.
+
+    Text gives way before numbers do.
 
     Args:
         columns: Headings.
         rows: Cells, as many as headings.
     """
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     cells = [list(row) for row in rows]
@@ -27,7 +42,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -
         for index, heading in enumerate(columns)
     ]
     # Each column is followed by one space, and the box adds one to either side.
-    left = Console().width - sum(width + 2 for width in widths[1:]) - 3
+    left = stdout().width - sum(width + 2 for width in widths[1:]) - 3
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(columns[0], overflow="fold", max_width=max(left, 8))
     for heading in columns[1:]:

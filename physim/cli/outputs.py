@@ -1,4 +1,4 @@
-"""The option ``--plot``, which many commands take."""
+"""Options that name a file to write: refused, where it cannot be, before anything is computed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physim import data
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def _checked(path: Path | None) -> Path | None:
-    """Refuses what cannot be drawn before anything is computed for it."""
+def writable(path: Path | None) -> Path | None:
+    """A file that can be written, or none.
+
+    Raises:
+        InputError: Its folder is not there, or cannot be written to.
+    """
+    if path is not None:
+        data.check_writable(path)
+    return path
+
+
+def _drawable(path: Path | None) -> Path | None:
     if path is not None:
         from physim.plot.sheet import check
 
         check(path)
-    return path
+    return writable(path)
 
 
 Plot = Annotated[
-    Path | None, typer.Option(help="Draw it: a PNG or SVG (extra `plot`).", callback=_checked)
+    Path | None, typer.Option(help="Draw it: a PNG or SVG (extra `plot`).", callback=_drawable)
 ]
 
 
