@@ -202,24 +202,21 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
             served,
         ),
     ]
+    if whole.arrived is not None and whole.completed is not None:
+        lost = whole.arrived - whole.completed
+        if round(lost) > 0:
+            rows.append(("given up", f"{lost:.0f}", f"of {whole.arrived:.0f} requests"))
     if prediction.timeline is not None:
         # The engine's state below is no mean of a load that changes.
         stage = "the busiest stage" if prediction.stages else "such a load"
         rows.append(("", "", f"[not dim]{stage}, if it stayed:[/not dim]"))
         rows.append(("capacity", f"{capacity:.3g} req/s", "served at most"))
-    rows += [
-        (
-            "batch",
-            f"{prediction.batch:.1f}",
-            f"requests decode in a step, {prediction.running:.1f} run",
-        ),
+    batch = f"requests decode in a step, {prediction.running:.1f} run"
+    return [
+        *rows,
+        ("batch", f"{prediction.batch:.1f}", batch),
         ("KV use", f"{prediction.kv_use:.1%}", f"of {prediction.kv_blocks:,} blocks"),
     ]
-    if whole.arrived is not None and whole.completed is not None:
-        lost = whole.arrived - whole.completed
-        if round(lost) > 0:
-            rows.append(("given up", f"{lost:.0f}", f"of {whole.arrived:.0f} requests"))
-    return rows
 
 
 def _between(prediction: Prediction, name: str, scale: float, unit: str) -> str:
