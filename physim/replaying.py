@@ -22,7 +22,7 @@ from physim.serving.load import Load
 from physim.serving.replay import Engine, Replayed, replay, summarised
 from physim.serving.step_times import ModelStepTimes
 from physim.serving.workload import Workload, drawn, read_trace
-from physim.settled import IN_STEP, settled
+from physim.settled import settled
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 
@@ -158,10 +158,8 @@ def _prediction(
         ttft_s=sent["ttft_s"].tolist(),
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
-    # What the fluid leaves out is in a replay.
-    kept = tuple(line for line in prediction.assumptions if line != IN_STEP)
     return with_course(
-        dataclasses.replace(prediction, assumptions=kept),
+        prediction,
         "replay",
         _part(frame, rate, duration),
         parts,

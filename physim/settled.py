@@ -20,10 +20,9 @@ from physim.stacking import stack
 from physim.step.lowering import StepOps, assumptions
 from physim.step.model import StepModel
 
-# The fluid has clients at all points of their requests.
-IN_STEP = (
-    "clients whose requests are of one length may stay in step, and their prompts wait for one "
-    "another: TTFT is then that of the method replay"
+_IN_STEP = (
+    "clients whose requests are of one length stay in step, so that their prompts come together; "
+    "give distributions if lengths vary"
 )
 
 
@@ -121,6 +120,6 @@ def _prediction(
         timeline=None,
         assumptions=(
             *assumptions(case.model, case.gpu, case.deployment),
-            *([IN_STEP] if load.in_step else []),
+            *([_IN_STEP] if load.in_step else []),
         ),
     )

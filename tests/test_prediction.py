@@ -179,20 +179,40 @@ def test_a_prediction_in_a_notebook():
     assert "above capacity" in flooded._repr_html_()
 
 
-def test_clients_in_step_are_a_matter_of_the_replay():
-    """Forty prompts of 786 tokens that come at once are four long steps, not a spread load."""
-    case = {"gpu": "h100_sxm", "tp": 2, "concurrency": 40, "output_tokens": 251, "fit": "none"}
-    fluid = physim.predict("Qwen/Qwen3-14B", input_tokens=786, **case)
-    replayed = physim.predict("Qwen/Qwen3-14B", input_tokens=786, method="replay", **case)
+@pytest.mark.parametrize(
+    ("clients", "change", "tolerance"),
+    [
+        # One step for all prompts, a step and a rest, four steps, no step scheduled ahead.
+        (8, {}, 0.01),
+        (12, {}, 0.05),
+        (40, {}, 0.02),
+        (40, {"async_scheduling": False}, 0.02),
+        # More to prefill than steps to decode: prompts wait in line.
+        (100, {"input_tokens": 2000, "output_tokens": 20, "max_num_batched_tokens": 2048}, 0.02),
+    ],
+)
+def test_clients_with_requests_of_one_length_stay_in_step(clients, change, tolerance):
+    case = {"gpu": "h100_sxm", "tp": 2, "concurrency": clients, "fit": "none"}
+    case |= {"input_tokens": 786, "output_tokens": 251, **change}
+    fluid = physim.predict("Qwen/Qwen3-14B", **case)
+    replayed = physim.predict("Qwen/Qwen3-14B", method="replay", **case)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=tolerance)
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.015)
+    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=0.01)
+    assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=0.01)
     assert any("stay in step" in line for line in fluid.assumptions)
-    assert not replayed.assumptions
-    assert replayed.ttft_s > 5 * fluid.ttft_s
-    spread = physim.Lengths.normal(786, 100)
-    mixed = {**case, "output_tokens": physim.Lengths.normal(251, 25)}
-    apart = physim.predict("Qwen/Qwen3-14B", input_tokens=spread, **mixed)
-    assert not apart.assumptions
-    again = physim.predict("Qwen/Qwen3-14B", input_tokens=spread, method="replay", **mixed)
-    assert again.ttft_s == pytest.approx(apart.ttft_s, rel=0.1)
+
+
+def test_clients_with_requests_of_many_lengths_do_not():
+    case = {"gpu": "h100_sxm", "tp": 2, "concurrency": 40, "fit": "none"}
+    lengths = {
+        "input_tokens": physim.Lengths.normal(786, 100),
+        "output_tokens": physim.Lengths.normal(251, 25),
+    }
+    fluid = physim.predict("Qwen/Qwen3-14B", **lengths, **case)
+    replayed = physim.predict("Qwen/Qwen3-14B", method="replay", **lengths, **case)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.1)
+    assert not fluid.assumptions
 
 
 def test_loads_say_what_is_missing_or_too_much():

@@ -16,6 +16,7 @@ from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.models import load_model
 from physim.serving.demand import Demand, Limits
+from physim.serving.lengths import Lengths
 from physim.serving.load import Load
 from physim.serving.root import bracketed_root
 from physim.serving.steady import steady_state
@@ -102,11 +103,13 @@ def test_a_lone_request_by_hand():
 
 
 def test_closed_loop_and_open_loop_agree():
-    closed = solve(QWEN, Load(786, 251, concurrency=20, cached_tokens=770), tp=2)
+    # Requests of one length would stay in step.
+    outputs = Lengths.normal(251, 10)
+    closed = solve(QWEN, Load(786, outputs, concurrency=20, cached_tokens=770), tp=2)
     rate = float(closed.throughput)
     # But for a few steps' worth, since a prefill step is longer than the mean one.
     assert rate * closed.e2e == pytest.approx(20.0, rel=2e-3)
-    opened = solve(QWEN, Load(786, 251, rate=rate, cached_tokens=770), tp=2)
+    opened = solve(QWEN, Load(786, outputs, rate=rate, cached_tokens=770), tp=2)
     assert opened.e2e == pytest.approx(float(closed.e2e), rel=1e-3)
 
 
@@ -130,7 +133,7 @@ def test_clients_without_a_seat_wait_for_one():
     state = solve(QWEN, Load(786, 251, concurrency=64), **sync)
     assert state.running == pytest.approx(16.0, rel=1e-6)
     assert state.throughput * state.e2e == pytest.approx(64.0, rel=1e-6)
-    seated = solve(QWEN, Load(786, 251, concurrency=16), **sync)
+    seated = solve(QWEN, Load(786, Lengths.normal(251, 10), concurrency=16), **sync)
     assert state.itl == pytest.approx(float(seated.itl), rel=0.02)
     assert state.ttft > 40 * seated.ttft
 

@@ -9,11 +9,14 @@ token budget, and then what is served is the capacity.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool
 
+from physim.serving.convoy import Convoy, convoy, stay_in_step
 from physim.serving.demand import Demand, Limits
 from physim.serving.first_token import handover_steps, local, outside_s
 from physim.serving.kv_seats import recomputed_tokens
@@ -207,7 +210,7 @@ def _observed(
     throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
-    return SteadyState(
+    state = SteadyState(
         ttft=ttft,
         itl=itl,
         e2e=ttft + decode,
@@ -228,4 +231,38 @@ def _observed(
             demand,
             limits.scheduled_ahead,
         ),
+    )
+    in_step = _in_step(state, convoy(model, demand, limits), demand, limits)
+    stays = stay_in_step(demand, balance.seats)
+    settled: SteadyState = jax.tree.map(lambda x, y: jnp.where(stays, y, x), state, in_step)
+    return settled
+
+
+def _in_step(state: SteadyState, turn: Convoy, demand: Demand, limits: Limits) -> SteadyState:
+    """What a state would be if all clients stayed in step."""
+    zero = jnp.zeros(())
+    e2e = turn.ttft + demand.decode_steps * turn.itl
+    # What they wait is bounded, and taken to be even within its bounds.
+    parts = {
+        "fixed": turn.ttft - turn.wait,
+        "under_way": turn.wait,
+        "half": jnp.sqrt(3.0) * turn.spread,
+        "busy": jnp.ones(()),
+        "together": zero,
+        "longer": zero,
+        "wait": zero,
+        "others": jnp.full((), 1e-6),
+    }
+    return replace(
+        state,
+        ttft=turn.ttft,
+        itl=turn.itl,
+        e2e=e2e,
+        throughput=demand.concurrency / e2e,
+        batch=turn.batch,
+        running=turn.running,
+        kv_use=limits.kv_use(demand, turn.running, demand.age),
+        mixed_share=turn.mixed_share,
+        step=turn.step,
+        chances=replace(state.chances, **parts),
     )
