@@ -79,8 +79,9 @@ def evaluate(
             (``experiment``, ``stage``, ``model``, ``hardware``, ``tp``), the server's limits, the
             load (``arrival``, ``rate_rps``, ``duration_s``, ``prefix_caching``, ``prompt_groups``,
             ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean``,
-            ``e2e_mean``), in seconds and tokens; optional columns ``kv_blocks`` and
-            ``prompts_per_group``.
+            ``e2e_mean``), in seconds and tokens. Optional: ``kv_blocks``, ``prompts_per_group``,
+            ``concurrency`` (clients in a closed loop, whose ``rate_rps`` is what they achieved) and
+            ``output_len_std``.
         fit: Name or path of a fit, ``default``, or ``none`` for the bare physics.
         where: Keeps only rows for which this expression over the columns holds.
         method: ``fluid`` or ``replay``.
@@ -97,10 +98,10 @@ def evaluate(
     kept = frame if where is None else filtered(frame, where)
     runs = {
         key: sorted(run.to_dict("records"), key=lambda row: row["stage"])
-        for key, run in frame.groupby(["table", "experiment"])
+        for key, run in frame.groupby(["table", "run"])
     }
     cases, skipped, wanted = [], [], []
-    for key, some in kept.groupby(["table", "experiment"], sort=False):
+    for key, some in kept.groupby(["table", "run"], sort=False):
         records = some.to_dict("records")
         try:
             cases.append(case_of(runs[key], timeout_s))
@@ -110,7 +111,7 @@ def evaluate(
     corrections = [load_fit(fit, case.gpu.key).corrections for case in cases]
     predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
     rows = [
-        _compared(row, _part_of(row, runs[row["table"], row["experiment"]], prediction))
+        _compared(row, _part_of(row, runs[row["table"], row["run"]], prediction))
         for records, prediction in zip(wanted, predictions, strict=True)
         for row in records
     ]

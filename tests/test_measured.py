@@ -8,6 +8,7 @@ import pytest
 
 import physim
 from physim.errors import InputError
+from physim.fitting.observations import observe
 from physim.measured import blis_trace, guidellm, inference_perf, vllm_bench
 from physim.measured.runs import write_rows
 from physim.measured.steps import read_steps
@@ -149,8 +150,8 @@ def test_guidellm(tmp_path):
         2.0,
     )
     assert (paced.n_success, paced.n_failed) == (118, 2)
-    assert closed.rate_rps == 1.97
-    assert "achieved" in closed.note
+    assert (closed.rate_rps, closed.concurrency, closed.note) == (1.97, 4.0, "")
+    assert paced.concurrency is None
     path.write_text("{}")
     with pytest.raises(InputError, match="benchmarks: is missing"):
         guidellm.read(path)
@@ -180,6 +181,17 @@ def test_vllm_bench(tmp_path):
     path.write_text(json.dumps({**result, "mean_e2el_ms": 1100.0, "request_rate": "inf"}))
     (stage,) = vllm_bench.read(path)
     assert (stage.rate_rps, stage.e2e_mean) == (3.7, 1.1)
+    assert stage.concurrency is None
+    assert "achieved" in stage.note
+    clients = {**result, "request_rate": "inf", "max_concurrency": 8}
+    path.write_text(json.dumps(clients))
+    (stage,) = vllm_bench.read(path)
+    assert (stage.concurrency, stage.output_len_std, stage.note) == (8.0, 0.0, "")
+    # Lengths that differ, as the mean shows, or as they are listed.
+    path.write_text(json.dumps({**clients, "total_output_tokens": 12850}))
+    assert vllm_bench.read(path)[0].output_len_std == pytest.approx(12.85)
+    path.write_text(json.dumps({**clients, "output_lens": [100, 156]}))
+    assert vllm_bench.read(path)[0].output_len_std == 28.0
     path.write_text(json.dumps({**result, "completed": 0}))
     with pytest.raises(InputError, match="no request was answered"):
         vllm_bench.read(path)
@@ -259,3 +271,37 @@ def test_tables_of_steps_that_cannot_be_used(tmp_path):
         read_steps(path)
     with pytest.raises(InputError, match="check the path"):
         read_steps(tmp_path / "none.csv")
+
+
+def test_clients_are_predicted_as_clients(tmp_path):
+    """A benchmark of clients, replayed, is what the fluid makes of its rows, not of a rate."""
+    common = {"hardware": "h100_sxm", "max_model_len": 4096, "max_num_seqs": 128}
+    common |= {"max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.9, "tp": 1}
+    common |= {"prefix_caching": True, "prompt_groups": 0, "arrival": "constant"}
+    rows = []
+    for stage, clients in enumerate((4, 16)):
+        case = {"gpu": "h100_sxm", "concurrency": clients, "max_num_seqs": 128, "fit": "none"}
+        case |= {"max_num_batched_tokens": 2048, "max_model_len": 4096}
+        seen = physim.predict(
+            "Qwen/Qwen3-8B", input_tokens=500, output_tokens=200, method="replay", **case
+        )
+        rows.append(
+            {"experiment": "sweep", "model": "Qwen/Qwen3-8B", **common, "stage": stage}
+            | {"rate_rps": seen.requests_per_s, "duration_s": 60.0, "concurrency": clients}
+            | {"input_len_mean": 500, "output_len": 200, "output_len_std": 0.0}
+            | {"ttft_mean": seen.ttft_s, "e2e_mean": seen.e2e_s}
+        )
+    path = tmp_path / "sweep.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    errors = physim.evaluate([path], fit="none").to_frame()
+    assert errors["stage"].tolist() == [0, 1]
+    assert errors["e2e_mean_error_pct"].abs().max() < 1
+    assert errors["ttft_mean_error_pct"].abs().max() < 10
+    assert [case.load.concurrency for case in observe([path]).cases] == [4, 16]
+    open_loop = [{**row, "concurrency": None} for row in rows[1:]]
+    pd.DataFrame(open_loop).to_csv(path, index=False)
+    (as_a_rate,) = physim.evaluate([path], fit="none").to_frame()["ttft_mean_error_pct"]
+    assert as_a_rate < -40
+    pd.DataFrame([{**rows[0], "concurrency": -1}]).to_csv(path, index=False)
+    with pytest.raises(InputError, match="concurrency: -1 is not positive"):
+        physim.evaluate([path])

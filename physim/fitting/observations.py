@@ -106,7 +106,7 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
     rows: list[Row] = []
     cases: list[Case] = []
     left_out: list[dict[str, Any]] = []
-    for _, run in frame.groupby("experiment", sort=False):
+    for _, run in frame.groupby("run", sort=False):
         records = sorted(run.to_dict("records"), key=lambda row: row["stage"])
         try:
             case = case_of(records, None)
@@ -119,7 +119,9 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
                 left_out.append(_left_out(row, reason))
                 continue
             rows.append(row)
-            load = replace(case.load, stages=(), rate=float(row["rate_rps"]))
+            load = case.load
+            if load.concurrency is None:
+                load = replace(load, stages=(), rate=float(row["rate_rps"]))
             cases.append(replace(case, load=load))
     if rows:
         bare = predict_cases(cases, Corrections())

@@ -14,7 +14,7 @@ from physim.measured.runs import StageReport, number
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """The benchmarks of a report, each as a stage.
 
-    A benchmark of concurrent streams enters with the rate that it achieved.
+    Concurrent streams are clients; a benchmark of throughput enters with the rate that it achieved.
 
     Args:
         path: The file.
@@ -41,6 +41,9 @@ def _stage(stage: int, benchmark: Any, where: str, output_len: float | None) -> 
     achieved = number(metrics, where, "requests_per_second", "successful", "mean")
     rate = strategy.get("rate")
     paced = kind in ("constant", "poisson") and isinstance(rate, int | float) and rate > 0
+    streams = {"concurrent": strategy.get("streams"), "synchronous": 1}.get(kind)
+    clients = float(streams) if isinstance(streams, int | float) and streams >= 1 else None
+    spread = metrics.get("output_token_count", {}).get("successful", {}).get("std_dev")
     offered = float(rate) if paced else achieved  # type: ignore[arg-type]
     return StageReport(
         stage=stage,
@@ -53,5 +56,9 @@ def _stage(stage: int, benchmark: Any, where: str, output_len: float | None) -> 
         e2e_mean=number(metrics, where, "request_latency", "successful", "mean"),
         n_success=int(number(metrics, where, "request_totals", "successful")),
         n_failed=int(number(metrics, where, "request_totals", "errored")),
-        note="" if paced else f"{kind} load: it enters with the {achieved:.3g}/s that it achieved",
+        note=""
+        if paced or clients
+        else f"{kind} load: it enters with the {achieved:.3g}/s that it achieved",
+        concurrency=clients,
+        output_len_std=float(spread) if isinstance(spread, int | float) else None,
     )

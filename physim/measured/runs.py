@@ -55,7 +55,7 @@ class StageReport:
 
     Attributes:
         stage: Its number.
-        rate_rps: Arrivals per second; of a closed loop those that were achieved.
+        rate_rps: Arrivals per second; of clients those that were achieved.
         duration_s: How long requests were sent.
         arrival: ``constant``, ``poisson`` or ``gamma``.
         input_len_mean: Mean prompt.
@@ -65,6 +65,8 @@ class StageReport:
         n_success: Requests that were answered.
         n_failed: Requests that were not.
         note: What was odd in the report, and what was made of it.
+        concurrency: Clients that sent the next request when the last was answered; None for a rate.
+        output_len_std: Standard deviation of the tokens that were generated; None if not known.
     """
 
     stage: int
@@ -78,6 +80,8 @@ class StageReport:
     n_success: int
     n_failed: int
     note: str = ""
+    concurrency: float | None = None
+    output_len_std: float | None = None
 
 
 def rows(server: Server, reports: Sequence[StageReport]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from physim.cases import Case
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
+from physim.serving.lengths import Lengths
 from physim.serving.load import Load, Stage
 
 if TYPE_CHECKING:
@@ -59,7 +60,22 @@ def read_table(path: Path) -> pd.DataFrame:
         for number, value in enumerate(frame[column]):
             if not isinstance(value, str):
                 raise InputError(_place(path, number, column), "is empty", "fill it in")
-    return frame.assign(table=str(path))
+    if "concurrency" in frame:
+        given = frame[frame["concurrency"].notna()]
+        _check(given, "concurrency", path, positive=True)
+    # Stages of a rate follow one another; of clients each is a run of its own.
+    closed = [clients_of(row) is not None for row in frame.to_dict("records")]
+    runs = [
+        f"{name} {stage}" if apart else name
+        for name, stage, apart in zip(frame["experiment"], frame["stage"], closed, strict=True)
+    ]
+    return frame.assign(table=str(path), run=runs)
+
+
+def clients_of(row: Row) -> float | None:
+    """Clients of a row whose requests came in a closed loop; None for a rate."""
+    clients = row.get("concurrency")
+    return None if clients is None or math.isnan(float(clients)) else float(clients)
 
 
 def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None:
@@ -124,12 +140,16 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
         kv_blocks=None if kv_blocks is None or math.isnan(kv_blocks) else int(kv_blocks),
     )
+    clients, mean = clients_of(row), float(row["output_len"])
+    spread = float(row.get("output_len_std") or 0.0)
+    open_loop = () if clients else stages
     load = Load(
         input_tokens=float(row["input_len_mean"]),
-        output_tokens=float(row["output_len"]),
+        output_tokens=Lengths.normal(mean, spread) if spread > 0 else mean,
+        concurrency=clients,
         cached_tokens=cached_tokens(row, deployment.block_size),
         arrival=row["arrival"],
-        stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in stages),
+        stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
         prefixes=max(int(row["prompt_groups"] * row.get("prompts_per_group", 1)), 1),
         timeout_s=timeout_s,
     )

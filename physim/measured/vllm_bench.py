@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
+from typing import Any
 
 from physim import data
 from physim.errors import InputError
 from physim.measured.runs import StageReport, number
 
+# Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
+# stay in step, and of hardly any account beyond that.
+_GUESS = 0.1
+
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """The one stage of a result.
 
-    E2E is what was reported (``--percentile-metrics e2el``), or else follows from TTFT and TPOT. A
-    load without a rate enters with the rate that it achieved.
+    E2E is what was reported (``--percentile-metrics e2el``), or else follows from TTFT and TPOT.
+    Without a rate but with ``--max-concurrency`` it is one of clients; without either, or with
+    both, it enters with the rate that it achieved. Outputs are of one length if their mean is a
+    whole number and the result does not list them (``--save-detailed``).
 
     Args:
         path: The file.
@@ -35,7 +44,11 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     achieved = number(result, where, "request_throughput")
     rate = result.get("request_rate")
     # An unlimited rate is written as "inf".
-    paced = isinstance(rate, int | float) and rate > 0 and not result.get("max_concurrency")
+    limited = isinstance(rate, int | float) and 0 < rate < math.inf
+    clients = result.get("max_concurrency")
+    paced = limited and not clients
+    streams = float(clients) if isinstance(clients, int | float) and not limited else None
+    spread = _spread(result.get("output_lens"), generated)
     offered = float(rate) if paced else achieved  # type: ignore[arg-type]
     burstiness = result.get("burstiness", 1.0)
     duration = number(result, where, "duration")
@@ -52,6 +65,17 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
             e2e_mean=e2e,
             n_success=int(completed),
             n_failed=int(failed),
-            note="" if paced else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+            note=""
+            if paced or streams
+            else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+            concurrency=streams,
+            output_len_std=spread,
         )
     ]
+
+
+def _spread(lengths: Any, mean: float) -> float:
+    """Standard deviation of the generated tokens, as they are listed or else guessed."""
+    if isinstance(lengths, list) and lengths:
+        return statistics.pstdev(lengths)
+    return 0.0 if mean == int(mean) else _GUESS * mean
