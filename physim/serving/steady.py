@@ -240,6 +240,8 @@ def _observed(
 
 def _in_step(state: SteadyState, turn: Convoy, demand: Demand, limits: Limits) -> SteadyState:
     """What a state would be if all clients stayed in step."""
+    # No infinity is divided, or the gradient of an open loop would not be a number.
+    clients = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency, 1.0)
     zero = jnp.zeros(())
     e2e = turn.ttft + demand.decode_steps * turn.itl
     # What they wait is bounded, and taken to be even within its bounds.
@@ -258,7 +260,7 @@ def _in_step(state: SteadyState, turn: Convoy, demand: Demand, limits: Limits) -
         ttft=turn.ttft,
         itl=turn.itl,
         e2e=e2e,
-        throughput=demand.concurrency / e2e,
+        throughput=clients / e2e,
         batch=turn.batch,
         running=turn.running,
         kv_use=limits.kv_use(demand, turn.running, demand.age),
