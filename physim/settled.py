@@ -39,7 +39,10 @@ def settled(
     """
     ops, demands, limits = arrays(padded(cases))
     every = stack(padded(corrections))
-    solved, percentiles = jax.tree.map(np.asarray, _solve(ops, every, demands, limits, mixed))
+    clients = any(case.load.concurrency is not None for case in cases)
+    solved, percentiles = jax.tree.map(
+        np.asarray, _solve(ops, every, demands, limits, mixed, clients)
+    )
     rows = len(percentiles)
     return [
         _prediction(case, _row(solved, row), _row(solved, rows + row), percentiles[row], fit)
@@ -47,9 +50,14 @@ def settled(
     ]
 
 
-@jax.jit(static_argnames="mixed")
+@jax.jit(static_argnames=("mixed", "clients"))
 def _solve(
-    ops: StepOps, corrections: Corrections, demands: Demand, limits: Limits, mixed: str
+    ops: StepOps,
+    corrections: Corrections,
+    demands: Demand,
+    limits: Limits,
+    mixed: str,
+    clients: bool,
 ) -> tuple[SteadyState, Any]:
     """Steady states of the loads, then of the same requests without end; percentiles of the first.
 
@@ -57,7 +65,7 @@ def _solve(
     """
 
     def one(ops: StepOps, corrections: Corrections, demand: Demand, limits: Limits) -> SteadyState:
-        return steady_state(StepModel(ops, corrections, mixed), demand, limits)
+        return steady_state(StepModel(ops, corrections, mixed), demand, limits, clients)
 
     endless = jnp.full_like(demands.rate, jnp.inf)
     unbounded = eqx.tree_at(lambda d: (d.rate, d.concurrency), demands, (endless, endless))

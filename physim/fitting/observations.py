@@ -43,6 +43,7 @@ class Stages(eqx.Module):
         observed: Logarithms of the measured TTFT, ITL and E2E, seconds.
         known: Which of them were measured.
         weight: Weight of each row.
+        clients: Whether there may be clients, in a closed loop, among the loads.
     """
 
     ops: StepOps
@@ -51,6 +52,7 @@ class Stages(eqx.Module):
     observed: Float[AnyArray, "rows metrics"]
     known: Bool[AnyArray, "rows metrics"]
     weight: Float[AnyArray, " rows"]
+    clients: bool = eqx.field(static=True)
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,10 @@ def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
     itl = np.where(several, (e2e - ttft) / np.maximum(decode_steps, 1), 1.0)
     known = np.stack([np.ones_like(several), several, np.ones_like(several)], axis=1)
     observed = np.log(np.stack([ttft, itl, e2e], axis=1))
-    return Stages(*arrays(cases), observed=observed, known=known, weight=_weights(rows))
+    clients = any(case.load.concurrency is not None for case in cases)
+    return Stages(
+        *arrays(cases), observed=observed, known=known, weight=_weights(rows), clients=clients
+    )
 
 
 def _weights(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
@@ -192,7 +197,7 @@ def log_predicted(
     """Logarithms of the TTFT, ITL and E2E that stages settle to."""
 
     def one(ops: StepOps, demand: Demand, limits: Limits) -> Float[AnyArray, " metrics"]:
-        state = steady_state(StepModel(ops, corrections, mixed), demand, limits)
+        state = steady_state(StepModel(ops, corrections, mixed), demand, limits, stages.clients)
         return jnp.log(jnp.stack([state.ttft, state.itl, state.e2e]))
 
     return jax.vmap(one)(stages.ops, stages.demands, stages.limits)

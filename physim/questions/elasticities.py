@@ -132,6 +132,7 @@ def explain(
             jax.tree.map(lambda *leaves: np.stack(leaves), *directions),
             demand,
             Limits.of(case.deployment),
+            load.concurrency is not None,
         ),
     )
     if not np.all(np.isfinite(logs)):
@@ -173,12 +174,13 @@ def _tangent(case: Case, rate: str) -> StepOps:
 
 
 # XLA's fusion emitters take half as long again to compile this.
-@jax.jit(compiler_options={"xla_cpu_use_fusion_emitters": False})
+@jax.jit(static_argnames="clients", compiler_options={"xla_cpu_use_fusion_emitters": False})
 def _slopes(
     at: tuple[StepOps, Float[AnyArray, " n"]],
     directions: tuple[StepOps, Float[AnyArray, "directions n"]],
     demand: Demand,
     limits: Limits,
+    clients: bool,
 ) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"]]:
     """Logarithms of the metrics, and their slopes in some directions of model and corrections."""
     endless = jnp.full_like(jnp.asarray(demand.rate), jnp.inf)
@@ -187,7 +189,7 @@ def _slopes(
 
     def logs(at: tuple[StepOps, Float[AnyArray, " n"]]) -> Float[AnyArray, " metrics"]:
         model = StepModel(at[0], unflat(at[1]))
-        states = jax.vmap(lambda one: steady_state(model, one, limits))(both)
+        states = jax.vmap(lambda one: steady_state(model, one, limits, clients))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
         return jnp.log(jnp.stack([*loaded, states.throughput[1]]))
 

@@ -92,8 +92,10 @@ def convoy(model: StepModel, demand: Demand, limits: Limits) -> Convoy:
             )
         )
 
-    full, rest = time(beside(group), jnp.maximum(group, 1.0)), time(beside(group), last)
-    decode = time(clients, jnp.zeros(()))
+    decodes = jnp.stack([beside(group), beside(group), clients])
+    prompts = jnp.stack([jnp.maximum(group, 1.0), last, jnp.zeros_like(last)])
+    times = jax.vmap(time)(decodes, prompts)
+    full, rest, decode = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(3))
     longer, longest = full.total - decode.total, rest.total - decode.total
     # Of the steps that a group waits, those are prefill in which the groups before it are.
     met, squares = _met(steps - 1, waited)

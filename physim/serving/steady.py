@@ -87,17 +87,26 @@ class _Balance(eqx.Module):
     part: Steps
 
 
-def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
+def steady_state(
+    model: StepModel, demand: Demand, limits: Limits, clients: bool = True
+) -> SteadyState:
     """The steady state of an engine under a load: differentiable, and made to be vmapped.
 
     Args:
         model: Step times.
         demand: The load.
         limits: The engine's limits.
+        clients: Whether there may be clients, in a closed loop; without, less is compiled.
     """
     shortest, longest = jnp.log(_SHORTEST_STEP_S), jnp.log(_LONGEST_STEP_S)
     log_step, balance = bracketed_root(_residual, (model, demand, limits), shortest, longest)
-    return _observed(jnp.exp(log_step), balance, model, demand, limits)
+    state = _observed(jnp.exp(log_step), balance, model, demand, limits)
+    if not clients:
+        return state
+    in_step = _in_step(state, convoy(model, demand, limits), demand, limits)
+    stays = stay_in_step(demand, balance.seats)
+    settled: SteadyState = jax.tree.map(lambda x, y: jnp.where(stays, y, x), state, in_step)
+    return settled
 
 
 # Traced once, for its shapes and for the loop.
@@ -210,7 +219,7 @@ def _observed(
     throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
-    state = SteadyState(
+    return SteadyState(
         ttft=ttft,
         itl=itl,
         e2e=ttft + decode,
@@ -232,10 +241,6 @@ def _observed(
             limits.scheduled_ahead,
         ),
     )
-    in_step = _in_step(state, convoy(model, demand, limits), demand, limits)
-    stays = stay_in_step(demand, balance.seats)
-    settled: SteadyState = jax.tree.map(lambda x, y: jnp.where(stays, y, x), state, in_step)
-    return settled
 
 
 def _in_step(state: SteadyState, turn: Convoy, demand: Demand, limits: Limits) -> SteadyState:
