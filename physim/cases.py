@@ -59,3 +59,8 @@ def arrays(cases: Sequence[Case]) -> tuple[StepOps, Demand, Limits]:
     ops = [lower(case.model, case.gpu, case.deployment) for case in cases]
     demands = [Demand.of(case.load, case.deployment.block_size) for case in cases]
     return stack(ops), stack(demands), stack([Limits.of(case.deployment) for case in cases])
+
+
+def any_clients(cases: Sequence[Case]) -> bool:
+    """Whether one of the loads is of clients, in a closed loop."""
+    return any(case.load.concurrency is not None for case in cases)

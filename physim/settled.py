@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from physim.cases import Case, arrays, padded
+from physim.cases import Case, any_clients, arrays, padded
 from physim.corrections import Corrections
 from physim.results import Part, Prediction
 from physim.serving.demand import Demand, Limits
@@ -39,9 +39,8 @@ def settled(
     """
     ops, demands, limits = arrays(padded(cases))
     every = stack(padded(corrections))
-    clients = any(case.load.concurrency is not None for case in cases)
     solved, percentiles = jax.tree.map(
-        np.asarray, _solve(ops, every, demands, limits, mixed, clients)
+        np.asarray, _solve(ops, every, demands, limits, mixed, any_clients(cases))
     )
     rows = len(percentiles)
     return [

@@ -22,10 +22,10 @@ from physim.serving.step_times import LinearStepTimes, ModelStepTimes
 from physim.serving.workload import drawn
 from physim.step.batch import Batch
 from physim.step.lowering import lower
-from physim.step.many import part_seconds
+from physim.step.many import part_seconds, sums_of
 from physim.step.model import StepModel
 from physim.tables import Table, load
-from physim.tables.build import Reach, sums_of, tabulate
+from physim.tables.build import Reach, tabulate
 from physim.tables.coefficients import (
     blackbox,
     linear_as_trained_physics,

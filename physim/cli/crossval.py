@@ -84,7 +84,6 @@ def crossval(
     if csv_out is not None:
         with data.replacing(csv_out) as temporary:
             found.to_frame().to_csv(temporary, index=False)
-
     console = stdout()
     if leave_out == "time":
         console.print("median absolute error of the last fifth of each run's step cycles, percent")
@@ -99,7 +98,6 @@ def crossval(
 
 
 def _summary(found: Crossval) -> Table:
-
     rows = []
     for one in found.summary:
         worst = one["worst_fold"]
@@ -119,7 +117,6 @@ def _summary(found: Crossval) -> Table:
 
 
 def _in_time(found: Crossval) -> Table:
-
     fitted, bare = found.summary
     rows = [
         [

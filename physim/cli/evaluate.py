@@ -66,7 +66,6 @@ def evaluate(
         raise InputError(
             ", ".join(map(str, tables)), "has no row to predict", "; ".join(reasons) or "fill it"
         )
-
     console = stdout()
     if worst > 0:
         count = len(evaluation.rows)
@@ -83,7 +82,6 @@ def evaluate(
 
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:
-
     columns = ["experiment", "stage"]
     for label, unit, _ in _UNITS.values():
         columns += [f"{label} {unit}", "error"]
@@ -102,7 +100,6 @@ def _rows(evaluation: Evaluation, worst: int) -> Table:
 
 
 def _summary(evaluation: Evaluation) -> Table:
-
     rows = []
     for metric, (label, _, _) in _UNITS.items():
         values = evaluation.summary[metric]

@@ -61,7 +61,6 @@ def fit(
             progress=lambda step, loss: say(f"step {step + 1}, loss {loss:.2f}"),
         )
     outcome.fit.write(out)
-
     console = stdout()
     for part in _rendered(outcome, out):
         console.print(part)
@@ -136,7 +135,6 @@ def estimates_table(estimates: Sequence[Estimate]) -> Table:
 
 
 def _experiments(outcome: Outcome) -> Table:
-
     experiments: dict[str, list[Mapping[str, Any]]] = {}
     for row in outcome.rows:
         experiments.setdefault(row["experiment"], []).append(row)

@@ -172,7 +172,6 @@ def compare(
     if as_json:
         typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
         return
-
     console = stdout()
     console.print(_compared(found))
     console.print(
@@ -204,7 +203,6 @@ def _prices(texts: list[str]) -> dict[str, float]:
 
 
 def _compared(found: Comparison) -> Any:
-
     def milliseconds(seconds: float | None) -> str:
         return "-" if seconds is None else f"{seconds * 1e3:.1f}"
 

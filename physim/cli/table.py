@@ -126,7 +126,6 @@ def _load(
 
 
 def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
-
     from physim.cli.progress import running
     from physim.tables.folders import write_table
 
@@ -161,7 +160,6 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
 
 
 def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
-
     from physim.cli.progress import counting
     from physim.errors import InputError
     from physim.tables.folders import write_tables

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from physim.cases import Case, arrays
+from physim.cases import Case, any_clients, arrays
 from physim.corrections import Corrections
 from physim.errors import InputError
 from physim.measured.table import Row, case_of, filtered, read_table, stages_of
@@ -178,9 +178,12 @@ def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
     itl = np.where(several, (e2e - ttft) / np.maximum(decode_steps, 1), 1.0)
     known = np.stack([np.ones_like(several), several, np.ones_like(several)], axis=1)
     observed = np.log(np.stack([ttft, itl, e2e], axis=1))
-    clients = any(case.load.concurrency is not None for case in cases)
     return Stages(
-        *arrays(cases), observed=observed, known=known, weight=_weights(rows), clients=clients
+        *arrays(cases),
+        observed=observed,
+        known=known,
+        weight=_weights(rows),
+        clients=any_clients(cases),
     )
 
 

@@ -16,7 +16,7 @@ from physim.errors import InputError
 from physim.fits import DEFAULT_FIT
 from physim.plot.sheet import axes_or_new, plain_ticks
 from physim.plot.steps import deployed
-from physim.step.many import named_seconds
+from physim.step.many import named_seconds, sums_of
 from physim.step.model import PART_NAMES, StepModel, host_seconds
 
 if TYPE_CHECKING:
@@ -35,22 +35,15 @@ Sums = Float[np.ndarray, "points 7"]
 
 
 def _decoding(context: float) -> Callable[[Sizes], Sums]:
-    def sums(requests: Sizes) -> Sums:
-        rows = np.zeros((len(requests), 7))
-        rows[:, 0], rows[:, 1] = requests, requests * context
-        return rows
-
-    return sums
+    return lambda requests: _sums(requests, context, 0.0, 0.0)
 
 
 def _prompt(cached: float) -> Callable[[Sizes], Sums]:
-    def sums(tokens: Sizes) -> Sums:
-        rows = np.zeros((len(tokens), 7))
-        rows[:, 2], rows[:, 3], rows[:, 4] = 1.0, tokens, tokens**2
-        rows[:, 5], rows[:, 6] = cached, cached * tokens
-        return rows
+    return lambda tokens: _sums(0.0, 0.0, tokens, cached)
 
-    return sums
+
+def _sums(*where: Sizes | float) -> Sums:
+    return sums_of(np.stack(np.broadcast_arrays(*where), axis=1))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from physim.fits import DEFAULT_FIT, load_fit
 from physim.inputs.deployment import Deployment
 from physim.intervals import predict_with_interval
 from physim.plot.sheet import COLORS, new_figure, plain_ticks
-from physim.prediction import predict_cases
 from physim.serving.load import Load
 
 if TYPE_CHECKING:
@@ -140,7 +139,8 @@ def _loads(case: Case, fit: Fit) -> tuple[float | None, Sizes, list[Load]]:
     if load.concurrency is not None:
         sizes = np.unique(np.geomspace(1, 4 * load.concurrency, _RATES).round())
         return None, sizes, [replace(load, concurrency=int(clients)) for clients in sizes]
-    most = predict_cases([case], fit.corrections)[0].capacity_rps
+    # As the others are predicted, so that one compiled function serves all.
+    most = predict_with_interval(case, fit, "additive", "fluid", 0).capacity_rps
     sizes = most * np.linspace(0.02, 0.995, _RATES)
     return most, sizes, [replace(load, rate=float(rate)) for rate in sizes]
 

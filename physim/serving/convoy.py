@@ -63,7 +63,7 @@ def convoy(model: StepModel, demand: Demand, limits: Limits) -> Convoy:
         demand: The load, in a closed loop; of one in open loop the result means nothing.
         limits: The engine's limits.
     """
-    clients = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency, 1.0)
+    clients = demand.clients
     budget, outside = limits.max_num_batched_tokens, outside_s(model.corrections)
     fresh, decode_steps = demand.new_tokens, demand.decode_steps
     # A group's last tokens are followed by a step that was scheduled before they were known, and

@@ -56,6 +56,11 @@ class Demand(eqx.Module):
         )
 
     @property
+    def clients(self) -> Scalar:
+        """Clients; one in an open loop, since where infinity is divided no gradient is a number."""
+        return jnp.where(jnp.isfinite(self.concurrency), self.concurrency, 1.0)
+
+    @property
     def new_tokens(self) -> Scalar:
         """Prompt tokens that are computed, mean."""
         return jnp.maximum(self.input_tokens - self.cached_tokens, 1.0)
@@ -116,21 +121,19 @@ class Limits(eqx.Module):
             scheduled_ahead=float(deployment.async_scheduling),
         )
 
-    def _kv_blocks_of(self, demand: Demand, age: Scalar) -> tuple[Scalar, Scalar]:
-        """KV blocks of a request alone that has an age, and those of its cached prefix.
+    def own_blocks(self, demand: Demand, age: Scalar) -> Scalar:
+        """KV blocks of a request that has an age, apart from its cached prefix.
 
         The last block is half full.
         """
-        shared = demand.cached_tokens / self.block_size
-        tokens = demand.input_tokens - demand.cached_tokens + age
-        return tokens / self.block_size + 0.5, shared
+        return (demand.input_tokens - demand.cached_tokens + age) / self.block_size + 0.5
 
     def kv_seats(self, demand: Demand) -> Scalar:
         """Requests that the KV cache has room for."""
-        own, shared = self._kv_blocks_of(demand, demand.age)
+        own, shared = self.own_blocks(demand, demand.age), demand.cached_tokens / self.block_size
         return kv_seats(self.kv_blocks, own, shared, demand.prefixes)
 
     def kv_use(self, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
         """Share of the KV blocks that so many running requests of a mean age hold."""
-        own, shared = self._kv_blocks_of(demand, age)
+        own, shared = self.own_blocks(demand, age), demand.cached_tokens / self.block_size
         return kv_held(running, own, shared, demand.prefixes) / self.kv_blocks

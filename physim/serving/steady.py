@@ -131,8 +131,7 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     ahead = handover_steps(model.corrections, limits)
     outside += jnp.clip(demand.concurrency - 1.0, 0.0, 1.0) * ahead * step
     closed = jnp.isfinite(demand.concurrency)
-    # No infinity is divided, or its gradient would not be a number.
-    clients = jnp.where(closed, demand.concurrency, 1.0)
+    clients = demand.clients
 
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
@@ -245,8 +244,6 @@ def _observed(
 
 def _in_step(state: SteadyState, turn: Convoy, demand: Demand, limits: Limits) -> SteadyState:
     """What a state would be if all clients stayed in step."""
-    # No infinity is divided, or the gradient of an open loop would not be a number.
-    clients = jnp.where(jnp.isfinite(demand.concurrency), demand.concurrency, 1.0)
     zero = jnp.zeros(())
     e2e = turn.ttft + demand.decode_steps * turn.itl
     # What they wait is bounded, and taken to be even within its bounds.
@@ -265,7 +262,7 @@ def _in_step(state: SteadyState, turn: Convoy, demand: Demand, limits: Limits) -
         ttft=turn.ttft,
         itl=turn.itl,
         e2e=e2e,
-        throughput=clients / e2e,
+        throughput=demand.clients / e2e,
         batch=turn.batch,
         running=turn.running,
         kv_use=limits.kv_use(demand, turn.running, demand.age),

@@ -145,7 +145,7 @@ class Fluid(eqx.Module):
         phases: Ages of decoding requests.
         seats: Requests that may run, were the load to stay.
         scale: Requests at the last of the table's shares.
-        tokens: KV tokens for requests that run, apart from cached prefixes.
+        blocks: KV blocks for requests that run, apart from cached prefixes.
         chunks: Prefill steps of a prompt.
         more: How many more chunks there are for each, with all KV blocks taken.
         held: Steps that a request holds its seat beside those in which it decodes.
@@ -159,7 +159,7 @@ class Fluid(eqx.Module):
     phases: _Phases
     seats: Scalar
     scale: Scalar
-    tokens: Scalar
+    blocks: Scalar
     chunks: Scalar
     more: Scalar
     held: Scalar
@@ -185,7 +185,7 @@ class Fluid(eqx.Module):
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
-        tokens = by_kv * _held_tokens(demand, limits, demand.age)
+        blocks = by_kv * limits.own_blocks(demand, demand.age)
 
         def at(full: Scalar, age: Scalar, share: Scalar, prefilling: Scalar) -> Local:
             occupancy = Occupancy(
@@ -214,7 +214,7 @@ class Fluid(eqx.Module):
             _Phases.of(demand),
             seats,
             scale,
-            tokens,
+            blocks,
             chunks,
             more,
             held,
@@ -340,7 +340,7 @@ class Fluid(eqx.Module):
         batch = jnp.sum(running)
         age = jnp.sum(running * phases.age) / jnp.maximum(batch, 1e-6)
         demand = self.demand
-        room = self.tokens / _held_tokens(demand, self.limits, age)
+        room = self.blocks / self.limits.own_blocks(demand, jnp.maximum(age, 0.0))
         seats = jnp.minimum(self.limits.max_num_seqs, room)
         seats = jnp.minimum(seats, self.scale)
         leaving = jnp.sum((1 - phases.onward) * running / phases.stay)
@@ -412,12 +412,6 @@ class Fluid(eqx.Module):
             kv_use=jax.vmap(lambda *now: self.limits.kv_use(self.demand, *now))(whole, age),
             solved=solved,
         )
-
-
-def _held_tokens(demand: Demand, limits: Limits, age: Scalar) -> Scalar:
-    """KV tokens of a request that has generated so many, apart from its cached prefix."""
-    own = demand.input_tokens - demand.cached_tokens + limits.block_size / 2
-    return own + jnp.maximum(age, 0.0)
 
 
 def _cubic(

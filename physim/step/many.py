@@ -36,6 +36,29 @@ def named_seconds(
     return dict(zip(PART_NAMES, part_seconds(model, sums).T, strict=True))
 
 
+def sums_of(where: Float[np.ndarray, "rows 4"]) -> Float[np.ndarray, "rows 7"]:
+    """Steps of one prefill chunk at most, in the order of `Batch`'s fields.
+
+    Args:
+        where: Of each step the requests that decode, the mean tokens that they attend to, the
+            chunk's tokens, and those in the cache before it.
+    """
+    decode, context, prefill, before = where.T
+    chunks = np.minimum(prefill, 1.0)
+    return np.stack(
+        [
+            decode,
+            decode * context,
+            chunks,
+            prefill,
+            chunks * prefill**2,
+            chunks * before,
+            prefill * before,
+        ],
+        axis=1,
+    )
+
+
 @jax.jit
 def _seconds(model: StepModel, sums: Float[AnyArray, "rows 7"]) -> Float[AnyArray, "rows parts"]:
     return jax.vmap(lambda row: model(Batch(*row)).seconds)(sums)

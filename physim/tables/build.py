@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.inputs.deployment import ResolvedDeployment
-from physim.step.many import part_seconds
+from physim.step.many import part_seconds, sums_of
 from physim.step.model import PART_NAMES, StepModel
 from physim.tables.table import AXES, Table, prefill_context
 
@@ -91,24 +91,6 @@ class Reach:
             kept.append(np.stack([decode, context, prefill, before], axis=1)[possible])
             found += len(kept[-1])
         return np.concatenate(kept)[:count]
-
-
-def sums_of(where: Where) -> Float[np.ndarray, "rows 7"]:
-    """Steps of one prefill chunk at most, in the order of `physim.step.batch.Batch`'s fields."""
-    decode, context, prefill, before = where.T
-    chunks = np.minimum(prefill, 1.0)
-    return np.stack(
-        [
-            decode,
-            decode * context,
-            chunks,
-            prefill,
-            chunks * prefill**2,
-            chunks * before,
-            prefill * before,
-        ],
-        axis=1,
-    )
 
 
 def tabulate(

@@ -15,9 +15,9 @@ from jaxtyping import Float
 
 from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
-from physim.step.many import named_seconds
+from physim.step.many import named_seconds, sums_of
 from physim.step.model import StepModel
-from physim.tables.build import Reach, sums_of
+from physim.tables.build import Reach
 from physim.tables.coefficients import MICROSECOND, nonnegative
 
 # Points of an axis for each doubling, between which time is nearly straight.
