@@ -70,42 +70,32 @@ def sweep() -> tuple[tuple[float, float], float]:
     import jax
     import numpy as np
 
-    from physim.cases import Case
-    from physim.corrections import Corrections
-    from physim.inputs.deployment import Deployment
-    from physim.serving.demand import Demand, Limits
-    from physim.serving.load import Load
-    from physim.serving.steady import SteadyState, steady_state
-    from physim.stacking import stack
-    from physim.step.lowering import StepOps, lower
-    from physim.step.model import StepModel
+    from physim.corrections.fields import Corrections
+    from physim.fluid.steady import SteadyState, steady_state
+    from physim.prediction.cases import Case, CaseArrays
 
     models = ("Qwen/Qwen3-14B", "meta-llama/Llama-3.1-70B-Instruct", "mistralai/Mixtral-8x7B-v0.1")
     rng = np.random.default_rng(0)
     cases = [
         Case.of(
             models[i % 3],
-            "h100_sxm",
-            Deployment(tp=(4, 8)[i // 3 % 2]),
-            Load(float(rng.integers(100, 4000)), float(rng.integers(2, 1000)), rate=rate),
+            gpu="h100_sxm",
+            tp=(4, 8)[i // 3 % 2],
+            input_tokens=float(rng.integers(100, 4000)),
+            output_tokens=float(rng.integers(2, 1000)),
+            rate=rate,
         )
         for i, rate in enumerate(rng.uniform(0.1, 30, SWEEP_SIZE))
     ]
-    arrays = jax.device_put(
-        (
-            stack([lower(case.model, case.gpu, case.deployment) for case in cases]),
-            stack([Demand.of(case.load, 16) for case in cases]),
-            stack([Limits.of(case.deployment) for case in cases]),
-        )
-    )
+    systems = jax.device_put(CaseArrays.of(cases))
 
     @jax.jit
     @jax.vmap
-    def solve(ops: StepOps, demand: Demand, limits: Limits) -> SteadyState:
-        return steady_state(StepModel(ops, Corrections()), demand, limits)
+    def solve(system: CaseArrays) -> SteadyState:
+        return steady_state(system.model(Corrections()), system.demand, system.limits)
 
     def run() -> None:
-        jax.block_until_ready(solve(*arrays))
+        jax.block_until_ready(solve(systems))
 
     first, _ = timed(run, 1)
     return timed(run, SWEEP_RUNS), first

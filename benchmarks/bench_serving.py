@@ -28,39 +28,42 @@ def main() -> None:
     import jax.numpy as jnp
 
     import physim
-    from physim.corrections import Corrections
-    from physim.inputs.hardware import load_hardware
-    from physim.inputs.models import load_model
-    from physim.serving.demand import Demand, Limits
-    from physim.serving.latencies import latencies
-    from physim.serving.replay import Engine, replay
-    from physim.serving.step_times import ModelStepTimes
-    from physim.serving.transient import Fluid, Schedule
-    from physim.serving.workload import drawn
-    from physim.step.lowering import lower
+    from physim.corrections.fields import Corrections
+    from physim.fluid.demand import Demand
+    from physim.fluid.request_latencies import latencies
+    from physim.fluid.transient import Fluid, Schedule
+    from physim.replay.engine import Engine, replay
+    from physim.replay.step_times import ModelStepTimes
+    from physim.replay.workload import drawn
     from physim.step.model import StepModel
 
-    deployment = physim.Deployment(tp=2, max_num_seqs=256, max_num_batched_tokens=2048)
-    stages = (physim.Stage(8, 600), physim.Stage(20, 600))
-    load = physim.Load(575, 248, stages=stages, arrival="poisson")
-    arch, gpu = load_model("Qwen/Qwen3-14B"), load_hardware("h100_sxm")
-    resolved = deployment.resolved(arch, gpu)
-    ops = lower(arch, gpu, resolved)
-    limits = Limits.of(resolved)
-    engine = Engine(256, 2048, resolved.kv_blocks, async_scheduling=True)
+    case = physim.Case.of(
+        "Qwen/Qwen3-14B",
+        gpu="h100_sxm",
+        tp=2,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+        input_tokens=575,
+        output_tokens=248,
+        stages=[(8, 600), (20, 600)],
+        arrival="poisson",
+    )
+    load, limits = case.demanded, case.deployment.limits
+    model, engine = case.step_model(Corrections()), Engine(limits)
+    numbers = jax.tree.map(float, limits)
 
     def replay_all() -> object:
-        workload = drawn(load, resolved.block_size, 0)
-        times = ModelStepTimes(StepModel(ops, Corrections()), 256, 2048, workload.longest)
+        workload = drawn(load, limits.block_size, 0)
+        times = ModelStepTimes(model, 256, 2048, workload.longest)
         return replay(workload, times, engine)
 
     @jax.jit
     def means(corrections: Corrections, demand: Demand, schedule: Schedule) -> jax.Array:
-        fluid = Fluid.of(StepModel(ops, corrections), demand, limits)
+        fluid = Fluid.of(StepModel(model.ops, corrections), demand, numbers)
         summary = latencies(fluid, fluid.run(schedule), schedule)
         return jnp.stack([summary.ttft, summary.itl, summary.e2e]).sum()
 
-    demand = jax.tree.map(jnp.asarray, Demand.of(load, resolved.block_size))
+    demand = jax.tree.map(jnp.asarray, Demand.of(load, limits.block_size))
     schedule = Schedule(jnp.array([8.0, 20.0]), jnp.array([600.0, 1200.0]))
     zero = jax.tree.map(jnp.asarray, Corrections())
     gradient = jax.jit(jax.grad(means))
@@ -74,7 +77,7 @@ def main() -> None:
     print("| what | median | least |\n| --- | --- | --- |")
     for name, action in (
         ("replay of 16,900 requests", replay_all),
-        ("fluid: tables, course, percentiles", fluid),
+        ("fluid: tables, trajectory, percentiles", fluid),
         ("its gradient with respect to all corrections", fluid_gradient),
     ):
         action()

@@ -10,23 +10,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from physim.cases import Case
-from physim.corrections import Corrections
-from physim.fits import load_fit
+from physim.corrections.fields import Corrections
+from physim.corrections.files import load_fit
 from physim.inputs.deployment import Deployment
-from physim.inputs.models import shipped_models
-from physim.replaying import engine_of
-from physim.serving.replay import replay
-from physim.serving.step_times import LinearStepTimes, ModelStepTimes, StepTimes
-from physim.serving.workload import drawn
-from physim.step.lowering import lower
-from physim.step.model import StepModel
+from physim.inputs.model_lookup import shipped_models
+from physim.inputs.parallelism import Parallelism
+from physim.prediction.cases import Case
+from physim.prediction.replayed import engine_of
+from physim.replay.engine import replay
+from physim.replay.step_times import LinearStepTimes, ModelStepTimes, StepTimes
+from physim.replay.workload import drawn
 from physim.tables import load
 from physim.tables.build import Reach
-from physim.tables.coefficients import blackbox
-from physim.tables.folders import GENERAL, write_table, write_tables
-from physim.tables.region import operating_region
-from physim.tables.step_times import TableStepTimes
+from physim.tables.linear_models import blackbox
+from physim.tables.operating_region import operating_region
+from physim.tables.replay_adapter import TableStepTimes
+from physim.tables.writer import GENERAL, write_table, write_tables
 
 MODEL, GPU, TP = "Qwen/Qwen3-14B", "h100_sxm", 2
 REPLAYED = ((MODEL, 2), ("meta-llama/Llama-3.1-8B-Instruct", 1), ("mistralai/Mixtral-8x7B-v0.1", 4))
@@ -83,13 +82,13 @@ def replays(folder: Path) -> None:
     print("| general workload | steps from | TTFT | ITL | E2E | error of a step, projected |")
     print("| --- | --- | --- | --- | --- | --- |")
     for model, tp in REPLAYED:
-        case = Case.of(model, GPU, Deployment(tp=tp, **LIMITS), GENERAL)
-        exact = StepModel(lower(case.model, case.gpu, case.deployment), corrections)
+        case = Case.from_parts(model, GPU, Deployment(Parallelism(tp), **LIMITS), GENERAL)
+        exact = case.step_model(corrections)
         region = operating_region(case, exact, corrections)
         projection = blackbox(region)
         place = folder / model.replace("/", "--")
         write_table(model, place, gpu=GPU, tp=tp, kind="json", **LIMITS)
-        engine = engine_of(case.deployment, corrections, region.mean_requests)
+        engine = engine_of(case, corrections, region.mean_requests)
         ways: dict[str, StepTimes] = {
             "the model": ModelStepTimes(exact, 128, 2048, 1000),
             "its table": TableStepTimes(load(place), 1000),

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from scipy.optimize import minimize
 
-from physim.corrections import Corrections, flat, unflat
+from physim.corrections.fields import Corrections, flat, unflat
 from physim.fitting.objective import Problem
 from physim.fitting.observations import NOISE, log_predicted, observe
 from physim.fitting.optimise import minimise
@@ -67,7 +67,7 @@ def _loss(problem: Problem) -> Callable[[jax.Array], jax.Array]:
     weights = stages.known * stages.weight[:, None] * np.array([1.0, 0.5, 0.5])
 
     def loss(parameters: jax.Array) -> jax.Array:
-        found = log_predicted(unflat(centre + parameters * widths), stages, "additive")
+        found = log_predicted(unflat(centre + parameters * widths), stages)
         sizes = jnp.where(weights > 0, (found - stages.observed) / NOISE, 0.0)
         bent = 4 * (jnp.sqrt(1 + (sizes / 2) ** 2) - 1)
         return jnp.sum(weights * bent) + jnp.sum(parameters**2) / 2

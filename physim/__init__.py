@@ -9,66 +9,70 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from physim.cases import Case
-    from physim.corrections import Corrections
+    from physim.api import predict, predict_trace, step_model
+    from physim.corrections.fields import Corrections
+    from physim.corrections.files import Fit, load_fit
     from physim.errors import InputError
-    from physim.evaluation import Evaluation, evaluate
-    from physim.fits import Fit, load_fit
-    from physim.fitting.crossval import Crossval, crossval
     from physim.fitting.fit import Outcome, fit
     from physim.inputs.deployment import Deployment
+    from physim.inputs.lengths import Lengths
+    from physim.inputs.load import Load, Stage
+    from physim.inputs.parallelism import Parallelism
     from physim.measured.reports import read_report
-    from physim.prediction import predict_cases
+    from physim.prediction.cases import Case, CaseOptions
+    from physim.prediction.many import predict_cases
+    from physim.prediction.results import Prediction
     from physim.questions.capacity import Capacity, Objective, capacity
     from physim.questions.comparison import Comparison, compare
     from physim.questions.elasticities import Elasticities, explain
-    from physim.results import Prediction
-    from physim.serving.lengths import Lengths
-    from physim.serving.load import Load, Stage
-    from physim.serving.workload import Conversations
+    from physim.replay.workload import Conversations
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
-    from physim.verbs import predict, predict_trace, step_model
+    from physim.validation.crossval import Crossval, crossval
+    from physim.validation.evaluation import Evaluation, evaluate
 
 _HOME = {
     "Batch": "physim.step.batch",
     "Capacity": "physim.questions.capacity",
-    "Case": "physim.cases",
+    "Case": "physim.prediction.cases",
+    "CaseOptions": "physim.prediction.cases",
     "Comparison": "physim.questions.comparison",
-    "Conversations": "physim.serving.workload",
-    "Corrections": "physim.corrections",
-    "Crossval": "physim.fitting.crossval",
+    "Conversations": "physim.replay.workload",
+    "Corrections": "physim.corrections.fields",
+    "Crossval": "physim.validation.crossval",
     "Deployment": "physim.inputs.deployment",
     "Elasticities": "physim.questions.elasticities",
-    "Evaluation": "physim.evaluation",
-    "Fit": "physim.fits",
+    "Evaluation": "physim.validation.evaluation",
+    "Fit": "physim.corrections.files",
     "InputError": "physim.errors",
-    "Lengths": "physim.serving.lengths",
-    "Load": "physim.serving.load",
+    "Lengths": "physim.inputs.lengths",
+    "Load": "physim.inputs.load",
     "Objective": "physim.questions.capacity",
     "Outcome": "physim.fitting.fit",
-    "Prediction": "physim.results",
-    "Stage": "physim.serving.load",
+    "Prediction": "physim.prediction.results",
+    "Stage": "physim.inputs.load",
+    "Parallelism": "physim.inputs.parallelism",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
     "compare": "physim.questions.comparison",
-    "crossval": "physim.fitting.crossval",
-    "evaluate": "physim.evaluation",
+    "crossval": "physim.validation.crossval",
+    "evaluate": "physim.validation.evaluation",
     "explain": "physim.questions.elasticities",
     "fit": "physim.fitting.fit",
-    "load_fit": "physim.fits",
-    "predict": "physim.verbs",
-    "predict_cases": "physim.prediction",
-    "predict_trace": "physim.verbs",
+    "load_fit": "physim.corrections.files",
+    "predict": "physim.api",
+    "predict_cases": "physim.prediction.many",
+    "predict_trace": "physim.api",
     "read_report": "physim.measured.reports",
-    "step_model": "physim.verbs",
+    "step_model": "physim.api",
 }
 
 __all__ = [
     "Batch",
     "Capacity",
     "Case",
+    "CaseOptions",
     "Comparison",
     "Conversations",
     "Corrections",
@@ -82,6 +86,7 @@ __all__ = [
     "Load",
     "Objective",
     "Outcome",
+    "Parallelism",
     "Prediction",
     "Stage",
     "StepModel",

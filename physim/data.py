@@ -61,7 +61,7 @@ def check_writable(path: Path) -> None:
         InputError: The folder of ``path`` is not there, or cannot be written to.
     """
     if not path.parent.is_dir():
-        raise InputError(str(path), f"{path.parent} is no folder", "make it, or choose another")
+        raise InputError(str(path), f"{path.parent} is not a folder", "make it, or choose another")
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise InputError(str(path), "cannot be written", "choose another file")
 
@@ -106,7 +106,9 @@ def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
     """
     path = path.resolve()
     if path.is_dir() and any(path.iterdir()) and not force:
-        raise InputError(str(path), "is there and not empty", "name another, or pass --force")
+        raise InputError(
+            str(path), "already exists and is not empty", "name another, or pass --force"
+        )
     if path.exists() and not path.is_dir():
         raise InputError(str(path), "is a file", "name a folder")
     try:

@@ -15,3 +15,7 @@ class InputError(ValueError):
     def __init__(self, where: str, what: str, remedy: str) -> None:
         self.where, self.what, self.remedy = where, what, remedy
         super().__init__(f"{where}: {what}; {remedy}")
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
+        """Its parts, so that it can leave a worker process."""
+        return InputError, (self.where, self.what, self.remedy)

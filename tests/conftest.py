@@ -1,4 +1,4 @@
-"""Tests run in 64 bit, with every array's shape and type checked in the numeric modules."""
+"""Tests run in 64 bit, with every array's shape and type checked in every module."""
 
 from __future__ import annotations
 
@@ -26,17 +26,7 @@ else:
 hypothesis.settings.register_profile("physim", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("physim")
 
-_NUMERIC = [
-    "physim.corrections",
-    "physim.fitting",
-    "physim.grids.efficiency",
-    "physim.roofline",
-    "physim.serving",
-    "physim.stacking",
-    "physim.step",
-    "physim.tables",
-]
-_hook = install_import_hook(_NUMERIC, "typechecking.check")
+_hook = install_import_hook("physim", "typechecking.check")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

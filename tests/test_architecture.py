@@ -6,7 +6,7 @@ import pytest
 from physim import data
 from physim.errors import InputError
 from physim.inputs.architecture import read_architecture
-from physim.inputs.models import load_model, shipped_models
+from physim.inputs.model_lookup import load_model, shipped_models
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -70,8 +70,8 @@ def test_kv_heads_are_replicated_when_tp_exceeds_them():
 
 def test_head_dim_of_its_own():
     nemo = load_model("mistralai/Mistral-Nemo-Instruct-2407")
-    assert nemo.head_dim == 128
-    assert nemo.hidden_size // nemo.heads == 160
+    assert nemo.attention.head_dim == 128
+    assert nemo.hidden_size // nemo.attention.heads == 160
 
 
 def test_llama4_interleaves_dense_and_expert_layers():
@@ -83,7 +83,7 @@ def test_llama4_interleaves_dense_and_expert_layers():
     )
     config["text_config"]["interleave_moe_layer_step"] = 2
     arch = read_architecture(config, "config.json")
-    assert arch.experts.layers == arch.dense_layers == 24
+    assert arch.expert_layers == arch.dense_layers == 24
     assert arch.intermediate_size == 16384
     assert arch.experts.shared_intermediate_size == 8192
 
@@ -106,13 +106,20 @@ def test_every_shipped_model_loads_or_is_refused_by_name():
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not modelled"),
         ({"architectures": []}, "architectures: is missing"),
         ({"hidden_size": None}, "hidden_size: is missing"),
-        ({"hidden_size": -4}, "hidden_size: -4 is no integer of at least 1"),
-        ({"hidden_size": "64"}, "hidden_size: '64' is no integer"),
-        ({"num_hidden_layers": 2.5}, "num_hidden_layers: 2.5 is no integer"),
+        ({"hidden_size": -4}, "hidden_size: -4 is not an integer of at least 1"),
+        ({"hidden_size": "64"}, "hidden_size: '64' is not an integer"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers: 2.5 is not an integer"),
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads 4"),
         ({"hidden_size": 66}, "4 does not divide hidden_size 66"),
         ({"kv_lora_rank": 512}, "MLA"),
         ({"torch_dtype": "float32"}, "'float32' is not modelled"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers: 2147483648 are more than any model has"),
+        ({"layer_types": ["full_attention"]}, "layer_types: names 1 layers, and num_hidden_layers"),
+        ({"layer_types": "full_attention"}, "layer_types: is not a list"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: names sliding_attention, for which the configuration has no window",
+        ),
     ],
 )
 def test_bad_configurations_are_named(change, complaint):
@@ -130,6 +137,48 @@ def test_sliding_window_counts_only_where_it_is_used():
     assert read_architecture({**qwen, "use_sliding_window": True}, "c").window == 4096
 
 
+def test_full_and_sliding_layers_are_two_groups():
+    config = {
+        **LLAMA,
+        "architectures": ["MistralForCausalLM"],
+        "num_hidden_layers": 4,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 128,
+    }
+    arch = read_architecture(config, "c")
+    full, sliding = arch.groups
+    assert (full.layers, sliding.layers, arch.layers) == (2, 2, 4)
+    assert (full.attention.kind, full.attention.window) == ("full_attention", None)
+    assert (sliding.attention.kind, sliding.attention.window) == ("sliding_attention", 128)
+    assert arch.attention_layers == {full.attention: 2, sliding.attention: 2}
+    assert (arch.attention, arch.window) == (full.attention, 128)
+    # Only what they look back sets them apart.
+    alike = read_architecture({**LLAMA, "num_hidden_layers": 4}, "c")
+    assert arch.parameters == alike.parameters
+    assert arch.kv_bytes_per_token(2) == alike.kv_bytes_per_token(2)
+
+
+def test_a_sliding_window_that_is_missing_or_switched_off():
+    mixed = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"]}
+    for change in (
+        {"architectures": ["MistralForCausalLM"]},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {"architectures": ["Qwen3ForCausalLM"], "sliding_window": 128},
+    ):
+        with pytest.raises(InputError, match=r"^c: layer_types: names sliding_attention"):
+            read_architecture({**mixed, **change}, "c")
+
+
+@pytest.mark.parametrize(
+    "model", [name for name in shipped_models() if name != "deepseek-ai/DeepSeek-V2-Lite"]
+)
+def test_a_shipped_model_has_one_group(model):
+    arch = load_model(model)
+    (group,) = arch.groups
+    assert group.layers == arch.layers == arch.dense_layers + arch.expert_layers
+    assert (group.experts is None) == (arch.expert_layers == 0)
+
+
 def test_dense_layers_of_qwen3_moe():
     config = {
         **LLAMA,
@@ -142,6 +191,6 @@ def test_dense_layers_of_qwen3_moe():
         "decoder_sparse_step": 2,
     }
     # Layers 1 and 3 are even when counted from one; layer 0 is dense in any case.
-    assert read_architecture(config, "c").experts.layers == 2
+    assert read_architecture(config, "c").expert_layers == 2
     with pytest.raises(InputError, match="9 is more than the 8 experts"):
         read_architecture({**config, "num_experts_per_tok": 9}, "c")

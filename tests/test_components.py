@@ -1,43 +1,46 @@
 """Components against hand-computed numbers, measured rows, and their rooflines."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from physim import roofline
+from physim.corrections.fields import Corrections
 from physim.grids.store import load_expert_grid, load_grid
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.models import load_model
-from physim.step import components
+from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
 from physim.step.batch import Batch
-from physim.step.lowering import (
-    CHUNK,
-    CONTEXT,
-    GEMM_NAMES,
-    MESSAGE_BYTES,
-    REQUESTS,
-    TOKENS,
-    AttentionOps,
-    CollectiveOps,
-    ElementwiseOps,
-    ExpertOps,
-    GemmOps,
-    assumptions,
-    lower,
-)
+from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
+from physim.step.lowering import StepOps, assumptions, lower, rows_of, stack_ops
+from physim.step.many_batches import named_seconds
+from physim.step.model import StepModel
+from physim.step.rows import DecodeRow, PrefillRow, SizeRow
 
 BANDWIDTH = 1e12
+SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 
 
-def lowered(model, gpu="h100_sxm", **deployment):
+def placed(model, gpu="h100_sxm", tp=1, **deployment):
     arch, hardware = load_model(model), load_hardware(gpu)
-    return lower(arch, hardware, Deployment(**deployment).resolved(arch, hardware))
+    return arch, hardware, Deployment(Parallelism(tp), **deployment).resolved(arch, hardware)
 
 
-LLAMA = lowered("meta-llama/Llama-3.1-8B-Instruct")
-MIXTRAL = lowered("mistralai/Mixtral-8x7B-v0.1", tp=2)
+def modelled(model, gpu="h100_sxm", tp=1, **deployment):
+    return StepModel(lower(*placed(model, gpu, tp, **deployment)), Corrections())
+
+
+def row_named(name, model, gpu="h100_sxm", tp=1, **deployment):
+    rows = [row for row in rows_of(*placed(model, gpu, tp, **deployment)) if row.name == name]
+    assert len(rows) == 1
+    return rows[0]
+
+
+LLAMA = modelled("meta-llama/Llama-3.1-8B-Instruct")
+MIXTRAL = modelled("mistralai/Mixtral-8x7B-v0.1", tp=2)
 
 
 # --- by hand, where every kernel was measured at twice its roofline ---
@@ -47,99 +50,221 @@ def twice(work, peak, bandwidth=BANDWIDTH):
     return np.log(2 * roofline.seconds(work, peak, bandwidth))
 
 
-def test_gemm_by_hand():
-    names = len(GEMM_NAMES)
-    curve = twice(roofline.gemm(TOKENS, 100, 50, 2, 2), 1e12)
-    ops = GemmOps(
-        n=np.full(names, 100.0),
-        k=np.full(names, 50.0),
-        weight_bytes=np.full(names, 2.0),
-        activation_bytes=np.full(names, 2.0),
-        peak_flops=np.full(names, 1e12),
-        count=np.arange(names, dtype=float),
-        log_seconds=np.tile(curve, (names, 1)),
+def parts_of(rows, batch, message_bytes=0.0, corrections=None):
+    """Parts of a step of a model that is nothing but some rows."""
+    model = StepModel(StepOps.of(rows, message_bytes), corrections or Corrections())
+    families = model.families(batch)
+    total = {}
+    for name, seconds in zip(model_parts(), sum(families), strict=True):
+        total[name] = float(seconds)
+    return total
+
+
+def model_parts():
+    from physim.step.lowering import PART_NAMES
+
+    return PART_NAMES[:-1]
+
+
+def prompt(tokens, requests=1.0, cached=0.0):
+    return Batch.summarised(prefill_requests=requests, chunk=tokens / requests, cached=cached)
+
+
+def gemm(name="gate_up", part="mlp", count=3.0, size="tokens", bandwidth=BANDWIDTH):
+    """50 x 100 weights of two bytes at 1e12 FLOP/s, measured at twice their roofline."""
+    return SizeRow(
+        name=name,
+        part=part,
+        count=count,
+        size=size,
+        flops=2 * 100 * 50,
+        bytes=2 * 50 + 2 * 100,
+        fixed_bytes=2 * 100 * 50,
+        peak_flops=1e12,
+        bandwidth=bandwidth,
+        log_seconds=twice(roofline.gemm(TOKENS, 100, 50, 2, 2), 1e12),
+        correction="gemm_memory",
+        compute_correction="gemm_compute",
+        is_matrix=True,
     )
-    seconds, compute = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH)
+
+
+def test_gemm_by_hand():
     # Four tokens: 40,000 FLOP, 11,200 bytes; at 1e12 of each a second, FLOP are the longer.
-    np.testing.assert_allclose(seconds[:-1], np.arange(names - 1) * 2 * 4.0e-8, rtol=1e-12)
-    # The roofline's two times are 40 and 11.2 ns.
-    assert compute[1] == pytest.approx(40**3 / (40**3 + 11.2**3))
-    # lm_head works on two tokens: 20,000 FLOP.
-    assert seconds[-1] == pytest.approx((names - 1) * 2 * 2.0e-8)
+    assert parts_of([gemm()], prompt(4.0))["mlp"] == pytest.approx(3 * 2 * 4.0e-8)
     # With a tenth of the bandwidth the bytes take 112 ns, more than the 80 ns that were measured.
-    slow_memory, less = components.gemm_seconds(ops, 4.0, 2.0, BANDWIDTH / 10)
-    assert slow_memory[1] == pytest.approx(11_200 / 1e11)
-    assert less[1] == pytest.approx(40**3 / (40**3 + 112**3))
+    slow = gemm(bandwidth=BANDWIDTH / 10)
+    assert parts_of([slow], prompt(4.0))["mlp"] == pytest.approx(3 * 11_200 / 1e11)
+
+
+def test_gemms_are_corrected_by_what_bounds_them_by_hand():
+    # The roofline's two times are 40 and 11.2 ns.
+    log = float(np.log(1.5))
+    bare = parts_of([gemm()], prompt(4.0))["mlp"]
+    both = Corrections(gemm_compute=log)
+    share = 40**3 / (40**3 + 11.2**3)
+    corrected = parts_of([gemm()], prompt(4.0), corrections=both)["mlp"]
+    assert corrected / bare == pytest.approx(1.5**share)
+    memory = Corrections(gemm_memory=log)
+    corrected = parts_of([gemm()], prompt(4.0), corrections=memory)["mlp"]
+    assert corrected / bare == pytest.approx(1.5 ** (1 - share))
+
+
+def test_lm_head_works_on_sampled_tokens():
+    # Two prompts of two tokens each sample two tokens: 20,000 FLOP.
+    row = gemm("lm_head", "output", 1.0, "sampled")
+    assert parts_of([row], prompt(4.0, 2.0))["output"] == pytest.approx(2 * 2.0e-8)
 
 
 def test_experts_by_hand():
-    curve = twice(roofline.experts(TOKENS, 10, 20, 8, 2, 2), 1e15)
-    ops = ExpertOps(10.0, 20.0, 8.0, 2.0, 2.0, 1e15, 3.0, curve)
+    row = SizeRow(
+        name="experts",
+        part="experts",
+        count=3.0,
+        flops=6 * 2 * 10 * 20,
+        bytes=4 * 10,
+        expert_bytes=3 * 10 * 20 * 2,
+        experts=8.0,
+        experts_per_token=2.0,
+        peak_flops=1e15,
+        bandwidth=BANDWIDTH,
+        log_seconds=twice(roofline.experts(TOKENS, 10, 20, 8, 2, 2), 1e15),
+        correction="experts",
+        is_matrix=True,
+    )
     # One token visits two experts of 600 weights of two bytes, and moves 40 bytes itself.
-    assert components.expert_seconds(ops, 1.0, BANDWIDTH) == pytest.approx(3 * 2 * 2440e-12)
+    assert parts_of([row], prompt(1.0))["experts"] == pytest.approx(3 * 2 * 2440e-12)
 
 
-def attention(peak=1e9, bandwidth=BANDWIDTH, **change):
-    """Three layers of 4 query heads on 2 KV heads of width 8."""
-    requests = REQUESTS[:, None]
-    decode = roofline.decode_attention(requests, CONTEXT, 4, 2, 8, 2)
-    prefill = roofline.prefill_attention(requests, CHUNK, 4, 2, 8)
+def decode(peak=1e9, bandwidth=BANDWIDTH, heads=4, kv_heads=2, dim=8, window=None, **change):
+    """Three layers of 4 query heads on 2 KV heads of width 8, in 16 bit."""
+    work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, dim, 2)
     fields = {
-        "heads": 4.0,
-        "kv_heads": 2.0,
-        "dim": 8.0,
-        "kv_bytes": 2.0,
+        "name": "decode_attention",
+        "part": "decode_attention",
+        "count": 3.0,
+        "window": window,
+        "pair_flops": 4 * heads * dim,
+        "pair_bytes": 2 * kv_heads * dim * 2,
+        "request_bytes": 2 * heads * dim * 2,
         "peak_flops": peak,
-        "layers": 3.0,
-        "log_decode_seconds": twice(decode, peak, bandwidth),
-        "log_prefill_seconds": twice(prefill, peak, bandwidth),
+        "bandwidth": bandwidth,
+        "log_seconds": twice(work, peak, bandwidth),
+        "correction": "decode_attention",
+        "exponent": "decode_context",
     }
-    return AttentionOps(**{**fields, **change})
+    return DecodeRow(**{**fields, **change})
+
+
+def prefill(peak=1e9, bandwidth=BANDWIDTH, heads=4, kv_heads=2, dim=8, **change):
+    """The same heads, prefilling."""
+    work = roofline.prefill_attention(REQUESTS[:, None], CHUNK, heads, kv_heads, dim)
+    fields = {
+        "name": "prefill_attention",
+        "part": "prefill_attention",
+        "count": 3.0,
+        "pair_flops": 4 * heads * dim,
+        "token_bytes": 4 * dim * (heads + kv_heads),
+        "cached_bytes": 2 * kv_heads * dim * 2,
+        "peak_flops": peak,
+        "bandwidth": bandwidth,
+        "log_seconds": twice(work, peak, bandwidth),
+        "correction": "prefill_attention",
+        "cached_correction": "cached_attention",
+    }
+    return PrefillRow(**{**fields, **change})
 
 
 def test_decode_attention_by_hand():
     batch = Batch.summarised(decode_requests=2.0, context=16.0)
     # 4,096 FLOP at 1e9 a second in each of three layers, twice over.
-    seconds = components.decode_attention_seconds(attention(), batch, BANDWIDTH)
+    seconds = parts_of([decode()], batch)["decode_attention"]
     assert seconds == pytest.approx(3 * 2 * 4096e-9)
     # 2 x 2 x 16 x 2 x 8 x 2 bytes of keys and values and 256 of queries and outputs.
-    seconds = components.decode_attention_seconds(attention(1e18, 1e6), batch, 1e6)
+    seconds = parts_of([decode(1e18, 1e6)], batch)["decode_attention"]
     assert seconds == pytest.approx(3 * 2 * (2048 + 256) * 1e-6)
+
+
+def test_layers_with_windows_attend_to_no_more():
+    full, windowed = decode(), decode(window=8)
+    model = StepModel(StepOps.of([full, windowed]), Corrections())
+    np.testing.assert_array_equal(model.ops.windows, [8, np.inf])
+    # Contexts of 4 and 28 tokens: 32 are attended to in full, 4 + 8 within the window of 8.
+    batch = Batch.exact(np.ones(2), np.array([3.0, 27.0]), windows=model.ops.windows)
+    np.testing.assert_allclose(batch.attended, [12, 32])
+    both = float(model.families(batch).decode.sum())
+    alone = [
+        parts_of([decode()], Batch.summarised(2.0, mean))["decode_attention"] for mean in (6, 16)
+    ]
+    assert both == pytest.approx(sum(alone))
 
 
 def test_prefill_attention_by_hand():
     own = 2 * 32 * 33 * 4 * 8
-    alone = Batch.summarised(prefill_requests=1.0, chunk=32.0)
-    fresh, cached = components.prefill_attention_seconds(attention(), alone, BANDWIDTH)
+    fresh = parts_of([prefill()], prompt(32.0))["prefill_attention"]
     assert fresh == pytest.approx(3 * 2 * own * 1e-9)
-    assert cached == 0
     # With 32 tokens cached, 32 x 32 more pairs, as efficient as a chunk of 64.
     across = 4 * 32 * 32 * 4 * 8
-    batch = Batch.summarised(prefill_requests=1.0, chunk=32.0, cached=32.0)
-    fresh, cached = components.prefill_attention_seconds(attention(), batch, BANDWIDTH)
-    assert fresh == pytest.approx(3 * 2 * own * 1e-9)
-    assert cached == pytest.approx(3 * 2 * across * 1e-9)
+    both = parts_of([prefill()], prompt(32.0, cached=32.0))["prefill_attention"]
+    assert both == pytest.approx(3 * 2 * (own + across) * 1e-9)
 
 
 def test_all_reduce_by_hand():
-    curve = np.log(2 * roofline.all_reduce(MESSAGE_BYTES, 4) / 1e9)
-    ops = CollectiveOps(4.0, 128.0, 5.0, 300.0, 1e9, curve)
-    # Eight tokens: 1,024 bytes, of which each GPU sends 1,536; two sampled tokens: 600 bytes.
-    assert components.all_reduce_seconds(ops, 8.0) == pytest.approx(5 * 2 * 1536e-9)
-    assert components.gather_seconds(ops, 2.0) == pytest.approx(600e-9)
+    row = SizeRow(
+        name="all_reduce",
+        part="all_reduce",
+        count=5.0,
+        size="message_bytes",
+        bytes=roofline.all_reduce(1.0, 4),
+        bandwidth=1e9,
+        log_seconds=np.log(2 * roofline.all_reduce(MESSAGE_BYTES, 4) / 1e9),
+        correction="all_reduce",
+    )
+    # Eight tokens: 1,024 bytes, of which each GPU sends 1,536.
+    seconds = parts_of([row], prompt(8.0), message_bytes=128.0)["all_reduce"]
+    assert seconds == pytest.approx(5 * 2 * 1536e-9)
+
+
+def test_gathering_logits_by_hand():
+    gather = row_named("gather_logits", "meta-llama/Llama-3.1-8B-Instruct", tp=4)
+    # 128,256 logits of two bytes, of which three quarters come over a link of 450 GB/s.
+    seconds = parts_of([gather], Batch.summarised(2.0, 16.0))["output"]
+    assert seconds == pytest.approx(2 * 128_256 * 2 * 3 / 4 / 450e9)
 
 
 def test_between_knots_time_is_interpolated_in_logarithm():
-    ops = CollectiveOps(2.0, 1.0, 1.0, 0.0, 1e12, np.log(MESSAGE_BYTES**2))
+    row = SizeRow(
+        name="all_reduce",
+        part="all_reduce",
+        count=1.0,
+        size="message_bytes",
+        log_seconds=np.log(MESSAGE_BYTES**2),
+        correction="all_reduce",
+    )
     # The square between its neighbouring powers of two is exact: a line in logarithms.
-    assert components.all_reduce_seconds(ops, 700.0) == pytest.approx(490_000)
+    seconds = parts_of([row], prompt(700.0), message_bytes=1.0)["all_reduce"]
+    assert seconds == pytest.approx(490_000)
 
 
 def test_elementwise_by_hand():
-    ops = ElementwiseOps(850.0, kernels=10.0, sampling_bytes=1700.0, penalties=1.0)
-    assert components.elementwise_seconds(ops, 4.0, 1e9) == pytest.approx(10 * 2e-6 + 4e-6)
-    assert components.sampling_seconds(ops, 3.0, 1e9) == pytest.approx(6e-6)
-    assert components.penalty_seconds(ops, 3.0) == pytest.approx(2e-4 + 3 * 30e-6)
+    llama = load_model("meta-llama/Llama-3.1-8B-Instruct")
+    row = row_named("elementwise", "meta-llama/Llama-3.1-8B-Instruct")
+    # Two norms of 8 x 4,096 values, rotary embedding of 5,120 twice, 4 x 1,024 of keys and values
+    # written, and 3 x 14,336 for the activation; 2 bytes each, in 5 kernels of 2 us a layer.
+    values = 8 * 4096 + 2 * (4096 + 1024) + 4 * 1024 + 3 * 14_336
+    seconds = parts_of([row], prompt(4.0))["elementwise"]
+    moved = 4 * 2 * values / (0.85 * 3.35e12)
+    assert seconds == pytest.approx(llama.layers * (5 * 2e-6 + moved))
+
+
+def test_sampling_and_penalties_by_hand():
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    batch = Batch.summarised(3.0, 16.0)
+    plain = row_named("sampling", model, sampling="plain")
+    # Five passes of four bytes over 128,256 logits.
+    assert parts_of([plain], batch)["output"] == pytest.approx(3 * 128_256 * 20 / (0.85 * 3.35e12))
+    penalties = row_named("penalties", model, sampling="penalised")
+    assert parts_of([penalties], batch)["output"] == pytest.approx(2e-4 + 3 * 30e-6)
 
 
 # --- against rows that NVIDIA measured on the H100 (aiconfigurator-core 0.12.0), seconds ---
@@ -173,18 +298,18 @@ def test_decode_attention_agrees_with_measured_rows(heads, kv_heads, requests, c
     grid = load_grid("h100_sxm", "decode_attention").at(group=heads / kv_heads, head_dim=128.0)
     work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, 128, 2)
     efficiency = grid.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT)
-    ops = attention(
-        heads=float(heads),
-        kv_heads=float(kv_heads),
-        dim=128.0,
-        peak_flops=989.4e12,
-        layers=1.0,
-        log_decode_seconds=np.log(roofline.seconds(work, 989.4e12, 3.35e12)) - efficiency,
+    row = decode(
+        989.4e12,
+        3.35e12,
+        heads,
+        kv_heads,
+        128,
+        count=1.0,
+        log_seconds=np.log(roofline.seconds(work, 989.4e12, 3.35e12)) - efficiency,
     )
     batch = Batch.summarised(decode_requests=float(requests), context=float(context))
-    seconds = components.decode_attention_seconds(ops, batch, 3.35e12)
     # Rows of equal requests times KV heads share a cell: a few percent between them.
-    assert seconds == pytest.approx(measured, rel=0.04)
+    assert parts_of([row], batch)["decode_attention"] == pytest.approx(measured, rel=0.04)
 
 
 def test_decode_attention_agrees_with_what_others_measured(simulator_grids):
@@ -221,18 +346,18 @@ def test_prefill_attention_agrees_with_measured_rows(heads, kv_heads, requests, 
     grid = load_grid("h100_sxm", "prefill_attention").at(group=heads / kv_heads, head_dim=128.0)
     work = roofline.prefill_attention(REQUESTS[:, None], CHUNK, heads, kv_heads, 128)
     efficiency = grid.resampled(sequences=REQUESTS * heads, tokens=CHUNK)
-    ops = attention(
-        heads=float(heads),
-        kv_heads=float(kv_heads),
-        dim=128.0,
-        peak_flops=989.4e12,
-        layers=1.0,
-        log_prefill_seconds=np.log(roofline.seconds(work, 989.4e12, 3.35e12)) - efficiency,
+    row = prefill(
+        989.4e12,
+        3.35e12,
+        heads,
+        kv_heads,
+        128,
+        count=1.0,
+        log_seconds=np.log(roofline.seconds(work, 989.4e12, 3.35e12)) - efficiency,
     )
     batch = Batch.summarised(prefill_requests=float(requests), chunk=float(tokens))
-    seconds, _ = components.prefill_attention_seconds(ops, batch, 3.35e12)
     # Rows of equal requests times heads share a cell.
-    assert seconds == pytest.approx(measured, rel=0.1)
+    assert parts_of([row], batch)["prefill_attention"] == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -262,126 +387,142 @@ def test_all_reduce_agrees_with_measured_rows(gpus, message, measured):
 
 # --- properties of lowered models ---
 
-
-@given(st.floats(1, 40_000), st.floats(1, 2000))
-def test_gemms_are_never_faster_than_their_roofline(tokens, sampled):
-    ops = LLAMA.gemms
-    rows = np.append(np.full(len(GEMM_NAMES) - 1, tokens), sampled)
-    work = roofline.gemm(rows, ops.n, ops.k, ops.weight_bytes, ops.activation_bytes)
-    bound = ops.count * roofline.seconds(work, ops.peak_flops, LLAMA.bandwidth)
-    seconds, _ = components.gemm_seconds(ops, tokens, sampled, LLAMA.bandwidth)
-    assert np.all(seconds >= bound * (1 - 1e-9))
+FAMILIES = jax.jit(lambda model, batch: model.families(batch))
 
 
-@given(st.floats(1, 20_000))
-def test_experts_are_never_faster_than_their_roofline(tokens):
-    ops = MIXTRAL.experts
-    work = roofline.experts(
-        tokens, ops.hidden, ops.width, ops.count, ops.per_token, ops.weight_bytes
-    )
-    bound = ops.layers * roofline.seconds(work, ops.peak_flops, MIXTRAL.bandwidth)
-    assert components.expert_seconds(ops, tokens, MIXTRAL.bandwidth) >= bound * (1 - 1e-9)
+@given(st.sampled_from([LLAMA, MIXTRAL]), st.floats(1, 40_000), st.floats(1, 2000))
+def test_operations_are_never_faster_than_their_roofline(model, tokens, sampled):
+    sizes = {"tokens": tokens, "sampled": sampled, "message_bytes": 8192.0 * tokens}
+    sizes["has_prefill"] = 1.0
+    rows = model.ops.over_sizes
+    size = np.repeat(list(sizes.values()), rows.slots)
+    visited = roofline.active_experts(tokens, rows.experts, rows.experts_per_token)
+    memory = rows.fixed + rows.memory * size + rows.expert @ visited
+    bound = rows.count * np.maximum(rows.compute * size, memory)
+    assert np.all(np.asarray(model.row_seconds(sizes)) >= bound * (1 - 1e-9))
 
 
 @given(st.floats(1, 4000), st.floats(1, 200_000))
 def test_decode_attention_is_never_faster_than_its_roofline(requests, context):
-    ops = LLAMA.attention
+    row = row_named("decode_attention", "meta-llama/Llama-3.1-8B-Instruct")
+    work = roofline.decode_attention(requests, context, 32, 8, 128, 2)
+    bound = row.count * roofline.seconds(work, row.peak_flops, row.bandwidth)
     batch = Batch.summarised(decode_requests=requests, context=context)
-    work = roofline.decode_attention(
-        requests, context, ops.heads, ops.kv_heads, ops.dim, ops.kv_bytes
-    )
-    bound = ops.layers * roofline.seconds(work, ops.peak_flops, LLAMA.bandwidth)
-    seconds = components.decode_attention_seconds(ops, batch, LLAMA.bandwidth)
-    assert seconds >= bound * (1 - 1e-9)
+    assert float(FAMILIES(LLAMA, batch).decode.sum()) >= bound * (1 - 1e-9)
 
 
 @given(st.floats(1, 64), st.floats(1, 20_000), st.floats(0, 100_000))
 def test_prefill_attention_is_never_faster_than_its_roofline(requests, chunk, cached):
-    ops = LLAMA.attention
+    row = row_named("prefill_attention", "meta-llama/Llama-3.1-8B-Instruct")
+    own = roofline.prefill_attention(requests, chunk, 32, 8, 128)
+    bound = row.count * roofline.seconds(own, row.peak_flops, row.bandwidth)
     batch = Batch.summarised(prefill_requests=requests, chunk=chunk, cached=cached)
-    own = roofline.prefill_attention(requests, chunk, ops.heads, ops.kv_heads, ops.dim)
-    bound = ops.layers * roofline.seconds(own, ops.peak_flops, LLAMA.bandwidth)
-    seconds, _ = components.prefill_attention_seconds(ops, batch, LLAMA.bandwidth)
-    assert seconds >= bound * (1 - 1e-9)
+    assert float(FAMILIES(LLAMA, batch).prefill.sum()) >= bound * (1 - 1e-9)
 
 
 def test_nothing_to_do_takes_no_time():
-    nothing = Batch.summarised()
-    attention, bandwidth = LLAMA.attention, LLAMA.bandwidth
-    assert components.decode_attention_seconds(attention, nothing, bandwidth) == 0
-    assert components.prefill_attention_seconds(attention, nothing, bandwidth) == (0, 0)
-    assert components.all_reduce_seconds(LLAMA.collectives, 100.0) == 0
-    assert components.expert_seconds(LLAMA.experts, 100.0, LLAMA.bandwidth) == 0
+    nothing = FAMILIES(LLAMA, Batch.summarised())
+    assert float(nothing.decode.sum()) == 0
+    assert float(nothing.prefill.sum()) == 0
+    busy = named_seconds(LLAMA, prompt(100.0))
+    assert busy["all_reduce"] == 0
+    assert busy["experts"] == 0
 
 
 def test_lowered_models_share_their_shapes():
-    import jax
+    def shapes(model):
+        return [np.shape(leaf) for leaf in jax.tree.leaves(model.ops)]
 
-    def shapes(ops):
-        return [np.shape(leaf) for leaf in jax.tree.leaves(ops)]
-
-    scout = lowered("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", tp=2, max_num_seqs=128)
-    small = lowered("Qwen/Qwen2.5-0.5B-Instruct", gpu="l40s", tp=2)
+    scout = modelled(SCOUT, tp=2, max_num_seqs=128)
+    small = modelled("Qwen/Qwen2.5-0.5B-Instruct", gpu="l40s", tp=2)
     assert shapes(LLAMA) == shapes(MIXTRAL) == shapes(scout) == shapes(small)
+
+
+def test_models_of_more_kinds_of_layers_stack_with_others():
+    several = [gemm(f"kind {number}") for number in range(15)]
+    large = StepOps.of([*several, decode(window=8), decode(), prefill()], 128.0)
+    small = StepOps.of([gemm(), decode(), prefill()], 128.0)
+    stacked = stack_ops([large, small])
+    batch = Batch.summarised(2.0, 16.0, 1.0, 32.0, 32.0)
+    for place, alone in enumerate((large, small)):
+        picked = StepModel(jax.tree.map(lambda leaf, i=place: leaf[i], stacked), Corrections())
+        own = StepModel(alone, Corrections())
+        # A model without windows attends to all, whatever stands beside it.
+        assert float(sum(picked.families(picked.batch(**MEANS))).sum()) == pytest.approx(
+            float(sum(own.families(own.batch(**MEANS))).sum())
+        )
+    assert batch.attended.shape == (1,)
+
+
+MEANS = {"decode_requests": 2.0, "context": 16.0, "prefill_requests": 1.0, "chunk": 32.0}
+
+
+def test_attention_that_no_component_describes_is_refused():
+    import dataclasses
+
+    from physim.errors import InputError
+
+    arch, gpu, deployment = placed("Qwen/Qwen3-8B")
+    group = arch.groups[0]
+    strange = dataclasses.replace(group.attention, kind="telepathic_attention")
+    other = dataclasses.replace(arch, groups=(dataclasses.replace(group, attention=strange),))
+    with pytest.raises(InputError, match="'telepathic_attention' is not modelled"):
+        lower(other, gpu, deployment)
 
 
 def test_weight_traffic_of_a_decode_step_is_the_model():
     # Every weight but the embedding and the norms is read once.
-    arch, ops = load_model("meta-llama/Llama-3.1-8B-Instruct"), LLAMA.gemms
-    weights = np.sum(ops.count * ops.n * ops.k)
+    arch, gpu, deployment = placed("meta-llama/Llama-3.1-8B-Instruct")
+    gemms = [row for row in rows_of(arch, gpu, deployment) if getattr(row, "gemm", None)]
+    weights = sum(row.count * row.gemm[0] * row.gemm[1] for row in gemms)
     embedding = arch.vocab_size * arch.hidden_size
     assert weights == arch.parameters - arch.norm_parameters - embedding
+    assert sum(row.count * row.fixed_bytes for row in gemms) == 2 * weights
 
 
 def test_time_rises_with_work_where_the_measured_kernel_is_worse_for_less():
     # Mixtral's experts were measured at 571 us for 8 tokens and 489 us for 16.
     tokens = np.geomspace(1, 16384, 200)
-    seconds = [components.expert_seconds(MIXTRAL.experts, t, MIXTRAL.bandwidth) for t in tokens]
+    steps = MIXTRAL.batch(prefill_requests=np.ones_like(tokens), chunk=tokens)
+    seconds = named_seconds(MIXTRAL, steps)["experts"]
     assert np.all(np.diff(seconds) >= -1e-12 * np.asarray(seconds[1:]))
 
 
-@given(st.sampled_from(["gemm", "decode", "prefill"]), st.floats(1, 10_000), st.floats(1.001, 4))
-def test_more_work_never_takes_less_time(component, size, factor):
+@given(st.sampled_from(["tokens", "decode", "prefill"]), st.floats(1, 10_000), st.floats(1.001, 4))
+def test_more_work_never_takes_less_time(kind, size, factor):
     def seconds(x):
-        if component == "gemm":
-            return components.gemm_seconds(LLAMA.gemms, x, 1.0, LLAMA.bandwidth)[0]
-        if component == "decode":
-            batch = Batch.summarised(decode_requests=8.0, context=x)
-            return components.decode_attention_seconds(LLAMA.attention, batch, LLAMA.bandwidth)
-        batch = Batch.summarised(prefill_requests=1.0, chunk=x)
-        return components.prefill_attention_seconds(LLAMA.attention, batch, LLAMA.bandwidth)[0]
+        if kind == "tokens":
+            sizes = {"tokens": x, "sampled": 1.0, "message_bytes": x, "has_prefill": 1.0}
+            return np.asarray(LLAMA.row_seconds(sizes))
+        if kind == "decode":
+            return np.asarray(FAMILIES(LLAMA, Batch.summarised(8.0, x)).decode)
+        return np.asarray(FAMILIES(LLAMA, prompt(x)).prefill)
 
     assert np.all(seconds(size * factor) >= seconds(size) * (1 - 1e-9))
 
 
 def test_kv_heads_are_replicated():
-    ops = lowered("meta-llama/Llama-2-70b-hf", tp=16).attention
-    assert (ops.heads, ops.kv_heads) == (4.0, 1.0)
+    row = row_named("decode_attention", "meta-llama/Llama-2-70b-hf", tp=16)
+    # Four query heads on one KV head of 128: FLOP for each pair, and bytes of keys and values.
+    assert (row.pair_flops, row.pair_bytes) == (4 * 4 * 128, 2 * 1 * 128 * 2)
 
 
 def test_gaps_in_the_measurements_are_said():
-    def lines(model, gpu, **deployment):
-        arch, hardware = load_model(model), load_hardware(gpu)
-        resolved = Deployment(**deployment).resolved(arch, hardware)
-        return " ".join(assumptions(arch, hardware, resolved))
+    def lines(model, gpu, tp=1, **deployment):
+        return " ".join(assumptions(*placed(model, gpu, tp, **deployment)))
 
     assert lines("Qwen/Qwen3-8B", "h100_sxm") == ""
     assert "no measured kernels for b200_sxm" in lines("Qwen/Qwen3-8B", "b200_sxm")
-    scout = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
-    a100 = lines(scout, "a100_sxm", tp=4, max_num_seqs=128)
+    a100 = lines(SCOUT, "a100_sxm", tp=4, max_num_seqs=128)
     assert "no fp8 tensor cores" in a100
     assert "no measured expert kernel" in a100
 
 
 def test_the_moe_kernel_is_a_choice():
-    scout = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
-    seconds = {
-        kernel: components.expert_seconds(
-            lowered(scout, tp=2, max_num_seqs=128, moe_kernel=kernel).experts, 32.0, 3.35e12
-        )
-        / 48
-        for kernel in ("triton", "flashinfer")
-    }
+    seconds = {}
+    for kernel in ("triton", "flashinfer"):
+        row = row_named("experts", SCOUT, tp=2, max_num_seqs=128, moe_kernel=kernel)
+        seconds[kernel] = parts_of([row], prompt(32.0))["experts"] / 48
     # 0.34 and 1.46 ms a layer were measured.
     assert seconds["triton"] == pytest.approx(0.34e-3, rel=0.05)
     assert seconds["flashinfer"] == pytest.approx(1.46e-3, rel=0.05)

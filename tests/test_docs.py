@@ -9,6 +9,7 @@ import typer
 import physim
 import physim.plot
 from physim.cli import app
+from physim.step.lowering import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
@@ -23,6 +24,12 @@ def test_public_names_are_in_the_reference(name):
 @pytest.mark.parametrize("name", physim.plot.__all__)
 def test_pictures_are_in_the_reference(name):
     assert f"::: physim.plot.{name}\n" in REFERENCE
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_a_step_have_a_picture_in_the_physics(part):
+    assert f"(images/{part}.png)" in (ROOT / "docs" / "physics.md").read_text()
+    assert (ROOT / "docs" / "images" / f"{part}.png").is_file()
 
 
 def test_commands_are_in_the_reference():

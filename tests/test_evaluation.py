@@ -7,7 +7,7 @@ import pytest
 
 import physim
 from physim.errors import InputError
-from physim.measured.table import cached_tokens
+from physim.measured.runs_csv import cached_tokens
 
 ROW = {
     "experiment": "run",
@@ -133,10 +133,10 @@ def test_one_output_token_has_no_itl(tmp_path):
 def test_where(tmp_path):
     path = table(tmp_path, {}, {"experiment": "two", "tp": 2})
     assert len(physim.evaluate([path], where="tp == 2").rows) == 1
-    with pytest.raises(InputError, match="is no expression over the columns"):
+    with pytest.raises(InputError, match="is not an expression over the columns"):
         physim.evaluate([path], where="speed > 2")
     for no_condition in ("tp", "tp + 1", "1"):
-        with pytest.raises(InputError, match="is no condition on a row"):
+        with pytest.raises(InputError, match="is not a condition on rows"):
             physim.evaluate([path], where=no_condition)
     with pytest.raises(InputError, match="holds for no row"):
         physim.evaluate([path], where="tp == 99")
@@ -145,10 +145,10 @@ def test_where(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"rate_rps": float("nan")}, "line 3: rate_rps: nan is no number"),
+        ({"rate_rps": float("nan")}, "line 3: rate_rps: nan is not a number"),
         ({"rate_rps": 0.0}, "line 3: rate_rps: 0 is not positive"),
         ({"rate_rps": -2.0}, "line 3: rate_rps: -2 is not positive"),
-        ({"output_len": "many"}, "line 3: output_len: many is no number"),
+        ({"output_len": "many"}, "line 3: output_len: many is not a number"),
         ({"e2e_mean": float("inf")}, "line 3: e2e_mean"),
         ({"model": None}, "line 3: model: is empty"),
     ],
@@ -171,7 +171,7 @@ def test_a_missing_column(tmp_path):
 def test_files_that_are_no_table(tmp_path, content):
     path = tmp_path / "runs.csv"
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is no CSV table"):
+    with pytest.raises(InputError, match="is not a CSV table"):
         physim.evaluate([path])
     with pytest.raises(InputError, match="No such file"):
         physim.evaluate([tmp_path / "none.csv"])

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,22 +10,30 @@ import pytest
 from test_evaluation import ROW
 
 import physim
-from physim import roofline
-from physim.corrections import PRIOR_WIDTHS, Corrections, flat, labels, meanings, unflat
+from physim import data, roofline
+from physim.corrections.fields import (
+    CORRECTIONS,
+    PRIOR_WIDTHS,
+    Corrections,
+    flat,
+    labels,
+    unflat,
+)
+from physim.corrections.files import Fit, load_fit
 from physim.errors import InputError
-from physim.fits import Fit, load_fit
-from physim.fitting.crossval import Trace, crossval
 from physim.fitting.fit import fit
 from physim.fitting.objective import Deviations, Problem
 from physim.fitting.observations import groups, observe
 from physim.fitting.optimise import minimise
-from physim.fitting.steps import log_cycles, observe_steps
-from physim.fitting.temporal import crossval_in_time
+from physim.fitting.step_cycles import log_cycles, observe_steps
 from physim.fitting.uncertainty import scatter
 from physim.inputs.deployment import Deployment
-from physim.serving.load import Load
-from physim.step.many import part_seconds
-from physim.step.model import PART_NAMES
+from physim.inputs.load import Load
+from physim.step.lowering import rows_of
+from physim.step.many_batches import named_seconds
+from physim.step.rows import SizeRow
+from physim.validation.crossval import Trace, crossval
+from physim.validation.temporal_holdout import crossval_in_time
 
 TRUTH = Corrections(gemm_memory=0.08, decode_attention=-0.1, front_end=0.3)
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-Instruct-v0.3")
@@ -47,7 +56,7 @@ def runs(tmp_path_factory):
             deployment = Deployment(
                 max_num_seqs=128, max_num_batched_tokens=2048, max_model_len=4096
             )
-            cases.append(physim.Case.of(model, "h100_sxm", deployment, load))
+            cases.append(physim.Case.from_parts(model, "h100_sxm", deployment, load))
             rows.append(row)
     for row, prediction in zip(rows, physim.predict_cases(cases, TRUTH), strict=True):
         row |= {"ttft_mean": prediction.ttft_s, "e2e_mean": prediction.e2e_s}
@@ -149,7 +158,7 @@ def test_flat_numbers_and_back():
     numbers = np.arange(len(labels()), dtype=float)
     assert flat(unflat(numbers)).tolist() == numbers.tolist()
     assert len(flat(PRIOR_WIDTHS)) == len(numbers)
-    assert set(meanings()) == {label.partition("[")[0] for label in labels()}
+    assert set(CORRECTIONS) | {"residual"} == {label.partition("[")[0] for label in labels()}
 
 
 def test_scatter_is_what_covers_nine_of_ten():
@@ -176,8 +185,30 @@ def test_a_fit_file_is_read_as_it_was_written(outcome, tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"covariance": [[1.0]]}, "covariance: has the shape"),
+        (
+            {"covariance": {"labels": labels(), "rows": [[1.0]]}},
+            "covariance.rows: has the shape (1, 1), not (48, 48)",
+        ),
+        (
+            {"covariance": [[1.0]], "schema_version": 1},
+            "covariance.rows: has the shape (1, 1), not (48, 48)",
+        ),
         ({"covariance": "none"}, "covariance"),
+        ({"covariance": "none", "schema_version": 1}, "covariance"),
+        ({"covariance": [[1.0]]}, "covariance.labels: is damaged"),
+        ({"covariance": {"rows": [[1.0]]}}, "covariance.labels: is damaged"),
+        ({"covariance": {"labels": ["gemm_memory"]}}, "covariance.rows"),
+        *(
+            ({"covariance": {"labels": named, "rows": np.eye(n).tolist()}}, "covariance.labels: is")
+            for named, n in [
+                ("gemm_memory", 1),
+                (["speed"], 1),
+                (["experts", "experts"], 2),
+                ([["experts"]], 1),
+                ([None], 1),
+                ({"experts": 0}, 1),
+            ]
+        ),
         ({"scatter": [1]}, "scatter: is damaged"),
         ({"ranges": {"tp": [1]}}, "ranges.tp: has the shape"),
         ({"corrections": {"residual": {"hidden": []}}}, "corrections.residual: is damaged"),
@@ -191,6 +222,41 @@ def test_damaged_fit_files(outcome, tmp_path, change, complaint):
     with pytest.raises(InputError) as caught:
         load_fit(path)
     assert complaint in str(caught.value)
+
+
+def test_a_fit_file_of_the_first_schema_is_read():
+    path = Path(__file__).with_name("data") / "fit_schema_1.json"
+    assert json.loads(path.read_text())["schema_version"] == 1
+    old, new = load_fit(path), load_fit("vllm-h100")
+    assert flat(old.corrections).tolist() == flat(new.corrections).tolist()
+    assert old.covariance.tolist() == new.covariance.tolist()
+    assert (old.scatter, old.ranges, old.gpus) == (new.scatter, new.ranges, new.gpus)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_a_label_that_a_covariance_lacks_has_its_priors_variance(tmp_path, seed):
+    shipped = load_fit("vllm-h100")
+    names, known = labels(), shipped.covariance
+    order = np.arange(len(names)) if seed is None else np.random.default_rng(seed).permutation(48)
+    lacking = ("handover", "residual[3]")
+    kept = [place for place in order.tolist() if names[place] not in lacking]
+    content = json.loads((data.folder("fits") / "vllm-h100.json").read_text())
+    content["covariance"] = {
+        "labels": [names[place] for place in kept],
+        "rows": known[np.ix_(kept, kept)].tolist(),
+    }
+    path = tmp_path / "fit.json"
+    path.write_text(json.dumps(content))
+    found = load_fit(path)
+    assert flat(found.corrections).tolist() == flat(shipped.corrections).tolist()
+    priors = flat(PRIOR_WIDTHS)
+    for name in lacking:
+        place = names.index(name)
+        assert found.covariance[place, place] == priors[place] ** 2
+        assert found.covariance[place, place] != known[place, place]
+        assert np.count_nonzero(found.covariance[place]) == 1
+        assert np.count_nonzero(found.covariance[:, place]) == 1
+    assert np.array_equal(found.covariance[np.ix_(kept, kept)], known[np.ix_(kept, kept)])
 
 
 def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_path):
@@ -225,7 +291,7 @@ def test_intervals_know_that_a_load_may_be_above_capacity(outcome, tmp_path):
     path = tmp_path / "fit.json"
     replace(outcome.fit, covariance=outcome.fit.covariance * 4).write(path)
     load = {"input_tokens": 2000, "output_tokens": 248, "max_num_seqs": 128}
-    capacity = physim.predict(MODELS[0], gpu="h100_sxm", fit=path, rate=1, **load).capacity_rps
+    capacity = physim.predict(MODELS[0], gpu="h100_sxm", fit=path, rate=1, **load).saturation_rps
     close = physim.predict(MODELS[0], gpu="h100_sxm", fit=path, rate=0.97 * capacity, **load)
     assert close.intervals["ttft_s"][1] == float("inf")
     assert close.to_dict()["intervals"]["ttft_s"][1] is None
@@ -263,11 +329,11 @@ def test_left_out_models_are_predicted(runs):
 
 
 @pytest.mark.parametrize("method", ["no residual", "constant MFU", "additive host"])
-def test_variants_are_problems_of_their_own(runs, method):
-    from physim.fitting.variants import variant
+def test_ablations_are_problems_of_their_own(runs, method):
+    from physim.validation.ablations import ablated
 
     problem = Problem.of(observe([runs]).stages)
-    other = variant(method, problem)
+    other = ablated(method, problem)
     centre = np.zeros(len(problem.widths))
     same = other.loss(centre) == pytest.approx(problem.loss(centre))
     assert same == (method == "no residual")
@@ -278,7 +344,7 @@ def test_variants_are_problems_of_their_own(runs, method):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"frozen": ("speed",)}, "freeze: 'speed': is no correction; known are gemm_memory"),
+        ({"frozen": ("speed",)}, "freeze: 'speed': is not a correction; use one of gemm_memory"),
         ({"prior_scale": 0.0}, "prior scale: 0 is not positive"),
         ({"where": "tp == 8"}, "holds for no row"),
     ],
@@ -287,6 +353,16 @@ def test_options_that_cannot_be_used(runs, options, complaint):
     with pytest.raises(InputError) as caught:
         fit([runs], **options)
     assert complaint in str(caught.value)
+
+
+def test_crossvals_refuse_to_freeze_what_is_no_correction(runs):
+    complaint = "^freeze: 'typo': is not a correction; use one of gemm_memory"
+    with pytest.raises(InputError, match=complaint):
+        crossval([runs], frozen=("typo",))
+    with pytest.raises(InputError, match=complaint):
+        crossval_in_time([runs], "steps.csv", frozen=("experts", "typo"))
+    with pytest.raises(InputError, match="prior scale: -1 is not positive"):
+        crossval([runs], prior_scale=-1.0)
 
 
 def test_crossval_refuses_what_it_cannot_do(runs):
@@ -318,7 +394,7 @@ def trace(runs, tmp_path):
         return tmp_path / "steps.csv"
 
     cycles, _ = observe_steps(write(np.full(100, 0.01)), [runs])
-    return write(np.exp(np.asarray(log_cycles(TRUTH, cycles, "additive"))))
+    return write(np.exp(np.asarray(log_cycles(TRUTH, cycles))))
 
 
 @pytest.mark.parametrize(
@@ -331,21 +407,22 @@ def trace(runs, tmp_path):
 )
 def test_the_shipped_fit_takes_no_gemm_beyond_the_roofline(model, tp):
     """Where it was not measured, too: runs had some hundred tokens a step at most."""
-    step = physim.step_model(model, gpu="h100_sxm", tp=tp, fit="vllm-h100")
+    case = physim.Case.of(model, gpu="h100_sxm", tp=tp)
+    step = physim.step_model(case, fit="vllm-h100")
     tokens = 2.0 ** np.arange(14)
-    sums = np.stack([0 * tokens, 0 * tokens, 1 + 0 * tokens, tokens, tokens**2, *[0 * tokens] * 2])
-    parts = part_seconds(step, sums.T)
-    gemms = step.ops.gemms
-    work = roofline.gemm(
-        tokens,
-        *(x[:4, None] for x in (gemms.n, gemms.k, gemms.weight_bytes, gemms.activation_bytes)),
-    )
-    bound = gemms.count[:4, None] * roofline.seconds(
-        work, gemms.peak_flops[:4, None], step.ops.bandwidth
-    )
-    for name, places in (("qkv", [0]), ("attention_output", [1]), ("mlp", [2, 3])):
-        spent = parts[:, PART_NAMES.index(name)]
-        assert np.all(spent > 1.01 * bound[places].sum(axis=0)), name
+    parts = named_seconds(step, step.batch(prefill_requests=np.ones(14), chunk=tokens))
+    rows = rows_of(case.model, case.gpu, case.deployment)
+    gemms = [row for row in rows if isinstance(row, SizeRow) and row.gemm]
+    for name, count in (("qkv", 1), ("attention_output", 1), ("mlp", 2)):
+        own = [row for row in gemms if row.part == name]
+        assert len(own) == count
+        # Weights and activations are of two bytes.
+        work = [roofline.gemm(tokens, *row.gemm, 2.0, 2.0) for row in own]
+        bound = [
+            row.count * roofline.seconds(one, 989.4e12, 3.35e12)
+            for row, one in zip(own, work, strict=True)
+        ]
+        assert np.all(parts[name] > 1.01 * np.sum(bound, axis=0)), name
 
 
 @pytest.mark.slow

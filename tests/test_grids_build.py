@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from physim import data
+from physim.grids.aiconfigurator import Measurements
 from physim.grids.build import build_gpu, build_table, fill_gaps, look_up_errors_pct
-from physim.grids.sources import Measurements
 from physim.grids.store import measured_gpus, provenance, tables
 from physim.inputs.hardware import load_hardware
 

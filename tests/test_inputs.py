@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +11,8 @@ from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment, weight_bytes_per_gpu
 from physim.inputs.hardware import load_hardware, shipped_gpus
-from physim.inputs.models import load_model
+from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
 
 H100 = load_hardware("h100_sxm")
 
@@ -56,15 +59,15 @@ def test_sampling_of_shipped_models():
         ("meta-llama/Llama-2-7b-hf", "truncated"),
         ("01-ai/Yi-34B", "plain"),
     ):
-        assert Deployment(tp=1).resolved(load_model(name), H100).sampling == sampling
+        assert Deployment(Parallelism(1)).resolved(load_model(name), H100).sampling == sampling
 
 
 def test_a_broken_file_of_sampling_defaults(tmp_path):
     shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
     (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
-    with pytest.raises(InputError, match=r"generation_config.json: top_p: 'high' is no number"):
+    with pytest.raises(InputError, match=r"generation_config.json: top_p: 'high' is not a number"):
         load_model(tmp_path)
-    with pytest.raises(InputError, match="sampling: 'beam' is unknown; known are model, plain"):
+    with pytest.raises(InputError, match="sampling: 'beam' is unknown; use one of model, plain"):
         Deployment(sampling="beam")
 
 
@@ -80,7 +83,7 @@ def test_an_edited_file_is_read_anew(tmp_path):
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        ("no-such-model", "is no file, folder or shipped model"),
+        ("no-such-model", "is not a file, a folder or a shipped model"),
         ("no/such.json", "does not exist"),
         ("nobody/has-this-model", "is not shipped"),
     ],
@@ -132,7 +135,7 @@ def test_a_gpu_file_of_ones_own(tmp_path):
 
 
 def test_an_unknown_gpu_names_the_known_ones():
-    with pytest.raises(InputError, match="known are a100_sxm, b200_sxm, h100_sxm"):
+    with pytest.raises(InputError, match="use one of a100_sxm, b200_sxm, h100_sxm"):
         load_hardware("v100")
 
 
@@ -153,33 +156,32 @@ def test_kv_blocks_are_those_that_servers_reported(ground_truth):
     assert len(runs) == 13
     for run in runs.itertuples():
         deployment = Deployment(
-            tp=run.tp,
+            Parallelism(run.tp),
             max_num_seqs=run.max_num_seqs,
             max_num_batched_tokens=run.max_num_batched_tokens,
             max_model_len=run.max_model_len,
         )
-        blocks = deployment.resolved(load_model(run.model), H100).kv_blocks
+        blocks = deployment.resolved(load_model(run.model), H100).limits.kv_blocks
         assert blocks == pytest.approx(run.kv_blocks, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("deployment", "model", "complaint"),
+    ("parallelism", "model", "complaint"),
     [
         ({"tp": 3}, "Qwen/Qwen3-14B", "3 does not divide the 40 attention heads"),
         ({"tp": 1}, "meta-llama/Llama-2-70b-hf", "needs 1.* GiB a GPU"),
         ({"tp": 7}, "01-ai/Yi-34B", "neither divides nor is a multiple of the 8 KV heads"),
     ],
 )
-def test_deployments_that_do_not_go(deployment, model, complaint):
+def test_deployments_that_do_not_go(parallelism, model, complaint):
     with pytest.raises(InputError, match=complaint):
-        Deployment(**deployment).resolved(load_model(model), H100)
+        Deployment(Parallelism(**parallelism)).resolved(load_model(model), H100)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"tp": 0},
-        {"tp": 1.5},
         {"max_num_seqs": -1},
         {"kv_blocks": 0},
         {"gpu_memory_utilization": 0.0},
@@ -189,20 +191,35 @@ def test_deployments_that_do_not_go(deployment, model, complaint):
     ],
 )
 def test_bad_deployment_fields(fields):
+    engine = {name: value for name, value in fields.items() if name != "tp"}
     with pytest.raises(InputError, match=next(iter(fields))):
-        Deployment(**fields)
+        Deployment(Parallelism(fields.get("tp", 1)), **engine)
+
+
+def test_a_degree_that_is_not_whole():
+    # Here types are checked before the message could be given.
+    code = "import physim; physim.Deployment(physim.Parallelism(tp=1.5))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "InputError: tp: 1.5 is not a positive integer" in run.stderr
+
+
+@pytest.mark.parametrize("degree", ["pp", "dp", "ep"])
+def test_only_tensor_parallelism_is_modelled(degree):
+    with pytest.raises(InputError, match=f"^{degree}: 2 is not modelled"):
+        Parallelism(tp=2, **{degree: 2})
 
 
 def test_defaults_follow_the_gpu():
     model = load_model("Qwen/Qwen3-8B")
     large = Deployment().resolved(model, H100)
     small = Deployment().resolved(model, load_hardware("a100_sxm"))
-    assert (large.max_num_seqs, large.max_num_batched_tokens) == (1024, 8192)
-    assert (small.max_num_seqs, small.max_num_batched_tokens) == (256, 2048)
+    assert (large.limits.max_num_seqs, large.limits.max_num_batched_tokens) == (1024, 8192)
+    assert (small.limits.max_num_seqs, small.limits.max_num_batched_tokens) == (256, 2048)
 
 
 def test_a_window_bounds_the_context():
     scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
-    assert Deployment(tp=2, max_num_seqs=128).resolved(scout, H100).max_model_len == 8192
+    resolved = Deployment(Parallelism(2), max_num_seqs=128).resolved(scout, H100)
+    assert resolved.limits.max_model_len == 8192
     with pytest.raises(InputError, match="attention window of 8192"):
-        Deployment(tp=2, max_model_len=10000).resolved(scout, H100)
+        Deployment(Parallelism(2), max_model_len=10000).resolved(scout, H100)

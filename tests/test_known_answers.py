@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from physim.serving.lengths import Lengths
-from physim.serving.load import Load
-from physim.serving.replay import Engine, replay
-from physim.serving.step_times import LinearStepTimes
-from physim.serving.workload import Request, Workload, drawn
+from physim.inputs.deployment import Limits
+from physim.inputs.lengths import Lengths
+from physim.inputs.load import Load
+from physim.replay.engine import Engine, replay
+from physim.replay.step_times import LinearStepTimes
+from physim.replay.workload import Request, Workload, drawn
 
 BETA = (6910.42e-6, 17.67e-6, 2.84e-6)
 ALPHA = (1601.35e-6, 3.51e-6, 1805.54e-6)
@@ -15,11 +16,9 @@ ALPHA = (1601.35e-6, 3.51e-6, 1805.54e-6)
 FIRST = 1
 
 
-def run(beta, alpha, requests, longest, seats=1):
+def run(beta, alpha, requests, longest, slots=1):
     engine = Engine(
-        seats,
-        8192,
-        100_000,
+        Limits(slots, 8192, 1_000_000, 100_000, async_scheduling=False),
         front_end_s=alpha[0],
         front_end_per_token_s=alpha[1],
         output_per_token_s=alpha[2],

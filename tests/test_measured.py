@@ -10,9 +10,9 @@ import physim
 from physim.errors import InputError
 from physim.fitting.observations import observe
 from physim.measured import blis_trace, guidellm, inference_perf, vllm_bench
-from physim.measured.runs import write_rows
-from physim.measured.steps import read_steps
-from physim.measured.table import read_table
+from physim.measured.runs_csv import read_table
+from physim.measured.stage_report import write_rows
+from physim.measured.step_trace import read_steps
 
 
 def spread(mean):

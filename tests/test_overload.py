@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 import physim
-from physim.corrections import Corrections
-from physim.measured.table import case_of
+from physim.corrections.fields import Corrections
+from physim.measured.runs_csv import case_of
 
 STEP = (
     "gemm_memory",

@@ -8,9 +8,9 @@ import pytest
 import physim
 from physim import plot
 from physim.errors import InputError
-from physim.step.model import PART_NAMES
+from physim.step.lowering import PART_NAMES
 from physim.tables.files import load
-from physim.tables.folders import write_table
+from physim.tables.writer import write_table
 
 MODEL, DENSE = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2}
 ENGINE = {**DENSE, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
@@ -47,22 +47,20 @@ def test_every_component_can_be_drawn(component):
 def test_a_component_that_is_not_there():
     with pytest.raises(InputError, match="has no experts"):
         plot.draw_component(MODEL, "experts", **DENSE)
-    with pytest.raises(InputError, match="'gemm' is unknown; known are qkv"):
+    with pytest.raises(InputError, match="'gemm' is unknown; use one of qkv"):
         plot.draw_component(MODEL, "gemm", **DENSE)
 
 
 def test_a_deployment_on_one_sheet():
-    clients = physim.Load(786, 251, concurrency=40)
-    drawn = plot.draw_deployment(MODEL, clients, **ENGINE)
+    lengths = {"input_tokens": 786, "output_tokens": 251}
+    drawn = plot.draw_deployment(MODEL, concurrency=40, **lengths, **ENGINE)
     assert [axes.get_xlabel() for axes in drawn[:4]] == [
         *["clients"] * 3,
         "requests that decode, 1000 tokens each",
     ]
     # The curve goes through what is predicted for one of its loads.
     number, itl = lines(drawn[1])["mean"]
-    one = physim.predict(
-        MODEL, concurrency=float(number[-1]), input_tokens=786, output_tokens=251, **ENGINE
-    )
+    one = physim.predict(MODEL, concurrency=float(number[-1]), **lengths, **ENGINE)
     assert number[-1] == 160
     assert itl[-1] == pytest.approx(1e3 * one.itl_s, rel=1e-3)
 

@@ -1,5 +1,7 @@
 """The public prediction."""
 
+import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -9,8 +11,11 @@ import jax
 import pytest
 
 import physim
-from physim.corrections import Corrections
+from physim.corrections.fields import Corrections
+from physim.corrections.files import Fit, load_fit
 from physim.errors import InputError
+from physim.inputs.parallelism import Parallelism
+from physim.prediction.intervals import predict_with_interval
 
 HOME = Path(physim.__file__).parent
 LOAD = {"input_tokens": 786, "output_tokens": 251, "cached_tokens": 770}
@@ -27,7 +32,7 @@ def test_a_prediction_is_consistent():
     assert p.output_tokens_per_s == pytest.approx(6 * 251)
     assert sum(p.step_parts_s.values()) == pytest.approx(p.step_s)
     assert 0 < p.kv_use < 1
-    assert p.requests_per_s < p.capacity_rps
+    assert p.requests_per_s < p.saturation_rps
     assert "Qwen/Qwen3-14B on 2 x h100_sxm" in repr(p)
     assert p.assumptions == ()
 
@@ -45,13 +50,13 @@ def test_saturation_is_said_with_the_capacity():
     p = qwen(rate=1e5)
     assert p.saturated
     assert p.ttft_s is p.e2e_s is None
-    assert p.requests_per_s == pytest.approx(p.capacity_rps)
+    assert p.requests_per_s == pytest.approx(p.saturation_rps)
     assert "above capacity" in repr(p)
-    assert not qwen(rate=p.capacity_rps * 0.9).saturated
+    assert not qwen(rate=p.saturation_rps * 0.9).saturated
 
 
 def test_a_load_that_is_served_is_within_capacity():
-    # Eight GPUs on PCIe serve these requests slower with a thousand seats taken than with forty.
+    # Eight GPUs on PCIe serve these requests slower with a thousand slots taken than with forty.
     p = physim.predict(
         "Qwen/Qwen3-30B-A3B",
         gpu="l40s",
@@ -62,13 +67,13 @@ def test_a_load_that_is_served_is_within_capacity():
         max_num_seqs=1024,
     )
     assert not p.saturated
-    assert p.capacity_rps >= p.requests_per_s
+    assert p.saturation_rps >= p.requests_per_s
 
 
 def test_a_closed_loop_is_never_saturated():
     p = qwen(rate=None, concurrency=5000)
     assert not p.saturated
-    assert p.requests_per_s == pytest.approx(p.capacity_rps, rel=1e-3)
+    assert p.requests_per_s == pytest.approx(p.saturation_rps, rel=1e-3)
 
 
 def test_one_output_token_has_no_itl():
@@ -77,7 +82,9 @@ def test_one_output_token_has_no_itl():
 
 def test_cases_of_all_kinds_at_once_are_those_one_by_one():
     cases = [
-        physim.Case.of(model, gpu, physim.Deployment(tp=tp), physim.Load(500, 200, rate=rate))
+        physim.Case.from_parts(
+            model, gpu, physim.Deployment(Parallelism(tp)), physim.Load(500, 200, rate=rate)
+        )
         for model, gpu, tp, rate in [
             ("Qwen/Qwen3-14B", "h100_sxm", 1, 2.0),
             ("mistralai/Mixtral-8x7B-v0.1", "h200_sxm", 2, 5.0),
@@ -98,7 +105,7 @@ def test_a_step_model_by_names():
     p = qwen()
     time = step(physim.Batch.summarised(decode_requests=p.batch, context=786 + 251 / 2))
     # A mean step differs from this one by the few that carry a prompt.
-    assert float(time.total) == pytest.approx(p.step_s, rel=0.02)
+    assert float(time.latency) == pytest.approx(p.step_s, rel=0.02)
 
 
 def test_faster_hardware_is_faster():
@@ -129,10 +136,16 @@ def test_fits(tmp_path):
     ("text", "complaint"),
     [
         ("{}", "schema_version: None is unknown"),
-        ('{"schema_version": 1}', "corrections: is no JSON object"),
+        ('{"schema_version": 1}', "corrections: is not a JSON object"),
         ('{"schema_version": 1, "corrections": {"speed": 1}}', "corrections.speed: is unknown"),
-        ('{"schema_version": 1, "corrections": {"gemm_memory": "x"}}', "'x' is no finite number"),
-        ('{"schema_version": 1, "corrections": {"gemm_memory": NaN}}', "nan is no finite number"),
+        (
+            '{"schema_version": 1, "corrections": {"gemm_memory": "x"}}',
+            "'x' is not a finite number",
+        ),
+        (
+            '{"schema_version": 1, "corrections": {"gemm_memory": NaN}}',
+            "nan is not a finite number",
+        ),
         ("{", "broken JSON"),
     ],
 )
@@ -146,14 +159,83 @@ def test_damaged_fits(tmp_path, text, complaint):
 
 def test_an_unknown_fit():
     with pytest.raises(
-        InputError, match="fit 'best': is unknown; known are default, none, vllm-h100"
+        InputError, match="fit 'best': is unknown; use one of default, none, vllm-h100"
     ):
         qwen(fit="best")
 
 
-def test_an_unknown_option_is_a_type_error():
-    with pytest.raises(TypeError, match="tensor_parallel"):
-        qwen(tensor_parallel=2)
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"max_num_seq": 64}, "option 'max_num_seq': is unknown; did you mean max_num_seqs?"),
+        ({"input_token": 5}, "option 'input_token': is unknown; did you mean input_tokens?"),
+        ({"tensor_parallel": 2}, "option 'tensor_parallel': is unknown; use one of input_tokens, "),
+        ({"pp": 2}, "pp: 2 is not modelled; use 1, and tp instead"),
+        ({"dp": 2}, "dp: 2 is not modelled"),
+        ({"ep": 2}, "ep: 2 is not modelled"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(options, complaint):
+    with pytest.raises(InputError) as caught:
+        physim.predict("Qwen/Qwen3-8B", gpu="h100_sxm", rate=6, **{**LOAD, **options})
+    assert str(caught.value).startswith(complaint)
+
+
+def test_a_case_is_predicted_as_its_names_are():
+    options = {"gpu": "h100_sxm", "tp": 2, "rate": 6, "max_num_seqs": 64, **LOAD}
+    case = physim.Case.of("Qwen/Qwen3-14B", **options)
+    assert physim.predict(case) == physim.predict("Qwen/Qwen3-14B", **options)
+    assert physim.predict(case, fit="none") == physim.predict(
+        "Qwen/Qwen3-14B", **options, fit="none"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ask", "options"),
+    [
+        (physim.predict, {"rate": 4}),
+        (physim.predict, {"gpu": "h100_sxm", "tp": 2}),
+        (physim.step_model, {"max_num_seqs": 64}),
+        (physim.explain, {"rate": 4}),
+        (lambda case, **more: physim.capacity(case, slo=["itl_mean=15ms"], **more), {"tp": 2}),
+    ],
+)
+def test_options_beside_a_case_are_refused(ask, options):
+    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", rate=6, **LOAD)
+    with pytest.raises(
+        InputError, match=f"^{', '.join(options)}.*: cannot be combined with a case; "
+    ):
+        ask(case, **options)
+
+
+def test_a_case_without_a_load_is_no_prediction():
+    server = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
+    assert server.server == "Qwen/Qwen3-14B on 2 x h100_sxm"
+    with pytest.raises(InputError, match=r"^load: is missing"):
+        physim.predict(server)
+    with pytest.raises(InputError, match=r"^gpu: is missing"):
+        physim.predict("Qwen/Qwen3-14B", rate=6, **LOAD)
+
+
+def test_the_old_name_of_saturation_is_still_read():
+    p = qwen()
+    assert p.capacity_rps == p.saturation_rps
+    content = json.loads(json.dumps(p.to_dict()))
+    assert content["capacity_rps"] == content["saturation_rps"] == p.saturation_rps
+    assert content["intervals"]["capacity_rps"] == content["intervals"]["saturation_rps"]
+
+
+@pytest.mark.parametrize(("method", "requests"), [("fluid", None), ("replay", 50)])
+def test_a_fit_without_covariance_says_where_it_extrapolates(method, requests):
+    options = {"gpu": "h100_sxm", "tp": 2, "rate": 6, "requests": requests, **LOAD}
+    case = physim.Case.of("Qwen/Qwen3-14B", **options)
+    fit = Fit("mine", Corrections(), ranges={"tp": (1.0, 1.0), "context": (900.0, 950.0)})
+    prediction = predict_with_interval(case, fit, method)
+    assert prediction.extrapolations == ("tp 2, more than the fitted runs' 1",)
+    assert prediction.intervals == {}
+    known = load_fit("vllm-h100")
+    bare = dataclasses.replace(known, covariance=None, ranges=fit.ranges)
+    assert predict_with_interval(case, bare, method).extrapolations == prediction.extrapolations
 
 
 def test_the_front_door():

@@ -1,7 +1,7 @@
 import pytest
 
 from physim.errors import InputError
-from physim.inputs.models import load_model
+from physim.inputs.model_lookup import load_model
 from physim.inputs.quantization import read_formats
 
 
@@ -45,10 +45,13 @@ def test_formats(config, name, bytes_per_weight):
         (compressed(8, "int", {"num_bits": 8}), "8-bit int weights"),
         (quantized(quant_method="compressed-tensors", config_groups={}), "0 weight schemes"),
         (quantized(quant_method="compressed-tensors", config_groups=[1]), "0 weight schemes"),
-        (quantized(quant_method="gptq", bits=4, group_size="x"), "'x' is no group size"),
-        (quantized(quant_method="gptq", bits=4, group_size=0), "0 is no group size"),
-        (quantized(quant_method="fp8", ignore="lm_head"), "'lm_head' is no list of module names"),
-        ({"torch_dtype": "bfloat16", "quantization_config": "fp8"}, "is no JSON object"),
+        (quantized(quant_method="gptq", bits=4, group_size="x"), "'x' is not a group size"),
+        (quantized(quant_method="gptq", bits=4, group_size=0), "0 is not a group size"),
+        (
+            quantized(quant_method="fp8", ignore="lm_head"),
+            "'lm_head' is not a list of module names",
+        ),
+        ({"torch_dtype": "bfloat16", "quantization_config": "fp8"}, "is not a JSON object"),
     ],
 )
 def test_unknown_quantisation_is_refused(config, complaint):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import physim
-from physim.cases import Case
+from physim.corrections.fields import CORRECTIONS
+from physim.corrections.files import load_fit
 from physim.errors import InputError
-from physim.fits import load_fit
-from physim.prediction import predict_cases
-from physim.questions.elasticities import RATES, TIMES
+from physim.prediction.cases import Case
+from physim.prediction.many import predict_cases
+from physim.questions.elasticities import RATES
 
 MODEL = "Qwen/Qwen3-14B"
 LOAD = {"input_tokens": 786, "output_tokens": 251}
@@ -26,10 +27,10 @@ def test_objectives():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("ttft_p99", "is no objective; write it like ttft_p99=500ms"),
-        ("ttft_p99=fast", "is no objective"),
-        ("ttft_p99=500", "is no objective"),
-        ("tpot_p99=5ms", "slo tpot_p99: is unknown; known are ttft, itl, e2e"),
+        ("ttft_p99", "is not an objective; write it like ttft_p99=500ms"),
+        ("ttft_p99=fast", "is not an objective"),
+        ("ttft_p99=500", "is not an objective"),
+        ("tps_p99=5ms", "slo tps_p99: is unknown; use one of ttft, itl, tpot, e2e"),
         ("ttft_p95=5ms", "slo ttft_p95: is unknown"),
         ("ttft_p99=-5ms", "is not positive"),
     ],
@@ -38,6 +39,13 @@ def test_bad_objectives(text, complaint):
     with pytest.raises(InputError) as caught:
         physim.Objective.parse(text)
     assert complaint in str(caught.value)
+
+
+def test_tpot_and_itl_are_one_number_by_two_names():
+    found = physim.predict(MODEL, gpu="h100_sxm", rate=4, **LOAD)
+    assert found.whole.latencies["tpot"] == found.whole.latencies["itl"]
+    by_itl, by_tpot = (physim.Objective.parse(f"{name}_p99=15ms") for name in ("itl", "tpot"))
+    assert by_tpot.latency_s(found) == by_itl.latency_s(found)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_a_loose_objective_is_limited_by_the_server():
         MODEL, gpu="h100_sxm", slo=["itl_mean=1s"], arrival="constant", **LOAD, **DEPLOYMENT
     )
     assert found.limited_by == "throughput"
-    assert found.rate_rps == pytest.approx(found.prediction.capacity_rps, rel=0.01)
+    assert found.rate_rps == pytest.approx(found.prediction.saturation_rps, rel=0.01)
 
 
 def test_an_objective_that_nothing_meets_is_refused():
@@ -99,12 +107,12 @@ def test_capacity_agrees_with_bisecting_replays():
 
 
 def test_deployments_side_by_side():
-    load = physim.Load(786, 251, rate=4)
     found = physim.compare(
         [MODEL, "meta-llama/Llama-3.1-70B-Instruct"],
         ["h100_sxm", "a100_sxm"],
         [1, 4],
-        load,
+        rate=4,
+        **LOAD,
         prices={"h100_sxm": 3.0, "a100_sxm": 1.8},
     )
     assert len(found.rows) == 6
@@ -122,7 +130,7 @@ def test_deployments_side_by_side():
 
 
 def test_what_cannot_serve_the_load_comes_last():
-    found = physim.compare([MODEL], ["l40s", "h100_sxm"], [1], physim.Load(786, 251, rate=8))
+    found = physim.compare([MODEL], ["l40s", "h100_sxm"], [1], rate=8, **LOAD)
     assert [row["gpu"] for row in found.rows] == ["h100_sxm", "l40s"]
     assert found.rows[1]["ttft_s"] is None
 
@@ -130,7 +138,7 @@ def test_what_cannot_serve_the_load_comes_last():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"order": "beauty"}, "sort: 'beauty' cannot be used; known are cost, ttft"),
+        ({"order": "beauty"}, "sort: 'beauty' cannot be used; use one of cost, ttft"),
         ({"order": "cost"}, "give --price"),
         ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
         ({"prices": {"b200_sxm": 1.0}}, "is of no GPU that is compared"),
@@ -140,20 +148,18 @@ def test_what_cannot_serve_the_load_comes_last():
 def test_what_cannot_be_compared(options, complaint):
     given = {"models": [MODEL], "gpus": ["h100_sxm"], "tps": [1]} | options
     with pytest.raises(InputError) as caught:
-        physim.compare(load=physim.Load(786, 251, rate=4), **given)
+        physim.compare(rate=4, **LOAD, **given)
     assert complaint in str(caught.value)
 
 
 @pytest.fixture(scope="module")
 def explained():
-    return physim.explain(
-        MODEL, physim.Load(786, 251, rate=12), gpu="h100_sxm", fit="vllm-h100", **DEPLOYMENT
-    )
+    return physim.explain(MODEL, gpu="h100_sxm", fit="vllm-h100", rate=12, **LOAD, **DEPLOYMENT)
 
 
 def _metrics(case, corrections):
     (one,) = predict_cases([case], corrections)
-    return np.array([one.ttft_s, one.itl_s, one.e2e_s, one.capacity_rps])
+    return np.array([one.ttft_s, one.itl_s, one.e2e_s, one.saturation_rps])
 
 
 @pytest.mark.parametrize("part", [*RATES, "decode_attention", "step_overhead", "front_end"])
@@ -161,7 +167,7 @@ def test_elasticities_agree_with_differences(explained, part):
     corrections, case, step = load_fit("vllm-h100").corrections, explained.case, 0.01
 
     def at(log):
-        if part in TIMES:
+        if part in CORRECTIONS:
             moved = dataclasses.replace(corrections, **{part: getattr(corrections, part) + log})
             return _metrics(case, moved)
         gpu, factor = case.gpu, np.exp(log)
@@ -180,7 +186,7 @@ def test_elasticities_agree_with_differences(explained, part):
 def test_elasticities_make_sense(explained):
     values = explained.values
     assert -1.5 < values["memory_bandwidth"]["itl"] < -0.4
-    assert values["experts"] == dict.fromkeys(("ttft", "itl", "e2e", "capacity"), 0.0)
+    assert values["experts"] == dict.fromkeys(("ttft", "itl", "e2e", "saturation"), 0.0)
     assert values["front_end"]["ttft"] > 0.05
     assert values["front_end"]["itl"] == pytest.approx(0, abs=1e-6)
     assert explained.metrics["ttft"] < explained.metrics["e2e"]
@@ -188,9 +194,9 @@ def test_elasticities_make_sense(explained):
 
 def test_a_load_that_cannot_be_explained():
     with pytest.raises(InputError, match="ends or changes"):
-        physim.explain(MODEL, physim.Load(786, 251, rate=1, requests=10), gpu="h100_sxm")
-    with pytest.raises(InputError, match="is above the capacity of"):
-        physim.explain(MODEL, physim.Load(786, 251, rate=1e4), gpu="h100_sxm", **DEPLOYMENT)
+        physim.explain(MODEL, rate=1, requests=10, **LOAD, gpu="h100_sxm")
+    with pytest.raises(InputError, match="is above the saturation throughput of"):
+        physim.explain(MODEL, rate=1e4, **LOAD, gpu="h100_sxm", **DEPLOYMENT)
 
 
 def test_pictures(explained, tmp_path):
@@ -206,7 +212,8 @@ def test_pictures(explained, tmp_path):
         assert "ms" in plot.draw_breakdown(MODEL, gpu="h100_sxm", against=against).get_ylabel()
     loads = plot.draw_load(
         MODEL,
-        physim.Load(786, 251, rate=1),
+        rate=1,
+        **LOAD,
         gpu="h100_sxm",
         metrics=("ttft", "itl"),
         objectives=[physim.Objective.parse("ttft_p99=500ms")],

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,21 +12,29 @@ from walked_engine import Job, walk
 
 import physim
 from physim.errors import InputError
-from physim.serving.kv_cache import KVCache, Segment
-from physim.serving.lengths import Lengths
-from physim.serving.load import Load, Stage
-from physim.serving.replay import Engine, replay
-from physim.serving.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
-from physim.serving.workload import Conversations, Request, Workload, drawn, read_trace
+from physim.inputs.deployment import Limits
+from physim.inputs.lengths import Lengths
+from physim.inputs.load import Load, Stage
+from physim.replay.engine import Engine, replay
+from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
+from physim.replay.workload import Conversations, Request, Workload, drawn, read_trace
 
 LINEAR = LinearStepTimes(6.9e-3, 17.67e-6, 31e-6)
+# A longest context that no request reaches, tokens.
+LONGEST = 1_000_000
+
+
+def synchronous(slots, budget, blocks, **outside):
+    """An engine that forms a step when the one before it is over."""
+    return Engine(Limits(slots, budget, LONGEST, blocks, async_scheduling=False), **outside)
 
 
 def random_case(seed):
     """An engine, and requests of a few groups that share a prefix, as tuples."""
     rng = np.random.default_rng(seed)
     size = int(rng.choice([1, 2, 4, 16]))
-    seats = int(rng.integers(1, 12))
+    slots = int(rng.integers(1, 12))
     count, groups = int(rng.integers(1, 60)), int(rng.integers(1, 5))
     prefixes = [int(rng.integers(0, 90)) for _ in range(groups)]
     arrivals = np.sort(rng.uniform(0, rng.choice([0.1, 1, 5]), count)).tolist()
@@ -34,19 +44,20 @@ def random_case(seed):
         prompt = prefixes[group] + int(rng.integers(1, 80))
         requests.append((arrival, group, prompt, int(rng.integers(1, 60))))
     least = max(-(-(prompt + output - 1) // size) for _, _, prompt, output in requests)
-    engine = Engine(
-        max_num_seqs=seats,
-        max_num_batched_tokens=int(rng.integers(max(seats, 8), 200)),
+    limits = Limits(
+        max_num_seqs=slots,
+        max_num_batched_tokens=int(rng.integers(max(slots, 8), 200)),
+        max_model_len=LONGEST,
         kv_blocks=int(least * rng.choice([1, 1.3, 2, 5, 50]) + rng.integers(0, 3)),
         block_size=size,
         async_scheduling=bool(rng.random() < 0.5),
-        prefix_caching=bool(rng.random() < 0.7),
     )
+    engine = Engine(limits, prefix_caching=bool(rng.random() < 0.7))
     return engine, prefixes, requests
 
 
 def workload_of(engine, prefixes, requests):
-    segments = [Segment(0, tokens, engine.block_size) for tokens in prefixes]
+    segments = [Segment(0, tokens, engine.limits.block_size) for tokens in prefixes]
     return Workload(
         [
             Request(n, arrival, prompt, output, path=[segments[group]])
@@ -62,6 +73,7 @@ def test_the_replay_is_the_walk(block):
     """Times, cache hits and preemptions of every request, in forty random cases a block."""
     for seed in range(40 * block, 40 * block + 40):
         engine, prefixes, requests = random_case(seed)
+        limits = engine.limits
         replayed = replay(workload_of(engine, prefixes, requests), LINEAR, engine)
         jobs = []
         for number, (arrival, group, prompt, output) in enumerate(requests):
@@ -78,11 +90,11 @@ def test_the_replay_is_the_walk(block):
         walk(
             jobs,
             seconds,
-            engine.max_num_seqs,
-            engine.max_num_batched_tokens,
-            engine.kv_blocks,
-            engine.block_size,
-            engine.async_scheduling,
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            limits.kv_blocks,
+            limits.block_size,
+            limits.async_scheduling,
             engine.prefix_caching,
         )
         for request, job in zip(replayed.requests, jobs, strict=True):
@@ -96,7 +108,7 @@ def test_the_replay_is_the_walk(block):
 @settings(max_examples=60)
 def test_jumping_is_walking(seed):
     engine, prefixes, requests = random_case(seed)
-    walked = WalkedStepTimes(lambda *sums: LINEAR.step(*map(int, sums)))
+    walked = WalkedStepTimes(LINEAR.step)
     jumped, stepped = (
         replay(workload_of(engine, prefixes, requests), times, engine) for times in (LINEAR, walked)
     )
@@ -132,7 +144,7 @@ def test_requests_are_conserved_and_none_starves(seed, horizon, timeout):
             assert request.arrival_s <= request.scheduled_s <= request.first_token_s
             assert request.first_token_s <= request.finished_s
     # All blocks are given back.
-    assert whole.samples.kv_blocks.max() <= engine.kv_blocks
+    assert whole.samples.kv_blocks.max() <= engine.limits.kv_blocks
 
 
 @given(st.integers(0, 10**6), st.floats(1.05, 4))
@@ -140,7 +152,7 @@ def test_requests_are_conserved_and_none_starves(seed, horizon, timeout):
 def test_more_load_never_shortens_a_mean(seed, factor):
     """The same requests, closer together; the means of equal requests without a prefix cache."""
     rng = np.random.default_rng(seed)
-    engine = Engine(int(rng.integers(1, 20)), 512, 4000)
+    engine = synchronous(int(rng.integers(1, 20)), 512, 4000)
     prompt, output = int(rng.integers(1, 200)), int(rng.integers(2, 60))
     gap = float(rng.uniform(0.005, 0.5))
 
@@ -175,10 +187,13 @@ def model():
 
 
 def test_tabulated_step_times_are_the_models(model):
-    import jax
-
     times = ModelStepTimes(model, 256, 2048, 4000)
-    exact = jax.jit(lambda row: model(physim.Batch(*row)).total)
+
+    @jax.jit
+    def exact(decode_context, **sums):
+        batch = physim.Batch(tokens_each=1.0, attended=jnp.array([decode_context]), **sums)
+        return model(batch).latency
+
     rng = np.random.default_rng(0)
     for _ in range(300):
         decodes = int(rng.integers(0, 200))
@@ -186,15 +201,24 @@ def test_tabulated_step_times_are_the_models(model):
         count = int(rng.choice([1, 1, 1, 2, 3, 7]))
         chunks = rng.integers(1, 1800 // count, count)
         cached = rng.integers(0, 2000, count) * int(rng.integers(2))
-        sums = (count, chunks.sum(), (chunks**2).sum(), cached.sum(), (chunks * cached).sum())
-        row = [decodes, context, *map(int, sums)]
+        prefill = {
+            "prefill_requests": count,
+            "prefill_tokens": chunks.sum(),
+            "prefill_squares": (chunks**2).sum(),
+            "cached_tokens": cached.sum(),
+            "cached_products": (chunks * cached).sum(),
+        }
+        sums = {"decode_requests": decodes, "decode_context": context}
+        sums |= {name: int(value) for name, value in prefill.items()}
         # Chunks of unlike lengths are taken for as many of their root mean square length.
         tolerance = 1e-3 if count == 1 else 0.015
-        assert times.step(*row) == pytest.approx(float(exact(np.array(row, float))), rel=tolerance)
+        seconds = float(exact(**{name: float(value) for name, value in sums.items()}))
+        assert times.step(**sums) == pytest.approx(seconds, rel=tolerance)
         if decodes:
             steps, seconds, last = times.decode(decodes, context, 20, 1e9)
+            alone = dict.fromkeys(prefill, 0.0) | {"decode_requests": float(decodes)}
             walked = [
-                float(exact(np.array([decodes, context + decodes * k, 0, 0, 0, 0, 0], float)))
+                float(exact(decode_context=float(context + decodes * k), **alone))
                 for k in range(20)
             ]
             assert steps == 20
@@ -233,7 +257,7 @@ def test_a_seed_says_it_all(model):
     times = ModelStepTimes(model, 64, 2048, 4000)
 
     def frame(seed):
-        result = replay(drawn(load, 16, seed), times, Engine(64, 2048, 3000), timeout_s=5.0)
+        result = replay(drawn(load, 16, seed), times, synchronous(64, 2048, 3000), timeout_s=5.0)
         return result.to_frame().to_csv()
 
     assert frame(3) == frame(3)
@@ -287,7 +311,7 @@ def test_lengths_from_a_file(tmp_path):
 def test_clients_send_when_they_are_answered(model):
     load = Load(100, 20, concurrency=7, requests=100)
     times = ModelStepTimes(model, 64, 2048, 200)
-    engine = Engine(64, 2048, 3000, front_end_s=0.004, output_s=0.001)
+    engine = synchronous(64, 2048, 3000, front_end_s=0.004, output_s=0.001)
     frame = replay(drawn(load, 16, 0), times, engine).to_frame()
     assert len(frame) == 100
     ends = frame["arrival_s"] + frame["e2e_s"]
@@ -309,7 +333,7 @@ def test_turns_find_what_was_said(model):
         max_model_len=1000,
     )
     times = ModelStepTimes(model, 64, 2048, 1000)
-    result = replay(conversations.workload(16, 0), times, Engine(64, 2048, 10_000))
+    result = replay(conversations.workload(16, 0), times, synchronous(64, 2048, 10_000))
     frame = result.to_frame().assign(user=[request.conversation for request in result.requests])
     assert len(frame) == 60
     for _, turns in frame.sort_values("number").groupby("user"):
@@ -337,7 +361,7 @@ def test_a_trace(tmp_path, model):
     workload = read_trace(path, 16)
     assert [request.arrival_s for request in workload.requests] == [0.0, 1.0, 5.0]
     times = ModelStepTimes(model, 64, 2048, workload.longest)
-    frame = replay(workload, times, Engine(64, 2048, 3000)).to_frame()
+    frame = replay(workload, times, synchronous(64, 2048, 3000)).to_frame()
     assert frame["cached_tokens"].tolist() == [0, 128, 0]
     assert frame["output_tokens"].tolist() == [20, 10, 5]
 
@@ -367,12 +391,12 @@ def test_traces_that_are_none(tmp_path, text, message):
 def test_a_request_that_never_fits_is_refused():
     workload = drawn(Load(100, 100, rate=1.0, requests=3), 16, 0)
     with pytest.raises(InputError, match="needs 13 KV blocks and there are 12"):
-        replay(workload, LINEAR, Engine(4, 512, 12))
+        replay(workload, LINEAR, synchronous(4, 512, 12))
 
 
 def test_a_front_end_and_its_output_hold_nobody():
     load = Load(50, 11, rate=0.5, requests=20)
-    bare = Engine(4, 512, 100)
+    bare = synchronous(4, 512, 100)
     slow = dataclasses.replace(
         bare,
         front_end_s=0.010,

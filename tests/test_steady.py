@@ -10,19 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from physim.corrections import FRONT_END_S, Corrections
+import physim
+from physim.corrections.fields import Corrections
+from physim.corrections.residual import Residual
 from physim.errors import InputError
+from physim.fluid.demand import Demand
+from physim.fluid.root_finding import bracketed_root
+from physim.fluid.steady import steady_state
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.models import load_model
-from physim.serving.demand import Demand, Limits
-from physim.serving.lengths import Lengths
-from physim.serving.load import Load
-from physim.serving.root import bracketed_root
-from physim.serving.steady import steady_state
+from physim.inputs.lengths import Lengths
+from physim.inputs.load import Load
+from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
+from physim.step.front_end import FRONT_END_S
 from physim.step.lowering import lower
 from physim.step.model import StepModel
-from physim.step.residual import Residual
 
 H100 = load_hardware("h100_sxm")
 SOLVE = jax.jit(
@@ -32,10 +35,11 @@ SOLVE = jax.jit(
 )
 
 
-def system(model, load, **deployment):
+def system(model, load, tp=1, **engine):
     arch = load_model(model)
-    resolved = Deployment(**deployment).resolved(arch, H100)
-    return lower(arch, H100, resolved), Demand.of(load, resolved.block_size), Limits.of(resolved)
+    resolved = Deployment(Parallelism(tp), **engine).resolved(arch, H100)
+    demand = Demand.of(load, resolved.limits.block_size)
+    return lower(arch, H100, resolved), demand, jax.tree.map(float, resolved.limits)
 
 
 def solve(model, load, **deployment):
@@ -84,19 +88,18 @@ def test_littles_law():
     assert state.batch == pytest.approx(float(6 * 250 * state.itl), rel=1e-3)
     assert state.throughput == pytest.approx(6.0)
     assert state.e2e == pytest.approx(float(state.ttft + 250 * state.itl))
-    assert state.itl == pytest.approx(float(state.step.total), rel=1e-3)
+    assert state.itl == pytest.approx(float(state.step.latency), rel=1e-3)
 
 
 def test_a_lone_request_by_hand():
     # One request a thousand seconds: it meets an empty engine and runs alone.
     state = solve(QWEN, Load(100, 10, rate=1e-3))
     ops, _, _ = system(QWEN, LOAD)
-    from physim.step.batch import Batch
-
     model = StepModel(ops, Corrections())
-    decode = model(Batch.summarised(1.0, 105.0)).total
+    decode = model(model.batch(decode_requests=1.0, context=105.0)).latency
     assert state.itl == pytest.approx(float(decode), rel=1e-3)
-    prefill = model(Batch.summarised(1.0, 105.0, 1.0, 100.0)).total
+    first = model.batch(decode_requests=1.0, context=105.0, prefill_requests=1.0, chunk=100.0)
+    prefill = model(first).latency
     # But for the one token more that is drawn in that step.
     assert state.ttft == pytest.approx(float(FRONT_END_S + prefill), rel=2e-3)
     assert state.running < 1e-3
@@ -128,14 +131,30 @@ def test_no_more_requests_are_under_way_than_there_are_clients(concurrency, outp
     assert state.throughput * state.e2e == pytest.approx(concurrency, rel=1e-9)
 
 
-def test_clients_without_a_seat_wait_for_one():
+def test_clients_of_equal_requests_stay_in_step():
+    equal = Load(4000, 100, concurrency=8)
+    assert solve(QWEN, equal).lockstep
+    assert not solve(QWEN, replace(equal, concurrency=1)).lockstep
+    assert not solve(QWEN, replace(equal, output_tokens=Lengths.normal(100, 10))).lockstep
+    assert not solve(QWEN, Load(4000, 100, rate=1)).lockstep
+
+
+@pytest.mark.parametrize(("clients", "said"), [(1, False), (8, True)])
+def test_only_several_clients_are_said_to_stay_in_step(clients, said):
+    found = physim.predict(
+        QWEN, gpu="h100_sxm", concurrency=clients, input_tokens=4000, output_tokens=100
+    )
+    assert any("stay in step" in line for line in found.assumptions) == said
+
+
+def test_clients_without_a_slot_wait_for_one():
     sync = {"max_num_seqs": 16, "async_scheduling": False}
     state = solve(QWEN, Load(786, 251, concurrency=64), **sync)
     assert state.running == pytest.approx(16.0, rel=1e-6)
     assert state.throughput * state.e2e == pytest.approx(64.0, rel=1e-6)
-    seated = solve(QWEN, Load(786, Lengths.normal(251, 10), concurrency=16), **sync)
-    assert state.itl == pytest.approx(float(seated.itl), rel=0.02)
-    assert state.ttft > 40 * seated.ttft
+    enough = solve(QWEN, Load(786, Lengths.normal(251, 10), concurrency=16), **sync)
+    assert state.itl == pytest.approx(float(enough.itl), rel=0.02)
+    assert state.ttft > 40 * enough.ttft
 
 
 def test_above_capacity_the_capacity_is_served():
@@ -149,10 +168,10 @@ def test_above_capacity_the_capacity_is_served():
 
 
 def test_each_limit_binds():
-    # The seats: sixteen requests run and the seventeenth waits.
-    seats = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16, async_scheduling=False)
-    assert seats.running == pytest.approx(16.0)
-    # When steps are formed ahead, a seat is empty for one of the 252 steps of its turn.
+    # The slots: sixteen requests run and the seventeenth waits.
+    slots = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16, async_scheduling=False)
+    assert slots.running == pytest.approx(16.0)
+    # When steps are formed ahead, a slot is empty for one of the 252 steps of its turn.
     ahead = solve(QWEN, replace(LOAD, rate=1e4), max_num_seqs=16)
     assert ahead.running == pytest.approx(16.0 * 251 / 252)
     # The cache: a request of 786 + 251/2 tokens takes 57.5 blocks.
@@ -169,8 +188,8 @@ def test_each_limit_binds():
     assert own.running == pytest.approx(575 / 57.47, rel=1e-3)
     # The token budget: each request takes 2,000 tokens of prefill and one of decode.
     budget = solve(QWEN, Load(2000, 2, rate=1e4), max_num_seqs=64, max_num_batched_tokens=1024)
-    assert budget.throughput * 2001 * budget.step.total == pytest.approx(1024, rel=1e-6)
-    # Seats beyond the budget stay empty.
+    assert budget.throughput * 2001 * budget.step.interval == pytest.approx(1024, rel=1e-6)
+    # Slots beyond the budget stay empty.
     few = solve(QWEN, Load(100, 100, rate=1e4), max_num_seqs=512, max_num_batched_tokens=128)
     assert few.batch == pytest.approx(128 * 99 / 199, rel=1e-6)
 
@@ -314,6 +333,6 @@ def test_bad_loads(fields):
 def test_requests_that_never_fit():
     resolved = Deployment(kv_blocks=10).resolved(load_model(QWEN), H100)
     with pytest.raises(InputError, match="exceed the KV cache of 160 tokens"):
-        Load(100, 100, rate=1).check_fits(resolved)
+        Load(100, 100, rate=1).check_fits(resolved.limits)
     with pytest.raises(InputError, match="exceed max_model_len 40960"):
-        Load(40900, 100, rate=1).check_fits(resolved)
+        Load(40900, 100, rate=1).check_fits(resolved.limits)

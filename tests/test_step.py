@@ -9,22 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from physim.corrections import HOST_REQUEST_S, HOST_STEP_S, Corrections
+import physim
+from physim.corrections.fields import CORRECTIONS, Corrections
+from physim.corrections.residual import LIMIT, Residual
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.models import load_model
+from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
 from physim.step.batch import MAX_REQUESTS, Batch
-from physim.step.lowering import lower
-from physim.step.model import PART_NAMES, StepModel
-from physim.step.residual import LIMIT, Residual
+from physim.step.components import COMPONENTS
+from physim.step.host import HOST_REQUEST_S, HOST_STEP_S
+from physim.step.lowering import PART_NAMES, PARTS, lower, rows_of
+from physim.step.mixed_steps import mixing_of
+from physim.step.model import StepModel
 
 H100 = load_hardware("h100_sxm")
+SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 
 
-def ops_of(model, **deployment):
+def ops_of(model, tp=1, **deployment):
     arch = load_model(model)
-    return lower(arch, H100, Deployment(**deployment).resolved(arch, H100))
+    return lower(arch, H100, Deployment(Parallelism(tp), **deployment).resolved(arch, H100))
 
 
 LLAMA = StepModel(ops_of("meta-llama/Llama-3.1-70B-Instruct", tp=4), Corrections())
@@ -43,7 +49,7 @@ def exact(new_tokens, cached):
 def test_parts_sum_to_the_total():
     step = STEP(LLAMA, Batch.summarised(32.0, 800.0, 1.0, 200.0, 500.0))
     assert tuple(step.parts) == PART_NAMES
-    assert sum(step.parts.values()) == pytest.approx(float(step.total))
+    assert sum(step.parts.values()) == pytest.approx(float(step.latency))
     assert min(step.parts.values()) >= 0
 
 
@@ -51,19 +57,19 @@ def test_equal_requests_summarise_exactly():
     batch = exact([1] * 8 + [100] * 2, [700] * 8 + [50] * 2)
     summarised = Batch.summarised(8.0, 701.0, 2.0, 100.0, 50.0)
     for name in (field.name for field in dataclasses.fields(Batch)):
-        assert getattr(batch, name) == pytest.approx(getattr(summarised, name))
-    assert STEP(LLAMA, batch).total == pytest.approx(float(STEP(LLAMA, summarised).total))
+        assert np.asarray(getattr(batch, name)) == pytest.approx(getattr(summarised, name))
+    assert STEP(LLAMA, batch).latency == pytest.approx(float(STEP(LLAMA, summarised).latency))
 
 
 def test_unequal_contexts_cost_as_their_sum():
-    even = STEP(LLAMA, exact([1] * 4, [1000] * 4)).total
-    uneven = STEP(LLAMA, exact([1] * 4, [500, 1500, 100, 1900])).total
+    even = STEP(LLAMA, exact([1] * 4, [1000] * 4)).latency
+    uneven = STEP(LLAMA, exact([1] * 4, [500, 1500, 100, 1900])).latency
     assert uneven == pytest.approx(float(even))
 
 
 def test_order_and_empty_places_do_not_matter():
-    forward = STEP(LLAMA, exact([1, 300, 1], [10, 20, 30])).total
-    backward = STEP(LLAMA, exact([1, 0, 300, 1], [30, 0, 20, 10])).total
+    forward = STEP(LLAMA, exact([1, 300, 1], [10, 20, 30])).latency
+    backward = STEP(LLAMA, exact([1, 0, 300, 1], [30, 0, 20, 10])).latency
     assert forward == backward
 
 
@@ -72,25 +78,30 @@ def test_order_and_empty_places_do_not_matter():
 )
 @settings(max_examples=50)
 def test_a_step_is_longer_than_its_weights_take_to_read(decode, context, prefill, chunk, cached):
-    gemms = LLAMA.ops.gemms
-    weights = np.sum(gemms.count * gemms.n * gemms.k * gemms.weight_bytes)
+    arch = load_model("meta-llama/Llama-3.1-70B-Instruct")
+    deployment = Deployment(Parallelism(4)).resolved(arch, H100)
+    weights = sum(
+        row.count * row.fixed_bytes
+        for row in rows_of(arch, H100, deployment)
+        if getattr(row, "gemm", None)
+    )
     step = STEP(LLAMA, Batch.summarised(decode, context, prefill, chunk, cached))
-    assert step.total > weights / LLAMA.ops.bandwidth
-    assert np.isfinite(step.total)
+    assert step.latency > weights / H100.memory_bandwidth
+    assert np.isfinite(step.latency)
 
 
 def test_the_host_is_a_floor():
     step = STEP(TINY, Batch.summarised(1.0, 100.0))
     host = HOST_STEP_S + HOST_REQUEST_S
-    gpu = step.total - step.parts["host"]
+    gpu = step.latency - step.parts["host"]
     assert gpu < host
-    assert step.total == pytest.approx(float((gpu**8 + host**8) ** (1 / 8)))
-    assert step.total > host
+    assert step.latency == pytest.approx(float((gpu**8 + host**8) ** (1 / 8)))
+    assert step.latency > host
 
 
 def test_the_host_hides_behind_a_long_step():
     step = STEP(LLAMA, Batch.summarised(8.0, 100.0))
-    assert 0 <= step.parts["host"] < 1e-6 * step.total
+    assert 0 <= step.parts["host"] < 1e-6 * step.latency
 
 
 MODES = ("additive", "weighted-average", "smooth-weighted")
@@ -99,9 +110,9 @@ MODES = ("additive", "weighted-average", "smooth-weighted")
 @pytest.mark.parametrize("mixed", MODES)
 @pytest.mark.parametrize("batch", [(20.0, 800.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 500.0, 100.0)])
 def test_batches_of_one_kind_do_not_depend_on_the_mode(mixed, batch):
-    model = StepModel(LLAMA.ops, Corrections(), mixed)
-    expected = STEP(LLAMA, Batch.summarised(*batch)).total
-    assert STEP(model, Batch.summarised(*batch)).total == pytest.approx(float(expected))
+    model = StepModel(LLAMA.ops, Corrections(), mixing_of(mixed))
+    expected = STEP(LLAMA, Batch.summarised(*batch)).latency
+    assert STEP(model, Batch.summarised(*batch)).latency == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(
@@ -110,28 +121,30 @@ def test_batches_of_one_kind_do_not_depend_on_the_mode(mixed, batch):
 )
 def test_weighted_average_by_hand(decode, prefill_tokens, weight):
     batch = Batch.summarised(decode, 800.0, 1.0, prefill_tokens, 0.0)
-    prefill = STEP(LLAMA, batch.prefill_only()).total
-    alone = STEP(LLAMA, batch.decode_only()).total
-    blended = STEP(StepModel(LLAMA.ops, Corrections(), "weighted-average"), batch)
-    assert blended.total == pytest.approx(float(weight * prefill + (1 - weight) * alone))
-    assert sum(blended.parts.values()) == pytest.approx(float(blended.total))
+    prefill = STEP(LLAMA, batch.prefill_only()).latency
+    alone = STEP(LLAMA, batch.decode_only()).latency
+    blended = STEP(StepModel(LLAMA.ops, Corrections(), mixing_of("weighted-average")), batch)
+    assert blended.latency == pytest.approx(float(weight * prefill + (1 - weight) * alone))
+    assert sum(blended.parts.values()) == pytest.approx(float(blended.latency))
 
 
 def test_smooth_weighted_approaches_the_regimes_and_has_no_jump():
     def total(tokens):
         batch = Batch.summarised(20.0, 800.0, 1.0, tokens, 0.0)
-        return STEP(StepModel(LLAMA.ops, Corrections(), "smooth-weighted"), batch).total
+        return STEP(
+            StepModel(LLAMA.ops, Corrections(), mixing_of("smooth-weighted")), batch
+        ).latency
 
-    hard = StepModel(LLAMA.ops, Corrections(), "weighted-average")
+    hard = StepModel(LLAMA.ops, Corrections(), mixing_of("weighted-average"))
     far = Batch.summarised(20.0, 800.0, 1.0, 4000.0, 0.0)
-    assert total(4000.0) == pytest.approx(float(STEP(hard, far).total), rel=0.01)
+    assert total(4000.0) == pytest.approx(float(STEP(hard, far).latency), rel=0.01)
     # Across the border at 100 prefill tokens.
     assert total(100.001) == pytest.approx(float(total(99.999)), rel=1e-3)
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(InputError, match="known are additive, weighted-average, smooth-weighted"):
-        StepModel(LLAMA.ops, Corrections(), "average")
+    with pytest.raises(InputError, match="use one of additive, weighted-average, smooth-weighted"):
+        mixing_of("average")
 
 
 @pytest.mark.parametrize(
@@ -204,9 +217,98 @@ def test_at_a_sharpness_of_one_the_host_adds():
 @pytest.mark.parametrize("mixed", ["additive", "weighted-average", "smooth-weighted"])
 def test_gradients_are_finite_for_an_empty_prefill(mixed):
     def total(prefill, corrections):
-        model = StepModel(LLAMA.ops, corrections, mixed)
-        return model(Batch.summarised(4.0, 100.0, prefill, 10.0, 5.0)).total
+        model = StepModel(LLAMA.ops, corrections, mixing_of(mixed))
+        return model(Batch.summarised(4.0, 100.0, prefill, 10.0, 5.0)).latency
 
     zero = jax.tree.map(jnp.asarray, Corrections())
     gradients = jax.jit(jax.grad(total, argnums=(0, 1)))(0.0, zero)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
+# Corrections that multiply no row: of the CPU's time beside the GPU's, with their direction, and of
+# what a request spends outside of steps.
+ON_HOST = {"host_step": +1, "host_request": +1, "host_sharpness": -1}
+OUTSIDE_OF_STEPS = ("front_end", "handover", "output_handling")
+
+
+def corrections_of(row):
+    names = ("correction", "compute_correction", "exponent", "cached_correction")
+    return {getattr(row, name, None) for name in names}
+
+
+def everything():
+    """A deployment in which every component works: experts, penalties, several GPUs."""
+    arch = load_model(SCOUT)
+    engine = Deployment(Parallelism(2), max_num_seqs=64, sampling="penalised")
+    return arch, H100, engine.resolved(arch, H100)
+
+
+@pytest.mark.parametrize("name", [n for n in CORRECTIONS if n not in OUTSIDE_OF_STEPS])
+def test_a_correction_moves_its_parts_and_no_others(name):
+    """With experts and shared ones, prefill on what is cached, penalties and tp, all parts are."""
+    bare = StepModel(lower(*everything()), Corrections())
+    batch = bare.batch(
+        decode_requests=32.0, context=3000.0, prefill_requests=2.0, chunk=400.0, cached=2000.0
+    )
+    own = {row.part for row in rows_of(*everything()) if name in corrections_of(row)}
+    own |= {"host"} if name in ON_HOST else set()
+    assert own, f"{name} is connected to nothing"
+    sign = ON_HOST.get(name, +1)
+    moved = StepModel(bare.ops, Corrections(**{name: 0.1}))
+    before, after = STEP(bare, batch), STEP(moved, batch)
+    assert min(float(before.parts[part]) for part in (*own, "host")) > 0
+    for part in PART_NAMES:
+        change = float(after.parts[part] - before.parts[part])
+        if part in own:
+            assert sign * change > 1e-4 * float(before.parts[part]), part
+        # What the CPU adds to a step depends on how long the GPU takes.
+        elif part != "host":
+            assert change == 0, part
+    if own != {"host"}:
+        assert float(after.latency) > float(before.latency)
+
+
+@pytest.mark.parametrize("name", OUTSIDE_OF_STEPS)
+def test_a_correction_outside_of_steps_moves_the_first_token_alone(name):
+    from physim.prediction.many import predict_cases
+
+    case = physim.Case.of(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=40.0, input_tokens=500, output_tokens=100
+    )
+    bare, moved = predict_cases([case] * 2, [Corrections(), Corrections(**{name: 0.3})])
+    assert moved.ttft_s > 1.001 * bare.ttft_s
+    assert moved.itl_s == pytest.approx(bare.itl_s, rel=1e-12)
+
+
+def test_rows_name_parts_and_corrections_that_there_are():
+    for model, tp in (("meta-llama/Llama-3.1-70B-Instruct", 4), (SCOUT, 2)):
+        arch = load_model(model)
+        engine = Deployment(Parallelism(tp), max_num_seqs=64, sampling="penalised")
+        rows = rows_of(arch, H100, engine.resolved(arch, H100))
+        assert {row.part for row in rows} <= set(PARTS)
+        assert {row.correction for row in rows} <= set(CORRECTIONS)
+        assert all(row.count > 0 for row in rows)
+    assert {row.part for row in rows} == set(PART_NAMES) - {"host"}
+
+
+def test_each_part_belongs_to_one_component():
+    owned = [part.name for component in COMPONENTS for part in component.parts]
+    assert len(set(owned)) == len(owned)
+    assert (*owned, "host") == PART_NAMES
+
+
+def test_speculated_tokens_are_worked_on_like_others():
+    one = Batch.summarised(8.0, 500.0)
+    three = Batch.summarised(8.0, 500.0, tokens_each=3.0)
+    assert (one.tokens, one.sampled, one.requests) == (8.0, 8.0, 8.0)
+    assert (three.tokens, three.sampled, three.requests) == (24.0, 24.0, 8.0)
+    # As many tokens in as many requests: only attention tells them apart.
+    parts, more = STEP(LLAMA, three).parts, STEP(LLAMA, Batch.summarised(24.0, 500.0)).parts
+    for part in ("qkv", "mlp", "output", "all_reduce", "elementwise"):
+        assert parts[part] == pytest.approx(float(more[part]))
+    assert parts["decode_attention"] < more["decode_attention"]
+
+
+def test_latency_and_interval_are_one_without_a_pipeline():
+    step = STEP(LLAMA, Batch.summarised(8.0, 500.0))
+    assert step.latency == step.interval

@@ -11,45 +11,46 @@ import numpy as np
 import pytest
 import yaml
 
-from physim.cases import Case
+from physim.corrections.files import load_fit
 from physim.errors import InputError
-from physim.fits import load_fit
 from physim.inputs.deployment import Deployment
-from physim.replaying import engine_of
-from physim.serving.load import Stage
-from physim.serving.replay import replay
-from physim.serving.step_times import LinearStepTimes, ModelStepTimes
-from physim.serving.workload import drawn
+from physim.inputs.load import Stage
+from physim.inputs.parallelism import Parallelism
+from physim.prediction.cases import Case
+from physim.prediction.replayed import engine_of
+from physim.replay.engine import replay
+from physim.replay.step_times import LinearStepTimes, ModelStepTimes
+from physim.replay.workload import drawn
 from physim.step.batch import Batch
-from physim.step.lowering import lower
-from physim.step.many import part_seconds, sums_of
-from physim.step.model import StepModel
+from physim.step.many_batches import total_seconds
 from physim.tables import Table, load
-from physim.tables.build import Reach, tabulate
-from physim.tables.coefficients import (
+from physim.tables.build import Reach, one_chunk, tabulate
+from physim.tables.files import FORMATS, write
+from physim.tables.kernel_profile import kernel_profile
+from physim.tables.linear_models import (
     blackbox,
     linear_as_trained_physics,
     nonnegative,
     trained_physics_basis,
 )
-from physim.tables.files import FORMATS, write
-from physim.tables.folders import GENERAL, write_table, write_tables
-from physim.tables.kernel_profile import kernel_profile
-from physim.tables.region import operating_region
-from physim.tables.step_times import TableStepTimes
+from physim.tables.operating_region import operating_region
+from physim.tables.replay_adapter import TableStepTimes
 from physim.tables.table import prefill_context
+from physim.tables.writer import GENERAL, write_table, write_tables
 
 QWEN = "Qwen/Qwen3-14B"
 ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 4096}
+CLIENTS = {"input_tokens": 575, "output_tokens": 248, "cached_tokens": 560}
 CORRECTIONS = load_fit("vllm-h100").corrections
 
 
 def case_of(model=QWEN, tp=2, load=GENERAL, **engine):
-    return Case.of(model, "h100_sxm", Deployment(tp=tp, **(ENGINE | engine)), load)
+    deployment = Deployment(Parallelism(tp), **(ENGINE | engine))
+    return Case.from_parts(model, "h100_sxm", deployment, load)
 
 
 def stepper(case):
-    return StepModel(lower(case.model, case.gpu, case.deployment), CORRECTIONS)
+    return case.step_model(CORRECTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def general():
 @pytest.fixture(scope="module")
 def table(general):
     case, model, _ = general
-    return tabulate(model, Reach.of(case.deployment), 0.01, {"model": QWEN})
+    return tabulate(model, Reach.of(case.deployment.limits), 0.01, {"model": QWEN})
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +113,30 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
     case = case_of(model, tp, **unlimited)
     exact = stepper(case)
     # As a simulator has it, with the rounding of a file.
-    write(tabulate(exact, Reach.of(case.deployment), 0.01), tmp_path, "json")
+    write(tabulate(exact, Reach.of(case.deployment.limits), 0.01), tmp_path, "json")
     times = TableStepTimes(load(tmp_path), 4000)
     whole = ((2, 4096, 0), (4, 2048, 0), (8, 1024, 0), (16, 512, 0), (64, 128, 0), (4, 128, 0))
     cached = ((2, 15, 560), (4, 15, 560), (8, 15, 560), (16, 15, 560), (4, 500, 1500))
     errors = []
     for decodes in (0, 30, 100):
         for count, new, before in (*whole, *cached):
-            sums = [decodes, 700 * decodes, count, count * new, count * new**2]
-            sums += [count * before, count * new * before]
-            seconds = part_seconds(exact, np.array([sums], float)).sum()
-            errors.append(abs(times.step(*sums) / seconds - 1))
+            batch = exact.batch(
+                decode_requests=float(decodes),
+                context=700.0,
+                prefill_requests=float(count),
+                chunk=float(new),
+                cached=float(before),
+            )
+            found = times.step(
+                decode_requests=decodes,
+                decode_context=700 * decodes,
+                prefill_requests=count,
+                prefill_tokens=count * new,
+                prefill_squares=count * new**2,
+                cached_tokens=count * before,
+                cached_products=count * new * before,
+            )
+            errors.append(abs(found / total_seconds(exact, batch).item() - 1))
     assert max(errors) < 0.04
     assert np.median(errors) < 0.01
 
@@ -140,10 +154,11 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
 def test_interpolation_keeps_its_word(model, tp, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
-    exact, reach = stepper(case), Reach.of(case.deployment)
+    exact, reach = stepper(case), Reach.of(case.deployment.limits)
     table = tabulate(exact, reach, 0.01)
     where = reach.draw(10_000, seed=77)
-    error = 100 * np.abs(table.many(where) / part_seconds(exact, sums_of(where)).sum(axis=1) - 1)
+    seconds = total_seconds(exact, one_chunk(exact, where))
+    error = 100 * np.abs(table.many(where) / seconds - 1)
     stated = table.metadata["interpolation_error_pct"]
     assert np.quantile(error, 0.99) <= 1.2
     assert stated["p99"] == pytest.approx(np.quantile(error, 0.99), rel=0.15)
@@ -155,7 +170,7 @@ def test_interpolation_keeps_its_word(model, tp, tmp_path):
 
 def test_a_looser_tolerance_is_a_smaller_table(general, table):
     case, model, _ = general
-    loose = tabulate(model, Reach.of(case.deployment), 0.05)
+    loose = tabulate(model, Reach.of(case.deployment.limits), 0.05)
     assert loose.seconds.size < 0.3 * table.seconds.size
     assert 1 < loose.metadata["interpolation_error_pct"]["p99"] < 6
 
@@ -190,7 +205,7 @@ def test_looking_up_needs_no_jax(table, tmp_path):
     ("change", "complaint"),
     [
         ({"schema_version": 9}, "schema_version: 9 is unknown"),
-        ({"table": "../other.csv"}, "table: 'other.csv' is no table"),
+        ({"table": "../other.csv"}, "table: 'other.csv' is not a table"),
         ({"axes": None}, None),
     ],
 )
@@ -229,7 +244,7 @@ def test_a_replay_on_the_table_is_that_on_the_model(general, table, tmp_path):
     # The same rates for a minute each; benchmarks/bench_tables.py replays all of it.
     shorter = replace(GENERAL, stages=(Stage(8.0, 60.0), Stage(20.0, 60.0)))
     write(table, tmp_path, "json")
-    engine = engine_of(case.deployment, CORRECTIONS, region.mean_requests)
+    engine = engine_of(case, CORRECTIONS, region.mean_requests)
     projection = blackbox(region)
 
     def replayed(times):
@@ -248,9 +263,10 @@ def test_the_region_is_where_the_engine_works(general):
     _, _, region = general
     assert region.share.sum() == pytest.approx(1)
     # Of 16,800 requests each has one prompt, and 247 decode steps.
-    prompts, decodes = region.share @ region.sums[:, 2], region.share @ region.sums[:, 0]
+    steps = region.batches
+    prompts, decodes = region.share @ steps.prefill_requests, region.share @ steps.decode_requests
     assert decodes / prompts == pytest.approx(247, rel=0.02)
-    context = region.share @ region.sums[:, 1] / decodes
+    (context,) = region.share @ steps.attended / decodes
     assert context == pytest.approx(575 + 124, rel=0.02)
 
 
@@ -298,8 +314,10 @@ def test_a_line_is_trained_physics_exactly(folder):
 def test_trained_physics_basis_is_blis_own(folder):
     place, _ = folder
     case = case_of(tp=2)
-    sums = np.array([[3.0, 2100, 1, 300, 300**2, 0, 0]])
-    basis = trained_physics_basis(sums, 300.0, case.model, case.gpu, case.deployment)[0]
+    steps = Batch.summarised(
+        *(np.array([x]) for x in (3.0, 700.0, 1.0, 300.0, 0.0)), tokens_each=np.ones(1)
+    )
+    basis = trained_physics_basis(steps, 300.0, case.model, case.gpu, case.deployment)[0]
     step = blis_reader.trained_physics(place, "H100", tp=2)
     batch = blis_reader.Batch([500, 700, 900], [300])
     for term in (0, 1, 3, 4, 5, 6, 8, 9):
@@ -326,7 +344,7 @@ def test_the_kernel_profile_is_the_model(model, tp, tmp_path):
         new = np.array([1.0] * len(contexts) + prompts)
         before = np.array([c - 1.0 for c in contexts] + [0.0] * len(prompts))
         new, before = (np.pad(x, (0, 128 - len(x))) for x in (new, before))
-        seconds = float(exact(Batch.exact(new, before)).total)
+        seconds = float(exact(Batch.exact(new, before)).latency)
         found = lookup(profile["multipliers"], blis_reader.Batch(contexts, prompts)) * 1e-6
         errors["mixed" if prompts else "decode"].append(abs(found / seconds - 1))
     assert np.mean(errors["decode"]) < 0.03
@@ -394,12 +412,12 @@ def test_linear_steps_are_blis_blackbox(general, folder):
     _, about = folder
     case, _, region = general
     beta = list(about["coefficients"]["blackbox"]["beta"].values())
-    sums = region.sums
-    predicted = beta[0] + beta[1] * sums[:, 3] + beta[2] * sums[:, 0]
+    steps = region.batches
+    predicted = beta[0] + beta[1] * steps.prefill_tokens + beta[2] * steps.decode_requests
     error = 100 * np.abs(predicted / (region.seconds * 1e6) - 1)
     stated = about["coefficients"]["blackbox"]["error_pct"]["mean"]
     assert region.share @ error == pytest.approx(stated, abs=0.02)
-    assert case.deployment.max_num_seqs == 128
+    assert case.deployment.limits.max_num_seqs == 128
 
 
 def test_many_tables(tmp_path, monkeypatch):
@@ -418,14 +436,14 @@ def test_many_tables(tmp_path, monkeypatch):
     assert made(**ENGINE)[0].reason == "is there already"
     other = made(**ENGINE, sampling="plain")[0]
     assert other.folder is None
-    assert "is there already with other settings" in other.reason
+    assert "already exists with other settings" in other.reason
     assert sorted(path.name for path in out.iterdir()) == ["Qwen--Qwen3-0.6B_h100_sxm_tp1"]
 
     # What fails half-way leaves what was there, and nothing else.
     def broken(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("physim.tables.folders.write", broken)
+    monkeypatch.setattr("physim.tables.writer.write", broken)
     with pytest.raises(KeyboardInterrupt):
         made(**ENGINE, force=True)
     assert sorted(path.name for path in out.iterdir()) == ["Qwen--Qwen3-0.6B_h100_sxm_tp1"]
@@ -436,9 +454,9 @@ def test_many_tables(tmp_path, monkeypatch):
     ("options", "complaint"),
     [
         ({"tolerance": -0.01}, "tolerance: -0.01 is out of reach"),
-        ({"kind": "xlsx"}, "format: 'xlsx' is unknown; known are parquet, csv, json, blis"),
+        ({"kind": "xlsx"}, "format: 'xlsx' is unknown; use one of parquet, csv, json, blis"),
         ({"gpu": "v100"}, "GPU 'v100'"),
-        ({"load": replace(GENERAL, stages=(), concurrency=8.0)}, "concurrency"),
+        ({**CLIENTS, "concurrency": 8.0}, "concurrency"),
     ],
 )
 def test_tables_that_cannot_be_made(tmp_path, options, complaint):
@@ -452,7 +470,9 @@ def test_a_folder_that_is_there_is_kept(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="holds no table that could be replaced"):
         write_table(QWEN, tmp_path, gpu="h100_sxm", force=True)
-    with pytest.raises(InputError, match="is there and not empty; name another, or pass --force"):
+    with pytest.raises(
+        InputError, match="already exists and is not empty; name another, or pass --force"
+    ):
         write_table(QWEN, tmp_path, gpu="h100_sxm")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -468,6 +488,6 @@ def test_small_engines_have_tables():
         max_model_len=64,
     )
     exact = stepper(case)
-    table = tabulate(exact, Reach.of(case.deployment), 0.01)
-    one = part_seconds(exact, sums_of(np.array([[1.0, 40, 0, 0]]))).sum()
+    table = tabulate(exact, Reach.of(case.deployment.limits), 0.01)
+    one = total_seconds(exact, one_chunk(exact, np.array([[1.0, 40, 0, 0]]))).item()
     assert table(1, 40, 0, 0) == pytest.approx(one, rel=0.01)

@@ -1,4 +1,4 @@
-"""The fluid's course: its solver, its limits, the replay, gradients."""
+"""The fluid's trajectory: its solver, its limits, the replay, gradients."""
 
 from dataclasses import replace
 
@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 
 import physim
-from physim.corrections import Corrections
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
-from physim.inputs.models import load_model
-from physim.serving.demand import Demand, Limits
-from physim.serving.latencies import latencies
-from physim.serving.load import Load, Stage
-from physim.serving.rosenbrock import Rodas3
-from physim.serving.transient import Fluid, Schedule
+from physim.fluid.demand import Demand
+from physim.fluid.request_latencies import latencies
+from physim.fluid.rosenbrock import Rodas3
+from physim.fluid.transient import Fluid, Schedule
+from physim.inputs.load import Load, Stage
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 
@@ -27,7 +24,7 @@ ENGINE = {"tp": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_mod
 
 
 def both(load, **engine):
-    case = physim.Case.of(MODEL, "h100_sxm", Deployment(**{**ENGINE, **engine}), load)
+    case = physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | engine).under(load)
     return [physim.predict_cases([case], Corrections(), method=m)[0] for m in ("fluid", "replay")]
 
 
@@ -73,7 +70,7 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
     load = Load(786, 251, stages=(Stage(rate, 3000.0),), arrival=arrival, cached_tokens=cached)
     fluid, steady = physim.predict_cases(
         [
-            physim.Case.of(MODEL, "h100_sxm", Deployment(**ENGINE | {"tp": 1}), one)
+            physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | {"tp": 1}).under(one)
             for one in (load, replace(load, stages=(), rate=rate))
         ],
         Corrections(),
@@ -94,7 +91,7 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
         (Load(500, 250, stages=(Stage(40, 60),)), {"kv_blocks": 2500}, 0.08),
     ],
 )
-def test_the_course_is_the_replays(load, engine, tolerance):
+def test_the_trajectory_is_the_replays(load, engine, tolerance):
     fluid, replayed = both(load, **engine)
     assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=tolerance)
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=2 * tolerance)
@@ -119,10 +116,11 @@ def test_clients_that_give_up():
 
 
 def system(**engine):
-    arch, gpu = load_model(MODEL), load_hardware("h100_sxm")
-    resolved = Deployment(**{**ENGINE, **engine}).resolved(arch, gpu)
+    case = physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | engine)
+    ops = lower(case.model, case.gpu, case.deployment)
     demand = Demand.of(Load(575, 248, rate=1.0), 16)
-    return jax.tree.map(jnp.asarray, (lower(arch, gpu, resolved), demand, Limits.of(resolved)))
+    limits = jax.tree.map(float, case.deployment.limits)
+    return jax.tree.map(jnp.asarray, (ops, demand, limits))
 
 
 @jax.jit
@@ -139,7 +137,7 @@ def test_gradients_agree_with_differences(share):
     """Below, at both sides of and above the capacity; in 64 bit, for the differences' sake."""
     capacity = physim.predict(
         MODEL, gpu="h100_sxm", rate=1.0, input_tokens=575, output_tokens=248, fit="none", **ENGINE
-    ).capacity_rps
+    ).saturation_rps
     with jax.enable_x64(True):
         parts = system()
         rate = jnp.asarray(share * capacity)

@@ -75,7 +75,7 @@ class Pool:
                 self.unused.append(block)
 
 
-def walk(jobs, seconds, seats, budget, blocks, size, ahead, caching):
+def walk(jobs, seconds, slots, budget, blocks, size, ahead, caching):
     """Runs jobs; ``seconds`` takes new and cached tokens of a step's jobs, and if they decode."""
     pool = Pool(blocks, size)
     coming = deque(sorted(jobs, key=lambda job: job.arrival_s))
@@ -123,7 +123,7 @@ def walk(jobs, seconds, seats, budget, blocks, size, ahead, caching):
             step.append((job, new))
             left -= new
             index += 1
-        while waiting and left > 0 and not preempted and len(running) + len(done) < seats:
+        while waiting and left > 0 and not preempted and len(running) + len(done) < slots:
             job = waiting[0]
             most = (job.target - 1) // size
             found = pool.find(job.content[: job.target], most) if caching else []

@@ -7,43 +7,33 @@ from matplotlib.figure import Figure
 
 import physim
 from physim import plot
-from physim.corrections import Corrections
-from physim.fits import load_fit
-from physim.plot.sheet import plain_ticks
+from physim.corrections.fields import Corrections
+from physim.corrections.files import load_fit
+from physim.plot.figures import plain_ticks
+from physim.step.lowering import PARTS
 
 MODEL, TP = "Qwen/Qwen3-14B", 2
 WHERE = {"gpu": "h100_sxm", "tp": TP}
 LOAD = {"input_tokens": 786, "output_tokens": 251, "cached_tokens": 0.0}
 GPUS = {"a100_sxm": "tab:green", "h100_sxm": "tab:blue", "h200_sxm": "tab:purple"}
-# Components that the physics page shows, where they matter.
-COMPONENTS = {
-    "mlp": (MODEL, TP),
-    "decode_attention": (MODEL, TP),
-    "prefill_attention": (MODEL, TP),
-    "experts": ("mistralai/Mixtral-8x7B-v0.1", TP),
-    "all_reduce": (MODEL, TP),
-    "elementwise": (MODEL, TP),
-    "output": (MODEL, TP),
-    "step_overhead": (MODEL, TP),
-    "host": ("Qwen/Qwen3-0.6B", 1),
-}
+# Parts of a step that are drawn of another model, since this one has little or none of them.
+ELSEWHERE = {"experts": ("mistralai/Mixtral-8x7B-v0.1", TP), "host": ("Qwen/Qwen3-0.6B", 1)}
 FOLDER = Path(__file__).parent
 
 
 def draw_rates(axes):
-    """Time between tokens against the load, up to capacity."""
+    """Time between tokens against the load, up to the saturation throughput."""
     for gpu, colour in GPUS.items():
-        capacity = physim.predict(MODEL, gpu=gpu, tp=TP, rate=1, **LOAD).capacity_rps
-        rates = np.linspace(0.02, 0.999, 60) * capacity
-        cases = [
-            physim.Case.of(MODEL, gpu, physim.Deployment(tp=TP), physim.Load(rate=rate, **LOAD))
-            for rate in rates
-        ]
+        most = physim.predict(MODEL, gpu=gpu, tp=TP, rate=1, **LOAD).saturation_rps
+        rates = np.linspace(0.02, 0.999, 60) * most
+        cases = [physim.Case.of(MODEL, gpu=gpu, tp=TP, rate=rate, **LOAD) for rate in rates]
         itl = [p.itl_s * 1e3 for p in physim.predict_cases(cases, Corrections())]
         axes.plot(rates, itl, color=colour, label=gpu)
-        axes.axvline(capacity, color=colour, linestyle=":", linewidth=1)
+        axes.axvline(most, color=colour, linestyle=":", linewidth=1)
     axes.set(xlabel="requests per second", ylabel="time between tokens (ITL), ms", yscale="log")
-    axes.set_title(f"Latency against load, to capacity (dotted)\n{MODEL}, tp {TP}, 786 in, 251 out")
+    axes.set_title(
+        f"Latency against load, to saturation (dotted)\n{MODEL}, tp {TP}, 786 in, 251 out"
+    )
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     plain_ticks(axes)
@@ -61,12 +51,13 @@ def draw_overview():
 
 def draw_components():
     """A picture of each component."""
-    for component, (model, tp) in COMPONENTS.items():
-        yield component, plot.draw_component(model, component, gpu="h100_sxm", tp=tp)
+    for part in PARTS:
+        model, tp = ELSEWHERE.get(part, (MODEL, TP))
+        yield part, plot.draw_component(model, part, gpu="h100_sxm", tp=tp)
 
 
-def draw_course():
-    """A load above capacity for a minute."""
+def draw_over_time():
+    """A load above the saturation throughput for a minute."""
     stages = [(8, 120), (40, 60), (8, 240)]
     busy = physim.predict(MODEL, stages=stages, arrival="poisson", **LOAD, **WHERE)
     return plot.draw_timeline(busy)
@@ -74,13 +65,12 @@ def draw_course():
 
 def main():
     """Draws all of them."""
-    steady = physim.Load(786, 251, rate=1, arrival="poisson")
     pictures = {
         "overview": draw_overview(),
         **dict(draw_components()),
         "roofline": plot.draw_roofline(MODEL, **WHERE),
-        "steady_state": plot.draw_load(MODEL, steady, **WHERE),
-        "course": draw_course(),
+        "steady_state": plot.draw_load(MODEL, rate=1, arrival="poisson", **LOAD, **WHERE),
+        "over_time": draw_over_time(),
         "corrections": plot.draw_corrections(load_fit("default")),
     }
     for name, drawn in pictures.items():

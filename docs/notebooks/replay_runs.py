@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 import physim
-from physim.corrections import Corrections
-from physim.measured.table import case_of
+from physim.corrections.fields import Corrections
+from physim.measured.runs_csv import case_of
 
 # What takes longer or shorter than with nothing fitted.
 HIDDEN = {"gemm_memory": 1.08, "decode_attention": 1.2, "front_end": 1.5, "handover": 1.15}

@@ -13,11 +13,13 @@ from typing import Annotated
 import typer
 
 from physim.cli import data, grids, show
+from physim.cli.capacity import capacity
+from physim.cli.compare import compare
 from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
+from physim.cli.explain import explain
 from physim.cli.fit import fit
 from physim.cli.predict import predict
-from physim.cli.questions import capacity, compare, explain
 from physim.cli.report import report
 from physim.cli.table import table
 from physim.errors import InputError

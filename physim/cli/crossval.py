@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from physim.cli.lists import names_in
-from physim.cli.outputs import Plot, writable, write
-from physim.cli.screen import stdout, table_of
+from physim.cli.comma_lists import names_in
+from physim.cli.console import stdout, table_of
+from physim.cli.output_options import Plot, writable, write
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from physim.fitting.crossval import Crossval
+    from physim.validation.crossval import Crossval
 
 
 def crossval(
@@ -52,15 +52,15 @@ def crossval(
     ] = None,
     plot: Plot = None,
 ) -> None:
-    """Fit without each group of runs in turn and predict it: what unseen runs are off by.
+    """Fit without each group of runs in turn and predict it: the error on unseen runs.
 
     Example: physim crossval --data runs.csv --leave-out model --plot folds.png
     """
     from physim import data
     from physim.cli.progress import running
     from physim.errors import InputError
-    from physim.fitting.crossval import crossval as validate
-    from physim.fitting.temporal import crossval_in_time
+    from physim.validation.crossval import crossval as validate
+    from physim.validation.temporal_holdout import crossval_in_time
 
     frozen = names_in(freeze)
     with running("cross-validating") as say:

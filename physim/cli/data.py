@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
-from physim.cli.outputs import writable
-from physim.cli.subject import Gpu, Tp
+from physim.cli.output_options import writable
+from physim.cli.subject_options import Gpu, Tp
+from physim.measured.formats import FORMATS
 
 app = typer.Typer(no_args_is_help=True, help="Turn load generators' reports into measured runs.")
 
 
 @app.command()
 def read(
-    kind: Annotated[
-        str, typer.Argument(help="inference-perf, guidellm, vllm-bench or blis-trace.")
-    ],
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(FORMATS)}.")],
     path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
     model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
     gpu: Gpu,
@@ -47,7 +46,7 @@ def read(
     --output 248 --out runs.csv --append
     """
     from physim.measured.reports import read_report
-    from physim.measured.runs import write_rows
+    from physim.measured.stage_report import write_rows
 
     found = read_report(
         kind,

@@ -8,21 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from physim.cli.outputs import Plot, writable, write
-from physim.cli.screen import stdout, table_of
-from physim.cli.subject import FitName
+from physim.cli.console import stdout, table_of
+from physim.cli.output_options import Plot, writable, write
+from physim.cli.subject_options import FitName
+from physim.prediction.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from physim.evaluation import Evaluation
+    from physim.validation.evaluation import Evaluation
 
-# Label, unit, and the factor from seconds to it.
-_UNITS = {
-    "e2e_mean": ("E2E", "s", 1.0),
-    "ttft_mean": ("TTFT", "ms", 1e3),
-    "itl_mean": ("ITL", "ms", 1e3),
-}
+_SHOWN = ("e2e", "ttft", "itl")
 
 
 def evaluate(
@@ -83,14 +79,14 @@ def evaluate(
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:
     columns = ["experiment", "stage"]
-    for label, unit, _ in _UNITS.values():
-        columns += [f"{label} {unit}", "error"]
+    for metric in _SHOWN:
+        columns += [f"{METRICS[metric].label} {METRICS[metric].unit}", "error"]
     ranked = sorted(evaluation.rows, key=lambda row: -abs(row["metrics"]["e2e_mean"]["error_pct"]))
     rows = []
     for row in ranked[:worst]:
         cells = [row["experiment"], str(row["stage"])]
-        for metric, (_, _, scale) in _UNITS.items():
-            values = row["metrics"].get(metric)
+        for metric in _SHOWN:
+            values, scale = row["metrics"].get(f"{metric}_mean"), METRICS[metric].scale
             if values is None:
                 cells += ["-", "-"]
             else:
@@ -101,12 +97,12 @@ def _rows(evaluation: Evaluation, worst: int) -> Table:
 
 def _summary(evaluation: Evaluation) -> Table:
     rows = []
-    for metric, (label, _, _) in _UNITS.items():
-        values = evaluation.summary[metric]
+    for metric in _SHOWN:
+        values = evaluation.summary[f"{metric}_mean"]
         if values["n"]:
             rows.append(
                 (
-                    label,
+                    METRICS[metric].label,
                     f"{values['n']:.0f}",
                     f"{values['mape']:.2f}",
                     f"{values['median_ape']:.2f}",

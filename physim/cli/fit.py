@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.lists import names_in
-from physim.cli.outputs import Plot, writable, write
-from physim.cli.screen import stdout, table_of
+from physim.cli.comma_lists import names_in
+from physim.cli.console import stdout, table_of
+from physim.cli.output_options import Plot, writable, write
+from physim.prediction.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from physim.fitting.fit import Estimate, Outcome
 
-_LABELS = {"ttft": "TTFT", "itl": "ITL", "e2e": "E2E"}
+_FITTED = ("ttft", "itl", "e2e")
 
 
 def fit(
@@ -40,8 +41,8 @@ def fit(
 ) -> None:
     """Fit the corrections to measured runs and write them with their covariance.
 
-    Rows of overloaded stages are left out, and said. The errors printed are in sample: what unseen
-    runs are off by is for `physim crossval` to say.
+    Rows of overloaded stages are left out, and listed. The errors printed are in sample: for those
+    on unseen runs use `physim crossval`.
 
     Example: physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
     """
@@ -89,13 +90,13 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
         lines += [
             Text(
                 f"  {row['experiment']} stage {row['stage']}: "
-                f"{_LABELS[row['metric']]} {row['error_pct']:+.1f}%",
+                f"{METRICS[row['metric']].label} {row['error_pct']:+.1f}%",
                 style="yellow",
             )
             for row in outcome.distrusted
         ]
     scatter = ", ".join(
-        f"{_LABELS[name]} {value:.1%}" for name, value in outcome.fit.scatter.items()
+        f"{METRICS[name].label} {value:.1%}" for name, value in outcome.fit.scatter.items()
     )
     lines.append(f"scatter of unseen runs, beyond the fit's own uncertainty: {scatter}")
     lines.append(f"written to {out}")
@@ -139,12 +140,12 @@ def _experiments(outcome: Outcome) -> Table:
     for row in outcome.rows:
         experiments.setdefault(row["experiment"], []).append(row)
     columns = ["experiment"]
-    for label in _LABELS.values():
-        columns += [label, "after"]
+    for metric in _FITTED:
+        columns += [METRICS[metric].label, "after"]
 
     def cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         shown = []
-        for metric in _LABELS:
+        for metric in _FITTED:
             for when in ("before", "after"):
                 name = f"{metric}_{when}"
                 errors = [abs(row[name]) for row in rows if name in row]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from physim.cli.outputs import Plot, write
-from physim.cli.screen import stdout, table_of
+from physim.cli.console import stdout, table_of
+from physim.cli.output_options import Plot, write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,7 @@ def show(
 
     Example: physim grids show h100_sxm gemm_bfloat16 --at k=4096 --plot gemm.png
     """
-    from physim.grids.surface import surface_of
+    from physim.grids.slices import surface_of
 
     console = stdout()
     if table is None:

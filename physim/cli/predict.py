@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.engine import Engine, with_engine
-from physim.cli.load import LENGTHS, Arrival, Burstiness, Cached, Concurrency, Prefixes, Rate
-from physim.cli.outputs import Plot, write
-from physim.cli.screen import stdout, table_of
-from physim.cli.subject import FitName, Gpu, Model, Tp
+from physim.cli.console import stdout, table_of
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    LENGTHS,
+    Arrival,
+    Burstiness,
+    Cached,
+    Concurrency,
+    Prefixes,
+    Rate,
+    load_options,
+)
+from physim.cli.output_options import Plot, write
+from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from physim.results import Part, Prediction
+    from physim.prediction.results import Part, Prediction
 
 _LOAD = "Load"
 
@@ -91,39 +100,31 @@ def predict(
     import physim
     from physim.cli.progress import running
     from physim.errors import InputError
+    from physim.prediction.cases import Case
 
     if trace is not None:
         others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)
         if any(value is not None for value in others):
-            raise InputError("trace", "comes with a load beside it", "give one of the two")
+            raise InputError("trace", "cannot be combined with a load", "give one of the two")
+        case = Case.of(model, gpu=gpu, mixed=mixed, **engine)
         with running("replaying"):
-            prediction = physim.predict_trace(
-                model, trace, gpu=gpu, timeout_s=timeout, fit=fit, **engine
-            )
+            prediction = physim.predict_trace(case, trace, timeout_s=timeout, fit=fit)
     else:
         if input_tokens is None or output_tokens is None:
             raise InputError("--input and --output", "are missing", "give both, or a --trace")
+        load = load_options(locals())
+        case = Case.of(
+            model,
+            gpu=gpu,
+            **load,
+            stages=[physim.Stage.parse(text) for text in stage or []],
+            requests=requests,
+            timeout_s=timeout,
+            mixed=mixed,
+            **engine,
+        )
         with running("predicting"):
-            prediction = physim.predict(
-                model,
-                gpu=gpu,
-                input_tokens=physim.Lengths.parse(input_tokens),
-                output_tokens=physim.Lengths.parse(output_tokens),
-                rate=rate,
-                concurrency=concurrency,
-                stages=[physim.Stage.parse(text) for text in stage or []],
-                requests=requests,
-                cached_tokens=cached,
-                prefixes=prefixes,
-                arrival=arrival,
-                burstiness=burstiness,
-                timeout_s=timeout,
-                method=method,
-                seed=seed,
-                fit=fit,
-                mixed=mixed,
-                **engine,
-            )
+            prediction = physim.predict(case, method=method, seed=seed, fit=fit)
     if as_json:
         typer.echo(json.dumps(prediction.to_dict(), indent=1))
     else:
@@ -133,11 +134,10 @@ def predict(
     if plot is not None:
         from physim.plot import draw_deployment, draw_timeline
 
-        load = prediction.load
-        if load is None or prediction.timeline is not None:
+        if prediction.timeline is not None:
             write(lambda: draw_timeline(prediction), plot)
         else:
-            write(lambda: draw_deployment(model, load, gpu=gpu, fit=fit, **engine), plot)
+            write(lambda: draw_deployment(case, fit=fit), plot)
 
 
 def _rendered(prediction: Prediction) -> list[RenderableType]:
@@ -158,7 +158,7 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     if prediction.saturated and prediction.ttft_s is None:
         lines.append(
             Text(
-                f"The load is above capacity ({prediction.capacity_rps:.3g} req/s): the queue "
+                f"The load is above capacity ({prediction.saturation_rps:.3g} req/s): the queue "
                 "grows without end, so TTFT and E2E have no steady value.",
                 style="yellow",
             )
@@ -179,7 +179,7 @@ def _milliseconds(value: float | None) -> str:
 
 def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
     e2e = "-" if prediction.e2e_s is None else f"{prediction.e2e_s:.3f} s"
-    capacity, whole = prediction.capacity_rps, prediction.whole
+    capacity, whole = prediction.saturation_rps, prediction.whole
     use = prediction.requests_per_s / capacity
     served = f"{prediction.requests_per_s:.3g} of at most {capacity:.3g} req/s ({use:.0%})"
     if prediction.timeline is not None:
@@ -210,7 +210,7 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
         # The engine's state below is no mean of a load that changes.
         stage = "the busiest stage" if prediction.stages else "such a load"
         rows.append(("", "", f"[not dim]{stage}, if it stayed:[/not dim]"))
-        rows.append(("capacity", f"{capacity:.3g} req/s", "served at most"))
+        rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
     batch = f"requests decode in a step, {prediction.running:.1f} run"
     return [
         *rows,
@@ -234,14 +234,17 @@ def _figures(value: float) -> str:
 
 
 def _latencies(prediction: Prediction) -> RenderableType:
-    """Percentiles of the whole load and of its stages."""
+    """Percentiles over the requests of the whole load and of its stages."""
+    from physim.prediction.metrics import METRICS
+
     columns = ["", "", "mean", "p50", "p90", "p99"]
     rows = []
     for number, part in enumerate((prediction.whole, *prediction.stages)):
         name = "" if not prediction.stages else "all" if number == 0 else _stage(part)
-        for metric, values in part.latencies.items():
+        for metric in ("ttft", "tpot", "e2e"):
+            values = part.latencies.get(metric, {})
             cells = (_milliseconds(values[c]) if c in values else "-" for c in columns[2:])
-            rows.append([name, metric.upper(), *cells])
+            rows.append([name, METRICS[metric].label, *cells])
             name = ""
     return table_of(columns, rows)
 

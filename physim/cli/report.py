@@ -8,16 +8,24 @@ from typing import Annotated
 import typer
 
 from physim import data
-from physim.cli.engine import Engine, with_engine
-from physim.cli.load import Arrival, Burstiness, Cached, Input, Output, Prefixes, load_of
-from physim.cli.subject import FitName, Gpu, Model, Tp
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    Input,
+    Output,
+    Prefixes,
+    load_options,
+)
+from physim.cli.subject_options import FitName, Gpu, Model, Tp
 from physim.errors import InputError
 
 
 def _page(path: Path) -> Path:
     """Refuses what is no page before anything is computed for it."""
     if path.suffix not in (".html", ".htm"):
-        raise InputError(str(path), "is no name of a page", "end it in .html")
+        raise InputError(str(path), "is not an HTML file", "end it in .html")
     data.check_writable(path)
     return path
 
@@ -44,18 +52,10 @@ def report(
     Example: physim report Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
     --out report.html
     """
-    load = load_of(locals())
+    load = load_options(locals())
     from physim.cli.progress import running
-    from physim.report import write_report
+    from physim.plot.report import write_report
 
     with running("predicting and drawing"):
-        write_report(
-            model,
-            out,
-            load,
-            gpu=gpu,
-            fit=fit,
-            tp=tp,
-            **engine,
-        )
+        write_report(model, out, fit=fit, gpu=gpu, tp=tp, **load, **engine)
     typer.echo(f"written to {out}")

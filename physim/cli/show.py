@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from physim.cli.outputs import Plot, write
-from physim.cli.screen import stdout, table_of
-from physim.cli.subject import ShownFit
+from physim.cli.console import stdout, table_of
+from physim.cli.output_options import Plot, write
+from physim.cli.subject_options import ShownFit
 from physim.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="List the models, GPUs and fits that come along.")
@@ -18,7 +18,7 @@ def models() -> None:
 
     Example: physim show models
     """
-    from physim.inputs.models import load_model, shipped_models
+    from physim.inputs.model_lookup import load_model, shipped_models
 
     rows, refused = [], []
     for name in shipped_models():
@@ -34,7 +34,7 @@ def models() -> None:
                 f"{model.parameters / 1e9:.2f}",
                 f"{model.active_parameters / 1e9:.2f}",
                 str(model.layers),
-                f"{model.heads}/{model.kv_heads}",
+                f"{model.attention.heads}/{model.attention.kv_heads}",
                 (formats.experts if model.experts else formats.mlp).name,
             )
         )
@@ -74,6 +74,22 @@ def gpus() -> None:
 
 
 @app.command()
+def components() -> None:
+    """List the components of a step: their parts, and where their figures come from.
+
+    Example: physim show components
+    """
+    from physim.step.components import COMPONENTS
+    from physim.step.host import PART as HOST
+
+    rows = [
+        (one.name, ", ".join(part.name for part in one.parts), one.source) for one in COMPONENTS
+    ]
+    rows.append(("host", HOST.name, "CPU work of a Python scheduler: orders of magnitude"))
+    stdout().print(table_of(("component", "parts of a step", "source"), rows))
+
+
+@app.command()
 def fit(
     name: ShownFit,
     plot: Plot = None,
@@ -86,27 +102,25 @@ def fit(
 
     import numpy as np
 
-    from physim.corrections import PRIOR_WIDTHS, flat, labels, meanings
-    from physim.fits import TWO_SIDED_90, load_fit
+    from physim.corrections.fields import CORRECTIONS, flat
+    from physim.corrections.files import TWO_SIDED_90, load_fit
 
     known = load_fit(name)
-    values, priors, told = flat(known.corrections), flat(PRIOR_WIDTHS), meanings()
+    values = flat(known.corrections)
     spreads = None if known.covariance is None else np.sqrt(np.diag(known.covariance))
     rows = []
-    for place, label in enumerate(labels()):
-        if "[" in label:
-            continue
+    for place, (label, about) in enumerate(CORRECTIONS.items()):
         interval = "-"
         if spreads is not None:
             half = TWO_SIDED_90 * spreads[place]
             low, high = math.exp(values[place] - half), math.exp(values[place] + half)
             interval = f"{low:.2f} to {high:.2f}"
-        prior = f"1 x/ {math.exp(priors[place]):.2f}"
-        rows.append([told[label], label, prior, f"{math.exp(values[place]):.3f}", interval])
+        prior = f"1 x/ {math.exp(about.prior):.2f}"
+        rows.append([about.meaning, label, prior, f"{math.exp(values[place]):.3f}", interval])
     console = stdout()
     console.print(f"{known.name}: the factor on each component, without unit")
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
-    console.print(f"residual: {told['residual']}")
+    console.print("residual: a small network for what is left in the work on all tokens of a step")
     for key in ("gpus", "scatter", "ranges"):
         if getattr(known, key):
             console.print(f"{key}: {_plain(getattr(known, key))}")
@@ -136,7 +150,7 @@ def fits() -> None:
 
     Example: physim show fits
     """
-    from physim.fits import NO_FIT, STANDS_FOR_DEFAULT, shipped_fits
+    from physim.corrections.files import NO_FIT, STANDS_FOR_DEFAULT, shipped_fits
 
     told = {NO_FIT: "the physics, with nothing fitted", STANDS_FOR_DEFAULT: "the default"}
     stdout().print(table_of(("fit", ""), [(name, told.get(name, "")) for name in shipped_fits()]))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from physim.cli.engine import Engine, with_engine
-from physim.cli.lists import degrees_in, names_in
-from physim.cli.outputs import Plot, write
-from physim.cli.screen import stdout
-from physim.cli.subject import FitName, OptionalGpu, OptionalModel
-
-if TYPE_CHECKING:
-    from physim.serving.load import Load
+from physim.cli.comma_lists import degrees_in, names_in
+from physim.cli.console import stdout
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.output_options import Plot, write
+from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
 
 _LOAD = "Load of linear models"
-# Linear models that are off by more, percent, are advised against.
+# Linear models with a larger error, percent, are advised against.
 _USABLE_PCT = 10.0
 
 
@@ -84,19 +81,19 @@ def table(
         "kind": kind,
         "tolerance": tolerance,
         "fit": fit,
-        "load": _load(rate, stage or [], input_tokens, output_tokens, cached, arrival),
+        **_load(rate, stage or [], input_tokens, output_tokens, cached, arrival),
         "force": force,
         **engine,
     }
     if models is not None:
         if model is not None or gpu is not None or tp is not None:
             raise InputError(
-                "--models", "comes with a model, --gpu or --tp beside it", "use --gpus and --tps"
+                "--models", "cannot be combined with a model, --gpu or --tp", "use --gpus and --tps"
             )
         _many(models, gpus, tps or "1", out, options)
         return
     if gpus or tps:
-        raise InputError("--gpus and --tps", "come without --models", "give it, or --gpu and --tp")
+        raise InputError("--gpus and --tps", "need --models", "give it, or --gpu and --tp")
     if model is None or gpu is None:
         raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
     _one(model, gpu, 1 if tp is None else tp, out, options)
@@ -109,25 +106,27 @@ def table(
 
 def _load(
     rate: float | None, stages: list[str], inputs: str, outputs: str, cached: float, arrival: str
-) -> Load | None:
+) -> dict[str, Any]:
+    """The load of linear models as a case takes it; nothing without a rate or stages."""
     import physim
 
     none = rate is None and not stages
-    load = physim.Load(
-        input_tokens=physim.Lengths.parse(inputs),
-        output_tokens=physim.Lengths.parse(outputs),
-        rate=1.0 if none else rate,
-        stages=tuple(physim.Stage.parse(text) for text in stages),
-        cached_tokens=cached,
-        arrival=arrival,
-    )
+    load: dict[str, Any] = {
+        "input_tokens": physim.Lengths.parse(inputs),
+        "output_tokens": physim.Lengths.parse(outputs),
+        "rate": 1.0 if none else rate,
+        "stages": tuple(physim.Stage.parse(text) for text in stages),
+        "cached_tokens": cached,
+        "arrival": arrival,
+    }
     # What cannot be used is refused, whether or not it is needed.
-    return None if none else load
+    physim.Load(**load)
+    return {} if none else load
 
 
 def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
     from physim.cli.progress import running
-    from physim.tables.folders import write_table
+    from physim.tables.writer import write_table
 
     with running("tabulating"):
         about = write_table(model, out, gpu=gpu, tp=tp, **options)
@@ -162,7 +161,7 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
 def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
     from physim.cli.progress import counting
     from physim.errors import InputError
-    from physim.tables.folders import write_tables
+    from physim.tables.writer import write_tables
 
     try:
         names = [line.strip() for line in models.read_text(encoding="utf-8").splitlines()]
@@ -189,4 +188,4 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
                 console.print(f"{one.name}: {one.folder.name}{within}")
     console.print(f"{made} made, {kept} there already, {left} left out; in {out}")
     if not made + kept:
-        raise InputError(str(out), "has got no table", "see what was left out, and why")
+        raise InputError(str(out), "has no tables", "see what was left out, and why")

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from physim.corrections import Corrections, flat, labels
+from physim.corrections.fields import Corrections, flat, labels
+from physim.corrections.files import TWO_SIDED_90, Fit
 from physim.errors import InputError
-from physim.fits import TWO_SIDED_90, Fit
 from physim.fitting.objective import Problem, Vector
 from physim.fitting.observations import METRICS, NOISE, Observed, observe
 from physim.fitting.optimise import minimise
-from physim.fitting.steps import observe_steps
+from physim.fitting.step_cycles import observe_steps
 from physim.fitting.uncertainty import covariance, unseen
-from physim.intervals import quantities
-from physim.prediction import predict_cases
+from physim.prediction.intervals import quantities
+from physim.prediction.many import predict_cases
 
 # From so many standard deviations on a row is distrusted.
 _DISTRUST = 3.0
@@ -82,7 +82,7 @@ def fit(
 
     Args:
         tables: CSV files in the common form; see `physim.evaluate`.
-        steps: Measured steps of runs in the tables; see `physim.measured.steps.read_steps`.
+        steps: Measured steps of runs in the tables; see `physim.measured.step_trace.read_steps`.
         where: Keeps only rows for which this expression over the columns holds.
         frozen: Corrections that stay at zero.
         prior_scale: Factor on the widths of all priors.
@@ -121,7 +121,7 @@ def check_options(frozen: Sequence[str], prior_scale: float) -> None:
     for correction in frozen:
         if correction not in known:
             raise InputError(
-                f"freeze: {correction!r}", "is no correction", f"known are {', '.join(known)}"
+                f"freeze: {correction!r}", "is not a correction", f"use one of {', '.join(known)}"
             )
     if not (np.isfinite(prior_scale) and prior_scale > 0):
         raise InputError("prior scale", f"{prior_scale:g} is not positive", "correct it")

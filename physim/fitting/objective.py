@@ -1,4 +1,4 @@
-"""The loss of a fit: a sum of squares of what predictions are off by, and of the prior."""
+"""The loss of a fit: a sum of squares of the errors of predictions, and of the prior."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections import PRIOR_WIDTHS, Corrections, flat, labels, unflat
+from physim.corrections.fields import PRIOR_WIDTHS, Corrections, flat, labels, unflat
 from physim.fitting.observations import NOISE, Stages, log_predicted
-from physim.fitting.steps import NOISE as STEP_NOISE
-from physim.fitting.steps import Cycles, log_cycles
+from physim.fitting.step_cycles import NOISE as STEP_NOISE
+from physim.fitting.step_cycles import Cycles, log_cycles
 from physim.types import AnyArray
 
 # ITL and E2E of a stage are nearly one number, so each counts half.
@@ -27,7 +27,7 @@ Slopes = Float[np.ndarray, "deviations _"]
 
 @dataclass(frozen=True)
 class Deviations:
-    """What predictions are off by, in standard deviations, and its slopes in the parameters.
+    """Errors of predictions, in standard deviations, and their slopes in the parameters.
 
     Attributes:
         sizes: Deviations: those of stages metric by metric, then those of steps.
@@ -62,14 +62,12 @@ class Problem:
         stages: Measured stages.
         cycles: Measured steps, if there are any.
         widths: Prior standard deviations of all corrections.
-        mixed: How mixed steps are composed.
         centre: The corrections at which all parameters are zero.
     """
 
     stages: Stages
     cycles: Cycles | None
     widths: Vector
-    mixed: str = "additive"
     centre: Corrections = field(default_factory=Corrections)
 
     @classmethod
@@ -79,7 +77,6 @@ class Problem:
         cycles: Cycles | None = None,
         frozen: tuple[str, ...] = (),
         prior_scale: float = 1.0,
-        mixed: str = "additive",
     ) -> Problem:
         """A problem.
 
@@ -88,11 +85,10 @@ class Problem:
             cycles: Measured steps.
             frozen: Corrections that stay at zero.
             prior_scale: Factor on the widths of all priors.
-            mixed: How mixed steps are composed.
         """
         fast = np.array([label.partition("[")[0] in frozen for label in labels()])
         widths = np.where(fast, 0.0, flat(PRIOR_WIDTHS) * prior_scale)
-        return cls(stages, cycles, widths, mixed)
+        return cls(stages, cycles, widths)
 
     def corrections(self, parameters: Vector) -> Corrections:
         """The corrections that parameters stand for."""
@@ -101,7 +97,7 @@ class Problem:
     def loss(self, parameters: Vector) -> float:
         """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
         flat_corrections = flat(self.corrections(parameters))
-        values = _predicted(flat_corrections, self.stages, self.cycles, self.mixed)
+        values = _predicted(flat_corrections, self.stages, self.cycles)
         found = self._deviations(np.asarray(values, float), np.zeros((len(values), 1)))
         if not np.all(np.isfinite(np.asarray(values)[found.weights > 0])):
             return np.inf
@@ -111,7 +107,7 @@ class Problem:
     def deviations(self, parameters: Vector) -> Deviations:
         """Deviations and their slopes."""
         flat_corrections = flat(self.corrections(parameters))
-        values, slopes = _with_slopes(flat_corrections, self.stages, self.cycles, self.mixed)
+        values, slopes = _with_slopes(flat_corrections, self.stages, self.cycles)
         return self._deviations(np.asarray(values, float), np.asarray(slopes, float) * self.widths)
 
     def _deviations(self, predicted: Sizes, slopes: Slopes) -> Deviations:
@@ -132,21 +128,21 @@ class Problem:
 
 
 def _values(
-    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None, mixed: str
+    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None
 ) -> Float[AnyArray, " values"]:
     """Logarithms of all that is predicted."""
     own = unflat(corrections)
-    values = jnp.ravel(log_predicted(own, stages, mixed))
-    return values if cycles is None else jnp.append(values, log_cycles(own, cycles, mixed))
+    values = jnp.ravel(log_predicted(own, stages))
+    return values if cycles is None else jnp.append(values, log_cycles(own, cycles))
 
 
 def _values_and_slopes(
-    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None, mixed: str
+    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None
 ) -> tuple[Float[AnyArray, " values"], Float[AnyArray, "values n"]]:
     """Logarithms of all that is predicted, and their derivatives."""
 
     def values(corrections: Float[AnyArray, " n"]) -> tuple[AnyArray, AnyArray]:
-        found = _values(corrections, stages, cycles, mixed)
+        found = _values(corrections, stages, cycles)
         return found, found
 
     slopes, found = jax.jacfwd(values, has_aux=True)(corrections)
@@ -156,10 +152,6 @@ def _values_and_slopes(
 # XLA's fusion emitters take half as long again to compile these long chains of small operations,
 # twice the memory, and what they make of them is slower.
 _predicted, _with_slopes = (
-    jax.jit(
-        function,
-        static_argnames="mixed",
-        compiler_options={"xla_cpu_use_fusion_emitters": False},
-    )
+    jax.jit(function, compiler_options={"xla_cpu_use_fusion_emitters": False})
     for function in (_values, _values_and_slopes)
 )

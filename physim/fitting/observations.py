@@ -13,15 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from physim.cases import Case, any_clients, arrays
-from physim.corrections import Corrections
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.measured.table import Row, case_of, filtered, read_table, stages_of
-from physim.prediction import predict_cases
-from physim.serving.demand import Demand, Limits
-from physim.serving.steady import steady_state
-from physim.step.lowering import StepOps
-from physim.step.model import StepModel
+from physim.fluid.steady import steady_state
+from physim.measured.runs_csv import Row, case_of, filtered, read_table, stages_of
+from physim.prediction.cases import Case, CaseArrays
+from physim.prediction.many import predict_cases
 from physim.types import AnyArray
 
 METRICS = ("ttft", "itl", "e2e")
@@ -37,22 +34,16 @@ class Stages(eqx.Module):
     """Load stages that last, as arrays with one row each.
 
     Attributes:
-        ops: The lowered models.
-        demands: The loads.
-        limits: The engines' limits.
+        systems: The models, loads and engines.
         observed: Logarithms of the measured TTFT, ITL and E2E, seconds.
         known: Which of them were measured.
         weight: Weight of each row.
-        clients: Whether there may be clients, in a closed loop, among the loads.
     """
 
-    ops: StepOps
-    demands: Demand
-    limits: Limits
+    systems: CaseArrays
     observed: Float[AnyArray, "rows metrics"]
     known: Bool[AnyArray, "rows metrics"]
     weight: Float[AnyArray, " rows"]
-    clients: bool = eqx.field(static=True)
 
 
 @dataclass(frozen=True)
@@ -121,10 +112,10 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
                 left_out.append(_left_out(row, reason))
                 continue
             rows.append(row)
-            load = case.load
+            load = case.demanded
             if load.concurrency is None:
                 load = replace(load, stages=(), rate=float(row["rate_rps"]))
-            cases.append(replace(case, load=load))
+            cases.append(case.under(load))
     if rows:
         bare = predict_cases(cases, Corrections())
         above = [prediction.saturated for prediction in bare]
@@ -178,13 +169,7 @@ def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
     itl = np.where(several, (e2e - ttft) / np.maximum(decode_steps, 1), 1.0)
     known = np.stack([np.ones_like(several), several, np.ones_like(several)], axis=1)
     observed = np.log(np.stack([ttft, itl, e2e], axis=1))
-    return Stages(
-        *arrays(cases),
-        observed=observed,
-        known=known,
-        weight=_weights(rows),
-        clients=any_clients(cases),
-    )
+    return Stages(CaseArrays.of(cases), observed=observed, known=known, weight=_weights(rows))
 
 
 def _weights(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
@@ -194,13 +179,11 @@ def _weights(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
     return weights * len(weights) / np.sum(weights)
 
 
-def log_predicted(
-    corrections: Corrections, stages: Stages, mixed: str
-) -> Float[AnyArray, "rows metrics"]:
-    """Logarithms of the TTFT, ITL and E2E that stages settle to."""
+def log_predicted(corrections: Corrections, stages: Stages) -> Float[AnyArray, "rows metrics"]:
+    """Logarithms of the TTFT, ITL and E2E that stages have in their steady state."""
 
-    def one(ops: StepOps, demand: Demand, limits: Limits) -> Float[AnyArray, " metrics"]:
-        state = steady_state(StepModel(ops, corrections, mixed), demand, limits, stages.clients)
+    def one(system: CaseArrays) -> Float[AnyArray, " metrics"]:
+        state = steady_state(system.model(corrections), system.demand, system.limits)
         return jnp.log(jnp.stack([state.ttft, state.itl, state.e2e]))
 
-    return jax.vmap(one)(stages.ops, stages.demands, stages.limits)
+    return jax.vmap(one)(stages.systems)

@@ -1,4 +1,4 @@
-"""How well a fit's corrections are known, and what models that it has not seen are off by."""
+"""How well a fit's corrections are known, and its error on models that it has not seen."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from physim.fits import TWO_SIDED_90
+from physim.corrections.files import TWO_SIDED_90
 from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, NOISE, groups
-from physim.measured.table import Row
+from physim.measured.runs_csv import Row
 
 # The least scatter: repeated runs of one experiment differ by so much.
 _LEAST_SCATTER = 0.005
@@ -51,7 +51,7 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
 def left_out(
     problem: Problem, parameters: Vector, members: Sequence[str]
 ) -> tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics"]]:
-    """What each row is off by if its group is left out, and the spread that the fit expects there.
+    """The error of each row if its group is left out, and the spread that the fit expects there.
 
     Both in logarithms. The fit without a group is one Gauss-Newton step away from that with it, so
     nothing is fitted again.
@@ -88,7 +88,7 @@ def scatter(
     """For each metric the scatter with which nine of ten left-out rows are within their interval.
 
     Args:
-        off: What left-out rows are off by, in logarithms.
+        off: Errors of left-out rows, in logarithms.
         spread: What the fit's own uncertainty makes of that.
         known: Which of them were measured.
     """

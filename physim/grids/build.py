@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from physim import data
-from physim.grids.efficiency import ExpertGrid, Grid, hat_weights
-from physim.grids.sources import (
+from physim.grids.aiconfigurator import (
     EXPERT_SHAPE,
     PACKAGE,
     PACKAGE_VERSION,
     Measurements,
     read_measurements,
 )
+from physim.grids.efficiency import ExpertGrid, Grid, hat_weights
 from physim.grids.store import save_grid
 from physim.inputs.hardware import Hardware
 

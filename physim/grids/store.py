@@ -46,7 +46,7 @@ def provenance(gpu: str) -> dict[str, Any]:
         raise InputError(
             f"GPU {gpu!r}",
             "has no measured kernels",
-            f"those that have: {', '.join(measured_gpus())}",
+            f"GPUs that have: {', '.join(measured_gpus())}",
         )
     return data.read_json(data.folder("bench_data") / gpu / "provenance.json")
 
@@ -89,7 +89,7 @@ def _load(gpu: str, table: str) -> dict[str, np.ndarray]:
     path = data.folder("bench_data") / gpu / f"{table}.npz"
     if not path.is_file():
         known = ", ".join(tables(gpu)) or f"none; GPUs with grids are {', '.join(measured_gpus())}"
-        raise InputError(f"grid {gpu}/{table}", "does not exist", f"known are {known}")
+        raise InputError(f"grid {gpu}/{table}", "does not exist", f"use one of {known}")
     try:
         with path.open("rb") as file, np.load(file) as archive:
             return {name: archive[name] for name in archive.files}

@@ -3,51 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from physim.errors import InputError
 from physim.inputs.quantization import Formats, read_formats
 
+# Kinds of attention, in the words of a configuration's layer_types.
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+CHUNKED_ATTENTION = "chunked_attention"
+_MOST_LAYERS = 10_000
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of a layer.
+
+    Attributes:
+        kind: What it attends to, in the words of a configuration's ``layer_types``, such as
+            ``full_attention`` and ``sliding_attention``.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Width of a head.
+        window: Tokens that it looks back, where that is limited; None where it is not.
+    """
+
+    kind: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
 
 @dataclass(frozen=True)
 class Experts:
-    """The mixture-of-experts part of a model.
+    """A mixture of experts in the place of a layer's MLP.
 
     Attributes:
-        count: Routed experts of a layer.
+        count: Routed experts.
         per_token: Routed experts that each token visits.
         intermediate_size: Hidden width of one routed expert.
         shared_intermediate_size: Hidden width of the expert that every token visits, 0 if none.
-        layers: Layers that have experts; the others have a dense MLP.
     """
 
     count: int
     per_token: int
     intermediate_size: int
     shared_intermediate_size: int
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that are alike.
+
+    Attributes:
+        layers: How many there are.
+        attention: Their attention.
+        intermediate_size: Hidden width of their dense MLP; 0 where they have experts.
+        experts: Their experts; None where their MLP is dense.
+    """
+
     layers: int
+    attention: Attention
+    intermediate_size: int
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
 class ModelArch:
-    """The shape of a decoder-only transformer with gated MLPs and grouped-query attention.
+    """The shape of a decoder-only transformer with gated MLPs.
 
     Attributes:
         name: Where the configuration came from, for messages.
-        layers: Decoder layers.
+        groups: Its layers, those that are alike together, in the order in which they come first.
         hidden_size: Width of the residual stream.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        head_dim: Width of a head.
-        intermediate_size: Hidden width of a dense layer's MLP.
         vocab_size: Rows of the embedding and of lm_head.
         max_position: Longest context that the model was made for, in tokens.
         tied_embeddings: Whether lm_head shares the embedding's weights.
         qkv_bias: Whether the QKV projection adds a bias.
         qk_norm: Whether queries and keys are normalised for each head.
-        window: Tokens that attention looks back, where that is limited; None where it is not.
-        experts: The mixture of experts, None for a dense model.
         vision_parameters: Weights of a vision encoder, which take memory but see no text token.
         formats: Number formats of weights and KV cache.
         truncates: Whether, by the model's own default, tokens are drawn from the likeliest alone
@@ -56,52 +91,93 @@ class ModelArch:
     """
 
     name: str
-    layers: int
+    groups: tuple[LayerGroup, ...]
     hidden_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate_size: int
     vocab_size: int
     max_position: int
     tied_embeddings: bool
     qkv_bias: bool
     qk_norm: bool
-    window: int | None
-    experts: Experts | None
     vision_parameters: int
     formats: Formats
     truncates: bool = False
     penalises: bool = False
 
     @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        return sum(group.layers for group in self.groups)
+
+    @property
     def dense_layers(self) -> int:
         """Layers with a dense MLP."""
-        return self.layers - (self.experts.layers if self.experts else 0)
+        return sum(group.layers for group in self.groups if not group.experts)
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return self.layers - self.dense_layers
+
+    @property
+    def experts(self) -> Experts | None:
+        """The experts of the layers that have some, None for a dense model."""
+        return next((group.experts for group in self.groups if group.experts), None)
+
+    @property
+    def intermediate_size(self) -> int:
+        """Hidden width of the dense MLPs, 0 if there are none."""
+        return max(group.intermediate_size for group in self.groups)
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of the first layers, for what knows of no other."""
+        return self.groups[0].attention
+
+    @property
+    def attention_layers(self) -> dict[Attention, int]:
+        """Each attention that occurs, and how many layers have it."""
+        layers: dict[Attention, int] = {}
+        for group in self.groups:
+            layers[group.attention] = layers.get(group.attention, 0) + group.layers
+        return layers
+
+    @property
+    def window(self) -> int | None:
+        """The shortest window of its attention, None if all of it is unlimited."""
+        windows = [group.attention.window for group in self.groups if group.attention.window]
+        return min(windows, default=None)
 
     @property
     def attention_parameters(self) -> int:
         """Weights of the QKV and output projections of all layers, biases included."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = self.hidden_size * (2 * queries + 2 * keys)
-        layer += (queries + 2 * keys) if self.qkv_bias else 0
-        return self.layers * layer
+        total = 0
+        for group in self.groups:
+            shape = group.attention
+            queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+            layer = self.hidden_size * (2 * queries + 2 * keys)
+            layer += (queries + 2 * keys) if self.qkv_bias else 0
+            total += group.layers * layer
+        return total
 
     @property
     def mlp_parameters(self) -> int:
         """Weights of dense MLPs, shared experts and routers, which every token visits."""
-        total = self.dense_layers * 3 * self.hidden_size * self.intermediate_size
-        if self.experts:
-            shared = 3 * self.hidden_size * self.experts.shared_intermediate_size
-            total += self.experts.layers * (shared + self.hidden_size * self.experts.count)
+        total = 0
+        for group in self.groups:
+            width, routed = group.intermediate_size, 0
+            if group.experts:
+                width, routed = group.experts.shared_intermediate_size, group.experts.count
+            total += group.layers * self.hidden_size * (3 * width + routed)
         return total
 
     @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert in every layer that has experts."""
-        if not self.experts:
-            return 0
-        return self.experts.layers * 3 * self.hidden_size * self.experts.intermediate_size
+        return sum(
+            group.layers * 3 * self.hidden_size * group.experts.intermediate_size
+            for group in self.groups
+            if group.experts
+        )
 
     @property
     def embedding_parameters(self) -> int:
@@ -111,8 +187,8 @@ class ModelArch:
     @property
     def norm_parameters(self) -> int:
         """Weights of the norms."""
-        heads = 2 * self.head_dim if self.qk_norm else 0
-        return self.layers * (2 * self.hidden_size + heads) + self.hidden_size
+        heads = sum(g.layers * 2 * g.attention.head_dim for g in self.groups) if self.qk_norm else 0
+        return self.layers * 2 * self.hidden_size + heads + self.hidden_size
 
     @property
     def parameters(self) -> int:
@@ -140,8 +216,11 @@ class ModelArch:
 
         KV heads are replicated where there are fewer of them than GPUs.
         """
-        heads = max(self.kv_heads / tp, 1.0)
-        return 2 * self.layers * heads * self.head_dim * self.formats.kv_cache_bytes
+        elements = sum(
+            2 * group.layers * max(group.attention.kv_heads / tp, 1.0) * group.attention.head_dim
+            for group in self.groups
+        )
+        return elements * self.formats.kv_cache_bytes
 
 
 class _Config:
@@ -167,7 +246,7 @@ class _Config:
         """A list, empty where absent."""
         value = self.fields.get(field) or []
         if not isinstance(value, list):
-            raise InputError(f"{self.where}: {field}", "is no list", "pass a list or remove it")
+            raise InputError(f"{self.where}: {field}", "is not a list", "pass a list or remove it")
         return value
 
     def _integer(self, field: str, default: int | None, minimum: int) -> int:
@@ -183,7 +262,7 @@ class _Config:
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(
                 f"{self.where}: {field}",
-                f"{value!r} is no integer of at least {minimum}",
+                f"{value!r} is not an integer of at least {minimum}",
                 "correct it",
             )
         return value
@@ -191,12 +270,23 @@ class _Config:
 
 @dataclass(frozen=True)
 class _Family:
-    """What sets one architecture class apart from the plain Llama layout."""
+    """What sets one architecture class apart from the plain Llama layout.
+
+    Attributes:
+        qkv_bias: Whether the QKV projection adds a bias whatever the configuration says.
+        qk_norm: Whether queries and keys are normalised.
+        tied_by_default: Whether embeddings are tied where the configuration does not say.
+        experts: The experts of the layers that have some.
+        has_experts: Whether a layer has them, by its number from 0.
+        window: Tokens that windowed layers look back.
+        vision: Weights of the vision encoder.
+    """
 
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_by_default: bool = False
-    experts: Callable[[_Config], Experts] | None = None
+    experts: Callable[[_Config], Experts | None] = lambda _: None
+    has_experts: Callable[[_Config, int], bool] = lambda *_: True
     window: Callable[[_Config], int | None] = lambda _: None
     vision: Callable[[_Config], int] = lambda _: 0
 
@@ -207,35 +297,39 @@ def _mixtral_experts(config: _Config) -> Experts:
         per_token=config.count("num_experts_per_tok"),
         intermediate_size=config.count("intermediate_size"),
         shared_intermediate_size=0,
-        layers=config.count("num_hidden_layers"),
     )
 
 
 def _qwen3_experts(config: _Config) -> Experts:
-    layers, step = config.count("num_hidden_layers"), config.count("decoder_sparse_step", 1)
-    dense = set(config.list("mlp_only_layers"))
-    sparse = [i for i in range(layers) if i not in dense and (i + 1) % step == 0]
     return Experts(
         count=config.count("num_experts"),
         per_token=config.count("num_experts_per_tok"),
         intermediate_size=config.count("moe_intermediate_size"),
         shared_intermediate_size=0,
-        layers=len(sparse),
     )
 
 
+def _qwen3_has_experts(config: _Config, layer: int) -> bool:
+    step = config.count("decoder_sparse_step", 1)
+    return layer not in config.list("mlp_only_layers") and (layer + 1) % step == 0
+
+
 def _llama4_experts(config: _Config) -> Experts:
-    # A layer has experts where its number, counted from 1, is a multiple of the interleaving
-    # step; the shared expert is as wide as a routed one (transformers, modeling_llama4.py).
-    step = config.count("interleave_moe_layer_step", 1)
-    listed = config.list("moe_layers")
+    # The shared expert is as wide as a routed one (transformers, modeling_llama4.py).
     return Experts(
         count=config.count("num_local_experts"),
         per_token=config.count("num_experts_per_tok"),
         intermediate_size=config.count("intermediate_size"),
         shared_intermediate_size=config.count("intermediate_size"),
-        layers=len(listed) if listed else config.count("num_hidden_layers") // step,
     )
+
+
+def _llama4_has_experts(config: _Config, layer: int) -> bool:
+    # A layer has experts where it is listed or, without a list, where its number, counted from 1,
+    # is a multiple of the interleaving step (transformers, configuration_llama4.py).
+    listed = config.list("moe_layers")
+    step = config.count("interleave_moe_layer_step", 1)
+    return layer in listed if listed else (layer + 1) % step == 0
 
 
 def _mistral_window(config: _Config) -> int | None:
@@ -274,12 +368,22 @@ _FAMILIES = {
     "MixtralForCausalLM": _Family(experts=_mixtral_experts, window=_mistral_window),
     "Qwen2ForCausalLM": _Family(qkv_bias=True, window=_qwen_window),
     "Qwen3ForCausalLM": _Family(qk_norm=True, window=_qwen_window),
-    "Qwen3MoeForCausalLM": _Family(qk_norm=True, experts=_qwen3_experts, window=_qwen_window),
+    "Qwen3MoeForCausalLM": _Family(
+        qk_norm=True,
+        experts=_qwen3_experts,
+        has_experts=_qwen3_has_experts,
+        window=_qwen_window,
+    ),
     "GemmaForCausalLM": _Family(tied_by_default=True),
     "Llama4ForConditionalGeneration": _Family(
-        experts=_llama4_experts, window=_llama4_window, vision=_llama4_vision
+        experts=_llama4_experts,
+        has_experts=_llama4_has_experts,
+        window=_llama4_window,
+        vision=_llama4_vision,
     ),
-    "Llama4ForCausalLM": _Family(experts=_llama4_experts, window=_llama4_window),
+    "Llama4ForCausalLM": _Family(
+        experts=_llama4_experts, has_experts=_llama4_has_experts, window=_llama4_window
+    ),
 }
 
 # Fields that change what a layer computes in ways that no component of physim describes.
@@ -327,7 +431,7 @@ def read_architecture(config: Mapping[str, Any], where: str) -> ModelArch:
 
 
 def _supported() -> str:
-    return f"modelled are {', '.join(sorted(_FAMILIES))}"
+    return f"supported: {', '.join(sorted(_FAMILIES))}"
 
 
 def _read(config: _Config, family: _Family) -> ModelArch:
@@ -345,30 +449,68 @@ def _read(config: _Config, family: _Family) -> ModelArch:
             f"{heads} does not divide hidden_size {hidden}",
             "add head_dim",
         )
-    experts = family.experts(config) if family.experts else None
+    experts = family.experts(config)
     if experts and experts.per_token > experts.count:
         raise InputError(
             f"{config.where}: num_experts_per_tok",
             f"{experts.per_token} is more than the {experts.count} experts",
             "correct it",
         )
-    # Llama 4 keeps the width of its dense layers apart, in intermediate_size_mlp.
-    dense_width = "intermediate_size_mlp" if "intermediate_size_mlp" in config.fields else None
     return ModelArch(
         name=config.where,
-        layers=config.count("num_hidden_layers"),
+        groups=_groups(config, family, experts, heads, kv_heads),
         hidden_size=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=config.count("head_dim", hidden // heads),
-        intermediate_size=config.count(dense_width or "intermediate_size"),
         vocab_size=config.count("vocab_size"),
         max_position=config.count("max_position_embeddings", 4096),
         tied_embeddings=config.flag("tie_word_embeddings", family.tied_by_default),
         qkv_bias=family.qkv_bias or config.flag("attention_bias"),
         qk_norm=family.qk_norm,
-        window=family.window(config),
-        experts=experts,
         vision_parameters=family.vision(config),
         formats=read_formats(config.fields, config.where),
     )
+
+
+def _groups(
+    config: _Config, family: _Family, experts: Experts | None, heads: int, kv_heads: int
+) -> tuple[LayerGroup, ...]:
+    """The layers, those that are alike counted together."""
+    layers, window = config.count("num_hidden_layers"), family.window(config)
+    head_dim = config.count("head_dim", config.count("hidden_size") // heads)
+    # Llama 4 keeps the width of its dense layers apart, in intermediate_size_mlp.
+    apart = "intermediate_size_mlp" in config.fields
+    width = config.count("intermediate_size_mlp" if apart else "intermediate_size")
+    if layers > _MOST_LAYERS:
+        raise InputError(
+            f"{config.where}: num_hidden_layers",
+            f"{layers} are more than any model has",
+            "correct it",
+        )
+    counts: dict[LayerGroup, int] = {}
+    for layer, kind in enumerate(_attention_kinds(config, layers, window)):
+        if kind in (SLIDING_ATTENTION, CHUNKED_ATTENTION) and window is None:
+            raise InputError(
+                f"{config.where}: layer_types",
+                f"names {kind}, for which the configuration has no window in use",
+                "add sliding_window or attention_chunk_size, or correct layer_types",
+            )
+        own = experts if experts and family.has_experts(config, layer) else None
+        reach = None if kind == FULL_ATTENTION else window
+        attention = Attention(kind, heads, kv_heads, head_dim, reach)
+        group = LayerGroup(0, attention, 0 if own else width, own)
+        counts[group] = counts.get(group, 0) + 1
+    return tuple(replace(group, layers=count) for group, count in counts.items())
+
+
+def _attention_kinds(config: _Config, layers: int, window: int | None) -> list[str]:
+    """The kind of attention of each layer; where the configuration lists none, one kind for all."""
+    listed = config.list("layer_types")
+    if listed and len(listed) != layers:
+        raise InputError(
+            f"{config.where}: layer_types",
+            f"names {len(listed)} layers, and num_hidden_layers is {layers}",
+            "correct one of them",
+        )
+    if listed:
+        return [str(kind) for kind in listed]
+    limited = CHUNKED_ATTENTION if "attention_chunk_size" in config.fields else SLIDING_ATTENTION
+    return [limited if window else FULL_ATTENTION] * layers

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
 from physim.inputs.hardware import Hardware
+from physim.inputs.parallelism import Parallelism
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
@@ -25,11 +27,37 @@ _RESERVE_BYTES_VISION = 4.0 * GIB  # one deployment (Llama-4 Scout), whose profi
 
 
 @dataclass(frozen=True)
-class Deployment:
-    """One vLLM engine.
+class Limits:
+    """What an engine allows.
 
     Attributes:
-        tp: GPUs that share every layer (tensor parallelism).
+        max_num_seqs: Requests that may run at once.
+        max_num_batched_tokens: Tokens of one step.
+        max_model_len: Longest context, tokens.
+        kv_blocks: KV blocks of the engine.
+        block_size: Tokens of a KV block.
+        async_scheduling: Whether a step is scheduled while the one before it runs.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_blocks: int
+    block_size: int = 16
+    async_scheduling: bool = True
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.kv_blocks * self.block_size
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One vLLM engine, as it is asked for.
+
+    Attributes:
+        parallelism: How GPUs share the model.
         max_num_seqs: Requests that may run at once; None for vLLM's default on the GPU.
         max_num_batched_tokens: Tokens of one step; None for vLLM's default on the GPU.
         max_model_len: Longest context, tokens; None for what the model was made for.
@@ -44,9 +72,12 @@ class Deployment:
         sampling: How tokens are drawn: ``model`` for the default that the model comes with,
             ``plain``, ``truncated`` (top-k, top-p) or ``penalised`` (a repetition, frequency or
             presence penalty, truncated too).
+
+    Raises:
+        InputError: A figure is out of range, or a name is unknown.
     """
 
-    tp: int = 1
+    parallelism: Parallelism = field(default_factory=Parallelism)
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
@@ -59,29 +90,30 @@ class Deployment:
     sampling: str = "model"
 
     def __post_init__(self) -> None:
-        for field in ("tp", "block_size"):
-            self._check_positive(field, getattr(self, field))
-        for field in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):
-            if getattr(self, field) is not None:
-                self._check_positive(field, getattr(self, field))
+        self._check_positive("block_size", self.block_size)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):
+            if getattr(self, name) is not None:
+                self._check_positive(name, getattr(self, name))
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InputError(
-                "gpu_memory_utilization", f"{self.gpu_memory_utilization} is no share", "use 0 to 1"
+                "gpu_memory_utilization",
+                f"{self.gpu_memory_utilization} is not a share of memory",
+                "use 0 to 1",
             )
-        for field, known in (
+        for name, known in (
             ("moe_kernel", MOE_KERNELS),
             ("expert_load", EXPERT_LOADS),
             ("sampling", SAMPLINGS),
         ):
-            if getattr(self, field) not in known:
+            if getattr(self, name) not in known:
                 raise InputError(
-                    field, f"{getattr(self, field)!r} is unknown", f"known are {', '.join(known)}"
+                    name, f"{getattr(self, name)!r} is unknown", f"use one of {', '.join(known)}"
                 )
 
     @staticmethod
-    def _check_positive(field: str, value: int) -> None:
+    def _check_positive(name: str, value: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(field, f"{value!r} is no positive integer", "correct it")
+            raise InputError(name, f"{value!r} is not a positive integer", "correct it")
 
     def resolved(self, model: ModelArch, gpu: Hardware) -> ResolvedDeployment:
         """The deployment with every limit known, checked against the model and the GPU.
@@ -90,6 +122,7 @@ class Deployment:
             InputError: The parallelism does not divide the model, attention is limited to a
                 window that the context exceeds, or the model does not fit in memory.
         """
+        tp = self.parallelism.tp
         self._check_tp(model)
         max_model_len = self.max_model_len or model.max_position
         if model.window and max_model_len > model.window:
@@ -105,18 +138,20 @@ class Deployment:
         # 70 GiB and more, apart from the A100.
         large = gpu.memory_bytes >= 70 * GIB and not gpu.key.startswith("a100")
         max_num_seqs = self.max_num_seqs or (1024 if large else 256)
-        weights = weight_bytes_per_gpu(model, self.tp)
+        weights = weight_bytes_per_gpu(model, tp)
         return ResolvedDeployment(
-            tp=self.tp,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens or (8192 if large else 2048),
-            max_model_len=max_model_len,
-            block_size=self.block_size,
-            kv_blocks=self.kv_blocks or self._kv_blocks(model, gpu, weights, max_num_seqs),
+            parallelism=self.parallelism,
+            limits=Limits(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens or (8192 if large else 2048),
+                max_model_len=max_model_len,
+                kv_blocks=self.kv_blocks or self._kv_blocks(model, gpu, weights, max_num_seqs),
+                block_size=self.block_size,
+                async_scheduling=self.async_scheduling,
+            ),
             weight_bytes=weights,
             moe_kernel=self.moe_kernel,
             expert_load=self.expert_load,
-            async_scheduling=self.async_scheduling,
             sampling=self._sampling(model),
         )
 
@@ -127,19 +162,20 @@ class Deployment:
 
     def _kv_blocks(self, model: ModelArch, gpu: Hardware, weights: float, max_num_seqs: int) -> int:
         """KV blocks that fit beside the weights and the engine's own memory."""
+        tp = self.parallelism.tp
         reserve = (
             _RESERVE_BYTES
-            + (_RESERVE_BYTES_TP if self.tp > 1 else 0.0)
+            + (_RESERVE_BYTES_TP if tp > 1 else 0.0)
             + (_RESERVE_BYTES_VISION if model.vision_parameters else 0.0)
             + _RESERVE_BYTES_PER_LOGIT * max_num_seqs * model.vocab_size
         )
         usable = gpu.memory_bytes * self.gpu_memory_utilization
-        block_bytes = model.kv_bytes_per_token(self.tp) * self.block_size
+        block_bytes = model.kv_bytes_per_token(tp) * self.block_size
         blocks = math.floor((usable - weights - reserve) / block_bytes)
         if blocks < 1:
             needed = (weights + reserve + block_bytes) / GIB
             raise InputError(
-                f"{model.name} on {self.tp} x {gpu.key}",
+                f"{model.name} on {tp} x {gpu.key}",
                 f"needs {needed:.1f} GiB a GPU ({weights / GIB:.1f} of weights) and may use "
                 f"{usable / GIB:.1f} GiB",
                 "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
@@ -147,59 +183,58 @@ class Deployment:
         return blocks
 
     def _check_tp(self, model: ModelArch) -> None:
-        if model.heads % self.tp:
-            raise InputError(
-                "tp",
-                f"{self.tp} does not divide the {model.heads} attention heads of {model.name}",
-                "use a divisor",
-            )
-        if max(model.kv_heads, self.tp) % min(model.kv_heads, self.tp):
-            raise InputError(
-                "tp",
-                f"{self.tp} neither divides nor is a multiple of the {model.kv_heads} KV heads of "
-                f"{model.name}",
-                "use one that does",
-            )
+        tp = self.parallelism.tp
+        for attention in model.attention_layers:
+            if attention.heads % tp:
+                raise InputError(
+                    "tp",
+                    f"{tp} does not divide the {attention.heads} attention heads of {model.name}",
+                    "use a divisor",
+                )
+            if max(attention.kv_heads, tp) % min(attention.kv_heads, tp):
+                raise InputError(
+                    "tp",
+                    f"{tp} neither divides nor is a multiple of the {attention.kv_heads} KV heads "
+                    f"of {model.name}",
+                    "use one that does",
+                )
 
 
 @dataclass(frozen=True)
 class ResolvedDeployment:
-    """A deployment whose every limit is known; the fields are those of `Deployment`.
+    """A deployment whose every limit is known.
 
     Attributes:
-        tp: GPUs that share every layer.
-        max_num_seqs: Requests that may run at once.
-        max_num_batched_tokens: Tokens of one step.
-        max_model_len: Longest context, tokens.
-        block_size: Tokens of a KV block.
-        kv_blocks: KV blocks of the engine.
+        parallelism: How GPUs share the model.
+        limits: What the engine allows.
         weight_bytes: Bytes of weights on each GPU.
         moe_kernel: Kernel of fp8 expert layers.
         expert_load: How tokens spread over experts.
-        async_scheduling: Whether a step is scheduled while the one before it runs.
         sampling: ``plain``, ``truncated`` or ``penalised``.
     """
 
-    tp: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    kv_blocks: int
+    parallelism: Parallelism
+    limits: Limits
     weight_bytes: float
     moe_kernel: str
     expert_load: str
-    async_scheduling: bool
     sampling: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, on one level."""
+        content = asdict(self)
+        return {**content.pop("parallelism"), **content.pop("limits"), **content}
 
 
 def weight_bytes_per_gpu(model: ModelArch, tp: int) -> float:
     """Bytes of weights on each of ``tp`` GPUs: KV heads may be replicated, all else is shared."""
     formats, experts = model.formats, model.experts
     routed = model.expert_parameters * (experts.count if experts else 0)
-    replicas = max(tp / model.kv_heads, 1.0)
-    kv = 2 * model.layers * model.hidden_size * model.kv_heads * model.head_dim
-    attention = model.attention_parameters + (replicas - 1) * kv
+    replicated = sum(
+        (max(tp / shape.kv_heads, 1.0) - 1) * 2 * layers * shape.kv_heads * shape.head_dim
+        for shape, layers in model.attention_layers.items()
+    )
+    attention = model.attention_parameters + replicated * model.hidden_size
     unquantized = model.embedding_parameters + model.norm_parameters + model.vision_parameters
     total = (
         attention * formats.attention.bytes_per_weight

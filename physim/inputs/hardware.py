@@ -61,7 +61,7 @@ def load_hardware(gpu: str) -> Hardware:
         raise InputError(
             f"GPU {gpu!r}",
             "is unknown",
-            f"known are {', '.join(shipped_gpus())}, or pass a JSON file",
+            f"use one of {', '.join(shipped_gpus())}, or pass a JSON file",
         )
     fields = data.read_json(path)
     where = str(path)

@@ -72,7 +72,7 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, Mapping):
         raise InputError(
-            f"{where}: quantization_config", "is no JSON object", "repair or remove it"
+            f"{where}: quantization_config", "is not a JSON object", "repair or remove it"
         )
     if not quantization:
         return Formats(BFLOAT16, BFLOAT16, BFLOAT16, 2.0)
@@ -99,7 +99,9 @@ def _patterns(value: Any, where: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
-        raise InputError(where, f"{value!r} is no list of module names", "write a list of strings")
+        raise InputError(
+            where, f"{value!r} is not a list of module names", "write a list of strings"
+        )
     return value
 
 
@@ -127,7 +129,7 @@ def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
     raise InputError(
         f"{where}: quantization_config.quant_method",
         f"{method or 'none'!r}{f' ({algorithm})' if algorithm else ''} is not modelled",
-        "modelled are fp8, modelopt FP8, compressed-tensors (fp8, 4-bit weights), gptq, awq",
+        "supported: fp8, modelopt FP8, compressed-tensors (fp8, 4-bit weights), gptq, awq",
     )
 
 
@@ -144,13 +146,13 @@ def _compressed_tensors(quantization: Mapping[str, Any], where: str) -> WeightFo
         return FP8_BLOCK if scheme.get("strategy") == "block" else FP8
     if (bits, kind) == (4, "int") and not groups[0].get("input_activations"):
         return int4(_group_size(scheme.get("group_size") or -1, f"{place}.group_size"))
-    raise InputError(place, f"{bits}-bit {kind} weights", "modelled are 8-bit float and 4-bit int")
+    raise InputError(place, f"{bits}-bit {kind} weights", "supported: 8-bit float and 4-bit int")
 
 
 def _group_size(value: Any, where: str) -> int:
     """Weights that share a scale; -1 where a whole column does."""
     if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
-        raise InputError(where, f"{value!r} is no group size", "write a positive integer, or -1")
+        raise InputError(where, f"{value!r} is not a group size", "write a positive integer, or -1")
     return value
 
 

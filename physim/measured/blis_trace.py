@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from physim.errors import InputError
-from physim.measured.runs import StageReport
+from physim.measured.stage_report import StageReport
 
 _COLUMNS = (
     "input_tokens",
@@ -47,7 +47,7 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     except OSError as error:
         raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
     except ValueError as error:
-        raise InputError(str(path), "is no CSV table with a header", "pass one") from error
+        raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
     missing = [column for column in _COLUMNS if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "pass BLIS's trace")
@@ -55,7 +55,7 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     frame = frame.sort_values("arrival_time_us").iloc[warm_up:]
     answered = frame[frame["status"] == "ok"]
     if len(answered) < 2:
-        raise InputError(str(path), "has less than two answered requests", "pass a longer trace")
+        raise InputError(str(path), "has fewer than two answered requests", "pass a longer trace")
     span = (frame["arrival_time_us"].max() - frame["arrival_time_us"].min()) / 1e6
     if span <= 0:
         raise InputError(f"{path}: arrival_time_us", "is the same for all", "correct it")

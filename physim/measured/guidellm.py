@@ -8,7 +8,7 @@ from typing import Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.runs import StageReport, number
+from physim.measured.stage_report import StageReport, number
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:

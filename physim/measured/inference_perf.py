@@ -13,7 +13,7 @@ from typing import Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.runs import StageReport, number
+from physim.measured.stage_report import StageReport, number
 
 _NAME = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 # Chunks of a token from which on, and up to which, a server is taken to send two of each.

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
-from physim.inputs.models import load_model
-from physim.measured.runs import Server, rows
+from physim.inputs.model_lookup import load_model
+from physim.measured.formats import FORMATS
+from physim.measured.stage_report import Server, rows
 
 if TYPE_CHECKING:
     import pandas as pd
-
-FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace")
 
 
 def read_report(
@@ -30,15 +29,15 @@ def read_report(
     """Reads a load generator's report into rows that `physim.fit` and `physim.evaluate` take.
 
     Args:
-        kind: ``inference-perf``, ``guidellm``, ``vllm-bench`` or ``blis-trace``.
+        kind: One of `physim.measured.formats.FORMATS`.
         path: The report's file, or inference-perf's folder.
         model: Name or hub id of the model.
         gpu: Key of the GPU.
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
             text again count too few.
         experiment: Name of the run; the report's if None.
-        **server: What else a report does not say: fields of `physim.measured.runs.Server`, such as
-            ``tp`` and ``max_num_seqs``.
+        **server: What else a report does not say: fields of
+            `physim.measured.stage_report.Server`, such as ``tp`` and ``max_num_seqs``.
 
     Returns:
         A row for each load stage, times in seconds and lengths in tokens; ``note`` says what was
@@ -50,7 +49,7 @@ def read_report(
     import pandas as pd
 
     if kind not in FORMATS:
-        raise InputError("format", f"{kind!r} is unknown", f"known are {', '.join(FORMATS)}")
+        raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
     load_model(model)
     about = Server(experiment or Path(path).stem, model, load_hardware(gpu).key, **server)
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.runs import StageReport, number
+from physim.measured.stage_report import StageReport, number
 
 # Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
 # stay in step, and of hardly any account beyond that.

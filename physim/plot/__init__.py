@@ -6,6 +6,7 @@ one to a file.
 
 from physim.plot.components import draw_component
 from physim.plot.deployment import draw_deployment
+from physim.plot.figures import save
 from physim.plot.fits import (
     draw_corrections,
     draw_errors,
@@ -18,7 +19,6 @@ from physim.plot.fits import (
 )
 from physim.plot.grids import draw_surface
 from physim.plot.loads import draw_load, draw_timeline
-from physim.plot.sheet import save
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
 from physim.plot.tables import draw_table
 

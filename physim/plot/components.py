@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections import Corrections
+from physim.corrections.fields import Corrections
+from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fits import DEFAULT_FIT
-from physim.plot.sheet import axes_or_new, plain_ticks
-from physim.plot.steps import deployed
-from physim.step.many import named_seconds, sums_of
-from physim.step.model import PART_NAMES, StepModel, host_seconds
+from physim.plot.figures import axes_or_new, plain_ticks
+from physim.prediction.cases import Case, ServerOptions
+from physim.step.batch import Batch
+from physim.step.host import PART as HOST
+from physim.step.host import host_seconds
+from physim.step.lowering import PARTS, rows_of
+from physim.step.many_batches import named_seconds
+from physim.step.model import StepModel
+from physim.step.rows import UNMEASURED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,141 +30,132 @@ if TYPE_CHECKING:
     from physim.step.lowering import StepOps
 
 _POINTS = 60
-# What is no work on a GPU is drawn from zero.
-_EVEN = ("step_overhead", "host")
-# The logarithm of a time that no roofline is below.
-_NO_TIME = -60.0
 
 Sizes = Float[np.ndarray, " points"]
-Sums = Float[np.ndarray, "points 7"]
+Steps = Callable[[StepModel, Sizes], Batch]
 
 
-def _decoding(context: float) -> Callable[[Sizes], Sums]:
-    return lambda requests: _sums(requests, context, 0.0, 0.0)
+def _decoding(context: float) -> Steps:
+    return lambda model, requests: model.batch(decode_requests=requests, context=context)
 
 
-def _prompt(cached: float) -> Callable[[Sizes], Sums]:
-    return lambda tokens: _sums(0.0, 0.0, tokens, cached)
-
-
-def _sums(*where: Sizes | float) -> Sums:
-    return sums_of(np.stack(np.broadcast_arrays(*where), axis=1))
+def _prompt(cached: float) -> Steps:
+    return lambda model, tokens: model.batch(
+        prefill_requests=np.ones_like(tokens), chunk=tokens, cached=cached
+    )
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """What a component's size is, and the steps that have it."""
+    """What a part's size is, and the steps that have it."""
 
     label: str
     most: float
-    lines: tuple[tuple[str, Callable[[Sizes], Sums]], ...]
+    lines: tuple[tuple[str, Steps], ...]
 
 
-_TOKENS = _Sweep("tokens of the step", 8192, (("", _prompt(0)),))
-_CONTEXTS = tuple((f"{context:,} tokens each", _decoding(context)) for context in (500, 4000))
-_REQUESTS = _Sweep("requests that decode", 512, (("", _decoding(1000)),))
+# By the names that parts give what a picture of them goes along (`physim.step.component.SWEEPS`).
 _SWEEPS = {
-    "prefill_attention": _Sweep(
+    "tokens": _Sweep("tokens of the step", 8192, (("", _prompt(0)),)),
+    "requests": _Sweep("requests that decode", 512, (("", _decoding(1000)),)),
+    "contexts": _Sweep(
+        "requests that decode",
+        512,
+        tuple((f"{context:,} tokens each", _decoding(context)) for context in (500, 4000)),
+    ),
+    "prompts": _Sweep(
         "new tokens of a prompt",
         8192,
         (("nothing cached", _prompt(0)), ("4,096 tokens cached", _prompt(4096))),
     ),
-    "decode_attention": _Sweep("requests that decode", 512, _CONTEXTS),
-    "output": _REQUESTS,
-    "step_overhead": _Sweep(
+    "either": _Sweep(
         "requests or tokens of the step",
         512,
         (("only decode", _decoding(1000)), ("with prefill", _prompt(0))),
     ),
-    "host": replace(_REQUESTS, most=64),
 }
+_MOST_ON_HOST = 64
 
 
 def draw_component(
-    model: str | Path,
+    model: str | Path | Case,
     component: str,
     *,
-    gpu: str,
     fit: str | Path = DEFAULT_FIT,
     axes: Axes | None = None,
-    **deployment: Any,
+    **options: Unpack[ServerOptions],
 ) -> Axes:
-    """Draws a component's time in a step, milliseconds over all layers, against its size.
+    """Draws the time of a part of a step, milliseconds over all layers, against its size.
 
     Dashed is the roofline: FLOP at the peak, or bytes at the bandwidth. Grey is the time that was
     measured in a microbenchmark, brought to the model's shapes (or what stands in for it: see the
     physics); the fit's is in color. Of ``host`` the CPU's time, the GPU's and the step's are drawn.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
-        component: Of `physim.step.model.PART_NAMES`.
-        gpu: Key of a GPU, or a JSON file.
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it.
+        component: Of `physim.step.lowering.PART_NAMES`.
         fit: Name or path of a fit, ``default`` or ``none``.
         axes: Where; None for a new figure.
-        **deployment: Fields of `physim.Deployment`, such as ``tp``.
+        **options: GPU and deployment; see `ServerOptions`.
 
     Raises:
         InputError: Some input cannot be used, or the model has no such component there.
     """
-    if component not in PART_NAMES:
-        known = ", ".join(PART_NAMES)
-        raise InputError("component", f"{component!r} is unknown", f"known are {known}")
-    arch, hardware, engine, fitted = deployed(model, gpu, fit, deployment)
+    if component not in PARTS:
+        known = ", ".join(PARTS)
+        raise InputError("component", f"{component!r} is unknown", f"use one of {known}")
+    case, part = Case.of(model, **options), PARTS[component]
+    fitted = case.step_model(load_fit(fit, case.gpu.key).corrections)
     bare = StepModel(fitted.ops, Corrections())
     ideal = StepModel(_at_roofline(fitted.ops), Corrections())
-    sweep = _SWEEPS.get(component, _TOKENS)
-    sizes = np.geomspace(1, sweep.most, _POINTS)
+    sweep = _SWEEPS[part.sweep]
+    sizes = np.geomspace(1, _MOST_ON_HOST if part is HOST else sweep.most, _POINTS)
     axes = axes_or_new(axes, 5.0, 3.4)
-    for number, (name, sums) in enumerate(sweep.lines):
-        rows = sums(sizes)
-        if component == "host":
-            _draw_host(axes, sizes, fitted, rows)
+    operations = rows_of(case.model, case.gpu, case.deployment)
+    measured = any(row.log_seconds is not None for row in operations if row.part == component)
+    # What is no work on a GPU is drawn from zero.
+    is_work = part is not HOST and part.sweep != "either"
+    for number, (name, steps) in enumerate(sweep.lines):
+        batches = steps(fitted, sizes)
+        if part is HOST:
+            _draw_host(axes, sizes, fitted, batches)
             continue
-        times = [1e3 * named_seconds(one, rows)[component] for one in (ideal, bare, fitted)]
+        times = [1e3 * named_seconds(one, batches)[component] for one in (ideal, bare, fitted)]
         if not np.any(times[-1] > 0):
-            where = f"{arch.name} on {engine.tp} x {hardware.key}"
-            raise InputError("component", f"{where} has no {component}", "name another")
-        if component not in (*_EVEN, "elementwise"):
+            raise InputError("component", f"{case.server} has no {component}", "name another")
+        if measured:
             axes.plot(sizes, times[0], "--", color="0.3", lw=1, label=_first("roofline", number))
         axes.plot(sizes, times[1], color="0.6", lw=3, label=_first("nothing fitted", number))
         axes.plot(sizes, times[2], color=f"C{number}", label=", ".join(filter(None, ("fit", name))))
     axes.set(xscale="log", xlabel=sweep.label, ylabel="ms a step")
-    if component in _EVEN:
-        axes.set_ylim(bottom=0)
-    else:
+    if is_work:
         axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     plain_ticks(axes)
-    axes.set_title(
-        f"{component.replace('_', ' ')}: {arch.name} on {engine.tp} x {hardware.key}", fontsize=9
-    )
+    axes.set_title(f"{part.label}: {case.server}", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return axes
 
 
-def _draw_host(axes: Axes, sizes: Sizes, model: StepModel, rows: Sums) -> None:
-    parts = named_seconds(model, rows)
-    gpu = np.sum([seconds for name, seconds in parts.items() if name != "host"], axis=0)
+def _draw_host(axes: Axes, sizes: Sizes, model: StepModel, steps: Batch) -> None:
+    parts = named_seconds(model, steps)
+    gpu = np.sum([seconds for name, seconds in parts.items() if name != HOST.name], axis=0)
     axes.plot(sizes, 1e3 * gpu, color="0.6", label="GPU")
     cpu = np.asarray(host_seconds(model.corrections, sizes))
     axes.plot(sizes, 1e3 * cpu, "--", color="C1", label="CPU")
-    axes.plot(sizes, 1e3 * (gpu + parts["host"]), color="C0", label="the step")
+    axes.plot(sizes, 1e3 * (gpu + parts[HOST.name]), color="C0", label="the step")
 
 
 def _at_roofline(ops: StepOps) -> StepOps:
     """The same work on kernels that nothing was measured of, so that their roofline is left."""
 
     def curves(some: StepOps) -> list[Any]:
-        return [
-            some.gemms.log_seconds,
-            some.experts.log_seconds,
-            some.attention.log_decode_seconds,
-            some.attention.log_prefill_seconds,
-            some.collectives.log_seconds,
-        ]
+        return [some.over_sizes.log_seconds, some.decode.log_seconds, some.prefill.log_seconds]
 
-    found = curves(ops)
-    return eqx.tree_at(curves, ops, [np.full_like(curve, _NO_TIME) for curve in found])
+    return eqx.tree_at(curves, ops, [np.full_like(curve, UNMEASURED) for curve in curves(ops)])
 
 
 def _first(label: str, number: int) -> str | None:

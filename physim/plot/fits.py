@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from physim.corrections import PRIOR_WIDTHS, flat, labels
-from physim.fits import TWO_SIDED_90
-from physim.plot.sheet import COLORS, axes_or_new, new_figure, plain_ticks
+from physim.corrections.fields import PRIOR_WIDTHS, flat, labels
+from physim.corrections.files import TWO_SIDED_90
+from physim.plot.figures import COLORS, axes_or_new, new_figure, plain_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from physim.evaluation import Evaluation
-    from physim.fits import Fit
-    from physim.fitting.crossval import Crossval
+    from physim.corrections.files import Fit
     from physim.fitting.fit import Outcome
+    from physim.validation.crossval import Crossval
+    from physim.validation.evaluation import Evaluation
 
 
 # Errors from which on a row is named, percent, and how many at the most.
@@ -179,8 +179,9 @@ def draw_evaluation(found: Evaluation, axes: Axes | None = None) -> Axes:
     far = [
         (abs(pair["error_pct"]), row, pair)
         for row in found.rows
-        for pair in row["metrics"].values()
-        if abs(pair["error_pct"]) > _FAR_PCT
+        for metric, pair in row["metrics"].items()
+        # TPOT's means are ITL's.
+        if metric != "tpot_mean" and abs(pair["error_pct"]) > _FAR_PCT
     ]
     for _, row, pair in sorted(far, key=lambda one: -one[0])[:_FARTHEST]:
         axes.annotate(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from physim.plot.sheet import axes_or_new, plain_ticks
+from physim.plot.figures import axes_or_new, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
 
-from physim.cases import Case
+from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fits import DEFAULT_FIT, load_fit
-from physim.inputs.deployment import Deployment
-from physim.intervals import predict_with_interval
-from physim.plot.sheet import COLORS, new_figure, plain_ticks
-from physim.serving.load import Load
+from physim.inputs.load import Load
+from physim.plot.figures import COLORS, new_figure, plain_ticks
+from physim.prediction.cases import Case, CaseOptions
+from physim.prediction.intervals import predict_with_interval
+from physim.prediction.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from physim.fits import Fit
+    from physim.corrections.files import Fit
+    from physim.prediction.results import Prediction
     from physim.questions.capacity import Objective
-    from physim.results import Prediction
 
 Sizes = Float[np.ndarray, " loads"]
 _RATES = 24
@@ -32,46 +32,42 @@ _RATES = 24
 _ROOM, _BEYOND = 4.0, 1e3
 # Requests from which on an engine is not idle.
 _BUSY = 0.05
-_LABELS = {"ttft": ("TTFT", 1e3, "ms"), "itl": ("ITL", 1e3, "ms"), "e2e": ("E2E", 1.0, "s")}
 
 
 def draw_load(
-    model: str | Path,
-    load: Load,
+    model: str | Path | Case,
     *,
-    gpu: str,
     metrics: Sequence[str] = ("ttft", "itl", "e2e"),
     objectives: Sequence[Objective] = (),
     mark: float | None = None,
     fit: str | Path = DEFAULT_FIT,
     axes: Sequence[Axes] | None = None,
-    **deployment: Any,
+    **options: Unpack[CaseOptions],
 ) -> list[Axes]:
     """Draws latencies against the rate, with 90% intervals and the capacity.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
-        load: The load, whose rate is of no account; with clients (``concurrency``) latencies are
-            drawn against their number, up to four times as many.
-        gpu: Key of a GPU, or a JSON file.
-        metrics: Of ``ttft``, ``itl`` and ``e2e``, one picture each.
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it. The rate of its load is of no account; with clients (``concurrency``)
+            latencies are drawn against their number, up to four times as many.
+        metrics: Of ``ttft``, ``itl``, ``tpot`` and ``e2e``, one picture each.
         objectives: Bounds to draw; where one is of a percentile, that is drawn too.
         mark: A rate, or a number of clients, to mark.
         fit: Name or path of a fit, ``default`` or ``none``.
         axes: As many axes as metrics; None for a new figure.
-        **deployment: Fields of `physim.Deployment`, such as ``tp``.
+        **options: GPU, deployment and load; see `CaseOptions`.
 
     Returns:
         The axes.
     """
-    one = replace(load, stages=(), requests=None)
+    case = Case.of(model, **options)
+    one = replace(case.demanded, requests=None)
     if one.concurrency is None:
-        one = replace(one, rate=1.0)
-    case = Case.of(model, gpu, Deployment(**deployment), one)
+        one = replace(one, stages=(), rate=one.rate or 1.0)
+    case = case.under(one)
     known = load_fit(fit, case.gpu.key)
     most, sizes, loads = _loads(case, known)
-    cases = [replace(case, load=load) for load in loads]
-    found = [predict_with_interval(c, known, "additive", "fluid", 0) for c in cases]
+    found = [predict_with_interval(case.under(load), known) for load in loads]
     if axes is None:
         figure = new_figure(max(3.3 * len(metrics), 5.0), 3.5)
         axes = list(np.atleast_1d(figure.subplots(1, len(metrics))))
@@ -80,7 +76,7 @@ def draw_load(
         _draw_metric(own, metric, sizes, found, bounds)
         own.set_xlabel("clients" if most is None else "requests per second")
         if most is not None:
-            own.axvline(most, color="0.5", lw=1, ls=":", label="capacity")
+            own.axvline(most, color="0.5", lw=1, ls=":", label="saturation")
         if mark is not None:
             marked = f"{mark:.3g} clients" if most is None else f"{mark:.3g}/s"
             own.axvline(mark, color="C3", lw=1.2, label=marked)
@@ -88,7 +84,7 @@ def draw_load(
             own.set_xlim(0, 1.05 * min(max(sizes[-1], mark), 2 * sizes[-1]))
         own.legend(fontsize=7, loc="lower right")
     plain_ticks(*axes)
-    title = f"{case.model.name} on {case.deployment.tp} x {case.gpu.key}"
+    title = case.server
     lengths = (
         f"{one.mean_input:g} tokens in ({one.cached_tokens:g} cached), {one.mean_output:g} out"
     )
@@ -108,7 +104,7 @@ def _draw_metric(
     objectives: Sequence[Objective],
 ) -> None:
     """A latency against rates or clients: mean, interval, and percentiles that are bounded."""
-    label, scale, unit = _LABELS[metric]
+    label, scale, unit = METRICS[metric].label, METRICS[metric].scale, METRICS[metric].unit
     name, color = f"{metric}_s", COLORS[metric]
     served = [(x, p) for x, p in zip(sizes, found, strict=True) if getattr(p, name) is not None]
     x, means = [x for x, _ in served], [scale * getattr(p, name) for _, p in served]
@@ -135,12 +131,12 @@ def _draw_metric(
 
 def _loads(case: Case, fit: Fit) -> tuple[float | None, Sizes, list[Load]]:
     """The capacity of an open loop; rates or clients up to where to draw; and loads of as many."""
-    load = case.load
+    load = case.demanded
     if load.concurrency is not None:
         sizes = np.unique(np.geomspace(1, 4 * load.concurrency, _RATES).round())
         return None, sizes, [replace(load, concurrency=int(clients)) for clients in sizes]
     # As the others are predicted, so that one compiled function serves all.
-    most = predict_with_interval(case, fit, "additive", "fluid", 0).capacity_rps
+    most = predict_with_interval(case, fit).saturation_rps
     sizes = most * np.linspace(0.02, 0.995, _RATES)
     return most, sizes, [replace(load, rate=float(rate)) for rate in sizes]
 

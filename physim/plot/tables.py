@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from physim.plot.sheet import new_figure
+from physim.plot.figures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,21 +7,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from physim.cases import Case
+from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fits import DEFAULT_FIT, load_fit
-from physim.inputs.deployment import Deployment
-from physim.intervals import predict_with_interval
-from physim.prediction import predict_cases
-from physim.results import Prediction
-from physim.serving.lengths import Tokens
-from physim.serving.load import Load
+from physim.prediction.cases import Case, CaseOptions
+from physim.prediction.intervals import predict_with_interval
+from physim.prediction.many import predict_cases
+from physim.prediction.metrics import METRICS
+from physim.prediction.results import Prediction
 
-METRICS, STATISTICS = ("ttft", "itl", "e2e"), ("mean", "p50", "p90", "p99")
+STATISTICS = ("mean", "p50", "p90", "p99")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _FORM = re.compile(r"(\w+)_(\w+)=([0-9.eE+-]+)\s*(us|ms|s)")
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
@@ -36,8 +34,8 @@ class Objective:
     """An upper bound on a latency.
 
     Attributes:
-        metric: ``ttft``, ``itl`` or ``e2e``.
-        statistic: ``mean``, ``p50``, ``p90`` or ``p99``; of ITL over requests' means.
+        metric: ``ttft``, ``itl``, ``tpot`` or ``e2e``.
+        statistic: ``mean``, ``p50``, ``p90`` or ``p99``, over requests.
         seconds: The bound.
     """
 
@@ -49,7 +47,7 @@ class Objective:
         name = f"slo {self.metric}_{self.statistic}"
         if self.metric not in METRICS or self.statistic not in STATISTICS:
             known = f"{', '.join(METRICS)}, each with {', '.join(STATISTICS)}"
-            raise InputError(name, "is unknown", f"known are {known}")
+            raise InputError(name, "is unknown", f"use one of {known}")
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             raise InputError(name, f"{self.seconds:g} is not positive", "correct it")
 
@@ -66,7 +64,7 @@ class Objective:
         except ValueError:
             match = None
         if match is None:
-            raise InputError(f"slo {text!r}", "is no objective", "write it like ttft_p99=500ms")
+            raise InputError(f"slo {text!r}", "is not an objective", "write it like ttft_p99=500ms")
         return cls(match[1], match[2], value * _UNITS[match[4]])
 
     @property
@@ -79,7 +77,7 @@ class Objective:
         values = prediction.whole.latencies.get(self.metric)
         if values is None:
             # One token out has no time between tokens, which keeps any bound.
-            return 0.0 if self.metric == "itl" else math.inf
+            return 0.0 if self.metric in ("itl", "tpot") else math.inf
         return values[self.statistic]
 
 
@@ -111,35 +109,23 @@ class Capacity:
 
 
 def capacity(
-    model: str | Path,
+    model: str | Path | Case,
     *,
-    gpu: str,
-    input_tokens: Tokens,
-    output_tokens: Tokens,
     slo: Sequence[str | Objective],
-    cached_tokens: float = 0.0,
-    prefixes: int = 1,
-    arrival: str = "poisson",
-    burstiness: float = 1.0,
     fit: str | Path = DEFAULT_FIT,
-    **deployment: Any,
+    **options: Unpack[CaseOptions],
 ) -> Capacity:
     """The highest rate at which a server keeps to objectives on its latencies.
 
     All rates below keep to them too.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
-        gpu: Key of a GPU, or a JSON file.
-        input_tokens: Prompt length, tokens: a number, or `physim.Lengths`.
-        output_tokens: Generated length, tokens: a number, or `physim.Lengths`.
+        model: A case, whose rate is of no account; or a path of a ``config.json``, shipped name or
+            hub id, with the rest of the case beside it.
         slo: Objectives such as ``ttft_p99=500ms``.
-        cached_tokens: Prompt tokens that are found in the prefix cache.
-        prefixes: Different cached prefixes.
-        arrival: ``poisson``, ``constant`` or ``gamma``.
-        burstiness: Shape of gamma arrivals.
         fit: Name or path of a fit, ``default`` or ``none``.
-        **deployment: Fields of `physim.Deployment`, such as ``tp``.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`. Arrivals are
+            ``poisson`` unless another kind is given.
 
     Raises:
         InputError: Some input cannot be used, or an objective is missed at any rate.
@@ -147,23 +133,22 @@ def capacity(
     objectives = tuple(o if isinstance(o, Objective) else Objective.parse(o) for o in slo)
     if not objectives:
         raise InputError("slo", "is missing", "give at least one, such as ttft_p99=500ms")
-    load = Load(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        rate=1.0,
-        cached_tokens=cached_tokens,
-        prefixes=prefixes,
-        arrival=arrival,
-        burstiness=burstiness,
-    )
-    case = Case.of(model, gpu, Deployment(**deployment), load)
+    if not isinstance(model, Case):
+        for name in ("rate", "concurrency", "stages"):
+            if options.get(name):
+                raise InputError(
+                    name, "cannot be given: the rate is what is asked for", "leave it out"
+                )
+        options = {"arrival": "poisson", **options, "rate": 1.0}
+    case = Case.of(model, **options)
+    load = replace(case.demanded, rate=1.0, concurrency=None, stages=(), requests=None)
     known = load_fit(fit, case.gpu.key)
 
     def at(rates: np.ndarray) -> list[Prediction]:
-        cases = [replace(case, load=replace(load, rate=float(rate))) for rate in rates]
+        cases = [case.under(replace(load, rate=float(rate))) for rate in rates]
         return predict_cases(cases, known.corrections, known.name)
 
-    most = at(np.array([1.0]))[0].capacity_rps
+    most = at(np.array([1.0]))[0].saturation_rps
     rates = np.geomspace(_LEAST * most, most, _TOGETHER)
     for _ in range(1 + _ROUNDS):
         missed = [_missed(objectives, prediction) for prediction in at(rates)]
@@ -176,9 +161,7 @@ def capacity(
             raise _never(objectives, limited_by, at(rates[:1])[0])
         kept = float(rates[first - 1])
         rates = np.linspace(kept, float(rates[first]), _TOGETHER)
-    final = predict_with_interval(
-        replace(case, load=replace(load, rate=kept)), known, "additive", "fluid", 0
-    )
+    final = predict_with_interval(case.under(replace(load, rate=kept)), known)
     return Capacity(kept, limited_by, objectives, final)
 
 

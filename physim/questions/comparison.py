@@ -6,27 +6,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from physim.cases import Case
+from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fits import DEFAULT_FIT, load_fit
-from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.intervals import extrapolations
-from physim.prediction import predict_cases
-from physim.serving.load import Load
+from physim.prediction.cases import Case, LoadAndEngineOptions, check_names
+from physim.prediction.intervals import extrapolations
+from physim.prediction.many import predict_cases
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ORDERS = ("cost", "ttft", "itl", "e2e", "capacity")
+ORDERS = ("cost", "ttft", "itl", "e2e", "saturation")
 _COLUMN = {
     "cost": "cost_per_million_tokens",
     "ttft": "ttft_s",
     "itl": "itl_s",
     "e2e": "e2e_s",
-    "capacity": "capacity_rps",
+    "saturation": "saturation_rps",
 }
 
 
@@ -52,52 +50,48 @@ class Comparison:
 
 
 def compare(
-    models: Sequence[str | Path],
-    gpus: Sequence[str],
-    tps: Sequence[int],
-    load: Load,
+    models: Sequence[str | Path | Case],
+    gpus: Sequence[str] = (),
+    tps: Sequence[int] = (1,),
     *,
     prices: Mapping[str, float] | None = None,
     order: str | None = None,
     fit: str | Path = DEFAULT_FIT,
-    **deployment: Any,
+    **options: Unpack[LoadAndEngineOptions],
 ) -> Comparison:
-    """Predicts every combination of models, GPUs and tp under one load.
+    """Predicts cases side by side, or every combination of models, GPUs and tp under one load.
 
     Args:
-        models: Models.
+        models: Cases; or models, with GPUs and the rest of the cases beside them.
         gpus: GPUs.
         tps: GPUs that share every layer.
-        load: The load.
         prices: Price of one GPU for an hour, by its key, in any currency.
-        order: What the best has least of: ``cost``, ``ttft``, ``itl`` or ``e2e``; or ``capacity``,
-            of which it has most. None for cost if there are prices, else E2E.
+        order: What the best has least of: ``cost``, ``ttft``, ``itl`` or ``e2e``; or
+            ``saturation``, of which it has most. None for cost if there are prices, else E2E.
         fit: Name or path of a fit, ``default`` or ``none``.
-        **deployment: More fields of `physim.Deployment`.
+        **options: Deployment and load; see `CaseOptions`.
 
     Raises:
         InputError: Nothing is compared, or an option cannot be used. A combination that cannot be
             deployed is listed in ``refused``.
     """
     prices = dict(prices or {})
+    # What the order by saturation throughput was called until version 0.1.
+    order = {"capacity": "saturation"}.get(order or "", order)
     order = order or ("cost" if prices else "e2e")
     if order not in ORDERS or (order == "cost" and not prices):
-        remedy = f"known are {', '.join(ORDERS)}" if order not in ORDERS else "give --price"
+        remedy = f"use one of {', '.join(ORDERS)}" if order not in ORDERS else "give --price"
         raise InputError("sort", f"{order!r} cannot be used", remedy)
-    for gpu, price in prices.items():
-        if not (math.isfinite(price) and price > 0):
-            raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
-        if gpu not in gpus:
-            raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
+    check_names(options)
     for gpu in gpus:
         load_hardware(gpu)
-    cases: list[Case] = []
+    cases = [model for model in models if isinstance(model, Case)]
     refused: list[dict[str, Any]] = []
-    for model in models:
+    for model in (one for one in models if not isinstance(one, Case)):
         for gpu in gpus:
             for tp in tps:
                 try:
-                    cases.append(Case.of(model, gpu, Deployment(tp=tp, **deployment), load))
+                    cases.append(Case.of(model, gpu=gpu, tp=tp, **options))
                 except InputError as error:
                     refused.append(
                         {"model": str(model), "gpu": gpu, "tp": tp, "reason": str(error)}
@@ -108,29 +102,38 @@ def compare(
             "has nothing to compare",
             refused[0]["reason"] if refused else "name models, GPUs and tp",
         )
+    compared = {case.gpu.key for case in cases}
+    for gpu, price in prices.items():
+        if not (math.isfinite(price) and price > 0):
+            raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
+        if gpu not in (*gpus, *compared):
+            raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
     fits = [load_fit(fit, case.gpu.key) for case in cases]
     predictions = predict_cases(cases, [one.corrections for one in fits], str(fit))
     rows: list[dict[str, Any]] = []
     for case, known, one in zip(cases, fits, predictions, strict=True):
-        hourly = prices[case.gpu.key] * case.deployment.tp if case.gpu.key in prices else None
+        parallelism, hour = case.deployment.parallelism, prices.get(case.gpu.key)
+        hourly = None if hour is None else hour * parallelism.gpus
         rows.append(
             {
                 "model": case.model.name,
                 "gpu": case.gpu.key,
-                "tp": case.deployment.tp,
+                "tp": parallelism.tp,
                 "ttft_s": one.ttft_s,
                 "itl_s": one.itl_s,
                 "e2e_s": one.e2e_s,
                 "output_tokens_per_s": one.output_tokens_per_s,
-                "capacity_rps": one.capacity_rps,
-                "use": one.requests_per_s / one.capacity_rps,
+                "saturation_rps": one.saturation_rps,
+                # What it was called until version 0.1.
+                "capacity_rps": one.saturation_rps,
+                "use": one.requests_per_s / one.saturation_rps,
                 "cost_per_million_tokens": None
                 if hourly is None
                 else hourly / 3600 / one.output_tokens_per_s * 1e6,
                 "extrapolations": list(extrapolations(case, one, known)),
             }
         )
-    column, sign = _COLUMN[order], -1.0 if order == "capacity" else 1.0
+    column, sign = _COLUMN[order], -1.0 if order == "saturation" else 1.0
     # What cannot serve the load comes last, however cheap.
     rows.sort(
         key=lambda row: (

@@ -6,50 +6,28 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.cases import Case
-from physim.corrections import flat, labels, unflat
+from physim.corrections.fields import CORRECTIONS, flat, labels, unflat
+from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fits import DEFAULT_FIT, load_fit
-from physim.inputs.deployment import Deployment
+from physim.fluid.steady import steady_state
 from physim.inputs.hardware import Hardware
-from physim.serving.demand import Demand, Limits
-from physim.serving.load import Load
-from physim.serving.steady import steady_state
+from physim.prediction.cases import Case, CaseArrays, CaseOptions, row_of
 from physim.step.lowering import StepOps, lower
-from physim.step.model import StepModel
-from physim.types import AnyArray
+from physim.types import AnyArray, Number
 
-METRICS = ("ttft", "itl", "e2e", "capacity")
-# Rates of the hardware, and times of parts, by the name of the correction that multiplies them.
+METRICS = ("ttft", "itl", "e2e", "saturation")
+# Rates of the hardware. The other parts are what corrections multiply, by their names.
 RATES = {
     "memory_bandwidth": "memory bandwidth",
     "peak_flops": "FLOP/s",
     "link_bandwidth": "link bandwidth",
-}
-TIMES = {
-    "gemm_memory": "time of GEMMs that memory bounds",
-    "gemm_compute": "time of GEMMs that FLOP/s bound",
-    "decode_attention": "time of decode attention",
-    "prefill_attention": "time of prefill attention",
-    "experts": "time of experts",
-    "all_reduce": "time of all-reduces",
-    "lm_head": "time of lm_head",
-    "sampling": "time of sampling",
-    "elementwise": "time of element-wise kernels",
-    "step_overhead": "gaps between steps",
-    "layer_overhead": "gaps between layers",
-    "host_step": "CPU time of a step",
-    "host_request": "CPU time of a request in it",
-    "front_end": "front end",
-    "handover": "wait for steps under way",
 }
 # An elasticity of less is as good as none.
 _NOTABLE = 0.005
@@ -62,7 +40,7 @@ class Elasticities:
     """By how many percent each metric follows one percent more of each part.
 
     Attributes:
-        values: For each part, in the order of `RATES` and `TIMES`, that of each of `METRICS`.
+        values: For each part, of `RATES` and then of `CORRECTIONS`, that of each of `METRICS`.
         metrics: The metrics themselves: seconds, and requests per second.
         case: What was asked about.
     """
@@ -73,7 +51,7 @@ class Elasticities:
 
     def notable(self) -> dict[str, Mapping[str, float]]:
         """The values of parts on which anything depends, by what the parts are in words."""
-        words = {**RATES, **TIMES}
+        words = RATES | {name: one.meaning for name, one in CORRECTIONS.items()}
         return {
             words[part]: row
             for part, row in self.values.items()
@@ -81,23 +59,28 @@ class Elasticities:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain values, for JSON."""
+        """The answer as plain values, for JSON.
+
+        ``capacity``, which ``saturation`` was called, is there for this version.
+        """
+
+        def both(row: Mapping[str, float]) -> dict[str, float]:
+            return {**row, "capacity": row["saturation"]}
+
         return {
             "model": self.case.model.name,
             "gpu": self.case.gpu.key,
-            "tp": self.case.deployment.tp,
-            "metrics": dict(self.metrics),
-            "elasticities": {name: dict(row) for name, row in self.values.items()},
+            "tp": self.case.deployment.parallelism.tp,
+            "metrics": both(self.metrics),
+            "elasticities": {name: both(row) for name, row in self.values.items()},
         }
 
 
 def explain(
-    model: str | Path,
-    load: Load,
+    model: str | Path | Case,
     *,
-    gpu: str,
     fit: str | Path = DEFAULT_FIT,
-    **deployment: Any,
+    **options: Unpack[CaseOptions],
 ) -> Elasticities:
     """What latencies and capacity under a load depend on, and how strongly.
 
@@ -106,41 +89,37 @@ def explain(
     efficiency that was measured.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
-        load: A load that stays: a rate, or clients.
-        gpu: Key of a GPU, or a JSON file.
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it.
         fit: Name or path of a fit, ``default`` or ``none``.
-        **deployment: Fields of `physim.Deployment`, such as ``tp``.
+        **options: GPU, deployment and a load that stays, a rate or clients; see `CaseOptions`.
 
     Raises:
         InputError: Some input cannot be used, the load ends, or it is above capacity.
     """
+    case = Case.of(model, **options)
+    load = case.demanded
     if not load.endless or load.stages:
-        raise InputError("load", "ends or changes", "give a rate, or clients, without an end")
-    case = Case.of(model, gpu, Deployment(**deployment), load)
+        raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
     corrections = load_fit(fit, case.gpu.key).corrections
-    numbers = flat(corrections)
-    ops, names = _lowered(case, case.gpu), np.array(labels())
+    numbers, names = flat(corrections), np.array(labels())
+    system = row_of(CaseArrays.of([case]), 0)
+    system = dataclasses.replace(system, ops=_lowered(case, case.gpu))
     directions = [(_tangent(case, name), np.zeros_like(numbers)) for name in RATES]
-    still = jax.tree.map(np.zeros_like, ops)
-    directions += [(still, 1.0 * (names == name)) for name in TIMES]
-    demand = Demand.of(load, case.deployment.block_size)
+    still = jax.tree.map(np.zeros_like, system.ops)
+    directions += [(still, 1.0 * (names == name)) for name in CORRECTIONS]
     logs, slopes = jax.tree.map(
         np.asarray,
-        _slopes(
-            (ops, numbers),
-            jax.tree.map(lambda *leaves: np.stack(leaves), *directions),
-            demand,
-            Limits.of(case.deployment),
-            load.concurrency is not None,
-        ),
+        _slopes(system, numbers, jax.tree.map(lambda *leaves: np.stack(leaves), *directions)),
     )
     if not np.all(np.isfinite(logs)):
-        capacity = float(np.exp(logs[METRICS.index("capacity")]))
+        capacity = float(np.exp(logs[METRICS.index("saturation")]))
         raise InputError(
-            "load", f"is above the capacity of {capacity:.3g} requests/s", "give a lighter one"
+            "load",
+            f"is above the saturation throughput of {capacity:.3g} requests/s",
+            "give a lighter one",
         )
-    rows = dict(zip((*RATES, *TIMES), slopes, strict=True))
+    rows = dict(zip((*RATES, *CORRECTIONS), slopes, strict=True))
     return Elasticities(
         {
             name: {metric: float(x) for metric, x in zip(METRICS, row, strict=True)}
@@ -169,30 +148,32 @@ def _tangent(case: Case, rate: str) -> StepOps:
         return _lowered(case, dataclasses.replace(gpu, **{rate: getattr(gpu, rate) * factor}))
 
     up, down = at(float(np.exp(_MOVED))), at(float(np.exp(-_MOVED)))
-    tangent: StepOps = jax.tree.map(lambda a, b: (a - b) / (2 * _MOVED), up, down)
+    tangent: StepOps = jax.tree.map(_slope, up, down)
     return tangent
 
 
+def _slope(up: Number, down: Number) -> Number:
+    """The slope of numbers that were moved up and down; one that did not move may be infinite."""
+    return np.where(up == down, 0.0, np.nan_to_num(up) - np.nan_to_num(down)) / (2 * _MOVED)
+
+
 # XLA's fusion emitters take half as long again to compile this.
-@jax.jit(static_argnames="clients", compiler_options={"xla_cpu_use_fusion_emitters": False})
+@jax.jit(compiler_options={"xla_cpu_use_fusion_emitters": False})
 def _slopes(
-    at: tuple[StepOps, Float[AnyArray, " n"]],
+    system: CaseArrays,
+    corrections: Float[AnyArray, " n"],
     directions: tuple[StepOps, Float[AnyArray, "directions n"]],
-    demand: Demand,
-    limits: Limits,
-    clients: bool,
 ) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"]]:
     """Logarithms of the metrics, and their slopes in some directions of model and corrections."""
-    endless = jnp.full_like(jnp.asarray(demand.rate), jnp.inf)
-    unbounded = eqx.tree_at(lambda d: (d.rate, d.concurrency), demand, (endless, endless))
-    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, unbounded)
+    demand = system.demand
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, demand.unending())
 
     def logs(at: tuple[StepOps, Float[AnyArray, " n"]]) -> Float[AnyArray, " metrics"]:
-        model = StepModel(at[0], unflat(at[1]))
-        states = jax.vmap(lambda one: steady_state(model, one, limits, clients))(both)
+        model = dataclasses.replace(system, ops=at[0]).model(unflat(at[1]))
+        states = jax.vmap(lambda one: steady_state(model, one, system.limits))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
         return jnp.log(jnp.stack([*loaded, states.throughput[1]]))
 
-    at = jax.tree.map(jnp.asarray, at)
+    at = jax.tree.map(jnp.asarray, (system.ops, corrections))
     slopes = jax.vmap(lambda along: jax.jvp(logs, (at,), (along,))[1])(directions)
     return logs(at), slopes

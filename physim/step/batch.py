@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Num
+import numpy as np
+from jaxtyping import Float, Num
 
-from physim.types import AnyArray, Scalar
+from physim.types import AnyArray, Number
 
 MAX_REQUESTS = 1024
+# Tokens that attention looks back: all of them.
+UNLIMITED = np.array([np.inf])
 
 
 class Batch(eqx.Module):
     """Sums over the requests of a step, from which every component takes its work.
 
+    The fields are numbers, or arrays with the same leading axes for many steps at once.
+
     Attributes:
-        decode_requests: Requests that decode one token.
-        decode_context: Tokens that they attend to, summed.
+        decode_requests: Requests that decode.
+        tokens_each: Tokens that each of them adds: one, and more where tokens are speculated.
+        attended: Tokens that they attend to, summed, for each window of the model's attention:
+            the sum of the lesser of context and window.
         prefill_requests: Requests with a prefill chunk in this step.
         prefill_tokens: Tokens of the chunks, summed.
         prefill_squares: Squares of the chunks' tokens, summed.
@@ -24,17 +32,21 @@ class Batch(eqx.Module):
         cached_products: Products of each chunk's tokens with its cached tokens, summed.
     """
 
-    decode_requests: Scalar
-    decode_context: Scalar
-    prefill_requests: Scalar
-    prefill_tokens: Scalar
-    prefill_squares: Scalar
-    cached_tokens: Scalar
-    cached_products: Scalar
+    decode_requests: Number
+    tokens_each: Number
+    attended: Num[AnyArray, "*steps windows"]
+    prefill_requests: Number
+    prefill_tokens: Number
+    prefill_squares: Number
+    cached_tokens: Number
+    cached_products: Number
 
     @classmethod
     def exact(
-        cls, new_tokens: Num[AnyArray, " requests"], cached: Num[AnyArray, " requests"]
+        cls,
+        new_tokens: Num[AnyArray, " requests"],
+        cached: Num[AnyArray, " requests"],
+        windows: Float[AnyArray, " windows"] = UNLIMITED,
     ) -> Batch:
         """A batch of known requests.
 
@@ -43,13 +55,17 @@ class Batch(eqx.Module):
                 for a prefill chunk, 0 for an empty place. Arrays of one length, such as
                 `MAX_REQUESTS`, share a compiled function.
             cached: Tokens of each request that are in the KV cache before the step.
+            windows: Tokens that the model's attention looks back, for each of its kinds
+                (`StepOps.windows`).
         """
         decodes, prefills = new_tokens == 1, new_tokens > 1
         chunk = jnp.where(prefills, new_tokens, 0.0)
         before = jnp.where(prefills, cached, 0.0)
+        seen = jnp.minimum((cached + 1.0)[:, None], windows)
         return cls(
             decode_requests=jnp.sum(decodes * 1.0),
-            decode_context=jnp.sum(jnp.where(decodes, cached + 1.0, 0.0)),
+            tokens_each=1.0,
+            attended=jnp.sum(jnp.where(decodes[:, None], seen, 0.0), axis=0),
             prefill_requests=jnp.sum(prefills * 1.0),
             prefill_tokens=jnp.sum(chunk),
             prefill_squares=jnp.sum(chunk**2),
@@ -60,24 +76,33 @@ class Batch(eqx.Module):
     @classmethod
     def summarised(
         cls,
-        decode_requests: Scalar = 0.0,
-        context: Scalar = 0.0,
-        prefill_requests: Scalar = 0.0,
-        chunk: Scalar = 0.0,
-        cached: Scalar = 0.0,
+        decode_requests: Number = 0.0,
+        context: Number = 0.0,
+        prefill_requests: Number = 0.0,
+        chunk: Number = 0.0,
+        cached: Number = 0.0,
+        tokens_each: Number = 1.0,
+        windows: Float[AnyArray, " windows"] = UNLIMITED,
     ) -> Batch:
-        """A batch known by its means.
+        """A batch known by its means, or many of them.
 
         Args:
             decode_requests: Requests that decode; need not be whole.
-            context: Mean tokens that each of them attends to.
+            context: Tokens that each of them has before and with this step, mean.
             prefill_requests: Requests with a prefill chunk; need not be whole.
             chunk: Mean tokens of a chunk.
             cached: Mean tokens that such a request has in the cache already.
+            tokens_each: Tokens that each decoding request adds.
+            windows: Tokens that the model's attention looks back, for each of its kinds
+                (`StepOps.windows`). Contexts are taken to be all alike.
         """
+        traced = any(isinstance(x, jax.Array) for x in (decode_requests, context, windows))
+        xp = jnp if traced else np
+        seen = xp.minimum(xp.asarray(context)[..., None], windows)
         return cls(
             decode_requests=decode_requests,
-            decode_context=decode_requests * context,
+            tokens_each=tokens_each,
+            attended=xp.asarray(decode_requests)[..., None] * seen,
             prefill_requests=prefill_requests,
             prefill_tokens=prefill_requests * chunk,
             prefill_squares=prefill_requests * chunk**2,
@@ -86,27 +111,43 @@ class Batch(eqx.Module):
         )
 
     @property
-    def tokens(self) -> Scalar:
+    def tokens(self) -> Number:
         """Tokens that the step's GEMMs work on."""
-        return self.decode_requests + self.prefill_tokens
+        return self.decode_requests * self.tokens_each + self.prefill_tokens
 
     @property
-    def requests(self) -> Scalar:
-        """Requests of the step, each of which has one token sampled."""
+    def sampled(self) -> Number:
+        """Tokens that have logits computed: all that decode, and the last of each chunk."""
+        return self.decode_requests * self.tokens_each + self.prefill_requests
+
+    @property
+    def requests(self) -> Number:
+        """Requests of the step."""
         return self.decode_requests + self.prefill_requests
 
     def decode_only(self) -> Batch:
         """The batch without its prefill chunks."""
-        return Batch(self.decode_requests, self.decode_context, 0.0, 0.0, 0.0, 0.0, 0.0)
+        zero = 0.0 * self.prefill_requests
+        return Batch(
+            self.decode_requests,
+            self.tokens_each,
+            self.attended,
+            prefill_requests=zero,
+            prefill_tokens=zero,
+            prefill_squares=zero,
+            cached_tokens=zero,
+            cached_products=zero,
+        )
 
     def prefill_only(self) -> Batch:
         """The batch without its decoding requests."""
         return Batch(
-            0.0,
-            0.0,
-            self.prefill_requests,
-            self.prefill_tokens,
-            self.prefill_squares,
-            self.cached_tokens,
-            self.cached_products,
+            decode_requests=0.0 * self.decode_requests,
+            tokens_each=self.tokens_each,
+            attended=0.0 * self.attended,
+            prefill_requests=self.prefill_requests,
+            prefill_tokens=self.prefill_tokens,
+            prefill_squares=self.prefill_squares,
+            cached_tokens=self.cached_tokens,
+            cached_products=self.cached_products,
         )

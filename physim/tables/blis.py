@@ -11,19 +11,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from physim.cases import Case
-from physim.corrections import Corrections
+from physim.corrections.fields import Corrections
 from physim.inputs.deployment import GIB
 from physim.inputs.hardware import Hardware
-from physim.step.many import named_seconds, part_seconds
+from physim.inputs.model_lookup import config_path
+from physim.prediction.cases import Case
+from physim.step.lowering import PARTS, rows_of
+from physim.step.many_batches import named_seconds, total_seconds
 from physim.step.model import StepModel
-from physim.tables.coefficients import MICROSECOND
+from physim.step.rows import SizeRow
 from physim.tables.kernel_profile import KernelProfile, as_yaml, kernel_profile
+from physim.tables.linear_models import MICROSECOND
 from physim.tables.mfu_grids import write_mfu_grids
 
 _BLOCK_TOKENS = 16
+_ATTENTION_TABLES = ("context_attention", "generation_attention")
 # The steps that whole-step efficiencies are read off: a prompt, and a batch that decodes.
 _PROMPT, _BATCH, _CONTEXT = 2048.0, 64.0, 1000.0
 
@@ -36,7 +38,6 @@ def blis_gpu(gpu: Hardware) -> str:
 def write_blis(
     folder: Path,
     case: Case,
-    config: Path,
     model: StepModel,
     corrections: Corrections,
     coefficients: dict[str, Any],
@@ -46,22 +47,21 @@ def write_blis(
     Args:
         folder: A folder that is there.
         case: What is served.
-        config: The model's ``config.json``.
         model: The step model.
         corrections: Its corrections.
-        coefficients: Those of linear models, as `physim.tables.folders` makes them.
+        coefficients: Those of linear models, as `physim.tables.writer` makes them.
 
     Returns:
         What the metadata is to say of the kernel profile.
     """
     arch, gpu, deployment = case.model, case.gpu, case.deployment
-    name = blis_gpu(gpu)
+    name, tp = blis_gpu(gpu), deployment.parallelism.tp
     # vLLM's blocks may be of another size, BLIS's are not.
-    blocks = deployment.kv_blocks * deployment.block_size // _BLOCK_TOKENS
+    blocks = deployment.limits.kv_tokens // _BLOCK_TOKENS
     profile = kernel_profile(model, arch, deployment)
-    shutil.copyfile(config, folder / "config.json")
+    shutil.copyfile(config_path(arch.name), folder / "config.json")
     (folder / "kernel_profile.yaml").write_text(
-        as_yaml(profile, arch, name, deployment.tp, "vllm", version("physim-llm")), encoding="utf-8"
+        as_yaml(profile, arch, name, tp, "vllm", version("physim-llm")), encoding="utf-8"
     )
     _write_json(folder / "hardware_config.json", {name: _hardware(case, model)})
     _write_json(folder / "hardware_config_stepml.json", {name.lower(): _stepml(case, model)})
@@ -71,7 +71,7 @@ def write_blis(
     blackbox = list(coefficients["blackbox"]["beta"].values())
     (folder / "defaults.yaml").write_text(
         f"defaults:\n  {quoted}:\n    GPU: {name}\n"
-        f"    tensor_parallelism: {deployment.tp}\n    hf_repo: {quoted}\n"
+        f"    tensor_parallelism: {tp}\n    hf_repo: {quoted}\n"
         "workloads: {}\n"
         f"trained_physics_coefficients:\n  alpha_coeffs: {json.dumps(alpha)}\n"
         f"  beta_coeffs: {json.dumps(physics)}\n"
@@ -80,14 +80,12 @@ def write_blis(
     )
     (folder / "defaults_blackbox.yaml").write_text(
         f"models:\n  - id: {quoted}\n    GPU: {name}\n"
-        f"    tensor_parallelism: {deployment.tp}\n    vllm_version: vllm/vllm-openai:v0.15.1\n"
+        f"    tensor_parallelism: {tp}\n    vllm_version: vllm/vllm-openai:v0.15.1\n"
         f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
         f"    total_kv_blocks: {blocks}\n",
         encoding="utf-8",
     )
-    write_mfu_grids(
-        folder / "bench_data", arch, gpu, deployment, corrections, blis_gpu(gpu).lower()
-    )
+    write_mfu_grids(folder / "bench_data", case, corrections, name.lower())
     (folder / "README.md").write_text(
         _readme(case, profile, coefficients, alpha, blocks), encoding="utf-8"
     )
@@ -115,36 +113,39 @@ def _hardware(case: Case, model: StepModel) -> dict[str, float]:
 def _matrix_efficiency(case: Case, model: StepModel, kind: str) -> float:
     """FLOP of a step's matrix products over its time and the peak."""
     arch = case.model
-    sums = np.zeros((1, 7))
     if kind == "prefill":
-        sums[0, 2:5] = 1.0, _PROMPT, _PROMPT**2
+        tokens, step = _PROMPT, model.batch(prefill_requests=1.0, chunk=_PROMPT)
     else:
-        sums[0, :2] = _BATCH, _BATCH * _CONTEXT
-    tokens = _PROMPT if kind == "prefill" else _BATCH
-    seconds = float(np.sum(part_seconds(model, sums)))
+        tokens, step = _BATCH, model.batch(decode_requests=_BATCH, context=_CONTEXT)
+    seconds = float(total_seconds(model, step)[0])
     form = arch.formats.experts if arch.experts else arch.formats.mlp
     peak = case.gpu.peak(form.compute) or dict(case.gpu.peak_flops)["bfloat16"]
     weights = arch.attention_parameters + arch.mlp_parameters
     weights += arch.expert_parameters * (arch.experts.per_token if arch.experts else 0)
-    flops = 2.0 * tokens * weights / case.deployment.tp
+    flops = 2.0 * tokens * weights / case.deployment.parallelism.tp
     return float(f"{flops / (seconds * peak):.4g}")
 
 
 def _stepml(case: Case, model: StepModel) -> dict[str, float]:
     """The GPU as the branch of the step-time studies has it."""
     gpu, arch = case.gpu, case.model
-    sums = np.zeros((1, 7))
-    sums[0, :2] = 1.0, _CONTEXT
-    parts = {name: float(seconds[0]) for name, seconds in named_seconds(model, sums).items()}
-    busy = ("qkv", "attention_output", "mlp", "experts", "output")
+    step = model.batch(decode_requests=1.0, context=_CONTEXT)
+    parts = {name: float(seconds[0]) for name, seconds in named_seconds(model, step).items()}
+    operations = rows_of(arch, gpu, case.deployment)
+    # Matrix products read weights; what is around them is neither that nor attention.
+    weights = [
+        row for row in operations if isinstance(row, SizeRow) and (row.gemm or row.expert_bytes)
+    ]
+    busy = {row.part for row in weights}
     reading = sum(parts[name] for name in busy)
-    gemms = model.ops.gemms
-    moved = float(np.sum(gemms.count * gemms.n * gemms.k * gemms.weight_bytes))
-    if arch.experts:
-        experts = model.ops.experts
-        one = 3.0 * experts.hidden * experts.width * experts.weight_bytes
-        moved += float(experts.layers * experts.per_token * one)
-    around = sum(parts[name] for name in ("elementwise", "all_reduce", "step_overhead", "host"))
+    moved = sum(
+        row.count * (row.fixed_bytes + row.experts_per_token * row.expert_bytes) for row in weights
+    )
+    around = sum(
+        seconds
+        for name, seconds in parts.items()
+        if name not in busy and PARTS[name].blis_table not in _ATTENTION_TABLES
+    )
     return {
         "TFlopsPeak": dict(gpu.peak_flops)["bfloat16"] / 1e12,
         "BwPeakTBs": gpu.memory_bandwidth / 1e12,
@@ -160,13 +161,13 @@ def _readme(
     alpha: list[float],
     blocks: int,
 ) -> str:
-    arch, gpu, tp = case.model, blis_gpu(case.gpu), case.deployment.tp
+    arch, gpu, tp = case.model, blis_gpu(case.gpu), case.deployment.parallelism.tp
     physics, box = coefficients["trained_physics"], coefficients["blackbox"]
 
     def flag(values: Any) -> str:
         return ",".join(f"{value:.6g}" for value in values)
 
-    engine = case.deployment
+    engine = case.deployment.limits
     common = f"--model {arch.name} --hardware {gpu} --tp {tp} --total-kv-blocks {blocks}"
     return f"""# {arch.name} on {tp} x {gpu} for BLIS
 

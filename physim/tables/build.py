@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from physim.inputs.deployment import ResolvedDeployment
-from physim.step.many import part_seconds, sums_of
-from physim.step.model import PART_NAMES, StepModel
+from physim.inputs.deployment import Limits
+from physim.step.batch import Batch
+from physim.step.lowering import PART_NAMES
+from physim.step.many_batches import part_seconds, total_seconds
+from physim.step.model import StepModel
 from physim.tables.table import AXES, Table, prefill_context
 
 Where = Float[np.ndarray, "rows 4"]
 
 LEAST_TOLERANCE, MOST_TOLERANCE = 1e-3, 0.5
 
+# The numbers below trade the size of tables for the time it takes to make them:
+# benchmarks/bench_tables.py measures both.
 # Batches that knots are chosen on, and others that a table's error is measured on.
 _CHOSEN_ON, _MEASURED_ON = 3000, 10_000
 # Knots that are added at a time, and times.
@@ -51,14 +55,13 @@ class Reach:
     kv_tokens: int
 
     @classmethod
-    def of(cls, deployment: ResolvedDeployment) -> Reach:
+    def of(cls, limits: Limits) -> Reach:
         """The reach of an engine."""
-        held = deployment.kv_blocks * deployment.block_size
         return cls(
-            min(deployment.max_num_seqs, deployment.max_num_batched_tokens),
-            min(deployment.max_model_len, held),
-            deployment.max_num_batched_tokens,
-            held,
+            min(limits.max_num_seqs, limits.max_num_batched_tokens),
+            min(limits.max_model_len, limits.kv_tokens),
+            limits.max_num_batched_tokens,
+            limits.kv_tokens,
         )
 
     def draw(self, count: int, seed: int) -> Where:
@@ -145,10 +148,12 @@ def _more_prompts_us(model: StepModel) -> dict[str, float]:
     squares, products = count * chunk**2, count * chunk * cached
     tokens = count * chunk
     before = prefill_context(tokens, squares, products)
-    rows = np.zeros((2, 7))
-    rows[0, 2:] = count, tokens, squares, count * cached, products
-    rows[1, 2:] = 1.0, tokens, tokens**2, before, tokens * before
-    several, one = part_seconds(model, rows)
+    prompts = model.batch(
+        prefill_requests=np.array([count, 1.0]),
+        chunk=np.array([chunk, tokens]),
+        cached=np.array([cached, before]),
+    )
+    several, one = part_seconds(model, prompts)
     more = dict(zip(PART_NAMES, (several - one) * 1e6, strict=True))
     read = max(more["prefill_attention"], 0.0) / ((count - 1) * cached)
     return {
@@ -158,13 +163,31 @@ def _more_prompts_us(model: StepModel) -> dict[str, float]:
 
 
 def _total(model: StepModel, where: Where) -> Float[np.ndarray, " rows"]:
-    return np.sum(part_seconds(model, sums_of(where)), axis=1)
+    return total_seconds(model, one_chunk(model, where))
+
+
+def one_chunk(model: StepModel, where: Where) -> Batch:
+    """Steps of one prefill chunk at most, as a table's axes tell them.
+
+    Args:
+        model: The step model.
+        where: Of each step the requests that decode, the mean tokens that they attend to, the
+            chunk's tokens, and those in the cache before it.
+    """
+    decode, context, prefill, before = where.T
+    return model.batch(
+        decode_requests=decode,
+        context=context,
+        prefill_requests=np.minimum(prefill, 1.0),
+        chunk=prefill,
+        cached=before,
+    )
 
 
 def _at_knots(model: StepModel, axes: list[np.ndarray]) -> Float[np.ndarray, "parts a b c d"]:
     """Each part at all combinations of knots."""
     where = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
-    parts = part_seconds(model, sums_of(where.reshape(-1, 4)))
+    parts = part_seconds(model, one_chunk(model, where.reshape(-1, 4)))
     return np.moveaxis(parts.reshape(*where.shape[:4], -1), -1, 0)
 
 

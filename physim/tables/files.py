@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FORMATS = {"parquet": "table.parquet", "csv": "table.csv.gz", "json": "table.json"}
 METADATA = "metadata.json"
 _SCHEMA_VERSION = 1
-# Times are written in microseconds to five digits, far below what a table is off by.
+# Times are written in microseconds to five digits, far below a table's error.
 _UNIT, _DIGITS = 1e-6, 5
 _STEP, _SUFFIX = "step_us", "_us"
 
@@ -37,7 +37,7 @@ def write(table: Table, folder: Path, kind: str) -> None:
         InputError: The format is unknown, or Parquet without pyarrow.
     """
     if kind not in FORMATS:
-        raise InputError("format", f"{kind!r} is unknown", f"known are {', '.join(FORMATS)}, blis")
+        raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}, blis")
     path = folder / FORMATS[kind]
     if kind == "json":
         path.write_text(json.dumps(_as_json(table)) + "\n", encoding="utf-8")
@@ -81,7 +81,7 @@ def load(folder: str | Path) -> Table:
     path = place / str(metadata.pop("table", ""))
     if path.name not in FORMATS.values():
         raise InputError(
-            f"{place / METADATA}: table", f"{path.name!r} is no table", "write the table anew"
+            f"{place / METADATA}: table", f"{path.name!r} is not a table", "write the table again"
         )
     try:
         if path.suffix == ".json":
@@ -90,7 +90,7 @@ def load(folder: str | Path) -> Table:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(str(path), "is damaged", "write the table anew") from error
+        raise InputError(str(path), "is damaged", "write the table again") from error
 
 
 def _frame(path: Path) -> pd.DataFrame:
@@ -102,7 +102,7 @@ def _frame(path: Path) -> pd.DataFrame:
         raise InputError(str(path), "needs pyarrow", "pip install 'physim-llm[data]'") from error
     except (OSError, EOFError) as error:
         what = getattr(error, "strerror", None) or "is damaged"
-        raise InputError(str(path), what, "write the table anew") from error
+        raise InputError(str(path), what, "write the table again") from error
 
 
 def _as_frame(table: Table) -> pd.DataFrame:

@@ -15,19 +15,18 @@ from jaxtyping import Float
 
 from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
-from physim.step.many import named_seconds, sums_of
+from physim.step.batch import Batch
+from physim.step.lowering import PARTS
+from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
-from physim.tables.build import Reach
-from physim.tables.coefficients import MICROSECOND, nonnegative
+from physim.tables.build import Reach, one_chunk
+from physim.tables.linear_models import MICROSECOND, nonnegative
 
 # Points of an axis for each doubling, between which time is nearly straight.
 _A_DOUBLING = 4
 _CONTEXTS_A_DOUBLING = 2
 _MOST_PROMPTS = 32
 _SAMPLE = 4000
-# A step that decodes one token.
-_ONE = np.array([[1.0, 1, 0, 0, 0, 0, 0]])
-_PER_TOKEN = ("qkv", "attention_output", "mlp", "elementwise")
 
 Points = Float[np.ndarray, " _"]
 
@@ -81,41 +80,36 @@ def kernel_profile(
         arch: The model.
         deployment: The engine.
     """
-    reach = Reach.of(deployment)
-    layers, sparse = arch.layers, arch.experts.layers if arch.experts else 0
+    reach = Reach.of(deployment.limits)
+    layers, sparse = arch.layers, arch.expert_layers
     tokens = _points(reach.prefill_tokens, _A_DOUBLING)
-    rows = np.zeros((len(tokens), 7))
-    rows[:, 2], rows[:, 3], rows[:, 4] = 1.0, tokens, tokens**2
-    by_tokens = named_seconds(model, rows)
+    by_tokens = _by_table(model, model.batch(prefill_requests=np.ones_like(tokens), chunk=tokens))
     prompts = _points(min(_MOST_PROMPTS, reach.decode_requests), 1)
     lengths = _points(min(reach.prefill_tokens, reach.context), _A_DOUBLING)
     length, prompt = np.meshgrid(lengths, prompts, indexing="ij")
-    prefills = np.zeros((length.size, 7))
-    prefills[:, 2] = prompt.ravel()
-    prefills[:, 3], prefills[:, 4] = (prompt * length).ravel(), (prompt * length**2).ravel()
+    prefills = model.batch(prefill_requests=prompt.ravel(), chunk=length.ravel())
     requests = _points(reach.decode_requests, _A_DOUBLING)
     contexts = _points(reach.context, _CONTEXTS_A_DOUBLING)
     context, request = np.meshgrid(contexts, requests, indexing="ij")
-    decodes = np.zeros((context.size, 7))
-    decodes[:, 0], decodes[:, 1] = request.ravel(), (request * context).ravel()
+    decodes = model.batch(decode_requests=request.ravel(), context=context.ravel())
     # As BLIS counts all-reduces.
     units = 2 * (layers - sparse) + sparse
     multipliers, error = _multipliers(model, arch, reach)
     return KernelProfile(
         tokens=tokens,
-        gemm=_microseconds(np.sum([by_tokens[name] for name in _PER_TOKEN], axis=0), layers),
-        all_reduce=_microseconds(by_tokens["all_reduce"], units),
-        logits=float(_microseconds(named_seconds(model, _ONE)["output"], 1)[0]),
-        experts=_microseconds(by_tokens["experts"], sparse) if sparse else None,
+        gemm=_microseconds(by_tokens["gemm"], layers),
+        all_reduce=_microseconds(by_tokens["allreduce"], units),
+        logits=float(_microseconds(_of_one(model)["logits_gemm"], 1)[0]),
+        experts=_microseconds(by_tokens["moe_compute"], sparse) if sparse else None,
         prompts=prompts,
         prompt_tokens=lengths,
         prefill_attention=_microseconds(
-            named_seconds(model, prefills)["prefill_attention"].reshape(length.shape), layers
+            _by_table(model, prefills)["context_attention"].reshape(length.shape), layers
         ),
         requests=requests,
         context=contexts,
         decode_attention=_microseconds(
-            named_seconds(model, decodes)["decode_attention"].reshape(context.shape), layers
+            _by_table(model, decodes)["generation_attention"].reshape(context.shape), layers
         ),
         multipliers=multipliers,
         error_pct=error,
@@ -129,25 +123,23 @@ def _multipliers(
     where = reach.draw(_SAMPLE, seed=2)
     # Of prompts with tokens in the cache BLIS has its own reckoning.
     where[:, 3] = 0.0
-    sums = sums_of(where)
-    parts = named_seconds(model, sums)
-    one = named_seconds(model, _ONE)
-    total = np.sum(list(parts.values()), axis=0)
-    kernels = (*_PER_TOKEN, "experts", "all_reduce", "prefill_attention", "decode_attention")
+    steps = one_chunk(model, where)
+    total = np.sum(list(named_seconds(model, steps).values()), axis=0)
+    tables, one = _by_table(model, steps), _of_one(model)
     # BLIS takes the first all-reduce off, and has the logits of one request.
-    inside = np.sum([parts[name] for name in kernels], axis=0)
-    inside += one["output"] - one["all_reduce"]
-    decode, _, prefills = sums[:, :3].T
+    inside = np.sum([own for name, own in tables.items() if name != "logits_gemm"], axis=0)
+    inside += one["logits_gemm"] - one["allreduce"]
+    decode, prefills = np.asarray(steps.decode_requests), np.asarray(steps.prefill_requests)
     basis = np.stack(
         [
             arch.layers * prefills,
             decode + prefills,
-            np.ones(len(sums)),
+            np.ones(len(where)),
             arch.layers * np.minimum(decode, 1.0),
         ],
         axis=1,
     )
-    share = np.full(len(sums), 1 / len(sums))
+    share = np.full(len(where), 1 / len(where))
     found = nonnegative(basis, (total - inside) / MICROSECOND, share, total / MICROSECOND)
     error = 100 * np.abs((inside + basis @ found * MICROSECOND) / total - 1)
     rounded = tuple(float(f"{value:.6g}") for value in found)
@@ -157,11 +149,26 @@ def _multipliers(
     }
 
 
+def _of_one(model: StepModel) -> dict[str, Float[np.ndarray, " steps"]]:
+    """Seconds of a step that decodes one token, by BLIS's tables."""
+    return _by_table(model, model.batch(decode_requests=1.0, context=1.0))
+
+
+def _by_table(model: StepModel, steps: Batch) -> dict[str, Float[np.ndarray, " steps"]]:
+    """Seconds of steps, the parts that BLIS has in one table together."""
+    tables: dict[str, Float[np.ndarray, " steps"]] = {}
+    for name, seconds in named_seconds(model, steps).items():
+        table = PARTS[name].blis_table
+        if table is not None:
+            tables[table] = tables.get(table, 0.0) + seconds
+    return tables
+
+
 def as_yaml(
     profile: KernelProfile, arch: ModelArch, gpu: str, tp: int, backend: str, version: str
 ) -> str:
     """The profile in BLIS's form."""
-    sparse = arch.experts.layers if arch.experts else 0
+    sparse = arch.expert_layers
     lines = [
         f"gpu: {gpu}",
         f"backend: {backend}",

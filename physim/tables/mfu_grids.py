@@ -14,14 +14,17 @@ import jax
 import numpy as np
 
 from physim import roofline
-from physim.corrections import Corrections
+from physim.corrections.fields import Corrections
 from physim.inputs.architecture import ModelArch
-from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
-from physim.step.lowering import GEMM_NAMES, lower
-from physim.step.many import named_seconds
+from physim.inputs.parallelism import Parallelism
+from physim.prediction.cases import Case
+from physim.step.batch import Batch
+from physim.step.lowering import rows_of
+from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
-from physim.tables.coefficients import MICROSECOND
+from physim.step.rows import SizeRow, in_order
+from physim.tables.linear_models import MICROSECOND
 
 _TOKENS = tuple(2**power for power in range(14))
 _LENGTHS = tuple(2**power for power in range(7, 16))
@@ -30,34 +33,27 @@ _CONTEXTS = tuple(2**power for power in range(7, 17))
 _DTYPE = "bf16"
 
 
-def write_mfu_grids(
-    folder: Path,
-    arch: ModelArch,
-    gpu: Hardware,
-    deployment: ResolvedDeployment,
-    corrections: Corrections,
-    blis_gpu: str,
-) -> None:
+def write_mfu_grids(folder: Path, case: Case, corrections: Corrections, blis_gpu: str) -> None:
     """Writes the grids below a folder.
 
     Args:
         folder: The folder that BLIS gets as ``--bench-data-path``.
-        arch: The model.
-        gpu: The GPU.
-        deployment: The engine.
+        case: What is served.
         corrections: Corrections of the components.
         blis_gpu: BLIS's name of the GPU, in lower case.
     """
-    heads, kv_heads, dim = arch.heads, arch.kv_heads, arch.head_dim
-    shape = f"{heads}-{kv_heads}-{dim}"
-    sharded = StepModel(lower(arch, gpu, deployment), corrections)
-    whole = StepModel(lower(arch, gpu, dataclasses.replace(deployment, tp=1)), corrections)
+    arch, gpu, deployment = case.model, case.gpu, case.deployment
+    attention, tp = arch.attention, deployment.parallelism.tp
+    shape = f"{attention.heads}-{attention.kv_heads}-{attention.head_dim}"
+    alone = dataclasses.replace(deployment, parallelism=Parallelism())
+    sharded = case.step_model(corrections)
+    whole = dataclasses.replace(case, deployment=alone).step_model(corrections)
     files = {
-        f"gemm/{blis_gpu}/data.csv": ("m,k,n", _gemms(sharded)),
+        f"gemm/{blis_gpu}/data.csv": ("m,k,n", _gemms(case, sharded)),
         f"mha/prefill/{blis_gpu}/{shape}.csv": ("dtype,seq_len", _prefill(whole, arch, gpu)),
-        f"mha/decode/{blis_gpu}/{shape}-tp{deployment.tp}.csv": (
+        f"mha/decode/{blis_gpu}/{shape}-tp{tp}.csv": (
             "dtype,kv_dtype,batch_size,kv_len",
-            _decode(sharded, arch, gpu, deployment.tp),
+            _decode(sharded, arch, gpu, tp),
         ),
     }
     for name, (columns, rows) in files.items():
@@ -71,30 +67,32 @@ def _row(key: str, seconds: float, flops: float, peak: float) -> str:
     return f"{key},{seconds / MICROSECOND:.3f},{flops / (seconds * peak):.6f}"
 
 
-def _gemms(model: StepModel) -> list[str]:
-    gemms = model.ops.gemms
+def _gemms(case: Case, model: StepModel) -> list[str]:
     tokens = np.array(_TOKENS, float)
-    seconds = np.asarray(jax.jit(jax.vmap(lambda t: model.gemm_seconds(t, t)))(tokens))
+    none = np.zeros_like(tokens)
+    sizes = {"tokens": tokens, "sampled": tokens, "message_bytes": none, "has_prefill": none}
+    seconds = np.asarray(jax.jit(jax.vmap(model.row_seconds))(sizes))
+    operations = rows_of(case.model, case.gpu, case.deployment)
+    _, placed = in_order([row for row in operations if isinstance(row, SizeRow)])
     rows: dict[str, str] = {}
-    for place, name in enumerate(GEMM_NAMES):
-        count = float(gemms.count[place])
+    for place, row in enumerate(placed):
         # The router works in 16 bit among experts, and BLIS has no place for it.
-        if count == 0 or name == "router":
+        if row is None or row.gemm is None or row.name == "router":
             continue
-        n, k = int(gemms.n[place]), int(gemms.k[place])
+        n, k = (int(size) for size in row.gemm)
         for m, all_layers in zip(_TOKENS, seconds[:, place].tolist(), strict=True):
             key = f"{m},{k},{n}"
-            flops, peak = 2.0 * m * k * n, float(gemms.peak_flops[place])
-            rows.setdefault(key, _row(key, all_layers / count, flops, peak))
+            flops = 2.0 * m * k * n
+            rows.setdefault(key, _row(key, all_layers / row.count, flops, row.peak_flops))
     return list(rows.values())
 
 
 def _prefill(model: StepModel, arch: ModelArch, gpu: Hardware) -> list[str]:
     length = np.array(_LENGTHS, float)
-    sums = np.zeros((len(length), 7))
-    sums[:, 2], sums[:, 3], sums[:, 4] = 1.0, length, length**2
-    seconds = named_seconds(model, sums)["prefill_attention"] / arch.layers
-    flops, _ = roofline.prefill_attention(1.0, length, arch.heads, arch.kv_heads, arch.head_dim)
+    prompts = model.batch(prefill_requests=np.ones_like(length), chunk=length)
+    seconds = named_seconds(model, prompts)["prefill_attention"] / arch.layers
+    shape = arch.attention
+    flops, _ = roofline.prefill_attention(1.0, length, shape.heads, shape.kv_heads, shape.head_dim)
     return [
         _row(f"{_DTYPE},{tokens}", one, work, _peak(gpu))
         for tokens, one, work in zip(
@@ -105,10 +103,14 @@ def _prefill(model: StepModel, arch: ModelArch, gpu: Hardware) -> list[str]:
 
 def _decode(model: StepModel, arch: ModelArch, gpu: Hardware, tp: int) -> list[str]:
     request, context = (axis.ravel() for axis in np.meshgrid(_REQUESTS, _CONTEXTS, indexing="ij"))
-    sums = np.zeros((len(request), 7))
-    sums[:, 0], sums[:, 1] = request, request * context
-    seconds = named_seconds(model, sums)["decode_attention"] / arch.layers
-    flops = 4.0 * request * context * arch.heads / tp * arch.head_dim
+    # A kernel's table is of what it attends to, whatever the model's windows.
+    decodes = Batch.summarised(
+        decode_requests=request.astype(float),
+        context=context.astype(float),
+        windows=np.full_like(model.ops.windows, np.inf),
+    )
+    seconds = named_seconds(model, decodes)["decode_attention"] / arch.layers
+    flops = 4.0 * request * context * arch.attention.heads / tp * arch.attention.head_dim
     return [
         _row(f"{_DTYPE},{_DTYPE},{batch},{tokens}", one, work, _peak(gpu))
         for batch, tokens, one, work in zip(

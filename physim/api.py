@@ -1,0 +1,87 @@
+"""The public verbs on one case: from names and numbers to an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Unpack
+
+from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.prediction.cases import Case, CaseOptions, ServerOptions
+from physim.prediction.intervals import predict_with_interval
+from physim.prediction.results import Prediction
+from physim.step.model import StepModel
+
+
+def predict(
+    model: str | Path | Case,
+    *,
+    fit: str | Path = DEFAULT_FIT,
+    method: str = "fluid",
+    seed: int = 0,
+    **options: Unpack[CaseOptions],
+) -> Prediction:
+    """Predicts latency and throughput of a model on a GPU under a load.
+
+    Args:
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it.
+        fit: Name or path of a fit, ``default`` for the shipped one or what of it carries over to
+            this GPU, or ``none`` for the physics alone.
+        method: ``fluid``, or ``replay`` for a request-by-request simulation.
+        seed: Seed of the replay's requests.
+        **options: GPU, deployment and load; see `CaseOptions`.
+
+    Raises:
+        InputError: Some input cannot be used; the message says which and what to do.
+    """
+    case = Case.of(model, **options)
+    return predict_with_interval(case, load_fit(fit, case.gpu.key), method, seed)
+
+
+def predict_trace(
+    model: str | Path | Case,
+    trace: str | Path,
+    *,
+    timeout_s: float | None = None,
+    fit: str | Path = DEFAULT_FIT,
+    **options: Unpack[ServerOptions],
+) -> Prediction:
+    """Replays a recorded trace on a model on a GPU.
+
+    Args:
+        model: A case without a load; or a path of a ``config.json``, shipped name or hub id, with
+            the rest of the case beside it.
+        trace: CSV of requests; see `physim.replay.workload.read_trace`.
+        timeout_s: Time after which clients give up; None for never.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        **options: GPU and deployment; see `ServerOptions`.
+
+    Raises:
+        InputError: Some input cannot be used; the message says which and what to do.
+    """
+    from physim.prediction.replayed import replay_trace
+
+    case = Case.of(model, **options)
+    known = load_fit(fit, case.gpu.key)
+    return replay_trace(case, Path(trace), known.corrections, known.name, timeout_s)
+
+
+def step_model(
+    model: str | Path | Case,
+    *,
+    fit: str | Path = DEFAULT_FIT,
+    **options: Unpack[ServerOptions],
+) -> StepModel:
+    """The time of an engine step as a function of its batch, for use in a simulator.
+
+    Args:
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it. A load is of no account.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        **options: GPU and deployment; see `ServerOptions`.
+
+    Raises:
+        InputError: Some input cannot be used; the message says which and what to do.
+    """
+    case = Case.of(model, **options)
+    return case.step_model(load_fit(fit, case.gpu.key).corrections)

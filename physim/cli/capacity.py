@@ -1,0 +1,102 @@
+"""``physim capacity``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from physim.cli.console import stdout, table_of
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    Input,
+    Output,
+    Prefixes,
+    load_options,
+)
+from physim.cli.output_options import AsJson, Plot, write
+from physim.cli.subject_options import FitName, Gpu, Model, Tp
+
+if TYPE_CHECKING:
+    from physim.questions.capacity import Capacity
+
+
+@with_engine
+def capacity(
+    model: Model,
+    gpu: Gpu,
+    input_tokens: Input,
+    output_tokens: Output,
+    slo: Annotated[
+        list[str],
+        typer.Option(
+            help="An upper bound, such as ttft_p99=500ms or itl_mean=25ms: ttft, itl, tpot or "
+            "e2e; mean, p50, p90 or p99; may be repeated."
+        ),
+    ],
+    tp: Tp = 1,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "poisson",
+    burstiness: Burstiness = 1.0,
+    fit: FitName = "default",
+    as_json: AsJson = False,
+    plot: Plot = None,
+    *,
+    engine: Engine,
+) -> None:
+    """Find the highest rate of requests that keeps to objectives on latency.
+
+    Example: physim capacity Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --input 786 --output 251
+    --slo ttft_p99=500ms --slo itl_mean=25ms
+    """
+    load = load_options(locals())
+    import physim
+    from physim.cli.progress import running
+    from physim.prediction.cases import Case
+
+    with running("searching"):
+        found = physim.capacity(model, slo=slo, fit=fit, gpu=gpu, tp=tp, **load, **engine)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print_capacity(found)
+    if plot is not None:
+        from physim.plot import draw_load
+
+        case = Case.of(model, gpu=gpu, tp=tp, **{**load, "rate": found.rate_rps}, **engine)
+        write(
+            lambda: draw_load(
+                case,
+                metrics=list(dict.fromkeys(one.metric for one in found.objectives)),
+                objectives=found.objectives,
+                mark=found.rate_rps,
+                fit=fit,
+            ),
+            plot,
+        )
+
+
+def _print_capacity(found: Capacity) -> None:
+    console = stdout()
+    prediction = found.prediction
+    console.print(
+        f"{prediction.model} on {prediction.tp} x {prediction.gpu}: up to "
+        f"[bold]{found.rate_rps:.4g} requests/s[/bold], then {found.limited_by} is reached"
+    )
+    rows = [
+        [one.name, f"{one.seconds * 1e3:g} ms", f"{one.latency_s(prediction) * 1e3:.1f} ms"]
+        for one in found.objectives
+    ]
+    console.print(table_of(("objective", "at most", "at that rate"), rows))
+    assert prediction.load is not None
+    console.print(
+        f"{prediction.output_tokens_per_s:.0f} tokens/s; the server can serve "
+        f"{prediction.saturation_rps:.4g} requests/s in all ({prediction.load.arrival} arrivals)"
+    )
+    for line in prediction.extrapolations:
+        console.print(f"Beyond what was measured: {line}.", style="yellow")

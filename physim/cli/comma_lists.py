@@ -1,0 +1,22 @@
+"""Options that list several things by commas."""
+
+from __future__ import annotations
+
+from physim.errors import InputError
+
+
+def names_in(text: str) -> list[str]:
+    """The names, without what is empty."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def degrees_in(text: str) -> list[int]:
+    """Degrees of tensor parallelism.
+
+    Raises:
+        InputError: One is no positive integer.
+    """
+    for one in text.split(","):
+        if not one.strip().isdigit() or int(one) < 1:
+            raise InputError(f"--tps: {one.strip()!r}", "is not a positive integer", "correct it")
+    return [int(one) for one in text.split(",")]

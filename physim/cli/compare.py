@@ -1,0 +1,132 @@
+"""``physim compare``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from physim.cli.comma_lists import degrees_in, names_in
+from physim.cli.console import stdout, table_of
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    Concurrency,
+    Input,
+    Output,
+    Prefixes,
+    Rate,
+    load_options,
+)
+from physim.cli.output_options import AsJson
+from physim.cli.subject_options import FitName, Models
+
+if TYPE_CHECKING:
+    from physim.questions.comparison import Comparison
+
+
+@with_engine
+def compare(
+    models: Models,
+    gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
+    input_tokens: Input,
+    output_tokens: Output,
+    tps: Annotated[str, typer.Option(help="GPUs that share every layer, by commas.")] = "1",
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(help="GPU=PRICE of one GPU for an hour, such as h100_sxm=2.5; repeat it."),
+    ] = None,
+    sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or saturation.")] = None,
+    fit: FitName = "default",
+    as_json: AsJson = False,
+    *,
+    engine: Engine,
+) -> None:
+    """Predict models on GPUs at several tp under one load, side by side.
+
+    Example: physim compare Qwen/Qwen3-14B Qwen/Qwen3-32B --gpus h100_sxm,a100_sxm --tps 1,2,4
+    --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
+    """
+    load = load_options(locals())
+    import physim
+    from physim.cli.progress import running
+
+    prices = _prices(price or [])
+    with running("comparing"):
+        found = physim.compare(
+            models,
+            names_in(gpus),
+            degrees_in(tps),
+            prices=prices,
+            order=sort,
+            fit=fit,
+            **load,
+            **engine,
+        )
+    if as_json:
+        typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
+        return
+    console = stdout()
+    console.print(_compared(found))
+    console.print(
+        "use: share of the saturation throughput that this load takes; most/s: that throughput, "
+        "requests/s; "
+        "per 1M: price of a million generated tokens at this load; *: beyond what the fit was "
+        "measured on (--json says in what)",
+        style="dim",
+    )
+    for row in found.refused:
+        console.print(
+            f"left out {row['model']} on {row['tp']} x {row['gpu']}: {row['reason']}",
+            style="yellow",
+        )
+
+
+def _prices(texts: list[str]) -> dict[str, float]:
+    from physim.errors import InputError
+
+    prices = {}
+    for text in texts:
+        gpu, _, value = text.partition("=")
+        try:
+            prices[gpu.strip()] = float(value)
+        except ValueError as error:
+            raise InputError(
+                f"price {text!r}", "is not a price", "write it like h100_sxm=2.5"
+            ) from error
+    return prices
+
+
+def _compared(found: Comparison) -> Any:
+    def milliseconds(seconds: float | None) -> str:
+        return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+
+    columns = ["model", "GPU", "tp", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
+    costs = any(row["cost_per_million_tokens"] is not None for row in found.rows)
+    rows = []
+    for row in found.rows:
+        cells = [
+            row["model"].split("/")[-1] + (" *" if row["extrapolations"] else ""),
+            row["gpu"],
+            str(row["tp"]),
+            milliseconds(row["ttft_s"]),
+            milliseconds(row["itl_s"]),
+            "-" if row["e2e_s"] is None else f"{row['e2e_s']:.2f}",
+            f"{row['output_tokens_per_s']:.0f}",
+            f"{row['use']:.0%}",
+            f"{row['saturation_rps']:.3g}",
+        ]
+        if costs:
+            cost = row["cost_per_million_tokens"]
+            cells.append("-" if cost is None else f"{cost:.2f}")
+        rows.append(cells)
+    return table_of([*columns, "per 1M"] if costs else columns, rows)

@@ -1,0 +1,71 @@
+"""The engine's options, which several commands take alike."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+# Degrees of `physim.Parallelism` but tp, and fields of `physim.Deployment`: type, default and help.
+_OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "pp": (int, 1, "Pipeline parallelism: only 1 is modelled."),
+    "dp": (int, 1, "Data parallelism: only 1 is modelled."),
+    "ep": (int, 1, "Expert parallelism: only 1 is modelled."),
+    "max_num_seqs": (int | None, None, "Requests that run at once."),
+    "max_num_batched_tokens": (int | None, None, "Tokens of a step."),
+    "max_model_len": (int | None, None, "Longest context, tokens."),
+    "gpu_memory_utilization": (float, 0.9, "Share of memory the engine may use."),
+    "block_size": (int, 16, "Tokens of a KV block."),
+    "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
+    "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
+    "expert_load": (
+        str,
+        "power_law_1.01",
+        "Spread over experts: balanced, power_law_1.01 or power_law_1.2.",
+    ),
+    "async_scheduling": (bool, True, "Schedule a step while one runs."),
+    "sampling": (
+        str,
+        "model",
+        "model (its generation_config.json), plain, truncated (top-k, top-p), penalised.",
+    ),
+}
+
+Command = Callable[..., None]
+Engine = dict[str, Any]
+
+
+def with_engine(command: Command) -> Command:
+    """Gives a command the engine's options; what they are given comes as its ``engine``.
+
+    Args:
+        command: A command with a parameter ``engine``, options of a case by name.
+    """
+    own = inspect.signature(command, eval_str=True)
+    parameters = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in own.parameters.values()
+        if parameter.name != "engine"
+    ]
+    for name, (kind, default, told) in _OPTIONS.items():
+        # A flag and its opposite would leave the other options' names no room.
+        panel = "Scheduling" if kind is bool else "Parallelism" if len(name) == 2 else "Engine"
+        option = Annotated[kind, typer.Option(help=told, rich_help_panel=panel)]  # type: ignore[valid-type]
+        parameters.append(
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option
+            )
+        )
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        engine = {name: given.pop(name) for name in _OPTIONS}
+        command(**given, engine=engine)
+
+    # From these typer makes the options.
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called

@@ -1,0 +1,86 @@
+"""``physim explain``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+from physim.cli.console import stdout, table_of
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    Concurrency,
+    Input,
+    Output,
+    Prefixes,
+    Rate,
+    load_options,
+)
+from physim.cli.output_options import AsJson, Plot, write
+from physim.cli.subject_options import FitName, Gpu, Model, Tp
+
+if TYPE_CHECKING:
+    from physim.questions.elasticities import Elasticities
+
+
+@with_engine
+def explain(
+    model: Model,
+    gpu: Gpu,
+    input_tokens: Input,
+    output_tokens: Output,
+    tp: Tp = 1,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
+    fit: FitName = "default",
+    as_json: AsJson = False,
+    plot: Plot = None,
+    *,
+    engine: Engine,
+) -> None:
+    """Say what latencies and capacity depend on: percent for one percent of each part.
+
+    Example: physim explain Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 20 --input 786 --output 251
+    """
+    load = load_options(locals())
+    import physim
+    from physim.cli.progress import running
+
+    with running("differentiating"):
+        found = physim.explain(model, fit=fit, gpu=gpu, tp=tp, **load, **engine)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        _print_elasticities(found)
+    if plot is not None:
+        from physim.plot import draw_elasticities
+
+        write(lambda: draw_elasticities(found), plot)
+
+
+def _print_elasticities(found: Elasticities) -> None:
+    from physim.questions.elasticities import METRICS
+
+    console = stdout()
+    metrics: Mapping[str, float] = found.metrics
+    console.print(
+        f"{found.case.server}: TTFT "
+        f"{metrics['ttft'] * 1e3:.1f} ms, ITL {metrics['itl'] * 1e3:.1f} ms, E2E "
+        f"{metrics['e2e']:.3f} s, saturation {metrics['saturation']:.3g} requests/s"
+    )
+    console.print("percent that each follows one percent more of")
+    rows = [
+        # Adding zero takes the sign from one that is rounded away.
+        [part, *(f"{round(row[metric], 2) + 0.0:+.2f}" for metric in METRICS)]
+        for part, row in found.notable().items()
+    ]
+    console.print(table_of(("", *(metric.upper() for metric in METRICS[:3]), "saturation"), rows))

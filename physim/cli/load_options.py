@@ -1,0 +1,58 @@
+"""Options of a load, which several commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+_PANEL = "Load"
+# How lengths are written.
+LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
+
+Input = Annotated[
+    str,
+    typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_PANEL),
+]
+Output = Annotated[
+    str,
+    typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_PANEL),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="Arrivals per second (open loop).", rich_help_panel=_PANEL),
+]
+Concurrency = Annotated[
+    float | None,
+    typer.Option(help="Clients that wait for their answer (closed loop).", rich_help_panel=_PANEL),
+]
+Cached = Annotated[
+    float,
+    typer.Option(help="Prompt tokens found in the prefix cache.", rich_help_panel=_PANEL),
+]
+Prefixes = Annotated[int, typer.Option(help="Different cached prefixes.", rich_help_panel=_PANEL)]
+Arrival = Annotated[str, typer.Option(help="constant, poisson or gamma.", rich_help_panel=_PANEL)]
+Burstiness = Annotated[
+    float, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.", rich_help_panel=_PANEL)
+]
+
+
+def load_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The load among a command's options, its ``locals()``, as a case takes it.
+
+    Raises:
+        InputError: A length cannot be read.
+    """
+    from physim.inputs.lengths import Lengths
+
+    return {
+        "input_tokens": Lengths.parse(options["input_tokens"]),
+        "output_tokens": Lengths.parse(options["output_tokens"]),
+        "rate": options.get("rate"),
+        "concurrency": options.get("concurrency"),
+        "cached_tokens": options["cached"],
+        "prefixes": options["prefixes"],
+        "arrival": options["arrival"],
+        "burstiness": options["burstiness"],
+    }

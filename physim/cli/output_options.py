@@ -1,0 +1,54 @@
+"""Options that name a file to write: refused, where it cannot be, before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from physim import data
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def writable(path: Path | None) -> Path | None:
+    """A file that can be written, or none.
+
+    Raises:
+        InputError: Its folder is not there, or cannot be written to.
+    """
+    if path is not None:
+        data.check_writable(path)
+    return path
+
+
+def _drawable(path: Path | None) -> Path | None:
+    if path is not None:
+        from physim.plot.figures import check
+
+        check(path)
+    return writable(path)
+
+
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw it: a PNG or SVG (extra `plot`).", callback=_drawable)
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def write(draw: Callable[[], Axes | Sequence[Axes]], path: Path) -> None:
+    """Draws a picture and writes it, and says so on a terminal while it lasts.
+
+    Args:
+        draw: What draws it.
+        path: A PNG or SVG.
+    """
+    from physim.cli.progress import running
+    from physim.plot import save
+
+    with running("drawing"):
+        save(draw(), path)

@@ -1,0 +1,116 @@
+"""Measured steps as arrays: what a step carried and how long its cycle was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.measured.runs_csv import cached_tokens, case_of, read_table
+from physim.measured.step_trace import read_steps
+from physim.step.batch import Batch
+from physim.step.lowering import StepOps, lower, stack_ops
+from physim.step.mixed_steps import ADDITIVE, Mixing
+from physim.step.model import StepModel
+from physim.types import AnyArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Standard deviation of the logarithm of a cycle's time: what a straight line in the batch leaves
+# of one run's, and what is not recorded of a step. Neighbours in time err alike, so the cycles of
+# a run count no more than so many that do not.
+NOISE, _INDEPENDENT = 0.05, 20.0
+
+
+class Cycles(eqx.Module):
+    """Steps with their cycle times.
+
+    Attributes:
+        ops: The lowered models of the runs.
+        run: Which run each step is of.
+        batch: What each step carried.
+        observed: Logarithm of its cycle, seconds.
+        weight: Weight of each.
+        mixing: How steps of both prefill and decode are composed.
+    """
+
+    ops: StepOps
+    run: Int[AnyArray, " steps"]
+    batch: Batch
+    observed: Float[AnyArray, " steps"]
+    weight: Float[AnyArray, " steps"]
+    mixing: Mixing = ADDITIVE
+
+
+def observe_steps(
+    path: str | Path, tables: Sequence[str | Path], share: tuple[float, float] = (0.0, 1.0)
+) -> tuple[Cycles, pd.DataFrame]:
+    """Reads cycles of measured steps, and the tables that say of what engine and load they are.
+
+    A trace knows a step's requests but not their contexts, so the mean of the run's load is taken:
+    the prompt and half of the output.
+
+    Args:
+        path: The steps; see `physim.measured.step_trace.read_steps`.
+        tables: CSV files in the common form with a row of every experiment in the steps.
+        share: Part of each run's time that is kept, such as (0, 0.6).
+
+    Raises:
+        InputError: A file cannot be used, or an experiment is in no table.
+    """
+    import pandas as pd
+
+    frame = read_steps(Path(path))
+    runs = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
+    rank = frame.groupby("experiment")["start_s"].rank(method="first", pct=True)
+    frame = frame[(rank > share[0]) & (rank <= share[1])].reset_index(drop=True)
+    ops, contexts, cached = [], {}, {}
+    names = list(dict.fromkeys(frame["experiment"]))
+    for name in names:
+        records = runs[runs["experiment"] == name].to_dict("records")
+        if not records:
+            raise InputError(
+                f"{path}: experiment_id {name}", "is in no table", "pass its run with --data"
+            )
+        case = case_of(records, None)
+        ops.append(lower(case.model, case.gpu, case.deployment))
+        load = case.demanded
+        contexts[name] = load.mean_input + load.mean_output / 2
+        cached[name] = cached_tokens(records[0], case.deployment.limits.block_size)
+    where = frame["experiment"]
+    decode, prefill, tokens = (
+        frame[column].to_numpy(float)
+        for column in ("decode_requests", "prefill_requests", "prefill_tokens")
+    )
+    chunk = tokens / np.maximum(prefill, 1.0)
+    context, before = (where.map(means).to_numpy(float) for means in (contexts, cached))
+    ones = np.ones_like(decode)
+    batch = Batch.summarised(decode, context, prefill, chunk, before, tokens_each=ones)
+    counts = where.map(where.value_counts()).to_numpy(float)
+    cycles = Cycles(
+        ops=stack_ops(ops),
+        run=where.map({name: i for i, name in enumerate(names)}).to_numpy(int),
+        batch=batch,
+        observed=np.log(frame["cycle_s"].to_numpy(float)),
+        weight=np.minimum(_INDEPENDENT / counts, 1.0),
+    )
+    return cycles, frame
+
+
+def log_cycles(corrections: Corrections, cycles: Cycles) -> Float[AnyArray, " steps"]:
+    """Logarithms of the cycle times that steps are predicted to have."""
+
+    def one(run: Int[AnyArray, ""], batch: Batch) -> Float[AnyArray, ""]:
+        ops = jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], cycles.ops)
+        return jnp.log(StepModel(ops, corrections, cycles.mixing)(batch).interval)
+
+    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch)

@@ -1,0 +1,146 @@
+"""What steps are made of, on average over chance: decoding requests and prefill chunks.
+
+Means over chance are sums over a few nodes with the same mean and variance.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.types import AnyArray, Number, Scalar
+
+# Width of thresholds, in requests: what happens to evenly spaced requests depends on whole numbers.
+# And the number of requests at which half of a burst's effect is felt. Both were chosen on
+# benchmarks/fluid_against_replay.py.
+_SOFT, _HALF_FELT = 0.05, 0.7
+
+
+class Nodes(NamedTuple):
+    """Two values of a random count, and the weight of the second."""
+
+    low: Scalar
+    high: Scalar
+    weight: Scalar
+
+    def mean(self, at_low: Number, at_high: Number) -> Number:
+        """Mean of what a function is at the two."""
+        return (1 - self.weight) * at_low + self.weight * at_high
+
+
+def arrival_evenness(arrival_cv2: Scalar) -> Scalar:
+    """How evenly requests arrive: 1 for even spacing, 0 for chance, and in between."""
+    return jnp.maximum(1.0 - arrival_cv2, 0.0)
+
+
+def others(mean: Scalar, peaked: Scalar) -> Scalar:
+    """Requests that a running one meets beside itself, if ``mean`` run on average.
+
+    As many where they come by chance (Poisson), one less where they are evenly spaced, more where
+    they come in bursts; where few run at all the differences vanish.
+    """
+    less = jnp.minimum(peaked - 1.0, 0.0) * jnp.minimum(mean, 1.0)
+    more = jnp.maximum(peaked - 1.0, 0.0) * mean / (mean + _HALF_FELT)
+    return mean + less + more
+
+
+def decoding(mean: Scalar, peaked: Scalar, most: Scalar) -> Nodes:
+    """Requests that decode in a step, itself included, as one of them meets it.
+
+    The two nodes of a Poisson distribution (roots of the second Charlier polynomial), in units of
+    the peakedness.
+    """
+    met = others(mean, peaked)
+    unit = jnp.clip(peaked, 0.05, 10.0)
+    count = met / unit
+    spread = jnp.sqrt(count + 0.25)
+    weight = (spread - 0.5) / (2 * spread)
+    low, high = (1.0 + unit * (count + 0.5 + sign * spread) for sign in (-1.0, 1.0))
+    return Nodes(jnp.minimum(low, most), jnp.minimum(high, most), weight)
+
+
+class Prefills(NamedTuple):
+    """Prefill chunks of a step: the share of steps with any, and how many those have."""
+
+    share: Scalar
+    chunks: Nodes
+
+    def mean(self, without: Number, at_low: Number, at_high: Number) -> Number:
+        """Mean of what a function is without prefill and at the two counts."""
+        return (1 - self.share) * without + self.share * self.chunks.mean(at_low, at_high)
+
+
+def prefills(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Prefills:
+    """Prefill chunks of a step, if there are ``mean`` on average.
+
+    The share of steps without any is exact for Poisson and for evenly spaced arrivals; the nodes
+    have the mean and the variance of the rest. The nearer the mean is to what a step's token budget
+    allows, the more even are steps.
+
+    Args:
+        mean: Chunks of a mean step.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        most: Chunks that the token budget leaves room for.
+    """
+    mean = jnp.minimum(mean, most)
+    arrival_cv2 = arrival_cv2 * jnp.maximum(1 - mean / most, 0.0)
+    bursts = jnp.maximum(arrival_cv2 - 1.0, 0.0) * mean / (mean + _HALF_FELT)
+    # Negative binomial for bursts, Poisson without.
+    rate = jnp.where(bursts > 1e-3, jnp.log1p(bursts) / jnp.maximum(bursts, 1e-3), 1.0)
+    by_chance = -jnp.expm1(-mean * rate)
+    level = arrival_evenness(arrival_cv2)
+    share = level * jnp.minimum(mean, 1.0) + (1 - level) * by_chance
+    share = jnp.clip(mean / most, share, 1.0)
+    each = mean / share
+    variance = mean * (1 - level + bursts)
+    variance = jnp.maximum((mean**2 + variance) / share - each**2, 1e-6)
+    low = jnp.maximum(each - jnp.sqrt(variance), 1.0)
+    below = jnp.maximum(each - low, 1e-3)
+    high = jnp.minimum(each + variance / below, each + 4 * jnp.sqrt(variance))
+    high = jnp.maximum(jnp.minimum(high, most), each + 1e-3)
+    weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
+    return Prefills(share, Nodes(low, high, weight))
+
+
+def busy_when_even(apart: Scalar, lives: Float[AnyArray, " strata"]) -> Scalar:
+    """Chance that an evenly spaced request finds another under way.
+
+    Args:
+        apart: Time between arrivals, seconds.
+        lives: Times that requests are under way, seconds, for equal parts of them.
+    """
+    before = np.arange(1.0, 9.0)
+    gone = jax.nn.sigmoid((before - lives[:, None] / apart) / _SOFT)
+    return 1 - jnp.prod(jnp.mean(gone, axis=0))
+
+
+def met_while_decoding(
+    arrivals: Scalar,
+    longer: Scalar,
+    arrival_cv2: Scalar,
+    steps: Float[AnyArray, " strata"],
+) -> Scalar:
+    """Requests whose prompts are computed while a request decodes, per step, on average.
+
+    Prompts that came while its own was computed are computed in its first decode step, and more of
+    them if that took longer; in bursts it is followed by more than the mean, and of evenly spaced
+    ones it meets those that follow before it is done.
+
+    Args:
+        arrivals: Requests that arrive in a mean step.
+        longer: Requests that arrive while its own prompt is computed, beyond those of a mean step.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        steps: Steps in which a request decodes, for equal parts of them.
+    """
+    level = arrival_evenness(arrival_cv2)
+    follow = arrivals * steps
+    first = jax.nn.sigmoid((follow - 1.0) / _SOFT)
+    evenly = jnp.mean(first * jnp.maximum(follow - 0.5, 1.0))
+    mean = jnp.mean(follow)
+    more = jnp.maximum(arrival_cv2 - 1.0, 0.0) / 2 * mean / (mean + _HALF_FELT)
+    met = level * evenly + (1 - level) * (mean + longer) + more
+    return met / jnp.mean(steps)

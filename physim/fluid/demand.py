@@ -1,0 +1,139 @@
+"""A load as numbers, for ``vmap``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from physim.inputs.deployment import Limits
+from physim.inputs.lengths import lengths
+from physim.inputs.load import Load
+from physim.types import AnyArray, Scalar
+
+_LIMITS = tuple(field.name for field in fields(Limits))
+
+
+def _limits_of(_: None, leaves: Iterable[Any]) -> Limits:
+    """Limits of whatever leaves JAX puts in them, past their `__init__` and its types."""
+    limits = object.__new__(Limits)
+    for name, leaf in zip(_LIMITS, leaves, strict=True):
+        object.__setattr__(limits, name, leaf)
+    return limits
+
+
+# An engine's limits are numbers like a load's: a record to map over.
+jax.tree_util.register_pytree_node(
+    Limits, lambda limits: (tuple(getattr(limits, name) for name in _LIMITS), None), _limits_of
+)
+
+
+class Demand(eqx.Module):
+    """A `Load` as numbers.
+
+    Attributes:
+        rate: Arrivals per second, of stages the most; infinite in a closed loop.
+        concurrency: Clients in a closed loop. None where no load is of clients, for which less is
+            compiled; infinite for an open loop among loads of clients.
+        input_tokens: Prompt tokens, mean.
+        cached_tokens: Of them, found in the prefix cache.
+        prefixes: Different prefixes in the cache.
+        prompt_cv2: Squared coefficient of variation of the tokens that are not cached.
+        outputs: Generated tokens, means of equal parts of the requests, from few to many.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+    """
+
+    rate: Scalar
+    concurrency: Scalar | None
+    input_tokens: Scalar
+    cached_tokens: Scalar
+    prefixes: Scalar
+    prompt_cv2: Scalar
+    outputs: Float[AnyArray, " strata"]
+    arrival_cv2: Scalar
+
+    @classmethod
+    def of(cls, load: Load, block_size: int) -> Demand:
+        """The numbers of a load; only full KV blocks are found in the prefix cache."""
+        cached = float(load.cached_tokens // block_size * block_size)
+        new = np.maximum(lengths(load.input_tokens).strata() - cached, 1.0)
+        return cls(
+            rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
+            concurrency=None if load.concurrency is None else float(load.concurrency),
+            input_tokens=load.mean_input,
+            cached_tokens=cached,
+            prefixes=float(load.prefixes),
+            prompt_cv2=float(np.var(new) / np.mean(new) ** 2),
+            outputs=lengths(load.output_tokens).strata(),
+            arrival_cv2=load.arrival_cv2,
+        )
+
+    @classmethod
+    def stacked(cls, demands: Sequence[Demand]) -> Demand:
+        """Loads as one record with a leading axis, in NumPy."""
+        if any(demand.concurrency is not None for demand in demands):
+            demands = [
+                replace(demand, concurrency=math.inf) if demand.concurrency is None else demand
+                for demand in demands
+            ]
+        stacked: Demand = jax.tree.map(lambda *column: np.array(column), *demands)
+        return stacked
+
+    def unending(self) -> Demand:
+        """The same requests, always more of them than are served."""
+        endless = jnp.full_like(jnp.asarray(self.rate, float), jnp.inf)
+        concurrency = None if self.concurrency is None else endless
+        return replace(self, rate=endless, concurrency=concurrency)
+
+    @property
+    def closed(self) -> Bool[AnyArray, ""]:
+        """Whether it is of clients, in a closed loop."""
+        if self.concurrency is None:
+            return jnp.zeros((), bool)
+        return jnp.isfinite(self.concurrency)
+
+    @property
+    def clients(self) -> Scalar:
+        """Clients; one in an open loop, since where infinity is divided no gradient is a number."""
+        if self.concurrency is None:
+            return jnp.ones(())
+        return jnp.where(self.closed, self.concurrency, 1.0)
+
+    @property
+    def new_tokens(self) -> Scalar:
+        """Prompt tokens that are computed, mean."""
+        return jnp.maximum(self.input_tokens - self.cached_tokens, 1.0)
+
+    @property
+    def output_tokens(self) -> Scalar:
+        """Generated tokens, mean."""
+        return jnp.mean(self.outputs)
+
+    @property
+    def decode_steps(self) -> Scalar:
+        """Steps in which a request decodes, mean: its first token comes of its prompt."""
+        return self.output_tokens - 1.0
+
+    @property
+    def age(self) -> Scalar:
+        """Tokens that a decoding request has generated, mean: long ones are met more often."""
+        return jnp.mean(self.outputs**2) / (2 * self.output_tokens)
+
+    @property
+    def output_cv2(self) -> Scalar:
+        """Squared coefficient of variation of the generated tokens."""
+        return jnp.var(self.outputs) / self.output_tokens**2
+
+    @property
+    def evenness(self) -> Scalar:
+        """Mean of the lesser of two output lengths, over the mean length."""
+        count = self.outputs.shape[0]
+        larger = (2.0 * np.arange(count)[::-1] + 1) / count**2
+        return jnp.sum(larger * self.outputs) / self.output_tokens

@@ -1,0 +1,180 @@
+"""Percentiles of latencies from what the fluid knows of chance.
+
+A request's latency is a sum of few parts with a chance of their own: when in a step it arrives, how
+many prompts came with it, whether it finds a slot, how long its output is, how many others run.
+They are drawn together at the points of a lattice, always the same, so percentiles are smooth
+functions of what they depend on.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.fluid.demand import Demand
+from physim.fluid.first_token import Local
+from physim.fluid.queueing import peakedness
+from physim.types import AnyArray, Scalar
+
+PERCENTILES = (50, 90, 99)
+_PARTS = 5
+_STEADY_POINTS = 512  # points where nothing changes over time
+# Of the time over which the number of running requests drifts, the part that a request's own life
+# averages out: chosen on benchmarks/fluid_against_replay.py.
+_LASTING = 0.8
+
+
+class Chances(eqx.Module):
+    """A request's latency in parts, and the spread of each. Times in seconds.
+
+    Attributes:
+        fixed: TTFT without the parts below.
+        under_way: Wait for the steps under way; the half step in it is uniform.
+        half: That half step.
+        busy: Chance that a step is under way.
+        together: Other prompts in the step of its own.
+        longer: What each of them adds.
+        prompt_cv: Coefficient of variation of its own prompt's tokens, which add ``longer``.
+        wait: Wait for a slot or in a queue, mean,
+        wait_cv: and coefficient of variation.
+        others: Relative standard deviation of the mean step while it decodes.
+    """
+
+    fixed: Scalar
+    under_way: Scalar
+    half: Scalar
+    busy: Scalar
+    together: Scalar
+    longer: Scalar
+    prompt_cv: Scalar
+    wait: Scalar
+    wait_cv: Scalar
+    others: Scalar
+
+
+def chances(
+    local: Local,
+    busy: Scalar,
+    wait: Scalar,
+    wait_cv: Scalar,
+    batch: Scalar,
+    elastic: Scalar,
+    demand: Demand,
+    async_scheduling: Scalar,
+) -> Chances:
+    """The parts of a request's latency and their spreads.
+
+    Args:
+        local: What the request meets.
+        busy: Chance that a step is under way when it arrives.
+        wait: Mean wait for a slot or in a queue, seconds.
+        wait_cv: Its coefficient of variation.
+        batch: Requests that decode.
+        elastic: Relative change of a step's time for a relative change of those requests.
+        demand: The load.
+        async_scheduling: Steps that are scheduled while another runs.
+    """
+    half = local.under_way - async_scheduling * local.mean
+    peaked = peakedness(demand.arrival_cv2, demand.evenness)
+    steps = jnp.maximum(demand.decode_steps, 1e-3)
+    # Those that run come and go, and the prompts that a request meets while it decodes.
+    crowd = elastic**2 * peaked / (jnp.maximum(batch, 1.0) * jnp.maximum(1 - elastic, 0.1))
+    prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.beside)) ** 2
+    return Chances(
+        fixed=local.first,
+        under_way=local.under_way,
+        half=jnp.maximum(half, 0.0),
+        busy=busy,
+        together=local.together,
+        longer=local.longer,
+        prompt_cv=jnp.sqrt(demand.prompt_cv2),
+        wait=wait + local.budget,
+        wait_cv=wait_cv,
+        others=jnp.sqrt(crowd + prompts + 1e-12),
+    )
+
+
+def lattice(count: int) -> Float[np.ndarray, "count parts"]:
+    """Points spread evenly over the unit cube: Roberts' sequence of the plastic numbers."""
+    root = 1.5
+    for _ in range(40):
+        root = (1 + root) ** (1 / (_PARTS + 1))
+    steps = root ** -np.arange(1.0, _PARTS + 1)
+    return (0.5 + np.arange(1.0, count + 1)[:, None] * steps) % 1.0
+
+
+def first_tokens(
+    chances: Chances, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """TTFT at the points of a lattice, seconds."""
+    phase = points[:, 0] / jnp.maximum(chances.busy, 1e-3)
+    met = jax.nn.sigmoid((1 - phase) / 0.01)
+    under_way = met * (chances.under_way + (2 * jnp.minimum(phase, 1.0) - 1) * chances.half)
+    together = chances.together * drawn(points[:, 1], 1 / jnp.sqrt(chances.together + 1e-6))
+    own = chances.prompt_cv * jax.scipy.special.ndtri(points[:, 2])
+    prompts = chances.longer * (together - chances.together + own)
+    waiting = chances.wait * drawn(points[:, 3], chances.wait_cv)
+    return jnp.maximum(chances.fixed + under_way + prompts, 0.2 * chances.fixed) + waiting
+
+
+def decode_factors(
+    chances: Chances, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """Time of decoding at the points of a lattice, over its mean."""
+    # The normal quantile of a point that the prompt's length does not use at the same place.
+    normal = jax.scipy.special.ndtri((points[:, 2] + points[:, 0]) % 1.0 * 0.998 + 0.001)
+    return jnp.maximum(1 + _LASTING * chances.others * normal, 0.3)
+
+
+def drawn(points: Float[AnyArray, " points"], cv: Scalar) -> Float[AnyArray, " points"]:
+    """Quantiles of a positive part of mean one and a coefficient of variation.
+
+    An exponential with a chance of nothing where the coefficient exceeds one; else a Weibull
+    distribution of that coefficient, nearly (shape ``cv^-1.086``).
+    """
+    rest = jnp.maximum(1 - points, 1e-6)
+    chance = jnp.minimum(2 / (1 + jnp.maximum(cv, 1.0) ** 2), 1.0)
+    some = jnp.maximum(jnp.log(chance / rest), 0.0) / chance
+    shape = jnp.clip(cv, 1e-3, 1.0) ** -1.086
+    scale = jnp.exp(-jax.scipy.special.gammaln(1 + 1 / shape))
+    always = scale * (-jnp.log(rest)) ** (1 / shape)
+    return jnp.where(cv > 1.0, some, always)
+
+
+def quantiles(
+    values: Float[AnyArray, " n"], weights: Float[AnyArray, " n"]
+) -> Float[AnyArray, " percentiles"]:
+    """Percentiles `PERCENTILES` of weighted values."""
+    order = jnp.argsort(values)
+    share = jnp.cumsum(weights[order])
+    share = (share - weights[order] / 2) / jnp.maximum(share[-1], 1e-9)
+    return jnp.interp(jnp.array(PERCENTILES) / 100.0, share, values[order])
+
+
+def output_lengths(
+    demand: Demand, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """Output lengths at the points of a lattice, tokens."""
+    strata = jnp.asarray(demand.outputs)
+    return strata[(points[:, 4] * strata.shape[0]).astype(int)]
+
+
+def steady_percentiles(
+    chances: Chances, itl: Scalar, demand: Demand
+) -> Float[AnyArray, "3 percentiles"]:
+    """Percentiles of TTFT, ITL and E2E of a load that stays, seconds.
+
+    Args:
+        chances: What latencies are made of.
+        itl: Mean time from one token to the next, seconds.
+        demand: The load.
+    """
+    points = jnp.asarray(lattice(_STEADY_POINTS))
+    ttft = first_tokens(chances, points)
+    itls = itl * decode_factors(chances, points)
+    e2e = ttft + (output_lengths(demand, points) - 1.0) * itls
+    alike = jnp.ones(_STEADY_POINTS)
+    return jnp.stack([quantiles(values, alike) for values in (ttft, itls, e2e)])

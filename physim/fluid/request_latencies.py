@@ -1,0 +1,159 @@
+"""Latencies of the requests of a load: what the fluid's trajectory means for those in it."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.fluid.percentiles import (
+    chances,
+    decode_factors,
+    first_tokens,
+    lattice,
+    output_lengths,
+    quantiles,
+)
+from physim.fluid.transient import Fluid, Schedule, Trajectory
+from physim.types import AnyArray, Scalar
+
+# As many as keep percentiles within those of the replay (benchmarks/fluid_against_replay.py).
+_ARRIVALS = 16  # requests of a stage that stand for all
+_POINTS = 48  # points of the lattice for each of them
+_SURE = 0.01  # width of the threshold at a client's time-out, as a share of it
+
+
+class Summary(eqx.Module):
+    """Latencies of completed requests, seconds; the last entry is the whole load.
+
+    Attributes:
+        ttft: Mean time to first token.
+        itl: Mean time from one token to the next.
+        e2e: Mean time of a request.
+        ttft_percentiles: 50th, 90th and 99th percentile of TTFT; so for the others.
+        itl_percentiles: Of requests' mean times between tokens.
+        e2e_percentiles: Of the time of a request.
+        arrived: Requests that arrived.
+        completed: Of them, those that were answered before their client gave up.
+        finished_s: When the last of them was answered.
+        arrival_s: When some requests of each stage arrive,
+        ttft_s: and their mean time to first token.
+    """
+
+    ttft: Float[AnyArray, " parts"]
+    itl: Float[AnyArray, " parts"]
+    e2e: Float[AnyArray, " parts"]
+    ttft_percentiles: Float[AnyArray, "parts percentiles"]
+    itl_percentiles: Float[AnyArray, "parts percentiles"]
+    e2e_percentiles: Float[AnyArray, "parts percentiles"]
+    arrived: Float[AnyArray, " parts"]
+    completed: Float[AnyArray, " parts"]
+    finished_s: Float[AnyArray, " parts"]
+    arrival_s: Float[AnyArray, "stages arrivals"]
+    ttft_s: Float[AnyArray, "stages arrivals"]
+
+
+class _Samples(eqx.Module):
+    ttft: Float[AnyArray, "*n"]
+    itl: Float[AnyArray, "*n"]
+    e2e: Float[AnyArray, "*n"]
+    answered: Float[AnyArray, "*n"]
+    weight: Float[AnyArray, "*n"]
+
+
+def latencies(fluid: Fluid, trajectory: Trajectory, schedule: Schedule) -> Summary:
+    """Latencies of each stage's requests and of all.
+
+    Args:
+        fluid: The engine.
+        trajectory: What happens.
+        schedule: The load's stages.
+    """
+    times, counts = schedule.corners()
+    arrived = jnp.diff(counts)
+    within = (np.arange(_ARRIVALS) + 0.5) / _ARRIVALS
+    number = counts[:-1, None] + within * arrived[:, None]
+    arrival = times[:-1, None] + within * jnp.diff(times)[:, None]
+    shifts = np.arange(_ARRIVALS) * 0.6180339887
+    points = (lattice(_POINTS)[None] + shifts[:, None, None]) % 1.0
+    of_request = jax.vmap(
+        lambda number, arrival, points: _request(
+            fluid, trajectory, schedule, number, arrival, points
+        )
+    )
+    samples = jax.vmap(of_request, (0, 0, None))(number, arrival, jnp.asarray(points))
+    weight = samples.weight * arrived[:, None, None] / (_ARRIVALS * _POINTS)
+    stages = jax.tree.map(lambda x: x.reshape(len(arrived), -1), (samples, weight))
+    whole = jax.tree.map(lambda x: x.reshape(1, -1), (samples, weight))
+    by_stage = jax.vmap(_summary)(*stages, arrived)
+    of_all = jax.vmap(_summary)(*whole, counts[-1:])
+    rows = jax.tree.map(lambda *x: jnp.concatenate(x), by_stage, of_all)
+    return Summary(**rows, arrival_s=arrival, ttft_s=jnp.mean(samples.ttft, axis=-1))
+
+
+def _summary(
+    samples: _Samples, weight: Float[AnyArray, " n"], arrived: Scalar
+) -> dict[str, AnyArray]:
+    """Fields of `Summary` for some requests."""
+    completed = jnp.sum(weight)
+    fields = {
+        "arrived": arrived,
+        "completed": completed,
+        "finished_s": jnp.max(jnp.where(samples.weight > 0.5, samples.answered, 0.0)),
+    }
+    for name in ("ttft", "itl", "e2e"):
+        values = getattr(samples, name)
+        fields[name] = jnp.sum(values * weight) / jnp.maximum(completed, 1e-9)
+        fields[f"{name}_percentiles"] = quantiles(values, weight)
+    return fields
+
+
+def _request(
+    fluid: Fluid,
+    trajectory: Trajectory,
+    schedule: Schedule,
+    number: Scalar,
+    arrival: Scalar,
+    points: Float[AnyArray, "points parts"],
+) -> _Samples:
+    """A request that arrives at some time, drawn at the points of a lattice."""
+    demand, limits = fluid.demand, fluid.limits
+    began = jnp.interp(number, trajectory.taken, trajectory.time)
+    batch, start, age, full = (
+        jnp.interp(began, trajectory.time, values)
+        for values in (trajectory.batch, trajectory.start, trajectory.age, trajectory.full)
+    )
+    share = batch / fluid.scale
+    local = fluid.local(share, start, age, full)
+    fewer = fluid.local(0.9 * share, start, age, full)
+    elastic = (1 - fewer.beside / local.beside) / 0.1
+    # In the equations a request waits a step for the next; what is beyond that is a queue.
+    rate = start / local.beside
+    wait = jnp.maximum(began - arrival - local.beside, 0.0)
+    variability = (demand.arrival_cv2 + demand.output_cv2) / 2
+    idle = jnp.clip(1 - (batch + start * fluid.held) / fluid.slots, 1e-3, 1.0)
+    chance = jnp.clip(wait * rate * idle / jnp.maximum(variability, 0.02), 0.02, 1.0)
+    # The counts of a queue that grows are no more uncertain than those of all that arrived.
+    drift = jnp.sqrt(variability * jnp.maximum(number, 1.0)) / jnp.maximum(rate, 1e-9)
+    wait_cv = jnp.minimum(jnp.sqrt((2 - chance) / chance), drift / jnp.maximum(wait, 1e-9))
+    level = arrival_evenness(demand.arrival_cv2)
+    lives = (fluid.chunks - 1.0 + demand.outputs) * local.mean
+    apart = jnp.maximum(local.mean / jnp.maximum(start, 1e-6), 1e-9)
+    running = batch + start * fluid.chunks
+    busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
+    parts = chances(local, busy, wait, wait_cv, batch, elastic, demand, limits.async_scheduling)
+    ttft = first_tokens(parts, points)
+    steps = output_lengths(demand, points) - 1.0
+    begins = began + fluid.chunks * local.own
+    before = jnp.interp(begins, trajectory.time, trajectory.steps)
+    decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
+    decode = jnp.maximum(decode, 0.0) * decode_factors(parts, points)
+    e2e = ttft + decode
+    timeout = schedule.timeout
+    kept = jnp.ones_like(e2e)
+    if timeout is not None:
+        kept = jax.nn.sigmoid((timeout - e2e) / (_SURE * timeout))
+    return _Samples(ttft, decode / jnp.maximum(steps, 1e-3), e2e, arrival + e2e, kept)

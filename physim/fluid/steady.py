@@ -1,0 +1,277 @@
+"""Steady state of a vLLM engine as a mean-field balance of arrivals, batch and step time.
+
+A request that arrives is prefilled in one or more steps and then decodes one token a step, so the
+running batch follows from the arrival rate and the step time by Little's law, and the step time
+from the batch. The one unknown is the mean step time; a root-finder closes the loop and gives
+gradients by the implicit function theorem. Load above capacity is limited by slots, KV cache or
+token budget, and then what is served is the capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool
+
+from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.fluid.demand import Demand
+from physim.fluid.first_token import local
+from physim.fluid.kv_capacity import full_cache, kv_slots, kv_use, recomputed_tokens
+from physim.fluid.lockstep import Round, in_lockstep, round_of_clients
+from physim.fluid.percentiles import Chances, chances
+from physim.fluid.queueing import peakedness, wait_for_a_slot
+from physim.fluid.root_finding import bracketed_root
+from physim.fluid.step_mix import Occupancy, Steps, steps_at
+from physim.inputs.deployment import Limits
+from physim.step.front_end import handover_steps, outside_s
+from physim.step.model import StepModel, StepTime
+from physim.types import AnyArray, Scalar
+
+# Bounds of a step's time, seconds, beyond any engine's: a bracket for the root-finder.
+_SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-5, 1e3
+# Served load below this share of the offered one counts as saturated.
+_SATURATED_SHARE = 0.999
+# Share of the slots between which and all the slope of a step's time is taken, and how many times
+# the share that is not served counts as waiting for others: chosen on
+# benchmarks/fluid_against_replay.py.
+_PART_FULL, _SOON = 0.7, 10.0
+
+
+class SteadyState(eqx.Module):
+    """The steady state of a server. Times in seconds, rates in 1/s.
+
+    Attributes:
+        ttft: Mean time to first token; infinite where the load is above capacity.
+        itl: Mean time from one token to the next.
+        e2e: Mean time of a request; infinite where the load is above capacity.
+        throughput: Requests completed per second: the rate, or the capacity if that is less.
+        saturated: Whether the load is above capacity, so that a queue grows without end.
+        lockstep: Whether clients stay in step, so that the prompts of all come together.
+        batch: Mean number of requests that decode in a step.
+        running: Mean number of requests that are prefilled or decode.
+        kv_use: Share of the KV blocks that running requests hold.
+        mixed_share: Share of steps that carry a prefill chunk.
+        step: Time of a mean step and its parts.
+        chances: What latencies are made of, for percentiles.
+    """
+
+    ttft: Scalar
+    itl: Scalar
+    e2e: Scalar
+    throughput: Scalar
+    saturated: Bool[AnyArray, ""]
+    lockstep: Bool[AnyArray, ""]
+    batch: Scalar
+    running: Scalar
+    kv_use: Scalar
+    mixed_share: Scalar
+    step: StepTime
+    chances: Chances
+
+
+class _Balance(eqx.Module):
+    """The loop at a given mean step time.
+
+    Attributes:
+        throughput: Requests per second.
+        occupancy: Who is in a step.
+        slots: Requests that may run.
+        steps: Steps at that occupancy.
+        full: Steps with all slots taken.
+        part: Steps with a part of them taken.
+    """
+
+    throughput: Scalar
+    occupancy: Occupancy
+    slots: Scalar
+    steps: Steps
+    full: Steps
+    part: Steps
+
+
+def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
+    """The steady state of an engine under a load: differentiable, and made to be vmapped.
+
+    Args:
+        model: Step times.
+        demand: The load.
+        limits: The engine's limits.
+    """
+    shortest, longest = jnp.log(_SHORTEST_STEP_S), jnp.log(_LONGEST_STEP_S)
+    log_step, balance = bracketed_root(_residual, (model, demand, limits), shortest, longest)
+    state = _observed(jnp.exp(log_step), balance, model, demand, limits)
+    if demand.concurrency is None:
+        return state
+    together = _in_lockstep(state, round_of_clients(model, demand, limits), demand, limits)
+    stays = in_lockstep(demand, balance.slots)
+    steady: SteadyState = jax.tree.map(lambda x, y: jnp.where(stays, y, x), state, together)
+    return steady
+
+
+# Traced once, for its shapes and for the loop.
+@jax.jit
+def _residual(
+    log_step: Scalar, system: tuple[StepModel, Demand, Limits]
+) -> tuple[Scalar, _Balance]:
+    """How much longer the mean step is, in logarithm, than what runs in it takes; and what runs."""
+    balance = _balance(jnp.exp(log_step), *system)
+    return log_step - jnp.log(balance.steps.mean.interval), balance
+
+
+def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> _Balance:
+    """What runs if the mean step takes ``step`` seconds, and how long such steps take."""
+    decode_steps, tokens = demand.decode_steps, limits.max_num_batched_tokens
+    by_kv = kv_slots(limits, demand)
+    slots = jnp.minimum(limits.max_num_seqs, by_kv)
+    # What is done again where requests wait for KV blocks rather than for slots.
+    again = full_cache(limits, by_kv) * recomputed_tokens(demand.input_tokens, demand.output_tokens)
+    outside = outside_s(model.corrections)
+    ahead = handover_steps(model.corrections, limits.async_scheduling)
+    closed, clients = demand.closed, demand.clients
+    outside += jnp.clip(clients - 1.0, 0.0, 1.0) * ahead * step
+
+    def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
+        """Requests per second with so many prefill steps each: offered, or what a limit allows."""
+        steps = chunks + decode_steps
+        returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
+        by_slots, by_tokens = (
+            slots / (steps + limits.async_scheduling),
+            tokens / (decode_steps + new_tokens),
+        )
+        limit = jnp.minimum(by_slots, by_tokens) / step
+        return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
+
+    # Decode has precedence; prefill takes what it leaves of a step's tokens, in one step if it can.
+    fresh = demand.new_tokens
+    left = tokens - served(jnp.ones(()), fresh) * step * decode_steps
+    chunks = jnp.ceil(fresh / jnp.maximum(left, 1.0))
+    # Requests that wait for others to finish start as those do: by chance.
+    wanted = jnp.where(closed, jnp.inf, demand.rate)
+    kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
+    new_tokens = fresh + (1 - kept) * again
+    throughput = served(chunks, new_tokens)
+    arrivals = throughput * step
+    occupancy = Occupancy(
+        batch=arrivals * decode_steps,
+        prefilling=arrivals * chunks,
+        chunks=chunks,
+        chunk=new_tokens / chunks,
+        age=demand.age,
+        start_cv2=kept * demand.arrival_cv2 + (1 - kept),
+        others=jnp.where(closed, 1 - 1 / clients, 1.0),
+    )
+    # With all slots taken each request holds one until the step after its last is formed.
+    turns = slots / (chunks + decode_steps + limits.async_scheduling)
+
+    def taken(share: Scalar) -> Occupancy:
+        crowd = (share * turns * decode_steps, share * turns * chunks, demand.arrival_cv2)
+        where = lambda o: (o.batch, o.prefilling, o.start_cv2)  # noqa: E731
+        return eqx.tree_at(where, occupancy, crowd)
+
+    crowds = jax.tree.map(
+        lambda *x: jnp.stack(jnp.broadcast_arrays(*x)), occupancy, taken(1.0), taken(_PART_FULL)
+    )
+    steps = jax.vmap(lambda crowd: steps_at(model, demand, limits, crowd, slots))(crowds)
+    own, full, part = (jax.tree.map(lambda x, i=i: x[i], steps) for i in range(3))
+    return _Balance(throughput, occupancy, slots, own, full, part)
+
+
+def _kept(share: Scalar) -> Scalar:
+    """How far requests start as they arrive, if ``share`` of those offered are served."""
+    return jnp.clip(1 - _SOON * (1 - share), 0.0, 1.0)
+
+
+def _observed(
+    step: Scalar, balance: _Balance, model: StepModel, demand: Demand, limits: Limits
+) -> SteadyState:
+    occupancy, steps = balance.occupancy, balance.steps
+    itl = steps.beside.latency
+    running = occupancy.batch + occupancy.prefilling
+    closed, level = demand.closed, arrival_evenness(demand.arrival_cv2)
+    # Whether a step is under way when a request arrives: by chance, or one of the others'.
+    lives = (occupancy.chunks - 1.0 + demand.outputs) * step
+    apart = jnp.where(closed, 1.0, 1 / balance.throughput)
+    evenly = jnp.where(
+        closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
+    )
+    busy = level * evenly + (1 - level) * -jnp.expm1(-running)
+    met = local(steps, occupancy, model.corrections, demand, limits)
+    variability = (demand.arrival_cv2 + demand.output_cv2) / 2
+    full = balance.full.mean.interval
+    waiting, chance = wait_for_a_slot(
+        balance.throughput * (occupancy.chunks + demand.decode_steps + limits.async_scheduling),
+        balance.slots,
+        full,
+        (full - balance.part.mean.interval) / ((1 - _PART_FULL) * balance.slots),
+        peakedness(demand.arrival_cv2, demand.evenness),
+        variability,
+    )
+    wait = jnp.where(closed, 0.0, waiting / balance.throughput)
+    ttft = met.first + busy * met.under_way + jnp.where(closed, 0.0, met.budget) + wait
+    # Clients that find no slot wait for one: by Little's law, what is left of their round trip.
+    decode = demand.decode_steps * itl
+    clients = jnp.where(closed, demand.clients, 0.0)
+    in_line = jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
+    ttft += in_line
+    # The balance took a mean step for each of a client's own prefill steps, which are longer: of
+    # the two, the round trip as it is observed says how often a client returns.
+    throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
+    saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
+    ttft = jnp.where(saturated, jnp.inf, ttft)
+    return SteadyState(
+        ttft=ttft,
+        itl=itl,
+        e2e=ttft + decode,
+        throughput=throughput,
+        saturated=saturated,
+        lockstep=jnp.zeros_like(saturated),
+        batch=occupancy.batch,
+        running=running,
+        kv_use=kv_use(limits, demand, running, demand.age),
+        mixed_share=steps.mixed_share,
+        step=steps.mean,
+        chances=chances(
+            met,
+            busy,
+            wait + in_line,
+            jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01)),
+            occupancy.batch,
+            1 - balance.part.beside.latency / balance.full.beside.latency,
+            demand,
+            limits.async_scheduling,
+        ),
+    )
+
+
+def _in_lockstep(state: SteadyState, turn: Round, demand: Demand, limits: Limits) -> SteadyState:
+    """What a state would be if all clients stayed in step."""
+    zero = jnp.zeros(())
+    e2e = turn.ttft + demand.decode_steps * turn.itl
+    # What they wait is bounded, and taken to be even within its bounds.
+    parts = {
+        "fixed": turn.ttft - turn.wait,
+        "under_way": turn.wait,
+        "half": jnp.sqrt(3.0) * turn.spread,
+        "busy": jnp.ones(()),
+        "together": zero,
+        "longer": zero,
+        "wait": zero,
+        "others": jnp.full((), 1e-6),
+    }
+    return replace(
+        state,
+        ttft=turn.ttft,
+        itl=turn.itl,
+        e2e=e2e,
+        throughput=demand.clients / e2e,
+        lockstep=jnp.ones_like(state.lockstep),
+        batch=turn.batch,
+        running=turn.running,
+        kv_use=kv_use(limits, demand, turn.running, demand.age),
+        mixed_share=turn.mixed_share,
+        step=turn.step,
+        chances=replace(state.chances, **parts),
+    )

@@ -1,0 +1,188 @@
+"""What an engine's steps are made of, given who runs, and how long they take."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from physim.fluid.batch_statistics import arrival_evenness, decoding, met_while_decoding, prefills
+from physim.fluid.demand import Demand
+from physim.fluid.queueing import peakedness
+from physim.inputs.deployment import Limits
+from physim.step.model import StepModel, StepTime
+from physim.types import Scalar
+
+# Evenly spaced arrivals in a step from which on a request meets the prompt before it, being
+# handed over in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
+_CLOSE, _CLOSE_WIDTH = 0.45, 0.08
+
+
+class Occupancy(eqx.Module):
+    """Who is in a step.
+
+    Attributes:
+        batch: Requests that decode, mean.
+        prefilling: Prefill chunks, mean.
+        chunks: Prefill steps of a prompt.
+        chunk: Tokens of a chunk, mean.
+        age: Tokens that a decoding request has generated, mean.
+        start_cv2: Squared coefficient of variation of the times between requests that start.
+        others: Of the prefill chunks, the share that a decoding request may meet: in a closed loop
+            a client that decodes has no prompt under way.
+    """
+
+    batch: Scalar
+    prefilling: Scalar
+    chunks: Scalar
+    chunk: Scalar
+    age: Scalar
+    start_cv2: Scalar
+    others: Scalar
+
+
+class _Kinds(NamedTuple):
+    """What there is one of for each kind of step that the mean is made of.
+
+    Attributes:
+        fewer: Steps that only decode, with fewer requests,
+        more: and with more.
+        few_prompts: Steps that prefill few prompts,
+        many_prompts: and many.
+        own: The step in which an arriving request is prefilled.
+    """
+
+    fewer: Any
+    more: Any
+    few_prompts: Any
+    many_prompts: Any
+    own: Any
+
+
+class Steps(eqx.Module):
+    """Steps at an occupancy. Times in seconds.
+
+    Attributes:
+        mixed_share: Share of steps with a prefill chunk.
+        mean: A mean step.
+        beside: A mean step as a decoding request meets it: its own prompt is not among those met.
+        under_way_s: Time of a step that is under way or scheduled when a request arrives.
+        own_s: Time of a step in which an arriving request is prefilled.
+        together: Other prompts that arrive in the same step, as a request sees it.
+        spread: Squared coefficient of variation of the times of steps.
+        budget: Prefill chunks that a step's token budget leaves room for.
+        longer_s: How much longer a step is for a prefill chunk in it.
+    """
+
+    mixed_share: Scalar
+    mean: StepTime
+    beside: StepTime
+    under_way_s: Scalar
+    own_s: Scalar
+    together: Scalar
+    spread: Scalar
+    budget: Scalar
+    longer_s: Scalar
+
+
+def steps_at(
+    model: StepModel, demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar
+) -> Steps:
+    """Steps at an occupancy.
+
+    Args:
+        model: Step times.
+        demand: The load.
+        limits: The engine's limits.
+        occupancy: Who is in a step.
+        slots: Requests that may run.
+    """
+    batch, prefilling, chunk = occupancy.batch, occupancy.prefilling, occupancy.chunk
+    peaked = peakedness(demand.arrival_cv2, demand.evenness)
+    beside = decoding(batch, peaked, jnp.maximum(slots, 1.0))
+    decodes = jnp.where(demand.decode_steps > 0, beside.mean(beside.low, beside.high), 0.0)
+    budget = jnp.maximum(limits.max_num_batched_tokens - batch, 1.0) / chunk
+    prefill = prefills(prefilling, occupancy.start_cv2, budget)
+    # Those that arrive while the same step runs are prefilled together.
+    cv2 = demand.arrival_cv2
+    together = cv2 * prefilling + arrival_evenness(cv2) * jnp.maximum(prefilling - 1.0, 0.0)
+    zero = jnp.zeros(())
+    steps = _times(
+        model,
+        demand,
+        occupancy,
+        decodes=_Kinds(
+            fewer=jnp.maximum(beside.low, 1.0),
+            more=jnp.maximum(beside.high, 1.0),
+            few_prompts=decodes,
+            many_prompts=decodes,
+            own=batch,
+        ),
+        prompts=_Kinds(
+            fewer=zero,
+            more=zero,
+            few_prompts=prefill.chunks.low,
+            many_prompts=prefill.chunks.high,
+            own=1.0 + together,
+        ),
+    )
+    decode: StepTime = jax.tree.map(beside.mean, steps.fewer, steps.more)
+    mixed: StepTime = jax.tree.map(prefill.chunks.mean, steps.few_prompts, steps.many_prompts)
+    mean = _blend(prefill.share, mixed, decode)
+    # How much longer a step is for a prompt in it, and what that does to the spread of steps.
+    longer = (mixed.interval - decode.interval) * prefill.share / prefilling
+    feedback = jnp.minimum(prefilling * longer / mean.interval, 0.9) ** 2
+    variance = longer**2 * (1 + demand.prompt_cv2) * cv2 * prefilling
+    spread = variance / (1 - feedback) / mean.interval**2
+    # Long steps are met more often than short ones, so more arrive in them.
+    own = steps.own.latency + together * spread * longer
+    arrivals = prefilling / occupancy.chunks
+    met = met_while_decoding(
+        arrivals * occupancy.others,
+        jnp.maximum(arrivals * (own / mean.latency - 1.0), 0.0) * (occupancy.others == 1.0),
+        cv2,
+        jnp.maximum(demand.outputs - 1.0, 1e-3),
+    )
+    # The prompt before an evenly spaced one is long computed, unless they follow within few steps.
+    close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
+    apart = decode.interval + close * (mean.interval - decode.interval)
+    return Steps(
+        mixed_share=prefill.share,
+        mean=mean,
+        beside=_blend(prefill.share * met / arrivals, mixed, decode),
+        under_way_s=arrival_evenness(cv2) * apart + (1 - arrival_evenness(cv2)) * mean.interval,
+        own_s=own,
+        together=together * (1 + spread),
+        spread=spread,
+        budget=budget,
+        longer_s=longer,
+    )
+
+
+def _times(
+    model: StepModel, demand: Demand, occupancy: Occupancy, decodes: _Kinds, prompts: _Kinds
+) -> _Kinds:
+    """Times of each kind of step, whose requests decode or are prefilled in such numbers."""
+    chunk = occupancy.chunk * jnp.sqrt(1.0 + demand.prompt_cv2)
+    cached = demand.cached_tokens + (occupancy.chunks - 1) / 2 * occupancy.chunk
+
+    def time(decode_requests: Scalar, prefill_requests: Scalar) -> StepTime:
+        return model(
+            model.batch(
+                decode_requests=decode_requests,
+                context=demand.input_tokens + occupancy.age,
+                prefill_requests=prefill_requests,
+                chunk=chunk,
+                cached=cached,
+            )
+        )
+
+    times = jax.vmap(time)(jnp.stack(decodes), jnp.stack(prompts))
+    return _Kinds(*(jax.tree.map(lambda x, i=i: x[i], times) for i in range(len(decodes))))
+
+
+def _blend(share: Scalar, mixed: StepTime, decode: StepTime) -> StepTime:
+    blended: StepTime = jax.tree.map(lambda m, d: share * m + (1 - share) * d, mixed, decode)
+    return blended

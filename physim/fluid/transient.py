@@ -1,0 +1,474 @@
+"""An engine under a load that changes, as a fluid: ordinary differential equations.
+
+The state is what waits, what decodes by age, and counts. In a step of time ``G`` so many of the
+waiting requests start as slots, KV blocks and the token budget allow; a request that decodes grows
+older by one token a step and leaves when its output ends. So a load above capacity grows a queue,
+which later stages find, and a slot that is taken is free again only when its request has finished.
+
+Ages are phases in a row, each left at a rate, some requests leaving the row at its end (the linear
+chain trick); the phases' means are those of the lengths' distribution. Where slots are scarce by
+chance, the number that waits follows the idle slots such that a load that stays makes the queue
+that `physim.fluid.queueing` says (a fluid approximation point by point, after Wang, Tipper and
+Banerjee, IEEE INFOCOM 1996).
+"""
+
+from __future__ import annotations
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from physim.fluid.demand import Demand
+from physim.fluid.first_token import Local, local
+from physim.fluid.kv_capacity import full_cache, kv_slots, kv_use, own_blocks, recomputed_tokens
+from physim.fluid.queueing import peakedness, wait_for_a_slot
+from physim.fluid.rosenbrock import Rodas3
+from physim.fluid.step_mix import Occupancy, steps_at
+from physim.inputs.deployment import Limits
+from physim.step.model import StepModel
+from physim.types import AnyArray, Scalar
+
+# The constants below were chosen on benchmarks/fluid_against_replay.py (loads above the capacity)
+# and benchmarks/bench_serving.py: accuracy first, then time.
+_PHASES = 8
+# Knots of the table of steps: decoding requests as a share of the slots, of which the first and the
+# last only shape the curve's ends; and how many of prefill chunks there are, from hardly any over
+# some steps that have one to the token budget.
+_SHARES = np.geomspace(2e-3, 1.0, 19)
+_SHARES = np.append(_SHARES, _SHARES[-1] ** 2 / _SHARES[-2])
+_CHUNKS, _HARDLY_ANY, _SOME = 9, 1e-4, 0.2
+# Steps of the solver in a stage: at least, at most, and at most where clients give up, which they
+# do in waves.
+_LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 112, 768
+_TOLERANCE = 5e-3
+# Smallest product of what waits and what is idle, in requests squared: it rounds the corner where
+# the queue begins.
+_LEAST_CHANCE = 0.05
+# Share of the slots from which on requests start because others finish, and how sharp that is.
+_FULL_SHARE, _FULL_WIDTH = 0.96, 0.008
+# Of what is served now, the least that is with all slots taken, where chance decides.
+_SERVED = 0.97
+# Requests that a KV cache may hold at most, for each of a load that stays.
+_YOUNG = 3.0
+
+
+class Schedule(eqx.Module):
+    """Stages of a load that follow one another.
+
+    Attributes:
+        rates: Arrivals per second.
+        ends: When each stage ends, seconds.
+        timeout: Time after which clients give up, seconds; None for never.
+    """
+
+    rates: Float[AnyArray, " stages"]
+    ends: Float[AnyArray, " stages"]
+    timeout: Scalar | None = None
+
+    def arrived(self, time: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """Requests that have arrived by a time."""
+        times, counts = self.corners()
+        return jnp.interp(time, times, counts)
+
+    def arrival(self, count: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """When so many have arrived: the inverse, within the stages."""
+        times, counts = self.corners()
+        return jnp.interp(count, counts, times)
+
+    def corners(self) -> tuple[Float[AnyArray, " corners"], Float[AnyArray, " corners"]]:
+        """When stages begin and the last ends, seconds, and how many have arrived by then."""
+        times = jnp.append(0.0, self.ends)
+        return times, jnp.append(0.0, jnp.cumsum(self.rates * jnp.diff(times)))
+
+
+class Trajectory(eqx.Module):
+    """What happens over time, at the solver's own steps; those it did not need repeat the last.
+
+    Attributes:
+        time: Time, seconds.
+        waiting: Requests that wait.
+        batch: Requests that decode.
+        running: Requests that are prefilled or decode.
+        arrived: Requests that have arrived.
+        taken: Of them, those that have left the queue, to run or because their client gave up.
+        steps: Engine steps.
+        start: Requests that start in a step.
+        age: Tokens that a decoding request has generated, mean.
+        full: Whether requests start because others finish, from 0 to 1.
+        kv_use: Share of the KV blocks that running requests hold.
+        solved: Whether the solver came to the end.
+    """
+
+    time: Float[AnyArray, " times"]
+    waiting: Float[AnyArray, " times"]
+    batch: Float[AnyArray, " times"]
+    running: Float[AnyArray, " times"]
+    arrived: Float[AnyArray, " times"]
+    taken: Float[AnyArray, " times"]
+    steps: Float[AnyArray, " times"]
+    start: Float[AnyArray, " times"]
+    age: Float[AnyArray, " times"]
+    full: Float[AnyArray, " times"]
+    kv_use: Float[AnyArray, " times"]
+    solved: Bool[AnyArray, ""]
+
+
+class _Phases(eqx.Module):
+    """Ages of decoding requests in a row, in steps.
+
+    Attributes:
+        stay: Mean stay in each.
+        onward: Share that goes on to the next.
+        age: Tokens that a request in it has generated, mean.
+    """
+
+    stay: Float[AnyArray, " phases"]
+    onward: Float[AnyArray, " phases"]
+    age: Float[AnyArray, " phases"]
+
+    @classmethod
+    def of(cls, demand: Demand) -> _Phases:
+        steps = jnp.maximum(demand.outputs - 1.0, 0.01)
+        edges = jnp.max(steps) * np.linspace(0.0, 1.0, _PHASES + 1)
+        left = jnp.mean(steps[:, None] > edges, axis=0)
+        width = edges[1]
+        stay = jnp.mean(jnp.clip(steps[:, None] - edges[:-1], 0.0, width), axis=0) / left[:-1]
+        return cls(stay, left[1:] / left[:-1], edges[:-1] + stay / 2 + 1.0)
+
+
+class _State(eqx.Module):
+    """What the equations are about.
+
+    Attributes:
+        running: Requests that decode, by the phase of their age.
+        waiting: Requests that wait.
+        steps: Engine steps.
+        time: Time, seconds: a part of the state, since the solver wants a system that does not
+            depend on it.
+    """
+
+    running: Float[AnyArray, "*times phases"]
+    waiting: Float[AnyArray, "*times"]
+    steps: Float[AnyArray, "*times"]
+    time: Float[AnyArray, "*times"]
+
+
+class Fluid(eqx.Module):
+    """An engine under a kind of load, ready to be run through a schedule.
+
+    Attributes:
+        demand: The load, whose rate is of no account.
+        limits: The engine's limits.
+        phases: Ages of decoding requests.
+        slots: Requests that may run, were the load to stay.
+        scale: Requests at the last of the table's shares.
+        blocks: KV blocks for requests that run, apart from cached prefixes.
+        chunks: Prefill steps of a prompt.
+        more: How many more chunks there are for each, with all KV blocks taken.
+        held: Steps that a request holds its slot beside those in which it decodes.
+        chance: Product of what waits and what is idle at each of the table's shares.
+        starts: Requests that start in a step, at the table's knots.
+        table: `Local` with slots idle and taken, at two ages, shares and starts.
+    """
+
+    demand: Demand
+    limits: Limits
+    phases: _Phases
+    slots: Scalar
+    scale: Scalar
+    blocks: Scalar
+    chunks: Scalar
+    more: Scalar
+    held: Scalar
+    chance: Float[AnyArray, " shares"]
+    starts: Float[AnyArray, " starts"]
+    table: Float[AnyArray, "values 2 2 shares starts"]
+
+    @classmethod
+    def of(cls, model: StepModel, demand: Demand, limits: Limits) -> Fluid:
+        """Tabulates an engine's steps."""
+        by_kv = kv_slots(limits, demand)
+        slots = jnp.minimum(limits.max_num_seqs, by_kv)
+        # Chunks leave room for a mean batch of what the budget would let run.
+        left = limits.max_num_batched_tokens - jnp.minimum(
+            slots,
+            limits.max_num_batched_tokens
+            * demand.decode_steps
+            / (demand.decode_steps + demand.new_tokens),
+        )
+        chunks = jnp.ceil(demand.new_tokens / jnp.maximum(left, 1.0))
+        again = recomputed_tokens(demand.input_tokens, demand.output_tokens) / demand.new_tokens
+        more = full_cache(limits, by_kv) * again
+        ages = jnp.array([0.0, 2.0]) * demand.age
+        # Young requests hold less of the KV cache than those of a load that stays.
+        scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
+        blocks = by_kv * own_blocks(limits, demand, demand.age)
+
+        def at(full: Scalar, age: Scalar, share: Scalar, prefilling: Scalar) -> Local:
+            occupancy = Occupancy(
+                batch=share * scale,
+                prefilling=prefilling,
+                chunks=chunks,
+                chunk=demand.new_tokens / chunks,
+                age=age,
+                start_cv2=(1 - full) * demand.arrival_cv2 + full,
+                others=jnp.asarray(1.0),
+            )
+            steps = steps_at(model, demand, limits, occupancy, scale)
+            return local(steps, occupancy, model.corrections, demand, limits)
+
+        most = limits.max_num_batched_tokens / demand.new_tokens
+        starts = jnp.geomspace(_SOME / chunks, jnp.maximum(most, 1 / chunks), _CHUNKS)
+        starts = jnp.append(_HARDLY_ANY / chunks, starts)
+        axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts * chunks)
+        grid = jnp.meshgrid(*axes, indexing="ij")
+        values = jnp.stack(jax.vmap(at)(*(axis.ravel() for axis in grid)))
+        table = values.reshape(-1, *grid[0].shape)
+        held = chunks + limits.async_scheduling
+        unfinished = cls(
+            demand,
+            limits,
+            _Phases.of(demand),
+            slots,
+            scale,
+            blocks,
+            chunks,
+            more,
+            held,
+            jnp.zeros(len(_SHARES)),
+            starts,
+            table,
+        )
+        return eqx.tree_at(lambda fluid: fluid.chance, unfinished, unfinished._chance())
+
+    def _chance(self) -> Float[AnyArray, " shares"]:
+        """Product of what waits by chance and what is idle, at each share of slots taken."""
+        demand = self.demand
+        whole = demand.decode_steps + self.held
+        idle = jnp.zeros(())
+        step = jax.vmap(
+            lambda share: (
+                self.local(
+                    share * self.slots / self.scale, share * self.slots / whole, demand.age, idle
+                ).beside
+            )
+        )(jnp.array(_SHARES))
+        slowest, slower = step[-2], (step[-2] - step[-3]) / ((1 - _SHARES[-3]) * self.slots)
+        variability = (demand.arrival_cv2 + demand.output_cv2) / 2
+        peaked = peakedness(demand.arrival_cv2, demand.evenness)
+
+        def at(share: Scalar, step: Scalar) -> Scalar:
+            offered = share * self.slots / step
+            # Where steps with all slots taken are so long that fewer requests are served than now,
+            # chance alone does not lead there.
+            longest = jnp.minimum(slowest, step / jnp.minimum(share, 1.0) * _SERVED)
+            waiting, _ = wait_for_a_slot(offered, self.slots, longest, slower, peaked, variability)
+            return waiting * (1.0 - jnp.minimum(share, 0.995)) * self.slots
+
+        return jax.vmap(at)(jnp.array(_SHARES), step)
+
+    def local(self, share: Scalar, start: Scalar, age: Scalar, full: Scalar) -> Local:
+        """What a request meets, between the knots of the table.
+
+        Args:
+            share: Decoding requests over the table's scale.
+            start: Requests that start in a step.
+            age: Tokens that a decoding request has generated, mean.
+            full: Whether requests start because others finish.
+        """
+        return Local(*jnp.maximum(self._looked_up(self.table, share, start, age, full), 1e-9))
+
+    def _looked_up(
+        self,
+        table: Float[AnyArray, "*v 2 2 shares starts"],
+        share: Scalar,
+        start: Scalar,
+        age: Scalar,
+        full: Scalar,
+    ) -> Float[AnyArray, "*v"]:
+        i, by_share = _cubic(_SHARES, share)
+        j, by_start = _straight(self.starts, start * (1 + self.more * full))
+        older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, 1e-3)), 0.0, 1.0)
+        near = jax.lax.dynamic_slice_in_dim(table, i, 4, -2)
+        near = jax.lax.dynamic_slice_in_dim(near, j, 2, -1)
+        value = jnp.sum(near * by_share[:, None] * by_start, axis=(-1, -2))
+        value = (1 - older) * value[..., 0] + older * value[..., 1]
+        return (1 - full) * value[..., 0] + full * value[..., 1]
+
+    def run(self, schedule: Schedule) -> Trajectory:
+        """Runs the engine through a schedule, from idle until all is done."""
+        begins = jnp.append(0.0, schedule.ends)
+        life, drain = self._last_s(schedule)
+        lengths = jnp.append(jnp.diff(begins), drain)
+        rates = jnp.append(schedule.rates, 0.0)
+        zero = jnp.zeros((), begins.dtype)
+        empty = _State(jnp.zeros(_PHASES, begins.dtype), zero, zero, zero)
+        most = _STEPS if schedule.timeout is None else _WAVE_STEPS
+
+        def stage(
+            state: _State, part: tuple[Scalar, Scalar, Scalar]
+        ) -> tuple[_State, tuple[AnyArray, _State, AnyArray]]:
+            begin, length, rate = part
+            solution = diffrax.diffeqsolve(
+                diffrax.ODETerm(lambda _, y, __: self._change(y, rate, schedule)),
+                Rodas3(),
+                0.0,
+                length,
+                1e-6 * length,
+                state,
+                # What happens between the steps is read off straight lines.
+                stepsize_controller=diffrax.PIDController(
+                    _TOLERANCE, _TOLERANCE / 10, dtmax=jnp.maximum(life, length / _LEAST_STEPS)
+                ),
+                saveat=diffrax.SaveAt(t0=True, steps=True),
+                max_steps=most,
+                # Its steps are few enough to keep them all for the gradient.
+                adjoint=diffrax.RecursiveCheckpointAdjoint(checkpoints=most),
+                throw=False,
+            )
+            done = jnp.isfinite(solution.ts)
+            last = jnp.sum(done) - 1
+            times = begin + jnp.where(done, solution.ts, solution.ts[last])
+            states: _State = jax.tree.map(
+                lambda x: jnp.where(done.reshape(-1, *[1] * (x.ndim - 1)), x, x[last]), solution.ys
+            )
+            solved = solution.ts[last] >= length * (1 - 1e-4)
+            return jax.tree.map(lambda x: x[-1], states), (times, states, solved)
+
+        _, (times, states, solved) = jax.lax.scan(stage, empty, (begins, lengths, rates))
+        states = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), states)
+        return self._trajectory(times.ravel(), states, jnp.all(solved), schedule)
+
+    def _last_s(self, schedule: Schedule) -> tuple[Scalar, Scalar]:
+        """Life of a long request, and time in which all are done after the last stage, seconds."""
+        full = jnp.ones(())
+        turn = self.slots / (self.demand.decode_steps + self.held)
+        step = self.local(self.slots / self.scale, turn, self.demand.age, full).beside
+        _, counts = schedule.corners()
+        life = (jnp.max(self.demand.outputs) + self.held) * step
+        queue = counts[-1] / turn * step
+        if schedule.timeout is not None:
+            queue = jnp.minimum(queue, schedule.timeout)
+        return life, queue + 3 * life
+
+    def _starting(
+        self, waiting: Scalar, running: Float[AnyArray, " phases"]
+    ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
+        """Requests that start in a step; share of the scale; mean age; whether slots are taken."""
+        phases = self.phases
+        batch = jnp.sum(running)
+        age = jnp.sum(running * phases.age) / jnp.maximum(batch, 1e-6)
+        demand = self.demand
+        room = self.blocks / own_blocks(self.limits, demand, jnp.maximum(age, 0.0))
+        slots = jnp.minimum(self.limits.max_num_seqs, room)
+        slots = jnp.minimum(slots, self.scale)
+        leaving = jnp.sum((1 - phases.onward) * running / phases.stay)
+        # The slots that are free for the next step, less what those that start now hold later.
+        free = jnp.maximum(slots - batch + leaving, 0.0) / (1 + self.held)
+        i, by_share = _cubic(_SHARES, batch / slots)
+        chance = jnp.sum(jax.lax.dynamic_slice_in_dim(self.chance, i, 4) * by_share)
+        chance = jnp.maximum(chance, _LEAST_CHANCE) / (1 + self.held)
+        waiting = jnp.maximum(waiting, 0.0)
+        start = _lesser(waiting, free, chance * waiting / (waiting + 1e-2))
+        budget = (self.limits.max_num_batched_tokens - batch) / demand.new_tokens
+        start = _lesser(start, jnp.maximum(budget, 0.0), 1e-3 * start * budget)
+        start = jnp.maximum(start, 0.0)
+        taken = (batch + start * self.held) / slots
+        full = jax.nn.sigmoid((taken - _FULL_SHARE) / _FULL_WIDTH)
+        return start, batch / self.scale, age, full
+
+    def _change(self, state: _State, rate: Scalar, schedule: Schedule) -> _State:
+        running, waiting = state.running, state.waiting
+        start, share, age, full = self._starting(waiting, running)
+        step = self._looked_up(self.table[0], share, start, age, full)
+        leave = running / self.phases.stay
+        entering = jnp.append(start, (self.phases.onward * leave)[:-1])
+        queue = rate - start / step
+        if schedule.timeout is not None:
+            given_up, stopped = self._given_up(state.time, waiting, step, schedule)
+            queue -= given_up
+            leave += stopped * running
+        return _State((entering - leave) / step, queue, 1 / step, jnp.ones_like(step))
+
+    def _given_up(
+        self, time: Scalar, waiting: Scalar, step: Scalar, schedule: Schedule
+    ) -> tuple[Scalar, Float[AnyArray, " phases"]]:
+        """Clients a second that leave the queue, and the share of each phase that do in a step."""
+        taken = schedule.arrived(time) - waiting
+        late = schedule.arrived(time - schedule.timeout) - taken
+        left = (schedule.timeout - (time - schedule.arrival(taken))) / step - self.phases.age
+        stay = self.phases.stay
+        return jax.nn.softplus(2 * late) / 2 / step, jax.nn.sigmoid(-4 * left / stay[0]) / stay
+
+    def _trajectory(
+        self,
+        time: Float[AnyArray, " times"],
+        states: _State,
+        solved: Bool[AnyArray, ""],
+        schedule: Schedule,
+    ) -> Trajectory:
+        running, waiting = states.running, jnp.maximum(states.waiting, 0.0)
+        start, _, age, full = jax.vmap(self._starting)(waiting, running)
+        batch = jnp.sum(running, axis=1)
+        arrived = schedule.arrived(time)
+        whole = batch + start * self.chunks
+        age = jnp.maximum(age, 0.0)
+        return Trajectory(
+            time=time,
+            waiting=waiting,
+            batch=batch,
+            running=whole,
+            arrived=arrived,
+            taken=jax.lax.cummax(arrived - waiting),
+            steps=states.steps,
+            start=start,
+            age=age,
+            full=full,
+            kv_use=jax.vmap(lambda *now: kv_use(self.limits, self.demand, *now))(whole, age),
+            solved=solved,
+        )
+
+
+def _cubic(
+    knots: Float[np.ndarray, " knots"], x: Scalar
+) -> tuple[Int[AnyArray, ""], Float[AnyArray, " 4"]]:
+    """The first of four knots about a point and their weights: a smooth curve through all.
+
+    Catmull and Rom's cubic along the logarithm of equally spaced knots, of which the first and the
+    last only shape the ends.
+    """
+    gap = float(np.log(knots[1] / knots[0]))
+    place = jnp.log(jnp.clip(x, knots[1], knots[-2]) / knots[0]) / gap
+    first = jnp.clip(jnp.floor(place).astype(int) - 1, 0, len(knots) - 4)
+    u = place - 1 - first
+    weights = jnp.stack(
+        [
+            -u * (1 - u) ** 2,
+            2 - 5 * u**2 + 3 * u**3,
+            u + 4 * u**2 - 3 * u**3,
+            -(u**2) * (1 - u),
+        ]
+    ) * jnp.array([0.5, 0.5, 0.5, 0.5])
+    return first, weights
+
+
+def _straight(
+    knots: Float[AnyArray, " knots"], x: Scalar
+) -> tuple[Int[AnyArray, ""], Float[AnyArray, " 2"]]:
+    """The first of two knots about a point and their weights, on a straight line.
+
+    Chunks that not every step has count by their share of steps, so times are straight in them.
+    """
+    x = jnp.clip(x, 0.0, knots[-1])
+    first = jnp.clip(jnp.searchsorted(knots, x, method="compare_all") - 1, 0, len(knots) - 2)
+    low, high = knots[first], knots[first + 1]
+    weight = (x - low) / (high - low)
+    return first, jnp.stack([1 - weight, weight])
+
+
+def _lesser(one: Scalar, other: Scalar, product: Scalar) -> Scalar:
+    """The lesser of two, rounded: the product of what each exceeds it by is given."""
+    return ((one + other) - jnp.sqrt((one - other) ** 2 + 4 * product)) / 2

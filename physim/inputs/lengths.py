@@ -1,0 +1,143 @@
+"""How long prompts and outputs are: a fixed length or a distribution, in whole tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from physim.errors import InputError
+
+KINDS = ("fixed", "normal", "exponential", "empirical")
+# Strata by which a distribution is summed: each a sixty-fourth of the requests.
+STRATA = 64
+_FINE = 64  # points of a stratum
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of lengths. Drawn lengths are rounded to whole tokens, one at least.
+
+    Attributes:
+        kind: ``fixed``, ``normal``, ``exponential`` or ``empirical``.
+        mean: Mean, tokens; before rounding, and before lengths below one token are raised to it.
+        std: Standard deviation of a normal distribution, tokens.
+        values: Lengths that an empirical distribution draws from, all as often.
+
+    Raises:
+        InputError: A figure is not positive or not finite, or the kind is unknown.
+    """
+
+    kind: str
+    mean: float
+    std: float = 0.0
+    values: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(
+                "lengths", f"{self.kind!r} is unknown", f"use one of {', '.join(KINDS)}"
+            )
+        for field, value, least in (("mean", self.mean, 1.0), ("std", self.std, 0.0)):
+            if not (math.isfinite(value) and value >= least):
+                raise InputError(f"lengths: {field}", f"{value} is below {least:g}", "correct it")
+
+    @classmethod
+    def fixed(cls, tokens: float) -> Lengths:
+        """One length for all; a mean that is no whole number is allowed, and taken as it is."""
+        return cls("fixed", float(tokens))
+
+    @classmethod
+    def normal(cls, mean: float, std: float) -> Lengths:
+        """Normally distributed lengths."""
+        return cls("normal", float(mean), float(std))
+
+    @classmethod
+    def exponential(cls, mean: float) -> Lengths:
+        """Exponentially distributed lengths."""
+        return cls("exponential", float(mean))
+
+    @classmethod
+    def empirical(cls, values: tuple[float, ...]) -> Lengths:
+        """Lengths drawn from observed ones.
+
+        Raises:
+            InputError: There are none, or one is no positive number.
+        """
+        if not values or not all(math.isfinite(value) and value >= 1 for value in values):
+            raise InputError("lengths: values", "are empty or not all positive", "correct them")
+        return cls("empirical", math.fsum(values) / len(values), values=tuple(map(float, values)))
+
+    @classmethod
+    def parse(cls, text: str) -> Tokens:
+        """Reads ``248``, ``normal:248:50``, ``exponential:128`` or ``file:lengths.txt``.
+
+        A file has a length on each line.
+
+        Raises:
+            InputError: It is none of these.
+        """
+        kind, _, rest = text.partition(":")
+        try:
+            if not rest:
+                return float(kind)
+            if kind == "file":
+                words = Path(rest).read_text(encoding="utf-8").split()
+                return cls.empirical(tuple(float(word) for word in words))
+            if kind in ("normal", "exponential"):
+                make = cls.normal if kind == "normal" else cls.exponential
+                return make(*(float(number) for number in rest.split(":")))
+        except InputError:
+            raise
+        except OSError as error:
+            raise InputError(rest, error.strerror or "cannot be read", "check the path") from error
+        except (ValueError, TypeError):
+            pass
+        raise InputError(
+            f"lengths {text!r}",
+            "cannot be read",
+            "use 248, normal:248:50, exponential:128 or file:PATH with a length on each line",
+        )
+
+    def sample(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, " count"]:
+        """Draws lengths, tokens."""
+        if self.kind == "fixed":
+            # A mean between two whole lengths is kept by drawing both.
+            return np.floor(self.mean + rng.random(count)).astype(np.int64)
+        if self.kind == "normal":
+            drawn = rng.normal(self.mean, self.std, count)
+        elif self.kind == "exponential":
+            drawn = rng.exponential(self.mean, count)
+        else:
+            drawn = rng.choice(np.array(self.values), count)
+        return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+    def strata(self) -> Float[np.ndarray, " strata"]:
+        """Mean lengths of `STRATA` equal parts of the requests, from short to long."""
+        if self.kind == "fixed":
+            return np.full(STRATA, self.mean)
+        share = (np.arange(STRATA * _FINE) + 0.5) / (STRATA * _FINE)
+        if self.kind == "normal":
+            from statistics import NormalDist
+
+            # The inverse of one half of a symmetric distribution is that of the other.
+            half = [NormalDist().inv_cdf(q) for q in share[: len(share) // 2]]
+            fine = self.mean + self.std * np.concatenate([half, -np.array(half[::-1])])
+        elif self.kind == "exponential":
+            fine = -self.mean * np.log1p(-share)
+            fine *= self.mean / fine.mean()  # the tail beyond the last point
+        else:
+            fine = np.quantile(np.array(self.values), share, method="inverted_cdf")
+        return np.maximum(fine, 1.0).reshape(STRATA, _FINE).mean(axis=1)
+
+
+Tokens: TypeAlias = float | Lengths
+
+
+def lengths(tokens: Tokens) -> Lengths:
+    """A number of tokens as a distribution of one length."""
+    return tokens if isinstance(tokens, Lengths) else Lengths.fixed(tokens)

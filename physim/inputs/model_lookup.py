@@ -1,0 +1,125 @@
+"""Finds a model's ``config.json``: a file, a folder, a shipped name, or a hub id."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+from physim import data
+from physim.errors import InputError
+from physim.inputs.architecture import ModelArch, read_architecture
+
+_SUFFIX = ".json"
+_MODELOPT = "hf_quant_config.json"
+_HUB_TIMEOUT_S = 10.0
+
+
+@functools.lru_cache
+def shipped_models() -> tuple[str, ...]:
+    """Hub ids of the models whose configuration comes with physim."""
+    return tuple(name.replace("--", "/") for name in data.names("model_configs", _SUFFIX))
+
+
+def load_model(model: str | Path) -> ModelArch:
+    """A model's shape.
+
+    Args:
+        model: Path of a ``config.json`` or of the folder that holds one, the name of a shipped
+            model (with or without its organisation), or a HuggingFace hub id, which is fetched
+            where the optional package ``huggingface-hub`` is installed and the hub is reached.
+
+    Raises:
+        InputError: The model is not found, or is one that physim does not model.
+    """
+    path = config_path(model)
+    # The file's time is part of the key, so that an edited file is read anew.
+    return _load(path, path.stat().st_mtime_ns, str(model))
+
+
+@functools.lru_cache(maxsize=256)
+def _load(path: Path, _modified_ns: int, name: str) -> ModelArch:
+    config = data.read_json(path)
+    # Older ModelOpt checkpoints describe their quantisation in a file beside the configuration.
+    beside = path.with_name(_MODELOPT)
+    if not config.get("quantization_config") and beside.is_file():
+        config["quantization_config"] = data.read_json(beside).get("quantization")
+    return _with_sampling(read_architecture(config, name), path)
+
+
+def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
+    """The model with the sampling that its ``generation_config.json`` asks for.
+
+    vLLM takes the defaults of requests from that file where a request says nothing else.
+    """
+    shipped = path.parent / "generation" / path.name
+    beside = shipped if shipped.is_file() else path.with_name("generation_config.json")
+    if not beside.is_file():
+        return model
+    defaults = data.read_json(beside)
+    for field in ("top_p", "top_k", "repetition_penalty"):
+        value = defaults.get(field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InputError(f"{beside}: {field}", f"{value!r} is not a number", "correct it")
+    return replace(
+        model,
+        truncates=(defaults.get("top_p") or 1.0) < 1 or (defaults.get("top_k") or 0) > 0,
+        penalises=(defaults.get("repetition_penalty") or 1.0) != 1,
+    )
+
+
+def config_path(model: str | Path) -> Path:
+    """The ``config.json`` of a model, named as `load_model` takes it.
+
+    Raises:
+        InputError: The model is not found.
+    """
+    model = str(model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InputError(str(path), "does not exist", "name a folder that holds a config.json")
+    if path.is_file():
+        return path
+    if model.endswith(_SUFFIX):
+        raise InputError(model, "does not exist", "check the path")
+    return _shipped(model) or _from_hub(model)
+
+
+def _shipped(model: str) -> Path | None:
+    wanted = model.lower()
+    matches = [n for n in shipped_models() if wanted in (n.lower(), n.split("/")[1].lower())]
+    if not matches:
+        return None
+    return data.folder("model_configs") / f"{matches[0].replace('/', '--')}{_SUFFIX}"
+
+
+def _from_hub(model: str) -> Path:
+    remedy = "pass a config.json, or a name from `physim show models`"
+    if model.count("/") != 1:
+        raise InputError(f"model {model!r}", "is not a file, a folder or a shipped model", remedy)
+    try:
+        import huggingface_hub as hub
+    except ImportError as error:
+        raise InputError(
+            f"model {model!r}",
+            "is not shipped, and huggingface-hub is not installed to fetch it",
+            f"pip install 'physim-llm[hub]', or {remedy}",
+        ) from error
+    try:
+        cached = hub.try_to_load_from_cache(model, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        # One request that is not retried, so that an unreachable hub is known at once.
+        hub.get_hf_file_metadata(hub.hf_hub_url(model, "config.json"), timeout=_HUB_TIMEOUT_S)
+        for beside in (_MODELOPT, "generation_config.json"):
+            if hub.file_exists(model, beside):
+                hub.hf_hub_download(model, beside)
+        return Path(hub.hf_hub_download(model, "config.json"))
+    except Exception as error:  # the hub client raises many unrelated types when offline
+        raise InputError(
+            f"model {model!r}",
+            f"is not shipped and could not be fetched from the hub ({type(error).__name__})",
+            remedy,
+        ) from error

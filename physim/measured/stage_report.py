@@ -1,0 +1,133 @@
+"""Runs in the common form, from what a load generator reported and what the server was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from physim import data
+from physim.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a report does not say: the model, the engine and the prompts.
+
+    Attributes:
+        experiment: Name of the run.
+        model: Name or hub id of the model.
+        hardware: Key of the GPU.
+        tp: GPUs that share every layer.
+        max_num_seqs: Requests that run at once.
+        max_num_batched_tokens: Tokens of a step.
+        max_model_len: Longest context, tokens.
+        gpu_memory_utilization: Share of the memory that the engine may use.
+        kv_blocks: KV blocks as the engine reported them; None to compute them.
+        prefix_caching: Whether prefixes are cached.
+        prompt_groups: Groups of prompts that are sent again and again; 0 for prompts that are all
+            different.
+        prompts_per_group: Different prompts of a group.
+    """
+
+    experiment: str
+    model: str
+    hardware: str
+    tp: int = 1
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 4096
+    gpu_memory_utilization: float = 0.9
+    kv_blocks: int | None = None
+    prefix_caching: bool = True
+    prompt_groups: int = 0
+    prompts_per_group: int = 1
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """What a load generator reports of one stage. Times in seconds, lengths in tokens.
+
+    Attributes:
+        stage: Its number.
+        rate_rps: Arrivals per second; of clients those that were achieved.
+        duration_s: How long requests were sent.
+        arrival: ``constant``, ``poisson`` or ``gamma``.
+        input_len_mean: Mean prompt.
+        output_len: Mean number of tokens that were generated.
+        ttft_mean: Mean time to first token.
+        e2e_mean: Mean time of a request.
+        n_success: Requests that were answered.
+        n_failed: Requests that were not.
+        note: What was odd in the report, and what was made of it.
+        concurrency: Clients that sent the next request when the last was answered; None for a rate.
+        output_len_std: Standard deviation of the tokens that were generated; None if not known.
+    """
+
+    stage: int
+    rate_rps: float
+    duration_s: float
+    arrival: str
+    input_len_mean: float
+    output_len: float
+    ttft_mean: float
+    e2e_mean: float
+    n_success: int
+    n_failed: int
+    note: str = ""
+    concurrency: float | None = None
+    output_len_std: float | None = None
+
+
+def rows(server: Server, reports: Sequence[StageReport]) -> list[dict[str, Any]]:
+    """Rows of the common form."""
+    return [{**asdict(server), **asdict(report)} for report in reports]
+
+
+def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
+    """Writes rows as CSV; the file appears whole or not at all.
+
+    Args:
+        path: The file.
+        frame: The rows.
+        append: Whether rows that are there already are kept before them.
+
+    Raises:
+        InputError: The file cannot be written, or what it holds is no table.
+    """
+    import pandas as pd
+
+    if append and path.is_file():
+        try:
+            frame = pd.concat([pd.read_csv(path), frame], ignore_index=True)
+        except ValueError as error:
+            raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
+    with data.replacing(path) as temporary:
+        frame.to_csv(temporary, index=False)
+
+
+def number(content: Any, where: str, *keys: str) -> float:
+    """A number deep in a report.
+
+    Args:
+        content: The report.
+        where: Its name, for messages.
+        keys: The way to the number.
+
+    Raises:
+        InputError: It is missing, or no finite number.
+    """
+    value = content
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    place = f"{where}: {'.'.join(keys)}"
+    if value is None:
+        raise InputError(place, "is missing", "pass a report of the tool that was named")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(place, f"{value!r} is not a finite number", "correct the report")
+    return float(value)

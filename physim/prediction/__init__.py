@@ -1,0 +1,1 @@
+"""Cases in, predictions out: steady, transient or replayed, with intervals."""

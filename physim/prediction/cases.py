@@ -1,0 +1,284 @@
+"""What is predicted: a model on a GPU, in a deployment, under a load."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.fluid.demand import Demand
+from physim.inputs.architecture import ModelArch
+from physim.inputs.deployment import Deployment, Limits, ResolvedDeployment
+from physim.inputs.hardware import Hardware, load_hardware
+from physim.inputs.lengths import Tokens
+from physim.inputs.load import Load, Stage
+from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
+from physim.step.lowering import StepOps, lower, stack_ops
+from physim.step.mixed_steps import ADDITIVE, Mixing, mixing_of
+from physim.step.model import StepModel
+
+Entry = TypeVar("Entry")
+Record = TypeVar("Record")
+
+
+class LoadOptions(TypedDict, total=False):
+    """A load by names: the fields of `physim.Load`."""
+
+    input_tokens: Tokens
+    output_tokens: Tokens
+    rate: float | None
+    concurrency: float | None
+    cached_tokens: float
+    arrival: str
+    burstiness: float
+    stages: Sequence[Stage | tuple[float, float]]
+    requests: int | None
+    prefixes: int
+    timeout_s: float | None
+
+
+class EngineOptions(TypedDict, total=False):
+    """An engine by names: the fields of `physim.Deployment` but its parallelism."""
+
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    gpu_memory_utilization: float
+    block_size: int
+    kv_blocks: int | None
+    moe_kernel: str
+    expert_load: str
+    async_scheduling: bool
+    sampling: str
+
+
+class ServerOptions(EngineOptions, total=False):
+    """A server by names: a case without its load.
+
+    ``gpu`` is the key of a GPU, such as ``h100_sxm``, or a JSON file; ``tp``, ``pp``, ``dp`` and
+    ``ep`` are the degrees of `physim.Parallelism`; ``mixed`` says how steps of both prefill and
+    decode are composed: ``additive``, as engines run them, or the seed study's
+    ``weighted-average`` or ``smooth-weighted``; the others are the fields of `physim.Deployment`.
+    """
+
+    gpu: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    mixed: str
+
+
+class CaseOptions(LoadOptions, ServerOptions, total=False):
+    """A case by names: those of a server, and the fields of `physim.Load`."""
+
+
+class LoadAndEngineOptions(LoadOptions, EngineOptions, total=False):
+    """What a case is beside its model, its GPU and how many of them share it."""
+
+
+_LOAD, _ENGINE, _CASE = (
+    tuple(options.__annotations__) for options in (LoadOptions, EngineOptions, CaseOptions)
+)
+_DEGREES = ("tp", "pp", "dp", "ep")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to predict.
+
+    Attributes:
+        model: The model.
+        gpu: The GPU.
+        deployment: The engine, every limit known.
+        load: The load; None where only the server is meant.
+        mixing: How steps of both prefill and decode are composed.
+    """
+
+    model: ModelArch
+    gpu: Hardware
+    deployment: ResolvedDeployment
+    load: Load | None = None
+    mixing: Mixing = ADDITIVE
+
+    @classmethod
+    def of(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
+        """A case by names; a case that is given with nothing beside it is taken as it is.
+
+        Args:
+            model: Path of a ``config.json``, shipped name or hub id
+                (`physim.inputs.model_lookup.load_model`).
+            **options: GPU, deployment and load; see `CaseOptions`.
+
+        Raises:
+            InputError: An option is unknown, some part cannot be used, or they do not go together.
+        """
+        if isinstance(model, Case):
+            if options:
+                raise InputError(
+                    ", ".join(options),
+                    "cannot be combined with a case",
+                    "change the case, or give no case",
+                )
+            return model
+        check_names(options)
+        if "gpu" not in options:
+            raise InputError("gpu", "is missing", "name one, such as h100_sxm")
+        case = cls.from_parts(model, options["gpu"], _deployment_of(options), _load_of(options))
+        return replace(case, mixing=mixing_of(options["mixed"])) if "mixed" in options else case
+
+    @classmethod
+    def from_parts(
+        cls, model: str | Path, gpu: str, deployment: Deployment, load: Load | None = None
+    ) -> Case:
+        """A case of a model and a GPU by names, and the rest as records.
+
+        Raises:
+            InputError: Some part cannot be used, or they do not go together.
+        """
+        arch, hardware = load_model(model), load_hardware(gpu)
+        resolved = deployment.resolved(arch, hardware)
+        if load is not None:
+            load.check_fits(resolved.limits)
+        return cls(arch, hardware, resolved, load)
+
+    @property
+    def demanded(self) -> Load:
+        """The load.
+
+        Raises:
+            InputError: There is none.
+        """
+        if self.load is None:
+            raise InputError("load", "is missing", "give lengths, and a rate, clients or stages")
+        return self.load
+
+    @property
+    def where(self) -> str:
+        """What the model runs on, such as ``2 x h100_sxm``."""
+        return f"{self.deployment.parallelism.gpus} x {self.gpu.key}"
+
+    @property
+    def server(self) -> str:
+        """The model and what it runs on."""
+        return f"{self.model.name} on {self.where}"
+
+    def under(self, load: Load | None) -> Case:
+        """The same server under another load."""
+        return replace(self, load=load)
+
+    def step_model(self, corrections: Corrections) -> StepModel:
+        """The time of the engine's steps."""
+        return StepModel(lower(self.model, self.gpu, self.deployment), corrections, self.mixing)
+
+
+def check_names(options: Iterable[str]) -> None:
+    """Refuses options that no case has.
+
+    Raises:
+        InputError: One is unknown.
+    """
+    for name in options:
+        if name not in _CASE:
+            near = difflib.get_close_matches(name, _CASE, n=1)
+            known = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_CASE)}"
+            raise InputError(f"option {name!r}", "is unknown", known)
+
+
+def _deployment_of(options: Mapping[str, Any]) -> Deployment:
+    """The deployment among some options.
+
+    Raises:
+        InputError: A figure is out of range.
+    """
+    degrees, engine = (
+        {name: options[name] for name in names if name in options} for names in (_DEGREES, _ENGINE)
+    )
+    return Deployment(Parallelism(**degrees), **engine)
+
+
+def _load_of(options: Mapping[str, Any]) -> Load | None:
+    """The load among some options; None if there is none.
+
+    Raises:
+        InputError: It cannot be used.
+    """
+    given = {name: options[name] for name in _LOAD if name in options}
+    if not given:
+        return None
+    for name in ("input_tokens", "output_tokens"):
+        if given.get(name) is None:
+            raise InputError(name, "is missing", "give it")
+    stages = given.pop("stages", ())
+    return Load(**given, stages=tuple(s if isinstance(s, Stage) else Stage(*s) for s in stages))
+
+
+class CaseArrays(eqx.Module):
+    """Cases as numbers, stacked.
+
+    Attributes:
+        ops: The lowered models.
+        demand: The loads; of one in stages, the busiest.
+        limits: The engines' limits.
+        mixing: How steps of both prefill and decode are composed.
+    """
+
+    ops: StepOps
+    demand: Demand
+    limits: Limits
+    mixing: Mixing
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> CaseArrays:
+        """The cases as numbers.
+
+        Args:
+            cases: Cases whose mixed steps are composed alike.
+        """
+        # Members of an ensemble are one case many times over, which is lowered once.
+        apart = {id(case): case for case in cases}
+        places = {key: place for place, key in enumerate(apart)}
+        limits = [case.deployment.limits for case in apart.values()]
+        systems = cls(
+            ops=stack_ops([lower(c.model, c.gpu, c.deployment) for c in apart.values()]),
+            demand=Demand.stacked(
+                [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
+            ),
+            limits=stack(limits),
+            mixing=cases[0].mixing,
+        )
+        if len(apart) == len(cases):
+            return systems
+        return row_of(systems, [places[id(case)] for case in cases])
+
+    def model(self, corrections: Corrections) -> StepModel:
+        """Step times, of one case or of stacked ones."""
+        return StepModel(self.ops, corrections, self.mixing)
+
+
+def stack(records: Sequence[Record]) -> Record:
+    """Records of one shape as one with a leading axis, in NumPy."""
+    leaves, structures = zip(*(jax.tree.flatten(record) for record in records), strict=True)
+    columns = zip(*leaves, strict=True)
+    return jax.tree.unflatten(structures[0], [np.array(column, float) for column in columns])
+
+
+def row_of(records: Record, row: int | Sequence[int]) -> Record:
+    """One of stacked records, or some of them."""
+    picked: Record = jax.tree.map(lambda leaf: leaf[row], records)
+    return picked
+
+
+def padded(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries and some more, up to a power of two, so that few sizes are ever compiled."""
+    return [*entries, *[entries[-1]] * (2 ** math.ceil(math.log2(len(entries))) - len(entries))]

@@ -1,0 +1,121 @@
+"""How far to trust a prediction: intervals from a fit, and where it extrapolates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from physim.corrections.files import TWO_SIDED_90, Fit
+from physim.prediction.cases import Case
+from physim.prediction.many import predict_cases
+from physim.prediction.results import Prediction
+
+# Pairs of draws from the fit's distribution: with the fit itself 31, which a power of two holds.
+_PAIRS = 15
+# A quantity is beyond what was measured by this share before it is said.
+_BEYOND = 1.05
+_SCATTER_OF = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e", "saturation_rps": "itl"}
+# What extrapolation is said of, in words.
+_WORDS = {
+    "weight_bytes": "weights of {:.3g} GB on each GPU",
+    "tp": "tp {:g}",
+    "batch": "{:.3g} requests in a step",
+    "context": "contexts of {:.0f} tokens",
+    "new_tokens": "prompts of {:.0f} tokens to compute",
+    "step_s": "steps of {:.3g} ms",
+}
+_SCALES = {"weight_bytes": 1e-9, "step_s": 1e3}
+
+
+def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int = 0) -> Prediction:
+    """A prediction with what the fit knows of its uncertainty.
+
+    The fit's distribution says how uncertain the corrections are, its scatter what models that it
+    has not seen err beyond that; where a case is outside the range of the measured runs the
+    scatter grows by the logarithm of how far.
+
+    Args:
+        case: What to predict.
+        fit: The fit.
+        method: ``fluid`` or ``replay``; the interval's width is the fluid's for both.
+        seed: Seed of the replay's requests.
+
+    Raises:
+        InputError: The method is unknown, or cannot predict the case.
+    """
+    draws = [] if fit.covariance is None else fit.draws(_PAIRS)
+    members = [fit.corrections, *draws]
+    if method != "fluid" or not draws:
+        prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]
+    if draws:
+        fluid, *others = predict_cases([case] * len(members), members, fit.name)
+        if method == "fluid":
+            prediction = fluid
+    beyond = _beyond(quantities(case, prediction), fit.ranges)
+    prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
+    if not draws:
+        return prediction
+    distance = sum(abs(log) for log, _ in beyond)
+    intervals = {}
+    for name, metric in _SCATTER_OF.items():
+        value = getattr(prediction, name)
+        if value is None or metric not in fit.scatter:
+            continue
+        ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
+        scatter = fit.scatter[metric] * (1 + distance)
+        low, high = _width(ratios, scatter)
+        intervals[name] = (value * low, value * high)
+    return replace(prediction, intervals=intervals)
+
+
+def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
+    """What says how near a case is to those that a fit knows."""
+    load = case.demanded
+    cached = load.cached_tokens
+    return {
+        "weight_bytes": case.deployment.weight_bytes,
+        "tp": float(case.deployment.parallelism.tp),
+        "batch": max(prediction.batch, 1.0),
+        "context": load.mean_input + load.mean_output / 2,
+        "new_tokens": max(load.mean_input - cached, 1.0),
+        "step_s": prediction.step_s,
+    }
+
+
+def extrapolations(case: Case, prediction: Prediction, fit: Fit) -> tuple[str, ...]:
+    """In what a prediction is beyond the runs that a fit knows, one line each."""
+    return tuple(line for _, line in _beyond(quantities(case, prediction), fit.ranges))
+
+
+def _beyond(
+    found: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
+) -> list[tuple[float, str]]:
+    """Logarithm of how far each quantity is outside its range, and a line that says so."""
+    lines = []
+    for name, (least, largest) in ranges.items():
+        value, words, scale = found[name], _WORDS[name], _SCALES.get(name, 1.0)
+        if value > largest * _BEYOND:
+            edge, side = largest, "more than"
+        elif value < least / _BEYOND:
+            edge, side = least, "less than"
+        else:
+            continue
+        line = f"{words.format(value * scale)}, {side} the fitted runs' {edge * scale:.4g}"
+        lines.append((math.log(value / edge), line))
+    return lines
+
+
+def _ratio(value: float | None, centre: float | None) -> float:
+    """How many times the centre a draw is; infinite where the draw is above capacity."""
+    return math.inf if value is None or centre is None else value / centre
+
+
+def _width(ratios: Sequence[float], scatter: float) -> tuple[float, float]:
+    """Least and largest ratio to the prediction in nine of ten cases."""
+    logs = np.log([ratio for ratio in ratios if math.isfinite(ratio)] or [1.0])
+    half = TWO_SIDED_90 * math.hypot(scatter, float(np.sqrt(np.mean(logs**2))))
+    never = sum(math.isinf(ratio) for ratio in ratios) / len(ratios)
+    return math.exp(-half), math.inf if never > 0.05 else math.exp(half)

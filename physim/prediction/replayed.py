@@ -1,0 +1,155 @@
+"""Loads and traces replayed request by request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.inputs.load import Load
+from physim.prediction.cases import Case
+from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
+from physim.prediction.steady import steady
+from physim.replay.engine import Engine, Replayed, replay, summarised
+from physim.replay.step_times import ModelStepTimes
+from physim.replay.workload import Workload, drawn, read_trace
+from physim.step.front_end import handover_steps, output_s, outside_s
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Requests that are replayed of a load without end.
+REPLAYED = 5000
+# Points of a timeline, at most.
+_POINTS = 1000
+
+
+def engine_of(case: Case, corrections: Corrections, requests: float) -> Engine:
+    """The engine of a case, with the constants of its front end.
+
+    Args:
+        case: The case.
+        corrections: Corrections of the constants.
+        requests: Requests of a step, mean, whose output is handled together.
+    """
+    limits = case.deployment.limits
+    # A correction of the wait for the steps under way comes on top of what the replay waits.
+    ahead = limits.async_scheduling
+    later = handover_steps(corrections, ahead) - handover_steps(Corrections(), ahead)
+    return Engine(
+        limits,
+        front_end_s=float(outside_s(corrections)),
+        output_s=float(output_s(corrections, requests)),
+        output_steps=float(later),
+    )
+
+
+def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Prediction:
+    """The prediction for a case by replaying its requests.
+
+    Of a load without end, `REPLAYED` requests are.
+
+    Args:
+        prediction: The steady state of the load.
+        case: The case.
+        corrections: Corrections of the components.
+        seed: Seed of the requests.
+
+    Raises:
+        InputError: The replay cannot do this.
+    """
+    load = case.demanded
+    if load.endless:
+        load = dataclasses.replace(load, requests=REPLAYED)
+    workload = drawn(load, case.deployment.limits.block_size, seed)
+    stages = () if load.concurrency is not None else load.schedule()
+    result = _replay(workload, case, corrections, prediction.running, load.timeout_s)
+    return _prediction(prediction, result, [(s.rate, s.duration_s) for s in stages])
+
+
+def replay_trace(
+    case: Case, trace: Path, corrections: Corrections, fit: str, timeout_s: float | None
+) -> Prediction:
+    """Replays a recorded trace; see `physim.predict_trace`."""
+    limits = case.deployment.limits
+    workload = read_trace(trace, limits.block_size)
+    if workload.longest > limits.max_model_len:
+        raise InputError(
+            str(trace),
+            f"has a request of {workload.longest} tokens, beyond max_model_len "
+            f"{limits.max_model_len}",
+            "remove it or raise max_model_len",
+        )
+    requests = workload.requests
+    # The trace's means stand for it where the engine's state is described.
+    span = max(requests[-1].arrival_s - requests[0].arrival_s, 1e-3)
+    load = Load(
+        input_tokens=float(np.mean([r.input_tokens for r in requests])),
+        output_tokens=float(np.mean([r.output_tokens for r in requests])),
+        rate=len(requests) / span,
+    )
+    alike = steady([case.under(load)], [corrections], fit)[0]
+    result = _replay(workload, case, corrections, alike.running, timeout_s)
+    return dataclasses.replace(_prediction(alike, result, []), load=None)
+
+
+def _replay(
+    workload: Workload,
+    case: Case,
+    corrections: Corrections,
+    running: float,
+    timeout_s: float | None,
+) -> Replayed:
+    limits = case.deployment.limits
+    times = ModelStepTimes(
+        case.step_model(corrections),
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        workload.longest,
+    )
+    return replay(workload, times, engine_of(case, corrections, running), timeout_s)
+
+
+def _prediction(
+    prediction: Prediction, result: Replayed, stages: Sequence[tuple[float, float]]
+) -> Prediction:
+    frame = result.to_frame()
+    completed = frame[frame["state"] == "completed"]
+    if completed.empty:
+        raise InputError("load", "has no request that is completed", "make it lighter or longer")
+    parts = [
+        _part(frame[frame["stage"] == number], rate, duration)
+        for number, (rate, duration) in enumerate(stages)
+    ]
+    rate, duration = stages[0] if len(stages) == 1 else (None, sum(d for _, d in stages) or None)
+    samples = result.samples
+    some = np.unique(np.linspace(0, len(samples.time_s) - 1, _POINTS).astype(int))
+    sent = completed.iloc[np.unique(np.linspace(0, len(completed) - 1, _POINTS).astype(int))]
+    timeline = Timeline(
+        time_s=samples.time_s[some].tolist(),
+        waiting=samples.waiting[some].tolist(),
+        running=samples.running[some].tolist(),
+        kv_use=(samples.kv_blocks[some] / result.engine.limits.kv_blocks).tolist(),
+        arrival_s=sent["arrival_s"].tolist(),
+        ttft_s=sent["ttft_s"].tolist(),
+    )
+    span = float(completed["finished_s"].max() - frame["arrival_s"].min())
+    return over_time(
+        prediction,
+        "replay",
+        _part(frame, rate, duration),
+        parts,
+        timeline,
+        len(completed) / span,
+        float(completed["output_tokens"].sum()) / span,
+    )
+
+
+def _part(frame: pd.DataFrame, rate: float | None, duration_s: float | None) -> Part:
+    completed = frame[frame["state"] == "completed"]
+    return Part(rate, duration_s, len(frame), len(completed), with_tpot(summarised(completed)))

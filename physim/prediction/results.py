@@ -1,0 +1,244 @@
+"""Predictions, as records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from physim.inputs.load import Load
+from physim.prediction.html import prediction_tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Part:
+    """Latencies of the requests of one stage, or of all. Seconds.
+
+    Attributes:
+        rate: Arrivals per second; None in a closed loop and for a trace.
+        duration_s: How long they arrive; None without end.
+        arrived: Requests; None without end, and so for the next.
+        completed: Of them, those that were answered before their client gave up.
+        latencies: ``ttft``, ``itl``, ``tpot`` and ``e2e``, each with ``mean``, ``p50``, ``p90`` and
+            ``p99``, of completed requests. Percentiles are over requests: those of ``itl`` are
+            those of ``tpot``. Without a value where there is none.
+    """
+
+    rate: float | None
+    duration_s: float | None
+    arrived: float | None
+    completed: float | None
+    latencies: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """An engine over time.
+
+    Attributes:
+        time_s: Times, seconds.
+        waiting: Requests that wait.
+        running: Requests in the engine.
+        kv_use: Share of the KV blocks that they hold.
+        arrival_s: When some requests arrive,
+        ttft_s: and their time to first token.
+    """
+
+    time_s: list[float]
+    waiting: list[float]
+    running: list[float]
+    kv_use: list[float]
+    arrival_s: list[float]
+    ttft_s: list[float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a server under a load is predicted to do. Means; seconds, tokens, 1/s.
+
+    Of a load that ends or changes, latencies and throughput are those of its requests, and the
+    engine's state (``saturation_rps`` to ``step_parts_s``) is that of its busiest stage, were it to
+    stay.
+
+    Attributes:
+        model: The model's name.
+        gpu: The GPU's key.
+        tp: GPUs that share every layer.
+        load: The load; None for a trace.
+        fit: Name of the fit whose corrections were used.
+        method: ``fluid`` or ``replay``.
+        ttft_s: Time to first token; None where the queue grows without end.
+        itl_s: Time from one token to the next; None where a request has one output token.
+        e2e_s: Time of a request; None where the queue grows without end.
+        requests_per_s: Requests completed per second.
+        output_tokens_per_s: Tokens generated per second.
+        saturation_rps: Saturation throughput: requests that are completed per second when there
+            are always more of them.
+        saturated: Whether the load is above capacity.
+        batch: Requests that decode in a step.
+        running: Requests in the engine.
+        kv_blocks: KV blocks of the engine.
+        kv_use: Share of them that running requests hold.
+        mixed_share: Share of steps that carry a prefill chunk.
+        step_s: Time of a step.
+        step_parts_s: Where it goes, by component; sums to ``step_s``.
+        whole: Latencies with percentiles.
+        stages: The same for each stage, if there are several.
+        timeline: The engine over time; None for a load that stays.
+        assumptions: Where physics stands in for a measurement, one line each.
+        intervals: Where a measurement of ``ttft_s``, ``itl_s``, ``e2e_s`` and ``saturation_rps``
+            lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
+            be above capacity.
+        extrapolations: In what the case is beyond the runs that the fit knows, one line each.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    load: Load | None
+    fit: str
+    method: str
+    ttft_s: float | None
+    itl_s: float | None
+    e2e_s: float | None
+    requests_per_s: float
+    output_tokens_per_s: float
+    saturation_rps: float
+    saturated: bool
+    batch: float
+    running: float
+    kv_blocks: int
+    kv_use: float
+    mixed_share: float
+    step_s: float
+    step_parts_s: dict[str, float]
+    whole: Part
+    stages: tuple[Part, ...]
+    timeline: Timeline | None = field(repr=False)
+    assumptions: tuple[str, ...]
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    extrapolations: tuple[str, ...] = ()
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time between the tokens of a request, mean over requests: that between tokens."""
+        return self.itl_s
+
+    @property
+    def capacity_rps(self) -> float:
+        """The name of ``saturation_rps`` until version 0.1; it goes with the next version."""
+        return self.saturation_rps
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prediction as plain values, for JSON.
+
+        ``capacity_rps``, which ``saturation_rps`` was called, is there for this version.
+        """
+        content = asdict(self)
+        content["capacity_rps"] = self.saturation_rps
+        if self.load is not None:
+            content["load"]["stages"] = [asdict(stage) for stage in self.load.stages]
+        # JSON knows no infinity.
+        content["intervals"] = {
+            name: [low, high if math.isfinite(high) else None]
+            for name, (low, high) in self.intervals.items()
+        }
+        if "saturation_rps" in self.intervals:
+            content["intervals"]["capacity_rps"] = content["intervals"]["saturation_rps"]
+        for name in ("stages", "assumptions", "extrapolations"):
+            content[name] = list(content[name])
+        return content
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for the whole load and one for each stage; what has parts has columns of its own.
+
+        ``stage`` is -1 for the whole load.
+        """
+        import pandas as pd
+
+        row = self.to_dict()
+        for name in ("timeline", "stages", "whole", "load"):
+            row.pop(name)
+        for name in ("assumptions", "extrapolations"):
+            row[name] = "; ".join(row[name])
+        for name, (low, high) in row.pop("intervals").items():
+            row |= {f"{name}_low": low, f"{name}_high": high}
+        row |= {f"step_{name}_s": value for name, value in row.pop("step_parts_s").items()}
+        if self.load is not None:
+            load = {f.name: getattr(self.load, f.name) for f in fields(Load)}
+            row |= {k: v for k, v in load.items() if isinstance(v, int | float | str)}
+        rows = []
+        for number, part in enumerate((self.whole, *self.stages), start=-1):
+            latencies = {
+                f"{metric}_{name}_s": value
+                for metric, values in part.latencies.items()
+                for name, value in values.items()
+            }
+            counts = {"rate": part.rate, "arrived": part.arrived, "completed": part.completed}
+            rows.append({**row, "stage": number, **counts, **latencies})
+        return pd.DataFrame(rows)
+
+    def describe(self) -> str:
+        """What the prediction is of, in a line."""
+        demand = "a trace"
+        if self.load is not None:
+            load = self.load
+            demand = (
+                f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached),"
+                f" {load.mean_output:g} out"
+            )
+        return f"{self.model} on {self.tp} x {self.gpu}, {demand}"
+
+    def _repr_html_(self) -> str:
+        """The prediction in a notebook."""
+        return f"<p>{self.describe()}; fit: {self.fit}</p>\n{prediction_tables(self.to_dict())}"
+
+    def __repr__(self) -> str:
+        if self.ttft_s is None or self.e2e_s is None:
+            latency = f"above capacity ({self.saturation_rps:.3g}/s): the queue grows without end"
+        else:
+            latency = f"TTFT {_ms(self.ttft_s)}, ITL {_ms(self.itl_s)}, E2E {self.e2e_s:.3f} s"
+        return f"<Prediction {self.describe()}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def with_tpot(latencies: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+    """Latencies with TPOT after ITL, whose percentiles over requests are TPOT's."""
+    found: dict[str, Mapping[str, float]] = {}
+    for metric, values in latencies.items():
+        found[metric] = values
+        if metric == "itl":
+            found["tpot"] = values
+    return found
+
+
+def over_time(
+    prediction: Prediction,
+    method: str,
+    whole: Part,
+    stages: Sequence[Part],
+    timeline: Timeline,
+    requests_per_s: float,
+    output_tokens_per_s: float,
+) -> Prediction:
+    """A prediction for a load that ends: the latencies are those of its requests."""
+    means = {metric: values["mean"] for metric, values in whole.latencies.items()}
+    return replace(
+        prediction,
+        method=method,
+        ttft_s=means.get("ttft"),
+        itl_s=means.get("itl"),
+        e2e_s=means.get("e2e"),
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=output_tokens_per_s,
+        whole=whole,
+        stages=tuple(stages) if len(stages) > 1 else (),
+        timeline=timeline,
+    )

@@ -1,0 +1,122 @@
+"""Steady states of loads, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.fluid.demand import Demand
+from physim.fluid.percentiles import PERCENTILES, steady_percentiles
+from physim.fluid.steady import SteadyState, steady_state
+from physim.inputs.load import Load
+from physim.prediction.cases import Case, CaseArrays, padded, stack
+from physim.prediction.results import Part, Prediction, with_tpot
+from physim.step.lowering import assumptions
+
+# New tokens from which on a step takes several times as long as one that only decodes.
+_LONG_STEP_TOKENS = 2000
+_LOCKSTEP = (
+    "clients whose requests are of one length stay in step, so that their prompts come together; "
+    "give distributions if lengths vary"
+)
+
+
+def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) -> list[Prediction]:
+    """The steady states of the cases' loads: of a load in stages, of its busiest.
+
+    Args:
+        cases: The cases, whose mixed steps are composed alike.
+        corrections: Corrections of each.
+        fit: Their name, for the record.
+    """
+    every = stack(padded(corrections))
+    solved, percentiles = jax.tree.map(np.asarray, _solve(CaseArrays.of(padded(cases)), every))
+    rows = len(percentiles)
+    states: list[SteadyState] = [
+        jax.tree.map(lambda leaf, i=row: leaf[i].tolist(), solved) for row in range(2 * rows)
+    ]
+    return [
+        _prediction(case, states[row], states[rows + row], percentiles[row], fit)
+        for row, case in enumerate(cases)
+    ]
+
+
+@jax.jit
+def _solve(systems: CaseArrays, corrections: Corrections) -> tuple[SteadyState, Any]:
+    """Steady states of the loads, then of the same requests without end; percentiles of the first.
+
+    The throughput of requests without end is the saturation throughput.
+    """
+
+    def one(system: CaseArrays, corrections: Corrections) -> SteadyState:
+        return steady_state(system.model(corrections), system.demand, system.limits)
+
+    both = jax.tree.map(
+        lambda *x: jnp.concatenate(x),
+        (systems, corrections),
+        (replace(systems, demand=jax.vmap(Demand.unending)(systems.demand)), corrections),
+    )
+    states: SteadyState = jax.vmap(one)(*both)
+    demands = systems.demand
+    count = demands.rate.shape[0]
+    offered = jax.tree.map(lambda x: x[:count], states)
+    return states, jax.vmap(steady_percentiles)(offered.chances, offered.itl, demands)
+
+
+def _prediction(
+    case: Case, state: SteadyState, unbounded: SteadyState, percentiles: Any, fit: str
+) -> Prediction:
+    load, saturated, requests_per_s = case.demanded, state.saturated, state.throughput
+    single = load.mean_output == 1
+    means = {
+        "ttft": None if saturated else state.ttft,
+        "itl": None if single else state.itl,
+        "e2e": None if saturated else state.e2e,
+    }
+    latencies = {
+        metric: {"mean": mean} | {f"p{q}": float(v) for q, v in zip(PERCENTILES, row, strict=True)}
+        for (metric, mean), row in zip(means.items(), percentiles, strict=True)
+        if mean is not None
+    }
+    return Prediction(
+        model=case.model.name,
+        gpu=case.gpu.key,
+        tp=case.deployment.parallelism.tp,
+        load=load,
+        fit=fit,
+        method="fluid",
+        ttft_s=means["ttft"],
+        itl_s=means["itl"],
+        e2e_s=means["e2e"],
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=requests_per_s * load.mean_output,
+        # With every slot taken a server may be slower than with some free (where all-reduces are
+        # slow, say); a load that is served then is no less within its capacity.
+        saturation_rps=max(unbounded.throughput, requests_per_s),
+        saturated=saturated,
+        batch=state.batch,
+        running=state.running,
+        kv_blocks=case.deployment.limits.kv_blocks,
+        kv_use=state.kv_use,
+        mixed_share=state.mixed_share,
+        step_s=state.step.latency,
+        step_parts_s=state.step.parts,
+        whole=Part(load.rate, None, None, None, with_tpot(latencies)),
+        stages=(),
+        timeline=None,
+        assumptions=(
+            *assumptions(case.model, case.gpu, case.deployment),
+            *([_LOCKSTEP] if state.lockstep and _makes_long_steps(load) else []),
+        ),
+    )
+
+
+def _makes_long_steps(load: Load) -> bool:
+    """Whether the prompts of all clients together make a long step."""
+    return (load.concurrency or 0.0) * (load.mean_input - load.cached_tokens) > _LONG_STEP_TOKENS

@@ -1,0 +1,130 @@
+"""Loads that end or change, run through the fluid's equations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.fluid.percentiles import PERCENTILES
+from physim.fluid.request_latencies import Summary, latencies
+from physim.fluid.transient import Fluid, Schedule, Trajectory
+from physim.prediction.cases import Case, CaseArrays, padded, row_of, stack
+from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
+
+
+def run_cases(
+    predictions: Sequence[Prediction], cases: Sequence[Case], corrections: Sequence[Corrections]
+) -> list[Prediction]:
+    """Predictions for the trajectories of loads of equally many stages.
+
+    Args:
+        predictions: The steady states of the cases' busiest stages.
+        cases: The cases, whose mixed steps are composed alike; clients of all give up after some
+            time, or of none.
+        corrections: Corrections of each case.
+    """
+    more = padded(cases)
+    schedules = stack([_schedule(case) for case in more])
+    trajectory, summary = jax.tree.map(
+        np.asarray, _run(CaseArrays.of(more), stack(padded(corrections)), schedules)
+    )
+    for row, case in enumerate(cases):
+        if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
+            raise InputError(
+                f"{case.model.name} under {case.demanded.describe()}",
+                "changes in a way that the fluid's solver could not follow",
+                "use the method replay",
+            )
+    return [
+        _prediction(prediction, case, row_of(trajectory, row), row_of(summary, row))
+        for row, (prediction, case) in enumerate(zip(predictions, cases, strict=True))
+    ]
+
+
+def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
+    """What an engine does over time under one load that ends.
+
+    Args:
+        case: The case.
+        corrections: Corrections of the components.
+    """
+    trajectory, _ = _run(CaseArrays.of([case]), stack([corrections]), stack([_schedule(case)]))
+    return row_of(jax.tree.map(np.asarray, trajectory), 0)
+
+
+def _schedule(case: Case) -> Schedule:
+    load = case.demanded
+    stages = load.schedule()
+    return Schedule(
+        rates=np.array([float(stage.rate) for stage in stages]),
+        ends=np.cumsum([float(stage.duration_s) for stage in stages]),
+        timeout=load.timeout_s,
+    )
+
+
+@jax.jit
+def _run(
+    systems: CaseArrays, corrections: Corrections, schedules: Schedule
+) -> tuple[Trajectory, Summary]:
+    def one(
+        system: CaseArrays, corrections: Corrections, schedule: Schedule
+    ) -> tuple[Trajectory, Summary]:
+        fluid = Fluid.of(system.model(corrections), system.demand, system.limits)
+        trajectory = fluid.run(schedule)
+        return trajectory, latencies(fluid, trajectory, schedule)
+
+    return jax.vmap(one)(systems, corrections, schedules)
+
+
+def _prediction(
+    prediction: Prediction, case: Case, trajectory: Trajectory, summary: Summary
+) -> Prediction:
+    load = case.demanded
+    stages, single = load.schedule(), load.mean_output == 1
+    parts = []
+    for row in range(len(summary.ttft)):
+        values = {
+            "ttft": (summary.ttft, summary.ttft_percentiles),
+            "itl": (summary.itl, summary.itl_percentiles),
+            "e2e": (summary.e2e, summary.e2e_percentiles),
+        }
+        several = {
+            metric: {"mean": float(means[row])}
+            | {f"p{q}": float(v) for q, v in zip(PERCENTILES, percentiles[row], strict=True)}
+            for metric, (means, percentiles) in values.items()
+            if not (metric == "itl" and single)
+        }
+        stage = stages[row] if row < len(stages) else None
+        parts.append(
+            Part(
+                rate=stage.rate if stage else None,
+                duration_s=sum(s.duration_s for s in stages) if stage is None else stage.duration_s,
+                arrived=float(summary.arrived[row]),
+                completed=float(summary.completed[row]),
+                latencies=with_tpot(several),
+            )
+        )
+    _, first = np.unique(trajectory.time, return_index=True)
+    timeline = Timeline(
+        time_s=trajectory.time[first].tolist(),
+        waiting=trajectory.waiting[first].tolist(),
+        running=np.maximum(trajectory.running[first], 0.0).tolist(),
+        # Beyond all blocks a request would be preempted, which the fluid's slots only follow.
+        kv_use=np.clip(trajectory.kv_use[first], 0.0, 1.0).tolist(),
+        arrival_s=summary.arrival_s.ravel().tolist(),
+        ttft_s=summary.ttft_s.ravel().tolist(),
+    )
+    throughput = float(summary.completed[-1] / summary.finished_s[-1])
+    return over_time(
+        prediction,
+        "fluid",
+        parts[-1],
+        parts[:-1],
+        timeline,
+        throughput,
+        throughput * load.mean_output,
+    )

@@ -1,0 +1,1 @@
+"""An engine replayed request by request, exact for a step time."""

@@ -1,0 +1,319 @@
+"""Step times as the replay asks for them: one step with prefill, or a run of decode-only steps.
+
+While a batch only decodes, each step adds a token to every request and nothing else changes. A run
+of such steps is a sum that can be had at once, so the replay jumps over it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.errors import InputError
+from physim.step.host import beside_host, host_seconds, host_sharpness
+from physim.step.many_batches import family_seconds
+from physim.step.mixed_steps import Additive
+from physim.step.model import StepModel
+from physim.types import AnyArray
+
+# Seconds of a step, by the names of the sums that `StepTimes.step` takes.
+StepTimeOf = Callable[..., float]
+
+
+@runtime_checkable
+class StepTimes(Protocol):
+    """Step times for a replay."""
+
+    def step(
+        self,
+        *,
+        decode_requests: int,
+        decode_context: int,
+        prefill_requests: int,
+        prefill_tokens: int,
+        prefill_squares: int,
+        cached_tokens: int,
+        cached_products: int,
+    ) -> float:
+        """Seconds of a step with prefill.
+
+        Args:
+            decode_requests: Requests that decode.
+            decode_context: Tokens that they attend to, summed.
+            prefill_requests: Requests with a prefill chunk.
+            prefill_tokens: Tokens of the chunks, summed.
+            prefill_squares: Their squares, summed.
+            cached_tokens: Tokens in the cache before the chunks, summed.
+            cached_products: Products of each chunk's tokens with those before it, summed.
+        """
+
+    def decode(
+        self, requests: int, context: int, steps: int, until_s: float
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps.
+
+        It ends after ``steps`` steps, or with the first that ends at ``until_s`` or later.
+
+        Args:
+            requests: Requests that decode.
+            context: Tokens that they attend to in the first step, summed.
+            steps: Most steps, at least one.
+            until_s: Seconds from the run's start.
+
+        Returns:
+            The steps that ran, their time together, and the time of the last, seconds.
+        """
+
+
+@dataclass(frozen=True)
+class WalkedStepTimes:
+    """Any step time, asked for at every step: slow, but nothing is taken for granted.
+
+    Attributes:
+        seconds: Seconds of a step; takes what `StepTimes.step` takes.
+    """
+
+    seconds: StepTimeOf
+
+    def step(self, **sums: float) -> float:
+        """Seconds of a step with prefill."""
+        return self.seconds(**sums)
+
+    def decode(self, requests: int, context: int, *_: float) -> tuple[int, float, float]:
+        """One decode-only step."""
+        one = self.seconds(
+            decode_requests=requests,
+            decode_context=context,
+            prefill_requests=0,
+            prefill_tokens=0,
+            prefill_squares=0,
+            cached_tokens=0,
+            cached_products=0,
+        )
+        return 1, one, one
+
+
+@dataclass(frozen=True)
+class LinearStepTimes:
+    """``beta0 + beta1 x prefill tokens + beta2 x decode tokens``, seconds.
+
+    The step time of the studies that physim grew from (BLIS's blackbox backend).
+    """
+
+    beta0_s: float
+    beta1_s: float
+    beta2_s: float
+
+    def step(self, *, decode_requests: int, prefill_tokens: int, **_: int) -> float:
+        """Seconds of a step with prefill."""
+        return self.beta0_s + self.beta1_s * prefill_tokens + self.beta2_s * decode_requests
+
+    def decode(self, requests: int, _: int, steps: int, until_s: float) -> tuple[int, float, float]:
+        """A run of decode-only steps."""
+        one = self.beta0_s + self.beta2_s * requests
+        if steps * one >= until_s:
+            steps = min(max(math.ceil(until_s / one), 1), steps)
+        return steps, steps * one, one
+
+
+# Knots of tables (tests/test_replay.py holds what is between them against the model).
+_CONTEXT_KNOTS, _CHUNK_KNOTS = 128, 64
+
+
+class ModelStepTimes:
+    """A `StepModel` tabulated for a replay.
+
+    A model's families of operations (`physim.step.model.Families`) depend on few numbers each:
+    attention on its own requests and their contexts, everything else on the step's tokens and
+    requests. So tables of two and three dimensions say all of it; between knots of context and
+    chunk length the logarithm of attention's time is interpolated.
+
+    Args:
+        model: The step model, its mixed steps composed additively.
+        max_requests: Most requests of a step.
+        max_tokens: Most tokens of a step.
+        max_context: Longest context, tokens.
+
+    Raises:
+        InputError: Mixed steps are composed otherwise.
+    """
+
+    def __init__(
+        self, model: StepModel, max_requests: int, max_tokens: int, max_context: int
+    ) -> None:
+        if not isinstance(model.mixing, Additive):
+            name = type(model.mixing).__name__
+            raise InputError("mixed", f"{name} cannot be replayed", "use additive")
+        self._model = model
+        self._requests = min(max_requests, max_tokens)
+        self._contexts = _knots(max_context + 2, _CONTEXT_KNOTS)
+        self._whole_contexts = np.arange(int(self._contexts[-1]) + 1)
+        self._tabulate_linear(max_tokens)
+        self._tabulate_prefill(max_tokens)
+        count = self._requests + 1
+        self._decode_attention: list[list[float] | None] = [None] * count
+        self._sums: list[list[float] | None] = [None] * count
+        counts = np.arange(count)
+        self._host = np.asarray(host_seconds(model.corrections, counts), float).tolist()
+        self._sharpness = float(host_sharpness(model.corrections))
+
+    def _tabulate_linear(self, max_tokens: int) -> None:
+        """Everything but attention, by the step's tokens, and what more requests add.
+
+        Steps with prefill; what those without it have less of is one number.
+        """
+
+        def apart(tokens: AnyArray, requests: AnyArray) -> Float[np.ndarray, " rows"]:
+            # Chunks of part of a token each tell tokens and requests apart.
+            chunk = tokens / np.maximum(requests, 1)
+            prefills = self._model.batch(prefill_requests=requests, chunk=chunk)
+            return np.asarray(family_seconds(self._model, prefills).over_sizes)
+
+        tokens, requests = np.arange(max_tokens + 1), np.arange(self._requests + 1)
+        ones = np.ones_like(requests)
+        self._by_tokens = apart(tokens, np.ones_like(tokens)).tolist()
+        self._by_requests = (apart(ones, requests) - apart(ones, ones)).tolist()
+        one = family_seconds(self._model, self._model.batch(decode_requests=1.0, context=1.0))
+        self._without_prefill = float(one.over_sizes[0]) - self._by_tokens[1]
+
+    def _tabulate_prefill(self, max_tokens: int) -> None:
+        """Attention of chunks, by their number, root mean square length and cached tokens."""
+        self._chunks = _knots(max_tokens, _CHUNK_KNOTS)
+        self._cached = np.append(0.0, _knots(self._contexts[-1], _CHUNK_KNOTS))
+        self._prefills = np.unique(np.rint(_knots(self._requests, 12)))
+        count, chunk, cached = np.meshgrid(
+            self._prefills, self._chunks, self._cached, indexing="ij"
+        )
+        chunks = self._model.batch(
+            prefill_requests=count.ravel(), chunk=chunk.ravel(), cached=cached.ravel()
+        )
+        seconds = family_seconds(self._model, chunks).prefill
+        self._prefill_attention = np.reshape(seconds, count.shape).tolist()
+        self._knots_of_prefill = (
+            np.log(self._prefills).tolist(),
+            np.log(self._chunks).tolist(),
+            self._cached.tolist(),
+        )
+
+    def _decode_row(self, requests: int) -> list[float]:
+        """Attention of so many decoding requests at every whole mean context, seconds."""
+        first = requests - requests % 16
+        counts = np.arange(max(first, 1), min(first + 16, self._requests + 1))
+        count, context = np.meshgrid(counts, self._contexts, indexing="ij")
+        decodes = self._model.batch(
+            decode_requests=count.ravel().astype(float), context=context.ravel()
+        )
+        seconds = np.reshape(family_seconds(self._model, decodes).decode, count.shape)
+        whole = np.log(np.maximum(self._whole_contexts, 1))
+        for row, values in zip(counts, seconds, strict=True):
+            logs = np.interp(whole, np.log(self._contexts), np.log(values))
+            self._decode_attention[row] = np.exp(logs).tolist()
+        return self._decode_attention[requests]  # type: ignore[return-value]
+
+    def _run_row(self, requests: int) -> list[float]:
+        """Time of decode-only steps at all whole mean contexts below one, summed."""
+        attention = self._decode_attention[requests] or self._decode_row(requests)
+        apart = self._by_tokens[requests] + self._by_requests[requests] + self._without_prefill
+        total = beside_host(apart + np.array(attention), self._host[requests], self._sharpness)
+        row: list[float] = np.append(0.0, np.cumsum(total)).tolist()
+        self._sums[requests] = row
+        return row
+
+    def step(
+        self,
+        *,
+        decode_requests: int,
+        decode_context: int,
+        prefill_requests: int,
+        prefill_tokens: int,
+        prefill_squares: int,
+        cached_tokens: int,  # noqa: ARG002
+        cached_products: int,
+    ) -> float:
+        """Seconds of a step with prefill."""
+        requests = decode_requests + prefill_requests
+        tokens = decode_requests + prefill_tokens
+        gpu = self._by_tokens[tokens] + self._by_requests[requests]
+        if decode_requests:
+            row = self._decode_attention[decode_requests] or self._decode_row(decode_requests)
+            mean = decode_context / decode_requests
+            low = int(mean)
+            gpu += row[low] + (mean - low) * (row[low + 1] - row[low])
+        gpu += self._prefill_seconds(prefill_requests, prefill_squares, cached_products)
+        return float(beside_host(gpu, self._host[requests], self._sharpness))
+
+    def _prefill_seconds(self, count: int, squares: int, products: int) -> float:
+        """Attention of chunks: power laws in their number and length, straight in what is cached.
+
+        Chunks of several lengths are taken for as many of their root mean square length, with as
+        many pairs of new and cached tokens.
+        """
+        if not count:
+            return 0.0
+        chunk = math.sqrt(squares / count)
+        i, u = _place(self._knots_of_prefill[0], math.log(count))
+        j, v = _place(self._knots_of_prefill[1], math.log(chunk))
+        k, w = _place(self._knots_of_prefill[2], products / (count * chunk))
+        logs = [
+            math.log((1 - w) * row[k] + w * row[k + 1])
+            for table in self._prefill_attention[i : i + 2]
+            for row in table[j : j + 2]
+        ]
+        low = (1 - v) * logs[0] + v * logs[1]
+        return math.exp(low + u * ((1 - v) * logs[2] + v * logs[3] - low) if u else low)
+
+    def decode(
+        self, requests: int, context: int, steps: int, until_s: float
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps."""
+        row = self._sums[requests] or self._run_row(requests)
+        return run_of_decodes(row, context / requests, steps, until_s)
+
+
+def run_of_decodes(
+    sums: Sequence[float], mean: float, steps: int, until_s: float
+) -> tuple[int, float, float]:
+    """A run of decode-only steps of a batch, as `StepTimes.decode` has it.
+
+    Args:
+        sums: Time of all such steps at whole mean contexts below each, summed, seconds.
+        mean: Mean context in the first step.
+        steps: Most steps, at least one.
+        until_s: Seconds from the run's start.
+    """
+    first = int(mean)
+    part = mean - first
+    rest = 1 - part
+    start = rest * sums[first] + part * sums[first + 1]
+
+    def ended(count: int) -> float:
+        last = first + count
+        return rest * sums[last] + part * sums[last + 1] - start
+
+    seconds = ended(steps)
+    if seconds >= until_s and steps > 1:
+        # Steps grow slowly, so the first one's time says nearly how many there are.
+        steps = min(max(int(until_s / ended(1)), 1), steps)
+        while steps > 1 and ended(steps - 1) >= until_s:
+            steps -= 1
+        while ended(steps) < until_s:
+            steps += 1
+        seconds = ended(steps)
+    return steps, seconds, seconds - ended(steps - 1)
+
+
+def _knots(largest: float, count: int) -> Float[np.ndarray, " knots"]:
+    """Sizes from one to the largest, equally spaced in logarithm."""
+    return np.geomspace(1.0, max(largest, 2.0), count)
+
+
+def _place(knots: list[float], x: float) -> tuple[int, float]:
+    """The knot below and the share of the way to the next."""
+    low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
+    return low, (x - knots[low]) / (knots[low + 1] - knots[low])

@@ -1,0 +1,345 @@
+"""Requests for a replay: drawn from a load, made of conversations, or read from a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from physim.errors import InputError
+from physim.inputs.lengths import Tokens, lengths
+from physim.inputs.load import Load
+from physim.replay.kv_cache import Segment
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Request:
+    """A request and what becomes of it.
+
+    Attributes:
+        number: Its place in the order in which requests were made.
+        arrival_s: When the client sends it, seconds.
+        input_tokens: Prompt tokens.
+        output_tokens: Tokens it generates.
+        stage: Stage of the load that it belongs to.
+        path: Segments of its prompt that others may share, from the front.
+        conversation: The conversation that it belongs to, if any.
+        cached_tokens: Prompt tokens found in the prefix cache when it first ran.
+        scheduled_s: When it first ran; None if it never did. So with the next two.
+        first_token_s: When its first token was ready.
+        first_step_s: Time of the step that gave it.
+        finished_s: When its last token was ready.
+        dropped_s: When the client gave up.
+        preemptions: How often it lost its KV blocks and had to start over.
+    """
+
+    # Beside these the replay's own notes: `target` tokens must be computed before the next is
+    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks; it was
+    # the `started`-th to start, and, had it always decoded, `began` at that count of decode steps.
+    __slots__ = (
+        "arrival_s",
+        "began",
+        "cached_tokens",
+        "computed",
+        "conversation",
+        "dropped_s",
+        "finished_s",
+        "first_step_s",
+        "first_token_s",
+        "generated",
+        "held",
+        "input_tokens",
+        "number",
+        "output_tokens",
+        "path",
+        "preemptions",
+        "scheduled_s",
+        "shared",
+        "stage",
+        "started",
+        "target",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        arrival_s: float,
+        input_tokens: int,
+        output_tokens: int,
+        stage: int = 0,
+        path: Sequence[Segment] = (),
+        conversation: int | None = None,
+    ) -> None:
+        self.number = number
+        self.arrival_s = arrival_s
+        self.input_tokens = self.target = input_tokens
+        self.output_tokens = output_tokens
+        self.stage = stage
+        self.path = list(path)
+        self.conversation = conversation
+        self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
+            self.started
+        ) = 0
+        self.preemptions = 0
+        self.first_step_s = 0.0
+        self.held: list[Segment] = []
+        self.scheduled_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.dropped_s: float | None = None
+
+
+# Of a request that is done, and the time: the request that follows from it, if any.
+Follow = Callable[[Request, float], Request | None]
+
+
+def _none(request: Request, now_s: float) -> None:  # noqa: ARG001
+    return None
+
+
+@dataclass
+class Workload:
+    """Requests, and those that follow when one is done.
+
+    Attributes:
+        requests: Those whose arrival is known from the start.
+        follow: Called with each request that is done; what it returns arrives too.
+        longest: Most tokens, prompt and output together, that a request may have.
+    """
+
+    requests: list[Request]
+    longest: int
+    follow: Follow = field(default=_none)
+
+
+def drawn(load: Load, block_size: int, seed: int) -> Workload:
+    """The requests of a load: arrivals and lengths drawn from a seeded generator.
+
+    Args:
+        load: The load; it says how many requests there are.
+        block_size: Tokens of a KV block.
+        seed: Seed of the generator; equal seeds give equal requests.
+    """
+    rng = np.random.default_rng(seed)
+    times, stages = _arrivals(load, rng)
+    count = len(times)
+    outputs = lengths(load.output_tokens).sample(rng, count)
+    inputs = np.maximum(lengths(load.input_tokens).sample(rng, count), int(load.cached_tokens) + 1)
+    prefixes = [
+        [Segment(0, int(load.cached_tokens), block_size)] if load.cached_tokens else []
+        for _ in range(load.prefixes)
+    ]
+    requests = [
+        Request(number, *values, path=prefixes[number % load.prefixes])
+        for number, values in enumerate(
+            zip(times.tolist(), inputs.tolist(), outputs.tolist(), stages.tolist(), strict=True)
+        )
+    ]
+    longest = int(np.max(inputs + outputs))
+    if load.concurrency is None:
+        return Workload(requests, longest)
+    clients = int(load.concurrency)
+    rest = iter(requests[clients:])
+
+    def next_of_client(_: Request, now_s: float) -> Request | None:
+        following = next(rest, None)
+        if following is not None:
+            following.arrival_s = now_s
+        return following
+
+    return Workload(requests[:clients], longest, next_of_client)
+
+
+def _arrivals(load: Load, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Times of arrival, seconds, and the stage of each; all at once in a closed loop."""
+    if load.concurrency is not None:
+        count = load.requests or int(load.concurrency)
+        return np.zeros(count), np.zeros(count, np.int64)
+    times, stages, start = [], [], 0.0
+    for number, stage in enumerate(load.schedule()):
+        if load.arrival == "constant":
+            count = round(stage.rate * stage.duration_s)
+            gaps = np.full(count, 1 / stage.rate)
+            ends = np.cumsum(gaps) - 1 / stage.rate
+        else:
+            shape = 1.0 if load.arrival == "poisson" else load.burstiness
+            mean = stage.rate * stage.duration_s
+            enough = math.ceil(mean + 10 * math.sqrt(mean / shape) + 10 / shape + 10)
+            ends = np.cumsum(rng.gamma(shape, 1 / (stage.rate * shape), enough))
+            # A finite count is sent in full, however long that takes.
+            ends = ends[: load.requests] if load.requests else ends[ends < stage.duration_s]
+        times.append(start + ends)
+        stages.append(np.full(len(ends), number))
+        start += stage.duration_s
+    return np.concatenate(times), np.concatenate(stages)
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Users in groups that share a system prompt and send turn after turn.
+
+    The multi-turn chat of inference-perf's shared-prefix load: turns are sent at a rate, to each
+    user in turn; a turn's prompt is all that was said before and the user's question; a turn that
+    is due while its user's last one is still being answered waits for the answer.
+
+    Attributes:
+        groups: System prompts.
+        users_per_group: Users of each.
+        system_tokens: Length of a system prompt, tokens.
+        question_tokens: Length of questions, tokens.
+        output_tokens: Length of answers, tokens.
+        rate: Turns per second.
+        turns: Turns in all.
+        max_model_len: A conversation whose next turn would be longer starts afresh.
+
+    Raises:
+        InputError: A figure is not positive, or a first turn is longer than ``max_model_len``.
+    """
+
+    groups: int
+    users_per_group: int
+    system_tokens: int
+    question_tokens: Tokens
+    output_tokens: Tokens
+    rate: float
+    turns: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "users_per_group", "rate", "turns", "max_model_len"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(name, f"{value} is not positive", "correct it")
+        if self.system_tokens < 0:
+            raise InputError("system_tokens", f"{self.system_tokens} is negative", "correct it")
+
+    def workload(self, block_size: int, seed: int) -> Workload:
+        """The turns as a workload.
+
+        Raises:
+            InputError: A first turn is longer than ``max_model_len``.
+        """
+        rng = np.random.default_rng(seed)
+        users = self.groups * self.users_per_group
+        questions = lengths(self.question_tokens).sample(rng, users).tolist()
+        outputs = lengths(self.output_tokens).sample(rng, self.turns).tolist()
+        systems = [Segment(0, self.system_tokens, block_size) for _ in range(self.groups)]
+        said = [[systems[user % self.groups]] for user in range(users)]
+        tokens = [self.system_tokens] * users
+        due: list[list[int]] = [[] for _ in range(users)]
+        longest = 0
+
+        def turn(number: int, user: int, arrival_s: float) -> Request:
+            nonlocal longest
+            if tokens[user] + questions[user] + outputs[number] > self.max_model_len:
+                said[user], tokens[user] = said[user][:1], self.system_tokens
+            prompt, output = tokens[user] + questions[user], outputs[number]
+            if prompt + output > self.max_model_len:
+                raise InputError(
+                    "conversations",
+                    f"a first turn of {prompt + output} tokens exceeds {self.max_model_len}",
+                    "shorten it or raise max_model_len",
+                )
+            longest = max(longest, prompt + output)
+            # The last token of an answer is never computed, so its block may not be full.
+            start = said[user][-1].end * block_size
+            segment = Segment(start, prompt + output - 1, block_size)
+            said[user], tokens[user] = [*said[user], segment], prompt + output
+            return Request(number, arrival_s, prompt, output, path=said[user], conversation=user)
+
+        def following(request: Request, now_s: float) -> Request | None:
+            user = request.conversation
+            assert user is not None
+            if not due[user]:
+                return None
+            number = due[user].pop(0)
+            return turn(number, user, max(number / self.rate, now_s))
+
+        for number in range(self.turns):
+            due[number % users].append(number)
+        first = [turn(due[u].pop(0), u, u / self.rate) for u in range(users) if due[u]]
+        return Workload(first, self.max_model_len if self.turns > users else longest, following)
+
+
+_TRACE_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+
+
+def read_trace(path: Path, block_size: int) -> Workload:
+    """The requests of a recorded trace.
+
+    Args:
+        path: CSV with the columns ``arrival_s`` (seconds), ``input_tokens`` and ``output_tokens``;
+            optional are ``prefix_group`` (requests of a group share a prefix; empty for none) and
+            ``prefix_tokens`` (its length; without this column, the shortest prompt of the group).
+        block_size: Tokens of a KV block.
+
+    Raises:
+        InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
+    """
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path)
+    except OSError as error:
+        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
+    except (ValueError, UnicodeDecodeError) as error:
+        raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
+    missing = [column for column in _TRACE_COLUMNS if column not in frame]
+    if missing:
+        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
+    if frame.empty:
+        raise InputError(str(path), "holds no request", "add some")
+    for column, least in zip(_TRACE_COLUMNS, (0.0, 1.0, 1.0), strict=True):
+        values = pd.to_numeric(frame[column], errors="coerce")
+        for line, value in enumerate(values, start=2):
+            whole = column == "arrival_s" or value == round(value) if math.isfinite(value) else 0
+            if not (math.isfinite(value) and value >= least and whole):
+                raise InputError(
+                    f"{path}, line {line}: {column}",
+                    f"{frame[column].iloc[line - 2]} is not {_WANTED[column]}",
+                    "correct it or remove the row",
+                )
+    frame = frame.sort_values("arrival_s", kind="stable").reset_index(drop=True)
+    prefixes = _prefixes(frame, path, block_size)
+    requests = [
+        Request(number, float(arrival), int(inputs), int(outputs), path=prefixes[number])
+        for number, (arrival, inputs, outputs) in enumerate(
+            frame[list(_TRACE_COLUMNS)].itertuples(index=False)
+        )
+    ]
+    return Workload(requests, max(r.input_tokens + r.output_tokens for r in requests))
+
+
+_WANTED = {
+    "arrival_s": "a time of zero or more",
+    "input_tokens": "a whole number of one or more",
+    "output_tokens": "a whole number of one or more",
+}
+
+
+def _prefixes(frame: pd.DataFrame, path: Path, block_size: int) -> list[list[Segment]]:
+    """The shared prefix of each row of a trace."""
+    none: list[list[Segment]] = [[] for _ in range(len(frame))]
+    if "prefix_group" not in frame:
+        return none
+    for group, rows in frame.groupby("prefix_group"):
+        shortest = int(rows["input_tokens"].min())
+        tokens = shortest
+        if "prefix_tokens" in frame:
+            tokens = rows["prefix_tokens"].iloc[0]
+            if not 0 <= tokens <= shortest or (rows["prefix_tokens"] != tokens).any():
+                raise InputError(
+                    f"{path}: prefix_tokens of group {group}",
+                    "is not one length, at most that of its prompts",
+                    "correct it",
+                )
+        segment = Segment(0, int(tokens), block_size)
+        for row in rows.index:
+            none[row] = [segment]
+    return none

@@ -1,0 +1,97 @@
+"""What a component of a step is: rows that it makes of a model, and all there is to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from physim.grids.store import gpu_or_stand_in
+from physim.inputs.architecture import Attention, ModelArch
+from physim.inputs.deployment import ResolvedDeployment
+from physim.inputs.hardware import Hardware
+from physim.inputs.quantization import BFLOAT16, WeightFormat
+from physim.step.rows import Row
+
+# What a picture of a part goes along.
+SWEEPS = ("tokens", "requests", "contexts", "prompts", "either")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a step's time, as breakdowns, tables and pictures name it.
+
+    Attributes:
+        name: Its key.
+        label: What it is, for people.
+        sweep: What a picture of it goes along, of `SWEEPS`: tokens of the step, requests that
+            decode, those at several contexts, prompts, or requests and tokens alike.
+        blis_table: The table of BLIS's kernel profile that holds it, if one does.
+    """
+
+    name: str
+    label: str
+    sweep: str = "tokens"
+    blis_table: str | None = None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A model on a GPU, of which components make their rows.
+
+    Attributes:
+        model: The model.
+        gpu: The GPU.
+        deployment: The engine.
+    """
+
+    model: ModelArch
+    gpu: Hardware
+    deployment: ResolvedDeployment
+
+    @property
+    def tp(self) -> int:
+        """GPUs that share every layer."""
+        return self.deployment.parallelism.tp
+
+    @property
+    def grids(self) -> str:
+        """The GPU whose measured efficiencies are taken."""
+        return gpu_or_stand_in(self.gpu.key)
+
+    def heads(self, attention: Attention) -> tuple[int, int]:
+        """Query heads and KV heads on one GPU; KV heads are replicated where they are fewer."""
+        return attention.heads // self.tp, max(attention.kv_heads // self.tp, 1)
+
+    def peak_flops(self, form: WeightFormat) -> float:
+        """Peak FLOP/s for weights of a format.
+
+        A GPU without tensor cores for it keeps the weights and multiplies in 16 bit.
+        """
+        peak = self.gpu.peak(form.compute) or self.gpu.peak(BFLOAT16.compute)
+        assert peak is not None  # every Hardware has bfloat16: load_hardware
+        return peak
+
+
+def _nothing(_: Placement) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component of a step.
+
+    Attributes:
+        name: Its name: that of its module.
+        parts: The parts of a step's time that it owns; none where it adds to another's.
+        lower: Makes its rows of a model on a GPU.
+        source: Where its formulas and constants come from.
+        attention_kinds: Kinds of attention that it describes (`Attention.kind`).
+        assumptions: Where it stands on something else than a measurement, a line each.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    lower: Callable[[Placement], Iterable[Row]]
+    source: str
+    attention_kinds: tuple[str, ...] = ()
+    assumptions: Callable[[Placement], Sequence[str]] = _nothing

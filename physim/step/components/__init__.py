@@ -1,0 +1,31 @@
+"""The components of a step, a file each.
+
+A component says how it makes rows of a model on a GPU, which corrections multiply them, which parts
+of a step's time they are, and where its figures come from. All that needs every component reads
+`COMPONENTS`.
+"""
+
+from physim.step.component import Component
+from physim.step.components import (
+    all_reduce,
+    decode_attention,
+    elementwise,
+    experts,
+    gpu_idle,
+    mlp,
+    output,
+    prefill_attention,
+    projections,
+)
+
+COMPONENTS: tuple[Component, ...] = (
+    projections.COMPONENT,
+    mlp.COMPONENT,
+    experts.COMPONENT,
+    prefill_attention.COMPONENT,
+    decode_attention.COMPONENT,
+    elementwise.COMPONENT,
+    all_reduce.COMPONENT,
+    output.COMPONENT,
+    gpu_idle.COMPONENT,
+)

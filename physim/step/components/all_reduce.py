@@ -1,0 +1,42 @@
+"""All-reduces of hidden states under tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from physim import roofline
+from physim.grids.store import load_grid
+from physim.step.component import Component, Part, Placement
+from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
+from physim.step.rows import Row, SizeRow
+
+
+def _lower(placement: Placement) -> Iterator[Row]:
+    tp, link = placement.tp, placement.gpu.link_bandwidth
+    if tp == 1:
+        return
+    curve = load_grid(placement.grids, "all_reduce").at(gpus=tp)
+    message = np.maximum(MESSAGE_BYTES, LEAST_MESSAGE_BYTES)
+    sent = np.asarray(roofline.all_reduce(message, tp))
+    yield SizeRow(
+        name="all_reduce",
+        part="all_reduce",
+        size="message_bytes",
+        # After attention and after the MLP of each layer, and after the sharded embedding.
+        count=2.0 * placement.model.layers + 1.0,
+        bytes=float(roofline.all_reduce(1.0, tp)),
+        bandwidth=link,
+        log_seconds=rising_log_seconds(curve.resampled(message_bytes=message), sent / link),
+        correction="all_reduce",
+        is_bent=True,
+    )
+
+
+COMPONENT = Component(
+    name="all_reduce",
+    parts=(Part("all_reduce", "all-reduces", blis_table="allreduce"),),
+    lower=_lower,
+    source="custom all-reduce table of aiconfigurator-core 0.12.0",
+)

@@ -1,0 +1,70 @@
+"""Attention of decoding requests over their cached context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from physim import roofline
+from physim.grids.store import load_grid
+from physim.inputs.architecture import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
+from physim.inputs.quantization import BFLOAT16
+from physim.step.component import Component, Part, Placement
+from physim.step.curves import CONTEXT, REQUESTS, rising_log_seconds
+from physim.step.rows import DecodeRow, Row
+
+_KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
+
+
+def _lower(placement: Placement) -> Iterator[Row]:
+    kv_bytes = placement.model.formats.kv_cache_bytes
+    peak, bandwidth = placement.peak_flops(BFLOAT16), placement.gpu.memory_bandwidth
+    for attention, layers in placement.model.attention_layers.items():
+        if attention.kind not in _KINDS:
+            continue
+        (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
+        grid = load_grid(placement.grids, "decode_attention").at(
+            group=heads / kv_heads, head_dim=float(dim)
+        )
+        work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, dim, kv_bytes)
+        yield DecodeRow(
+            name="decode_attention",
+            part="decode_attention",
+            count=layers,
+            window=attention.window,
+            pair_flops=4 * heads * dim,
+            pair_bytes=2 * kv_heads * dim * kv_bytes,
+            request_bytes=2 * heads * dim * roofline.BYTES_16_BIT,
+            peak_flops=peak,
+            bandwidth=bandwidth,
+            log_seconds=rising_log_seconds(
+                grid.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT),
+                np.asarray(roofline.seconds(work, peak, bandwidth)),
+            ),
+            correction="decode_attention",
+            exponent="decode_context",
+        )
+
+
+def _assumptions(placement: Placement) -> list[str]:
+    if placement.model.formats.kv_cache_bytes != 1:
+        return []
+    return ["no measured attention on an fp8 cache: efficiencies of bfloat16 are used"]
+
+
+COMPONENT = Component(
+    name="decode_attention",
+    parts=(
+        Part(
+            "decode_attention",
+            "decode attention",
+            sweep="contexts",
+            blis_table="generation_attention",
+        ),
+    ),
+    lower=_lower,
+    source="generation attention tables of aiconfigurator-core 0.12.0",
+    attention_kinds=_KINDS,
+    assumptions=_assumptions,
+)

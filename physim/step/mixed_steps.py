@@ -1,0 +1,95 @@
+"""How a step of both prefill and decode is composed of what each would take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from physim.errors import InputError
+from physim.step.batch import Batch
+from physim.types import Scalar
+
+# Any record of times of a batch.
+TimeOf = Callable[[Batch], Any]
+
+
+class Additive(eqx.Module):
+    """GEMMs on all tokens together, attention apart: what an engine runs."""
+
+    def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
+        """The time of a batch."""
+        return time_of(batch)
+
+
+class WeightedAverage(eqx.Module):
+    """The seed study's blend of a prefill-only and a decode-only step, by regimes.
+
+    Prefill has 0.75 where its tokens are more than four times the decode tokens and over 100,
+    0.35 where decode tokens are more than twice the prefill tokens and over 50, else its share of
+    the tokens (inference-sim, sim/roofline_step.go, as recorded in its hypothesis H27). Batches
+    of one kind have the time of that kind.
+    """
+
+    def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
+        """The time of a batch."""
+        return _blended(time_of, batch, lambda value, limit: 1.0 * (_ratio(value, limit) > 1))
+
+
+class SmoothWeighted(eqx.Module):
+    """`WeightedAverage` with the regimes' borders smoothed."""
+
+    def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
+        """The time of a batch."""
+        return _blended(
+            time_of, batch, lambda value, limit: jax.nn.sigmoid(4 * jnp.log(_ratio(value, limit)))
+        )
+
+
+Mixing: TypeAlias = Additive | WeightedAverage | SmoothWeighted
+
+ADDITIVE = Additive()
+MIXINGS: dict[str, Mixing] = {
+    "additive": ADDITIVE,
+    "weighted-average": WeightedAverage(),
+    "smooth-weighted": SmoothWeighted(),
+}
+
+
+def mixing_of(name: str) -> Mixing:
+    """A way of composing mixed steps by its name.
+
+    Raises:
+        InputError: There is none of that name.
+    """
+    if name not in MIXINGS:
+        raise InputError("mixed", f"{name!r} is unknown", f"use one of {', '.join(MIXINGS)}")
+    return MIXINGS[name]
+
+
+def _ratio(value: Scalar, limit: Scalar) -> Scalar:
+    return (value + 1e-6) / (limit + 1e-6)
+
+
+def _blended(time_of: TimeOf, batch: Batch, above: Callable[[Scalar, Scalar], Scalar]) -> Any:
+    """Times of a prefill-only and a decode-only step, weighted.
+
+    Args:
+        time_of: Times of a batch.
+        batch: The batch.
+        above: How far a number is above a limit, from 0 to 1.
+    """
+    prefill, decode = jnp.asarray(batch.prefill_tokens), jnp.asarray(batch.decode_requests)
+    prefill_rules = above(prefill, 4 * decode) * above(prefill, 100.0)
+    decode_rules = above(decode, 2 * prefill) * above(decode, 50.0)
+    share = prefill / jnp.maximum(prefill + decode, 1e-6)
+    blend = prefill_rules * 0.75 + decode_rules * 0.35 + (1 - prefill_rules - decode_rules) * share
+    weight = jnp.where(prefill == 0, 0.0, jnp.where(decode == 0, 1.0, blend))
+    return jax.tree.map(
+        lambda p, d: weight * p + (1 - weight) * d,
+        time_of(batch.prefill_only()),
+        time_of(batch.decode_only()),
+    )

@@ -1,0 +1,390 @@
+"""Operations of a step as rows: what a component says of each, and the arrays that they become.
+
+There are three families, told apart by what their time depends on: one size of the step (its
+tokens, say), the requests that decode and what they attend to, or prefill chunks. Whatever a model
+is made of is rows of these, so that one compiled function serves every model. An absent operation
+has no row; rows that only fill an array up count zero times.
+
+Every row has a roofline, the longer of its time at peak FLOP/s and that at the bandwidth, and is
+never faster; most have a curve of measured time above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from physim.corrections.fields import selector
+from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
+from physim.types import AnyArray
+
+# Sizes of a step that operations work on, and the knots of curves over them: its tokens, the tokens
+# that have logits computed, the bytes of its hidden states, and whether it has prefill.
+KNOTS = {
+    "tokens": TOKENS,
+    "sampled": TOKENS,
+    "message_bytes": MESSAGE_BYTES,
+    "has_prefill": TOKENS,
+}
+# Rows over each size, as many as today's models need at most; a model with more has a multiple.
+_SLOTS = {"tokens": 10, "sampled": 4, "message_bytes": 1, "has_prefill": 2}
+# The logarithm of a time that every roofline is above: of a row that nothing was measured of.
+UNMEASURED = -60.0
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """An operation whose time depends on one size of the step.
+
+    Attributes:
+        name: Its name among the model's operations.
+        part: The part of a step's time that it belongs to.
+        count: Times that it runs in a step.
+        size: What its work grows with: a key of `KNOTS`.
+        flops: FLOP for each unit of the size.
+        bytes: Bytes moved for each unit of it.
+        fixed_bytes: Bytes moved whatever the size, such as weights.
+        expert_bytes: Bytes moved for each expert that the step's tokens visit.
+        experts: Experts of a layer.
+        experts_per_token: Experts that a token visits.
+        seconds: Time for each unit of the size beside what it moves.
+        fixed_seconds: Time whatever the size beside what it moves, such as launches.
+        peak_flops: Peak FLOP/s in the format that is multiplied.
+        bandwidth: Bytes/s of what it moves them over.
+        log_seconds: Logarithm of the measured time at the size's knots; None where nothing was
+            measured and the roofline stands alone.
+        correction: The correction that multiplies it,
+        compute_correction: and the one that takes over as FLOP/s come to bound it, if that is
+            another.
+        is_matrix: Whether it is a matrix product of a layer, of which the residual sees the work.
+        is_bent: Whether the residual multiplies it.
+        gemm: Columns and rows of the weight on one GPU, if it is a dense GEMM.
+    """
+
+    name: str
+    part: str
+    count: float
+    correction: str
+    size: str = "tokens"
+    flops: float = 0.0
+    bytes: float = 0.0
+    fixed_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    experts: float = 1.0
+    experts_per_token: float = 0.0
+    seconds: float = 0.0
+    fixed_seconds: float = 0.0
+    peak_flops: float = np.inf
+    bandwidth: float = np.inf
+    log_seconds: np.ndarray | None = None
+    compute_correction: str | None = None
+    is_matrix: bool = False
+    is_bent: bool = False
+    gemm: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """Attention of decoding requests, of the layers that are alike.
+
+    Attributes:
+        name: Its name among the model's operations.
+        part: The part of a step's time that it belongs to.
+        count: Layers.
+        window: Tokens that it looks back; None for all.
+        pair_flops: FLOP for each attended token of each request.
+        pair_bytes: Bytes moved likewise: keys and values.
+        request_bytes: Bytes moved for each request: queries and outputs.
+        peak_flops: Peak FLOP/s.
+        bandwidth: Memory bandwidth, bytes/s.
+        log_seconds: Logarithm of the measured time of a layer over `REQUESTS` and `CONTEXT`.
+        correction: The correction that multiplies it,
+        exponent: and the one by which it grows with the context beyond what was measured.
+    """
+
+    name: str
+    part: str
+    count: float
+    window: int | None
+    pair_flops: float
+    pair_bytes: float
+    request_bytes: float
+    peak_flops: float
+    bandwidth: float
+    log_seconds: np.ndarray
+    correction: str
+    exponent: str
+
+
+@dataclass(frozen=True)
+class PrefillRow:
+    """Attention of prefill chunks, of the layers that are alike.
+
+    Attention among a chunk's own tokens was measured. That of its tokens to those in the cache was
+    not measured apart: it has the efficiency of a chunk as long as both together.
+
+    Attributes:
+        name: Its name among the model's operations.
+        part: The part of a step's time that it belongs to.
+        count: Layers.
+        pair_flops: FLOP for each token that a new token attends to.
+        token_bytes: Bytes moved for each new token.
+        cached_bytes: Bytes moved for each cached token.
+        peak_flops: Peak FLOP/s.
+        bandwidth: Memory bandwidth, bytes/s.
+        log_seconds: Logarithm of the measured time of a layer over `REQUESTS` and `CHUNK`.
+        correction: The correction of attention among new tokens,
+        cached_correction: and that of attention to cached ones.
+    """
+
+    name: str
+    part: str
+    count: float
+    pair_flops: float
+    token_bytes: float
+    cached_bytes: float
+    peak_flops: float
+    bandwidth: float
+    log_seconds: np.ndarray
+    correction: str
+    cached_correction: str
+
+
+Row = SizeRow | DecodeRow | PrefillRow
+
+
+class SizeRows(eqx.Module):
+    """The arrays of `SizeRow`: work in seconds at peak FLOP/s and at the bandwidth.
+
+    Rows over one size stand together, in the order of `KNOTS`.
+
+    Attributes:
+        slots: Rows over each size.
+        count: Times that each runs in a step.
+        compute: Seconds of FLOP for each unit of the size.
+        memory: Seconds of bytes for each unit,
+        fixed: whatever the size,
+        expert: and for each expert that is visited, of each kind of expert layer.
+        experts: Experts of a layer of each kind; one where there is none.
+        experts_per_token: Experts that a token visits, likewise; zero where there is none.
+        log_seconds: Measured time at the size's knots.
+        part: Which part of a step each belongs to, as ones and zeros.
+        correction: Which correction multiplies it, likewise,
+        compute_correction: and which one as FLOP/s come to bound it.
+        is_matrix: Whether the residual sees its work.
+        is_bent: Whether the residual multiplies it.
+    """
+
+    slots: tuple[int, ...] = eqx.field(static=True)
+    count: Float[AnyArray, " rows"]
+    compute: Float[AnyArray, " rows"]
+    memory: Float[AnyArray, " rows"]
+    fixed: Float[AnyArray, " rows"]
+    expert: Float[AnyArray, "rows kinds"]
+    experts: Float[AnyArray, " kinds"]
+    experts_per_token: Float[AnyArray, " kinds"]
+    log_seconds: Float[AnyArray, "rows knots"]
+    part: Float[AnyArray, "rows parts"]
+    correction: Float[AnyArray, "rows corrections"]
+    compute_correction: Float[AnyArray, "rows corrections"]
+    is_matrix: Float[AnyArray, " rows"]
+    is_bent: Float[AnyArray, " rows"]
+
+    @classmethod
+    def of(cls, rows: Sequence[SizeRow], parts: Sequence[str]) -> SizeRows:
+        """The arrays of some rows; `in_order` says which place each has.
+
+        Args:
+            rows: The rows.
+            parts: The parts of a step.
+        """
+        slots, placed = in_order(rows)
+        fill = SizeRow("", parts[0], 0.0, "experts", fixed_seconds=1.0)
+        full = [fill if row is None else row for row in placed]
+        curves = [
+            np.full(len(TOKENS), UNMEASURED) if row.log_seconds is None else row.log_seconds
+            for row in full
+        ]
+
+        kinds = sorted({(row.experts, row.experts_per_token) for row in full if row.expert_bytes})
+        kinds = kinds or [(1.0, 0.0)]
+
+        def column(of: list[float]) -> Float[np.ndarray, " rows"]:
+            return np.array(of, float)
+
+        return cls(
+            slots=slots,
+            count=column([row.count for row in full]),
+            compute=column([row.flops / row.peak_flops for row in full]),
+            memory=column([row.bytes / row.bandwidth + row.seconds for row in full]),
+            fixed=column([row.fixed_bytes / row.bandwidth + row.fixed_seconds for row in full]),
+            expert=np.stack([_of_kinds(row, kinds) for row in full]),
+            experts=column([experts for experts, _ in kinds]),
+            experts_per_token=column([per_token for _, per_token in kinds]),
+            log_seconds=np.stack(curves),
+            part=_places([row.part for row in full], parts),
+            correction=selector(row.correction for row in full),
+            compute_correction=selector(row.compute_correction or row.correction for row in full),
+            is_matrix=column([float(row.is_matrix) for row in full]),
+            is_bent=column([float(row.is_bent) for row in full]),
+        )
+
+    def widened(self, slots: Sequence[int]) -> SizeRows:
+        """The same rows among more that are absent.
+
+        Args:
+            slots: Rows over each size, at least as many as there are.
+        """
+        if tuple(slots) == self.slots:
+            return self
+        ends = np.cumsum(self.slots)
+        added = [more - own for more, own in zip(slots, self.slots, strict=True)]
+
+        def wider(leaf: AnyArray, fill: float) -> np.ndarray:
+            sections = np.split(np.asarray(leaf, float), ends[:-1])
+            return np.concatenate(
+                [
+                    np.pad(own, [(0, more), *[(0, 0)] * (own.ndim - 1)], constant_values=fill)
+                    for own, more in zip(sections, added, strict=True)
+                ]
+            )
+
+        # An absent row has some time of its own, so that its ratios are numbers.
+        columns = {
+            field.name: wider(getattr(self, field.name), float(field.name == "fixed"))
+            for field in fields(self)
+            if field.name not in ("slots", "experts", "experts_per_token")
+        }
+        kinds = {"experts": self.experts, "experts_per_token": self.experts_per_token}
+        return SizeRows(tuple(slots), **columns, **kinds)
+
+
+class DecodeRows(eqx.Module):
+    """The arrays of `DecodeRow`: work in seconds at peak FLOP/s and at the bandwidth.
+
+    Attributes:
+        count: Layers.
+        window: Which of the model's windows each looks back, as ones and zeros.
+        pair_compute: Seconds of FLOP for each attended token.
+        pair_memory: Seconds of bytes likewise,
+        request_memory: and for each request.
+        log_seconds: Measured time of a layer over `REQUESTS` and `CONTEXT`.
+        part: Which part of a step each belongs to, as ones and zeros.
+        correction: Which correction multiplies it, likewise,
+        exponent: and by which it grows with the context.
+    """
+
+    count: Float[AnyArray, " rows"]
+    window: Float[AnyArray, "rows windows"]
+    pair_compute: Float[AnyArray, " rows"]
+    pair_memory: Float[AnyArray, " rows"]
+    request_memory: Float[AnyArray, " rows"]
+    log_seconds: Float[AnyArray, "rows requests context"]
+    part: Float[AnyArray, "rows parts"]
+    correction: Float[AnyArray, "rows corrections"]
+    exponent: Float[AnyArray, "rows corrections"]
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[DecodeRow],
+        windows: Sequence[float],
+        parts: Sequence[str],
+    ) -> DecodeRows:
+        """The arrays of some rows.
+
+        Args:
+            rows: The rows.
+            windows: The windows of the model's attention, infinite where it is not limited.
+            parts: The parts of a step.
+        """
+        return cls(
+            count=np.array([float(row.count) for row in rows]),
+            window=_places([row.window or np.inf for row in rows], windows),
+            pair_compute=np.array([row.pair_flops / row.peak_flops for row in rows]),
+            pair_memory=np.array([row.pair_bytes / row.bandwidth for row in rows]),
+            request_memory=np.array([row.request_bytes / row.bandwidth for row in rows]),
+            log_seconds=np.array([row.log_seconds for row in rows]).reshape(
+                -1, len(REQUESTS), len(CONTEXT)
+            ),
+            part=_places([row.part for row in rows], parts),
+            correction=selector(row.correction for row in rows),
+            exponent=selector(row.exponent for row in rows),
+        )
+
+
+class PrefillRows(eqx.Module):
+    """The arrays of `PrefillRow`: work in seconds at peak FLOP/s and at the bandwidth.
+
+    Attributes:
+        count: Layers.
+        pair_compute: Seconds of FLOP for each attended token of each new one.
+        token_memory: Seconds of bytes for each new token,
+        cached_memory: and for each cached one.
+        log_seconds: Measured time of a layer over `REQUESTS` and `CHUNK`.
+        part: Which part of a step each belongs to, as ones and zeros.
+        correction: Which correction multiplies attention among new tokens, likewise,
+        cached_correction: and which one attention to cached ones.
+    """
+
+    count: Float[AnyArray, " rows"]
+    pair_compute: Float[AnyArray, " rows"]
+    token_memory: Float[AnyArray, " rows"]
+    cached_memory: Float[AnyArray, " rows"]
+    log_seconds: Float[AnyArray, "rows requests chunk"]
+    part: Float[AnyArray, "rows parts"]
+    correction: Float[AnyArray, "rows corrections"]
+    cached_correction: Float[AnyArray, "rows corrections"]
+
+    @classmethod
+    def of(cls, rows: Sequence[PrefillRow], parts: Sequence[str]) -> PrefillRows:
+        """The arrays of some rows.
+
+        Args:
+            rows: The rows.
+            parts: The parts of a step.
+        """
+        return cls(
+            count=np.array([float(row.count) for row in rows]),
+            pair_compute=np.array([row.pair_flops / row.peak_flops for row in rows]),
+            token_memory=np.array([row.token_bytes / row.bandwidth for row in rows]),
+            cached_memory=np.array([row.cached_bytes / row.bandwidth for row in rows]),
+            log_seconds=np.array([row.log_seconds for row in rows]).reshape(
+                -1, len(REQUESTS), len(CHUNK)
+            ),
+            part=_places([row.part for row in rows], parts),
+            correction=selector(row.correction for row in rows),
+            cached_correction=selector(row.cached_correction for row in rows),
+        )
+
+
+def _of_kinds(row: SizeRow, kinds: Sequence[tuple[float, float]]) -> Float[np.ndarray, " kinds"]:
+    """Seconds for each visited expert, at the place of the row's kind of expert layer."""
+    own = (row.experts, row.experts_per_token)
+    return np.array([row.expert_bytes / row.bandwidth * (kind == own) for kind in kinds])
+
+
+def in_order(rows: Sequence[SizeRow]) -> tuple[tuple[int, ...], list[SizeRow | None]]:
+    """Rows as they stand in `SizeRows`: how many over each size, and all with gaps filled by None.
+
+    Args:
+        rows: The rows.
+    """
+    slots, placed = [], []
+    for size, least in _SLOTS.items():
+        own: list[SizeRow | None] = [row for row in rows if row.size == size]
+        own += [None] * (-len(own) % least or least * (not own))
+        slots.append(len(own))
+        placed += own
+    return tuple(slots), placed
+
+
+def _places(
+    of: Sequence[str] | Sequence[float], among: Sequence[str] | Sequence[float]
+) -> Float[np.ndarray, "rows places"]:
+    """A row for each entry with a one at its place among some others."""
+    return np.eye(len(among))[[list(among).index(one) for one in of]]

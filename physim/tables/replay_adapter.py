@@ -1,0 +1,51 @@
+"""A table as the step times of a replay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from physim.replay.step_times import run_of_decodes
+from physim.tables.table import Table, prefill_context
+
+
+class TableStepTimes:
+    """A table as the step times of a replay (`physim.replay.step_times.StepTimes`).
+
+    Args:
+        table: The table.
+        max_context: Longest context, tokens.
+    """
+
+    def __init__(self, table: Table, max_context: int) -> None:
+        self._table = table
+        self._contexts = np.arange(max_context + 3, dtype=float)
+        self._sums: dict[int, list[float]] = {}
+
+    def step(
+        self,
+        *,
+        decode_requests: int,
+        decode_context: int,
+        prefill_requests: int,
+        prefill_tokens: int,
+        prefill_squares: int,
+        cached_tokens: int,
+        cached_products: int,
+    ) -> float:
+        """Seconds of a step with prefill."""
+        context = decode_context / decode_requests if decode_requests else 0.0
+        before = prefill_context(prefill_tokens, prefill_squares, cached_products)
+        more = self._table.more_prompts_s(prefill_requests, cached_tokens)
+        return self._table(decode_requests, context, prefill_tokens, before) + more
+
+    def decode(
+        self, requests: int, context: int, steps: int, until_s: float
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps."""
+        sums = self._sums.get(requests)
+        if sums is None:
+            where = np.zeros((len(self._contexts), 4))
+            where[:, 0], where[:, 1] = requests, self._contexts
+            sums = np.append(0.0, np.cumsum(self._table.many(where))).tolist()
+            self._sums[requests] = sums
+        return run_of_decodes(sums, context / requests, steps, until_s)

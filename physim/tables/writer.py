@@ -1,0 +1,239 @@
+"""Folders of tables: one for each model, GPU and tp, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from physim import data
+from physim.corrections.fields import Corrections, flat
+from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.errors import InputError
+from physim.inputs.hardware import load_hardware
+from physim.inputs.load import Load, Stage
+from physim.inputs.model_lookup import config_path
+from physim.prediction.cases import Case, CaseOptions, LoadAndEngineOptions, check_names
+from physim.step.model import StepModel
+from physim.tables.blis import write_blis
+from physim.tables.build import LEAST_TOLERANCE, MOST_TOLERANCE, Reach, tabulate
+from physim.tables.files import FORMATS, METADATA, write
+from physim.tables.linear_models import alphas, blackbox, trained_physics
+from physim.tables.operating_region import operating_region
+
+BLIS = "blis"
+# The load of a projection where none is given: the "general" one of the seed's study.
+GENERAL = Load(575, 248, stages=(Stage(8.0, 600.0), Stage(20.0, 600.0)), cached_tokens=560)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What became of one table.
+
+    Attributes:
+        name: Model, GPU and tp.
+        folder: Where it is; None where there is none.
+        reason: Why there is none, or that it was there already; empty for one that was made.
+        error_pct: Interpolation error of 99% of batches, percent.
+    """
+
+    name: str
+    folder: Path | None
+    reason: str = ""
+    error_pct: float | None = None
+
+
+def write_table(
+    model: str | Path | Case,
+    folder: Path,
+    *,
+    kind: str = "csv",
+    tolerance: float = 0.01,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes the step times of a model on a GPU into a folder.
+
+    Args:
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it. Linear models are projected over its load. Without one, a table comes
+            without them, and BLIS's folder takes `GENERAL`.
+        folder: The folder to make.
+        kind: ``parquet``, ``csv`` or ``json`` for a table; ``blis`` for all that BLIS reads.
+        tolerance: Interpolation error of 99% of batches, as a share of their time.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load; see `CaseOptions`.
+
+    Returns:
+        The metadata.
+
+    Raises:
+        InputError: Some input cannot be used, or the folder is there and not empty.
+    """
+    _check(kind, tolerance)
+    case = _with_load(Case.of(model, **options), kind)
+    if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
+        raise InputError(str(folder), "holds no table that could be replaced", "name another")
+    known_fit = load_fit(fit, case.gpu.key)
+    corrections = known_fit.corrections
+    stepper = case.step_model(corrections)
+    about: dict[str, Any] = {
+        "physim_version": version("physim-llm"),
+        "model": case.model.name,
+        "gpu": case.gpu.key,
+        "tp": case.deployment.parallelism.tp,
+        "engine": case.deployment.to_dict(),
+        "fit": known_fit.name,
+        "sha256": _hashes(case, corrections),
+        "request": _request(kind, tolerance, fit, case),
+    }
+    with data.replacing_folder(folder, force) as temporary:
+        if case.load is not None:
+            about["coefficients"] = _coefficients(case, stepper, corrections)
+        if kind == BLIS:
+            about["kernel_profile"] = write_blis(
+                temporary, case, stepper, corrections, about["coefficients"]
+            )
+            text = json.dumps({"schema_version": 1, **about}, indent=1) + "\n"
+            (temporary / METADATA).write_text(text, encoding="utf-8")
+            return about
+        about["units"] = "columns that end in _us are microseconds"
+        table = tabulate(stepper, Reach.of(case.deployment.limits), tolerance, about)
+        write(table, temporary, kind)
+        return dict(table.metadata)
+
+
+def write_tables(
+    models: Sequence[str],
+    gpus: Sequence[str],
+    tps: Sequence[int],
+    folder: Path,
+    progress: Callable[[str], Any] = lambda _: None,
+    *,
+    kind: str = "csv",
+    tolerance: float = 0.01,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[LoadAndEngineOptions],
+) -> Iterable[Made]:
+    """Writes a folder for each combination, and yields what became of it.
+
+    A folder that is there already is kept, so that what was interrupted goes on; folders appear
+    whole or not at all.
+
+    Args:
+        models: Models.
+        gpus: GPUs.
+        tps: Tensor parallelism.
+        folder: The folder of the folders.
+        progress: Called before each with its name.
+        kind: As for `write_table`, and so are the next three.
+        tolerance: Interpolation error.
+        fit: Name or path of a fit.
+        force: Whether folders that are there are replaced.
+        **options: Deployment and load; see `CaseOptions`.
+
+    Raises:
+        InputError: An option or a GPU cannot be used for any table, or the folder is a file.
+    """
+    _check(kind, tolerance)
+    check_names(options)
+    for gpu in gpus:
+        load_hardware(gpu)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(str(folder), "is a file", "name a folder")
+    for model in models:
+        for gpu in gpus:
+            for tp in tps:
+                name = f"{Path(model).stem if _is_path(model) else model} on {tp} x {gpu}"
+                short = Path(model).parent.name if Path(model).name == "config.json" else model
+                own = short.removesuffix(".json").replace("/", "--").lstrip(".-")
+                place = folder / f"{own}_{gpu}_tp{tp}"
+                progress(name)
+                try:
+                    case = _with_load(Case.of(model, gpu=gpu, tp=tp, **options), kind)
+                    if (place / METADATA).is_file() and not force:
+                        yield _kept(name, place, _request(kind, tolerance, fit, case))
+                        continue
+                    found = write_table(
+                        case, place, kind=kind, tolerance=tolerance, fit=fit, force=force
+                    )
+                except InputError as error:
+                    yield Made(name, None, str(error))
+                    continue
+                error_pct = found.get("interpolation_error_pct", {}).get("p99")
+                yield Made(name, place, "", error_pct)
+
+
+def _with_load(case: Case, kind: str) -> Case:
+    """The case; for BLIS with a load in any case."""
+    if case.load is not None or kind != BLIS:
+        return case
+    GENERAL.check_fits(case.deployment.limits)
+    return case.under(GENERAL)
+
+
+def _kept(name: str, place: Path, wanted: str) -> Made:
+    """What to say of a table that is there already."""
+    if data.read_json(place / METADATA).get("request") == wanted:
+        return Made(name, place, "is there already")
+    return Made(name, None, f"{place} already exists with other settings; pass --force")
+
+
+def _check(kind: str, tolerance: float) -> None:
+    if kind not in (*FORMATS, BLIS):
+        known = ", ".join((*FORMATS, BLIS))
+        raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
+    if not LEAST_TOLERANCE <= tolerance <= MOST_TOLERANCE:
+        raise InputError(
+            "tolerance",
+            f"{tolerance:g} is out of reach",
+            f"use {LEAST_TOLERANCE:g} to {MOST_TOLERANCE:g}",
+        )
+
+
+def _request(kind: str, tolerance: float, fit: str | Path, case: Case) -> str:
+    """A hash of what was asked for, by which an unfinished job knows what it has."""
+    asked = (kind, tolerance, str(fit), case.load, case.deployment)
+    return hashlib.sha256(repr(asked).encode()).hexdigest()
+
+
+def _is_path(model: str) -> bool:
+    return model.endswith(".json") or Path(model).exists()
+
+
+def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dict[str, Any]:
+    """Linear models of the step over the case's load, and their errors."""
+    region = operating_region(case, model, corrections)
+    before, after, token = alphas(region, corrections, case.deployment)
+    load = case.demanded
+    return {
+        "load": f"{load.describe()}, {load.mean_input:g} tokens in "
+        f"({load.cached_tokens:g} cached), {load.mean_output:g} out",
+        "alpha_us": {
+            "before the queue": round(before, 3),
+            "at the end": after,
+            "each output token": token,
+        },
+        "blackbox": blackbox(region).to_dict(),
+        "trained_physics": trained_physics(region, case.model, case.gpu, case.deployment).to_dict(),
+        "mean_step_us": round(region.mean_step_s * 1e6, 3),
+    }
+
+
+def _hashes(case: Case, corrections: Corrections) -> dict[str, str]:
+    """Hashes of what a table was made of."""
+    numbers = np.round(flat(corrections), 6).tobytes()
+    return {
+        "config": hashlib.sha256(config_path(case.model.name).read_bytes()).hexdigest(),
+        "gpu": hashlib.sha256(repr(case.gpu).encode()).hexdigest(),
+        "corrections": hashlib.sha256(numbers).hexdigest(),
+    }

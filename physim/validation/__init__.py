@@ -1,0 +1,1 @@
+"""Predictions held against measured runs, and against what else one could fit to them."""

@@ -1,0 +1,107 @@
+"""physim without one of its parts, to see what that part is worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim import roofline
+from physim.corrections.fields import Corrections, labels
+from physim.fitting.objective import Problem
+from physim.step.curves import CHUNK, CONTEXT, REQUESTS
+from physim.step.host import HOST_SHARPNESS
+from physim.step.lowering import StepOps
+from physim.step.mixed_steps import mixing_of
+from physim.step.rows import KNOTS, UNMEASURED, DecodeRows, PrefillRows, SizeRows
+from physim.types import AnyArray
+
+ABLATIONS = ("no residual", "constant MFU", "additive host")
+# The seed study's mixed steps. They are not fitted: a step with prefill may be shorter than one
+# without, for which the serving loop has no slopes.
+BLENDS = ("weighted-average", "smooth-weighted")
+# Efficiencies that are commonly assumed where none was measured: of FLOP/s and bandwidth alike.
+_EFFICIENCY = 0.7
+
+
+def ablated(name: str, problem: Problem) -> Problem:
+    """A problem with a part of the model taken away.
+
+    Args:
+        name: ``no residual``: without the small network. ``constant MFU``: every operation at 70%
+            of its roofline, whatever was measured. ``additive host``: CPU time is added, not
+            hidden. Of `BLENDS`: mixed steps composed so.
+        problem: The whole.
+    """
+    if name == "no residual":
+        fast = np.array([label.startswith("residual") for label in labels()])
+        return replace(problem, widths=np.where(fast, 0.0, problem.widths))
+    if name == "additive host":
+        fast = np.array(labels()) == "host_sharpness"
+        # At a sharpness of one the smooth maximum is the sum.
+        centre = Corrections(host_sharpness=-float(np.log(HOST_SHARPNESS)))
+        return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
+    systems, cycles = problem.stages.systems, problem.cycles
+    if name in BLENDS:
+        mixing = mixing_of(name)
+        systems = replace(systems, mixing=mixing)
+        cycles = cycles and replace(cycles, mixing=mixing)
+    else:
+        systems = replace(systems, ops=_all_constant(systems.ops))
+        cycles = cycles and replace(cycles, ops=_all_constant(cycles.ops))
+    return replace(problem, stages=replace(problem.stages, systems=systems), cycles=cycles)
+
+
+def _all_constant(ops: StepOps) -> StepOps:
+    """Stacked models, each of whose measured operations takes its roofline over one efficiency."""
+    numbers = jax.tree.map(np.asarray, ops)
+    constant: StepOps = jax.tree.map(np.asarray, jax.vmap(_constant)(numbers))
+    return constant
+
+
+def _constant(ops: StepOps) -> StepOps:
+    def log_seconds(bound: AnyArray) -> AnyArray:
+        return jnp.log(jnp.maximum(bound, 1e-12) / _EFFICIENCY)
+
+    sizes = ops.over_sizes
+    measured = sizes.log_seconds > UNMEASURED
+    return eqx.tree_at(
+        lambda o: (o.over_sizes.log_seconds, o.decode.log_seconds, o.prefill.log_seconds),
+        ops,
+        (
+            jnp.where(measured, log_seconds(_bound_of_sizes(sizes)), sizes.log_seconds),
+            log_seconds(jax.vmap(_bound_of_decode)(ops.decode)),
+            log_seconds(jax.vmap(_bound_of_prefill)(ops.prefill)),
+        ),
+    )
+
+
+def _bound_of_sizes(rows: SizeRows) -> Float[AnyArray, "rows knots"]:
+    """Rooflines at the knots, seconds."""
+    knots = np.repeat(np.stack(list(KNOTS.values())), rows.slots, axis=0)
+
+    def column(values: AnyArray) -> AnyArray:
+        return values[:, None]
+
+    visited = roofline.active_experts(
+        knots[..., None], jnp.maximum(rows.experts, 1.0), rows.experts_per_token
+    )
+    routed = jnp.vecdot(visited, rows.expert[:, None])
+    memory = column(rows.fixed) + column(rows.memory) * knots + routed
+    return jnp.maximum(column(rows.compute) * knots, memory)
+
+
+def _bound_of_decode(row: DecodeRows) -> Float[AnyArray, "requests context"]:
+    requests = REQUESTS[:, None]
+    attended = requests * CONTEXT
+    memory = row.pair_memory * attended + row.request_memory * requests
+    return jnp.maximum(row.pair_compute * attended, memory)
+
+
+def _bound_of_prefill(row: PrefillRows) -> Float[AnyArray, "requests chunk"]:
+    tokens = REQUESTS[:, None] * CHUNK
+    return jnp.maximum(row.pair_compute * tokens * (CHUNK + 1) / 2, row.token_memory * tokens)

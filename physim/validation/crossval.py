@@ -1,0 +1,251 @@
+"""Cross-validation: every fold is predicted by a fit that has not seen it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from physim import data
+from physim.corrections.files import TWO_SIDED_90
+from physim.errors import InputError
+from physim.fitting.fit import check_options
+from physim.fitting.objective import Problem
+from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe
+from physim.fitting.optimise import minimise
+from physim.fitting.step_cycles import Cycles, observe_steps
+from physim.fitting.uncertainty import covariance, unseen
+from physim.validation.ablations import ABLATIONS, BLENDS, ablated
+from physim.validation.baselines import BASELINES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEAVE_OUT = ("model", "workload", "tp", "hardware", "experiment")
+
+
+@dataclass(frozen=True)
+class Crossval:
+    """Left-out rows with their predictions.
+
+    Attributes:
+        leave_out: What a fold leaves out.
+        rows: For each row and method its fold, what was observed and predicted (seconds), and for
+            physim's the interval that nine of ten rows should be in; without a prediction where the
+            fold's fit puts the load above capacity.
+        summary: For each method and metric the mean of the folds' mean absolute errors and of all
+            rows', percent, how many rows have no prediction, and for physim's the share of rows
+            within their interval.
+    """
+
+    leave_out: str
+    rows: Sequence[dict[str, Any]]
+    summary: Sequence[dict[str, Any]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a table."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def write_json(self, path: Path) -> None:
+        """Writes rows and summary; the file appears whole or not at all.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        content = {"leave_out": self.leave_out, "rows": self.rows, "summary": self.summary}
+        with data.replacing(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def crossval(
+    tables: Sequence[str | Path],
+    leave_out: str = "model",
+    where: str | None = None,
+    methods: Sequence[str] = ("physim", "zero-shot"),
+    frozen: Sequence[str] = (),
+    prior_scale: float = 1.0,
+    steps: str | Path | None = None,
+    progress: Callable[[str, str], Any] = lambda *_: None,
+) -> Crossval:
+    """Leaves out a group of rows at a time, fits to the others, and predicts it.
+
+    Args:
+        tables: CSV files in the common form; see `physim.evaluate`.
+        leave_out: ``model``, ``workload`` (runs of equal prompt and output lengths), ``tp``,
+            ``hardware`` or ``experiment``.
+        where: Keeps only rows for which this expression over the columns holds.
+        methods: ``physim``, ``zero-shot``, a baseline of
+            `physim.validation.baselines.BASELINES`, or an ablation of
+            `physim.validation.ablations.ABLATIONS` or, without a fit, of ``BLENDS``.
+        frozen: Corrections that stay at zero.
+        prior_scale: Factor on the widths of all priors.
+        steps: Measured steps of runs in the tables, which each fit learns from too, but for those
+            of runs that it leaves out; see `physim.measured.step_trace.read_steps`.
+        progress: Called before each fold with the method's and the fold's name.
+
+    Raises:
+        InputError: A table or an option cannot be used, or there are less than two folds.
+    """
+    if leave_out not in LEAVE_OUT:
+        raise InputError(
+            "leave-out", f"{leave_out!r} is unknown", f"use one of {', '.join(LEAVE_OUT)}"
+        )
+    check_options(frozen, prior_scale)
+    known = ("physim", "zero-shot", *BASELINES, *ABLATIONS, *BLENDS)
+    for method in methods:
+        if method not in known:
+            raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(known)}")
+    observed = observe(tables, where)
+    folds = groups(observed.rows, leave_out)
+    if len(set(folds)) < 2:
+        raise InputError(
+            "leave-out", f"all rows are of one {leave_out}", "pass more data, or leave out another"
+        )
+    cycles = None
+    if steps is not None:
+        found, frame = observe_steps(steps, tables)
+        cycles = Trace(found, frame["experiment"].to_numpy(str))
+    rows = []
+    for method in methods:
+        predict = _predictor(method, observed, cycles, tuple(frozen), prior_scale)
+        for fold in dict.fromkeys(folds):
+            progress(method, fold)
+            outside = np.array(folds) == fold
+            logs, half = predict(outside)
+            rows += _rows(observed, method, fold, outside, logs, half)
+    return Crossval(leave_out, rows, _summary(rows, methods))
+
+
+Predictor = Callable[
+    [np.ndarray],
+    tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics"] | None],
+]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Measured cycles, and the experiment of each."""
+
+    cycles: Cycles
+    experiments: np.ndarray
+
+    def of(self, experiments: Sequence[str]) -> Cycles:
+        """The same cycles, of which only those of some experiments count."""
+        weight = np.where(np.isin(self.experiments, experiments), self.cycles.weight, 0.0)
+        return eqx.tree_at(lambda cycles: cycles.weight, self.cycles, weight)
+
+
+def _predictor(
+    method: str,
+    observed: Observed,
+    trace: Trace | None,
+    frozen: tuple[str, ...],
+    prior_scale: float,
+) -> Predictor:
+    """A function from the rows left out to logarithms of all predictions and intervals' halves."""
+    if method in BASELINES:
+        return lambda outside: (BASELINES[method](observed, ~outside), None)
+    problem = Problem.of(observed.stages, trace.cycles if trace else None, frozen, prior_scale)
+    if method in (*ABLATIONS, *BLENDS):
+        problem = ablated(method, problem)
+    shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
+    everywhere = np.zeros(len(problem.widths))
+    if method in ("zero-shot", *BLENDS):
+        values = problem.deviations(everywhere).sizes[stages].reshape(shape)
+        return lambda _: (observed.stages.observed + values * NOISE, None)
+    warm, _ = minimise(problem)
+
+    def fitted(outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside = observed.pick(~outside)
+        weight = np.zeros(len(outside))
+        weight[~outside] = inside.stages.weight
+        known = observed.column("experiment")[~outside].tolist()
+        own = replace(
+            problem,
+            stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
+            cycles=trace.of(known) if trace else None,
+        )
+        parameters, _ = minimise(own, warm)
+        # Deviations of rows without weight are not counted, so all rows are asked apart.
+        found = problem.deviations(parameters)
+        off = found.sizes[stages].reshape(shape) * NOISE
+        scatters = unseen(own, parameters, observed.rows)
+        scattered = np.array([scatters[metric] for metric in METRICS])
+        sigma = covariance(own, parameters)
+        scaled = np.where(problem.widths > 0, problem.widths, 1.0)
+        slopes = found.slopes[stages] / scaled
+        slopes = np.where(np.isfinite(slopes), slopes, 0.0)
+        variance = np.einsum("ij,jk,ik->i", slopes, sigma, slopes).reshape(shape) * NOISE**2
+        return observed.stages.observed + off, TWO_SIDED_90 * np.sqrt(variance + scattered**2)
+
+    return fitted
+
+
+def _rows(
+    observed: Observed,
+    method: str,
+    fold: str,
+    outside: np.ndarray,
+    logs: np.ndarray,
+    half: np.ndarray | None,
+) -> list[dict[str, Any]]:
+    rows = []
+    for place in np.flatnonzero(outside).tolist():
+        row = observed.rows[place]
+        for column, metric in enumerate(METRICS):
+            if not observed.stages.known[place, column]:
+                continue
+            seen, log = float(np.exp(observed.stages.observed[place, column])), logs[place, column]
+            entry = {
+                "method": method,
+                "fold": fold,
+                "experiment": row["experiment"],
+                "stage": int(row["stage"]),
+                "metric": metric,
+                "observed": seen,
+            }
+            rows.append(entry)
+            if not np.isfinite(log):
+                continue
+            entry["predicted"] = float(np.exp(log))
+            entry["error_pct"] = float(np.exp(log) / seen - 1) * 100
+            if half is not None:
+                entry["low"] = float(np.exp(log - half[place, column]))
+                entry["high"] = float(np.exp(log + half[place, column]))
+    return rows
+
+
+def _summary(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> list[dict[str, Any]]:
+    summary = []
+    for method in methods:
+        for metric in METRICS:
+            asked = [row for row in rows if row["method"] == method and row["metric"] == metric]
+            own = [row for row in asked if "error_pct" in row]
+            if not own:
+                continue
+            folds: dict[str, list[float]] = {}
+            for row in own:
+                folds.setdefault(row["fold"], []).append(abs(row["error_pct"]))
+            entry: dict[str, Any] = {
+                "method": method,
+                "metric": metric,
+                "mape": float(np.mean([abs(row["error_pct"]) for row in own])),
+                "mean_of_folds": float(np.mean([np.mean(errors) for errors in folds.values()])),
+                "worst_fold": max(folds, key=lambda fold: float(np.mean(folds[fold]))),
+                "folds": {fold: float(np.mean(errors)) for fold, errors in folds.items()},
+                "refused": len(asked) - len(own),
+            }
+            bounded = [row for row in own if "low" in row]
+            if bounded:
+                within = [row["low"] <= row["observed"] <= row["high"] for row in bounded]
+                entry["coverage"] = float(np.mean(within))
+            summary.append(entry)
+    return summary

@@ -1,0 +1,174 @@
+"""Predictions held against a table of measured runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from physim import data
+from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.errors import InputError
+from physim.measured.runs_csv import WHOLE_RUN, Row, case_of, filtered, read_table, stages_of
+from physim.prediction.many import predict_cases
+from physim.prediction.results import Part, Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Mean times between tokens and of requests' means of them are one number, by either name.
+METRICS = ("e2e_mean", "ttft_mean", "itl_mean", "tpot_mean")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measured rows beside their predictions.
+
+    Attributes:
+        rows: For each row that could be predicted its identity and, by metric, what was observed
+            and predicted (seconds) and the error (percent).
+        summary: For each metric the number of rows and statistics of their errors, percent.
+        skipped: The other rows, each with the reason.
+    """
+
+    rows: list[dict[str, Any]]
+    summary: dict[str, dict[str, float]]
+    skipped: list[dict[str, Any]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a table, a column for each metric's observed, predicted and error."""
+        import pandas as pd
+
+        flat = []
+        for row in self.rows:
+            metrics = {
+                f"{metric}_{kind}": value
+                for metric, values in row["metrics"].items()
+                for kind, value in values.items()
+            }
+            flat.append({k: v for k, v in row.items() if k != "metrics"} | metrics)
+        return pd.DataFrame(flat)
+
+    def write_json(self, path: Path) -> None:
+        """Writes rows, summary and skipped rows; the file appears whole or not at all.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        content = {"rows": self.rows, "summary": self.summary, "skipped": self.skipped}
+        with data.replacing(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def evaluate(
+    tables: Sequence[str | Path],
+    fit: str | Path = DEFAULT_FIT,
+    where: str | None = None,
+    method: str = "fluid",
+    timeout_s: float | None = None,
+    seed: int = 0,
+) -> Evaluation:
+    """Predicts every row of tables of measured runs and compares.
+
+    The stages of a run follow one another, so that a queue is carried from one to the next; its
+    overall row (stage -1) is compared with all its requests.
+
+    Args:
+        tables: CSV files of one row for each stage of a run, in the common form: identity
+            (``experiment``, ``stage``, ``model``, ``hardware``, ``tp``), the server's limits, the
+            load (``arrival``, ``rate_rps``, ``duration_s``, ``prefix_caching``, ``prompt_groups``,
+            ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean``,
+            ``e2e_mean``), in seconds and tokens. Optional: ``kv_blocks``, ``prompts_per_group``,
+            ``concurrency`` (clients in a closed loop, whose ``rate_rps`` is what they achieved) and
+            ``output_len_std``.
+        fit: Name or path of a fit, ``default``, or ``none`` for the physics alone.
+        where: Keeps only rows for which this expression over the columns holds.
+        method: ``fluid`` or ``replay``.
+        timeout_s: Time after which the clients gave up; None for never.
+        seed: Seed of the replay's requests.
+
+    Raises:
+        InputError: A file cannot be read, lacks a column, or holds a value that is missing or
+            not positive where it has to be.
+    """
+    import pandas as pd
+
+    frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
+    kept = frame if where is None else filtered(frame, where)
+    runs = {
+        key: sorted(run.to_dict("records"), key=lambda row: row["stage"])
+        for key, run in frame.groupby(["table", "run"])
+    }
+    cases, skipped, wanted = [], [], []
+    for key, some in kept.groupby(["table", "run"], sort=False):
+        records = some.to_dict("records")
+        try:
+            cases.append(case_of(runs[key], timeout_s))
+            wanted.append(records)
+        except InputError as error:
+            skipped += [_skipped(row, str(error)) for row in records]
+    corrections = [load_fit(fit, case.gpu.key).corrections for case in cases]
+    predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
+    rows = [
+        _compared(row, _part_of(row, runs[row["table"], row["run"]], prediction))
+        for records, prediction in zip(wanted, predictions, strict=True)
+        for row in records
+    ]
+    return Evaluation(rows, {metric: _summary(rows, metric) for metric in METRICS}, skipped)
+
+
+def _part_of(row: Row, run: Sequence[Row], prediction: Prediction) -> Part:
+    """The part of a run's prediction that a row is about."""
+    if row["stage"] == WHOLE_RUN or not prediction.stages:
+        return prediction.whole
+    return prediction.stages[[stage["stage"] for stage in stages_of(run)].index(row["stage"])]
+
+
+def _skipped(row: Row, reason: str) -> dict[str, Any]:
+    return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
+
+
+def _compared(row: Row, part: Part) -> dict[str, Any]:
+    means = {metric: values["mean"] for metric, values in part.latencies.items()}
+    observed = {"e2e_mean": row["e2e_mean"], "ttft_mean": row["ttft_mean"]}
+    predicted = {"e2e_mean": means["e2e"], "ttft_mean": means["ttft"]}
+    if "itl" in means:
+        # The generated tokens are known, while the client's count and its chunks may differ.
+        decoding = row["e2e_mean"] - row["ttft_mean"]
+        observed["itl_mean"] = observed["tpot_mean"] = decoding / (row["output_len"] - 1)
+        predicted["itl_mean"] = predicted["tpot_mean"] = means["tpot"]
+    return {
+        "experiment": row["experiment"],
+        "stage": int(row["stage"]),
+        "model": row["model"],
+        "hardware": row["hardware"],
+        "tp": int(row["tp"]),
+        "metrics": {
+            metric: {
+                "observed": observed[metric],
+                "predicted": predicted[metric],
+                "error_pct": (predicted[metric] / observed[metric] - 1) * 100,
+            }
+            for metric in METRICS
+            if metric in observed
+        },
+    }
+
+
+def _summary(rows: list[dict[str, Any]], metric: str) -> dict[str, float]:
+    import statistics
+
+    errors = [row["metrics"][metric]["error_pct"] for row in rows if metric in row["metrics"]]
+    if not errors:
+        return {"n": 0}
+    absolute = [abs(error) for error in errors]
+    return {
+        "n": len(errors),
+        "mape": statistics.fmean(absolute),
+        "median_ape": statistics.median(absolute),
+        "max_ape": max(absolute),
+        "bias_pct": statistics.fmean(errors),
+        "within_10pct": 100 * sum(error <= 10 for error in absolute) / len(absolute),
+    }

@@ -1,0 +1,152 @@
+"""Queues by chance against closed forms, and the KV cache's room."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from physim.fluid.batch_statistics import decoding, met_while_decoding, prefills
+from physim.fluid.kv_capacity import blocks_held, recomputed_tokens, requests_held
+from physim.fluid.percentiles import drawn, lattice, quantiles
+from physim.fluid.queueing import beyond_budget, peakedness, wait_for_a_slot, wait_for_budget
+
+
+def erlang(servers, share):
+    """Chance to wait and mean number waiting of M/M/c (Erlang's C)."""
+    load = servers * share
+    below = sum(load**k / math.factorial(k) for k in range(servers))
+    full = load**servers / math.factorial(servers) / (1 - share)
+    chance = full / (below + full)
+    return chance, chance * share / (1 - share)
+
+
+@pytest.mark.parametrize("servers", [4, 8, 32, 128])
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_equal_steps_are_erlangs_queue(servers, share):
+    waiting, chance = wait_for_a_slot(servers * share / 0.01, float(servers), 0.01, 0.0, 1.0, 1.0)
+    exact_chance, exact_waiting = erlang(servers, share)
+    assert chance == pytest.approx(exact_chance, rel=0.03)
+    assert waiting == pytest.approx(exact_waiting, rel=0.03)
+
+
+def test_steps_that_grow_with_the_batch_are_a_birth_death_chain():
+    # G(n) = 10 ms + 0.1 ms n, 40 slots: p(n)/p(n-1) = offered G(n)/n, then a geometric tail.
+    slots, offered = 40, 2400.0
+    step = 0.010 + 0.0001 * np.arange(1, slots + 1)
+    logs = np.cumsum(np.log(offered * step / np.arange(1, slots + 1)))
+    weights = np.append(1.0, np.exp(logs))
+    share = offered * step[-1] / slots
+    beyond = weights[-1] / (1 - share)
+    chance = beyond / (weights[:-1].sum() + beyond)
+    waiting, found = wait_for_a_slot(offered, float(slots), step[-1], 0.0001, 1.0, 1.0)
+    assert share < 0.95
+    assert found == pytest.approx(chance, rel=0.03)
+    assert waiting == pytest.approx(chance * share / (1 - share), rel=0.03)
+
+
+def test_even_arrivals_of_equal_requests_never_wait_for_a_slot():
+    peaked = peakedness(0.0, 1.0)
+    assert peaked == 0.0
+    waiting, _ = wait_for_a_slot(0.9 * 64 / 0.01, 64.0, 0.01, 0.0, peaked, 0.0)
+    assert waiting < 1e-6
+    assert peakedness(1.0, 0.3) == 1.0  # Poisson, whatever the lengths
+
+
+def test_budget():
+    # One chunk a step, half of the steps taken by chance: less than the queue of one server.
+    assert wait_for_budget(0.5, 1.0, 1.0) == pytest.approx(0.5 / 2 / 0.5, rel=0.02)
+    assert wait_for_budget(0.5, 1.0, 0.0) == 0.0
+    for before, most in ((0.3, 1.0), (1.0, 2.0), (2.0, 4.0), (8.0, 16.0)):
+        tail = 1 - sum(math.exp(-before) * before**k / math.factorial(k) for k in range(int(most)))
+        assert beyond_budget(before, most) == pytest.approx(tail, rel=0.25)
+
+
+@given(
+    blocks=st.floats(200, 1e5),
+    own=st.floats(1, 100),
+    shared=st.floats(0, 100),
+    prefixes=st.integers(1, 1000),
+)
+def test_slots_fill_the_cache(blocks, own, shared, prefixes):
+    slots = requests_held(blocks, own, shared, float(prefixes))
+    assert slots >= blocks / (own + shared) * (1 - 1e-6)
+    if blocks > 2 * (own + shared):
+        assert blocks_held(slots, own, shared, float(prefixes)) == pytest.approx(blocks, rel=1e-3)
+
+
+def test_prefixes_are_held_once():
+    assert blocks_held(10.0, 5.0, 48.0, 1.0) == pytest.approx(10 * 5 + 48)
+    assert blocks_held(10.0, 5.0, 48.0, 1e6) == pytest.approx(10 * (5 + 48), rel=1e-4)
+    # Two prefixes, two requests: one and a half are held on average.
+    assert blocks_held(2.0, 0.0, 10.0, 2.0) == pytest.approx(15.0)
+
+
+def test_short_outputs_are_not_started_again():
+    assert recomputed_tokens(2000.0, 20.0) < 20
+    assert recomputed_tokens(100.0, 800.0) > 500
+
+
+@pytest.mark.parametrize("mean", [0.05, 0.9, 4.0, 30.0])
+@pytest.mark.parametrize("cv2", [0.0, 1.0, 2.0])
+def test_prefill_chunks_keep_their_mean_and_variance(mean, cv2):
+    found = prefills(mean, cv2, 1e6)
+    low, high = found.chunks.low, found.chunks.high
+    assert low >= 1
+    assert found.mean(0.0, low, high) == pytest.approx(mean, rel=1e-2)
+    if cv2 == 1.0:
+        assert found.share == pytest.approx(1 - math.exp(-mean))
+        assert found.mean(0.0, low**2, high**2) == pytest.approx(mean + mean**2, rel=0.02)
+
+
+def test_prefill_chunks_stay_within_the_budget():
+    found = prefills(3.0, 1.0, 3.5)
+    assert found.chunks.high <= 3.5
+    assert found.share >= 3.0 / 3.5
+
+
+@pytest.mark.parametrize("mean", [0.2, 3.0, 40.0])
+def test_decoding_requests_as_one_meets_them(mean):
+    by_chance = decoding(mean, 1.0, 1e6)
+    # Poisson: the mean of the others, and itself; the variance is the mean.
+    assert by_chance.mean(by_chance.low, by_chance.high) == pytest.approx(mean + 1)
+    squares = by_chance.mean(by_chance.low**2, by_chance.high**2)
+    assert squares - (mean + 1) ** 2 == pytest.approx(mean)
+    evenly = decoding(mean, 0.0, 1e6)
+    assert evenly.mean(evenly.low, evenly.high) == pytest.approx(max(mean, 1.0), rel=0.01)
+
+
+def test_prompts_met_while_decoding():
+    steps = jnp.full(64, 100.0)
+    assert met_while_decoding(0.02, 0.0, 1.0, steps) == pytest.approx(0.02)
+    # Evenly spaced: the last of those that follow comes half a gap before the end, on average.
+    assert met_while_decoding(0.02, 0.0, 0.0, steps) == pytest.approx(0.015)
+    assert met_while_decoding(0.005, 0.0, 0.0, steps) < 1e-4
+
+
+@pytest.mark.parametrize("cv", [0.1, 0.5, 1.0, 2.0])
+def test_drawn_parts_have_mean_one_and_their_spread(cv):
+    points = (np.arange(20_000) + 0.5) / 20_000
+    values = np.asarray(drawn(points, cv))
+    assert values.mean() == pytest.approx(1.0, rel=0.01)
+    assert values.std() == pytest.approx(cv, rel=0.05)
+    assert np.all(np.diff(values) >= 0)
+
+
+def test_the_lattice_is_even():
+    points = lattice(512)
+    assert points.min() >= 0
+    assert points.max() < 1
+    for column in points.T:
+        counts, _ = np.histogram(column, bins=16, range=(0, 1))
+        assert np.abs(counts - 32).max() <= 4
+
+
+def test_quantiles_of_weighted_values():
+    values, weights = jnp.asarray([3.0, 1.0, 2.0]), jnp.asarray([1.0, 1.0, 2.0])
+    assert quantiles(values, weights)[0] == pytest.approx(2.0)
+    slope = jax.grad(lambda v: quantiles(v, weights)[0])(values)
+    assert slope.sum() == pytest.approx(1.0)
