@@ -198,7 +198,7 @@ def write(path: Path, data: Path, only: str) -> None:
 
 
 def compare(before: Path, after: Path, most: float) -> int:
-    """Prints what moved; numbers that only one has are told apart."""
+    """Prints what moved, and counts the numbers that are gone; new ones are not looked at."""
     one, other = (json.loads(path.read_text()) for path in (before, after))
     worst_of_all, moved, missing, held = 0.0, 0, 0, 0
     for name in one:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,8 +79,7 @@ def build_gpu(gpu: Hardware, folder: Path) -> Iterator[BuiltTable]:
         "held_out": f"{_HELD_OUT_SHARE:.0%} of the rows, seed {_SEED}, left out of a second build",
         "tables": [asdict(record) for record in built],
     }
-    with data.replacing(folder / "provenance.json") as temporary:
-        temporary.write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+    data.write_json(folder / "provenance.json", provenance)
 
 
 def build_table(measured: Measurements) -> tuple[Grid | ExpertGrid, BuiltTable]:

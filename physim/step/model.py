@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.corrections.residual import features
 from physim.grids.efficiency import along
@@ -126,7 +125,7 @@ class StepModel(eqx.Module):
             sizes: The sizes of a step.
         """
         rows, theta = self.ops.over_sizes, self.corrections.logs()
-        compute, memory = self._work(sizes)
+        compute, memory = rows.work(sizes)
         seconds = jnp.maximum(jnp.exp(self._log_measured(sizes)), jnp.maximum(compute, memory))
         # How far FLOP/s bound it, from 0 to 1: a step of a hundred tokens, which memory bounds,
         # says nothing of how fast the GPU computes.
@@ -135,23 +134,6 @@ class StepModel(eqx.Module):
         logs = (1 - share) * (rows.correction @ theta) + share * (rows.compute_correction @ theta)
         return rows.count * seconds * jnp.exp(logs)
 
-    def _work(
-        self, sizes: dict[str, Scalar]
-    ) -> tuple[Float[AnyArray, " rows"], Float[AnyArray, " rows"]]:
-        """Time of one of each operation over one size, at peak FLOP/s and at the bandwidth."""
-        rows = self.ops.over_sizes
-        size = jnp.concatenate(
-            [jnp.full(count, sizes[name], float) for name, count in self._slots.items()]
-        )
-        visited = self._visited(sizes["tokens"])
-        return rows.compute * size, rows.fixed + rows.memory * size + rows.expert @ visited
-
-    def _visited(self, tokens: Scalar) -> Float[AnyArray, " kinds"]:
-        """Experts of a layer that so many tokens visit, for each kind of expert layer."""
-        rows = self.ops.over_sizes
-        # Kinds that only fill an array up have no experts.
-        return roofline.active_experts(tokens, _divisor(rows.experts), rows.experts_per_token)
-
     def _log_measured(self, sizes: dict[str, Scalar]) -> Float[AnyArray, " rows"]:
         """Logarithm of the measured time of one of each operation over one size.
 
@@ -159,19 +141,15 @@ class StepModel(eqx.Module):
         against measured rows between the knots, that is closer than interpolating the efficiency,
         and it rises wherever the knots do.
         """
-        curves, places = self.ops.over_sizes.log_seconds, np.cumsum([0, *self._slots.values()])
+        rows = self.ops.over_sizes
+        places = np.cumsum([0, *rows.slots])
         # One product for each size: a look-up for each row takes several times as long.
         return jnp.concatenate(
             [
-                along(curves[start:end], KNOTS[size], sizes[size])
-                for size, start, end in zip(self._slots, places, places[1:], strict=False)
+                along(rows.log_seconds[start:end], KNOTS[size], sizes[size])
+                for size, start, end in zip(rows.counts, places, places[1:], strict=False)
             ]
         )
-
-    @property
-    def _slots(self) -> dict[str, int]:
-        """Rows over each size."""
-        return dict(zip(KNOTS, self.ops.over_sizes.slots, strict=True))
 
     def _residual(self, tokens: Scalar) -> Scalar:
         """What the residual adds to the logarithm of the time of the work on all tokens."""
@@ -179,7 +157,7 @@ class StepModel(eqx.Module):
         tokens = jnp.maximum(tokens, 1.0)
         rows = self.ops.over_sizes
         layers = rows.count * rows.is_matrix
-        visited = self._visited(tokens)
+        visited = rows.visited(tokens)
         compute = jnp.sum(layers * rows.compute) * tokens
         memory = layers @ (rows.fixed + rows.memory * tokens + rows.expert @ visited)
         routed = layers @ (rows.expert > 0)
@@ -206,11 +184,8 @@ def _decode_seconds(
     requests = batch.decode_requests
     attended = batch.attended @ row.window
     context = attended / _divisor(requests)
-    bound = jnp.maximum(
-        row.pair_compute * attended, row.pair_memory * attended + row.request_memory * requests
-    )
     log_seconds = along(along(row.log_seconds, CONTEXT, context), REQUESTS, requests)
-    seconds = jnp.maximum(jnp.exp(log_seconds), bound)
+    seconds = jnp.maximum(jnp.exp(log_seconds), row.bound(requests, attended))
     # What the fluid leaves of an engine that is idle is no request, and has no long context.
     met = attended / jnp.maximum(requests, 1e-6)
     longer = jnp.log(jnp.maximum(met, 1.0) / _CONTEXT_OF_CORRECTION)
@@ -230,8 +205,7 @@ def _prefill_seconds(
 
     def alone(length: Scalar) -> tuple[Scalar, Scalar]:
         """Time of chunks of a length with nothing cached, and its roofline."""
-        pairs = requests * length * (length + 1) / 2
-        bound = jnp.maximum(row.pair_compute * pairs, row.token_memory * requests * length)
+        bound = row.bound(requests, length)
         return jnp.maximum(jnp.exp(along(of_requests, CHUNK, length)), bound), bound
 
     own, _ = alone(chunk)

@@ -11,16 +11,18 @@ never faster; most have a curve of measured time above it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim import roofline
 from physim.corrections.fields import selector
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
-from physim.types import AnyArray
+from physim.types import AnyArray, Number, Scalar
 
 # Sizes of a step that operations work on, and the knots of curves over them: its tokens, the tokens
 # that have logits computed, the bytes of its hidden states, and whether it has prefill.
@@ -262,6 +264,36 @@ class SizeRows(eqx.Module):
         kinds = {"experts": self.experts, "experts_per_token": self.experts_per_token}
         return SizeRows(tuple(slots), **columns, **kinds)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Rows over each size, by its key in `KNOTS`."""
+        return dict(zip(KNOTS, self.slots, strict=True))
+
+    def visited(self, tokens: Scalar) -> Float[AnyArray, " kinds"]:
+        """Experts of a layer that so many tokens visit, for each kind of expert layer.
+
+        Args:
+            tokens: Tokens of the step.
+        """
+        # Kinds that only fill an array up have no experts.
+        return roofline.active_experts(
+            tokens, jnp.where(self.experts > 0, self.experts, 1.0), self.experts_per_token
+        )
+
+    def work(
+        self, sizes: Mapping[str, Scalar]
+    ) -> tuple[Float[AnyArray, " rows"], Float[AnyArray, " rows"]]:
+        """Time of one of each operation at peak FLOP/s and at the bandwidth, seconds.
+
+        Args:
+            sizes: The sizes of a step, by the keys of `KNOTS`.
+        """
+        size = jnp.concatenate(
+            [jnp.full(count, sizes[name], float) for name, count in self.counts.items()]
+        )
+        visited = self.visited(sizes["tokens"])
+        return self.compute * size, self.fixed + self.memory * size + self.expert @ visited
+
 
 class DecodeRows(eqx.Module):
     """The arrays of `DecodeRow`: work in seconds at peak FLOP/s and at the bandwidth.
@@ -316,6 +348,16 @@ class DecodeRows(eqx.Module):
             exponent=selector(row.exponent for row in rows),
         )
 
+    def bound(self, requests: Number, attended: Number) -> Number:
+        """Roofline of a layer of one row, seconds.
+
+        Args:
+            requests: Requests that decode.
+            attended: Tokens that they attend to, summed.
+        """
+        memory = self.pair_memory * attended + self.request_memory * requests
+        return jnp.maximum(self.pair_compute * attended, memory)
+
 
 class PrefillRows(eqx.Module):
     """The arrays of `PrefillRow`: work in seconds at peak FLOP/s and at the bandwidth.
@@ -360,6 +402,16 @@ class PrefillRows(eqx.Module):
             correction=selector(row.correction for row in rows),
             cached_correction=selector(row.cached_correction for row in rows),
         )
+
+    def bound(self, requests: Number, chunk: Number) -> Number:
+        """Roofline of a layer of one row with nothing cached, seconds.
+
+        Args:
+            requests: Requests with a chunk.
+            chunk: Tokens of each chunk.
+        """
+        pairs = requests * chunk * (chunk + 1) / 2
+        return jnp.maximum(self.pair_compute * pairs, self.token_memory * requests * chunk)
 
 
 def _of_kinds(row: SizeRow, kinds: Sequence[tuple[float, float]]) -> Float[np.ndarray, " kinds"]:

@@ -8,16 +8,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
-from physim import roofline
 from physim.corrections.fields import Corrections, labels
 from physim.fitting.objective import Problem
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.host import HOST_SHARPNESS
 from physim.step.lowering import StepOps
 from physim.step.mixed_steps import mixing_of
-from physim.step.rows import KNOTS, UNMEASURED, DecodeRows, PrefillRows, SizeRows
+from physim.step.rows import KNOTS, UNMEASURED
 from physim.types import AnyArray
 
 ABLATIONS = ("no residual", "constant MFU", "additive host")
@@ -67,41 +65,15 @@ def _constant(ops: StepOps) -> StepOps:
     def log_seconds(bound: AnyArray) -> AnyArray:
         return jnp.log(jnp.maximum(bound, 1e-12) / _EFFICIENCY)
 
-    sizes = ops.over_sizes
+    sizes, requests = ops.over_sizes, REQUESTS[:, None]
+    compute, memory = jax.vmap(sizes.work, out_axes=1)(KNOTS)
     measured = sizes.log_seconds > UNMEASURED
     return eqx.tree_at(
         lambda o: (o.over_sizes.log_seconds, o.decode.log_seconds, o.prefill.log_seconds),
         ops,
         (
-            jnp.where(measured, log_seconds(_bound_of_sizes(sizes)), sizes.log_seconds),
-            log_seconds(jax.vmap(_bound_of_decode)(ops.decode)),
-            log_seconds(jax.vmap(_bound_of_prefill)(ops.prefill)),
+            jnp.where(measured, log_seconds(jnp.maximum(compute, memory)), sizes.log_seconds),
+            log_seconds(jax.vmap(lambda row: row.bound(requests, requests * CONTEXT))(ops.decode)),
+            log_seconds(jax.vmap(lambda row: row.bound(requests, CHUNK))(ops.prefill)),
         ),
     )
-
-
-def _bound_of_sizes(rows: SizeRows) -> Float[AnyArray, "rows knots"]:
-    """Rooflines at the knots, seconds."""
-    knots = np.repeat(np.stack(list(KNOTS.values())), rows.slots, axis=0)
-
-    def column(values: AnyArray) -> AnyArray:
-        return values[:, None]
-
-    visited = roofline.active_experts(
-        knots[..., None], jnp.maximum(rows.experts, 1.0), rows.experts_per_token
-    )
-    routed = jnp.vecdot(visited, rows.expert[:, None])
-    memory = column(rows.fixed) + column(rows.memory) * knots + routed
-    return jnp.maximum(column(rows.compute) * knots, memory)
-
-
-def _bound_of_decode(row: DecodeRows) -> Float[AnyArray, "requests context"]:
-    requests = REQUESTS[:, None]
-    attended = requests * CONTEXT
-    memory = row.pair_memory * attended + row.request_memory * requests
-    return jnp.maximum(row.pair_compute * attended, memory)
-
-
-def _bound_of_prefill(row: PrefillRows) -> Float[AnyArray, "requests chunk"]:
-    tokens = REQUESTS[:, None] * CHUNK
-    return jnp.maximum(row.pair_compute * tokens * (CHUNK + 1) / 2, row.token_memory * tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,8 +60,7 @@ class Crossval:
             InputError: The file cannot be written.
         """
         content = {"leave_out": self.leave_out, "rows": self.rows, "summary": self.summary}
-        with data.replacing(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        data.write_json(path, content)
 
 
 def crossval(

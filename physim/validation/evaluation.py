@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +57,7 @@ class Evaluation:
             InputError: The file cannot be written.
         """
         content = {"rows": self.rows, "summary": self.summary, "skipped": self.skipped}
-        with data.replacing(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        data.write_json(path, content)
 
 
 def evaluate(
