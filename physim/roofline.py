@@ -90,8 +90,12 @@ def experts(
 
 
 def all_reduce(message_bytes: Number, gpus: Number) -> Number:
-    """Bytes that each GPU must send: a reduce-scatter and an all-gather of ``(p-1)/p`` each."""
-    return 2 * (gpus - 1) / gpus * message_bytes
+    """Least bytes that each GPU sends: its message, once.
+
+    So it is where the switch adds up (NVLink SHARP, as in NCCL's NVLS algorithm). A ring sends
+    ``2 (p - 1) / p`` of it: a reduce-scatter and an all-gather.
+    """
+    return message_bytes * np.minimum(gpus - 1, 1.0)
 
 
 def seconds(work: Work, peak_flops: Number, bandwidth: Number) -> Number:

@@ -1,14 +1,22 @@
 """Building grids: gaps, measured rows, and the errors on rows left out."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from physim import data
+from physim import data, roofline
 from physim.grids.aiconfigurator import Measurements
 from physim.grids.build import build_gpu, build_table, fill_gaps, look_up_errors_pct
-from physim.grids.store import measured_gpus, provenance, tables
+from physim.grids.store import (
+    load_expert_grid,
+    load_grid,
+    measured_gpus,
+    provenance,
+    tables,
+)
 from physim.inputs.hardware import load_hardware
 
 
@@ -110,3 +118,42 @@ def test_shipped_grids_are_what_the_command_builds(tmp_path):
             )
     built = json.loads((tmp_path / "a100_sxm" / "provenance.json").read_text())
     assert built == json.loads((shipped / "provenance.json").read_text())
+
+
+# Sizes at which nothing stays in a cache and nothing waits for a launch: the largest of each axis.
+BOUND = {
+    "gemm": {},
+    "decode_attention": {"group": 8.0, "head_dim": 128.0},
+    "prefill_attention": {"group": 8.0, "head_dim": 128.0},
+    "all_reduce": {"gpus": 2.0},
+}
+
+
+@pytest.mark.parametrize("gpu", measured_gpus())
+def test_large_work_takes_a_tenth_of_the_peak_or_more_and_never_exceeds_it(gpu):
+    """A column in another unit than is thought is off by a factor of two, a thousand or a tile."""
+    for table in tables(gpu):
+        if table.startswith("moe"):
+            grid = load_expert_grid(gpu, table)
+            # Some shapes fill no tile: the best of them says what the kernel can.
+            efficiency = np.exp(np.max(grid.log_efficiency[:, -1]))
+        else:
+            grid = load_grid(gpu, table)
+            fixed = next(at for start, at in BOUND.items() if table.startswith(start))
+            largest = {name: knots[-1] for name, knots in grid.axes} | fixed
+            efficiency = float(grid.efficiency(**largest))
+        assert 0.1 < efficiency <= 1.02, table
+
+
+def test_all_reduces_between_l40s_are_slow_in_nccl_s_own_table_too():
+    # Eight of them share the links between two sockets: 2 GB/s each, where a pair has 19.
+    grid = load_grid("l40s", "all_reduce")
+    pair, eight = (float(grid.efficiency(gpus=n, message_bytes=2.0**28)) for n in (2.0, 8.0))
+    assert eight < 0.1 < pair
+    package = pytest.importorskip("aiconfigurator_core")
+    folder = Path(next(iter(package.__path__))) / "systems" / "data" / "l40s" / "comm" / "nccl"
+    rows = pd.read_parquet(next(folder.glob("*/nccl_perf.parquet")))
+    rows = rows[(rows["op_name"] == "all_reduce") & (rows["nccl_dtype"] == "half")]
+    row = rows[(rows["num_gpus"] == 8) & (rows["message_size"] == 2**27)].iloc[0]
+    nccl = roofline.all_reduce(2.0**28, 8) / 32e9 / (row["latency"] * 1e-3)
+    assert eight == pytest.approx(nccl, rel=0.5)

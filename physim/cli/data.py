@@ -11,7 +11,7 @@ from physim.cli.output_options import writable
 from physim.cli.subject_options import Gpu, Tp
 from physim.measured.formats import FORMATS
 
-app = typer.Typer(no_args_is_help=True, help="Turn load generators' reports into measured runs.")
+app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into measured runs.")
 
 
 @app.command()
@@ -75,3 +75,37 @@ def read(
         if row["note"]:
             typer.echo(f"  note: {row['note']}")
     typer.echo(f"written to {out}")
+
+
+@app.command()
+def convert(
+    kind: Annotated[
+        str,
+        typer.Argument(help="silicon (in aiconfigurator-core), or ml-energy with the file's path."),
+    ],
+    path: Annotated[Path | None, typer.Argument(help="The file, of ml-energy.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV to write.", callback=writable)] = None,
+) -> None:
+    """Write public measurements as rows for `physim evaluate` and `physim fit`.
+
+    Example: physim data convert silicon --out silicon.csv
+    """
+    from physim.errors import InputError
+    from physim.measured import ml_energy, silicon
+    from physim.measured.stage_report import write_rows
+
+    if kind not in ("silicon", "ml-energy"):
+        raise InputError("kind", f"{kind!r} is unknown", "use silicon or ml-energy")
+    if out is None:
+        raise InputError("--out", "is missing", "name the CSV to write")
+    if kind == "silicon":
+        found = silicon.read()
+    elif path is None:
+        raise InputError("path", "is missing", "pass the file of ML.ENERGY runs")
+    else:
+        found = ml_energy.read(path)
+    odd = found[found["note"] != ""]
+    write_rows(out, found.drop(odd.index))
+    typer.echo(f"{len(found) - len(odd)} rows written to {out}")
+    for row in odd.to_dict("records"):
+        typer.echo(f"left out {row['experiment']}: {row['note']}")

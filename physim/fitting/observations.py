@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
-from physim.measured.runs_csv import Row, case_of, filtered, read_table, stages_of
+from physim.measured.runs_csv import Row, case_of, filtered, measured, read_table, stages_of
 from physim.prediction.cases import Case, CaseArrays
 from physim.prediction.many import predict_cases
 from physim.types import AnyArray
@@ -163,12 +163,9 @@ def _overloaded(row: Row) -> str | None:
 
 
 def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
-    ttft, e2e = (np.array([row[name] for row in rows], float) for name in ("ttft_mean", "e2e_mean"))
-    decode_steps = np.array([row["output_len"] for row in rows], float) - 1
-    several = decode_steps > 0
-    itl = np.where(several, (e2e - ttft) / np.maximum(decode_steps, 1), 1.0)
-    known = np.stack([np.ones_like(several), several, np.ones_like(several)], axis=1)
-    observed = np.log(np.stack([ttft, itl, e2e], axis=1))
+    seen = [measured(row) for row in rows]
+    known = np.array([[metric in one for metric in METRICS] for one in seen])
+    observed = np.array([[np.log(one.get(metric, 1.0)) for metric in METRICS] for one in seen])
     return Stages(CaseArrays.of(cases), observed=observed, known=known, weight=_weights(rows))
 
 

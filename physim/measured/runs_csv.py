@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.lengths import Lengths
+from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
 from physim.prediction.cases import Case
@@ -33,8 +33,11 @@ _POSITIVE = (
     "input_len_mean",
     "output_len",
 )
-_MEASURED = ("ttft_mean", "e2e_mean")
-_REQUIRED = (*_TEXT, "stage", *_POSITIVE, *_MEASURED, "prefix_caching", "prompt_groups")
+# What may be measured; a row has both of the first, or the third.
+_MEASURED = ("ttft_mean", "e2e_mean", "itl_mean")
+_POSITIVE_IF_GIVEN = ("concurrency", "requests", *_MEASURED)
+_SPREADS = ("input_len_std", "output_len_std")
+_REQUIRED = (*_TEXT, "stage", *_POSITIVE, "prefix_caching", "prompt_groups")
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -55,15 +58,19 @@ def read_table(path: Path) -> pd.DataFrame:
     missing = [column for column in _REQUIRED if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    for column in ("stage", "prompt_groups", *_POSITIVE, *_MEASURED):
-        _check(frame, column, path, positive=column in (*_POSITIVE, *_MEASURED))
+    for column in ("stage", "prompt_groups", *_POSITIVE):
+        _check(frame, column, path, positive=column in _POSITIVE)
     for column in _TEXT:
         for number, value in enumerate(frame[column]):
             if not isinstance(value, str):
                 raise InputError(_place(path, number, column), "is empty", "fill it in")
-    if "concurrency" in frame:
-        given = frame[frame["concurrency"].notna()]
-        _check(given, "concurrency", path, positive=True)
+    for column in (*_POSITIVE_IF_GIVEN, *_SPREADS):
+        if column in frame:
+            given = frame[frame[column].notna()]
+            _check(given, column, path, positive=column not in _SPREADS)
+        elif column in _MEASURED:
+            frame[column] = math.nan
+    _check_measured(frame, path)
     # Stages of a rate follow one another; of clients each is a run of its own.
     closed = [clients_of(row) is not None for row in frame.to_dict("records")]
     runs = [
@@ -75,19 +82,43 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def clients_of(row: Row) -> float | None:
     """Clients of a row whose requests came in a closed loop; None for a rate."""
-    clients = row.get("concurrency")
-    return None if clients is None or math.isnan(float(clients)) else float(clients)
+    return number_of(row, "concurrency")
+
+
+def number_of(row: Row, column: str) -> float | None:
+    """A number that a row may lack."""
+    value = row.get(column)
+    return None if value is None or math.isnan(float(value)) else float(value)
+
+
+def measured(row: Row) -> dict[str, float]:
+    """Mean TTFT, ITL and E2E of a row, seconds: those of them that it has.
+
+    ITL is what is left of E2E without TTFT for each token but the first: the generated tokens are
+    known, while the client's count and its chunks may differ. Only a row without them gives its
+    own.
+    """
+    seen = {metric: number_of(row, f"{metric}_mean") for metric in ("ttft", "e2e", "itl")}
+    ttft, e2e = seen["ttft"], seen["e2e"]
+    if ttft is not None and e2e is not None and row["output_len"] > 1:
+        seen["itl"] = (e2e - ttft) / (row["output_len"] - 1)
+    return {metric: value for metric, value in seen.items() if value is not None}
+
+
+def _lengths(row: Row, mean: str, spread: str) -> Tokens:
+    std = number_of(row, spread)
+    return Lengths.normal(float(row[mean]), std) if std else float(row[mean])
 
 
 def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None:
     import pandas as pd
 
     values = pd.to_numeric(frame[column], errors="coerce")
-    for number, value in enumerate(values):
+    for number, value in values.items():
         if math.isnan(value) or math.isinf(value):
             raise InputError(
                 _place(path, number, column),
-                f"{frame[column].iloc[number]} is not a number",
+                f"{frame[column].loc[number]} is not a number",
                 "fill it in or remove the row",
             )
         if positive and value <= 0:
@@ -96,9 +127,21 @@ def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None
             )
 
 
-def _place(path: Path, number: int, column: str) -> str:
+def _check_measured(frame: pd.DataFrame, path: Path) -> None:
+    known = frame[list(_MEASURED)].notna()
+    enough = (known["ttft_mean"] & known["e2e_mean"]) | known["itl_mean"]
+    for number, row in known[~enough].iterrows():
+        missing = "e2e_mean" if row["ttft_mean"] else "ttft_mean"
+        raise InputError(
+            _place(path, number, missing),
+            "is empty",
+            "give ttft_mean and e2e_mean, or itl_mean",
+        )
+
+
+def _place(path: Path, number: Hashable, column: str) -> str:
     # Line 1 of the file is the header.
-    return f"{path}, line {number + 2}: {column}"
+    return f"{path}, line {int(str(number)) + 2}: {column}"
 
 
 def filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
@@ -134,22 +177,22 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
             raise InputError(
                 f"{row['experiment']}: {column}", "differs between stages", "split the run"
             )
-    kv_blocks = row.get("kv_blocks")
+    kv_blocks = number_of(row, "kv_blocks")
     deployment = Deployment(
         parallelism_of(row),
         max_num_seqs=int(row["max_num_seqs"]),
         max_num_batched_tokens=int(row["max_num_batched_tokens"]),
         max_model_len=int(row["max_model_len"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
-        kv_blocks=None if kv_blocks is None or math.isnan(kv_blocks) else int(kv_blocks),
+        kv_blocks=None if kv_blocks is None else int(kv_blocks),
     )
-    clients, mean = clients_of(row), float(row["output_len"])
-    spread = float(row.get("output_len_std") or 0.0)
+    clients, requests = clients_of(row), number_of(row, "requests")
     open_loop = () if clients else stages
     load = Load(
-        input_tokens=float(row["input_len_mean"]),
-        output_tokens=Lengths.normal(mean, spread) if spread > 0 else mean,
+        input_tokens=_lengths(row, "input_len_mean", "input_len_std"),
+        output_tokens=_lengths(row, "output_len", "output_len_std"),
         concurrency=clients,
+        requests=int(requests) if clients and requests else None,
         cached_tokens=cached_tokens(row, deployment.block_size),
         arrival=row["arrival"],
         stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
@@ -161,10 +204,8 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
 
 def parallelism_of(row: Row) -> Parallelism:
     """Degrees of parallelism of a row: ``tp``, and ``pp``, ``dp`` and ``ep`` where it has them."""
-    degrees = {name: row.get(name) for name in ("tp", "pp", "dp", "ep")}
-    return Parallelism(
-        **{name: int(x) for name, x in degrees.items() if x is not None and not math.isnan(x)}
-    )
+    degrees = {name: number_of(row, name) for name in ("tp", "pp", "dp", "ep")}
+    return Parallelism(**{name: int(x) for name, x in degrees.items() if x is not None})
 
 
 def stages_of(run: Sequence[Row]) -> list[Row]:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.measured.runs_csv import WHOLE_RUN, Row, case_of, filtered, read_table, stages_of
+from physim.measured.runs_csv import (
+    WHOLE_RUN,
+    Row,
+    case_of,
+    filtered,
+    measured,
+    read_table,
+    stages_of,
+)
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Part, Prediction
 
@@ -130,12 +138,11 @@ def _skipped(row: Row, reason: str) -> dict[str, Any]:
 
 def _compared(row: Row, part: Part) -> dict[str, Any]:
     means = {metric: values["mean"] for metric, values in part.latencies.items()}
-    observed = {"e2e_mean": row["e2e_mean"], "ttft_mean": row["ttft_mean"]}
-    predicted = {"e2e_mean": means["e2e"], "ttft_mean": means["ttft"]}
+    seen = measured(row)
+    observed = {f"{metric}_mean": value for metric, value in seen.items()}
+    predicted = {f"{metric}_mean": means[metric] for metric in seen if metric != "itl"}
     if "itl" in means:
-        # The generated tokens are known, while the client's count and its chunks may differ.
-        decoding = row["e2e_mean"] - row["ttft_mean"]
-        observed["itl_mean"] = observed["tpot_mean"] = decoding / (row["output_len"] - 1)
+        observed["tpot_mean"] = observed["itl_mean"]
         predicted["itl_mean"] = predicted["tpot_mean"] = means["tpot"]
     return {
         "experiment": row["experiment"],

@@ -1,0 +1,138 @@
+"""NVIDIA's measured serving points in ``aiconfigurator-core``, as measured runs.
+
+Most come of InferenceX: clients that all start at once send ten requests each, of random prompts
+whose lengths, like those of the answers, are spread evenly between 0.8 and 1 of what is stated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from physim.errors import InputError
+from physim.inputs.deployment import weight_bytes_per_gpu
+from physim.inputs.hardware import load_hardware
+from physim.inputs.model_lookup import load_model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from physim.inputs.architecture import ModelArch
+    from physim.inputs.hardware import Hardware
+
+PACKAGE = "aiconfigurator_core"
+# The checkpoints that rows of a number format were measured with.
+_CHECKPOINTS = {
+    ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
+    ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): "nvidia/Llama-3.1-8B-Instruct-FP8",
+    ("Qwen/Qwen3-32B", ""): "Qwen/Qwen3-32B",
+    ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
+}
+_REQUESTS_PER_CLIENT = 10
+# Lengths of InferenceX: even between these shares of what is stated.
+_SHORTEST, _LONGEST = 0.8, 1.0
+# InferenceX sets 2,068 tokens for 1,024 in and out, and 9,416 where one side is 8,192.
+_MAX_MODEL_LEN = {2048: 2068, 9216: 9416}
+# No kernel of NVIDIA's own tables reaches more than this share of the datasheet's FLOP/s.
+_MOST_OF_PEAK = 0.85
+
+
+def read() -> pd.DataFrame:
+    """The rows of vLLM, not disaggregated, whose model physim knows, in the common form.
+
+    ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
+    more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read.
+
+    Raises:
+        InputError: The package ``aiconfigurator-core`` is not installed.
+    """
+    import pandas as pd
+
+    try:
+        package = Path(str(resources.files(PACKAGE)))
+    except ModuleNotFoundError as error:
+        raise InputError(
+            "silicon rows", "need aiconfigurator-core", "pip install 'physim-llm[grids]'"
+        ) from error
+    frame = pd.read_csv(package / "systems" / "silicon_sample.csv")
+    frame = frame[(frame["backend"] == "vllm") & (frame["mode"] == "agg")]
+    rows = [_row(record) for record in frame.to_dict("records")]
+    return pd.DataFrame([row for row in rows if row is not None])
+
+
+def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """A row in the common form; None where the model is none that is known here."""
+    form = "" if not isinstance(record["precision"], str) else record["precision"]
+    model = _CHECKPOINTS.get((record["model_path"], form))
+    if model is None:
+        return None
+    source = str(record["silicon_data_source"])
+    varied = source.startswith(("source_file=2026", "db-dump"))
+    clients = float(record["batch_size"])
+    ttft, tpot = record["silicon_ttft_ms"] * 1e-3, record["silicon_tpot_ms"] * 1e-3
+    stated_in, stated_out = float(record["isl"]), float(record["osl"])
+    mean, spread = (1.0, 0.0)
+    if varied:
+        mean = (_SHORTEST + _LONGEST) / 2
+        spread = (_LONGEST - _SHORTEST) / math.sqrt(12)
+    prompt, output = mean * stated_in, mean * stated_out
+    e2e = ttft + tpot * (output - 1)
+    rate = clients / e2e
+    arch, gpu, tp = load_model(model), load_hardware(record["system"]), int(record["tp_size"])
+    version = record["backend_version"]
+    odd = _contradiction(arch, gpu, tp, rate, prompt, output, tpot)
+    return {
+        "experiment": record["id"],
+        "stage": 0,
+        "model": model,
+        "hardware": record["system"],
+        "tp": tp,
+        "weight_dtype": form or "bf16",
+        "engine": "vllm",
+        # Rows of InferenceX that state no version were measured late in October 2025.
+        "engine_version": version if isinstance(version, str) else "0.11.0",
+        "kv_cache_dtype": "auto" if form == "fp8" and not varied else "bfloat16",
+        "sampling": "greedy",
+        "max_model_len": _MAX_MODEL_LEN.get(int(stated_in + stated_out), 16384),
+        "max_num_seqs": int(clients) if varied else 1024,
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.9,
+        "prefix_caching": False,
+        "prompt_groups": 0,
+        "arrival": "constant",
+        "concurrency": clients,
+        "requests": int(clients) * _REQUESTS_PER_CLIENT,
+        "rate_rps": rate,
+        "duration_s": _REQUESTS_PER_CLIENT * e2e,
+        "input_len_mean": prompt,
+        "input_len_std": spread * stated_in,
+        "output_len": output,
+        "output_len_std": spread * stated_out,
+        "ttft_mean": ttft,
+        "e2e_mean": e2e,
+        "note": odd,
+    }
+
+
+def _contradiction(
+    arch: ModelArch, gpu: Hardware, tp: int, rate: float, prompt: float, output: float, tpot: float
+) -> str:
+    """Why a row cannot be what it says; empty if it can."""
+    form = arch.formats.mlp
+    peak = gpu.peak(form.compute) or gpu.peak("bfloat16")
+    assert peak is not None  # every Hardware has bfloat16: load_hardware
+    flops = rate * 2 * (arch.active_parameters - arch.embedding_parameters) * (prompt + output) / tp
+    if flops > _MOST_OF_PEAK * peak:
+        return f"needs {flops / peak:.0%} of the peak FLOP/s"
+    # By Little's law so many requests decode, each with its prompt and half of its answer. Keys and
+    # values of one byte are the least that any engine keeps.
+    decoding = rate * tpot * (output - 1)
+    cache = decoding * (prompt + output / 2) * arch.kv_bytes_per_token(tp)
+    cache /= arch.formats.kv_cache_bytes
+    read_s = (weight_bytes_per_gpu(arch, tp) + cache) / gpu.memory_bandwidth
+    if tpot < read_s:
+        return f"its tokens come in {tpot / read_s:.0%} of the time that reading memory takes"
+    return ""
