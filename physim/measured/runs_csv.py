@@ -118,7 +118,7 @@ def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None
         if math.isnan(value) or math.isinf(value):
             raise InputError(
                 _place(path, number, column),
-                f"{frame[column].loc[number]} is not a number",
+                f"{frame[column].to_dict()[number]} is not a number",
                 "fill it in or remove the row",
             )
         if positive and value <= 0:
