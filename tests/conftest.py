@@ -32,6 +32,14 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 @pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of measured data, which is not part of the project."""
+    if not SHARED.is_dir():
+        pytest.skip("the measured data are not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
 def ground_truth() -> Path:
     """The folder of measured runs, which is not part of the project."""
     folder = SHARED / "ground_truth"

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,13 +15,16 @@ from physim.inputs.hardware import load_hardware
 from physim.inputs.model_lookup import load_model
 from physim.inputs.parallelism import Parallelism
 from physim.step.batch import Batch
+from physim.step.components.sampling import mask_seconds
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
+from physim.step.host import Host
 from physim.step.lowering import StepOps, assumptions, lower, rows_of, stack_ops
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
 from physim.step.rows import DecodeRow, PrefillRow, SizeRow
 
 BANDWIDTH = 1e12
+HOST = Host(overlaps=1.0, request_s=20e-6, launch_s=0.0, captured=512.0)
 SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 
 
@@ -52,7 +56,7 @@ def twice(work, peak, bandwidth=BANDWIDTH):
 
 def parts_of(rows, batch, message_bytes=0.0, corrections=None):
     """Parts of a step of a model that is nothing but some rows."""
-    model = StepModel(StepOps.of(rows, message_bytes), corrections or Corrections())
+    model = StepModel(StepOps.of(rows, HOST, message_bytes), corrections or Corrections())
     families = model.families(batch)
     total = {}
     for name, seconds in zip(model_parts(), sum(families), strict=True):
@@ -187,7 +191,7 @@ def test_decode_attention_by_hand():
 
 def test_layers_with_windows_attend_to_no_more():
     full, windowed = decode(), decode(window=8)
-    model = StepModel(StepOps.of([full, windowed]), Corrections())
+    model = StepModel(StepOps.of([full, windowed], HOST), Corrections())
     np.testing.assert_array_equal(model.ops.windows, [8, np.inf])
     # Contexts of 4 and 28 tokens: 32 are attended to in full, 4 + 8 within the window of 8.
     batch = Batch.exact(np.ones(2), np.array([3.0, 27.0]), windows=model.ops.windows)
@@ -203,10 +207,16 @@ def test_prefill_attention_by_hand():
     own = 2 * 32 * 33 * 4 * 8
     fresh = parts_of([prefill()], prompt(32.0))["prefill_attention"]
     assert fresh == pytest.approx(3 * 2 * own * 1e-9)
-    # With 32 tokens cached, 32 x 32 more pairs, as efficient as a chunk of 64.
-    across = 4 * 32 * 32 * 4 * 8
+    # With 32 tokens cached, 32 x 32 more pairs, as efficient as a chunk of 64 that has started: a
+    # chunk of one token, of 2 x 128 FLOP, says what that takes.
+    across, whole, start = 4 * 32 * 32 * 4 * 8, 2 * 64 * 65 * 4 * 8, 2 * 1 * 2 * 4 * 8
+    slowdown = 2 * (whole - start) / whole
     both = parts_of([prefill()], prompt(32.0, cached=32.0))["prefill_attention"]
-    assert both == pytest.approx(3 * 2 * (own + across) * 1e-9)
+    assert both == pytest.approx(3 * (2 * own + slowdown * across) * 1e-9)
+    # Beside requests that decode the kernel has started already.
+    beside = Batch.summarised(4.0, 16.0, prefill_requests=1.0, chunk=32.0)
+    shared_start = parts_of([prefill()], beside)["prefill_attention"]
+    assert shared_start == pytest.approx(3 * 2 * (own - start) * 1e-9)
 
 
 def test_all_reduce_by_hand():
@@ -259,12 +269,60 @@ def test_elementwise_by_hand():
 
 def test_sampling_and_penalties_by_hand():
     model = "meta-llama/Llama-3.1-8B-Instruct"
-    batch = Batch.summarised(3.0, 16.0)
-    plain = row_named("sampling", model, sampling="plain")
-    # Five passes of four bytes over 128,256 logits.
-    assert parts_of([plain], batch)["output"] == pytest.approx(3 * 128_256 * 20 / (0.85 * 3.35e12))
-    penalties = row_named("penalties", model, sampling="penalised")
-    assert parts_of([penalties], batch)["output"] == pytest.approx(2e-4 + 3 * 30e-6)
+    batch = Batch.summarised(4.0, 16.0)
+
+    def seconds(version, sampling, name="sampling"):
+        row = row_named(name, model, sampling=sampling, engine_version=version)
+        return parts_of([row], batch)["sampling"]
+
+    # The cast to 32 bit and the search of the largest: 10 bytes a logit, three kernels of 2 us.
+    passed = 4 * 128_256 / (0.85 * 3.35e12)
+    assert seconds("0.15.1", "greedy") == pytest.approx(3 * 2e-6 + 10 * passed)
+    assert seconds("0.15.1", "plain") == pytest.approx(7 * 2e-6 + 42 * passed)
+    # The sort of top-p on 513,024 logits, then the draw.
+    sort = 165e-6 + 146e-12 * 4 * 128_256
+    assert seconds("0.15.1", "truncated") == pytest.approx(sort + 42 * passed)
+    # FlashInfer's kernel draws as well.
+    whole = 36e-6 + 0.24e-9 * 128_256 + 4.6e-12 * 4 * 128_256
+    assert seconds("0.33", "truncated") == pytest.approx(whole + 10 * passed)
+    assert seconds("0.15.1", "penalised", "penalties") == pytest.approx(2e-4 + 4 * 30e-6)
+    assert seconds("0.33", "penalised", "penalties") == pytest.approx(1.15e-4)
+
+
+def test_sampling_agrees_with_measured_rows(shared):
+    """Tables of vLLM's pull requests, of GPUs that are Hopper's or not named."""
+    rows = pd.read_csv(shared / "reference" / "sampler.csv")
+    rows = rows[~rows["gpu"].isin(["MI350X", "GB200", "B200"])]
+    found = {"sort": [], "triton": [], "flashinfer": []}
+    for row in rows.itertuples():
+        mask = {"topk_whole": "top_k", "topp_whole": "top_p", "topk_topp_whole": "top_k_top_p"}
+        times = {"sort": row.pytorch_ms}
+        # Triton's kernel as it was merged; FlashInfer's beside it in the request that made it the
+        # default.
+        times |= {"triton": row.triton_ms} if row.source in ("42191", "51507") else {}
+        times |= {"flashinfer": row.other_ms} if row.source == "40376" else {}
+        if row.scenario not in mask or "jitter" in str(row.note):
+            continue
+        for kernel, measured in times.items():
+            if measured > 0 and not (kernel == "triton" and row.batch < 8):
+                law = mask_seconds(
+                    kernel, mask[row.scenario], np.array([float(row.batch)]), row.vocab
+                )
+                found[kernel].append(float(np.log(law[0] / (measured * 1e-3))))
+    for kernel, logs in found.items():
+        assert len(logs) > 4
+        assert abs(np.median(logs)) < 0.3, kernel
+        assert np.median(np.abs(logs)) < 0.4, kernel
+
+
+def test_below_eight_requests_triton_leaves_it_to_the_sort():
+    few, more = (
+        row_named("sampling", "Qwen/Qwen3-14B", sampling="truncated", engine_version=version)
+        for version in ("0.15.1", "0.17")
+    )
+    eight = int(np.searchsorted(TOKENS, 8.0))
+    np.testing.assert_allclose(more.log_seconds[:eight], few.log_seconds[:eight])
+    assert more.log_seconds[-1] < few.log_seconds[-1] - 1
 
 
 # --- against rows that NVIDIA measured on the H100 (aiconfigurator-core 0.12.0), seconds ---
@@ -441,8 +499,8 @@ def test_lowered_models_share_their_shapes():
 
 def test_models_of_more_kinds_of_layers_stack_with_others():
     several = [gemm(f"kind {number}") for number in range(15)]
-    large = StepOps.of([*several, decode(window=8), decode(), prefill()], 128.0)
-    small = StepOps.of([gemm(), decode(), prefill()], 128.0)
+    large = StepOps.of([*several, decode(window=8), decode(), prefill()], HOST, 128.0)
+    small = StepOps.of([gemm(), decode(), prefill()], HOST, 128.0)
     stacked = stack_ops([large, small])
     batch = Batch.summarised(2.0, 16.0, 1.0, 32.0, 32.0)
     for place, alone in enumerate((large, small)):

@@ -10,8 +10,9 @@ import pytest
 from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment, weight_bytes_per_gpu
+from physim.inputs.engine import load_engine, shipped_engines
 from physim.inputs.hardware import load_hardware, shipped_gpus
-from physim.inputs.model_lookup import load_model
+from physim.inputs.model_lookup import load_model, shipped_models
 from physim.inputs.parallelism import Parallelism
 
 H100 = load_hardware("h100_sxm")
@@ -67,7 +68,7 @@ def test_a_broken_file_of_sampling_defaults(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
     with pytest.raises(InputError, match=r"generation_config.json: top_p: 'high' is not a number"):
         load_model(tmp_path)
-    with pytest.raises(InputError, match="sampling: 'beam' is unknown; use one of model, plain"):
+    with pytest.raises(InputError, match="sampling: 'beam' is unknown; use one of model, unknown"):
         Deployment(sampling="beam")
 
 
@@ -160,9 +161,66 @@ def test_kv_blocks_are_those_that_servers_reported(ground_truth):
             max_num_seqs=run.max_num_seqs,
             max_num_batched_tokens=run.max_num_batched_tokens,
             max_model_len=run.max_model_len,
+            engine_version=run.engine_version,
         )
         blocks = deployment.resolved(load_model(run.model), H100).limits.kv_blocks
         assert blocks == pytest.approx(run.kv_blocks, rel=0.02)
+
+
+def test_kv_cache_of_a_newer_engine_is_what_it_reported(ground_truth):
+    import pandas as pd
+
+    runs = pd.read_csv(ground_truth / "kv_capacity.csv")
+    runs = runs[runs["model"].isin(shipped_models()) & (runs["kv_cache_dtype"] == "auto")]
+    runs = runs[(runs["pp"] == 1) & runs["dtype"].isin(["auto", "bfloat16"])]
+    assert len(runs) >= 8
+    for run in runs.itertuples():
+        deployment = Deployment(
+            Parallelism(run.tp),
+            engine_version=run.vllm_version,
+            gpu_memory_utilization=run.gpu_mem_util,
+            max_model_len=run.max_model_len,
+        )
+        limits = deployment.resolved(load_model(run.model), H100).limits
+        # Within 0.8 GiB of the cache.
+        room = 0.8 / run.kv_cache_memory_gib
+        assert limits.kv_tokens == pytest.approx(run.kv_cache_tokens, rel=room), run.model
+
+
+def test_versions_between_profiles_take_the_one_before_and_say_so():
+    assert load_engine().version == "0.33"
+    assert load_engine("vllm", "0.15.1").note == ""
+    assert load_engine("vllm", "v0.17.2").note == ""
+    between = load_engine("vllm", "0.19.0")
+    assert between.version == "0.17"
+    assert between.note == "vllm 0.19.0 has no profile of its own: 0.17's is taken"
+    assert load_engine("vllm", "0.9.1").version == "0.11"
+    # As text 0.9 would come after 0.33.
+    assert shipped_engines()["vllm"] == ("0.11", "0.15.1", "0.17", "0.21", "0.33")
+    with pytest.raises(InputError, match="engine 'tgi': is unknown; use one of vllm"):
+        load_engine("tgi")
+    with pytest.raises(InputError, match="engine_version 'newest': is no version; write one such"):
+        load_engine("vllm", "newest")
+
+
+def test_defaults_are_those_of_the_engine_s_version():
+    model, b200 = load_model("Qwen/Qwen3-14B"), load_hardware("b200_sxm")
+    old = Deployment(engine_version="0.15.1").resolved(model, b200).limits
+    new = Deployment().resolved(model, b200).limits
+    assert (old.max_num_batched_tokens, new.max_num_batched_tokens) == (8192, 16384)
+    assert (old.whole_prompts, new.whole_prompts) == (False, True)
+    assert not Deployment(engine_version="0.11").resolved(model, H100).limits.async_scheduling
+    a100 = Deployment().resolved(model, load_hardware("a100_sxm")).limits
+    assert (a100.max_num_batched_tokens, a100.max_num_seqs) == (2048, 256)
+
+
+def test_every_figure_of_an_engine_has_a_source():
+    for engine, versions in shipped_engines().items():
+        for version in versions:
+            path = data.folder("engines") / f"{engine}-{version}.json"
+            figures = data.read_json(path)
+            named = [x for x in figures if x not in ("engine", "version", "released")]
+            assert all(len(figures[name]["source"]) > 10 for name in named)
 
 
 @pytest.mark.parametrize(

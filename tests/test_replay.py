@@ -51,6 +51,7 @@ def random_case(seed):
         kv_blocks=int(least * rng.choice([1, 1.3, 2, 5, 50]) + rng.integers(0, 3)),
         block_size=size,
         async_scheduling=bool(rng.random() < 0.5),
+        whole_prompts=bool(seed % 2),
     )
     engine = Engine(limits, prefix_caching=bool(rng.random() < 0.7))
     return engine, prefixes, requests
@@ -96,6 +97,7 @@ def test_the_replay_is_the_walk(block):
             limits.block_size,
             limits.async_scheduling,
             engine.prefix_caching,
+            limits.whole_prompts,
         )
         for request, job in zip(replayed.requests, jobs, strict=True):
             seen = (request.scheduled_s, request.first_token_s, request.finished_s)

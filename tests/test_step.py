@@ -19,7 +19,7 @@ from physim.inputs.model_lookup import load_model
 from physim.inputs.parallelism import Parallelism
 from physim.step.batch import MAX_REQUESTS, Batch
 from physim.step.components import COMPONENTS
-from physim.step.host import HOST_REQUEST_S, HOST_STEP_S
+from physim.step.host import EXPOSED_SHARE, HOST_REQUEST_S, HOST_STEP_S, WORKER_REQUEST_S
 from physim.step.lowering import PART_NAMES, PARTS, lower, rows_of
 from physim.step.mixed_steps import mixing_of
 from physim.step.model import StepModel
@@ -36,6 +36,7 @@ def ops_of(model, tp=1, **deployment):
 LLAMA = StepModel(ops_of("meta-llama/Llama-3.1-70B-Instruct", tp=4), Corrections())
 TINY = StepModel(ops_of("Qwen/Qwen2.5-0.5B-Instruct"), Corrections())
 STEP = jax.jit(lambda model, batch: model(batch))
+ZERO = Corrections()
 
 
 def exact(new_tokens, cached):
@@ -92,7 +93,7 @@ def test_a_step_is_longer_than_its_weights_take_to_read(decode, context, prefill
 
 def test_the_host_is_a_floor():
     step = STEP(TINY, Batch.summarised(1.0, 100.0))
-    host = HOST_STEP_S + HOST_REQUEST_S
+    host = HOST_STEP_S + HOST_REQUEST_S + WORKER_REQUEST_S
     gpu = step.latency - step.parts["host"]
     assert gpu < host
     assert step.latency == pytest.approx(float((gpu**8 + host**8) ** (1 / 8)))
@@ -208,10 +209,25 @@ def test_the_residual_is_silent_at_first_and_bounded():
     assert bent["decode_attention"] == bare["decode_attention"]
 
 
+def test_without_asynchronous_scheduling_the_gpu_waits():
+    sync = StepModel(ops_of("meta-llama/Llama-3.1-70B-Instruct", 4, async_scheduling=False), ZERO)
+    batch = Batch.summarised(64.0, 500.0)
+    waited = float(STEP(sync, batch).latency - STEP(LLAMA, batch).latency)
+    exposed = EXPOSED_SHARE * HOST_STEP_S + 64 * HOST_REQUEST_S
+    assert waited == pytest.approx(exposed, rel=1e-3)
+
+
+def test_steps_beyond_the_largest_graph_launch_their_kernels():
+    host = TINY.ops.host
+    assert float(host.launching(ZERO, 512.0)) == 0.0
+    # 24 layers at 50 us.
+    assert float(host.launching(ZERO, 513.0)) == pytest.approx(24 * 50e-6)
+
+
 def test_at_a_sharpness_of_one_the_host_adds():
     batch = Batch.summarised(8.0, 500.0)
     additive = STEP(StepModel(LLAMA.ops, Corrections(host_sharpness=float(np.log(1 / 8)))), batch)
-    assert additive.parts["host"] == pytest.approx(2e-3 + 8 * 10e-6, rel=1e-3)
+    assert additive.parts["host"] == pytest.approx(2e-3 + 8 * 20e-6, rel=1e-3)
 
 
 @pytest.mark.parametrize("mixed", ["additive", "weighted-average", "smooth-weighted"])

@@ -75,7 +75,7 @@ class Pool:
                 self.unused.append(block)
 
 
-def walk(jobs, seconds, slots, budget, blocks, size, ahead, caching):
+def walk(jobs, seconds, slots, budget, blocks, size, ahead, caching, whole=False):
     """Runs jobs; ``seconds`` takes new and cached tokens of a step's jobs, and if they decode."""
     pool = Pool(blocks, size)
     coming = deque(sorted(jobs, key=lambda job: job.arrival_s))
@@ -130,7 +130,8 @@ def walk(jobs, seconds, slots, budget, blocks, size, ahead, caching):
             new = min(job.target - len(found) * size, left)
             need = blocks_for(len(found) * size + new) - len(found)
             fresh = sum(not pool.users[block] for block in found)
-            if need + fresh > len(pool.unused):
+            asked = blocks_for(job.target) - len(found) if whole else need
+            if asked + fresh > len(pool.unused):
                 break
             waiting.popleft()
             running.append(job)

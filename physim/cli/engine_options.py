@@ -14,10 +14,12 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "pp": (int, 1, "Pipeline parallelism: only 1 is modelled."),
     "dp": (int, 1, "Data parallelism: only 1 is modelled."),
     "ep": (int, 1, "Expert parallelism: only 1 is modelled."),
+    "engine": (str, "vllm", "The engine: one of `physim show engines`."),
+    "engine_version": (str | None, None, "Its version; the newest known if not given."),
     "max_num_seqs": (int | None, None, "Requests that run at once."),
     "max_num_batched_tokens": (int | None, None, "Tokens of a step."),
     "max_model_len": (int | None, None, "Longest context, tokens."),
-    "gpu_memory_utilization": (float, 0.9, "Share of memory the engine may use."),
+    "gpu_memory_utilization": (float | None, None, "Share of memory the engine may use."),
     "block_size": (int, 16, "Tokens of a KV block."),
     "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
     "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
@@ -26,11 +28,11 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         "power_law_1.01",
         "Spread over experts: balanced, power_law_1.01 or power_law_1.2.",
     ),
-    "async_scheduling": (bool, True, "Schedule a step while one runs."),
+    "async_scheduling": (bool | None, None, "Schedule a step while one runs."),
     "sampling": (
         str,
         "model",
-        "model (its generation_config.json), plain, truncated (top-k, top-p), penalised.",
+        "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
     ),
 }
 
@@ -52,7 +54,13 @@ def with_engine(command: Command) -> Command:
     ]
     for name, (kind, default, told) in _OPTIONS.items():
         # A flag and its opposite would leave the other options' names no room.
-        panel = "Scheduling" if kind is bool else "Parallelism" if len(name) == 2 else "Engine"
+        panel = (
+            "Scheduling"
+            if name == "async_scheduling"
+            else "Parallelism"
+            if len(name) == 2
+            else "Engine"
+        )
         option = Annotated[kind, typer.Option(help=told, rich_help_panel=panel)]  # type: ignore[valid-type]
         parameters.append(
             inspect.Parameter(

@@ -9,7 +9,7 @@ from physim.cli.output_options import Plot, write
 from physim.cli.subject_options import ShownFit
 from physim.errors import InputError
 
-app = typer.Typer(no_args_is_help=True, help="List the models, GPUs and fits that come along.")
+app = typer.Typer(no_args_is_help=True, help="List the models, GPUs, engines and fits.")
 
 
 @app.command()
@@ -70,6 +70,39 @@ def gpus() -> None:
             )
         )
     columns = ("GPU", "bf16 TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "kernels")
+    stdout().print(table_of(columns, rows))
+
+
+@app.command()
+def engines() -> None:
+    """List the engines and their versions with what sets them apart.
+
+    A version between two of them takes the one before.
+
+    Example: physim show engines
+    """
+    from physim.inputs.engine import load_engine, shipped_engines
+
+    rows = []
+    for engine, versions in shipped_engines().items():
+        for version in versions:
+            one = load_engine(engine, version)
+            largest = one.limits[0]
+            rows.append(
+                (
+                    engine,
+                    version,
+                    f"{one.gpu_memory_utilization:g}",
+                    f"{largest.max_num_batched_tokens} on {largest.gpu_memory_gib:g} GiB",
+                    "yes" if one.async_scheduling else "no",
+                    "all of it" if one.admits_whole_prompts else "its first chunk",
+                    one.sampler,
+                )
+            )
+    columns = (
+        *("engine", "version", "memory", "batched tokens", "async"),
+        *("prompt starts with room for", "sampler"),
+    )
     stdout().print(table_of(columns, rows))
 
 

@@ -85,8 +85,8 @@ class ModelArch:
         qk_norm: Whether queries and keys are normalised for each head.
         vision_parameters: Weights of a vision encoder, which take memory but see no text token.
         formats: Number formats of weights and KV cache.
-        truncates: Whether, by the model's own default, tokens are drawn from the likeliest alone
-            (top-k, top-p).
+        truncation: What, by the model's own default, tokens are drawn from: ``top_k``, ``top_p``,
+            ``top_k_top_p``, or empty for all.
         penalises: Whether, likewise, tokens that occurred before are made less likely.
     """
 
@@ -100,7 +100,7 @@ class ModelArch:
     qk_norm: bool
     vision_parameters: int
     formats: Formats
-    truncates: bool = False
+    truncation: str = ""
     penalises: bool = False
 
     @property

@@ -8,22 +8,14 @@ from typing import Any
 
 from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
+from physim.inputs.engine import DEFAULT_ENGINE, EngineProfile, load_engine
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
 EXPERT_LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
-SAMPLINGS = ("model", "plain", "truncated", "penalised")
-
-# Memory that vLLM keeps from the KV cache besides the weights. Taken from the KV block counts
-# that vLLM 0.15.1 reported for 13 deployments of six models on H100 (the runs of trainval.csv):
-# the profiled peak is the sampler's, which holds some 57 bytes for each logit of max_num_seqs
-# requests. It puts the block counts of those deployments within 2%.
-_RESERVE_BYTES = 0.2 * GIB
-_RESERVE_BYTES_TP = 0.2 * GIB
-_RESERVE_BYTES_PER_LOGIT = 57.0
-_RESERVE_BYTES_VISION = 4.0 * GIB  # one deployment (Llama-4 Scout), whose profile encodes images
+SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
 @dataclass(frozen=True)
@@ -37,6 +29,8 @@ class Limits:
         kv_blocks: KV blocks of the engine.
         block_size: Tokens of a KV block.
         async_scheduling: Whether a step is scheduled while the one before it runs.
+        whole_prompts: Whether a prompt starts only if all of it has KV blocks, not just its first
+            chunk.
     """
 
     max_num_seqs: int
@@ -45,6 +39,7 @@ class Limits:
     kv_blocks: int
     block_size: int = 16
     async_scheduling: bool = True
+    whole_prompts: bool = False
 
     @property
     def kv_tokens(self) -> int:
@@ -54,39 +49,46 @@ class Limits:
 
 @dataclass(frozen=True)
 class Deployment:
-    """One vLLM engine, as it is asked for.
+    """One engine, as it is asked for.
 
     Attributes:
         parallelism: How GPUs share the model.
-        max_num_seqs: Requests that may run at once; None for vLLM's default on the GPU.
-        max_num_batched_tokens: Tokens of one step; None for vLLM's default on the GPU.
+        engine: Name of the engine (`physim.inputs.engine.load_engine`).
+        engine_version: Its version; None for the newest that is known.
+        max_num_seqs: Requests that may run at once; None for the engine's default on the GPU.
+        max_num_batched_tokens: Tokens of one step; None for the engine's default on the GPU.
         max_model_len: Longest context, tokens; None for what the model was made for.
-        gpu_memory_utilization: Share of the GPU's memory that the engine may use.
+        gpu_memory_utilization: Share of the GPU's memory that the engine may use; None for its
+            default.
         block_size: Tokens of a KV block.
         kv_blocks: KV blocks of the engine; None to compute them from memory.
         moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
         expert_load: How tokens spread over experts, by the name of the measured distribution.
             ``power_law_1.01`` is close to tokens that choose their experts at random.
-        async_scheduling: Whether the engine schedules a step while the one before it runs, the
-            default of vLLM since 0.14.
-        sampling: How tokens are drawn: ``model`` for the default that the model comes with,
-            ``plain``, ``truncated`` (top-k, top-p) or ``penalised`` (a repetition, frequency or
-            presence penalty, truncated too).
+        async_scheduling: Whether the engine schedules a step while the one before it runs; None for
+            its default.
+        sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
+            top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
+            ``model`` for the default that the model comes with, which the engine takes where
+            requests say nothing else; ``unknown`` for a measured run that does not say: the model's
+            default is taken, and what greedy requests would give is said.
 
     Raises:
         InputError: A figure is out of range, or a name is unknown.
     """
 
     parallelism: Parallelism = field(default_factory=Parallelism)
+    engine: str = DEFAULT_ENGINE
+    engine_version: str | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_model_len: int | None = None
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     block_size: int = 16
     kv_blocks: int | None = None
     moe_kernel: str = "triton"
     expert_load: str = "power_law_1.01"
-    async_scheduling: bool = True
+    async_scheduling: bool | None = None
     sampling: str = "model"
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class Deployment:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):
             if getattr(self, name) is not None:
                 self._check_positive(name, getattr(self, name))
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise InputError(
                 "gpu_memory_utilization",
                 f"{self.gpu_memory_utilization} is not a share of memory",
@@ -134,42 +136,56 @@ class Deployment:
                     f"use at most {model.window}",
                 )
             max_model_len = model.window
-        # vLLM's defaults for its API server (vllm/engine/arg_utils.py, 0.15.1): large on GPUs of
-        # 70 GiB and more, apart from the A100.
-        large = gpu.memory_bytes >= 70 * GIB and not gpu.key.startswith("a100")
-        max_num_seqs = self.max_num_seqs or (1024 if large else 256)
+        profile = load_engine(self.engine, self.engine_version)
+        default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
+        max_num_seqs = self.max_num_seqs or default.max_num_seqs
+        is_async = self.async_scheduling
         weights = weight_bytes_per_gpu(model, tp)
         return ResolvedDeployment(
             parallelism=self.parallelism,
+            profile=profile,
             limits=Limits(
                 max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens or (8192 if large else 2048),
+                max_num_batched_tokens=self.max_num_batched_tokens
+                or default.max_num_batched_tokens,
                 max_model_len=max_model_len,
-                kv_blocks=self.kv_blocks or self._kv_blocks(model, gpu, weights, max_num_seqs),
+                kv_blocks=self.kv_blocks
+                or self._kv_blocks(model, gpu, profile, weights, max_num_seqs),
                 block_size=self.block_size,
-                async_scheduling=self.async_scheduling,
+                async_scheduling=profile.async_scheduling if is_async is None else is_async,
+                whole_prompts=profile.admits_whole_prompts,
             ),
             weight_bytes=weights,
             moe_kernel=self.moe_kernel,
             expert_load=self.expert_load,
             sampling=self._sampling(model),
+            sampling_is_known=self.sampling != "unknown",
         )
 
     def _sampling(self, model: ModelArch) -> str:
-        if self.sampling != "model":
+        if self.sampling not in ("model", "unknown"):
             return self.sampling
-        return "penalised" if model.penalises else "truncated" if model.truncates else "plain"
+        return "penalised" if model.penalises else "truncated" if model.truncation else "plain"
 
-    def _kv_blocks(self, model: ModelArch, gpu: Hardware, weights: float, max_num_seqs: int) -> int:
+    def _kv_blocks(
+        self,
+        model: ModelArch,
+        gpu: Hardware,
+        profile: EngineProfile,
+        weights: float,
+        max_num_seqs: int,
+    ) -> int:
         """KV blocks that fit beside the weights and the engine's own memory."""
-        tp = self.parallelism.tp
+        tp, kept = self.parallelism.tp, profile.kv_reserve
         reserve = (
-            _RESERVE_BYTES
-            + (_RESERVE_BYTES_TP if tp > 1 else 0.0)
-            + (_RESERVE_BYTES_VISION if model.vision_parameters else 0.0)
-            + _RESERVE_BYTES_PER_LOGIT * max_num_seqs * model.vocab_size
+            kept.fixed_bytes
+            + (kept.tensor_parallel_bytes if tp > 1 else 0.0)
+            + (kept.vision_bytes if model.vision_parameters else 0.0)
+            + kept.bytes_per_logit * max_num_seqs * model.vocab_size
+            + kept.graph_bytes
+            + kept.graph_bytes_per_layer * model.layers
         )
-        usable = gpu.memory_bytes * self.gpu_memory_utilization
+        usable = gpu.memory_bytes * (self.gpu_memory_utilization or profile.gpu_memory_utilization)
         block_bytes = model.kv_bytes_per_token(tp) * self.block_size
         blocks = math.floor((usable - weights - reserve) / block_bytes)
         if blocks < 1:
@@ -206,24 +222,30 @@ class ResolvedDeployment:
 
     Attributes:
         parallelism: How GPUs share the model.
+        profile: The engine.
         limits: What the engine allows.
         weight_bytes: Bytes of weights on each GPU.
         moe_kernel: Kernel of fp8 expert layers.
         expert_load: How tokens spread over experts.
-        sampling: ``plain``, ``truncated`` or ``penalised``.
+        sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
+        sampling_is_known: Whether that is known, or taken for what it may be.
     """
 
     parallelism: Parallelism
+    profile: EngineProfile
     limits: Limits
     weight_bytes: float
     moe_kernel: str
     expert_load: str
     sampling: str
+    sampling_is_known: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain values, on one level."""
+        """All of it as plain values, on one level; of the engine its name and version."""
         content = asdict(self)
-        return {**content.pop("parallelism"), **content.pop("limits"), **content}
+        profile = content.pop("profile")
+        engine = {"engine": profile["engine"], "engine_version": profile["version"]}
+        return {**content.pop("parallelism"), **engine, **content.pop("limits"), **content}
 
 
 def weight_bytes_per_gpu(model: ModelArch, tp: int) -> float:

@@ -61,9 +61,10 @@ def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
         value = defaults.get(field)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise InputError(f"{beside}: {field}", f"{value!r} is not a number", "correct it")
+    kept = {"top_k": (defaults.get("top_k") or 0) > 0, "top_p": (defaults.get("top_p") or 1.0) < 1}
     return replace(
         model,
-        truncates=(defaults.get("top_p") or 1.0) < 1 or (defaults.get("top_k") or 0) > 0,
+        truncation="_".join(name for name, is_kept in kept.items() if is_kept),
         penalises=(defaults.get("repetition_penalty") or 1.0) != 1,
     )
 

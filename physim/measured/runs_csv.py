@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
+from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
@@ -50,7 +51,8 @@ def read_table(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        frame = pd.read_csv(path)
+        # Versions are no numbers: 0.10 is not 0.1.
+        frame = pd.read_csv(path, dtype={"engine_version": "string"})
     except OSError as error:
         raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
@@ -91,6 +93,12 @@ def number_of(row: Row, column: str) -> float | None:
     return None if value is None or math.isnan(float(value)) else float(value)
 
 
+def _text(row: Row, column: str) -> str | None:
+    """A text that a row may lack."""
+    value = row.get(column)
+    return value if isinstance(value, str) and value else None
+
+
 def measured(row: Row) -> dict[str, float]:
     """Mean TTFT, ITL and E2E of a row, seconds: those of them that it has.
 
@@ -114,11 +122,11 @@ def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None
     import pandas as pd
 
     values = pd.to_numeric(frame[column], errors="coerce")
-    for number, value in values.items():
+    for number, given, value in zip(frame.index, frame[column], values, strict=True):
         if math.isnan(value) or math.isinf(value):
             raise InputError(
                 _place(path, number, column),
-                f"{frame[column].to_dict()[number]} is not a number",
+                f"{given} is not a number",
                 "fill it in or remove the row",
             )
         if positive and value <= 0:
@@ -180,6 +188,9 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     kv_blocks = number_of(row, "kv_blocks")
     deployment = Deployment(
         parallelism_of(row),
+        engine=_text(row, "engine") or DEFAULT_ENGINE,
+        engine_version=_text(row, "engine_version"),
+        sampling=_text(row, "sampling") or "unknown",
         max_num_seqs=int(row["max_num_seqs"]),
         max_num_batched_tokens=int(row["max_num_batched_tokens"]),
         max_model_len=int(row["max_model_len"]),

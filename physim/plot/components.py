@@ -18,7 +18,6 @@ from physim.plot.figures import axes_or_new, plain_ticks
 from physim.prediction.cases import Case, ServerOptions
 from physim.step.batch import Batch
 from physim.step.host import PART as HOST
-from physim.step.host import host_seconds
 from physim.step.lowering import PARTS, rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
@@ -144,7 +143,7 @@ def _draw_host(axes: Axes, sizes: Sizes, model: StepModel, steps: Batch) -> None
     parts = named_seconds(model, steps)
     gpu = np.sum([seconds for name, seconds in parts.items() if name != HOST.name], axis=0)
     axes.plot(sizes, 1e3 * gpu, color="0.6", label="GPU")
-    cpu = np.asarray(host_seconds(model.corrections, sizes))
+    cpu = np.asarray(sum(model.ops.host.seconds(model.corrections, sizes)))
     axes.plot(sizes, 1e3 * cpu, "--", color="C1", label="CPU")
     axes.plot(sizes, 1e3 * (gpu + parts[HOST.name]), color="C0", label="the step")
 

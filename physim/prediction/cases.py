@@ -50,15 +50,17 @@ class LoadOptions(TypedDict, total=False):
 class EngineOptions(TypedDict, total=False):
     """An engine by names: the fields of `physim.Deployment` but its parallelism."""
 
+    engine: str
+    engine_version: str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_model_len: int | None
-    gpu_memory_utilization: float
+    gpu_memory_utilization: float | None
     block_size: int
     kv_blocks: int | None
     moe_kernel: str
     expert_load: str
-    async_scheduling: bool
+    async_scheduling: bool | None
     sampling: str
 
 

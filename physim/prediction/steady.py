@@ -17,6 +17,8 @@ from physim.fluid.steady import SteadyState, steady_state
 from physim.inputs.load import Load
 from physim.prediction.cases import Case, CaseArrays, padded, stack
 from physim.prediction.results import Part, Prediction, with_tpot
+from physim.step.component import Placement
+from physim.step.components.sampling import greedy_seconds
 from physim.step.lowering import assumptions
 
 # New tokens from which on a step takes several times as long as one that only decodes.
@@ -112,9 +114,23 @@ def _prediction(
         timeline=None,
         assumptions=(
             *assumptions(case.model, case.gpu, case.deployment),
+            *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.lockstep and _makes_long_steps(load) else []),
         ),
     )
+
+
+def _doubt_of_sampling(case: Case, state: SteadyState) -> list[str]:
+    """What greedy requests would change, where it is not known how tokens are drawn."""
+    deployment = case.deployment
+    if deployment.sampling_is_known or deployment.sampling == "greedy":
+        return []
+    placement = Placement(case.model, case.gpu, deployment)
+    taken, greedy = state.step.parts["sampling"], greedy_seconds(placement, state.running)
+    return [
+        f"how tokens were drawn is not known: {deployment.sampling} sampling is taken, "
+        f"{taken * 1e3:.2f} ms a step, which greedy requests would have in {greedy * 1e3:.2f}"
+    ]
 
 
 def _makes_long_steps(load: Load) -> bool:

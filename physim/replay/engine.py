@@ -346,7 +346,8 @@ class _Loop:
             cached = found * limits.block_size
             chunk = min(request.target - cached, left)
             blocks = self._blocks(cached + chunk) - found
-            if blocks + (cache.unused(request.path, found) if found else 0) > cache.free:
+            needed = self._blocks(request.target) - found if limits.whole_prompts else blocks
+            if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
                 break
             waiting.popleft()
             self._start(request, found)

@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
-from physim.step.host import beside_host, host_seconds, host_sharpness
+from physim.step.host import beside_host, host_sharpness
 from physim.step.many_batches import family_seconds
 from physim.step.mixed_steps import Additive
 from physim.step.model import StepModel
-from physim.types import AnyArray
+from physim.types import AnyArray, Number
 
 # Seconds of a step, by the names of the sums that `StepTimes.step` takes.
 StepTimeOf = Callable[..., float]
@@ -160,7 +160,14 @@ class ModelStepTimes:
         self._decode_attention: list[list[float] | None] = [None] * count
         self._sums: list[list[float] | None] = [None] * count
         counts = np.arange(count)
-        self._host = np.asarray(host_seconds(model.corrections, counts), float).tolist()
+        host = model.ops.host
+        hidden, exposed = host.seconds(model.corrections, counts)
+        self._hidden, self._exposed = (
+            hidden.tolist(),
+            np.broadcast_to(exposed, counts.shape).tolist(),
+        )
+        launching = host.launching(model.corrections, np.arange(max_tokens + 1.0))
+        self._launching = launching.tolist()
         self._sharpness = float(host_sharpness(model.corrections))
 
     def _tabulate_linear(self, max_tokens: int) -> None:
@@ -190,11 +197,19 @@ class ModelStepTimes:
         count, chunk, cached = np.meshgrid(
             self._prefills, self._chunks, self._cached, indexing="ij"
         )
-        chunks = self._model.batch(
-            prefill_requests=count.ravel(), chunk=chunk.ravel(), cached=cached.ravel()
-        )
-        seconds = family_seconds(self._model, chunks).prefill
-        self._prefill_attention = np.reshape(seconds, count.shape).tolist()
+        # Alone, and beside requests that decode.
+        tables = []
+        for decodes in (0.0, 1.0):
+            chunks = self._model.batch(
+                decode_requests=decodes,
+                context=1.0,
+                prefill_requests=count.ravel(),
+                chunk=chunk.ravel(),
+                cached=cached.ravel(),
+            )
+            seconds = family_seconds(self._model, chunks).prefill
+            tables.append(np.reshape(seconds, count.shape).tolist())
+        self._prefill_attention = tuple(tables)
         self._knots_of_prefill = (
             np.log(self._prefills).tolist(),
             np.log(self._chunks).tolist(),
@@ -220,7 +235,7 @@ class ModelStepTimes:
         """Time of decode-only steps at all whole mean contexts below one, summed."""
         attention = self._decode_attention[requests] or self._decode_row(requests)
         apart = self._by_tokens[requests] + self._by_requests[requests] + self._without_prefill
-        total = beside_host(apart + np.array(attention), self._host[requests], self._sharpness)
+        total = self._with_host(apart + np.array(attention), requests, requests)
         row: list[float] = np.append(0.0, np.cumsum(total)).tolist()
         self._sums[requests] = row
         return row
@@ -245,10 +260,16 @@ class ModelStepTimes:
             mean = decode_context / decode_requests
             low = int(mean)
             gpu += row[low] + (mean - low) * (row[low + 1] - row[low])
-        gpu += self._prefill_seconds(prefill_requests, prefill_squares, cached_products)
-        return float(beside_host(gpu, self._host[requests], self._sharpness))
+        beside = min(decode_requests, 1)
+        gpu += self._prefill_seconds(beside, prefill_requests, prefill_squares, cached_products)
+        return float(self._with_host(gpu, requests, tokens))
 
-    def _prefill_seconds(self, count: int, squares: int, products: int) -> float:
+    def _with_host(self, gpu: Number, requests: int, tokens: int) -> Number:
+        """Seconds of steps with what the CPU does for them."""
+        hidden = self._hidden[requests] + self._launching[tokens]
+        return beside_host(gpu, hidden, self._sharpness) + self._exposed[requests]
+
+    def _prefill_seconds(self, beside: int, count: int, squares: int, products: int) -> float:
         """Attention of chunks: power laws in their number and length, straight in what is cached.
 
         Chunks of several lengths are taken for as many of their root mean square length, with as
@@ -262,7 +283,7 @@ class ModelStepTimes:
         k, w = _place(self._knots_of_prefill[2], products / (count * chunk))
         logs = [
             math.log((1 - w) * row[k] + w * row[k + 1])
-            for table in self._prefill_attention[i : i + 2]
+            for table in self._prefill_attention[beside][i : i + 2]
             for row in table[j : j + 2]
         ]
         low = (1 - v) * logs[0] + v * logs[1]

@@ -2,28 +2,89 @@
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax.numpy as jnp
 
 from physim.corrections.fields import Corrections
-from physim.step.component import Part
+from physim.step.component import Part, Placement
 from physim.types import Number, Scalar
 
 PART = Part("host", "CPU time not hidden", sweep="requests")
 
-# CPU work of a step in the engine's process, hidden behind the GPU unless it is the longer one.
-# Orders of magnitude for a Python scheduler, not measurements; a fit is expected to move them.
+# CPU work of a step in the engine's process. An order of magnitude for a Python scheduler, not a
+# measurement; a fit is expected to move it.
 HOST_STEP_S = 2e-3
-HOST_REQUEST_S = 10e-6
+
+# Without asynchronous scheduling the GPU waits for this share of it, and for all that is done for
+# each request: steps are formed, and their tokens handled, between one and the next. Half, by
+# Qwen3-32B on H100 under vLLM 0.12 at tp 2, 4 and 8 (aiconfigurator-core 0.12.0,
+# silicon_sample.csv), whose steps are some 1.0 ms + 20 us a request longer than their kernels and
+# the sampler take, at any tp and prompt.
+EXPOSED_SHARE = 0.5
+HOST_REQUEST_S = 20e-6
+
+# At tp 1 the worker runs in the engine's process, and what it does for each request (inputs,
+# sampling parameters, tokens that come back) is done there besides. From Qwen3 8B and 14B and
+# Llama-3.1-8B with 8 to 700 requests under vLLM of late 2025 (the ML.ENERGY leaderboard), whose
+# prompt lengths are not known: 5 to 15 us, with prompts of 200 to 400 tokens.
+WORKER_REQUEST_S = 8e-6
+
+# CPU time to launch the kernels of a layer one by one, in a step too large for a CUDA graph: some
+# ten of the order of 5 us.
+LAUNCH_S = 50e-6
 
 # Sharpness of the smooth maximum of GPU and CPU time: where both are equal, the step is 9% longer
 # than either.
 HOST_SHARPNESS = 8.0
 
 
-def host_seconds(corrections: Corrections, requests: Number) -> Number:
-    """CPU time of a step with so many requests, seconds."""
-    each = HOST_REQUEST_S * jnp.exp(corrections.host_request)
-    return HOST_STEP_S * jnp.exp(corrections.host_step) + requests * each
+class Host(eqx.Module):
+    """The CPU's work of an engine on a model, in numbers.
+
+    Attributes:
+        overlaps: One where steps are scheduled while others run, zero where the GPU waits for it.
+        request_s: CPU time for each request of a step, seconds.
+        launch_s: CPU time to launch all kernels of a step that is no CUDA graph, seconds.
+        captured: Tokens of the largest step that is one.
+    """
+
+    overlaps: Scalar
+    request_s: Scalar
+    launch_s: Scalar
+    captured: Scalar
+
+    @classmethod
+    def of(cls, placement: Placement) -> Host:
+        """The CPU's work of a model in its place."""
+        deployment = placement.deployment
+        return cls(
+            overlaps=float(deployment.limits.async_scheduling),
+            request_s=HOST_REQUEST_S + (WORKER_REQUEST_S if placement.tp == 1 else 0.0),
+            launch_s=LAUNCH_S * placement.model.layers,
+            captured=float(deployment.profile.captured_tokens),
+        )
+
+    def seconds(self, corrections: Corrections, requests: Number) -> tuple[Number, Number]:
+        """CPU time of a step that the GPU's may hide, and the rest, for which the GPU waits.
+
+        Args:
+            corrections: Corrections of the constants.
+            requests: Requests of the step.
+        """
+        step = HOST_STEP_S * jnp.exp(corrections.host_step)
+        each = self.request_s * jnp.exp(corrections.host_request) * requests
+        exposed = (1 - self.overlaps) * (EXPOSED_SHARE * step + each)
+        return step + each - exposed, exposed
+
+    def launching(self, corrections: Corrections, tokens: Number) -> Number:
+        """CPU time to launch the kernels of a step one by one, seconds; zero in a CUDA graph.
+
+        Args:
+            corrections: Corrections of the constants.
+            tokens: Tokens of the step.
+        """
+        beyond = jnp.clip(tokens - self.captured, 0.0, 1.0)
+        return beyond * self.launch_s * jnp.exp(corrections.host_step)
 
 
 def host_sharpness(corrections: Corrections) -> Scalar:

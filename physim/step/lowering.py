@@ -18,6 +18,7 @@ from physim.inputs.hardware import Hardware
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
 from physim.step.host import PART as HOST
+from physim.step.host import Host
 from physim.step.rows import DecodeRow, DecodeRows, PrefillRow, PrefillRows, Row, SizeRow, SizeRows
 from physim.types import AnyArray, Number, Scalar
 
@@ -37,6 +38,7 @@ class StepOps(eqx.Module):
         windows: Tokens that attention looks back, for each of its kinds; infinite for all.
         message_bytes: Bytes of the hidden state of a token, as an all-reduce sends it.
         tp: GPUs that share every layer.
+        host: The CPU's work.
     """
 
     over_sizes: SizeRows
@@ -45,13 +47,17 @@ class StepOps(eqx.Module):
     windows: Float[AnyArray, " windows"]
     message_bytes: Scalar
     tp: Scalar
+    host: Host
 
     @classmethod
-    def of(cls, rows: Sequence[Row], message_bytes: float = 0.0, tp: int = 1) -> StepOps:
+    def of(
+        cls, rows: Sequence[Row], host: Host, message_bytes: float = 0.0, tp: int = 1
+    ) -> StepOps:
         """Some operations as arrays.
 
         Args:
             rows: The operations.
+            host: The CPU's work.
             message_bytes: Bytes of the hidden state of a token.
             tp: GPUs that share every layer.
         """
@@ -64,6 +70,7 @@ class StepOps(eqx.Module):
             windows=np.array(windows, float),
             message_bytes=message_bytes,
             tp=float(tp),
+            host=host,
         )
 
 
@@ -96,8 +103,8 @@ def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> St
     Raises:
         InputError: As for `rows_of`.
     """
-    rows = rows_of(model, gpu, deployment)
-    return StepOps.of(rows, 2.0 * model.hidden_size, deployment.parallelism.tp)
+    rows, host = rows_of(model, gpu, deployment), Host.of(Placement(model, gpu, deployment))
+    return StepOps.of(rows, host, 2.0 * model.hidden_size, deployment.parallelism.tp)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:
@@ -139,6 +146,7 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
         lines.append(
             f"no measured kernels for {gpu.key}: efficiencies of {placement.grids} are used"
         )
+    lines += [deployment.profile.note] if deployment.profile.note else []
     lines += [line for component in COMPONENTS for line in component.assumptions(placement)]
     used = [formats.attention, formats.mlp, *([formats.experts] if model.experts else [])]
     if any(form.name == "int4" for form in used):

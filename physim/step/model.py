@@ -15,7 +15,7 @@ from physim.corrections.residual import features
 from physim.grids.efficiency import along
 from physim.step.batch import Batch
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
-from physim.step.host import beside_host, host_seconds, host_sharpness
+from physim.step.host import beside_host, host_sharpness
 from physim.step.lowering import PART_NAMES, StepOps
 from physim.step.mixed_steps import ADDITIVE, Mixing
 from physim.step.rows import KNOTS, DecodeRows, PrefillRows
@@ -90,8 +90,9 @@ class StepModel(eqx.Module):
     def _composed(self, batch: Batch) -> StepTime:
         parts = sum(self.families(batch))
         gpu = jnp.sum(parts)
-        host = host_seconds(self.corrections, batch.requests)
-        latency = beside_host(gpu, host, host_sharpness(self.corrections))
+        hidden, exposed = self.ops.host.seconds(self.corrections, batch.requests)
+        hidden += self.ops.host.launching(self.corrections, batch.tokens)
+        latency = beside_host(gpu, hidden, host_sharpness(self.corrections)) + exposed
         return StepTime(latency, latency, jnp.append(parts, latency - gpu))
 
     def families(self, batch: Batch) -> Families:
@@ -208,9 +209,15 @@ def _prefill_seconds(
         bound = row.bound(requests, length)
         return jnp.maximum(jnp.exp(along(of_requests, CHUNK, length)), bound), bound
 
-    own, _ = alone(chunk)
+    # One kernel attends for chunks and for requests that decode, and takes some time to start
+    # however little there is: here that is counted once, beside decode attention not at all.
+    start = jnp.exp(row.log_seconds[0, 0])
+    own, own_bound = alone(chunk)
+    started = start * jnp.minimum(batch.decode_requests, 1.0)
+    own = jnp.maximum(own - started, own_bound)
     whole, whole_bound = alone(chunk + batch.cached_tokens / count)
-    slowdown = whole / jnp.where((requests > 0) & (row.count > 0), whole_bound, 1.0)
+    is_there = (requests > 0) & (row.count > 0)
+    slowdown = jnp.maximum((whole - start) / jnp.where(is_there, whole_bound, 1.0), 1.0)
     cached = slowdown * jnp.maximum(
         row.pair_compute * batch.cached_products, row.cached_memory * batch.cached_tokens
     )

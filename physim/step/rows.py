@@ -127,7 +127,7 @@ class PrefillRow:
     """Attention of prefill chunks, of the layers that are alike.
 
     Attention among a chunk's own tokens was measured. That of its tokens to those in the cache was
-    not measured apart: it has the efficiency of a chunk as long as both together.
+    not measured apart: it has the efficiency of a chunk as long as both together, once started.
 
     Attributes:
         name: Its name among the model's operations.

@@ -80,7 +80,8 @@ def write_blis(
     )
     (folder / "defaults_blackbox.yaml").write_text(
         f"models:\n  - id: {quoted}\n    GPU: {name}\n"
-        f"    tensor_parallelism: {tp}\n    vllm_version: vllm/vllm-openai:v0.15.1\n"
+        f"    tensor_parallelism: {tp}\n"
+        f"    vllm_version: vllm/vllm-openai:v{deployment.profile.version}\n"
         f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
         f"    total_kv_blocks: {blocks}\n",
         encoding="utf-8",

@@ -16,6 +16,7 @@ from physim.step.components import (
     output,
     prefill_attention,
     projections,
+    sampling,
 )
 
 COMPONENTS: tuple[Component, ...] = (
@@ -27,5 +28,6 @@ COMPONENTS: tuple[Component, ...] = (
     elementwise.COMPONENT,
     all_reduce.COMPONENT,
     output.COMPONENT,
+    sampling.COMPONENT,
     gpu_idle.COMPONENT,
 )

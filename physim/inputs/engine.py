@@ -1,0 +1,198 @@
+"""What differs between serving engines and their versions, read from ``engines/*.json``."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from physim import data
+from physim.errors import InputError
+
+_SUFFIX = ".json"
+DEFAULT_ENGINE = "vllm"
+SAMPLERS = ("sort", "triton", "flashinfer")
+
+
+@dataclass(frozen=True)
+class DefaultLimits:
+    """Limits that an engine takes by default on a kind of GPU.
+
+    Attributes:
+        gpu_memory_gib: On GPUs of at least so much memory, GiB,
+        but_not: apart from those whose key begins so.
+        max_num_batched_tokens: Tokens of one step.
+        max_num_seqs: Requests that run at once.
+    """
+
+    gpu_memory_gib: float
+    but_not: tuple[str, ...]
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True)
+class KVReserve:
+    """Memory of a GPU that an engine keeps from the KV cache beside the weights, bytes.
+
+    Attributes:
+        fixed_bytes: Whatever is served.
+        tensor_parallel_bytes: More of it under tensor parallelism.
+        bytes_per_logit: For each logit of ``max_num_seqs`` requests.
+        vision_bytes: For models with a vision encoder.
+        graph_bytes: For CUDA graphs,
+        graph_bytes_per_layer: and more of it for each layer.
+    """
+
+    fixed_bytes: float
+    tensor_parallel_bytes: float
+    bytes_per_logit: float
+    vision_bytes: float
+    graph_bytes: float
+    graph_bytes_per_layer: float
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """A version of a serving engine.
+
+    Attributes:
+        engine: Its name.
+        version: The version.
+        gpu_memory_utilization: Share of the GPU's memory that it uses by default.
+        limits: Limits by default, of which the first that fits the GPU holds.
+        kv_reserve: Memory that is kept from the KV cache.
+        async_scheduling: Whether it schedules a step while the one before it runs.
+        admits_whole_prompts: Whether a prompt starts only if all of it has KV blocks.
+        sampler: Kernel of top-k and top-p sampling, of `SAMPLERS`,
+        sampler_from: from so many requests on; fewer are sorted.
+        penalty_step_s: Time of penalties a step, seconds,
+        penalty_request_s: and for each of its requests.
+        captured_tokens: Tokens of the largest step that is a CUDA graph; larger ones launch their
+            kernels one by one.
+        kernel_tables: The version that measured kernels were run with.
+        note: What stands for what, if the version that was asked for has no profile of its own.
+    """
+
+    engine: str
+    version: str
+    gpu_memory_utilization: float
+    limits: tuple[DefaultLimits, ...]
+    kv_reserve: KVReserve
+    async_scheduling: bool
+    admits_whole_prompts: bool
+    sampler: str
+    sampler_from: int
+    penalty_step_s: float
+    penalty_request_s: float
+    captured_tokens: int
+    kernel_tables: str
+    note: str = ""
+
+    def limits_on(self, key: str, memory_gib: float) -> DefaultLimits:
+        """The limits by default on a GPU.
+
+        Args:
+            key: The GPU's key.
+            memory_gib: Its memory, GiB.
+        """
+        return next(
+            limits
+            for limits in self.limits
+            if memory_gib >= limits.gpu_memory_gib and not key.startswith(limits.but_not)
+        )
+
+
+@functools.lru_cache
+def shipped_engines() -> dict[str, tuple[str, ...]]:
+    """Versions with a profile by engine, from old to new."""
+    versions: dict[str, list[str]] = {}
+    for name in data.names("engines", _SUFFIX):
+        engine, _, version = name.partition("-")
+        versions.setdefault(engine, []).append(version)
+    return {engine: tuple(sorted(some, key=_numbers)) for engine, some in versions.items()}
+
+
+@functools.lru_cache
+def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> EngineProfile:
+    """The profile of an engine's version.
+
+    A version between two profiles takes the one before, one older than all the oldest; ``note``
+    says so.
+
+    Args:
+        engine: Its name.
+        version: Such as ``0.15.1``; None for the newest.
+
+    Raises:
+        InputError: The engine is unknown, or the version is none.
+    """
+    known = shipped_engines()
+    if engine not in known:
+        raise InputError(f"engine {engine!r}", "is unknown", f"use one of {', '.join(known)}")
+    versions = known[engine]
+    if version is None:
+        return _read(engine, versions[-1])
+    if not re.fullmatch(r"v?\d+(\.\d+)*([.+\-a-z].*)?", version):
+        raise InputError(
+            f"engine_version {version!r}", "is no version", f"write one such as {versions[-1]}"
+        )
+    asked = _numbers(version)
+    before = [one for one in versions if _numbers(one) <= asked]
+    taken = before[-1] if before else versions[0]
+    note = ""
+    # A patch release is its minor version.
+    if asked[: len(_numbers(taken))] != _numbers(taken):
+        note = f"{engine} {version.removeprefix('v')} has no profile of its own: {taken}'s is taken"
+    return _read(engine, taken, note)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    assert found is not None  # names of files, and what was matched before
+    return tuple(int(part) for part in found.group(1).split("."))
+
+
+def _read(engine: str, version: str, note: str = "") -> EngineProfile:
+    path = data.folder("engines") / f"{engine}-{version}{_SUFFIX}"
+    fields = data.read_json(path)
+
+    def value(field: str) -> Any:
+        figure = fields.get(field)
+        if not isinstance(figure, Mapping) or "value" not in figure or not figure.get("source"):
+            raise InputError(
+                f"{path}: {field}",
+                "has no value with a source",
+                'write {"value": ..., "source": "..."}',
+            )
+        return figure["value"]
+
+    try:
+        sampler, penalties = value("sampler"), value("penalties")
+        profile = EngineProfile(
+            engine=engine,
+            version=version,
+            gpu_memory_utilization=float(value("gpu_memory_utilization")),
+            limits=tuple(
+                DefaultLimits(**{**one, "but_not": tuple(one["but_not"])})
+                for one in value("limits")
+            ),
+            kv_reserve=KVReserve(**value("kv_reserve")),
+            async_scheduling=bool(value("async_scheduling")),
+            admits_whole_prompts=bool(value("admits_whole_prompts")),
+            sampler=str(sampler["kernel"]),
+            sampler_from=int(sampler["from_batch"]),
+            penalty_step_s=float(penalties["step_s"]),
+            penalty_request_s=float(penalties["request_s"]),
+            captured_tokens=int(value("captured_tokens")),
+            kernel_tables=str(value("kernel_tables")),
+            note=note,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(str(path), f"is damaged ({error})", "reinstall physim") from error
+    if profile.sampler not in SAMPLERS or not math.isfinite(profile.gpu_memory_utilization):
+        raise InputError(f"{path}: sampler", f"{profile.sampler!r} is unknown", "correct it")
+    return profile
