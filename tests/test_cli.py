@@ -11,6 +11,7 @@ import pytest
 from test_evaluation import ROW
 
 LOAD = ["--rate", "6", "--input", "786", "--output", "251"]
+LENGTHS = ["--input", "575", "--output", "248"]
 PREDICT = ["predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *LOAD]
 
 
@@ -316,7 +317,7 @@ def test_table_from_end_to_end(tmp_path):
     out = tmp_path / "qwen"
     run = physim(
         *("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out, "--format", "json"),
-        *("--rate", "4", "--cached", "560", *small, "--plot", tmp_path / "qwen.png"),
+        *("--rate", "4", *LENGTHS, "--cached", "560", *small, "--plot", tmp_path / "qwen.png"),
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
@@ -344,8 +345,11 @@ def test_table_from_end_to_end(tmp_path):
     [
         (["--tolerance", "-1"], "tolerance: -1 is out of reach; use 0.001 to 0.5"),
         (["--format", "xlsx"], "format: 'xlsx' is unknown; use one of parquet, csv, json, blis"),
-        (["--rate", "0"], "rate: 0.0 is not positive"),
-        (["--input", "-5"], "input_tokens: -5.0 is not positive"),
+        (["--rate", "0", *LENGTHS], "rate: 0.0 is not positive"),
+        (["--rate", "4", "--input", "-5", "--output", "9"], "input_tokens: -5.0 is not positive"),
+        (["--rate", "4"], "--input and --output: are missing; give both"),
+        (LENGTHS, "load: has no rate, concurrency, stages or trace; give one"),
+        (["--format", "blis"], "load: is missing, for which BLIS's coefficients hold"),
         (["--models", "none.txt"], "cannot be combined with a model, --gpu or --tp"),
         (["--gpus", "h100_sxm"], "need --models"),
         (["--format", "blis", "--plot", "a.png"], "--plot: draws one table"),
@@ -360,7 +364,7 @@ def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):
     assert not out.exists()
 
 
-QUESTION = ["--gpu", "h100_sxm", "--input", "575", "--output", "248"]
+QUESTION = ["--gpu", "h100_sxm", *LENGTHS]
 
 
 def test_questions_from_end_to_end(tmp_path):

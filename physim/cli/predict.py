@@ -12,13 +12,15 @@ import typer
 from physim.cli.console import stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
-    LENGTHS,
     Arrival,
     Burstiness,
     Cached,
     Concurrency,
+    OptionalInput,
+    OptionalOutput,
     Prefixes,
     Rate,
+    Stages,
     load_options,
 )
 from physim.cli.output_options import Plot, write
@@ -36,24 +38,12 @@ _LOAD = "Load"
 def predict(
     model: Model,
     gpu: Gpu,
-    input_tokens: Annotated[
-        str | None,
-        typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_LOAD),
-    ] = None,
-    output_tokens: Annotated[
-        str | None,
-        typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_LOAD),
-    ] = None,
+    input_tokens: OptionalInput = None,
+    output_tokens: OptionalOutput = None,
     tp: Tp = 1,
     rate: Rate = None,
     concurrency: Concurrency = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="RATE:SECONDS of a load in stages; repeat it.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
+    stage: Stages = None,
     requests: Annotated[
         int | None,
         typer.Option(help="Requests in all, of one rate or of clients.", rich_help_panel=_LOAD),
@@ -110,14 +100,11 @@ def predict(
         with running("replaying"):
             prediction = physim.predict_trace(case, trace, timeout_s=timeout, fit=fit)
     else:
-        if input_tokens is None or output_tokens is None:
-            raise InputError("--input and --output", "are missing", "give both, or a --trace")
         load = load_options(locals())
         case = Case.of(
             model,
             gpu=gpu,
             **load,
-            stages=[physim.Stage.parse(text) for text in stage or []],
             requests=requests,
             timeout_s=timeout,
             mixed=mixed,

@@ -10,10 +10,20 @@ import typer
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import stdout
 from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    OptionalInput,
+    OptionalOutput,
+    Prefixes,
+    Rate,
+    Stages,
+    load_options,
+)
 from physim.cli.output_options import Plot, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
 
-_LOAD = "Load of linear models"
 # Linear models with a larger error, percent, are advised against.
 _USABLE_PCT = 10.0
 
@@ -42,37 +52,29 @@ def table(
     ] = None,
     gpus: Annotated[str, typer.Option(help="Many tables: GPUs by commas.")] = "",
     tps: Annotated[str, typer.Option(help="Many tables: tp by commas; 1 if not given.")] = "",
-    rate: Annotated[
-        float | None, typer.Option(help="Arrivals per second.", rich_help_panel=_LOAD)
-    ] = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(help="RATE:SECONDS of a load in stages; repeat it.", rich_help_panel=_LOAD),
-    ] = None,
-    input_tokens: Annotated[
-        str, typer.Option("--input", help="Prompt tokens.", rich_help_panel=_LOAD)
-    ] = "575",
-    output_tokens: Annotated[
-        str, typer.Option("--output", help="Generated tokens.", rich_help_panel=_LOAD)
-    ] = "248",
-    cached: Annotated[
-        float, typer.Option(help="Prompt tokens in the prefix cache.", rich_help_panel=_LOAD)
-    ] = 0.0,
-    arrival: Annotated[
-        str, typer.Option(help="constant or poisson.", rich_help_panel=_LOAD)
-    ] = "constant",
+    rate: Rate = None,
+    stage: Stages = None,
+    input_tokens: OptionalInput = None,
+    output_tokens: OptionalOutput = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
     plot: Plot = None,
     *,
     engine: Engine,
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
-    With --rate or --stage, linear models over that load come with it; for blis without one, 8, then
-    20 requests/s are taken. With --models, --gpus and --tps there is a folder for each combination,
-    and what is there already is kept.
+    Under a load, which blis needs, linear models come with it. They hold for that load alone: its
+    rates, its lengths, and what of its prompts is cached. With --models, --gpus and --tps there is
+    a folder for each combination, and what is there already is kept.
 
-    Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --out tables/qwen
+    Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --rate 8 --input 575
+    --output 248 --out tables/qwen
     """
+    loaded = rate is not None or stage or input_tokens or output_tokens
+    load = load_options(locals()) if loaded else {}
     from physim.errors import InputError
 
     if plot is not None and (models is not None or kind == "blis"):
@@ -81,7 +83,7 @@ def table(
         "kind": kind,
         "tolerance": tolerance,
         "fit": fit,
-        **_load(rate, stage or [], input_tokens, output_tokens, cached, arrival),
+        **load,
         "force": force,
         **engine,
     }
@@ -99,29 +101,9 @@ def table(
     _one(model, gpu, 1 if tp is None else tp, out, options)
     if plot is not None:
         from physim.plot import draw_table
-        from physim.tables import load
+        from physim.tables import load as read
 
-        write(lambda: draw_table(load(out)), plot)
-
-
-def _load(
-    rate: float | None, stages: list[str], inputs: str, outputs: str, cached: float, arrival: str
-) -> dict[str, Any]:
-    """The load of linear models as a case takes it; nothing without a rate or stages."""
-    import physim
-
-    none = rate is None and not stages
-    load: dict[str, Any] = {
-        "input_tokens": physim.Lengths.parse(inputs),
-        "output_tokens": physim.Lengths.parse(outputs),
-        "rate": 1.0 if none else rate,
-        "stages": tuple(physim.Stage.parse(text) for text in stages),
-        "cached_tokens": cached,
-        "arrival": arrival,
-    }
-    # What cannot be used is refused, whether or not it is needed.
-    physim.Load(**load)
-    return {} if none else load
+        write(lambda: draw_table(read(out)), plot)
 
 
 def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from physim.prediction.steady import steady
 from physim.replay.engine import Engine, Replayed, replay, summarised
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
-from physim.step.front_end import handover_steps, output_s, outside_s
+from physim.step.front_end import handover_beyond_steps, output_s, outside_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,14 +38,11 @@ def engine_of(case: Case, corrections: Corrections, requests: float) -> Engine:
         requests: Requests of a step, mean, whose output is handled together.
     """
     limits = case.deployment.limits
-    # A correction of the wait for the steps under way comes on top of what the replay waits.
-    ahead = limits.async_scheduling
-    later = handover_steps(corrections, ahead) - handover_steps(Corrections(), ahead)
     return Engine(
         limits,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
-        output_steps=float(later),
+        output_steps=float(handover_beyond_steps(corrections, limits.async_scheduling)),
     )
 
 

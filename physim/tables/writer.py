@@ -17,7 +17,6 @@ from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
-from physim.inputs.load import Load, Stage
 from physim.inputs.model_lookup import config_path
 from physim.prediction.cases import Case, CaseOptions, LoadAndEngineOptions, check_names
 from physim.step.model import StepModel
@@ -28,8 +27,6 @@ from physim.tables.linear_models import alphas, blackbox, trained_physics
 from physim.tables.operating_region import operating_region
 
 BLIS = "blis"
-# The load of a projection where none is given: the "general" one of the seed's study.
-GENERAL = Load(575, 248, stages=(Stage(8.0, 600.0), Stage(20.0, 600.0)), cached_tokens=560)
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def write_table(
     Args:
         model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
             case beside it. Linear models are projected over its load. Without one, a table comes
-            without them, and BLIS's folder takes `GENERAL`.
+            without them; BLIS's folder needs one.
         folder: The folder to make.
         kind: ``parquet``, ``csv`` or ``json`` for a table; ``blis`` for all that BLIS reads.
         tolerance: Interpolation error of 99% of batches, as a share of their time.
@@ -79,7 +76,7 @@ def write_table(
         InputError: Some input cannot be used, or the folder is there and not empty.
     """
     _check(kind, tolerance)
-    case = _with_load(Case.of(model, **options), kind)
+    case = _checked(Case.of(model, **options), kind)
     if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
     known_fit = load_fit(fit, case.gpu.key)
@@ -159,7 +156,7 @@ def write_tables(
                 place = folder / f"{own}_{gpu}_tp{tp}"
                 progress(name)
                 try:
-                    case = _with_load(Case.of(model, gpu=gpu, tp=tp, **options), kind)
+                    case = _checked(Case.of(model, gpu=gpu, tp=tp, **options), kind)
                     if (place / METADATA).is_file() and not force:
                         yield _kept(name, place, _request(kind, tolerance, fit, case))
                         continue
@@ -173,12 +170,19 @@ def write_tables(
                 yield Made(name, place, "", error_pct)
 
 
-def _with_load(case: Case, kind: str) -> Case:
-    """The case; for BLIS with a load in any case."""
-    if case.load is not None or kind != BLIS:
-        return case
-    GENERAL.check_fits(case.deployment.limits)
-    return case.under(GENERAL)
+def _checked(case: Case, kind: str) -> Case:
+    """The case, which for BLIS has a load.
+
+    Raises:
+        InputError: It has none.
+    """
+    if kind == BLIS and case.load is None:
+        raise InputError(
+            "load",
+            "is missing, for which BLIS's coefficients hold",
+            "give the lengths of prompts and outputs, and a rate or stages",
+        )
+    return case
 
 
 def _kept(name: str, place: Path, wanted: str) -> Made:
