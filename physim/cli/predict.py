@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,7 @@ from physim.cli.load_options import (
     Stages,
     load_options,
 )
-from physim.cli.output_options import Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def predict(
             help="Steps with prefill and decode: additive, weighted-average or smooth-weighted."
         ),
     ] = "additive",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     plot: Plot = None,
     *,
     engine: Engine,
@@ -113,7 +112,7 @@ def predict(
         with running("predicting"):
             prediction = physim.predict(case, method=method, seed=seed, fit=fit)
     if as_json:
-        typer.echo(json.dumps(prediction.to_dict(), indent=1))
+        print_json(prediction.to_dict())
     else:
         console = stdout()
         for part in _rendered(prediction):

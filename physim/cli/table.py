@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +22,11 @@ from physim.cli.load_options import (
     Stages,
     load_options,
 )
-from physim.cli.output_options import Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
+
+if TYPE_CHECKING:
+    from physim.tables.writer import Made
 
 # Linear models with a larger error, percent, are advised against.
 _USABLE_PCT = 10.0
@@ -60,6 +64,7 @@ def table(
     prefixes: Prefixes = 1,
     arrival: Arrival = "constant",
     burstiness: Burstiness = 1.0,
+    as_json: AsJson = False,
     plot: Plot = None,
     *,
     engine: Engine,
@@ -75,7 +80,9 @@ def table(
     """
     loaded = rate is not None or stage or input_tokens or output_tokens
     load = load_options(locals()) if loaded else {}
+    from physim.cli.progress import running
     from physim.errors import InputError
+    from physim.tables.writer import write_table
 
     if plot is not None and (models is not None or kind == "blis"):
         raise InputError("--plot", "draws one table", "leave it out, or --models and blis")
@@ -92,13 +99,18 @@ def table(
             raise InputError(
                 "--models", "cannot be combined with a model, --gpu or --tp", "use --gpus and --tps"
             )
-        _many(models, gpus, tps or "1", out, options)
+        _many(models, gpus, tps or "1", out, options, as_json)
         return
     if gpus or tps:
         raise InputError("--gpus and --tps", "need --models", "give it, or --gpu and --tp")
     if model is None or gpu is None:
         raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
-    _one(model, gpu, 1 if tp is None else tp, out, options)
+    with running("tabulating"):
+        about = write_table(model, out, gpu=gpu, tp=1 if tp is None else tp, **options)
+    if as_json:
+        print_json(about)
+    else:
+        _print_table(about, out)
     if plot is not None:
         from physim.plot import draw_table
         from physim.tables import load as read
@@ -106,12 +118,7 @@ def table(
         write(lambda: draw_table(read(out)), plot)
 
 
-def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
-    from physim.cli.progress import running
-    from physim.tables.writer import write_table
-
-    with running("tabulating"):
-        about = write_table(model, out, gpu=gpu, tp=tp, **options)
+def _print_table(about: Mapping[str, Any], out: Path) -> None:
     console = stdout()
     error = about.get("interpolation_error_pct")
     if error is not None:
@@ -140,7 +147,9 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
     console.print(f"written to {out}")
 
 
-def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
+def _many(
+    models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any], as_json: bool
+) -> None:
     from physim.cli.progress import counting
     from physim.errors import InputError
     from physim.tables.writer import write_tables
@@ -154,20 +163,29 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
     if not names or not keys:
         raise InputError("--models and --gpus", "name nothing", "give at least one of each")
     degrees = degrees_in(tps)
-    console = stdout()
-    made = kept = left = 0
+    tables = []
     with counting("tabulating", len(names) * len(keys) * len(degrees)) as say:
         for one in write_tables(names, keys, degrees, out, say, **options):
-            if one.folder is None:
-                left += 1
-                reason = one.reason.removeprefix(f"{one.name}: ")
-                console.print(f"left out {one.name}: {reason}", style="yellow", soft_wrap=True)
-            elif one.reason:
-                kept += 1
-            else:
-                made += 1
-                within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
-                console.print(f"{one.name}: {one.folder.name}{within}")
-    console.print(f"{made} made, {kept} there already, {left} left out; in {out}")
-    if not made + kept:
+            tables.append(one)
+            if not as_json:
+                _print_made(one)
+    if as_json:
+        print_json([one.to_dict() for one in tables])
+    else:
+        left = sum(one.folder is None for one in tables)
+        made = sum(not one.reason for one in tables)
+        kept = len(tables) - left - made
+        stdout().print(f"{made} made, {kept} there already, {left} left out; in {out}")
+    if all(one.folder is None for one in tables):
         raise InputError(str(out), "has no tables", "see what was left out, and why")
+
+
+def _print_made(one: Made) -> None:
+    """Says what became of one of many tables; of one that was there already, nothing."""
+    console = stdout()
+    if one.folder is None:
+        reason = one.reason.removeprefix(f"{one.name}: ")
+        console.print(f"left out {one.name}: {reason}", style="yellow", soft_wrap=True)
+    elif not one.reason:
+        within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
+        console.print(f"{one.name}: {one.folder.name}{within}")

@@ -41,6 +41,10 @@ class Hardware:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
         return dict(self.peak_flops).get(number_format)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON holds them."""
+        return {**vars(self), "peak_flops": dict(self.peak_flops)}
+
 
 def shipped_gpus() -> list[str]:
     """Keys of the GPUs that come with physim."""

@@ -45,6 +45,10 @@ class Made:
     reason: str = ""
     error_pct: float | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON holds it."""
+        return {**vars(self), "folder": None if self.folder is None else str(self.folder)}
+
 
 def write_table(
     model: str | Path | Case,
