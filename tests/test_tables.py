@@ -490,6 +490,19 @@ def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
         assert found[metric]["mean"] == pytest.approx(full[metric]["mean"], rel=within), metric
 
 
+@pytest.mark.parametrize(("rate", "said"), [(8.0, False), (200.0, True)])
+def test_a_load_above_capacity_is_said(rate, said, tmp_path):
+    load = {"input_tokens": 575, "output_tokens": 100, "stages": [(rate, 20.0)]}
+    (made,) = write_tables(
+        *(["Qwen/Qwen3-0.6B"], ["h100_sxm"], [1], tmp_path), kind="blis", **load, **ENGINE
+    )
+    warnings = json.loads((made.folder / "metadata.json").read_text())["coefficients"]["warnings"]
+    assert list(made.warnings) == warnings
+    assert len(warnings) == said
+    readme = (made.folder / "README.md").read_text()
+    assert ("Note: the load of 200 req/s is above capacity" in readme) == said
+
+
 def test_many_tables(tmp_path, monkeypatch):
     names = ["Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-hf"]
     out = tmp_path / "out"

@@ -144,6 +144,8 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
             )
             if off["mean"] > _USABLE_PCT:
                 console.print("  too far off to be used: a line does not fit", style="yellow")
+        for line in coefficients["warnings"]:
+            console.print(f"Note: {line}.", style="yellow")
     console.print(f"written to {out}")
 
 
@@ -189,3 +191,5 @@ def _print_made(one: Made) -> None:
     elif not one.reason:
         within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
         console.print(f"{one.name}: {one.folder.name}{within}")
+        for line in one.warnings:
+            console.print(f"  Note: {line}.", style="yellow")

@@ -188,6 +188,7 @@ Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear
 alphas, which hold what a request spends outside of steps, are those of one load:
 {coefficients["load"]}. Under another, say with less of its prompts cached, they are far off.
 
+{"".join(f"Note: {line}.{chr(10)}{chr(10)}" for line in coefficients["warnings"])}\
 | files | generation of BLIS | mean error of a step | of all steps |
 | --- | --- | --- | --- |
 | `config.json`, `hardware_config.json`, `defaults.yaml` | main, trained physics | \

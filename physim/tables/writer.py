@@ -16,9 +16,11 @@ from physim import data
 from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.fluid.demand import Demand
 from physim.inputs.hardware import load_hardware
 from physim.inputs.model_lookup import config_path
 from physim.prediction.cases import Case, CaseOptions, LoadAndEngineOptions, check_names
+from physim.prediction.steady import steady
 from physim.step.model import StepModel
 from physim.tables.blis import write_blis
 from physim.tables.build import LEAST_TOLERANCE, MOST_TOLERANCE, Reach, tabulate
@@ -38,12 +40,14 @@ class Made:
         folder: Where it is; None where there is none.
         reason: Why there is none, or that it was there already; empty for one that was made.
         error_pct: Interpolation error of 99% of batches, percent.
+        warnings: Which of its numbers mean little, and why, one line each.
     """
 
     name: str
     folder: Path | None
     reason: str = ""
     error_pct: float | None = None
+    warnings: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON holds it."""
@@ -171,7 +175,8 @@ def write_tables(
                     yield Made(name, None, str(error))
                     continue
                 error_pct = found.get("interpolation_error_pct", {}).get("p99")
-                yield Made(name, place, "", error_pct)
+                warnings = found.get("coefficients", {}).get("warnings", ())
+                yield Made(name, place, "", error_pct, warnings)
 
 
 def _checked(case: Case, kind: str) -> Case:
@@ -234,7 +239,21 @@ def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dic
         "blackbox": blackbox(region).to_dict(),
         "trained_physics": trained_physics(region, case.model, case.gpu, case.deployment).to_dict(),
         "mean_step_us": round(region.mean_step_s * 1e6, 3),
+        "warnings": _above_capacity(case, corrections),
     }
+
+
+def _above_capacity(case: Case, corrections: Corrections) -> list[str]:
+    """A line, if the load's busiest stage is more than the engine can serve."""
+    (found,) = steady([case], [corrections], "")
+    if not found.saturated:
+        return []
+    rate = Demand.of(case.demanded, case.deployment.limits.block_size).rate
+    return [
+        f"the load of {rate:.3g} req/s is above capacity ({found.saturation_rps:.3g} req/s): most "
+        "steps run as many requests as the engine takes, so coefficients and alphas say little of "
+        "smaller batches, and TTFT is mostly the queue"
+    ]
 
 
 def _hashes(case: Case, corrections: Corrections) -> dict[str, str]:
