@@ -27,6 +27,7 @@ class Hardware:
         memory_bytes: Memory that a process can see, bytes.
         link: ``nvlink`` or ``pcie``.
         link_bandwidth: Bandwidth to the other GPUs of the node, bytes/s in one direction.
+        node_gpus: GPUs that the link connects, those of a node; None if the file does not say.
     """
 
     key: str
@@ -36,6 +37,7 @@ class Hardware:
     memory_bytes: float
     link: str
     link_bandwidth: float
+    node_gpus: int | None = None
 
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
@@ -80,6 +82,7 @@ def load_hardware(gpu: str) -> Hardware:
         memory_bytes=_figure(fields, "memory_bytes", where),
         link=str(fields.get("link") or "pcie"),
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
+        node_gpus=int(_figure(fields, "node_gpus", where)) if "node_gpus" in fields else None,
     )
 
 
