@@ -431,7 +431,7 @@ def test_questions_from_end_to_end(tmp_path):
     [
         (
             ["capacity", "Qwen/Qwen3-8B", *QUESTION, "--slo", "fast"],
-            "slo 'fast': is not an objective",
+            "slo 'fast': has no bound; write it like ttft_p99=500ms",
         ),
         (["explain", "Qwen/Qwen3-8B", *QUESTION], "rate"),
         (
