@@ -273,6 +273,18 @@ def test_the_region_is_where_the_engine_works(general):
     assert context == pytest.approx(575 + 124, rel=0.02)
 
 
+def test_a_line_holds_for_its_load_alone(general):
+    case, model, region = general
+    line = np.array(blackbox(region).beta)
+    uncached = case.under(Load(575, 248, rate=12.0))
+    other = operating_region(uncached, model, CORRECTIONS)
+    steps = other.batches
+    found = line[0] + line[1] * steps.prefill_tokens + line[2] * steps.decode_requests
+    assert other.share @ found / (other.share @ other.seconds * 1e6) == pytest.approx(
+        1.16, abs=0.02
+    )
+
+
 def test_a_line_is_projected_on_itself():
     rng = np.random.default_rng(0)
     basis = np.stack([np.ones(50), rng.uniform(0, 500, 50), rng.uniform(0, 60, 50)], axis=1)

@@ -78,10 +78,10 @@ def kernel_profile(
     one, and what more of them add is in the multipliers, as is CPU time that the GPU does not hide.
     Those are fitted to steps over the engine's reach.
 
-    Of a prompt that is partly cached BLIS takes the attention of all of it, and leaves the share of
-    the pairs of tokens that are not in the cache. The time that the kernel takes for few tokens
-    already shrinks with it, so what is missing for a prompt of the load comes with the layer's time
-    for each prompt.
+    For a partly cached prompt BLIS takes the attention of the whole prompt, times the share of its
+    pairs of tokens that are not in the cache. That scales down even the time that the kernel takes
+    for a single token. What a prompt of the load loses so is added to the time of a layer for each
+    prompt.
 
     Args:
         model: The step model.
