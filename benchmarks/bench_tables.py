@@ -13,6 +13,7 @@ from typing import Any
 from physim.corrections.fields import Corrections
 from physim.corrections.files import load_fit
 from physim.inputs.deployment import Deployment
+from physim.inputs.load import Load, Stage
 from physim.inputs.model_lookup import shipped_models
 from physim.inputs.parallelism import Parallelism
 from physim.prediction.cases import Case
@@ -25,7 +26,7 @@ from physim.tables.build import Reach
 from physim.tables.linear_models import blackbox
 from physim.tables.operating_region import operating_region
 from physim.tables.replay_adapter import TableStepTimes
-from physim.tables.writer import GENERAL, write_table, write_tables
+from physim.tables.writer import write_table, write_tables
 
 MODEL, GPU, TP = "Qwen/Qwen3-14B", "h100_sxm", 2
 REPLAYED = ((MODEL, 2), ("meta-llama/Llama-3.1-8B-Instruct", 1), ("mistralai/Mixtral-8x7B-v0.1", 4))
@@ -34,6 +35,8 @@ LIMITS: dict[str, Any] = {
     "max_num_batched_tokens": 2048,
     "max_model_len": 4096,
 }
+# The "general" load of the seed's study.
+GENERAL = Load(575, 248, stages=(Stage(8.0, 600.0), Stage(20.0, 600.0)), cached_tokens=560)
 TABLES, SINGLE, TOGETHER = 100, 20_000, 100_000
 
 
@@ -88,7 +91,7 @@ def replays(folder: Path) -> None:
         projection = blackbox(region)
         place = folder / model.replace("/", "--")
         write_table(model, place, gpu=GPU, tp=tp, kind="json", **LIMITS)
-        engine = engine_of(case, corrections, region.mean_requests)
+        engine = engine_of(case, corrections, region.met_requests)
         ways: dict[str, StepTimes] = {
             "the model": ModelStepTimes(exact, 128, 2048, 1000),
             "its table": TableStepTimes(load(place), 1000),

@@ -40,17 +40,17 @@ _BLENDS = ",weighted-average,smooth-weighted"
 
 
 def _commands(data: Path) -> Iterator[tuple[str, list[str]]]:
-    """Commands by name; OUT stands for a file or folder that they write, JSON for one in JSON."""
+    """Commands by name; OUT stands for a file or folder that they write."""
     trainval, seed16 = str(data / "trainval.csv"), str(data / "seed16.csv")
     both, steps = ["--data", trainval, "--data", seed16], str(data / "steps_vllm_h100.parquet")
     for fit in ("none", "default"):
-        yield f"evaluate {fit}", ["evaluate", *both, "--fit", fit, "--json", "JSON"]
+        yield f"evaluate {fit}", ["evaluate", *both, "--fit", fit, "--out", "OUT.json"]
         overload = "experiment.str.contains('codellama-34b-tp2-reasoning') and stage == 0"
         yield (
             f"overload {fit}",
             [
                 *("evaluate", "--data", seed16, "--timeout", "300", "--where", overload),
-                *("--fit", fit, "--json", "JSON"),
+                *("--fit", fit, "--out", "OUT.json"),
             ],
         )
     bf16 = "stage >= 0 and weight_dtype == 'bf16'"
@@ -58,7 +58,7 @@ def _commands(data: Path) -> Iterator[tuple[str, list[str]]]:
         "evaluate replay",
         [
             *("evaluate", "--data", trainval, "--fit", "none", "--where", bf16),
-            *("--method", "replay", "--json", "JSON"),
+            *("--method", "replay", "--out", "OUT.json"),
         ],
     )
     yield "fit", ["fit", *both, "--steps", steps, "--out", "OUT.json"]
@@ -68,11 +68,11 @@ def _commands(data: Path) -> Iterator[tuple[str, list[str]]]:
         methods = "physim,zero-shot" if kind == "experiment" else methods
         yield (
             f"crossval {kind}",
-            ["crossval", *both, "--leave-out", kind, "--methods", methods, "--json", "JSON"],
+            ["crossval", *both, "--leave-out", kind, "--methods", methods, "--out", "OUT.json"],
         )
     yield (
         "crossval time",
-        ["crossval", *both, "--steps", steps, "--leave-out", "time", "--json", "JSON"],
+        ["crossval", *both, "--steps", steps, "--leave-out", "time", "--out", "OUT.json"],
     )
     for model in _MODELS:
         for gpu, tp in (("h100_sxm", 2), ("a100_sxm", 4), ("l40s", 8), ("b200_sxm", 1)):
@@ -120,7 +120,10 @@ def _commands(data: Path) -> Iterator[tuple[str, list[str]]]:
         for kind in ("csv", "json", "blis"):
             yield (
                 f"table {kind} {model}",
-                ["table", *where, "--format", kind, "--stage", "4:300", "--stage", "8:300"],
+                [
+                    *("table", *where, "--format", kind, "--stage", "4:300", "--stage", "8:300"),
+                    *("--input", "575", "--output", "248"),
+                ],
             )
 
 
@@ -156,7 +159,7 @@ def _run(name: str, arguments: list[str], folder: Path) -> dict[str, float]:
     from physim.cli import app
 
     out = folder / re.sub(r"\W+", "_", name)
-    argv = [one.replace("OUT", str(out)).replace("JSON", f"{out}.json") for one in arguments]
+    argv = [one.replace("OUT", str(out)) for one in arguments]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         app(argv, standalone_mode=False)

@@ -15,10 +15,11 @@ import yaml
 
 @dataclass
 class Batch:
-    """Contexts of decoding requests; prompts of which nothing is cached, whole."""
+    """Contexts of decoding requests; new tokens of prompts, and what each has in the cache."""
 
     contexts: list[int]
     prompts: list[int]
+    cached: int = 0
 
     @property
     def requests(self):
@@ -86,7 +87,11 @@ def kernel_lookup(folder):
     def step(beta, batch):
         total = beta[0] * layers * gemm(batch.tokens)
         if batch.prompts:
-            total += beta[1] * layers * prefill(len(batch.prompts), np.mean(batch.prompts))
+            # Attention of whole prompts, less the share of pairs that lie in the cache.
+            whole_prompts = np.array(batch.prompts) + batch.cached
+            left = 1 - len(whole_prompts) * batch.cached**2 / np.sum(whole_prompts**2)
+            attention = prefill(len(whole_prompts), np.mean(whole_prompts))
+            total += beta[1] * layers * attention * left
         if batch.contexts:
             total += beta[2] * layers * decode(len(batch.contexts), np.mean(batch.contexts))
             total += beta[9] * layers

@@ -11,6 +11,7 @@ import pytest
 from test_evaluation import ROW
 
 LOAD = ["--rate", "6", "--input", "786", "--output", "251"]
+LENGTHS = ["--input", "575", "--output", "248"]
 PREDICT = ["predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *LOAD]
 
 
@@ -81,7 +82,7 @@ def test_evaluate_writes_the_documented_json(tmp_path):
     runs, out = tmp_path / "runs.csv", tmp_path / "out.json"
     pd.DataFrame([ROW, {**ROW, "stage": 1, "rate_rps": 4}]).to_csv(runs, index=False)
     picture = tmp_path / "errors.svg"
-    run = physim("evaluate", "--data", runs, "--json", out, "--plot", picture)
+    run = physim("evaluate", "--data", runs, "--out", out, "--plot", picture)
     assert run.returncode == 0
     assert "<svg" in picture.read_text()
     assert "within 10%" in run.stdout
@@ -102,11 +103,41 @@ def test_evaluate_writes_the_documented_json(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["evaluate", "--data", "RUNS"], "summary"),
+        (["show", "models"], "models"),
+        (["show", "gpus"], None),
+        (["show", "fits"], None),
+        (["show", "components"], None),
+        (["show", "fit", "vllm-h100"], "covariance"),
+        (["grids", "show", "h100_sxm"], "tables"),
+        (["grids", "show", "h100_sxm", "gemm_bfloat16", "--at", "k=4096"], "efficiency"),
+        (["table", *LENGTHS, "--rate", "4", "--cached", "560"], "coefficients"),
+        (["table", "--models", "MODELS", "--gpus", "h100_sxm"], None),
+    ],
+)
+def test_json_is_all_that_is_printed(tmp_path, arguments, key):
+    runs, models = tmp_path / "runs.csv", tmp_path / "models.txt"
+    pd.DataFrame([ROW]).to_csv(runs, index=False)
+    models.write_text("Qwen/Qwen3-0.6B\nmeta-llama/Llama-2-70b-hf\n")
+    given = [{"RUNS": runs, "MODELS": models}.get(word, word) for word in arguments]
+    if arguments[0] == "table":
+        given += ["--tolerance", "0.2", "--max-num-seqs", "64", "--max-num-batched-tokens", "512"]
+        given += ["--max-model-len", "2048", "--out", tmp_path / "out"]
+        given += [] if "--models" in given else ["Qwen/Qwen3-0.6B", "--gpu", "h100_sxm"]
+    run = physim(*given, "--json")
+    assert run.returncode == 0, run.stderr
+    content = json.loads(run.stdout)
+    assert content if key is None else key in content
+
+
 def test_a_failed_evaluation_leaves_the_old_file(tmp_path):
     runs, out = tmp_path / "runs.csv", tmp_path / "out.json"
     out.write_text("old")
     pd.DataFrame([{**ROW, "rate_rps": -1}]).to_csv(runs, index=False)
-    assert physim("evaluate", "--data", runs, "--json", out).returncode == 1
+    assert physim("evaluate", "--data", runs, "--out", out).returncode == 1
     assert out.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "runs.csv"]
 
@@ -277,7 +308,7 @@ def test_runs_are_read_fitted_validated_and_used(tmp_path):
     folds, table = tmp_path / "folds.json", tmp_path / "folds.csv"
     run = physim(
         *("crossval", "--data", runs, "--freeze", "residual", "--leave-out", "model"),
-        *("--methods", "physim,zero-shot,ridge", "--json", folds, "--csv", table),
+        *("--methods", "physim,zero-shot,ridge", "--out", folds, "--csv", table),
         *("--plot", tmp_path / "folds.svg"),
     )
     assert run.returncode == 0, run.stderr
@@ -316,7 +347,7 @@ def test_table_from_end_to_end(tmp_path):
     out = tmp_path / "qwen"
     run = physim(
         *("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out, "--format", "json"),
-        *("--rate", "4", "--cached", "560", *small, "--plot", tmp_path / "qwen.png"),
+        *("--rate", "4", *LENGTHS, "--cached", "560", *small, "--plot", tmp_path / "qwen.png"),
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
@@ -344,8 +375,11 @@ def test_table_from_end_to_end(tmp_path):
     [
         (["--tolerance", "-1"], "tolerance: -1 is out of reach; use 0.001 to 0.5"),
         (["--format", "xlsx"], "format: 'xlsx' is unknown; use one of parquet, csv, json, blis"),
-        (["--rate", "0"], "rate: 0.0 is not positive"),
-        (["--input", "-5"], "input_tokens: -5.0 is not positive"),
+        (["--rate", "0", *LENGTHS], "rate: 0.0 is not positive"),
+        (["--rate", "4", "--input", "-5", "--output", "9"], "input_tokens: -5.0 is not positive"),
+        (["--rate", "4"], "--input and --output: are missing; give both"),
+        (LENGTHS, "load: has no rate, concurrency, stages or trace; give one"),
+        (["--format", "blis"], "load: is missing, for which BLIS's coefficients hold"),
         (["--models", "none.txt"], "cannot be combined with a model, --gpu or --tp"),
         (["--gpus", "h100_sxm"], "need --models"),
         (["--format", "blis", "--plot", "a.png"], "--plot: draws one table"),
@@ -360,7 +394,7 @@ def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):
     assert not out.exists()
 
 
-QUESTION = ["--gpu", "h100_sxm", "--input", "575", "--output", "248"]
+QUESTION = ["--gpu", "h100_sxm", *LENGTHS]
 
 
 def test_questions_from_end_to_end(tmp_path):
@@ -397,7 +431,7 @@ def test_questions_from_end_to_end(tmp_path):
     [
         (
             ["capacity", "Qwen/Qwen3-8B", *QUESTION, "--slo", "fast"],
-            "slo 'fast': is not an objective",
+            "slo 'fast': has no bound; write it like ttft_p99=500ms",
         ),
         (["explain", "Qwen/Qwen3-8B", *QUESTION], "rate"),
         (
@@ -429,7 +463,7 @@ def test_bad_questions_are_one_line(arguments, complaint):
         (["report", *PREDICT[1:], "--out", "/nowhere/a.html"], "/nowhere is not a folder"),
         (["fit", "--data", "none.csv", "--out", "/nowhere/a.json"], "/nowhere is not a folder"),
         (
-            ["evaluate", "--data", "none.csv", "--json", "/nowhere/a.json"],
+            ["evaluate", "--data", "none.csv", "--out", "/nowhere/a.json"],
             "/nowhere is not a folder",
         ),
     ],

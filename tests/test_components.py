@@ -572,6 +572,11 @@ def test_gaps_in_the_measurements_are_said():
 
     assert lines("Qwen/Qwen3-8B", "h100_sxm") == ""
     assert "no measured kernels for b200_sxm" in lines("Qwen/Qwen3-8B", "b200_sxm")
+    assert lines("Qwen/Qwen3-14B", "h100_sxm", tp=8) == ""
+    two_nodes = lines("meta-llama/Llama-2-70b-hf", "h100_sxm", tp=16)
+    assert (
+        "tp 16 spans 2 nodes of 8 GPUs: all-reduces are taken at the speed of NVLink" in two_nodes
+    )
     a100 = lines(SCOUT, "a100_sxm", tp=4, max_num_seqs=128)
     assert "no fp8 tensor cores" in a100
     assert "no measured expert kernel" in a100

@@ -61,9 +61,7 @@ def test_a_row(tmp_path):
     assert summary["n"] == 1
     assert summary["mape"] == summary["max_ape"] == pytest.approx(abs(error))
     assert summary["bias_pct"] == pytest.approx(error)
-    out = tmp_path / "out.json"
-    evaluation.write_json(out)
-    assert json.loads(out.read_text()) == {
+    assert json.loads(json.dumps(evaluation.to_dict())) == {
         "rows": evaluation.rows,
         "summary": evaluation.summary,
         "skipped": [],

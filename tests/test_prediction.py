@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
+import pandas as pd
 import pytest
 
 import physim
@@ -15,6 +17,7 @@ from physim.corrections.fields import Corrections
 from physim.corrections.files import Fit, load_fit
 from physim.errors import InputError
 from physim.inputs.parallelism import Parallelism
+from physim.prediction.cases import Case
 from physim.prediction.intervals import predict_with_interval
 
 HOME = Path(physim.__file__).parent
@@ -306,3 +309,32 @@ def test_loads_say_what_is_missing_or_too_much():
     code = "import physim; physim.Load(786, 'exponential:248', rate=1)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pass physim.Lengths.parse('exponential:248')" in run.stderr
+
+
+@pytest.mark.parametrize("spread", [0, 200])
+def test_what_stands_for_a_trace_has_its_prefixes_and_lengths(tmp_path, spread):
+    count, rate, groups = 600, 12.0, 4
+    rng = np.random.default_rng(0)
+    outputs = 248 + rng.integers(-spread, spread + 1, count)
+    frame = pd.DataFrame(
+        {
+            "arrival_s": np.arange(count) / rate,
+            "input_tokens": 575,
+            "output_tokens": outputs,
+            "prefix_group": np.arange(count) % groups,
+            "prefix_tokens": 560,
+        }
+    )
+    frame.to_csv(tmp_path / "trace.csv", index=False)
+    case = Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, max_num_seqs=256)
+    found = physim.predict_trace(case, tmp_path / "trace.csv", fit="none")
+    load = physim.Load(
+        575,
+        physim.Lengths.empirical(tuple(outputs.tolist())),
+        rate=rate,
+        cached_tokens=560,
+        prefixes=groups,
+    )
+    expected = physim.predict(case.under(load), fit="none")
+    assert found.saturation_rps == pytest.approx(expected.saturation_rps, rel=0.02)
+    assert found.kv_use == pytest.approx(expected.kv_use, rel=0.03)

@@ -27,12 +27,18 @@ def test_objectives():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("ttft_p99", "is not an objective; write it like ttft_p99=500ms"),
-        ("ttft_p99=fast", "is not an objective"),
-        ("ttft_p99=500", "is not an objective"),
-        ("tps_p99=5ms", "slo tps_p99: is unknown; use one of ttft, itl, tpot, e2e"),
-        ("ttft_p95=5ms", "slo ttft_p95: is unknown"),
-        ("ttft_p99=-5ms", "is not positive"),
+        ("ttft_p99", "slo 'ttft_p99': has no bound; write it like ttft_p99=500ms"),
+        ("ttft=5ms", "'ttft' has no statistic; use one of ttft_mean, ttft_p50, ttft_p90, ttft_p99"),
+        ("ttft_p99=fast", "the bound 'fast' is not a number and a unit; write it like"),
+        ("ttft_p99=500", "the bound '500' has no unit; use one of s, ms, us"),
+        ("ttft_p99=5 min", "the unit 'min' is unknown; use one of s, ms, us"),
+        ("tps=5ms", "the metric 'tps' is unknown; use one of ttft, itl, tpot, e2e"),
+        (
+            "tps_p99=5ms",
+            "slo tps_p99: the metric 'tps' is unknown; use one of ttft, itl, tpot, e2e",
+        ),
+        ("ttft_p95=5ms", "slo ttft_p95: the statistic 'p95' is unknown; use one of mean, p50"),
+        ("ttft_p99=-5ms", "slo ttft_p99: the bound of -0.005 s is not positive; give a time"),
     ],
 )
 def test_bad_objectives(text, complaint):

@@ -14,11 +14,11 @@ import yaml
 from physim.corrections.files import load_fit
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.load import Stage
+from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
 from physim.prediction.cases import Case
 from physim.prediction.replayed import engine_of
-from physim.replay.engine import replay
+from physim.replay.engine import Engine, replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
 from physim.replay.workload import drawn
 from physim.step.batch import Batch
@@ -36,11 +36,13 @@ from physim.tables.linear_models import (
 from physim.tables.operating_region import operating_region
 from physim.tables.replay_adapter import TableStepTimes
 from physim.tables.table import prefill_context
-from physim.tables.writer import GENERAL, write_table, write_tables
+from physim.tables.writer import write_table, write_tables
 
 QWEN = "Qwen/Qwen3-14B"
 ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 4096}
-CLIENTS = {"input_tokens": 575, "output_tokens": 248, "cached_tokens": 560}
+LENGTHS = {"input_tokens": 575, "output_tokens": 248, "cached_tokens": 560}
+STAGES = (Stage(8.0, 600.0), Stage(20.0, 600.0))
+GENERAL = Load(**LENGTHS, stages=STAGES)
 CORRECTIONS = load_fit("vllm-h100").corrections
 
 
@@ -69,7 +71,8 @@ def table(general):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("tables") / "blis"
-    return place, write_table(QWEN, place, gpu="h100_sxm", tp=2, kind="blis", **ENGINE)
+    load = {**LENGTHS, "stages": STAGES}
+    return place, write_table(QWEN, place, gpu="h100_sxm", tp=2, kind="blis", **load, **ENGINE)
 
 
 def straight():
@@ -244,7 +247,7 @@ def test_a_replay_on_the_table_is_that_on_the_model(general, table, tmp_path):
     # The same rates for a minute each; benchmarks/bench_tables.py replays all of it.
     shorter = replace(GENERAL, stages=(Stage(8.0, 60.0), Stage(20.0, 60.0)))
     write(table, tmp_path, "json")
-    engine = engine_of(case, CORRECTIONS, region.mean_requests)
+    engine = engine_of(case, CORRECTIONS, region.met_requests)
     projection = blackbox(region)
 
     def replayed(times):
@@ -268,6 +271,18 @@ def test_the_region_is_where_the_engine_works(general):
     assert decodes / prompts == pytest.approx(247, rel=0.02)
     (context,) = region.share @ steps.attended / decodes
     assert context == pytest.approx(575 + 124, rel=0.02)
+
+
+def test_a_line_holds_for_its_load_alone(general):
+    case, model, region = general
+    line = np.array(blackbox(region).beta)
+    uncached = case.under(Load(575, 248, rate=12.0))
+    other = operating_region(uncached, model, CORRECTIONS)
+    steps = other.batches
+    found = line[0] + line[1] * steps.prefill_tokens + line[2] * steps.decode_requests
+    assert other.share @ found / (other.share @ other.seconds * 1e6) == pytest.approx(
+        1.16, abs=0.02
+    )
 
 
 def test_a_line_is_projected_on_itself():
@@ -329,11 +344,15 @@ def test_trained_physics_basis_is_blis_own(folder):
     ("model", "tp"),
     [(QWEN, 2), ("mistralai/Mixtral-8x7B-v0.1", 4), ("meta-llama/Llama-2-7b-hf", 1)],
 )
-def test_the_kernel_profile_is_the_model(model, tp, tmp_path):
+@pytest.mark.parametrize("cached", [0, 560])
+def test_the_kernel_profile_is_the_model(model, tp, cached, tmp_path):
+    load = {"input_tokens": 600, "output_tokens": 248, "cached_tokens": cached, "rate": 4.0}
     about = write_table(
-        model, tmp_path / "blis", gpu="h100_sxm", tp=tp, kind="blis", fit="vllm-h100", **ENGINE
+        *(model, tmp_path / "blis"),
+        **{"gpu": "h100_sxm", "tp": tp, "kind": "blis", "fit": "vllm-h100", **load, **ENGINE},
     )
     profile = about["kernel_profile"]
+    assert profile["cached_tokens"] == cached
     lookup = blis_reader.kernel_lookup(tmp_path / "blis")
     exact = stepper(case_of(model, tp))
     rng = np.random.default_rng(4)
@@ -342,19 +361,38 @@ def test_the_kernel_profile_is_the_model(model, tp, tmp_path):
         contexts = rng.integers(50, 1500, rng.integers(1, 100)).tolist()
         prompts = rng.integers(16, 512, rng.integers(0, 3)).tolist()
         new = np.array([1.0] * len(contexts) + prompts)
-        before = np.array([c - 1.0 for c in contexts] + [0.0] * len(prompts))
+        before = np.array([c - 1.0 for c in contexts] + [float(cached)] * len(prompts))
         new, before = (np.pad(x, (0, 128 - len(x))) for x in (new, before))
         seconds = float(exact(Batch.exact(new, before)).latency)
-        found = lookup(profile["multipliers"], blis_reader.Batch(contexts, prompts)) * 1e-6
+        batch = blis_reader.Batch(contexts, prompts, cached)
+        found = lookup(profile["multipliers"], batch) * 1e-6
         errors["mixed" if prompts else "decode"].append(abs(found / seconds - 1))
     assert np.mean(errors["decode"]) < 0.03
     assert np.mean(errors["mixed"]) < 0.05
     assert max(profile["error_pct"].values()) < 3
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_kernel_profile_has_a_cached_prompt_of_the_load(tp, tmp_path):
+    about = write_table(
+        *(QWEN, tmp_path / "blis"),
+        **{"gpu": "h100_sxm", "tp": tp, "kind": "blis", "fit": "vllm-h100", **LENGTHS, **ENGINE},
+        rate=8.0,
+    )
+    lookup = blis_reader.kernel_lookup(tmp_path / "blis")
+    exact = stepper(case_of(QWEN, tp))
+    contexts = [700] * 30
+    batch = blis_reader.Batch(contexts, [15], 560)
+    found = lookup(about["kernel_profile"]["multipliers"], batch) * 1e-6
+    step = exact.batch(
+        decode_requests=30.0, context=700.0, prefill_requests=1.0, chunk=15.0, cached=560.0
+    )
+    assert found == pytest.approx(total_seconds(exact, step).item(), rel=0.005)
+
+
 def test_profiles_have_what_blis_wants():
     case = case_of("mistralai/Mixtral-8x7B-v0.1", 4)
-    profile = kernel_profile(stepper(case), case.model, case.deployment)
+    profile = kernel_profile(stepper(case), case.model, case.deployment, GENERAL)
     assert len(profile.multipliers) == 10
     assert all(np.isfinite(value) and value >= 0 for value in profile.multipliers)
     assert profile.experts is not None
@@ -369,20 +407,31 @@ def test_files_for_blis(folder):
         ["defaults", "workloads", "trained_physics_coefficients", "version"],
     )
     entry = {"GPU": "H100", "tensor_parallelism": 2, "hf_repo": QWEN}
-    assert defaults["defaults"] == {QWEN: entry}
+    # BLIS makes its --model lower case, and looks that up.
+    assert defaults["defaults"] == {QWEN.lower(): entry}
     coefficients = strict(defaults["trained_physics_coefficients"], ["alpha_coeffs", "beta_coeffs"])
     assert [len(values) for values in coefficients.values()] == [3, 11]
     assert min(min(values) for values in coefficients.values()) >= 0
     (model,) = yaml.safe_load((place / "defaults_blackbox.yaml").read_text())["models"]
     keys = ["id", "GPU", "tensor_parallelism", "vllm_version", "alpha_coeffs", "beta_coeffs"]
     strict(model, [*keys, "total_kv_blocks"])
+    assert model["id"] == QWEN.lower()
     assert model["total_kv_blocks"] == about["engine"]["kv_blocks"]
     stepml = json.loads((place / "hardware_config_stepml.json").read_text())
     strict(stepml["h100"], ["TFlopsPeak", "BwPeakTBs", "bwEfficiencyFactor", "perLayerOverhead"])
     assert 0.5 < stepml["h100"]["bwEfficiencyFactor"] <= 1
     readme = (place / "README.md").read_text()
-    for line in ("--latency-model trained-physics", "--kernel-profile", "--bench-data-path"):
-        assert line in readme
+    commands = {
+        word: next(line for line in readme.splitlines() if word in line)
+        for word in ("trained-physics", "kernel-lookup", "-model blackbox", "--roofline")
+    }
+    for word, command in commands.items():
+        main = word == "trained-physics"
+        assert ("--max-num-seqs 128 --max-num-batched-tokens 2048" in command) == main
+        branch = "--max-num-running-reqs 128 --max-num-scheduled-tokens 2048" in command
+        assert branch == (not main)
+    assert "--defaults-filepath defaults_blackbox.yaml" in commands["--roofline"]
+    assert "575 tokens in (560 cached), 248 out" in readme
 
 
 def test_mfu_is_flop_over_time_and_peak(folder):
@@ -420,6 +469,52 @@ def test_linear_steps_are_blis_blackbox(general, folder):
     assert case.deployment.limits.max_num_seqs == 128
 
 
+@pytest.mark.parametrize(
+    ("tp", "change"),
+    [
+        (1, {}),
+        (2, {"arrival": "poisson"}),
+        (2, {"cached_tokens": 0, "arrival": "poisson"}),
+        (2, {"cached_tokens": 0, "input_tokens": 2000, "stages": (Stage(4.0, 600.0),)}),
+    ],
+)
+def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
+    """A replay as BLIS runs it, on what the files hold, against one of the model."""
+    load = replace(GENERAL, **change)
+    case = case_of(QWEN, tp, load)
+    write_table(case, tmp_path / "blis", kind="blis", fit="vllm-h100")
+    (entry,) = yaml.safe_load((tmp_path / "blis" / "defaults_blackbox.yaml").read_text())["models"]
+    alpha = [1e-6 * value for value in entry["alpha_coeffs"]]
+    times = LinearStepTimes(*(1e-6 * value for value in entry["beta_coeffs"]))
+    # BLIS forms a step when the one before it has ended.
+    limits = replace(case.deployment.limits, async_scheduling=False)
+    as_blis = Engine(limits, front_end_s=alpha[0], output_s=alpha[1])
+
+    def replayed(times, engine):
+        shorter = replace(load, stages=tuple(Stage(s.rate, 60.0) for s in load.stages))
+        return replay(drawn(shorter, 16, seed=0), times, engine).summary()
+
+    exact = stepper(case)
+    running = operating_region(case, exact, CORRECTIONS).met_requests
+    found = replayed(times, as_blis)
+    full = replayed(ModelStepTimes(exact, 128, 2048, 4000), engine_of(case, CORRECTIONS, running))
+    for metric, within in (("ttft", 0.03), ("itl", 0.02), ("e2e", 0.02)):
+        assert found[metric]["mean"] == pytest.approx(full[metric]["mean"], rel=within), metric
+
+
+@pytest.mark.parametrize(("rate", "said"), [(8.0, False), (200.0, True)])
+def test_a_load_above_capacity_is_said(rate, said, tmp_path):
+    load = {"input_tokens": 575, "output_tokens": 100, "stages": [(rate, 20.0)]}
+    (made,) = write_tables(
+        *(["Qwen/Qwen3-0.6B"], ["h100_sxm"], [1], tmp_path), kind="blis", **load, **ENGINE
+    )
+    warnings = json.loads((made.folder / "metadata.json").read_text())["coefficients"]["warnings"]
+    assert list(made.warnings) == warnings
+    assert len(warnings) == said
+    readme = (made.folder / "README.md").read_text()
+    assert ("Note: the load of 200 req/s is above capacity" in readme) == said
+
+
 def test_many_tables(tmp_path, monkeypatch):
     names = ["Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-hf"]
     out = tmp_path / "out"
@@ -455,8 +550,12 @@ def test_many_tables(tmp_path, monkeypatch):
     [
         ({"tolerance": -0.01}, "tolerance: -0.01 is out of reach"),
         ({"kind": "xlsx"}, "format: 'xlsx' is unknown; use one of parquet, csv, json, blis"),
+        (
+            {"kind": "blis"},
+            "load: is missing, for which BLIS's coefficients hold; give the lengths",
+        ),
         ({"gpu": "v100"}, "GPU 'v100'"),
-        ({**CLIENTS, "concurrency": 8.0}, "concurrency"),
+        ({**LENGTHS, "concurrency": 8.0}, "concurrency"),
     ],
 )
 def test_tables_that_cannot_be_made(tmp_path, options, complaint):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +17,7 @@ from physim.cli.load_options import (
     Prefixes,
     load_options,
 )
-from physim.cli.output_options import AsJson, Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def capacity(
     with running("searching"):
         found = physim.capacity(model, slo=slo, fit=fit, gpu=gpu, tp=tp, **load, **engine)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        print_json(found.to_dict())
     else:
         _print_capacity(found)
     if plot is not None:

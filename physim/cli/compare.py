@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +20,7 @@ from physim.cli.load_options import (
     Rate,
     load_options,
 )
-from physim.cli.output_options import AsJson
+from physim.cli.output_options import AsJson, print_json
 from physim.cli.subject_options import FitName, Models
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def compare(
             **engine,
         )
     if as_json:
-        typer.echo(json.dumps({"rows": found.rows, "refused": found.refused}, indent=1))
+        print_json(found.to_dict())
         return
     console = stdout()
     console.print(_compared(found))

@@ -9,7 +9,7 @@ import typer
 
 from physim.cli.comma_lists import names_in
 from physim.cli.console import stdout, table_of
-from physim.cli.output_options import Plot, writable, write
+from physim.cli.output_options import AsJson, Out, Plot, print_json, writable, write
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,10 +46,8 @@ def crossval(
         Path | None,
         typer.Option("--csv", help="Write the left-out rows here.", callback=writable),
     ] = None,
-    json_out: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write rows and summary here.", callback=writable),
-    ] = None,
+    as_json: AsJson = False,
+    out: Out = None,
     plot: Plot = None,
 ) -> None:
     """Fit without each group of runs in turn and predict it: the error on unseen runs.
@@ -79,22 +77,29 @@ def crossval(
                 steps=steps,
                 progress=lambda method, fold: say(f"{method} without {fold}"),
             )
-    if json_out is not None:
-        found.write_json(json_out)
+    if out is not None:
+        data.write_json(out, found.to_dict())
     if csv_out is not None:
         with data.replacing(csv_out) as temporary:
             found.to_frame().to_csv(temporary, index=False)
-    console = stdout()
-    if leave_out == "time":
-        console.print("median absolute error of the last fifth of each run's step cycles, percent")
-        console.print(_in_time(found))
+    if as_json:
+        print_json(found.to_dict())
     else:
-        console.print(f"mean absolute error, percent, of rows whose {leave_out} was left out")
-        console.print(_summary(found))
+        _print_crossval(found)
     if plot is not None:
         from physim.plot import draw_folds
 
         write(lambda: draw_folds(found), plot)
+
+
+def _print_crossval(found: Crossval) -> None:
+    console = stdout()
+    if found.leave_out == "time":
+        console.print("median absolute error of the last fifth of each run's step cycles, percent")
+        console.print(_in_time(found))
+    else:
+        console.print(f"mean absolute error, percent, of rows whose {found.leave_out} was left out")
+        console.print(_summary(found))
 
 
 def _summary(found: Crossval) -> Table:

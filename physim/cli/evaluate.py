@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.console import stdout, table_of
-from physim.cli.output_options import Plot, writable, write
+from physim.cli.output_options import AsJson, Out, Plot, print_json, write
 from physim.cli.subject_options import FitName
 from physim.prediction.metrics import METRICS
 
@@ -29,12 +29,6 @@ def evaluate(
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
-    json_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--json", help="Write rows, summary and skipped rows here.", callback=writable
-        ),
-    ] = None,
     method: Annotated[
         str, typer.Option(help="fluid, or replay for every request one by one.")
     ] = "fluid",
@@ -43,25 +37,39 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to print.")] = 10,
+    as_json: AsJson = False,
+    out: Out = None,
     plot: Plot = None,
 ) -> None:
     """Predict every row of tables of measured runs and compare.
 
-    Example: physim evaluate --data runs.csv --where "stage >= 0" --json errors.json
+    Example: physim evaluate --data runs.csv --where "stage >= 0" --out errors.json
     """
     import physim
+    from physim import data
     from physim.cli.progress import running
     from physim.errors import InputError
 
     with running("predicting"):
         evaluation = physim.evaluate(tables, fit, where, method, timeout, seed)
-    if json_out:
-        evaluation.write_json(json_out)
+    if out is not None:
+        data.write_json(out, evaluation.to_dict())
     if not evaluation.rows:
         reasons = sorted({row["reason"] for row in evaluation.skipped})
         raise InputError(
             ", ".join(map(str, tables)), "has no row to predict", "; ".join(reasons) or "fill it"
         )
+    if as_json:
+        print_json(evaluation.to_dict())
+    else:
+        _print_evaluation(evaluation, worst)
+    if plot is not None:
+        from physim.plot import draw_evaluation
+
+        write(lambda: draw_evaluation(evaluation), plot)
+
+
+def _print_evaluation(evaluation: Evaluation, worst: int) -> None:
     console = stdout()
     if worst > 0:
         count = len(evaluation.rows)
@@ -71,10 +79,6 @@ def evaluate(
     console.print(_summary(evaluation))
     for reason, skipped in Counter(row["reason"] for row in evaluation.skipped).items():
         console.print(f"skipped {skipped} of the rows: {reason}", style="yellow")
-    if plot is not None:
-        from physim.plot import draw_evaluation
-
-        write(lambda: draw_evaluation(evaluation), plot)
 
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import typer
 
 from physim.cli.console import stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
@@ -21,7 +18,7 @@ from physim.cli.load_options import (
     Rate,
     load_options,
 )
-from physim.cli.output_options import AsJson, Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
@@ -58,7 +55,7 @@ def explain(
     with running("differentiating"):
         found = physim.explain(model, fit=fit, gpu=gpu, tp=tp, **load, **engine)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        print_json(found.to_dict())
     else:
         _print_elasticities(found)
     if plot is not None:

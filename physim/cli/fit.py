@@ -11,7 +11,7 @@ import typer
 
 from physim.cli.comma_lists import names_in
 from physim.cli.console import stdout, table_of
-from physim.cli.output_options import Plot, writable, write
+from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.prediction.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def fit(
     freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Where to start; 0 at the prior's centre.")] = 0,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
     """Fit the corrections to measured runs and write them with their covariance.
@@ -62,9 +63,12 @@ def fit(
             progress=lambda step, loss: say(f"step {step + 1}, loss {loss:.2f}"),
         )
     outcome.fit.write(out)
-    console = stdout()
-    for part in _rendered(outcome, out):
-        console.print(part)
+    if as_json:
+        print_json(outcome.fit.to_dict())
+    else:
+        console = stdout()
+        for part in _rendered(outcome, out):
+            console.print(part)
     if plot is not None:
         from physim.plot import draw_fit
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from physim.cli.console import stdout, table_of
-from physim.cli.output_options import Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,6 +62,7 @@ def show(
         list[str] | None,
         typer.Option(help="Fixes an axis, such as k=4096; two axes stay. May be repeated."),
     ] = None,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
     """Print a table's efficiency over two axes, and draw the surface; or list a GPU's tables.
@@ -68,13 +70,21 @@ def show(
     Example: physim grids show h100_sxm gemm_bfloat16 --at k=4096 --plot gemm.png
     """
     from physim.grids.slices import surface_of
+    from physim.grids.store import provenance
 
     console = stdout()
     if table is None:
-        _list(console, gpu)
+        record = provenance(gpu)
+        if as_json:
+            print_json(record)
+        else:
+            _print_tables(console, gpu, record)
         return
     surface, fixed = surface_of(gpu, table, at or [])
-    _print_surface(console, f"{gpu}/{table}", surface, fixed)
+    if as_json:
+        print_json(_as_record(surface, fixed))
+    else:
+        _print_surface(console, f"{gpu}/{table}", surface, fixed)
     if plot is not None:
         from physim.plot import draw_surface
 
@@ -82,10 +92,7 @@ def show(
         write(lambda: draw_surface(surface, title), plot)
 
 
-def _list(console: Console, gpu: str) -> None:
-    from physim.grids.store import provenance
-
-    record = provenance(gpu)
+def _print_tables(console: Console, gpu: str, record: Mapping[str, Any]) -> None:
     rows = [
         (
             entry["table"],
@@ -133,6 +140,16 @@ def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str,
             "predictions take the roofline there",
             style="dim",
         )
+
+
+def _as_record(surface: Grid, fixed: dict[str, float]) -> dict[str, Any]:
+    import numpy as np
+
+    return {
+        "fixed": fixed,
+        "axes": {name: knots.tolist() for name, knots in surface.axes},
+        "efficiency": np.exp(surface.log_efficiency).tolist(),
+    }
 
 
 def _shade(efficiency: float) -> str:

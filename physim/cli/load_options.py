@@ -9,15 +9,18 @@ import typer
 
 _PANEL = "Load"
 # How lengths are written.
-LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
+_LENGTHS = "248, normal:248:50, exponential:128 or file:PATH."
 
-Input = Annotated[
-    str,
-    typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_PANEL),
-]
-Output = Annotated[
-    str,
-    typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_PANEL),
+_input = typer.Option("--input", help=f"Prompt tokens: {_LENGTHS}", rich_help_panel=_PANEL)
+_output = typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_PANEL)
+
+Input = Annotated[str, _input]
+OptionalInput = Annotated[str | None, _input]
+Output = Annotated[str, _output]
+OptionalOutput = Annotated[str | None, _output]
+Stages = Annotated[
+    list[str] | None,
+    typer.Option(help="RATE:SECONDS of a load in stages; repeat it.", rich_help_panel=_PANEL),
 ]
 Rate = Annotated[
     float | None,
@@ -42,15 +45,20 @@ def load_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The load among a command's options, its ``locals()``, as a case takes it.
 
     Raises:
-        InputError: A length cannot be read.
+        InputError: A length is missing or cannot be read, or a stage cannot.
     """
+    from physim.errors import InputError
     from physim.inputs.lengths import Lengths
+    from physim.inputs.load import Stage
 
+    if options["input_tokens"] is None or options["output_tokens"] is None:
+        raise InputError("--input and --output", "are missing", "give both")
     return {
         "input_tokens": Lengths.parse(options["input_tokens"]),
         "output_tokens": Lengths.parse(options["output_tokens"]),
         "rate": options.get("rate"),
         "concurrency": options.get("concurrency"),
+        "stages": tuple(Stage.parse(text) for text in options.get("stage") or ()),
         "cached_tokens": options["cached"],
         "prefixes": options["prefixes"],
         "arrival": options["arrival"],

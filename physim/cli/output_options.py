@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +38,18 @@ Plot = Annotated[
     Path | None, typer.Option(help="Draw it: a PNG or SVG (extra `plot`).", callback=_drawable)
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+
+Out = Annotated[Path | None, typer.Option(help="Write it as JSON here.", callback=writable)]
+
+
+def print_json(content: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Prints a record as JSON.
+
+    Args:
+        content: The record, or several.
+    """
+    typer.echo(json.dumps(content, indent=1))
 
 
 def write(draw: Callable[[], Axes | Sequence[Axes]], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,16 +11,18 @@ import typer
 from physim.cli.console import stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
-    LENGTHS,
     Arrival,
     Burstiness,
     Cached,
     Concurrency,
+    OptionalInput,
+    OptionalOutput,
     Prefixes,
     Rate,
+    Stages,
     load_options,
 )
-from physim.cli.output_options import Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
@@ -36,24 +37,12 @@ _LOAD = "Load"
 def predict(
     model: Model,
     gpu: Gpu,
-    input_tokens: Annotated[
-        str | None,
-        typer.Option("--input", help=f"Prompt tokens: {LENGTHS}", rich_help_panel=_LOAD),
-    ] = None,
-    output_tokens: Annotated[
-        str | None,
-        typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_LOAD),
-    ] = None,
+    input_tokens: OptionalInput = None,
+    output_tokens: OptionalOutput = None,
     tp: Tp = 1,
     rate: Rate = None,
     concurrency: Concurrency = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="RATE:SECONDS of a load in stages; repeat it.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
+    stage: Stages = None,
     requests: Annotated[
         int | None,
         typer.Option(help="Requests in all, of one rate or of clients.", rich_help_panel=_LOAD),
@@ -84,7 +73,7 @@ def predict(
             help="Steps with prefill and decode: additive, weighted-average or smooth-weighted."
         ),
     ] = "additive",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     plot: Plot = None,
     *,
     engine: Engine,
@@ -110,14 +99,11 @@ def predict(
         with running("replaying"):
             prediction = physim.predict_trace(case, trace, timeout_s=timeout, fit=fit)
     else:
-        if input_tokens is None or output_tokens is None:
-            raise InputError("--input and --output", "are missing", "give both, or a --trace")
         load = load_options(locals())
         case = Case.of(
             model,
             gpu=gpu,
             **load,
-            stages=[physim.Stage.parse(text) for text in stage or []],
             requests=requests,
             timeout_s=timeout,
             mixed=mixed,
@@ -126,7 +112,7 @@ def predict(
         with running("predicting"):
             prediction = physim.predict(case, method=method, seed=seed, fit=fit)
     if as_json:
-        typer.echo(json.dumps(prediction.to_dict(), indent=1))
+        print_json(prediction.to_dict())
     else:
         console = stdout()
         for part in _rendered(prediction):

@@ -2,51 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
 import typer
 
 from physim.cli.console import stdout, table_of
-from physim.cli.output_options import Plot, write
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import ShownFit
 from physim.errors import InputError
+
+if TYPE_CHECKING:
+    from physim.corrections.files import Fit
 
 app = typer.Typer(no_args_is_help=True, help="List the models, GPUs, engines and fits.")
 
 
 @app.command()
-def models() -> None:
+def models(as_json: AsJson = False) -> None:
     """List the shipped models with their size, and those that are refused with the reason.
 
     Example: physim show models
     """
     from physim.inputs.model_lookup import load_model, shipped_models
 
-    rows, refused = [], []
+    found: list[dict[str, Any]] = []
+    refused = []
     for name in shipped_models():
         try:
             model = load_model(name)
         except InputError as error:
-            refused.append(f"{name}: refused, {error.what}")
+            refused.append({"model": name, "reason": error.what})
             continue
         formats = model.formats
-        rows.append(
-            (
-                name,
-                f"{model.parameters / 1e9:.2f}",
-                f"{model.active_parameters / 1e9:.2f}",
-                str(model.layers),
-                f"{model.attention.heads}/{model.attention.kv_heads}",
-                (formats.experts if model.experts else formats.mlp).name,
-            )
+        found.append(
+            {
+                "model": name,
+                "parameters": model.parameters,
+                "active_parameters": model.active_parameters,
+                "layers": model.layers,
+                "heads": model.attention.heads,
+                "kv_heads": model.attention.kv_heads,
+                "weights": (formats.experts if model.experts else formats.mlp).name,
+            }
         )
+    if as_json:
+        print_json({"models": found, "refused": refused})
+        return
+    rows = [
+        (
+            one["model"],
+            f"{one['parameters'] / 1e9:.2f}",
+            f"{one['active_parameters'] / 1e9:.2f}",
+            str(one["layers"]),
+            f"{one['heads']}/{one['kv_heads']}",
+            one["weights"],
+        )
+        for one in found
+    ]
     columns = ("model", "parameters B", "active B", "layers", "heads/KV", "weights")
     console = stdout()
     console.print(table_of(columns, rows))
-    for line in refused:
-        console.print(line, style="dim")
+    for one in refused:
+        console.print(f"{one['model']}: refused, {one['reason']}", style="dim")
 
 
 @app.command()
-def gpus() -> None:
+def gpus(as_json: AsJson = False) -> None:
     """List the shipped GPUs with their rates, and whether their kernels were measured.
 
     Example: physim show gpus
@@ -54,19 +76,22 @@ def gpus() -> None:
     from physim.grids.store import measured_gpus
     from physim.inputs.hardware import load_hardware, shipped_gpus
 
+    found, measured = [load_hardware(key) for key in shipped_gpus()], measured_gpus()
+    if as_json:
+        print_json([{**gpu.to_dict(), "measured": gpu.key in measured} for gpu in found])
+        return
     rows = []
-    for key in shipped_gpus():
-        gpu = load_hardware(key)
+    for gpu in found:
         bf16, fp8 = gpu.peak("bfloat16"), gpu.peak("fp8")
         rows.append(
             (
-                key,
+                gpu.key,
                 f"{bf16 / 1e12:.0f}" if bf16 else "-",
                 f"{fp8 / 1e12:.0f}" if fp8 else "-",
                 f"{gpu.memory_bytes / 2**30:.1f}",
                 f"{gpu.memory_bandwidth / 1e12:.2f}",
                 f"{gpu.link} {gpu.link_bandwidth / 1e9:.0f}",
-                "measured" if key in measured_gpus() else "stand-in",
+                "measured" if gpu.key in measured else "stand-in",
             )
         )
     columns = ("GPU", "bf16 TFLOP/s", "fp8", "GiB", "TB/s", "link GB/s", "kernels")
@@ -74,7 +99,7 @@ def gpus() -> None:
 
 
 @app.command()
-def engines() -> None:
+def engines(as_json: AsJson = False) -> None:
     """List the engines and their versions with what sets them apart.
 
     A version between two of them takes the one before.
@@ -83,22 +108,26 @@ def engines() -> None:
     """
     from physim.inputs.engine import load_engine, shipped_engines
 
-    rows = []
-    for engine, versions in shipped_engines().items():
-        for version in versions:
-            one = load_engine(engine, version)
-            largest = one.limits[0]
-            rows.append(
-                (
-                    engine,
-                    version,
-                    f"{one.gpu_memory_utilization:g}",
-                    f"{largest.max_num_batched_tokens} on {largest.gpu_memory_gib:g} GiB",
-                    "yes" if one.async_scheduling else "no",
-                    "all of it" if one.admits_whole_prompts else "its first chunk",
-                    one.sampler,
-                )
-            )
+    found = [
+        load_engine(engine, version)
+        for engine, versions in shipped_engines().items()
+        for version in versions
+    ]
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in found])
+        return
+    rows = [
+        (
+            one.engine,
+            one.version,
+            f"{one.gpu_memory_utilization:g}",
+            f"{one.limits[0].max_num_batched_tokens} on {one.limits[0].gpu_memory_gib:g} GiB",
+            "yes" if one.async_scheduling else "no",
+            "all of it" if one.admits_whole_prompts else "its first chunk",
+            one.sampler,
+        )
+        for one in found
+    ]
     columns = (
         *("engine", "version", "memory", "batched tokens", "async"),
         *("prompt starts with room for", "sampler"),
@@ -107,7 +136,7 @@ def engines() -> None:
 
 
 @app.command()
-def components() -> None:
+def components(as_json: AsJson = False) -> None:
     """List the components of a step: their parts, and where their figures come from.
 
     Example: physim show components
@@ -115,30 +144,46 @@ def components() -> None:
     from physim.step.components import COMPONENTS
     from physim.step.host import PART as HOST
 
-    rows = [
-        (one.name, ", ".join(part.name for part in one.parts), one.source) for one in COMPONENTS
-    ]
-    rows.append(("host", HOST.name, "CPU work of a Python scheduler: orders of magnitude"))
+    found = [(one.name, [part.name for part in one.parts], one.source) for one in COMPONENTS]
+    found.append(("host", [HOST.name], "CPU work of a Python scheduler: orders of magnitude"))
+    if as_json:
+        print_json([dict(zip(("component", "parts", "source"), one, strict=True)) for one in found])
+        return
+    rows = [(name, ", ".join(parts), source) for name, parts, source in found]
     stdout().print(table_of(("component", "parts of a step", "source"), rows))
 
 
 @app.command()
 def fit(
     name: ShownFit,
+    as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
     """Show a fit: each correction as a factor with its interval, and what it was fitted to.
 
     Example: physim show fit vllm-h100 --plot corrections.png
     """
+    from physim.corrections.files import load_fit
+
+    known = load_fit(name)
+    if as_json:
+        print_json(known.to_dict())
+    else:
+        _print_fit(known)
+    if plot is not None:
+        from physim.plot import draw_corrections
+
+        write(lambda: draw_corrections(known), plot)
+
+
+def _print_fit(known: Fit) -> None:
     import math
 
     import numpy as np
 
     from physim.corrections.fields import CORRECTIONS, flat
-    from physim.corrections.files import TWO_SIDED_90, load_fit
+    from physim.corrections.files import TWO_SIDED_90
 
-    known = load_fit(name)
     values = flat(known.corrections)
     spreads = None if known.covariance is None else np.sqrt(np.diag(known.covariance))
     rows = []
@@ -160,10 +205,6 @@ def fit(
     for key, value in known.record.items():
         if key not in ("losses", "left_out", "distrusted"):
             console.print(f"{key}: {_plain(value)}")
-    if plot is not None:
-        from physim.plot import draw_corrections
-
-        write(lambda: draw_corrections(known), plot)
 
 
 def _plain(value: object) -> str:
@@ -178,7 +219,7 @@ def _plain(value: object) -> str:
 
 
 @app.command()
-def fits() -> None:
+def fits(as_json: AsJson = False) -> None:
     """List the shipped fits.
 
     Example: physim show fits
@@ -186,4 +227,7 @@ def fits() -> None:
     from physim.corrections.files import NO_FIT, STANDS_FOR_DEFAULT, shipped_fits
 
     told = {NO_FIT: "the physics, with nothing fitted", STANDS_FOR_DEFAULT: "the default"}
+    if as_json:
+        print_json([{"fit": name, "meaning": told.get(name, "")} for name in shipped_fits()])
+        return
     stdout().print(table_of(("fit", ""), [(name, told.get(name, "")) for name in shipped_fits()]))

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import stdout
 from physim.cli.engine_options import Engine, with_engine
-from physim.cli.output_options import Plot, write
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    OptionalInput,
+    OptionalOutput,
+    Prefixes,
+    Rate,
+    Stages,
+    load_options,
+)
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
 
-_LOAD = "Load of linear models"
+if TYPE_CHECKING:
+    from physim.tables.writer import Made
+
 # Linear models with a larger error, percent, are advised against.
 _USABLE_PCT = 10.0
 
@@ -42,38 +56,33 @@ def table(
     ] = None,
     gpus: Annotated[str, typer.Option(help="Many tables: GPUs by commas.")] = "",
     tps: Annotated[str, typer.Option(help="Many tables: tp by commas; 1 if not given.")] = "",
-    rate: Annotated[
-        float | None, typer.Option(help="Arrivals per second.", rich_help_panel=_LOAD)
-    ] = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(help="RATE:SECONDS of a load in stages; repeat it.", rich_help_panel=_LOAD),
-    ] = None,
-    input_tokens: Annotated[
-        str, typer.Option("--input", help="Prompt tokens.", rich_help_panel=_LOAD)
-    ] = "575",
-    output_tokens: Annotated[
-        str, typer.Option("--output", help="Generated tokens.", rich_help_panel=_LOAD)
-    ] = "248",
-    cached: Annotated[
-        float, typer.Option(help="Prompt tokens in the prefix cache.", rich_help_panel=_LOAD)
-    ] = 0.0,
-    arrival: Annotated[
-        str, typer.Option(help="constant or poisson.", rich_help_panel=_LOAD)
-    ] = "constant",
+    rate: Rate = None,
+    stage: Stages = None,
+    input_tokens: OptionalInput = None,
+    output_tokens: OptionalOutput = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "constant",
+    burstiness: Burstiness = 1.0,
+    as_json: AsJson = False,
     plot: Plot = None,
     *,
     engine: Engine,
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
-    With --rate or --stage, linear models over that load come with it; for blis without one, 8, then
-    20 requests/s are taken. With --models, --gpus and --tps there is a folder for each combination,
-    and what is there already is kept.
+    Under a load, which blis needs, linear models come with it. They hold for that load alone: its
+    rates, its lengths, and what of its prompts is cached. With --models, --gpus and --tps there is
+    a folder for each combination, and what is there already is kept.
 
-    Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --out tables/qwen
+    Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --rate 8 --input 575
+    --output 248 --out tables/qwen
     """
+    loaded = rate is not None or stage or input_tokens or output_tokens
+    load = load_options(locals()) if loaded else {}
+    from physim.cli.progress import running
     from physim.errors import InputError
+    from physim.tables.writer import write_table
 
     if plot is not None and (models is not None or kind == "blis"):
         raise InputError("--plot", "draws one table", "leave it out, or --models and blis")
@@ -81,7 +90,7 @@ def table(
         "kind": kind,
         "tolerance": tolerance,
         "fit": fit,
-        **_load(rate, stage or [], input_tokens, output_tokens, cached, arrival),
+        **load,
         "force": force,
         **engine,
     }
@@ -90,46 +99,26 @@ def table(
             raise InputError(
                 "--models", "cannot be combined with a model, --gpu or --tp", "use --gpus and --tps"
             )
-        _many(models, gpus, tps or "1", out, options)
+        _many(models, gpus, tps or "1", out, options, as_json)
         return
     if gpus or tps:
         raise InputError("--gpus and --tps", "need --models", "give it, or --gpu and --tp")
     if model is None or gpu is None:
         raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
-    _one(model, gpu, 1 if tp is None else tp, out, options)
+    with running("tabulating"):
+        about = write_table(model, out, gpu=gpu, tp=1 if tp is None else tp, **options)
+    if as_json:
+        print_json(about)
+    else:
+        _print_table(about, out)
     if plot is not None:
         from physim.plot import draw_table
-        from physim.tables import load
+        from physim.tables import load as read
 
-        write(lambda: draw_table(load(out)), plot)
-
-
-def _load(
-    rate: float | None, stages: list[str], inputs: str, outputs: str, cached: float, arrival: str
-) -> dict[str, Any]:
-    """The load of linear models as a case takes it; nothing without a rate or stages."""
-    import physim
-
-    none = rate is None and not stages
-    load: dict[str, Any] = {
-        "input_tokens": physim.Lengths.parse(inputs),
-        "output_tokens": physim.Lengths.parse(outputs),
-        "rate": 1.0 if none else rate,
-        "stages": tuple(physim.Stage.parse(text) for text in stages),
-        "cached_tokens": cached,
-        "arrival": arrival,
-    }
-    # What cannot be used is refused, whether or not it is needed.
-    physim.Load(**load)
-    return {} if none else load
+        write(lambda: draw_table(read(out)), plot)
 
 
-def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> None:
-    from physim.cli.progress import running
-    from physim.tables.writer import write_table
-
-    with running("tabulating"):
-        about = write_table(model, out, gpu=gpu, tp=tp, **options)
+def _print_table(about: Mapping[str, Any], out: Path) -> None:
     console = stdout()
     error = about.get("interpolation_error_pct")
     if error is not None:
@@ -155,10 +144,14 @@ def _one(model: str, gpu: str, tp: int, out: Path, options: dict[str, Any]) -> N
             )
             if off["mean"] > _USABLE_PCT:
                 console.print("  too far off to be used: a line does not fit", style="yellow")
+        for line in coefficients["warnings"]:
+            console.print(f"Note: {line}.", style="yellow")
     console.print(f"written to {out}")
 
 
-def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any]) -> None:
+def _many(
+    models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any], as_json: bool
+) -> None:
     from physim.cli.progress import counting
     from physim.errors import InputError
     from physim.tables.writer import write_tables
@@ -172,20 +165,31 @@ def _many(models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any])
     if not names or not keys:
         raise InputError("--models and --gpus", "name nothing", "give at least one of each")
     degrees = degrees_in(tps)
-    console = stdout()
-    made = kept = left = 0
+    tables = []
     with counting("tabulating", len(names) * len(keys) * len(degrees)) as say:
         for one in write_tables(names, keys, degrees, out, say, **options):
-            if one.folder is None:
-                left += 1
-                reason = one.reason.removeprefix(f"{one.name}: ")
-                console.print(f"left out {one.name}: {reason}", style="yellow", soft_wrap=True)
-            elif one.reason:
-                kept += 1
-            else:
-                made += 1
-                within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
-                console.print(f"{one.name}: {one.folder.name}{within}")
-    console.print(f"{made} made, {kept} there already, {left} left out; in {out}")
-    if not made + kept:
+            tables.append(one)
+            if not as_json:
+                _print_made(one)
+    if as_json:
+        print_json([one.to_dict() for one in tables])
+    else:
+        left = sum(one.folder is None for one in tables)
+        made = sum(not one.reason for one in tables)
+        kept = len(tables) - left - made
+        stdout().print(f"{made} made, {kept} there already, {left} left out; in {out}")
+    if all(one.folder is None for one in tables):
         raise InputError(str(out), "has no tables", "see what was left out, and why")
+
+
+def _print_made(one: Made) -> None:
+    """Says what became of one of many tables; of one that was there already, nothing."""
+    console = stdout()
+    if one.folder is None:
+        reason = one.reason.removeprefix(f"{one.name}: ")
+        console.print(f"left out {one.name}: {reason}", style="yellow", soft_wrap=True)
+    elif not one.reason:
+        within = "" if one.error_pct is None else f", 99% within {one.error_pct}%"
+        console.print(f"{one.name}: {one.folder.name}{within}")
+        for line in one.warnings:
+            console.print(f"  Note: {line}.", style="yellow")

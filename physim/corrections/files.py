@@ -112,12 +112,8 @@ class Fit:
         centre = flat(self.corrections)
         return [unflat(centre + sign * root @ row) for row in normal for sign in (1, -1)]
 
-    def write(self, path: Path) -> None:
-        """Writes the fit; the file appears whole or not at all.
-
-        Raises:
-            InputError: The file cannot be written.
-        """
+    def to_dict(self) -> dict[str, Any]:
+        """The fit as its file holds it."""
         content = {
             "schema_version": _SCHEMA_VERSION,
             "corrections": _plain(self.corrections),
@@ -127,11 +123,20 @@ class Fit:
             **self.record,
         }
         if self.covariance is not None:
-            rows = ([float(f"{x:.4g}") for x in row] for row in self.covariance)
-            content["covariance"] = {
-                "labels": labels(),
-                "rows": [f"{_ROW}{json.dumps(row)}{_ROW}" for row in rows],
-            }
+            rows = [[float(f"{x:.4g}") for x in row] for row in self.covariance]
+            content["covariance"] = {"labels": labels(), "rows": rows}
+        return content
+
+    def write(self, path: Path) -> None:
+        """Writes the fit; the file appears whole or not at all.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        content = self.to_dict()
+        if self.covariance is not None:
+            rows = content["covariance"]["rows"]
+            content["covariance"]["rows"] = [f"{_ROW}{json.dumps(row)}{_ROW}" for row in rows]
         text = json.dumps(content, indent=1) + "\n"
         with data.replacing(path) as temporary:
             # Rows of the covariance on one line each, which is how one reads a matrix.

@@ -27,6 +27,7 @@ class Hardware:
         memory_bytes: Memory that a process can see, bytes.
         link: ``nvlink`` or ``pcie``.
         link_bandwidth: Bandwidth to the other GPUs of the node, bytes/s in one direction.
+        node_gpus: GPUs that the link connects, those of a node; None if the file does not say.
     """
 
     key: str
@@ -36,10 +37,15 @@ class Hardware:
     memory_bytes: float
     link: str
     link_bandwidth: float
+    node_gpus: int | None = None
 
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
         return dict(self.peak_flops).get(number_format)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as JSON holds them."""
+        return {**vars(self), "peak_flops": dict(self.peak_flops)}
 
 
 def shipped_gpus() -> list[str]:
@@ -76,6 +82,7 @@ def load_hardware(gpu: str) -> Hardware:
         memory_bytes=_figure(fields, "memory_bytes", where),
         link=str(fields.get("link") or "pcie"),
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
+        node_gpus=int(_figure(fields, "node_gpus", where)) if "node_gpus" in fields else None,
     )
 
 

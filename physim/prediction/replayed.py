@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Num
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load
 from physim.prediction.cases import Case
 from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
@@ -18,7 +20,7 @@ from physim.prediction.steady import steady
 from physim.replay.engine import Engine, Replayed, replay, summarised
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
-from physim.step.front_end import handover_steps, output_s, outside_s
+from physim.step.front_end import handover_beyond_steps, output_s, outside_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,14 +40,11 @@ def engine_of(case: Case, corrections: Corrections, requests: float) -> Engine:
         requests: Requests of a step, mean, whose output is handled together.
     """
     limits = case.deployment.limits
-    # A correction of the wait for the steps under way comes on top of what the replay waits.
-    ahead = limits.async_scheduling
-    later = handover_steps(corrections, ahead) - handover_steps(Corrections(), ahead)
     return Engine(
         limits,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
-        output_steps=float(later),
+        output_steps=float(handover_beyond_steps(corrections, limits.async_scheduling)),
     )
 
 
@@ -85,17 +84,38 @@ def replay_trace(
             f"{limits.max_model_len}",
             "remove it or raise max_model_len",
         )
-    requests = workload.requests
-    # The trace's means stand for it where the engine's state is described.
-    span = max(requests[-1].arrival_s - requests[0].arrival_s, 1e-3)
-    load = Load(
-        input_tokens=float(np.mean([r.input_tokens for r in requests])),
-        output_tokens=float(np.mean([r.output_tokens for r in requests])),
-        rate=len(requests) / span,
-    )
-    alike = steady([case.under(load)], [corrections], fit)[0]
-    result = _replay(workload, case, corrections, alike.running, timeout_s)
+    result = _replay(workload, case, corrections, 0.0, timeout_s)
+    alike = steady([case.under(_stand_in(result))], [corrections], fit)[0]
+    # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
+    result.engine = engine_of(case, corrections, alike.running)
     return dataclasses.replace(_prediction(alike, result, []), load=None)
+
+
+def _stand_in(result: Replayed) -> Load:
+    """The load that stands for a trace where the engine's state is described.
+
+    It has the trace's rate, and of the requests that ran the lengths and the tokens found in the
+    prefix cache. Where these differ among requests, prompts differ by what is computed of them.
+    """
+    arrivals = [request.arrival_s for request in result.requests]
+    ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
+    found = np.array([request.cached_tokens for request in ran])
+    size = result.engine.limits.block_size
+    cached = float(np.rint(found.mean() / size) * size)
+    return Load(
+        input_tokens=_lengths(cached + np.array([one.input_tokens for one in ran]) - found),
+        output_tokens=_lengths(np.array([one.output_tokens for one in ran])),
+        rate=len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3),
+        cached_tokens=cached,
+        prefixes=max(len({id(one.path[0]) for one in ran if one.cached_tokens}), 1),
+    )
+
+
+def _lengths(tokens: Num[np.ndarray, " requests"]) -> Tokens:
+    """Some lengths: a number if they are one."""
+    if np.ptp(tokens) == 0:
+        return float(tokens[0])
+    return Lengths.empirical(tuple(tokens.tolist()))
 
 
 def _replay(

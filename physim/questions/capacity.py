@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
+import string
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from physim.prediction.results import Prediction
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_FORM = re.compile(r"(\w+)_(\w+)=([0-9.eE+-]+)\s*(us|ms|s)")
+_EXAMPLE = "ttft_p99=500ms"
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
 # above it is said to hold nowhere.
 _TOGETHER, _LEAST = 64, 1e-3
@@ -44,12 +44,19 @@ class Objective:
     seconds: float
 
     def __post_init__(self) -> None:
-        name = f"slo {self.metric}_{self.statistic}"
-        if self.metric not in METRICS or self.statistic not in STATISTICS:
-            known = f"{', '.join(METRICS)}, each with {', '.join(STATISTICS)}"
-            raise InputError(name, "is unknown", f"use one of {known}")
+        where = f"slo {self.name}"
+        for part, value, known in (
+            ("metric", self.metric, METRICS),
+            ("statistic", self.statistic, STATISTICS),
+        ):
+            if value not in known:
+                raise InputError(
+                    where, f"the {part} {value!r} is unknown", f"use one of {', '.join(known)}"
+                )
         if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise InputError(name, f"{self.seconds:g} is not positive", "correct it")
+            raise InputError(
+                where, f"the bound of {self.seconds:g} s is not positive", "give a time above zero"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Objective:
@@ -58,14 +65,29 @@ class Objective:
         Raises:
             InputError: The text is none.
         """
-        match = _FORM.fullmatch(text.strip())
+        where = f"slo {text!r}"
+        name, has_bound, bound = (part.strip() for part in text.partition("="))
+        metric, has_statistic, statistic = name.partition("_")
+        if not has_bound:
+            raise InputError(where, "has no bound", f"write it like {_EXAMPLE}")
+        if metric in METRICS and not has_statistic:
+            known = ", ".join(f"{metric}_{one}" for one in STATISTICS)
+            raise InputError(where, f"{name!r} has no statistic", f"use one of {known}")
+        number = bound.rstrip(string.ascii_letters + " ")
+        unit = bound[len(number) :].strip()
         try:
-            value = float(match[3]) if match else math.nan
+            value = float(number)
         except ValueError:
-            match = None
-        if match is None:
-            raise InputError(f"slo {text!r}", "is not an objective", "write it like ttft_p99=500ms")
-        return cls(match[1], match[2], value * _UNITS[match[4]])
+            raise InputError(
+                where,
+                f"the bound {bound!r} is not a number and a unit",
+                f"write it like {_EXAMPLE}",
+            ) from None
+        if unit not in _UNITS:
+            known = ", ".join(_UNITS)
+            said = f"the unit {unit!r} is unknown" if unit else f"the bound {bound!r} has no unit"
+            raise InputError(where, said, f"use one of {known}")
+        return cls(metric, statistic, value * _UNITS[unit])
 
     @property
     def name(self) -> str:

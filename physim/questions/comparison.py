@@ -42,6 +42,10 @@ class Comparison:
     rows: Sequence[Mapping[str, Any]]
     refused: Sequence[Mapping[str, Any]]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Rows and others, as JSON holds them."""
+        return {"rows": self.rows, "refused": self.refused}
+
     def to_frame(self) -> pd.DataFrame:
         """The rows as a table."""
         import pandas as pd

@@ -43,3 +43,15 @@ def handover_steps(corrections: Corrections, async_scheduling: Number) -> Scalar
         async_scheduling: Steps that are scheduled while another runs: one or none.
     """
     return (0.5 + async_scheduling) * jnp.exp(corrections.handover)
+
+
+def handover_beyond_steps(corrections: Corrections, async_scheduling: Number) -> Scalar:
+    """Scheduling delay that the correction adds to what an engine's own steps make, in steps.
+
+    Args:
+        corrections: Corrections of the constants.
+        async_scheduling: Steps that are scheduled while another runs: one or none.
+    """
+    return handover_steps(corrections, async_scheduling) - handover_steps(
+        Corrections(), async_scheduling
+    )

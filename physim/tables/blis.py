@@ -58,19 +58,20 @@ def write_blis(
     name, tp = blis_gpu(gpu), deployment.parallelism.tp
     # vLLM's blocks may be of another size, BLIS's are not.
     blocks = deployment.limits.kv_tokens // _BLOCK_TOKENS
-    profile = kernel_profile(model, arch, deployment)
+    profile = kernel_profile(model, arch, deployment, case.demanded)
     shutil.copyfile(config_path(arch.name), folder / "config.json")
     (folder / "kernel_profile.yaml").write_text(
         as_yaml(profile, arch, name, tp, "vllm", version("physim-llm")), encoding="utf-8"
     )
     _write_json(folder / "hardware_config.json", {name: _hardware(case, model)})
     _write_json(folder / "hardware_config_stepml.json", {name.lower(): _stepml(case, model)})
-    quoted = json.dumps(arch.name)
+    # BLIS looks models up in lower case.
+    quoted, key = json.dumps(arch.name), json.dumps(arch.name.lower())
     alpha = list(coefficients["alpha_us"].values())
     physics = list(coefficients["trained_physics"]["beta"].values())
     blackbox = list(coefficients["blackbox"]["beta"].values())
     (folder / "defaults.yaml").write_text(
-        f"defaults:\n  {quoted}:\n    GPU: {name}\n"
+        f"defaults:\n  {key}:\n    GPU: {name}\n"
         f"    tensor_parallelism: {tp}\n    hf_repo: {quoted}\n"
         "workloads: {}\n"
         f"trained_physics_coefficients:\n  alpha_coeffs: {json.dumps(alpha)}\n"
@@ -79,7 +80,7 @@ def write_blis(
         encoding="utf-8",
     )
     (folder / "defaults_blackbox.yaml").write_text(
-        f"models:\n  - id: {quoted}\n    GPU: {name}\n"
+        f"models:\n  - id: {key}\n    GPU: {name}\n"
         f"    tensor_parallelism: {tp}\n"
         f"    vllm_version: vllm/vllm-openai:v{deployment.profile.version}\n"
         f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
@@ -90,7 +91,11 @@ def write_blis(
     (folder / "README.md").write_text(
         _readme(case, profile, coefficients, alpha, blocks), encoding="utf-8"
     )
-    return {"error_pct": profile.error_pct, "multipliers": list(profile.multipliers)}
+    return {
+        "error_pct": profile.error_pct,
+        "cached_tokens": profile.cached_tokens,
+        "multipliers": list(profile.multipliers),
+    }
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -169,12 +174,22 @@ def _readme(
         return ",".join(f"{value:.6g}" for value in values)
 
     engine = case.deployment.limits
+    limits_of_main = (
+        f"--max-num-seqs {engine.max_num_seqs} "
+        f"--max-num-batched-tokens {engine.max_num_batched_tokens}"
+    )
+    limits_of_branches = (
+        f"--max-num-running-reqs {engine.max_num_seqs} "
+        f"--max-num-scheduled-tokens {engine.max_num_batched_tokens}"
+    )
     common = f"--model {arch.name} --hardware {gpu} --tp {tp} --total-kv-blocks {blocks}"
     return f"""# {arch.name} on {tp} x {gpu} for BLIS
 
-Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear models below are
-projections over one load: {coefficients["load"]}.
+Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear models and the
+alphas, which hold what a request spends outside of steps, are those of one load:
+{coefficients["load"]}. Under another, say with less of its prompts cached, they are far off.
 
+{"".join(f"Note: {line}.{chr(10)}{chr(10)}" for line in coefficients["warnings"])}\
 | files | generation of BLIS | mean error of a step | of all steps |
 | --- | --- | --- | --- |
 | `config.json`, `hardware_config.json`, `defaults.yaml` | main, trained physics | \
@@ -190,28 +205,36 @@ Flags that every run takes:
     {common}
 
 The engine that this is of runs at most {engine.max_num_seqs} requests and \
-{engine.max_num_batched_tokens} tokens in a step: give BLIS the same limits.
+{engine.max_num_batched_tokens} tokens in a step. BLIS is given the same limits below; \
+its main branch has other names for them than the others.
 
 Trained physics (main):
 
-    --latency-model trained-physics --model-config-folder . --hardware-config hardware_config.json \
+    {limits_of_main} \
+--latency-model trained-physics --model-config-folder . --hardware-config hardware_config.json \
 --defaults-filepath defaults.yaml --alpha-coeffs {flag(alpha)} --beta-coeffs \
 {flag(physics["beta"].values())}
 
-Kernel look-up (training). Its tables hold prompts of which nothing is cached. That of logits holds
-the time for one request; what more of them add is in the term for requests:
+Kernel look-up (training). Its tables hold prompts of which nothing is cached. BLIS takes too much
+off attention where some of a prompt is; the seventh beta has what is missing for prompts of this
+load ({profile.cached_tokens:g} tokens cached). The table of logits holds the time for one request;
+what more of them add is in the term for requests:
 
-    --latency-model kernel-lookup --kernel-profile kernel_profile.yaml --model-config-folder . \
+    {limits_of_branches} \
+--latency-model kernel-lookup --kernel-profile kernel_profile.yaml --model-config-folder . \
 --hardware-config hardware_config.json --alpha-coeffs {flag(alpha)} --beta-coeffs \
 {flag(profile.multipliers)}
 
 Blackbox (training):
 
-    --latency-model blackbox --defaults-filepath defaults_blackbox.yaml --alpha-coeffs \
+    {limits_of_branches} \
+--latency-model blackbox --defaults-filepath defaults_blackbox.yaml --alpha-coeffs \
 {flag(alpha)} --beta-coeffs {flag(box["beta"].values())}
 
 Roofline with MFU grids (stepml-experiments; its GPU folder is lower case, and so is its GPU):
 
-    --roofline --bench-data-path bench_data --hardware-config hardware_config_stepml.json \
+    {limits_of_branches} \
+--defaults-filepath defaults_blackbox.yaml --roofline --bench-data-path bench_data \
+--hardware-config hardware_config_stepml.json \
 --hardware {gpu.lower()} --model-config-folder .
 """

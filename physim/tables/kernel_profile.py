@@ -15,11 +15,12 @@ from jaxtyping import Float
 
 from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
+from physim.inputs.load import Load
 from physim.step.batch import Batch
 from physim.step.lowering import PARTS
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
-from physim.tables.build import Reach, one_chunk
+from physim.tables.build import Reach, Where, one_chunk
 from physim.tables.linear_models import MICROSECOND, nonnegative
 
 # Points of an axis for each doubling, between which time is nearly straight.
@@ -48,6 +49,7 @@ class KernelProfile:
         context: Tokens that each attends to.
         decode_attention: Rows by context, columns by requests.
         multipliers: The ten that BLIS takes as beta coefficients.
+        cached_tokens: Tokens that each prompt has in the cache, for which the multipliers hold.
         error_pct: Mean absolute error of steps that only decode, and of others, over the reach.
     """
 
@@ -63,11 +65,12 @@ class KernelProfile:
     context: Float[np.ndarray, " contexts"]
     decode_attention: Float[np.ndarray, "contexts requests"]
     multipliers: tuple[float, ...]
+    cached_tokens: float
     error_pct: dict[str, float]
 
 
 def kernel_profile(
-    model: StepModel, arch: ModelArch, deployment: ResolvedDeployment
+    model: StepModel, arch: ModelArch, deployment: ResolvedDeployment, load: Load
 ) -> KernelProfile:
     """The profile of a step model.
 
@@ -75,10 +78,16 @@ def kernel_profile(
     one, and what more of them add is in the multipliers, as is CPU time that the GPU does not hide.
     Those are fitted to steps over the engine's reach.
 
+    For a partly cached prompt BLIS takes the attention of the whole prompt, times the share of its
+    pairs of tokens that are not in the cache. That scales down even the time that the kernel takes
+    for a single token. What a prompt of the load loses so is added to the time of a layer for each
+    prompt.
+
     Args:
         model: The step model.
         arch: The model.
         deployment: The engine.
+        load: The load, of which the prompts are.
     """
     reach = Reach.of(deployment.limits)
     layers, sparse = arch.layers, arch.expert_layers
@@ -94,7 +103,7 @@ def kernel_profile(
     decodes = model.batch(decode_requests=request.ravel(), context=context.ravel())
     # As BLIS counts all-reduces.
     units = 2 * (layers - sparse) + sparse
-    multipliers, error = _multipliers(model, arch, reach)
+    multipliers, error = _multipliers(model, arch, reach, load)
     return KernelProfile(
         tokens=tokens,
         gemm=_microseconds(by_tokens["gemm"], layers),
@@ -112,20 +121,42 @@ def kernel_profile(
             _by_table(model, decodes)["generation_attention"].reshape(context.shape), layers
         ),
         multipliers=multipliers,
+        cached_tokens=load.cached_tokens,
         error_pct=error,
     )
 
 
 def _multipliers(
-    model: StepModel, arch: ModelArch, reach: Reach
+    model: StepModel, arch: ModelArch, reach: Reach, load: Load
 ) -> tuple[tuple[float, ...], dict[str, float]]:
     """The ten multipliers, and the error that they leave."""
     where = reach.draw(_SAMPLE, seed=2)
-    # Of prompts with tokens in the cache BLIS has its own reckoning.
-    where[:, 3] = 0.0
+    # The fit is of whole prompts; the error, of prompts that are cached as those of the load are.
+    whole, cached = where.copy(), where.copy()
+    whole[:, 3] = 0.0
+    cached[:, 3] = np.minimum(load.cached_tokens, reach.context - where[:, 2])
+    total, inside, basis = _as_blis(model, arch, whole)
+    share = np.full(len(where), 1 / len(where))
+    found = nonnegative(basis, (total - inside) / MICROSECOND, share, total / MICROSECOND)
+    found[0] += _missed_s(model, reach, load) / arch.layers / MICROSECOND
+    total, inside, basis = _as_blis(model, arch, cached)
+    error = 100 * np.abs((inside + basis @ found * MICROSECOND) / total - 1)
+    prefills = where[:, 2] > 0
+    rounded = tuple(float(f"{value:.6g}") for value in found)
+    return (1.0, 1.0, 1.0, 0.0, 1.0, 1.0, *rounded), {
+        "decode_steps": round(float(np.mean(error[~prefills])), 2),
+        "mixed_steps": round(float(np.mean(error[prefills])), 2),
+    }
+
+
+def _as_blis(
+    model: StepModel, arch: ModelArch, where: Where
+) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, " steps"], Float[np.ndarray, "steps 4"]]:
+    """Seconds of steps, those of them that BLIS's tables hold, and what its last terms multiply."""
     steps = one_chunk(model, where)
     total = np.sum(list(named_seconds(model, steps).values()), axis=0)
     tables, one = _by_table(model, steps), _of_one(model)
+    tables["context_attention"] = _attention_as_blis(model, where[:, 2], where[:, 3])
     # BLIS takes the first all-reduce off, and has the logits of one request.
     inside = np.sum([own for name, own in tables.items() if name != "logits_gemm"], axis=0)
     inside += one["logits_gemm"] - one["allreduce"]
@@ -139,14 +170,24 @@ def _multipliers(
         ],
         axis=1,
     )
-    share = np.full(len(where), 1 / len(where))
-    found = nonnegative(basis, (total - inside) / MICROSECOND, share, total / MICROSECOND)
-    error = 100 * np.abs((inside + basis @ found * MICROSECOND) / total - 1)
-    rounded = tuple(float(f"{value:.6g}") for value in found)
-    return (1.0, 1.0, 1.0, 0.0, 1.0, 1.0, *rounded), {
-        "decode_steps": round(float(np.mean(error[prefills == 0])), 2),
-        "mixed_steps": round(float(np.mean(error[prefills > 0])), 2),
-    }
+    return total, inside, basis
+
+
+def _attention_as_blis(model: StepModel, new: Points, cached: Points) -> Points:
+    """Seconds of attention that BLIS has for a prompt of new tokens and cached ones before them."""
+    prompt = new + cached
+    alone = model.batch(prefill_requests=np.minimum(new, 1.0), chunk=prompt)
+    pairs = 1 - (cached / np.maximum(prompt, 1.0)) ** 2
+    return _by_table(model, alone)["context_attention"] * pairs
+
+
+def _missed_s(model: StepModel, reach: Reach, load: Load) -> float:
+    """Seconds of attention that BLIS does not have of a prompt of the load."""
+    cached = load.cached_tokens
+    new = np.clip([load.mean_input - cached], 1.0, reach.prefill_tokens)
+    prompt = model.batch(prefill_requests=np.ones(1), chunk=new, cached=cached)
+    own = _by_table(model, prompt)["context_attention"]
+    return max(float((own - _attention_as_blis(model, new, np.array([float(cached)])))[0]), 0.0)
 
 
 def _of_one(model: StepModel) -> dict[str, Float[np.ndarray, " steps"]]:

@@ -19,7 +19,7 @@ from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.step.batch import Batch
-from physim.step.front_end import output_s, outside_s
+from physim.step.front_end import handover_beyond_steps, output_s, outside_s
 from physim.tables.operating_region import Region
 
 # BLIS's units.
@@ -176,18 +176,22 @@ def alphas(
 ) -> tuple[float, float, float]:
     """What BLIS adds outside of steps, microseconds: before the queue, at the end, for a token.
 
-    The front end's time, and that in which a step's tokens leave it, come once a request, and so
-    all come before the queue. BLIS starts a request with the step that is formed next; under
-    asynchronous scheduling that one is formed already, so a mean step is added.
+    All that a request spends outside of steps comes once, and so before the queue: the front end's
+    time, that in which a step's tokens leave it, and what the correction of the handover adds, in
+    units of the step that gives the first token. BLIS starts a request with the step that is formed
+    next; under asynchronous scheduling that one is formed already, so a step is added, as long as
+    steps are when requests arrive.
 
     Args:
         region: The steps of a load.
         corrections: Corrections of the constants.
         deployment: The engine.
     """
-    once = float(outside_s(corrections)) + float(output_s(corrections, region.mean_requests))
-    ahead = region.mean_step_s if deployment.limits.async_scheduling else 0.0
-    return (once + ahead) / MICROSECOND, 0.0, 0.0
+    ahead = deployment.limits.async_scheduling
+    once = float(outside_s(corrections)) + float(output_s(corrections, region.met_requests))
+    once += float(handover_beyond_steps(corrections, ahead)) * region.first_step_s
+    # BLIS takes no negative coefficient.
+    return max(once + ahead * region.met_step_s, 0.0) / MICROSECOND, 0.0, 0.0
 
 
 def nonnegative(

@@ -31,12 +31,14 @@ class Region:
     Attributes:
         batches: What each carries.
         share: Its share of all steps; they sum to one.
+        starts: Requests that start in a mean step at that time.
         seconds: Its time.
         prompt_tokens: Mean prompt, tokens.
     """
 
     batches: Batch
     share: Float[np.ndarray, " rows"]
+    starts: Float[np.ndarray, " rows"]
     seconds: Float[np.ndarray, " rows"]
     prompt_tokens: float
 
@@ -46,9 +48,24 @@ class Region:
         return float(self.share @ self.seconds)
 
     @property
-    def mean_requests(self) -> float:
-        """Requests of a mean step."""
-        return float(self.share @ np.asarray(self.batches.requests))
+    def met_step_s(self) -> float:
+        """Time of a mean step when a request arrives: more arrive while the load is high."""
+        return self._met(self.seconds)
+
+    @property
+    def met_requests(self) -> float:
+        """Requests of a mean step when a request arrives."""
+        return self._met(np.asarray(self.batches.requests))
+
+    @property
+    def first_step_s(self) -> float:
+        """Time of the step that gives a request its first token, mean over requests."""
+        prompts = self.share * np.asarray(self.batches.prefill_requests)
+        return float(prompts @ self.seconds / prompts.sum())
+
+    def _met(self, values: Float[np.ndarray, " rows"]) -> float:
+        arrivals = self.share * self.starts
+        return float(arrivals @ values / arrivals.sum())
 
 
 def operating_region(case: Case, model: StepModel, corrections: Corrections) -> Region:
@@ -79,17 +96,17 @@ def operating_region(case: Case, model: StepModel, corrections: Corrections) -> 
     chunks = np.ceil(new / limits.max_num_batched_tokens)
     rows, shares = [], []
     for batch, starts, age, weight in zip(
-        trajectory.batch, trajectory.start * chunks, trajectory.age, steps, strict=True
+        trajectory.batch, trajectory.start, trajectory.age, steps, strict=True
     ):
         if weight <= 0:
             continue
-        for count, chance in _counts(float(starts), load):
+        for count, chance in _counts(float(starts * chunks), load):
             for decode, half in _batches(float(batch), load):
                 share = weight * chance * half
                 if share > _LEAST_SHARE * steps.sum() and decode + count > 0:
-                    rows.append((decode, load.mean_input + float(age), count))
+                    rows.append((decode, load.mean_input + float(age), count, max(starts, 0.0)))
                     shares.append(share)
-    decodes, contexts, prompts = np.array(rows, float).T
+    decodes, contexts, prompts, starting = np.array(rows, float).T
     share = np.array(shares, float)
     batches = model.batch(
         decode_requests=decodes,
@@ -99,7 +116,7 @@ def operating_region(case: Case, model: StepModel, corrections: Corrections) -> 
         cached=load.cached_tokens,
     )
     seconds = total_seconds(model, batches)
-    return Region(batches, share / share.sum(), seconds, load.mean_input)
+    return Region(batches, share / share.sum(), starting, seconds, load.mean_input)
 
 
 def _counts(mean: float, load: Load) -> list[tuple[int, float]]:

@@ -16,10 +16,11 @@ from physim import data
 from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.fluid.demand import Demand
 from physim.inputs.hardware import load_hardware
-from physim.inputs.load import Load, Stage
 from physim.inputs.model_lookup import config_path
 from physim.prediction.cases import Case, CaseOptions, LoadAndEngineOptions, check_names
+from physim.prediction.steady import steady
 from physim.step.model import StepModel
 from physim.tables.blis import write_blis
 from physim.tables.build import LEAST_TOLERANCE, MOST_TOLERANCE, Reach, tabulate
@@ -28,8 +29,6 @@ from physim.tables.linear_models import alphas, blackbox, trained_physics
 from physim.tables.operating_region import operating_region
 
 BLIS = "blis"
-# The load of a projection where none is given: the "general" one of the seed's study.
-GENERAL = Load(575, 248, stages=(Stage(8.0, 600.0), Stage(20.0, 600.0)), cached_tokens=560)
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,18 @@ class Made:
         folder: Where it is; None where there is none.
         reason: Why there is none, or that it was there already; empty for one that was made.
         error_pct: Interpolation error of 99% of batches, percent.
+        warnings: Which of its numbers mean little, and why, one line each.
     """
 
     name: str
     folder: Path | None
     reason: str = ""
     error_pct: float | None = None
+    warnings: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON holds it."""
+        return {**vars(self), "folder": None if self.folder is None else str(self.folder)}
 
 
 def write_table(
@@ -64,7 +69,7 @@ def write_table(
     Args:
         model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
             case beside it. Linear models are projected over its load. Without one, a table comes
-            without them, and BLIS's folder takes `GENERAL`.
+            without them; BLIS's folder needs one.
         folder: The folder to make.
         kind: ``parquet``, ``csv`` or ``json`` for a table; ``blis`` for all that BLIS reads.
         tolerance: Interpolation error of 99% of batches, as a share of their time.
@@ -79,7 +84,7 @@ def write_table(
         InputError: Some input cannot be used, or the folder is there and not empty.
     """
     _check(kind, tolerance)
-    case = _with_load(Case.of(model, **options), kind)
+    case = _checked(Case.of(model, **options), kind)
     if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
     known_fit = load_fit(fit, case.gpu.key)
@@ -159,7 +164,7 @@ def write_tables(
                 place = folder / f"{own}_{gpu}_tp{tp}"
                 progress(name)
                 try:
-                    case = _with_load(Case.of(model, gpu=gpu, tp=tp, **options), kind)
+                    case = _checked(Case.of(model, gpu=gpu, tp=tp, **options), kind)
                     if (place / METADATA).is_file() and not force:
                         yield _kept(name, place, _request(kind, tolerance, fit, case))
                         continue
@@ -170,15 +175,23 @@ def write_tables(
                     yield Made(name, None, str(error))
                     continue
                 error_pct = found.get("interpolation_error_pct", {}).get("p99")
-                yield Made(name, place, "", error_pct)
+                warnings = found.get("coefficients", {}).get("warnings", ())
+                yield Made(name, place, "", error_pct, warnings)
 
 
-def _with_load(case: Case, kind: str) -> Case:
-    """The case; for BLIS with a load in any case."""
-    if case.load is not None or kind != BLIS:
-        return case
-    GENERAL.check_fits(case.deployment.limits)
-    return case.under(GENERAL)
+def _checked(case: Case, kind: str) -> Case:
+    """The case, which for BLIS has a load.
+
+    Raises:
+        InputError: It has none.
+    """
+    if kind == BLIS and case.load is None:
+        raise InputError(
+            "load",
+            "is missing, for which BLIS's coefficients hold",
+            "give the lengths of prompts and outputs, and a rate or stages",
+        )
+    return case
 
 
 def _kept(name: str, place: Path, wanted: str) -> Made:
@@ -226,7 +239,21 @@ def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dic
         "blackbox": blackbox(region).to_dict(),
         "trained_physics": trained_physics(region, case.model, case.gpu, case.deployment).to_dict(),
         "mean_step_us": round(region.mean_step_s * 1e6, 3),
+        "warnings": _above_capacity(case, corrections),
     }
+
+
+def _above_capacity(case: Case, corrections: Corrections) -> list[str]:
+    """A line, if the load's busiest stage is more than the engine can serve."""
+    (found,) = steady([case], [corrections], "")
+    if not found.saturated:
+        return []
+    rate = Demand.of(case.demanded, case.deployment.limits.block_size).rate
+    return [
+        f"the load of {rate:.3g} req/s is above capacity ({found.saturation_rps:.3g} req/s): most "
+        "steps run as many requests as the engine takes, so coefficients and alphas say little of "
+        "smaller batches, and TTFT is mostly the queue"
+    ]
 
 
 def _hashes(case: Case, corrections: Corrections) -> dict[str, str]:

@@ -11,7 +11,6 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from physim import data
 from physim.corrections.files import TWO_SIDED_90
 from physim.errors import InputError
 from physim.fitting.fit import check_options
@@ -53,14 +52,9 @@ class Crossval:
 
         return pd.DataFrame(self.rows)
 
-    def write_json(self, path: Path) -> None:
-        """Writes rows and summary; the file appears whole or not at all.
-
-        Raises:
-            InputError: The file cannot be written.
-        """
-        content = {"leave_out": self.leave_out, "rows": self.rows, "summary": self.summary}
-        data.write_json(path, content)
+    def to_dict(self) -> dict[str, Any]:
+        """Rows and summary, as JSON holds them."""
+        return {"leave_out": self.leave_out, "rows": self.rows, "summary": self.summary}
 
 
 def crossval(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.measured.runs_csv import (
@@ -58,14 +57,9 @@ class Evaluation:
             flat.append({k: v for k, v in row.items() if k != "metrics"} | metrics)
         return pd.DataFrame(flat)
 
-    def write_json(self, path: Path) -> None:
-        """Writes rows, summary and skipped rows; the file appears whole or not at all.
-
-        Raises:
-            InputError: The file cannot be written.
-        """
-        content = {"rows": self.rows, "summary": self.summary, "skipped": self.skipped}
-        data.write_json(path, content)
+    def to_dict(self) -> dict[str, Any]:
+        """Rows, summary and skipped rows, as JSON holds them."""
+        return {"rows": self.rows, "summary": self.summary, "skipped": self.skipped}
 
 
 def evaluate(

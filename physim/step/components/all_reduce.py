@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,8 @@ from physim.grids.store import load_grid
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
 from physim.step.rows import Row, SizeRow
+
+_LINKS = {"nvlink": "NVLink", "pcie": "PCIe"}
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
@@ -34,9 +37,21 @@ def _lower(placement: Placement) -> Iterator[Row]:
     )
 
 
+def _assumptions(placement: Placement) -> list[str]:
+    gpu, tp = placement.gpu, placement.tp
+    if gpu.node_gpus is None or tp <= gpu.node_gpus:
+        return []
+    return [
+        f"tp {tp} spans {math.ceil(tp / gpu.node_gpus)} nodes of {gpu.node_gpus} GPUs: all-reduces "
+        f"are taken at the speed of {_LINKS.get(gpu.link, gpu.link)} within a node, which a "
+        "network does not have"
+    ]
+
+
 COMPONENT = Component(
     name="all_reduce",
     parts=(Part("all_reduce", "all-reduces", blis_table="allreduce"),),
     lower=_lower,
+    assumptions=_assumptions,
     source="custom all-reduce table of aiconfigurator-core 0.12.0",
 )
