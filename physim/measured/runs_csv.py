@@ -99,6 +99,14 @@ def _text(row: Row, column: str) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def _flag(row: Row, column: str) -> bool | None:
+    """A yes or no that a row may lack."""
+    value = row.get(column)
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower())
+    return None if value is None or math.isnan(value) else bool(value)
+
+
 def measured(row: Row) -> dict[str, float]:
     """Mean TTFT, ITL and E2E of a row, seconds: those of them that it has.
 
@@ -191,6 +199,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         engine=_text(row, "engine") or DEFAULT_ENGINE,
         engine_version=_text(row, "engine_version"),
         sampling=_text(row, "sampling") or "unknown",
+        async_scheduling=_flag(row, "async_scheduling"),
         max_num_seqs=int(row["max_num_seqs"]),
         max_num_batched_tokens=int(row["max_num_batched_tokens"]),
         max_model_len=int(row["max_model_len"]),
@@ -207,7 +216,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         cached_tokens=cached_tokens(row, deployment.block_size),
         arrival=row["arrival"],
         stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
-        prefixes=max(int(row["prompt_groups"] * row.get("prompts_per_group", 1)), 1),
+        prefixes=max(int(row["prompt_groups"] * (number_of(row, "prompts_per_group") or 1)), 1),
         timeout_s=timeout_s,
     )
     return Case.from_parts(row["model"], row["hardware"], deployment, load)

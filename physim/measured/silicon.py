@@ -94,6 +94,8 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "engine": "vllm",
         # Rows of InferenceX that state no version were measured late in October 2025.
         "engine_version": version if isinstance(version, str) else "0.11.0",
+        # InferenceX switches it on, whatever the version's default.
+        "async_scheduling": True if varied else None,
         "kv_cache_dtype": "auto" if form == "fp8" and not varied else "bfloat16",
         "sampling": "greedy",
         "max_model_len": _MAX_MODEL_LEN.get(int(stated_in + stated_out), 16384),
