@@ -312,6 +312,32 @@ def test_decode_attention_agrees_with_measured_rows(heads, kv_heads, requests, c
     assert parts_of([row], batch)["decode_attention"] == pytest.approx(measured, rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "requests", "context", "measured"),
+    [
+        ("bfloat16", 32, 1024, 59.82e-6),
+        ("fp8", 32, 1024, 45.41e-6),
+        ("bfloat16", 128, 4096, 689.8e-6),
+        ("fp8", 128, 4096, 400.9e-6),
+    ],
+)
+def test_decode_attention_on_either_cache(kv_cache_dtype, requests, context, measured):
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    row = row_named("decode_attention", model, kv_cache_dtype=kv_cache_dtype)
+    batch = Batch.summarised(decode_requests=float(requests), context=float(context))
+    seconds = parts_of([row], batch)["decode_attention"] / row.count
+    assert seconds == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "measured"), [("bfloat16", 89.0e-6), ("fp8", 110.9e-6)])
+def test_prefill_attention_on_either_cache(kv_cache_dtype, measured):
+    # FlashAttention 3 casts what it multiplies to fp8, at a loss where prompts are short.
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    row = row_named("prefill_attention", model, kv_cache_dtype=kv_cache_dtype)
+    seconds = parts_of([row], prompt(2048.0))["prefill_attention"] / row.count
+    assert seconds == pytest.approx(measured, rel=0.1)
+
+
 def test_decode_attention_agrees_with_what_others_measured(simulator_grids):
     """755 rows of 18 head shapes, most of them in no table that the grids were built from."""
     import pandas as pd
@@ -517,6 +543,10 @@ def test_gaps_in_the_measurements_are_said():
     a100 = lines(SCOUT, "a100_sxm", tp=4, max_num_seqs=128)
     assert "no fp8 tensor cores" in a100
     assert "no measured expert kernel" in a100
+    assert lines("Qwen/Qwen3-8B", "h100_sxm", kv_cache_dtype="fp8") == ""
+    on_fp8 = lines("Qwen/Qwen3-8B", "a100_sxm", kv_cache_dtype="fp8")
+    assert "no measured decode attention on an fp8 cache" in on_fp8
+    assert "no measured prefill attention on an fp8 cache" in on_fp8
 
 
 def test_the_moe_kernel_is_a_choice():

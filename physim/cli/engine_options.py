@@ -20,6 +20,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "gpu_memory_utilization": (float, 0.9, "Share of memory the engine may use."),
     "block_size": (int, 16, "Tokens of a KV block."),
     "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
+    "kv_cache_dtype": (str, "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8."),
     "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
     "expert_load": (
         str,

@@ -10,10 +10,12 @@ from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
+from physim.inputs.quantization import KV_BYTES
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
 EXPERT_LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 SAMPLINGS = ("model", "plain", "truncated", "penalised")
 
 # Memory that vLLM keeps from the KV cache besides the weights. Taken from the KV block counts
@@ -64,6 +66,8 @@ class Deployment:
         gpu_memory_utilization: Share of the GPU's memory that the engine may use.
         block_size: Tokens of a KV block.
         kv_blocks: KV blocks of the engine; None to compute them from memory.
+        kv_cache_dtype: Format of the KV cache: ``bfloat16`` (any of 16 bit), ``fp8``, or ``auto``
+            for what the checkpoint says.
         moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
         expert_load: How tokens spread over experts, by the name of the measured distribution.
             ``power_law_1.01`` is close to tokens that choose their experts at random.
@@ -84,6 +88,7 @@ class Deployment:
     gpu_memory_utilization: float = 0.9
     block_size: int = 16
     kv_blocks: int | None = None
+    kv_cache_dtype: str = "auto"
     moe_kernel: str = "triton"
     expert_load: str = "power_law_1.01"
     async_scheduling: bool = True
@@ -101,6 +106,7 @@ class Deployment:
                 "use 0 to 1",
             )
         for name, known in (
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("moe_kernel", MOE_KERNELS),
             ("expert_load", EXPERT_LOADS),
             ("sampling", SAMPLINGS),
@@ -150,10 +156,15 @@ class Deployment:
                 async_scheduling=self.async_scheduling,
             ),
             weight_bytes=weights,
+            kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel,
             expert_load=self.expert_load,
             sampling=self._sampling(model),
         )
+
+    def _kv_cache_dtype(self, model: ModelArch) -> str:
+        asked = self.kv_cache_dtype
+        return model.formats.kv_cache_dtype if asked == "auto" else asked
 
     def _sampling(self, model: ModelArch) -> str:
         if self.sampling != "model":
@@ -170,7 +181,8 @@ class Deployment:
             + _RESERVE_BYTES_PER_LOGIT * max_num_seqs * model.vocab_size
         )
         usable = gpu.memory_bytes * self.gpu_memory_utilization
-        block_bytes = model.kv_bytes_per_token(tp) * self.block_size
+        token_bytes = model.kv_elements_per_token(tp) * KV_BYTES[self._kv_cache_dtype(model)]
+        block_bytes = token_bytes * self.block_size
         blocks = math.floor((usable - weights - reserve) / block_bytes)
         if blocks < 1:
             needed = (weights + reserve + block_bytes) / GIB
@@ -208,6 +220,7 @@ class ResolvedDeployment:
         parallelism: How GPUs share the model.
         limits: What the engine allows.
         weight_bytes: Bytes of weights on each GPU.
+        kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of fp8 expert layers.
         expert_load: How tokens spread over experts.
         sampling: ``plain``, ``truncated`` or ``penalised``.
@@ -216,9 +229,15 @@ class ResolvedDeployment:
     parallelism: Parallelism
     limits: Limits
     weight_bytes: float
+    kv_cache_dtype: str
     moe_kernel: str
     expert_load: str
     sampling: str
+
+    @property
+    def kv_cache_bytes(self) -> float:
+        """Bytes of an element of the KV cache."""
+        return KV_BYTES[self.kv_cache_dtype]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, on one level."""

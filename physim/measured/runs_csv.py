@@ -91,6 +91,11 @@ def number_of(row: Row, column: str) -> float | None:
     return None if value is None or math.isnan(float(value)) else float(value)
 
 
+def _text(row: Row, column: str, default: str) -> str:
+    value = row.get(column)
+    return value if isinstance(value, str) else default
+
+
 def measured(row: Row) -> dict[str, float]:
     """Mean TTFT, ITL and E2E of a row, seconds: those of them that it has.
 
@@ -185,6 +190,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         max_model_len=int(row["max_model_len"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
         kv_blocks=None if kv_blocks is None else int(kv_blocks),
+        kv_cache_dtype=_text(row, "kv_cache_dtype", "auto"),
     )
     clients, requests = clients_of(row), number_of(row, "requests")
     open_loop = () if clients else stages

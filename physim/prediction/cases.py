@@ -56,6 +56,7 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float
     block_size: int
     kv_blocks: int | None
+    kv_cache_dtype: str
     moe_kernel: str
     expert_load: str
     async_scheduling: bool
