@@ -188,7 +188,8 @@ def test_deployments_that_do_not_go(parallelism, model, complaint):
         {"gpu_memory_utilization": 1.2},
         {"moe_kernel": "magic"},
         {"kv_cache_dtype": "int8"},
-        {"expert_load": "even"},
+        {"expert_load": 2.0},
+        {"expert_load": -0.1},
     ],
 )
 def test_bad_deployment_fields(fields):

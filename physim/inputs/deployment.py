@@ -14,7 +14,8 @@ from physim.inputs.quantization import KV_BYTES
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
-EXPERT_LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+# Loads of experts that were measured: exponents of their power laws, and their tables' names.
+EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
 KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 SAMPLINGS = ("model", "plain", "truncated", "penalised")
 
@@ -69,8 +70,8 @@ class Deployment:
         kv_cache_dtype: Format of the KV cache: ``bfloat16`` (any of 16 bit), ``fp8``, or ``auto``
             for what the checkpoint says.
         moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
-        expert_load: How tokens spread over experts, by the name of the measured distribution.
-            ``power_law_1.01`` is close to tokens that choose their experts at random.
+        expert_load: How tokens spread over experts: the exponent of a power law, from 0, an even
+            load, to 1.2. Mixtral's, Llama-4 Scout's and Qwen3-30B-A3B's runs are near 0.
         async_scheduling: Whether the engine schedules a step while the one before it runs, the
             default of vLLM since 0.14.
         sampling: How tokens are drawn: ``model`` for the default that the model comes with,
@@ -90,7 +91,7 @@ class Deployment:
     kv_blocks: int | None = None
     kv_cache_dtype: str = "auto"
     moe_kernel: str = "triton"
-    expert_load: str = "power_law_1.01"
+    expert_load: float = 0.0
     async_scheduling: bool = True
     sampling: str = "model"
 
@@ -105,10 +106,15 @@ class Deployment:
                 f"{self.gpu_memory_utilization} is not a share of memory",
                 "use 0 to 1",
             )
+        if not min(EXPERT_LOADS) <= self.expert_load <= max(EXPERT_LOADS):
+            raise InputError(
+                "expert_load",
+                f"{self.expert_load} is not an exponent that was measured",
+                f"use {min(EXPERT_LOADS):g} to {max(EXPERT_LOADS):g}",
+            )
         for name, known in (
             ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("moe_kernel", MOE_KERNELS),
-            ("expert_load", EXPERT_LOADS),
             ("sampling", SAMPLINGS),
         ):
             if getattr(self, name) not in known:
@@ -222,7 +228,7 @@ class ResolvedDeployment:
         weight_bytes: Bytes of weights on each GPU.
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of fp8 expert layers.
-        expert_load: How tokens spread over experts.
+        expert_load: How tokens spread over experts, an exponent.
         sampling: ``plain``, ``truncated`` or ``penalised``.
     """
 
@@ -231,7 +237,7 @@ class ResolvedDeployment:
     weight_bytes: float
     kv_cache_dtype: str
     moe_kernel: str
-    expert_load: str
+    expert_load: float
     sampling: str
 
     @property

@@ -58,7 +58,7 @@ class EngineOptions(TypedDict, total=False):
     kv_blocks: int | None
     kv_cache_dtype: str
     moe_kernel: str
-    expert_load: str
+    expert_load: float
     async_scheduling: bool
     sampling: str
 

@@ -37,6 +37,7 @@ class StepOps(eqx.Module):
         windows: Tokens that attention looks back, for each of its kinds; infinite for all.
         message_bytes: Bytes of the hidden state of a token, as an all-reduce sends it.
         tp: GPUs that share every layer.
+        expert_load: How tokens spread over experts, an exponent.
     """
 
     over_sizes: SizeRows
@@ -45,15 +46,23 @@ class StepOps(eqx.Module):
     windows: Float[AnyArray, " windows"]
     message_bytes: Scalar
     tp: Scalar
+    expert_load: Scalar
 
     @classmethod
-    def of(cls, rows: Sequence[Row], message_bytes: float = 0.0, tp: int = 1) -> StepOps:
+    def of(
+        cls,
+        rows: Sequence[Row],
+        message_bytes: float = 0.0,
+        tp: int = 1,
+        expert_load: float = 0.0,
+    ) -> StepOps:
         """Some operations as arrays.
 
         Args:
             rows: The operations.
             message_bytes: Bytes of the hidden state of a token.
             tp: GPUs that share every layer.
+            expert_load: How tokens spread over experts, an exponent.
         """
         decode = [row for row in rows if isinstance(row, DecodeRow)]
         windows = sorted({row.window or np.inf for row in decode}) or [np.inf]
@@ -64,6 +73,7 @@ class StepOps(eqx.Module):
             windows=np.array(windows, float),
             message_bytes=message_bytes,
             tp=float(tp),
+            expert_load=expert_load,
         )
 
 
@@ -97,7 +107,9 @@ def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> St
         InputError: As for `rows_of`.
     """
     rows = rows_of(model, gpu, deployment)
-    return StepOps.of(rows, 2.0 * model.hidden_size, deployment.parallelism.tp)
+    return StepOps.of(
+        rows, 2.0 * model.hidden_size, deployment.parallelism.tp, deployment.expert_load
+    )
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:
