@@ -42,11 +42,19 @@ def decode_attention(
 
 
 def prefill_attention(
-    requests: Number, tokens: Number, heads: Number, kv_heads: Number, dim: Number
+    requests: Number,
+    tokens: Number,
+    heads: Number,
+    kv_heads: Number,
+    dim: Number,
+    kv_bytes: Number = BYTES_16_BIT,
 ) -> Work:
-    """Causal self-attention of each request's ``tokens`` new tokens, nothing cached before them."""
+    """Causal self-attention of each request's ``tokens`` new tokens, nothing cached before them.
+
+    Queries and outputs are 16 bit; keys and values are read as the cache holds them.
+    """
     flops = 2 * requests * tokens * (tokens + 1) * heads * dim
-    moved = 2 * BYTES_16_BIT * requests * tokens * dim * (heads + kv_heads)
+    moved = 2 * requests * tokens * dim * (heads * BYTES_16_BIT + kv_heads * kv_bytes)
     return flops, moved
 
 

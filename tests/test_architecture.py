@@ -60,12 +60,12 @@ def test_parameters_by_hand():
     mlp = 3 * 64 * 128
     norms = 2 * 64
     assert arch.parameters == 2 * (attention + mlp + norms) + 64 + 2 * 1000 * 64
-    assert arch.kv_bytes_per_token(tp=1) == 2 * 2 * 2 * 16 * 2
+    assert arch.kv_elements_per_token(tp=1) == 2 * 2 * 2 * 16
 
 
 def test_kv_heads_are_replicated_when_tp_exceeds_them():
     arch = read_architecture(LLAMA, "config.json")
-    assert arch.kv_bytes_per_token(tp=4) == arch.kv_bytes_per_token(tp=2)
+    assert arch.kv_elements_per_token(tp=4) == arch.kv_elements_per_token(tp=2)
 
 
 def test_head_dim_of_its_own():
@@ -155,7 +155,7 @@ def test_full_and_sliding_layers_are_two_groups():
     # Only what they look back sets them apart.
     alike = read_architecture({**LLAMA, "num_hidden_layers": 4}, "c")
     assert arch.parameters == alike.parameters
-    assert arch.kv_bytes_per_token(2) == alike.kv_bytes_per_token(2)
+    assert arch.kv_elements_per_token(2) == alike.kv_elements_per_token(2)
 
 
 def test_a_sliding_window_that_is_missing_or_switched_off():

@@ -31,7 +31,7 @@ def test_quantisation_in_a_file_beside_the_configuration(tmp_path):
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     formats = load_model(tmp_path).formats
-    assert (formats.mlp.name, formats.kv_cache_bytes) == ("fp8", 1.0)
+    assert (formats.mlp.name, formats.kv_cache_dtype) == ("fp8", "fp8")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,9 @@ def test_deployments_that_do_not_go(parallelism, model, complaint):
         {"gpu_memory_utilization": 0.0},
         {"gpu_memory_utilization": 1.2},
         {"moe_kernel": "magic"},
-        {"expert_load": "even"},
+        {"kv_cache_dtype": "int8"},
+        {"expert_load": 2.0},
+        {"expert_load": -0.1},
     ],
 )
 def test_bad_deployment_fields(fields):
@@ -273,6 +275,13 @@ def test_defaults_follow_the_gpu():
     small = Deployment().resolved(model, load_hardware("a100_sxm"))
     assert (large.limits.max_num_seqs, large.limits.max_num_batched_tokens) == (1024, 8192)
     assert (small.limits.max_num_seqs, small.limits.max_num_batched_tokens) == (256, 2048)
+
+
+def test_an_fp8_cache_holds_twice_the_tokens():
+    model = load_model("Qwen/Qwen3-8B")
+    auto, fp8 = (Deployment(kv_cache_dtype=x).resolved(model, H100) for x in ("auto", "fp8"))
+    assert (auto.kv_cache_dtype, fp8.kv_cache_dtype) == ("bfloat16", "fp8")
+    assert fp8.limits.kv_blocks == pytest.approx(2 * auto.limits.kv_blocks, abs=1)
 
 
 def test_a_window_bounds_the_context():

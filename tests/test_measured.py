@@ -10,7 +10,7 @@ import physim
 from physim.errors import InputError
 from physim.fitting.observations import observe
 from physim.measured import blis_trace, guidellm, inference_perf, vllm_bench
-from physim.measured.runs_csv import read_table
+from physim.measured.runs_csv import case_of, read_table
 from physim.measured.stage_report import write_rows
 from physim.measured.step_trace import read_steps
 
@@ -252,6 +252,16 @@ def steps(tmp_path, ids, **columns):
     path = tmp_path / "steps.csv"
     frame.to_csv(path, index=False)
     return path
+
+
+def test_the_kv_cache_of_a_row():
+    row = {"experiment": "x", "model": "Qwen/Qwen3-8B", "hardware": "h100_sxm", "tp": 1}
+    row |= {"stage": 0, "max_model_len": 4096, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+    row |= {"gpu_memory_utilization": 0.9, "input_len_mean": 100, "output_len": 100}
+    row |= {"prefix_caching": False, "prompt_groups": 0, "arrival": "constant"}
+    row |= {"rate_rps": 1.0, "duration_s": 60.0}
+    for given, dtype in (({}, "bfloat16"), ({"kv_cache_dtype": "fp8"}, "fp8")):
+        assert case_of([{**row, **given}], None).deployment.kv_cache_dtype == dtype
 
 
 def test_consecutive_steps_give_cycles(tmp_path):

@@ -64,7 +64,7 @@ def test_ignored_modules_stay_16_bit():
     scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic").formats
     assert scout.attention.name == "bfloat16"
     assert scout.mlp.name == scout.experts.name == "fp8"
-    assert scout.kv_cache_bytes == 2.0
+    assert scout.kv_cache_dtype == "bfloat16"
 
 
 def test_reading_leaves_the_configuration_alone():
@@ -81,4 +81,4 @@ def test_reading_leaves_the_configuration_alone():
     ],
 )
 def test_fp8_cache(fields):
-    assert read_formats(quantized(**fields), "c").kv_cache_bytes == 1.0
+    assert read_formats(quantized(**fields), "c").kv_cache_dtype == "fp8"

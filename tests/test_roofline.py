@@ -24,6 +24,9 @@ def test_prefill_attention_counts_the_causal_triangle():
     flops, moved = roofline.prefill_attention(1, 3, 1, 1, 8)
     assert flops == (1 + 2 + 3) * (2 * 8 + 2 * 8)
     assert moved == 4 * 3 * 8 * 2
+    # Queries and outputs of two bytes, keys and values of one.
+    _, on_fp8 = roofline.prefill_attention(1, 3, 1, 1, 8, kv_bytes=1)
+    assert on_fp8 == 2 * 3 * 8 * 2 + 2 * 3 * 8
 
 
 def test_a_chunk_on_a_cached_prefix_is_the_rest_of_the_triangle():

@@ -245,6 +245,8 @@ def test_gradients_are_finite_for_an_empty_prefill(mixed):
 # what a request spends outside of steps.
 ON_HOST = {"host_step": +1, "host_request": +1, "host_sharpness": -1}
 OUTSIDE_OF_STEPS = ("front_end", "handover", "output_handling")
+# And those of which experts a step's tokens visit, which is no factor either.
+ON_ROUTING = ("expert_spread", "expert_independence")
 
 
 def corrections_of(row):
@@ -259,7 +261,9 @@ def everything():
     return arch, H100, engine.resolved(arch, H100)
 
 
-@pytest.mark.parametrize("name", [n for n in CORRECTIONS if n not in OUTSIDE_OF_STEPS])
+@pytest.mark.parametrize(
+    "name", [n for n in CORRECTIONS if n not in (*OUTSIDE_OF_STEPS, *ON_ROUTING)]
+)
 def test_a_correction_moves_its_parts_and_no_others(name):
     """With experts and shared ones, prefill on what is cached, penalties and tp, all parts are."""
     bare = StepModel(lower(*everything()), Corrections())
@@ -282,6 +286,26 @@ def test_a_correction_moves_its_parts_and_no_others(name):
             assert change == 0, part
     if own != {"host"}:
         assert float(after.latency) > float(before.latency)
+
+
+@pytest.mark.parametrize("name", ON_ROUTING)
+@pytest.mark.parametrize("model", [SCOUT, "meta-llama/Llama-3.1-8B-Instruct"])
+def test_routing_moves_experts_alone(name, model):
+    arch = load_model(model)
+    ops = lower(arch, H100, Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))
+
+    def parts(shift, requests):
+        step = StepModel(ops, Corrections(**{name: shift}))
+        return step(step.batch(decode_requests=requests, context=500.0)).parts
+
+    before, after = parts(0.0, 8.0), parts(0.05, 8.0)
+    changed = {part for part in before if before[part] != after[part]} - {"host"}
+    assert changed == ({"experts"} if arch.experts else set())
+    # One token is alone, and no spread makes it visit more experts than it does.
+    assert parts(0.05, 1.0)["experts"] == pytest.approx(float(parts(0.0, 1.0)["experts"]), rel=0.01)
+    slope = jax.grad(lambda shift: parts(shift, 8.0)["experts"])
+    change = float(parts(0.0501, 8.0)["experts"] - parts(0.0499, 8.0)["experts"]) / 2e-4
+    assert float(slope(0.05)) == pytest.approx(change, rel=1e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", OUTSIDE_OF_STEPS)

@@ -22,12 +22,9 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "gpu_memory_utilization": (float | None, None, "Share of memory the engine may use."),
     "block_size": (int, 16, "Tokens of a KV block."),
     "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
+    "kv_cache_dtype": (str, "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8."),
     "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
-    "expert_load": (
-        str,
-        "power_law_1.01",
-        "Spread over experts: balanced, power_law_1.01 or power_law_1.2.",
-    ),
+    "expert_load": (float, 0.0, "Spread over experts: 0 (even) to 1.2, a power law's exponent."),
     "async_scheduling": (bool | None, None, "Schedule a step while one runs."),
     "sampling": (
         str,

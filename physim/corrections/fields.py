@@ -43,6 +43,12 @@ class Corrections(eqx.Module):
     gemm_memory: Scalar = _correction(0.10, "dense GEMMs, where memory bounds them")
     gemm_compute: Scalar = _correction(0.15, "dense GEMMs, where FLOP/s bound them")
     experts: Scalar = _correction(0.20, "expert layers with their router")
+    expert_spread: Scalar = _correction(
+        0.50, "spread of tokens over experts, added to the exponent of its power law", True
+    )
+    expert_independence: Scalar = _correction(
+        0.10, "how many of a step's tokens choose experts on their own, an exponent", True
+    )
     prefill_attention: Scalar = _correction(
         0.15, "attention of prefill chunks among their own tokens"
     )

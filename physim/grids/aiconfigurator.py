@@ -19,6 +19,7 @@ import numpy as np
 from physim import roofline
 from physim.errors import InputError
 from physim.inputs.hardware import Hardware
+from physim.inputs.quantization import KV_BYTES
 from physim.types import Number
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator-core"
 PACKAGE_VERSION = "0.12.0"
+# Tables of attention by the format of the KV cache: what their names end in.
+_KV_CACHES = (("", "bfloat16"), ("_fp8_kv", "fp8"))
 EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
 _MOE_TABLES = {
     "moe_bfloat16_triton": (("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
@@ -115,27 +118,35 @@ def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
         yield f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound
 
 
+# Columns of the attention tables, in the units of NVIDIA's collector/vllm/collect_attn.py: requests
+# (`batch_size`), query and KV heads of one GPU, `latency` in ms of one layer. In the generation
+# table `step` is the tokens cached before the new one; in the context table `isl` is the tokens of
+# each prompt, with nothing cached. On an fp8 cache queries are cast to fp8 as well, outside of what
+# is timed, so that fp8 tensor cores may multiply them.
+
+
 def _decode(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
     # A kernel's time depends on requests and KV heads through their product: a sequence for each
     # KV head, with a group of query heads that share it.
-    rows = _full_attention(rows)
-    kv, group = rows["num_key_value_heads"].to_numpy(float), _group(rows)
-    sequences, dim = rows["batch_size"].to_numpy(float) * kv, rows["head_dim"].to_numpy(float)
-    context = rows["step"].to_numpy(float) + 1
-    work = roofline.decode_attention(sequences, context, group, 1.0, dim, roofline.BYTES_16_BIT)
-    axes = {"sequences": sequences, "context": context, "group": group, "head_dim": dim}
-    yield "decode_attention", rows, axes, _bf16_seconds(work, gpu)
+    for suffix, dtype, picked in _by_kv_cache(rows):
+        kv, group = picked["num_key_value_heads"].to_numpy(float), _group(picked)
+        sequences = picked["batch_size"].to_numpy(float) * kv
+        dim = picked["head_dim"].to_numpy(float)
+        context = picked["step"].to_numpy(float) + 1
+        work = roofline.decode_attention(sequences, context, group, 1.0, dim, KV_BYTES[dtype])
+        axes = {"sequences": sequences, "context": context, "group": group, "head_dim": dim}
+        yield f"decode_attention{suffix}", picked, axes, _attention_seconds(work, gpu, dtype)
 
 
 def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
     # Likewise by query heads, of which each attends on its own.
-    rows = _full_attention(rows)
-    group, dim = _group(rows), rows["head_dim"].to_numpy(float)
-    sequences = rows["batch_size"].to_numpy(float) * rows["num_heads"].to_numpy(float)
-    tokens = rows["isl"].to_numpy(float)
-    work = roofline.prefill_attention(sequences, tokens, 1.0, 1.0 / group, dim)
-    axes = {"sequences": sequences, "tokens": tokens, "group": group, "head_dim": dim}
-    yield "prefill_attention", rows, axes, _bf16_seconds(work, gpu)
+    for suffix, dtype, picked in _by_kv_cache(rows):
+        group, dim = _group(picked), picked["head_dim"].to_numpy(float)
+        sequences = picked["batch_size"].to_numpy(float) * picked["num_heads"].to_numpy(float)
+        tokens = picked["isl"].to_numpy(float)
+        work = roofline.prefill_attention(sequences, tokens, 1.0, 1.0 / group, dim, KV_BYTES[dtype])
+        axes = {"sequences": sequences, "tokens": tokens, "group": group, "head_dim": dim}
+        yield f"prefill_attention{suffix}", picked, axes, _attention_seconds(work, gpu, dtype)
 
 
 def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
@@ -177,22 +188,25 @@ _READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[_Table]]] = {
 }
 
 
-def _full_attention(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with a 16-bit KV cache and no window, from the kernel that measured most of them."""
-    rows = rows[(rows["kv_cache_dtype"] == "bfloat16") & (rows["attn_dtype"] == "bfloat16")]
+def _by_kv_cache(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Rows without a window of each KV cache, of the backend that measured most of them."""
+    rows = rows[rows["attn_dtype"] == "bfloat16"]
     rows = rows[rows["num_heads"] >= rows["num_key_value_heads"]]
     if "window_size" in rows:
         rows = rows[rows["window_size"] == 0]
-    kernel = rows["kernel_source"].str.replace(r"_fa\d$", "", regex=True)
-    return rows[kernel == kernel.mode()[0]]
+    for suffix, dtype in _KV_CACHES:
+        picked = rows[rows["kv_cache_dtype"] == dtype]
+        backend = picked["kernel_source"].str.replace(r"_(fa\d|fi\w+)$", "", regex=True)
+        if not picked.empty:
+            yield suffix, dtype, picked[backend == backend.mode()[0]]
 
 
 def _group(rows: pd.DataFrame) -> np.ndarray:
     return (rows["num_heads"] / rows["num_key_value_heads"]).to_numpy(float)
 
 
-def _bf16_seconds(work: roofline.Work, gpu: Hardware) -> Number:
-    peak = gpu.peak("bfloat16")
+def _attention_seconds(work: roofline.Work, gpu: Hardware, kv_cache_dtype: str) -> Number:
+    peak = gpu.peak(kv_cache_dtype) or gpu.peak("bfloat16")
     assert peak is not None  # every Hardware has it: load_hardware
     return roofline.seconds(work, peak, gpu.memory_bandwidth)
 

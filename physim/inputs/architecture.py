@@ -211,16 +211,15 @@ class ModelArch:
             + self.norm_parameters
         )
 
-    def kv_bytes_per_token(self, tp: int) -> float:
-        """Bytes of KV cache that one token takes on each GPU under tensor parallelism ``tp``.
+    def kv_elements_per_token(self, tp: int) -> float:
+        """Elements of KV cache that a token takes on each GPU under tensor parallelism ``tp``.
 
         KV heads are replicated where there are fewer of them than GPUs.
         """
-        elements = sum(
+        return sum(
             2 * group.layers * max(group.attention.kv_heads / tp, 1.0) * group.attention.head_dim
             for group in self.groups
         )
-        return elements * self.formats.kv_cache_bytes
 
 
 class _Config:

@@ -11,10 +11,13 @@ from physim.inputs.architecture import ModelArch
 from physim.inputs.engine import DEFAULT_ENGINE, EngineProfile, load_engine
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
+from physim.inputs.quantization import KV_BYTES
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
-EXPERT_LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+# Loads of experts that were measured: exponents of their power laws, and their tables' names.
+EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
+KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
@@ -62,9 +65,11 @@ class Deployment:
             default.
         block_size: Tokens of a KV block.
         kv_blocks: KV blocks of the engine; None to compute them from memory.
+        kv_cache_dtype: Format of the KV cache: ``bfloat16`` (any of 16 bit), ``fp8``, or ``auto``
+            for what the checkpoint says.
         moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
-        expert_load: How tokens spread over experts, by the name of the measured distribution.
-            ``power_law_1.01`` is close to tokens that choose their experts at random.
+        expert_load: How tokens spread over experts: the exponent of a power law, from 0, an even
+            load, to 1.2. Mixtral's, Llama-4 Scout's and Qwen3-30B-A3B's runs are near 0.
         async_scheduling: Whether the engine schedules a step while the one before it runs; None for
             its default.
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
@@ -86,8 +91,9 @@ class Deployment:
     gpu_memory_utilization: float | None = None
     block_size: int = 16
     kv_blocks: int | None = None
+    kv_cache_dtype: str = "auto"
     moe_kernel: str = "triton"
-    expert_load: str = "power_law_1.01"
+    expert_load: float = 0.0
     async_scheduling: bool | None = None
     sampling: str = "model"
 
@@ -102,9 +108,15 @@ class Deployment:
                 f"{self.gpu_memory_utilization} is not a share of memory",
                 "use 0 to 1",
             )
+        if not min(EXPERT_LOADS) <= self.expert_load <= max(EXPERT_LOADS):
+            raise InputError(
+                "expert_load",
+                f"{self.expert_load} is not an exponent that was measured",
+                f"use {min(EXPERT_LOADS):g} to {max(EXPERT_LOADS):g}",
+            )
         for name, known in (
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("moe_kernel", MOE_KERNELS),
-            ("expert_load", EXPERT_LOADS),
             ("sampling", SAMPLINGS),
         ):
             if getattr(self, name) not in known:
@@ -156,11 +168,16 @@ class Deployment:
                 whole_prompts=profile.admits_whole_prompts,
             ),
             weight_bytes=weights,
+            kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel,
             expert_load=self.expert_load,
             sampling=self._sampling(model),
             sampling_is_known=self.sampling != "unknown",
         )
+
+    def _kv_cache_dtype(self, model: ModelArch) -> str:
+        asked = self.kv_cache_dtype
+        return model.formats.kv_cache_dtype if asked == "auto" else asked
 
     def _sampling(self, model: ModelArch) -> str:
         if self.sampling not in ("model", "unknown"):
@@ -186,7 +203,8 @@ class Deployment:
             + kept.graph_bytes_per_layer * model.layers
         )
         usable = gpu.memory_bytes * (self.gpu_memory_utilization or profile.gpu_memory_utilization)
-        block_bytes = model.kv_bytes_per_token(tp) * self.block_size
+        token_bytes = model.kv_elements_per_token(tp) * KV_BYTES[self._kv_cache_dtype(model)]
+        block_bytes = token_bytes * self.block_size
         blocks = math.floor((usable - weights - reserve) / block_bytes)
         if blocks < 1:
             needed = (weights + reserve + block_bytes) / GIB
@@ -225,8 +243,9 @@ class ResolvedDeployment:
         profile: The engine.
         limits: What the engine allows.
         weight_bytes: Bytes of weights on each GPU.
+        kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of fp8 expert layers.
-        expert_load: How tokens spread over experts.
+        expert_load: How tokens spread over experts, an exponent.
         sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
         sampling_is_known: Whether that is known, or taken for what it may be.
     """
@@ -235,10 +254,16 @@ class ResolvedDeployment:
     profile: EngineProfile
     limits: Limits
     weight_bytes: float
+    kv_cache_dtype: str
     moe_kernel: str
-    expert_load: str
+    expert_load: float
     sampling: str
     sampling_is_known: bool = True
+
+    @property
+    def kv_cache_bytes(self) -> float:
+        """Bytes of an element of the KV cache."""
+        return KV_BYTES[self.kv_cache_dtype]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain values, on one level; of the engine its name and version."""

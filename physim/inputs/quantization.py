@@ -30,6 +30,8 @@ BFLOAT16 = WeightFormat("bfloat16", 2.0, "bfloat16")
 FP8 = WeightFormat("fp8", 1.0, "fp8", quantizes_activations=True)
 # One float32 scale for each 128 x 128 weights.
 FP8_BLOCK = WeightFormat("fp8_block", 1.0 + 4.0 / 128**2, "fp8", quantizes_activations=True)
+# Bytes of an element of the KV cache.
+KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
 _SIXTEEN_BIT = {"bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"}
 
 
@@ -47,13 +49,13 @@ class Formats:
         attention: Format of the QKV and output projections.
         mlp: Format of the gate, up and down projections, shared experts included.
         experts: Format of routed experts.
-        kv_cache_bytes: Bytes of one element of the KV cache.
+        kv_cache_dtype: Format of the KV cache, a key of `KV_BYTES`.
     """
 
     attention: WeightFormat
     mlp: WeightFormat
     experts: WeightFormat
-    kv_cache_bytes: float
+    kv_cache_dtype: str
 
 
 def read_formats(config: Mapping[str, Any], where: str) -> Formats:
@@ -75,7 +77,7 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
             f"{where}: quantization_config", "is not a JSON object", "repair or remove it"
         )
     if not quantization:
-        return Formats(BFLOAT16, BFLOAT16, BFLOAT16, 2.0)
+        return Formats(BFLOAT16, BFLOAT16, BFLOAT16, "bfloat16")
     weights = _weight_format(quantization, where)
     ignored = [
         pattern
@@ -91,7 +93,7 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
         attention=unless_ignored("self_attn", "q_proj", "qkv_proj"),
         mlp=unless_ignored("mlp.gate_proj", "mlp.down_proj", "shared_expert"),
         experts=unless_ignored("experts.", ".experts"),
-        kv_cache_bytes=1.0 if _kv_cache_is_fp8(quantization) else 2.0,
+        kv_cache_dtype="fp8" if _kv_cache_is_fp8(quantization) else "bfloat16",
     )
 
 

@@ -205,6 +205,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         max_model_len=int(row["max_model_len"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
         kv_blocks=None if kv_blocks is None else int(kv_blocks),
+        kv_cache_dtype=_text(row, "kv_cache_dtype") or "auto",
     )
     clients, requests = clients_of(row), number_of(row, "requests")
     open_loop = () if clients else stages

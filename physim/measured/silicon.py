@@ -132,8 +132,7 @@ def _contradiction(
     # By Little's law so many requests decode, each with its prompt and half of its answer. Keys and
     # values of one byte are the least that any engine keeps.
     decoding = rate * tpot * (output - 1)
-    cache = decoding * (prompt + output / 2) * arch.kv_bytes_per_token(tp)
-    cache /= arch.formats.kv_cache_bytes
+    cache = decoding * (prompt + output / 2) * arch.kv_elements_per_token(tp)
     read_s = (weight_bytes_per_gpu(arch, tp) + cache) / gpu.memory_bandwidth
     if tpot < read_s:
         return f"its tokens come in {tpot / read_s:.0%} of the time that reading memory takes"

@@ -152,7 +152,13 @@ def _at_roofline(ops: StepOps) -> StepOps:
     """The same work on kernels that nothing was measured of, so that their roofline is left."""
 
     def curves(some: StepOps) -> list[Any]:
-        return [some.over_sizes.log_seconds, some.decode.log_seconds, some.prefill.log_seconds]
+        sizes = some.over_sizes
+        return [
+            sizes.log_seconds,
+            sizes.by_spread,
+            some.decode.log_seconds,
+            some.prefill.log_seconds,
+        ]
 
     return eqx.tree_at(curves, ops, [np.full_like(curve, UNMEASURED) for curve in curves(ops)])
 

@@ -58,8 +58,9 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float | None
     block_size: int
     kv_blocks: int | None
+    kv_cache_dtype: str
     moe_kernel: str
-    expert_load: str
+    expert_load: float
     async_scheduling: bool | None
     sampling: str
 

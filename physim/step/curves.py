@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from physim.inputs.deployment import EXPERT_LOADS
+
 TOKENS = 2.0 ** np.arange(0, 18.5, 0.5)
 REQUESTS = 2.0 ** np.arange(14)
 CONTEXT = 2.0 ** np.arange(1, 22)
 CHUNK = 2.0 ** np.arange(19)
+# Spreads over experts: exponents of the power laws that were measured, 0 for an even load.
+SPREADS = np.array(list(EXPERT_LOADS))
 # Below the smallest message that matters a curve is held: these knots are there so that curves over
 # any size have as many.
 LEAST_MESSAGE_BYTES = 2.0**7

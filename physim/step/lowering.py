@@ -39,6 +39,7 @@ class StepOps(eqx.Module):
         message_bytes: Bytes of the hidden state of a token, as an all-reduce sends it.
         tp: GPUs that share every layer.
         host: The CPU's work.
+        expert_load: How tokens spread over experts, an exponent.
     """
 
     over_sizes: SizeRows
@@ -47,11 +48,17 @@ class StepOps(eqx.Module):
     windows: Float[AnyArray, " windows"]
     message_bytes: Scalar
     tp: Scalar
+    expert_load: Scalar
     host: Host
 
     @classmethod
     def of(
-        cls, rows: Sequence[Row], host: Host, message_bytes: float = 0.0, tp: int = 1
+        cls,
+        rows: Sequence[Row],
+        host: Host,
+        message_bytes: float = 0.0,
+        tp: int = 1,
+        expert_load: float = 0.0,
     ) -> StepOps:
         """Some operations as arrays.
 
@@ -60,6 +67,7 @@ class StepOps(eqx.Module):
             host: The CPU's work.
             message_bytes: Bytes of the hidden state of a token.
             tp: GPUs that share every layer.
+            expert_load: How tokens spread over experts, an exponent.
         """
         decode = [row for row in rows if isinstance(row, DecodeRow)]
         windows = sorted({row.window or np.inf for row in decode}) or [np.inf]
@@ -70,6 +78,7 @@ class StepOps(eqx.Module):
             windows=np.array(windows, float),
             message_bytes=message_bytes,
             tp=float(tp),
+            expert_load=expert_load,
             host=host,
         )
 
@@ -104,7 +113,8 @@ def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> St
         InputError: As for `rows_of`.
     """
     rows, host = rows_of(model, gpu, deployment), Host.of(Placement(model, gpu, deployment))
-    return StepOps.of(rows, host, 2.0 * model.hidden_size, deployment.parallelism.tp)
+    parallelism, load = deployment.parallelism, deployment.expert_load
+    return StepOps.of(rows, host, 2.0 * model.hidden_size, parallelism.tp, load)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:

@@ -18,6 +18,7 @@ from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.host import beside_host, host_sharpness
 from physim.step.lowering import PART_NAMES, StepOps
 from physim.step.mixed_steps import ADDITIVE, Mixing
+from physim.step.routing import independent_tokens, looked_up_tokens, spread_weights
 from physim.step.rows import KNOTS, DecodeRows, PrefillRows
 from physim.types import AnyArray, Number, Scalar
 
@@ -126,7 +127,7 @@ class StepModel(eqx.Module):
             sizes: The sizes of a step.
         """
         rows, theta = self.ops.over_sizes, self.corrections.logs()
-        compute, memory = rows.work(sizes)
+        compute, memory = rows.work(sizes, independent_tokens(sizes["tokens"], self.corrections))
         seconds = jnp.maximum(jnp.exp(self._log_measured(sizes)), jnp.maximum(compute, memory))
         # How far FLOP/s bound it, from 0 to 1: a step of a hundred tokens, which memory bounds,
         # says nothing of how fast the GPU computes.
@@ -145,12 +146,22 @@ class StepModel(eqx.Module):
         rows = self.ops.over_sizes
         places = np.cumsum([0, *rows.slots])
         # One product for each size: a look-up for each row takes several times as long.
-        return jnp.concatenate(
+        alone = jnp.concatenate(
             [
                 along(rows.log_seconds[start:end], KNOTS[size], sizes[size])
                 for size, start, end in zip(rows.counts, places, places[1:], strict=False)
             ]
         )
+        return alone + rows.kind @ self._log_of_experts(sizes["tokens"])
+
+    def _log_of_experts(self, tokens: Scalar) -> Float[AnyArray, " kinds"]:
+        """Logarithm of the measured time of a layer of each kind of experts."""
+        rows = self.ops.over_sizes
+        weights = spread_weights(self.ops.expert_load, self.corrections)
+        curves = jnp.einsum("s,ksn->kn", weights, rows.by_spread, precision="highest")
+        independent = independent_tokens(tokens, self.corrections)
+        share = rows.experts_per_token / _divisor(rows.experts)
+        return along(curves, KNOTS["tokens"], looked_up_tokens(tokens, independent, share))
 
     def _residual(self, tokens: Scalar) -> Scalar:
         """What the residual adds to the logarithm of the time of the work on all tokens."""
@@ -158,7 +169,7 @@ class StepModel(eqx.Module):
         tokens = jnp.maximum(tokens, 1.0)
         rows = self.ops.over_sizes
         layers = rows.count * rows.is_matrix
-        visited = rows.visited(tokens)
+        visited = rows.visited(independent_tokens(tokens, self.corrections))
         compute = jnp.sum(layers * rows.compute) * tokens
         memory = layers @ (rows.fixed + rows.memory * tokens + rows.expert @ visited)
         routed = layers @ (rows.expert > 0)

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections.fields import selector
-from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
+from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, SPREADS, TOKENS
 from physim.types import AnyArray, Number, Scalar
 
 # Sizes of a step that operations work on, and the knots of curves over them: its tokens, the tokens
@@ -34,6 +34,8 @@ KNOTS = {
 }
 # Rows over each size, as many as today's models need at most; a model with more has a multiple.
 _SLOTS = {"tokens": 10, "sampled": 4, "message_bytes": 1, "has_prefill": 2}
+# Fields of `SizeRows` that are of kinds of expert layers, not of rows.
+_OF_KINDS = ("experts", "experts_per_token", "by_spread")
 # The logarithm of a time that every roofline is above: of a row that nothing was measured of.
 UNMEASURED = -60.0
 
@@ -59,6 +61,7 @@ class SizeRow:
         bandwidth: Bytes/s of what it moves them over.
         log_seconds: Logarithm of the measured time at the size's knots; None where nothing was
             measured and the roofline stands alone.
+        by_spread: Likewise for each of `SPREADS`, where experts were measured under several.
         correction: The correction that multiplies it,
         compute_correction: and the one that takes over as FLOP/s come to bound it, if that is
             another.
@@ -83,6 +86,7 @@ class SizeRow:
     peak_flops: float = np.inf
     bandwidth: float = np.inf
     log_seconds: np.ndarray | None = None
+    by_spread: np.ndarray | None = None
     compute_correction: str | None = None
     is_matrix: bool = False
     is_bent: bool = False
@@ -171,9 +175,11 @@ class SizeRows(eqx.Module):
         memory: Seconds of bytes for each unit,
         fixed: whatever the size,
         expert: and for each expert that is visited, of each kind of expert layer.
+        kind: Which kind of expert layer each is, as ones and zeros; none for other operations.
         experts: Experts of a layer of each kind; one where there is none.
         experts_per_token: Experts that a token visits, likewise; zero where there is none.
-        log_seconds: Measured time at the size's knots.
+        by_spread: Measured time at the tokens' knots for each of `SPREADS`, of each kind.
+        log_seconds: Measured time at the size's knots; nothing where a kind's stands for it.
         part: Which part of a step each belongs to, as ones and zeros.
         correction: Which correction multiplies it, likewise,
         compute_correction: and which one as FLOP/s come to bound it.
@@ -187,8 +193,10 @@ class SizeRows(eqx.Module):
     memory: Float[AnyArray, " rows"]
     fixed: Float[AnyArray, " rows"]
     expert: Float[AnyArray, "rows kinds"]
+    kind: Float[AnyArray, "rows kinds"]
     experts: Float[AnyArray, " kinds"]
     experts_per_token: Float[AnyArray, " kinds"]
+    by_spread: Float[AnyArray, "kinds spreads knots"]
     log_seconds: Float[AnyArray, "rows knots"]
     part: Float[AnyArray, "rows parts"]
     correction: Float[AnyArray, "rows corrections"]
@@ -207,13 +215,12 @@ class SizeRows(eqx.Module):
         slots, placed = in_order(rows)
         fill = SizeRow("", parts[0], 0.0, "experts", fixed_seconds=1.0)
         full = [fill if row is None else row for row in placed]
-        curves = [
-            np.full(len(TOKENS), UNMEASURED) if row.log_seconds is None else row.log_seconds
-            for row in full
-        ]
-
-        kinds = sorted({(row.experts, row.experts_per_token) for row in full if row.expert_bytes})
-        kinds = kinds or [(1.0, 0.0)]
+        kinds = list({_kind(row): row for row in full if row.expert_bytes}.values())
+        none = SizeRow("", parts[0], 0.0, "experts")
+        own = np.array(
+            [[float(_kind(row) == _kind(kind)) for kind in kinds] or [0.0] for row in full]
+        )
+        kinds = kinds or [none]
 
         def column(of: list[float]) -> Float[np.ndarray, " rows"]:
             return np.array(of, float)
@@ -224,10 +231,12 @@ class SizeRows(eqx.Module):
             compute=column([row.flops / row.peak_flops for row in full]),
             memory=column([row.bytes / row.bandwidth + row.seconds for row in full]),
             fixed=column([row.fixed_bytes / row.bandwidth + row.fixed_seconds for row in full]),
-            expert=np.stack([_of_kinds(row, kinds) for row in full]),
-            experts=column([experts for experts, _ in kinds]),
-            experts_per_token=column([per_token for _, per_token in kinds]),
-            log_seconds=np.stack(curves),
+            expert=own * column([row.expert_bytes / row.bandwidth for row in full])[:, None],
+            kind=own,
+            experts=column([kind.experts for kind in kinds]),
+            experts_per_token=column([kind.experts_per_token for kind in kinds]),
+            by_spread=np.stack([_by_spread(kind) for kind in kinds]),
+            log_seconds=np.stack([_log_seconds(row) for row in full]),
             part=_places([row.part for row in full], parts),
             correction=selector(row.correction for row in full),
             compute_correction=selector(row.compute_correction or row.correction for row in full),
@@ -259,9 +268,9 @@ class SizeRows(eqx.Module):
         columns = {
             field.name: wider(getattr(self, field.name), float(field.name == "fixed"))
             for field in fields(self)
-            if field.name not in ("slots", "experts", "experts_per_token")
+            if field.name not in ("slots", *_OF_KINDS)
         }
-        kinds = {"experts": self.experts, "experts_per_token": self.experts_per_token}
+        kinds = {name: getattr(self, name) for name in _OF_KINDS}
         return SizeRows(tuple(slots), **columns, **kinds)
 
     @property
@@ -273,7 +282,7 @@ class SizeRows(eqx.Module):
         """Experts of a layer that so many tokens visit, for each kind of expert layer.
 
         Args:
-            tokens: Tokens of the step.
+            tokens: Tokens that choose on their own.
         """
         # Kinds that only fill an array up have no experts.
         return roofline.active_experts(
@@ -281,17 +290,18 @@ class SizeRows(eqx.Module):
         )
 
     def work(
-        self, sizes: Mapping[str, Scalar]
+        self, sizes: Mapping[str, Scalar], independent: Scalar | None = None
     ) -> tuple[Float[AnyArray, " rows"], Float[AnyArray, " rows"]]:
         """Time of one of each operation at peak FLOP/s and at the bandwidth, seconds.
 
         Args:
             sizes: The sizes of a step, by the keys of `KNOTS`.
+            independent: Tokens that choose experts on their own; all if None.
         """
         size = jnp.concatenate(
             [jnp.full(count, sizes[name], float) for name, count in self.counts.items()]
         )
-        visited = self.visited(sizes["tokens"])
+        visited = self.visited(sizes["tokens"] if independent is None else independent)
         return self.compute * size, self.fixed + self.memory * size + self.expert @ visited
 
 
@@ -414,10 +424,22 @@ class PrefillRows(eqx.Module):
         return jnp.maximum(self.pair_compute * pairs, self.token_memory * requests * chunk)
 
 
-def _of_kinds(row: SizeRow, kinds: Sequence[tuple[float, float]]) -> Float[np.ndarray, " kinds"]:
-    """Seconds for each visited expert, at the place of the row's kind of expert layer."""
-    own = (row.experts, row.experts_per_token)
-    return np.array([row.expert_bytes / row.bandwidth * (kind == own) for kind in kinds])
+def _kind(row: SizeRow) -> tuple[float, float, bytes]:
+    """What makes expert layers alike: their experts, and the measured time."""
+    measured = b"" if row.by_spread is None else row.by_spread.tobytes()
+    return row.experts, row.experts_per_token, measured
+
+
+def _by_spread(row: SizeRow) -> Float[np.ndarray, "spreads knots"]:
+    """Measured time for each spread; nothing where it is that of the row."""
+    return np.zeros((len(SPREADS), len(TOKENS))) if row.by_spread is None else row.by_spread
+
+
+def _log_seconds(row: SizeRow) -> Float[np.ndarray, " knots"]:
+    """Measured time of a row, to which that of its kind is added."""
+    if row.by_spread is not None:
+        return np.zeros(len(TOKENS))
+    return np.full(len(TOKENS), UNMEASURED) if row.log_seconds is None else row.log_seconds
 
 
 def in_order(rows: Sequence[SizeRow]) -> tuple[tuple[int, ...], list[SizeRow | None]]:

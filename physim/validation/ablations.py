@@ -69,10 +69,16 @@ def _constant(ops: StepOps) -> StepOps:
     compute, memory = jax.vmap(sizes.work, out_axes=1)(KNOTS)
     measured = sizes.log_seconds > UNMEASURED
     return eqx.tree_at(
-        lambda o: (o.over_sizes.log_seconds, o.decode.log_seconds, o.prefill.log_seconds),
+        lambda o: (
+            o.over_sizes.log_seconds,
+            o.over_sizes.by_spread,
+            o.decode.log_seconds,
+            o.prefill.log_seconds,
+        ),
         ops,
         (
             jnp.where(measured, log_seconds(jnp.maximum(compute, memory)), sizes.log_seconds),
+            jnp.zeros_like(sizes.by_spread),
             log_seconds(jax.vmap(lambda row: row.bound(requests, requests * CONTEXT))(ops.decode)),
             log_seconds(jax.vmap(lambda row: row.bound(requests, CHUNK))(ops.prefill)),
         ),

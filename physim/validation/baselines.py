@@ -84,7 +84,11 @@ def ridge(observed: Observed, seen: Rows) -> Logs:
     load = _loads(observed)
     weights = np.array([case.deployment.weight_bytes for case in observed.cases])
     kv = np.array(
-        [case.model.kv_bytes_per_token(case.deployment.parallelism.tp) for case in observed.cases]
+        [
+            case.deployment.kv_cache_bytes
+            * case.model.kv_elements_per_token(case.deployment.parallelism.tp)
+            for case in observed.cases
+        ]
     )
     design = np.column_stack([load[:, 0], weights, load[:, 1], load[:, 2], load[:, 3] * kv])
     itl = np.exp(observed.stages.observed[:, 1])

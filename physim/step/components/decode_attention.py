@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.grids.store import load_grid
 from physim.inputs.architecture import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
-from physim.inputs.quantization import BFLOAT16
+from physim.step.attention import assumptions, measured_attention, peak_flops
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import CONTEXT, REQUESTS, rising_log_seconds
 from physim.step.rows import DecodeRow, Row
@@ -18,15 +17,13 @@ _KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    kv_bytes = placement.model.formats.kv_cache_bytes
-    peak, bandwidth = placement.peak_flops(BFLOAT16), placement.gpu.memory_bandwidth
+    kv_bytes = placement.deployment.kv_cache_bytes
+    peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
     for attention, layers in placement.model.attention_layers.items():
         if attention.kind not in _KINDS:
             continue
         (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
-        grid = load_grid(placement.grids, "decode_attention").at(
-            group=heads / kv_heads, head_dim=float(dim)
-        )
+        grid = measured_attention(placement, "decode_attention", attention)
         work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, dim, kv_bytes)
         yield DecodeRow(
             name="decode_attention",
@@ -47,12 +44,6 @@ def _lower(placement: Placement) -> Iterator[Row]:
         )
 
 
-def _assumptions(placement: Placement) -> list[str]:
-    if placement.model.formats.kv_cache_bytes != 1:
-        return []
-    return ["no measured attention on an fp8 cache: efficiencies of bfloat16 are used"]
-
-
 COMPONENT = Component(
     name="decode_attention",
     parts=(
@@ -66,5 +57,5 @@ COMPONENT = Component(
     lower=_lower,
     source="generation attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=_KINDS,
-    assumptions=_assumptions,
+    assumptions=lambda placement: assumptions(placement, "decode_attention"),
 )

@@ -1,7 +1,8 @@
 """Routed experts: the router's GEMM and the grouped GEMMs of a layer's experts.
 
 ``E (1 - (1 - k/E)^T)`` of ``E`` experts are visited by at least one of ``T`` tokens that choose
-``k`` each; their weights are what a small batch reads.
+``k`` each on their own; their weights are what a small batch reads. `physim.step.routing` says how
+many of a step's tokens do, and under which spread the measured time is taken.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from physim import roofline
 from physim.errors import InputError
 from physim.grids.store import load_expert_grid, tables
 from physim.inputs.architecture import Experts
+from physim.inputs.deployment import EXPERT_LOADS
 from physim.inputs.quantization import BFLOAT16, WeightFormat
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.gemms import gemm_row
 from physim.step.rows import Row, SizeRow
+
+# Expert kernel of what was not measured.
+_STAND_IN = "bfloat16_triton"
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
@@ -44,13 +49,21 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
     hidden, form = placement.model.hidden_size, placement.model.formats.experts
     width = experts.intermediate_size / placement.tp
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
-    table, _ = _table(placement, form)
-    curve = load_expert_grid(placement.grids, table).nearest(
-        hidden, width, experts.per_token, experts.count
-    )
     work = roofline.experts(
         TOKENS, hidden, width, experts.count, experts.per_token, form.bytes_per_weight
     )
+    bound = np.asarray(roofline.seconds(work, peak, bandwidth))
+    measured = _tables(placement, form)
+    curves = []
+    for spread in EXPERT_LOADS:
+        load = measured[min(measured, key=lambda known: abs(known - spread))]
+        grid = load_expert_grid(placement.grids, load).nearest(
+            hidden, width, experts.per_token, experts.count
+        )
+        curve = rising_log_seconds(grid.resampled(tokens=TOKENS), bound)
+        if load.endswith(EXPERT_LOADS[0.0]):
+            curve = np.maximum(_of_independent_tokens(curve, experts), np.log(bound))
+        curves.append(curve)
     return SizeRow(
         name="experts",
         part="experts",
@@ -62,33 +75,58 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
         experts_per_token=experts.per_token,
         peak_flops=peak,
         bandwidth=bandwidth,
-        log_seconds=rising_log_seconds(
-            curve.resampled(tokens=TOKENS), np.asarray(roofline.seconds(work, peak, bandwidth))
-        ),
+        by_spread=np.array(curves),
         correction="experts",
         is_matrix=True,
         is_bent=True,
     )
 
 
-def _table(placement: Placement, form: WeightFormat) -> tuple[str, bool]:
-    """Table of an expert layer, and whether its number format was measured on this GPU."""
-    deployment, known = placement.deployment, tables(placement.grids)
-    kernel = {"int4": "marlin", "bfloat16": "triton"}.get(form.name, deployment.moe_kernel)
-    for name in (f"{form.name.removesuffix('_block')}_{kernel}", "bfloat16_triton"):
-        for load in (deployment.expert_load, "power_law_1.01"):
-            table = f"moe_{name}_{load}"
-            if table in known:
-                return table, not (name == "bfloat16_triton" and form.name != "bfloat16")
+def _of_independent_tokens(log_seconds: np.ndarray, experts: Experts) -> np.ndarray:
+    """What tokens that choose on their own take, of rows whose tokens took turns.
+
+    The collector's even load hands experts out in turn, so that ``T`` tokens visit ``k T`` of them
+    until none is left, more than any choice would. Its kernel takes the time of the experts that
+    are visited; once all are, what is left is that of the tokens.
+    """
+
+    def at(tokens: np.ndarray) -> np.ndarray:
+        return np.interp(np.log(tokens), np.log(TOKENS), log_seconds)
+
+    turns = experts.count / experts.per_token
+    visited = roofline.active_experts(TOKENS, experts.count, experts.per_token)
+    return log_seconds + at(visited / experts.per_token) - at(np.minimum(TOKENS, turns))
+
+
+def _tables(placement: Placement, form: WeightFormat) -> dict[float, str]:
+    """Tables of an expert layer by the spread that they were measured under.
+
+    Raises:
+        InputError: There is none.
+    """
+    own = {"int4": "marlin", "bfloat16": "triton"}.get(form.name, placement.deployment.moe_kernel)
+    for kernel in (f"{form.name.removesuffix('_block')}_{own}", _STAND_IN):
+        names = {spread: f"moe_{kernel}_{load}" for spread, load in EXPERT_LOADS.items()}
+        found = {x: name for x, name in names.items() if name in tables(placement.grids)}
+        if found:
+            return found
     raise InputError(
         f"grids of {placement.grids}", "hold no expert layers", "run `physim grids build`"
     )
 
 
 def _assumptions(placement: Placement) -> list[str]:
-    if not placement.model.experts or _table(placement, placement.model.formats.experts)[1]:
+    if not placement.model.experts:
         return []
-    return ["no measured expert kernel for this format: that of bfloat16 is used"]
+    form, lines = placement.model.formats.experts, []
+    measured = _tables(placement, form)
+    if form.name != "bfloat16" and all(_STAND_IN in name for name in measured.values()):
+        lines.append("no measured expert kernel for this format: that of bfloat16 is used")
+    if placement.deployment.expert_load < min(measured):
+        lines.append(
+            f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"
+        )
+    return lines
 
 
 COMPONENT = Component(

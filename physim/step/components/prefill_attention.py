@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from physim import roofline
-from physim.grids.store import load_grid
-from physim.inputs.architecture import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
-from physim.inputs.quantization import BFLOAT16
+from physim.inputs.architecture import (
+    CHUNKED_ATTENTION,
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    Attention,
+)
+from physim.step.attention import assumptions, measured_attention, peak_flops
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import CHUNK, REQUESTS, rising_log_seconds
 from physim.step.rows import PrefillRow, Row
@@ -20,25 +25,26 @@ _KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    counts: Counter[tuple[int, int, int]] = Counter()
+    # Layers with and without a window see the same chunks, and are one row.
+    counts: Counter[Attention] = Counter()
     for attention, layers in placement.model.attention_layers.items():
         if attention.kind in _KINDS:
-            counts[*placement.heads(attention), attention.head_dim] += layers
-    peak, bandwidth = placement.peak_flops(BFLOAT16), placement.gpu.memory_bandwidth
-    for (heads, kv_heads, dim), layers in counts.items():
-        grid = load_grid(placement.grids, "prefill_attention").at(
-            group=heads / kv_heads, head_dim=float(dim)
-        )
-        work = roofline.prefill_attention(REQUESTS[:, None], CHUNK, heads, kv_heads, dim)
+            counts[replace(attention, kind=FULL_ATTENTION, window=None)] += layers
+    kv_bytes = placement.deployment.kv_cache_bytes
+    peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
+    for attention, layers in counts.items():
+        (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
+        grid = measured_attention(placement, "prefill_attention", attention)
+        work = roofline.prefill_attention(REQUESTS[:, None], CHUNK, heads, kv_heads, dim, kv_bytes)
         pair_flops, cached_bytes = roofline.cached_attention(
-            1.0, 1.0, heads, kv_heads, dim, placement.model.formats.kv_cache_bytes
+            1.0, 1.0, heads, kv_heads, dim, kv_bytes
         )
         yield PrefillRow(
             name="prefill_attention",
             part="prefill_attention",
             count=layers,
             pair_flops=float(pair_flops),
-            token_bytes=2 * roofline.BYTES_16_BIT * dim * (heads + kv_heads),
+            token_bytes=2 * dim * (heads * roofline.BYTES_16_BIT + kv_heads * kv_bytes),
             cached_bytes=float(cached_bytes),
             peak_flops=peak,
             bandwidth=bandwidth,
@@ -64,4 +70,5 @@ COMPONENT = Component(
     lower=_lower,
     source="context attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=_KINDS,
+    assumptions=lambda placement: assumptions(placement, "prefill_attention"),
 )
