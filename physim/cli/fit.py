@@ -81,9 +81,9 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
     losses = outcome.losses
     lines: list[RenderableType] = [
         Text(f"{len(outcome.rows)} rows, {len(losses) - 1} steps, loss {_curve(losses)}"),
+        *_held_back(outcome),
         "",
-        Text("factors on components: prior and fitted, 90% interval, and who determined it"),
-        estimates_table(outcome.estimates),
+        *_estimates(outcome),
         Text("mean absolute error of an experiment, percent, in sample: before and after"),
         _experiments(outcome),
     ]
@@ -105,6 +105,42 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
     lines.append(f"scatter of unseen runs, beyond the fit's own uncertainty: {scatter}")
     lines.append(f"written to {out}")
     return lines
+
+
+def _estimates(outcome: Outcome) -> list[RenderableType]:
+    from rich.text import Text
+
+    if outcome.shrinkage is not None and outcome.shrinkage.earns_nothing:
+        return []
+    title = "factors on components: prior and fitted, 90% interval, and who determined it"
+    return [Text(title), estimates_table(outcome.estimates)]
+
+
+def _held_back(outcome: Outcome) -> list[RenderableType]:
+    """What runs that were held back say of the fit."""
+    from rich.text import Text
+
+    found = outcome.shrinkage
+    if found is None:
+        return []
+    if found.held_back is None:
+        line = "fewer than three experiments: nothing could be held back to check the fit"
+        return [Text(line, style="yellow")]
+    errors = ", ".join(
+        f"{METRICS[metric].label} {found.before[metric]:.1f} to {found.after[metric]:.1f}"
+        for metric in found.after
+    )
+    if found.earns_nothing:
+        line = (
+            f"Held back one {found.held_back} at a time: no fit to the others predicts it better "
+            "for sure than none, so the corrections stay at their prior."
+        )
+        return [Text(line, style="yellow")]
+    widths = ", ".join(f"{block} {scale:g}" for block, scale in found.scales.items() if scale)
+    return [
+        Text(f"held back one {found.held_back} at a time: mean error, percent, {errors}"),
+        Text(f"priors at so much of their width: {widths}"),
+    ]
 
 
 def _curve(losses: Sequence[float]) -> str:

@@ -45,7 +45,9 @@ Tp = Annotated[int, typer.Option(help="GPUs that share every layer.")]
 FitName = Annotated[
     str,
     typer.Option(
-        help="default, a fit of `physim show fits`, a fit file, or none.", autocompletion=_fits
+        help="default, a fit of `physim show fits`, a fit file, or none; whole:FIT takes it as it "
+        "is on a GPU that it was not fitted on.",
+        autocompletion=_fits,
     ),
 ]
 ShownFit = Annotated[

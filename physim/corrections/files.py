@@ -23,6 +23,7 @@ DEFAULT_FIT = "default"
 # The fit that `default` stands for; where it was made on another GPU, what carries over of it.
 STANDS_FOR_DEFAULT = "vllm-h100"
 _SUFFIX = ".json"
+_WHOLE = "whole:"
 _SCHEMA_VERSION = 2
 # Marks what is a line of numbers in the file.
 _ROW = "@"
@@ -158,21 +159,25 @@ def load_fit(fit: str | Path, gpu: str | None = None) -> Fit:
     what its rows are of; what it does not name has its prior's. Files of version 1 are read too.
 
     Args:
-        fit: Name or path.
-        gpu: The GPU that it is for. Of ``default``, made on another one, only what carries over is
-            taken; a fit that is named is taken whole.
+        fit: Name or path; after ``whole:`` it is taken as it is on any GPU.
+        gpu: The GPU that it is for. Of a fit that was made on others, only what carries over is
+            taken.
 
     Raises:
         InputError: The fit is unknown, of another version, or holds a value that cannot be used.
     """
     name = str(fit)
+    found = _load(name.removeprefix(_WHOLE))
+    return found if gpu is None or name.startswith(_WHOLE) else found.on(gpu)
+
+
+def _load(name: str) -> Fit:
     if name == NO_FIT:
         return Fit(NO_FIT, Corrections())
     if name == DEFAULT_FIT:
         if STANDS_FOR_DEFAULT not in shipped_fits():
             return Fit(NO_FIT, Corrections())
-        default = load_fit(STANDS_FOR_DEFAULT)
-        return default if gpu is None else default.on(gpu)
+        return _load(STANDS_FOR_DEFAULT)
     path = Path(name) if name.endswith(_SUFFIX) else data.folder("fits") / f"{name}{_SUFFIX}"
     if not name.endswith(_SUFFIX) and not path.is_file():
         known = ", ".join([DEFAULT_FIT, *shipped_fits()])

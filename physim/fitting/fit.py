@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from physim.errors import InputError
 from physim.fitting.objective import Problem, Vector
 from physim.fitting.observations import METRICS, NOISE, Observed, observe
 from physim.fitting.optimise import minimise
+from physim.fitting.shrinkage import Shrinkage, shrinkage
 from physim.fitting.step_cycles import observe_steps
 from physim.fitting.uncertainty import covariance, unseen
 from physim.prediction.intervals import quantities
@@ -58,6 +59,7 @@ class Outcome:
         distrusted: Rows that the fit bends away from.
         left_out: Rows that were not used, each with the reason.
         losses: The loss after each step.
+        shrinkage: What runs that were held back say of it; None if none were.
     """
 
     fit: Fit
@@ -66,6 +68,7 @@ class Outcome:
     distrusted: Sequence[Mapping[str, Any]]
     left_out: Sequence[Mapping[str, Any]]
     losses: Sequence[float]
+    shrinkage: Shrinkage | None = None
 
 
 def fit(
@@ -78,7 +81,10 @@ def fit(
     name: str = "fit",
     progress: Callable[[int, float], Any] = lambda *_: None,
 ) -> Outcome:
-    """Fits the corrections to measured runs.
+    """Fits the corrections to measured runs, as far as that predicts runs held back.
+
+    Groups of runs are held back in turn (`physim.fitting.shrinkage`); where a fit to the rest does
+    not predict them better than none for sure, the corrections stay at their prior.
 
     Args:
         tables: CSV files in the common form; see `physim.evaluate`.
@@ -96,7 +102,9 @@ def fit(
     check_options(frozen, prior_scale)
     observed = observe(tables, where)
     cycles = observe_steps(steps, tables)[0] if steps is not None else None
-    problem = Problem.of(observed.stages, cycles, tuple(frozen), prior_scale)
+    whole = Problem.of(observed.stages, cycles, tuple(frozen), prior_scale)
+    shrunk = shrinkage(whole, observed.rows)
+    problem = shrunk.of(whole)
     parameters, losses = solve(problem, seed, progress)
     record = {
         "physim_version": version("physim-llm"),
@@ -107,8 +115,9 @@ def fit(
         "frozen": list(frozen),
         "prior_scale": prior_scale,
         "seed": seed,
+        "held_back": asdict(shrunk),
     }
-    return concluded(observed, problem, parameters, losses, name, record)
+    return concluded(observed, problem, parameters, losses, name, record, shrunk)
 
 
 def check_options(frozen: Sequence[str], prior_scale: float) -> None:
@@ -144,6 +153,7 @@ def concluded(
     losses: Sequence[float],
     name: str,
     record: Mapping[str, Any],
+    shrunk: Shrinkage | None = None,
 ) -> Outcome:
     """A solved problem as a fit with a report.
 
@@ -154,6 +164,7 @@ def concluded(
         losses: How it was found.
         name: Name of the fit.
         record: What else the fit's file is to say.
+        shrunk: What runs that were held back say of it.
     """
     corrections = problem.corrections(parameters)
     found = covariance(problem, parameters)
@@ -205,7 +216,7 @@ def concluded(
         },
     )
     estimates = _estimates(observed, problem, parameters, result)
-    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses)
+    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses, shrunk)
 
 
 def _errors(problem: Problem, parameters: Vector) -> np.ndarray:

@@ -136,9 +136,12 @@ def groups(rows: Sequence[Row], kind: str) -> list[str]:
 
     Args:
         rows: The rows.
-        kind: A column, or ``workload``: rows whose prompts are as long to the hundred, since each
-            tokeniser counts otherwise, and whose outputs are.
+        kind: A column; ``campaign``, the table that a row is of; or ``workload``: rows whose
+            prompts are as long to the hundred, since each tokeniser counts otherwise, and whose
+            outputs are.
     """
+    if kind == "campaign":
+        return [str(row["table"]) for row in rows]
     if kind != "workload":
         return [str(row[kind]) for row in rows]
     return [

@@ -30,10 +30,10 @@ def covariance(problem: Problem, parameters: Vector) -> Float[np.ndarray, "n n"]
 
 
 def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping[str, float]:
-    """Scatter of rows that a fit has not seen, whether of a model, a workload or an experiment.
+    """Scatter of rows that a fit has not seen: of a campaign, a model, a workload, an experiment.
 
-    For each metric the largest of the three: nine of ten rows are within their interval whichever
-    of them is new.
+    For each metric the largest of these: nine of ten rows are within their interval whichever of
+    them is new.
 
     Args:
         problem: The problem.
@@ -43,7 +43,7 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
     known = problem.stages.known & (problem.stages.weight > 0)[:, None]
     found = [
         scatter(*left_out(problem, parameters, groups(rows, kind)), known)
-        for kind in ("model", "workload", "experiment")
+        for kind in ("campaign", "model", "workload", "experiment")
     ]
     return {metric: max(one[metric] for one in found) for metric in METRICS}
 

@@ -17,6 +17,7 @@ from physim.fitting.fit import check_options
 from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe
 from physim.fitting.optimise import minimise
+from physim.fitting.shrinkage import shrinkage
 from physim.fitting.step_cycles import Cycles, observe_steps
 from physim.fitting.uncertainty import covariance, unseen
 from physim.validation.ablations import ABLATIONS, BLENDS, ablated
@@ -25,7 +26,7 @@ from physim.validation.baselines import BASELINES
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAVE_OUT = ("model", "workload", "tp", "hardware", "experiment")
+LEAVE_OUT = ("campaign", "model", "workload", "tp", "hardware", "experiment")
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def crossval(
 
     Args:
         tables: CSV files in the common form; see `physim.evaluate`.
-        leave_out: ``model``, ``workload`` (runs of equal prompt and output lengths), ``tp``,
-            ``hardware`` or ``experiment``.
+        leave_out: ``campaign`` (the rows of a table), ``model``, ``workload`` (runs of equal prompt
+            and output lengths), ``tp``, ``hardware`` or ``experiment``.
         where: Keeps only rows for which this expression over the columns holds.
         methods: ``physim``, ``zero-shot``, a baseline of
             `physim.validation.baselines.BASELINES`, or an ablation of
@@ -153,7 +154,6 @@ def _predictor(
     if method in ("zero-shot", *BLENDS):
         values = problem.deviations(everywhere).sizes[stages].reshape(shape)
         return lambda _: (observed.stages.observed + values * NOISE, None)
-    warm, _ = minimise(problem)
 
     def fitted(outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inside = observed.pick(~outside)
@@ -165,14 +165,16 @@ def _predictor(
             stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
             cycles=trace.of(known) if trace else None,
         )
-        parameters, _ = minimise(own, warm)
+        own = shrinkage(own, observed.rows).of(own)
+        parameters, _ = minimise(own)
         # Deviations of rows without weight are not counted, so all rows are asked apart.
-        found = problem.deviations(parameters)
+        asked = replace(problem, widths=own.widths)
+        found = asked.deviations(parameters)
         off = found.sizes[stages].reshape(shape) * NOISE
         scatters = unseen(own, parameters, observed.rows)
         scattered = np.array([scatters[metric] for metric in METRICS])
         sigma = covariance(own, parameters)
-        scaled = np.where(problem.widths > 0, problem.widths, 1.0)
+        scaled = np.where(own.widths > 0, own.widths, 1.0)
         slopes = found.slopes[stages] / scaled
         slopes = np.where(np.isfinite(slopes), slopes, 0.0)
         variance = np.einsum("ij,jk,ik->i", slopes, sigma, slopes).reshape(shape) * NOISE**2
