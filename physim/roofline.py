@@ -48,14 +48,29 @@ def prefill_attention(
     kv_heads: Number,
     dim: Number,
     kv_bytes: Number = BYTES_16_BIT,
+    window: Number = np.inf,
 ) -> Work:
     """Causal self-attention of each request's ``tokens`` new tokens, nothing cached before them.
 
-    Queries and outputs are 16 bit; keys and values are read as the cache holds them.
+    Queries and outputs are 16 bit; keys and values are read as the cache holds them. A token
+    attends to itself and those before it, ``window`` at most.
     """
-    flops = 2 * requests * tokens * (tokens + 1) * heads * dim
+    seen = np.minimum(tokens, window) + 0.0
+    flops = 4 * requests * causal_pairs(tokens, seen) * heads * dim
     moved = 2 * requests * tokens * dim * (heads * BYTES_16_BIT + kv_heads * kv_bytes)
     return flops, moved
+
+
+def causal_pairs(tokens: Number, seen: Number) -> Number:
+    """Tokens that each of a sequence's tokens attends to, summed.
+
+    ``q (q + 1) / 2`` for ``q`` tokens within the window; each beyond attends to a whole one.
+
+    Args:
+        tokens: Tokens of the sequence.
+        seen: What the last of them attends to: the lesser of the tokens and the window.
+    """
+    return seen * (seen + 1) / 2 + (tokens - seen) * seen
 
 
 def cached_attention(

@@ -133,6 +133,8 @@ BOUND = {
 def test_large_work_takes_a_tenth_of_the_peak_or_more_and_never_exceeds_it(gpu):
     """A column in another unit than is thought is off by a factor of two, a thousand or a tile."""
     for table in tables(gpu):
+        if "_window" in table:
+            continue  # relative to full attention
         if table.startswith("moe"):
             grid = load_expert_grid(gpu, table)
             # Some shapes fill no tile: the best of them says what the kernel can.

@@ -284,9 +284,20 @@ def test_an_fp8_cache_holds_twice_the_tokens():
     assert fp8.limits.kv_blocks == pytest.approx(2 * auto.limits.kv_blocks, abs=1)
 
 
-def test_a_window_bounds_the_context():
+def test_a_sliding_window_does_not_bound_the_context(tmp_path):
+    config = json.loads((data.folder("model_configs") / "Qwen--Qwen3-8B.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(tmp_path)
+    assert (model.window, model.chunk) == (4096, None)
+    limits = Deployment().resolved(model, H100).limits
+    full = Deployment().resolved(load_model("Qwen/Qwen3-8B"), H100).limits
+    assert limits == full
+
+
+def test_a_chunk_bounds_the_context():
     scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
     resolved = Deployment(Parallelism(2), max_num_seqs=128).resolved(scout, H100)
     assert resolved.limits.max_model_len == 8192
-    with pytest.raises(InputError, match="attention window of 8192"):
+    with pytest.raises(InputError, match="attention chunk of 8192"):
         Deployment(Parallelism(2), max_model_len=10000).resolved(scout, H100)

@@ -29,6 +29,16 @@ def test_prefill_attention_counts_the_causal_triangle():
     assert on_fp8 == 2 * 3 * 8 * 2 + 2 * 3 * 8
 
 
+def test_prefill_attention_within_a_window():
+    # Five tokens that attend to three at most: 1 + 2 + 3 + 3 + 3.
+    assert roofline.causal_pairs(5, 3) == 12
+    flops, _ = roofline.prefill_attention(1, 5, 1, 1, 8, window=3)
+    assert flops == 12 * (2 * 8 + 2 * 8)
+    assert roofline.prefill_attention(1, 5, 1, 1, 8, window=5) == roofline.prefill_attention(
+        1, 5, 1, 1, 8
+    )
+
+
 def test_a_chunk_on_a_cached_prefix_is_the_rest_of_the_triangle():
     whole, _ = roofline.prefill_attention(1, 100, 4, 2, 8)
     first, _ = roofline.prefill_attention(1, 60, 4, 2, 8)

@@ -29,6 +29,7 @@ PACKAGE = "aiconfigurator-core"
 PACKAGE_VERSION = "0.12.0"
 # Tables of attention by the format of the KV cache: what their names end in.
 _KV_CACHES = (("", "bfloat16"), ("_fp8_kv", "fp8"))
+_SHAPE = ["batch_size", "num_heads", "num_key_value_heads", "head_dim"]
 EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
 _MOE_TABLES = {
     "moe_bfloat16_triton": (("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
@@ -122,31 +123,53 @@ def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
 # (`batch_size`), query and KV heads of one GPU, `latency` in ms of one layer. In the generation
 # table `step` is the tokens cached before the new one; in the context table `isl` is the tokens of
 # each prompt, with nothing cached. On an fp8 cache queries are cast to fp8 as well, outside of what
-# is timed, so that fp8 tensor cores may multiply them.
+# is timed, so that fp8 tensor cores may multiply them. `window_size` is the tokens that a token
+# attends to, itself included, 0 for all. Windowed rows are taken relative to the time of full
+# attention (brought to their roofline), not to the roofline: windows were measured of few head
+# widths, between which that ratio is smooth.
 
 
 def _decode(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
     # A kernel's time depends on requests and KV heads through their product: a sequence for each
     # KV head, with a group of query heads that share it.
-    for suffix, dtype, picked in _by_kv_cache(rows):
+    for suffix, dtype, picked, windowed in _by_kv_cache(rows.assign(tokens=rows["step"] + 1)):
         kv, group = picked["num_key_value_heads"].to_numpy(float), _group(picked)
         sequences = picked["batch_size"].to_numpy(float) * kv
-        dim = picked["head_dim"].to_numpy(float)
-        context = picked["step"].to_numpy(float) + 1
+        dim, context = picked["head_dim"].to_numpy(float), picked["tokens"].to_numpy(float)
         work = roofline.decode_attention(sequences, context, group, 1.0, dim, KV_BYTES[dtype])
         axes = {"sequences": sequences, "context": context, "group": group, "head_dim": dim}
         yield f"decode_attention{suffix}", picked, axes, _attention_seconds(work, gpu, dtype)
+        # Beyond its window a kernel takes as long for any context: 2% median spread on all GPUs.
+        seen = windowed.assign(tokens=np.minimum(windowed["tokens"], windowed["window_size"]))
+        seen = seen.merge(picked[[*_SHAPE, "tokens", "latency"]], on=[*_SHAPE, "tokens"])
+        if not seen.empty:
+            axes = _window_axes(seen, "num_key_value_heads")
+            bound = seen["latency_y"].to_numpy(float) * 1e-3
+            yield f"decode_attention_window{suffix}", _timed(seen), axes, bound
 
 
 def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
     # Likewise by query heads, of which each attends on its own.
-    for suffix, dtype, picked in _by_kv_cache(rows):
+    for suffix, dtype, picked, windowed in _by_kv_cache(rows.assign(tokens=rows["isl"])):
         group, dim = _group(picked), picked["head_dim"].to_numpy(float)
         sequences = picked["batch_size"].to_numpy(float) * picked["num_heads"].to_numpy(float)
-        tokens = picked["isl"].to_numpy(float)
+        tokens = picked["tokens"].to_numpy(float)
         work = roofline.prefill_attention(sequences, tokens, 1.0, 1.0 / group, dim, KV_BYTES[dtype])
         axes = {"sequences": sequences, "tokens": tokens, "group": group, "head_dim": dim}
         yield f"prefill_attention{suffix}", picked, axes, _attention_seconds(work, gpu, dtype)
+        # Other lengths were measured of few shapes, and would be knots that are mostly gaps.
+        even = windowed[np.log2(windowed["tokens"]) % 1 == 0]
+        even = even.merge(picked[[*_SHAPE, "tokens", "latency"]], on=[*_SHAPE, "tokens"])
+        if not even.empty:
+            axes = _window_axes(even, "num_heads")
+            tokens, kv_heads = even["tokens"].to_numpy(float), 1 / axes["group"]
+            shape = (axes["sequences"], tokens, 1.0, kv_heads, axes["head_dim"], KV_BYTES[dtype])
+            own, whole = (
+                _attention_seconds(roofline.prefill_attention(*shape, window), gpu, dtype)
+                for window in (axes["window"], np.inf)
+            )
+            bound = even["latency_y"].to_numpy(float) * 1e-3 * own / whole
+            yield f"prefill_attention_window{suffix}", _timed(even), axes, bound
 
 
 def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
@@ -188,17 +211,45 @@ _READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[_Table]]] = {
 }
 
 
-def _by_kv_cache(rows: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Rows without a window of each KV cache, of the backend that measured most of them."""
+def _by_kv_cache(
+    rows: pd.DataFrame,
+) -> Iterator[tuple[str, str, pd.DataFrame, pd.DataFrame]]:
+    """Rows of each KV cache without and with a window, of the backend that measured most of them.
+
+    Rows whose tokens just fill their window are left out: they still are full attention.
+    """
     rows = rows[rows["attn_dtype"] == "bfloat16"]
     rows = rows[rows["num_heads"] >= rows["num_key_value_heads"]]
-    if "window_size" in rows:
-        rows = rows[rows["window_size"] == 0]
+    if "window_size" not in rows:
+        rows = rows.assign(window_size=0)
     for suffix, dtype in _KV_CACHES:
         picked = rows[rows["kv_cache_dtype"] == dtype]
-        backend = picked["kernel_source"].str.replace(r"_(fa\d|fi\w+)$", "", regex=True)
-        if not picked.empty:
-            yield suffix, dtype, picked[backend == backend.mode()[0]]
+        full = _of_one_backend(picked[picked["window_size"] == 0])
+        windowed = picked[picked["window_size"] > 0]
+        windowed = windowed[windowed["tokens"] != windowed["window_size"]]
+        if not full.empty:
+            yield suffix, dtype, full, _of_one_backend(windowed)
+
+
+def _of_one_backend(rows: pd.DataFrame) -> pd.DataFrame:
+    backend = rows["kernel_source"].str.replace(r"_(fa\d|fi\w+)$", "", regex=True)
+    return rows[backend.isin(backend.mode()[:1])]
+
+
+def _window_axes(rows: pd.DataFrame, heads: str) -> dict[str, np.ndarray]:
+    window, tokens = (rows[c].to_numpy(float) for c in ("window_size", "tokens"))
+    return {
+        "sequences": (rows["batch_size"] * rows[heads]).to_numpy(float),
+        "share": tokens / window,
+        "window": window,
+        "group": _group(rows),
+        "head_dim": rows["head_dim"].to_numpy(float),
+    }
+
+
+def _timed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Windowed rows, joined with those of full attention, with their own time."""
+    return rows.rename(columns={"latency_x": "latency"})
 
 
 def _group(rows: pd.DataFrame) -> np.ndarray:

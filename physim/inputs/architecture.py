@@ -148,6 +148,12 @@ class ModelArch:
         return min(windows, default=None)
 
     @property
+    def chunk(self) -> int | None:
+        """The chunk within which some layers attend, None if none do."""
+        kinds = [group.attention for group in self.groups]
+        return next((one.window for one in kinds if one.kind == CHUNKED_ATTENTION), None)
+
+    @property
     def attention_parameters(self) -> int:
         """Weights of the QKV and output projections of all layers, biases included."""
         total = 0

@@ -133,21 +133,21 @@ class Deployment:
         """The deployment with every limit known, checked against the model and the GPU.
 
         Raises:
-            InputError: The parallelism does not divide the model, attention is limited to a
-                window that the context exceeds, or the model does not fit in memory.
+            InputError: The parallelism does not divide the model, attention is in
+                chunks that the context exceeds, or the model does not fit in memory.
         """
         tp = self.parallelism.tp
         self._check_tp(model)
         max_model_len = self.max_model_len or model.max_position
-        if model.window and max_model_len > model.window:
+        if model.chunk and max_model_len > model.chunk:
             if self.max_model_len:
                 raise InputError(
                     "max_model_len",
-                    f"{max_model_len} exceeds the model's attention window of {model.window}, and "
-                    "windowed attention is not modelled",
-                    f"use at most {model.window}",
+                    f"{max_model_len} exceeds the model's attention chunk of {model.chunk}, and "
+                    "attention in chunks is not modelled",
+                    f"use at most {model.chunk}",
                 )
-            max_model_len = model.window
+            max_model_len = model.chunk
         profile = load_engine(self.engine, self.engine_version)
         default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
         max_num_seqs = self.max_num_seqs or default.max_num_seqs

@@ -119,7 +119,8 @@ def _of_row(
         seen = batch * min(context, row.window or context)
         return row.pair_flops * seen, row.pair_bytes * seen + row.request_bytes * batch
     if isinstance(row, PrefillRow):
-        return row.pair_flops * new * (new + 1) / 2, row.token_bytes * new
+        pairs = roofline.causal_pairs(new, min(new, row.window or new))
+        return row.pair_flops * pairs, row.token_bytes * new
     size = sizes.get(row.size, 0.0)
     visited = roofline.active_experts(size, row.experts, row.experts_per_token)
     return row.flops * size, row.bytes * size + row.fixed_bytes + row.expert_bytes * visited

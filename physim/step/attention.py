@@ -1,29 +1,54 @@
-"""Which measured table stands for attention on a KV cache."""
+"""Which measured table stands for attention on a KV cache, with a window or without."""
 
 from __future__ import annotations
 
-from physim.grids.efficiency import Grid
+import numpy as np
+
 from physim.grids.store import load_grid, tables
-from physim.inputs.architecture import Attention
+from physim.inputs.architecture import SLIDING_ATTENTION, Attention
 from physim.inputs.quantization import BFLOAT16, FP8
 from physim.step.component import Placement
 
 
-def measured_attention(placement: Placement, phase: str, attention: Attention) -> Grid:
-    """Measured efficiency of attention with the heads of one GPU.
+def log_efficiency(
+    placement: Placement,
+    phase: str,
+    attention: Attention,
+    sequences: np.ndarray,
+    tokens: np.ndarray,
+) -> np.ndarray:
+    """Logarithm of the measured efficiency of attention with the heads of one GPU.
 
     Args:
         placement: The model on its GPU.
         phase: ``decode_attention`` or ``prefill_attention``.
         attention: The attention of a layer.
+        sequences: Requests times the heads that each has: KV heads where it decodes.
+        tokens: Tokens of a context that are attended to, or of a prompt.
 
     Raises:
         InputError: A grid file is damaged.
     """
     heads, kv_heads = placement.heads(attention)
-    table = f"{phase}_fp8_kv" if _has_fp8_table(placement, phase) else phase
-    grid = load_grid(placement.grids, table)
-    return grid.at(group=heads / kv_heads, head_dim=float(attention.head_dim))
+    shape = {"group": heads / kv_heads, "head_dim": float(attention.head_dim)}
+    known, window = tables(placement.grids), window_of(attention)
+    grid = load_grid(placement.grids, _table(placement, phase))
+    axis = "context" if phase == "decode_attention" else "tokens"
+    full = grid.at(**shape).resampled(sequences=sequences, **{axis: tokens})
+    table = _table(placement, f"{phase}_window")
+    if window is None or table not in known:
+        return full
+    # What full attention over as much would take, over what a windowed kernel does.
+    slower = load_grid(placement.grids, table).at(**shape, window=float(window))
+    return full + slower.resampled(sequences=sequences, share=tokens / window)
+
+
+def window_of(attention: Attention) -> int | None:
+    """Tokens that a layer looks back; None where its kernel is that of full attention.
+
+    Chunks of attention are full within: contexts beyond a chunk are refused.
+    """
+    return attention.window if attention.kind == SLIDING_ATTENTION else None
 
 
 def peak_flops(placement: Placement) -> float:
@@ -33,15 +58,18 @@ def peak_flops(placement: Placement) -> float:
 
 
 def assumptions(placement: Placement, phase: str) -> list[str]:
-    """What is said where attention on an fp8 cache was not measured on the GPU."""
-    if placement.deployment.kv_cache_dtype != "fp8" or _has_fp8_table(placement, phase):
-        return []
-    what = phase.replace("_", " ")
-    return [f"no measured {what} on an fp8 cache: efficiencies of bfloat16 are used"]
+    """Where attention was not measured on such a cache or with a window, a line each."""
+    what, lines = f"no measured {phase.replace('_', ' ')}", []
+    if placement.deployment.kv_cache_dtype == "fp8" and _table(placement, phase) == phase:
+        lines.append(f"{what} on an fp8 cache: efficiencies of bfloat16 are used")
+    windowed = any(window_of(attention) for attention in placement.model.attention_layers)
+    if windowed and _table(placement, f"{phase}_window") not in tables(placement.grids):
+        lines.append(f"{what} with a window: efficiencies of full attention are used")
+    return lines
 
 
-def _has_fp8_table(placement: Placement, phase: str) -> bool:
-    """Whether the cache is in fp8 and attention on it was measured."""
-    if placement.deployment.kv_cache_dtype != "fp8":
-        return False
-    return f"{phase}_fp8_kv" in tables(placement.grids)
+def _table(placement: Placement, name: str) -> str:
+    """A table, that of the KV cache's format if there is one."""
+    on_fp8 = f"{name}_fp8_kv"
+    fp8 = placement.deployment.kv_cache_dtype == "fp8"
+    return on_fp8 if fp8 and on_fp8 in tables(placement.grids) else name

@@ -226,11 +226,17 @@ def _prefill_seconds(
     own, own_bound = alone(chunk)
     started = start * jnp.minimum(batch.decode_requests, 1.0)
     own = jnp.maximum(own - started, own_bound)
-    whole, whole_bound = alone(chunk + batch.cached_tokens / count)
+    before = batch.cached_tokens / count
+    whole, whole_bound = alone(chunk + before)
+    # Of a window, a share of the cached tokens is read, and of the pairs with them attended to.
+    read = jnp.minimum(before, row.window) / _divisor(before)
+    across = row.pairs(chunk + before) - row.pairs(before) - row.pairs(chunk)
+    met = jnp.where(chunk + before > row.window, across / _divisor(chunk * before), 1.0)
     is_there = (requests > 0) & (row.count > 0)
     slowdown = jnp.maximum((whole - start) / jnp.where(is_there, whole_bound, 1.0), 1.0)
     cached = slowdown * jnp.maximum(
-        row.pair_compute * batch.cached_products, row.cached_memory * batch.cached_tokens
+        row.pair_compute * batch.cached_products * met,
+        row.cached_memory * batch.cached_tokens * read,
     )
     seconds = own * jnp.exp(row.correction @ theta) + cached * jnp.exp(
         row.cached_correction @ theta

@@ -137,6 +137,7 @@ class PrefillRow:
         name: Its name among the model's operations.
         part: The part of a step's time that it belongs to.
         count: Layers.
+        window: Tokens that a token attends to, itself included; None for all.
         pair_flops: FLOP for each token that a new token attends to.
         token_bytes: Bytes moved for each new token.
         cached_bytes: Bytes moved for each cached token.
@@ -150,6 +151,7 @@ class PrefillRow:
     name: str
     part: str
     count: float
+    window: int | None
     pair_flops: float
     token_bytes: float
     cached_bytes: float
@@ -374,6 +376,7 @@ class PrefillRows(eqx.Module):
 
     Attributes:
         count: Layers.
+        window: Tokens that a token attends to; infinite for all.
         pair_compute: Seconds of FLOP for each attended token of each new one.
         token_memory: Seconds of bytes for each new token,
         cached_memory: and for each cached one.
@@ -384,6 +387,7 @@ class PrefillRows(eqx.Module):
     """
 
     count: Float[AnyArray, " rows"]
+    window: Float[AnyArray, " rows"]
     pair_compute: Float[AnyArray, " rows"]
     token_memory: Float[AnyArray, " rows"]
     cached_memory: Float[AnyArray, " rows"]
@@ -402,6 +406,7 @@ class PrefillRows(eqx.Module):
         """
         return cls(
             count=np.array([float(row.count) for row in rows]),
+            window=np.array([float(row.window or np.inf) for row in rows]),
             pair_compute=np.array([row.pair_flops / row.peak_flops for row in rows]),
             token_memory=np.array([row.token_bytes / row.bandwidth for row in rows]),
             cached_memory=np.array([row.cached_bytes / row.bandwidth for row in rows]),
@@ -420,8 +425,16 @@ class PrefillRows(eqx.Module):
             requests: Requests with a chunk.
             chunk: Tokens of each chunk.
         """
-        pairs = requests * chunk * (chunk + 1) / 2
+        pairs = requests * self.pairs(chunk)
         return jnp.maximum(self.pair_compute * pairs, self.token_memory * requests * chunk)
+
+    def pairs(self, tokens: Number) -> Number:
+        """Tokens that each of a sequence's tokens attends to in a layer of one row, summed.
+
+        Args:
+            tokens: Tokens of the sequence.
+        """
+        return roofline.causal_pairs(tokens, jnp.minimum(tokens, self.window))
 
 
 def _kind(row: SizeRow) -> tuple[float, float, bytes]:

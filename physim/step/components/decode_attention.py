@@ -8,7 +8,7 @@ import numpy as np
 
 from physim import roofline
 from physim.inputs.architecture import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
-from physim.step.attention import assumptions, measured_attention, peak_flops
+from physim.step.attention import assumptions, log_efficiency, peak_flops
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import CONTEXT, REQUESTS, rising_log_seconds
 from physim.step.rows import DecodeRow, Row
@@ -23,7 +23,9 @@ def _lower(placement: Placement) -> Iterator[Row]:
         if attention.kind not in _KINDS:
             continue
         (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
-        grid = measured_attention(placement, "decode_attention", attention)
+        efficiency = log_efficiency(
+            placement, "decode_attention", attention, REQUESTS * kv_heads, CONTEXT
+        )
         work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, dim, kv_bytes)
         yield DecodeRow(
             name="decode_attention",
@@ -36,12 +38,19 @@ def _lower(placement: Placement) -> Iterator[Row]:
             peak_flops=peak,
             bandwidth=bandwidth,
             log_seconds=rising_log_seconds(
-                grid.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT),
-                np.asarray(roofline.seconds(work, peak, bandwidth)),
+                efficiency, np.asarray(roofline.seconds(work, peak, bandwidth))
             ),
             correction="decode_attention",
             exponent="decode_context",
         )
+
+
+def _assumptions(placement: Placement) -> list[str]:
+    lines = assumptions(placement, "decode_attention")
+    window = placement.model.window
+    if window and window < placement.deployment.limits.max_model_len:
+        lines.append("KV blocks of layers with a window are counted as if they looked back on all")
+    return lines
 
 
 COMPONENT = Component(
@@ -57,5 +66,5 @@ COMPONENT = Component(
     lower=_lower,
     source="generation attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=_KINDS,
-    assumptions=lambda placement: assumptions(placement, "decode_attention"),
+    assumptions=_assumptions,
 )

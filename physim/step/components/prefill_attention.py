@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,29 +11,29 @@ from physim.inputs.architecture import (
     CHUNKED_ATTENTION,
     FULL_ATTENTION,
     SLIDING_ATTENTION,
-    Attention,
 )
-from physim.step.attention import assumptions, measured_attention, peak_flops
+from physim.step.attention import assumptions, log_efficiency, peak_flops, window_of
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import CHUNK, REQUESTS, rising_log_seconds
 from physim.step.rows import PrefillRow, Row
 
-# Of windowed attention a chunk is taken to see all before it: contexts are kept within the window.
 _KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    # Layers with and without a window see the same chunks, and are one row.
-    counts: Counter[Attention] = Counter()
-    for attention, layers in placement.model.attention_layers.items():
-        if attention.kind in _KINDS:
-            counts[replace(attention, kind=FULL_ATTENTION, window=None)] += layers
     kv_bytes = placement.deployment.kv_cache_bytes
     peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
-    for attention, layers in counts.items():
+    for attention, layers in placement.model.attention_layers.items():
+        if attention.kind not in _KINDS:
+            continue
         (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
-        grid = measured_attention(placement, "prefill_attention", attention)
-        work = roofline.prefill_attention(REQUESTS[:, None], CHUNK, heads, kv_heads, dim, kv_bytes)
+        window = window_of(attention)
+        efficiency = log_efficiency(
+            placement, "prefill_attention", attention, REQUESTS * heads, CHUNK
+        )
+        work = roofline.prefill_attention(
+            REQUESTS[:, None], CHUNK, heads, kv_heads, dim, kv_bytes, window or np.inf
+        )
         pair_flops, cached_bytes = roofline.cached_attention(
             1.0, 1.0, heads, kv_heads, dim, kv_bytes
         )
@@ -43,14 +41,14 @@ def _lower(placement: Placement) -> Iterator[Row]:
             name="prefill_attention",
             part="prefill_attention",
             count=layers,
+            window=window,
             pair_flops=float(pair_flops),
             token_bytes=2 * dim * (heads * roofline.BYTES_16_BIT + kv_heads * kv_bytes),
             cached_bytes=float(cached_bytes),
             peak_flops=peak,
             bandwidth=bandwidth,
             log_seconds=rising_log_seconds(
-                grid.resampled(sequences=REQUESTS * heads, tokens=CHUNK),
-                np.asarray(roofline.seconds(work, peak, bandwidth)),
+                efficiency, np.asarray(roofline.seconds(work, peak, bandwidth))
             ),
             correction="prefill_attention",
             cached_correction="cached_attention",
