@@ -185,6 +185,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         max_model_len=int(row["max_model_len"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
         kv_blocks=None if kv_blocks is None else int(kv_blocks),
+        async_scheduling=number_of(row, "async_scheduling") != 0,
     )
     clients, requests = clients_of(row), number_of(row, "requests")
     open_loop = () if clients else stages
