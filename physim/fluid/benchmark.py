@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -68,10 +69,12 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
     places = (np.arange(_NODES) + 0.5) / _NODES
     roots = jnp.sqrt(0.5) + (jnp.sqrt(last) - jnp.sqrt(0.5)) * places
     weight = roots / jnp.sum(roots)
-    ends = jnp.minimum(rounds, _LAST_ROUND)
-    number = jnp.append(jnp.minimum(roots**2, _LAST_ROUND), ends)
-    apart = met(engine, jnp.asarray(_ANYWHERE))
-    each = met(engine, demand.steps_variance * number)
+    number = jnp.minimum(jnp.append(roots**2, rounds), _LAST_ROUND)
+    # One call, of which less is compiled than of several.
+    every = met(engine, jnp.append(demand.steps_variance * number, _ANYWHERE))
+    each, final, apart = (
+        jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
+    )
     e2e = turn + each.ttft - apart.ttft + each.others - apart.others
     # No step is longer than one whose token budget is full: what is left is waited for in line.
     group = jnp.minimum(engine.room, running)
@@ -79,12 +82,12 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
     decode = jnp.clip(e2e - each.ttft, steps * engine.thin, steps * full)
     # Of the first prompts, a request meets those after its own while it decodes.
     after = jnp.minimum(engine.after * engine.longer, steps * (full - engine.decode))
-    width = each.width[-1]
+    width = final.width
     thinned = (width - 1) * (engine.decode - engine.thin) / 4
     first_decode = jnp.maximum(steps * engine.decode + after - thinned, steps * engine.thin)
 
     def mean(first: Scalar, later: Float[AnyArray, " nodes"]) -> Scalar:
-        return begun * first + (1 - begun) * jnp.sum(weight * later[:-1])
+        return begun * first + (1 - begun) * jnp.sum(weight * later)
 
     decoding = mean(first_decode, decode)
     ttft = mean(jnp.mean(engine.first), e2e - decode)
@@ -97,14 +100,14 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
         itl=decoding / jnp.maximum(steps, 1e-3),
         e2e=ttft + line + decoding,
         throughput=running / (ttft + decoding + begun * tail),
-        in_step=jnp.sum(weight * each.in_step[:-1]),
+        in_step=jnp.sum(weight * each.in_step),
         clients=Clients(
             closed=demand.closed,
             begun=begun,
             first=engine.first,
             round=jnp.cumsum(weight) - weight / 2,
-            later=(e2e - decode)[:-1],
-            chance=1 - each.in_step[:-1] ** 2,
+            later=e2e - decode,
+            chance=1 - each.in_step**2,
             line=line / jnp.maximum(1 - begun, 1e-9),
         ),
     )
