@@ -270,21 +270,21 @@ def test_a_prediction_in_a_notebook():
         # One step for all prompts, a step and a rest, four steps, no step scheduled ahead.
         (8, {}, 0.01),
         (12, {}, 0.05),
-        (40, {}, 0.02),
-        (40, {"async_scheduling": False}, 0.02),
+        (40, {}, 0.05),
+        (40, {"async_scheduling": False}, 0.05),
         # More to prefill than steps to decode: prompts wait in line.
-        (100, {"input_tokens": 2000, "output_tokens": 20, "max_num_batched_tokens": 2048}, 0.02),
+        (100, {"input_tokens": 2000, "output_tokens": 20, "max_num_batched_tokens": 2048}, 0.05),
     ],
 )
 def test_clients_with_requests_of_one_length_stay_in_step(clients, change, tolerance):
     case = {"gpu": "h100_sxm", "tp": 2, "concurrency": clients, "fit": "none"}
-    case |= {"input_tokens": 786, "output_tokens": 251, **change}
+    case |= {"input_tokens": 786, "output_tokens": 251, "requests": 50 * clients, **change}
     fluid = physim.predict("Qwen/Qwen3-14B", **case)
     replayed = physim.predict("Qwen/Qwen3-14B", method="replay", **case)
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=tolerance)
-    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.015)
-    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=0.01)
-    assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=0.01)
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.03)
+    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=0.02)
+    assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=0.03)
     assert any("stay in step" in line for line in fluid.assumptions)
 
 

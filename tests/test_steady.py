@@ -120,7 +120,8 @@ def test_a_lone_client_never_waits_and_meets_no_prefill():
     alone = solve(QWEN, Load(2000, 100, concurrency=1))
     opened = solve(QWEN, Load(2000, 100, rate=1e-3))
     assert alone.itl == pytest.approx(float(opened.itl), rel=1e-3)
-    assert alone.ttft == pytest.approx(float(opened.ttft), rel=1e-3)
+    # But for the one token more that is drawn in the open loop's first step.
+    assert alone.ttft == pytest.approx(float(opened.ttft), rel=0.01)
     assert alone.throughput * alone.e2e == pytest.approx(1.0, rel=1e-3)
 
 
@@ -133,10 +134,9 @@ def test_no_more_requests_are_under_way_than_there_are_clients(concurrency, outp
 
 def test_clients_of_equal_requests_stay_in_step():
     equal = Load(4000, 100, concurrency=8)
-    assert solve(QWEN, equal).lockstep
-    assert not solve(QWEN, replace(equal, concurrency=1)).lockstep
-    assert not solve(QWEN, replace(equal, output_tokens=Lengths.normal(100, 10))).lockstep
-    assert not solve(QWEN, Load(4000, 100, rate=1)).lockstep
+    assert solve(QWEN, equal).in_step > 0.99
+    assert solve(QWEN, replace(equal, output_tokens=Lengths.normal(100, 10))).in_step < 0.1
+    assert solve(QWEN, Load(4000, 100, rate=1)).in_step == 0
 
 
 @pytest.mark.parametrize(("clients", "said"), [(1, False), (8, True)])
@@ -149,10 +149,11 @@ def test_only_several_clients_are_said_to_stay_in_step(clients, said):
 
 def test_clients_without_a_slot_wait_for_one():
     sync = {"max_num_seqs": 16, "async_scheduling": False}
-    state = solve(QWEN, Load(786, 251, concurrency=64), **sync)
+    outputs = Lengths.normal(251, 10)
+    state = solve(QWEN, Load(786, outputs, concurrency=64), **sync)
     assert state.running == pytest.approx(16.0, rel=1e-6)
     assert state.throughput * state.e2e == pytest.approx(64.0, rel=1e-6)
-    enough = solve(QWEN, Load(786, Lengths.normal(251, 10), concurrency=16), **sync)
+    enough = solve(QWEN, Load(786, outputs, concurrency=16), **sync)
     assert state.itl == pytest.approx(float(enough.itl), rel=0.02)
     assert state.ttft > 40 * enough.ttft
 
@@ -231,6 +232,7 @@ CASES = [
     (QWEN, LOAD, {"tp": 2}),
     (QWEN, replace(LOAD, cached_tokens=0.0, arrival="poisson"), {}),
     (QWEN, Load(786, 251, concurrency=40), {}),
+    (QWEN, Load(786, Lengths.normal(251, 1), concurrency=40, requests=400), {}),
     (QWEN, Load(4000, 300, rate=1.0), {"max_num_batched_tokens": 2048, "max_num_seqs": 100}),
     ("mistralai/Mixtral-8x7B-v0.1", Load(575, 248, rate=5, cached_tokens=560), {"tp": 2}),
     ("Qwen/Qwen2.5-0.5B-Instruct", Load(575, 248, rate=5), {}),

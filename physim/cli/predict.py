@@ -141,6 +141,11 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
         numbers.add_row(*row)
     lines: list[RenderableType] = [title, "", numbers, "", _latencies(prediction)]
     lines += ["", _bars(prediction)]
+    load = prediction.load
+    if load is not None and load.concurrency is not None and load.requests is not None:
+        lines.append(
+            Text(f"All clients start at once, and means are over all {load.requests} requests.")
+        )
     if prediction.saturated and prediction.ttft_s is None:
         lines.append(
             Text(

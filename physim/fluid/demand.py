@@ -42,6 +42,8 @@ class Demand(eqx.Module):
         rate: Arrivals per second, of stages the most; infinite in a closed loop.
         concurrency: Clients in a closed loop. None where no load is of clients, for which less is
             compiled; infinite for an open loop among loads of clients.
+        requests: Requests that the clients send in all; None where there are no clients, infinite
+            without end.
         input_tokens: Prompt tokens, mean.
         cached_tokens: Of them, found in the prefix cache.
         prefixes: Different prefixes in the cache.
@@ -52,6 +54,7 @@ class Demand(eqx.Module):
 
     rate: Scalar
     concurrency: Scalar | None
+    requests: Scalar | None
     input_tokens: Scalar
     cached_tokens: Scalar
     prefixes: Scalar
@@ -67,6 +70,7 @@ class Demand(eqx.Module):
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
+            requests=None if load.concurrency is None else float(load.requests or math.inf),
             input_tokens=load.mean_input,
             cached_tokens=cached,
             prefixes=float(load.prefixes),
@@ -80,7 +84,9 @@ class Demand(eqx.Module):
         """Loads as one record with a leading axis, in NumPy."""
         if any(demand.concurrency is not None for demand in demands):
             demands = [
-                replace(demand, concurrency=math.inf) if demand.concurrency is None else demand
+                replace(demand, concurrency=math.inf, requests=math.inf)
+                if demand.concurrency is None
+                else demand
                 for demand in demands
             ]
         stacked: Demand = jax.tree.map(lambda *column: np.array(column), *demands)
@@ -89,8 +95,9 @@ class Demand(eqx.Module):
     def unending(self) -> Demand:
         """The same requests, always more of them than are served."""
         endless = jnp.full_like(jnp.asarray(self.rate, float), jnp.inf)
-        concurrency = None if self.concurrency is None else endless
-        return replace(self, rate=endless, concurrency=concurrency)
+        if self.concurrency is None:
+            return replace(self, rate=endless)
+        return replace(self, rate=endless, concurrency=endless, requests=endless)
 
     @property
     def closed(self) -> Bool[AnyArray, ""]:
@@ -104,7 +111,8 @@ class Demand(eqx.Module):
         """Clients; one in an open loop, since where infinity is divided no gradient is a number."""
         if self.concurrency is None:
             return jnp.ones(())
-        return jnp.where(self.closed, self.concurrency, 1.0)
+        # Clients without a request do not count.
+        return jnp.where(self.closed, jnp.minimum(self.concurrency, self.requests), 1.0)
 
     @property
     def new_tokens(self) -> Scalar:
@@ -130,6 +138,12 @@ class Demand(eqx.Module):
     def output_cv2(self) -> Scalar:
         """Squared coefficient of variation of the generated tokens."""
         return jnp.var(self.outputs) / self.output_tokens**2
+
+    @property
+    def steps_variance(self) -> Scalar:
+        """Variance of the generated tokens, which are whole numbers."""
+        part = self.output_tokens % 1.0
+        return jnp.maximum(jnp.var(self.outputs), part * (1 - part))
 
     @property
     def evenness(self) -> Scalar:

@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import Local
@@ -25,6 +25,28 @@ _STEADY_POINTS = 512  # points where nothing changes over time
 # Of the time over which the number of running requests drifts, the part that a request's own life
 # averages out: chosen on benchmarks/fluid_against_replay.py.
 _LASTING = 0.8
+
+
+class Clients(eqx.Module):
+    """Requests of clients that begin at once. Times in seconds.
+
+    Attributes:
+        closed: Whether there are clients; else nothing else counts.
+        begun: Share of the requests that are the first.
+        first: Their times to first token, in order.
+        round: Shares of the other requests, from early to late,
+        later: with their times to first token,
+        chance: and how far these vary as if clients were anywhere in their requests.
+        line: What clients without a slot wait for one.
+    """
+
+    closed: Bool[AnyArray, ""]
+    begun: Scalar
+    first: Float[AnyArray, " prompts"]
+    round: Float[AnyArray, " nodes"]
+    later: Float[AnyArray, " nodes"]
+    chance: Float[AnyArray, " nodes"]
+    line: Scalar
 
 
 class Chances(eqx.Module):
@@ -41,6 +63,7 @@ class Chances(eqx.Module):
         wait: Wait for a slot or in a queue, mean,
         wait_cv: and coefficient of variation.
         others: Relative standard deviation of the mean step while it decodes.
+        clients: Of requests of clients; None where no load is of clients.
     """
 
     fixed: Scalar
@@ -53,6 +76,7 @@ class Chances(eqx.Module):
     wait: Scalar
     wait_cv: Scalar
     others: Scalar
+    clients: Clients | None = None
 
 
 def chances(
@@ -120,6 +144,20 @@ def first_tokens(
     return jnp.maximum(chances.fixed + under_way + prompts, 0.2 * chances.fixed) + waiting
 
 
+def _of_clients(
+    clients: Clients, ttft: Float[AnyArray, " points"], place: Float[AnyArray, " points"]
+) -> Float[AnyArray, " points"]:
+    """TTFT of clients that begin at once, from that of clients who are anywhere, seconds."""
+    prompts = jnp.linspace(0.0, 1.0, clients.first.shape[0])
+    first = jnp.interp(place / jnp.maximum(clients.begun, 1e-9), prompts, clients.first)
+    rest = (place - clients.begun) / jnp.maximum(1 - clients.begun, 1e-9)
+    later, chance = (
+        jnp.interp(rest, clients.round, values) for values in (clients.later, clients.chance)
+    )
+    later = later * (1 + chance * (ttft / jnp.mean(ttft) - 1)) + clients.line
+    return jnp.where(clients.closed, jnp.where(place < clients.begun, first, later), ttft)
+
+
 def decode_factors(
     chances: Chances, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
@@ -174,6 +212,8 @@ def steady_percentiles(
     """
     points = jnp.asarray(lattice(_STEADY_POINTS))
     ttft = first_tokens(chances, points)
+    if chances.clients is not None:
+        ttft = _of_clients(chances.clients, ttft, (points[:, 1] + points[:, 3]) % 1.0)
     itls = itl * decode_factors(chances, points)
     e2e = ttft + (output_lengths(demand, points) - 1.0) * itls
     alike = jnp.ones(_STEADY_POINTS)

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Bool
 
 from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.fluid.benchmark import benchmark
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import local
 from physim.fluid.kv_capacity import full_cache, kv_slots, kv_use, recomputed_tokens
-from physim.fluid.lockstep import Round, in_lockstep, round_of_clients
 from physim.fluid.percentiles import Chances, chances
 from physim.fluid.queueing import peakedness, wait_for_a_slot
 from physim.fluid.root_finding import bracketed_root
+from physim.fluid.rounds import engine_of
 from physim.fluid.step_mix import Occupancy, Steps, steps_at
 from physim.inputs.deployment import Limits
 from physim.step.front_end import handover_steps, outside_s
@@ -49,7 +50,7 @@ class SteadyState(eqx.Module):
         e2e: Mean time of a request; infinite where the load is above capacity.
         throughput: Requests completed per second: the rate, or the capacity if that is less.
         saturated: Whether the load is above capacity, so that a queue grows without end.
-        lockstep: Whether clients stay in step, so that the prompts of all come together.
+        in_step: How far clients are in step, from 0 to 1, so that the prompts of all come together.
         batch: Mean number of requests that decode in a step.
         running: Mean number of requests that are prefilled or decode.
         kv_use: Share of the KV blocks that running requests hold.
@@ -63,7 +64,7 @@ class SteadyState(eqx.Module):
     e2e: Scalar
     throughput: Scalar
     saturated: Bool[AnyArray, ""]
-    lockstep: Bool[AnyArray, ""]
+    in_step: Scalar
     batch: Scalar
     running: Scalar
     kv_use: Scalar
@@ -95,6 +96,8 @@ class _Balance(eqx.Module):
 def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
     """The steady state of an engine under a load: differentiable, and made to be vmapped.
 
+    Of clients, latencies and throughput are those of all their requests, from the first on.
+
     Args:
         model: Step times.
         demand: The load.
@@ -105,10 +108,27 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     state = _observed(jnp.exp(log_step), balance, model, demand, limits)
     if demand.concurrency is None:
         return state
-    together = _in_lockstep(state, round_of_clients(model, demand, limits), demand, limits)
-    stays = in_lockstep(demand, balance.slots)
-    steady: SteadyState = jax.tree.map(lambda x, y: jnp.where(stays, y, x), state, together)
-    return steady
+    engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
+    whole = benchmark(engine, engine.running / state.throughput, demand)
+
+    def seen(of_clients: Scalar, otherwise: Scalar) -> Scalar:
+        return jnp.where(demand.closed, of_clients, otherwise)
+
+    spread = seen(1 - whole.in_step**2, jnp.ones(()))
+    return replace(
+        state,
+        ttft=seen(whole.ttft, state.ttft),
+        itl=seen(whole.itl, state.itl),
+        e2e=seen(whole.e2e, state.e2e),
+        throughput=seen(whole.throughput, state.throughput),
+        in_step=seen(whole.in_step, state.in_step),
+        chances=replace(
+            state.chances,
+            wait=seen(jnp.zeros(()), state.chances.wait),
+            others=spread * state.chances.others,
+            clients=whole.clients,
+        ),
+    )
 
 
 # Traced once, for its shapes and for the loop.
@@ -227,7 +247,7 @@ def _observed(
         e2e=ttft + decode,
         throughput=throughput,
         saturated=saturated,
-        lockstep=jnp.zeros_like(saturated),
+        in_step=jnp.zeros_like(itl),
         batch=occupancy.batch,
         running=running,
         kv_use=kv_use(limits, demand, running, demand.age),
@@ -243,35 +263,4 @@ def _observed(
             demand,
             limits.async_scheduling,
         ),
-    )
-
-
-def _in_lockstep(state: SteadyState, turn: Round, demand: Demand, limits: Limits) -> SteadyState:
-    """What a state would be if all clients stayed in step."""
-    zero = jnp.zeros(())
-    e2e = turn.ttft + demand.decode_steps * turn.itl
-    # What they wait is bounded, and taken to be even within its bounds.
-    parts = {
-        "fixed": turn.ttft - turn.wait,
-        "under_way": turn.wait,
-        "half": jnp.sqrt(3.0) * turn.spread,
-        "busy": jnp.ones(()),
-        "together": zero,
-        "longer": zero,
-        "wait": zero,
-        "others": jnp.full((), 1e-6),
-    }
-    return replace(
-        state,
-        ttft=turn.ttft,
-        itl=turn.itl,
-        e2e=e2e,
-        throughput=demand.clients / e2e,
-        lockstep=jnp.ones_like(state.lockstep),
-        batch=turn.batch,
-        running=turn.running,
-        kv_use=kv_use(limits, demand, turn.running, demand.age),
-        mixed_share=turn.mixed_share,
-        step=turn.step,
-        chances=replace(state.chances, **parts),
     )

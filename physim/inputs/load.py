@@ -62,7 +62,8 @@ class Load:
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
             less is burstier.
         stages: Rates that follow one another, instead of one rate without end.
-        requests: How many requests there are, of one rate or from the clients; None without end.
+        requests: How many requests there are, of one rate or from the clients, who all send their
+            first at once; None without end.
         prefixes: Different cached prefixes, ``cached_tokens`` long, that requests have in turn.
         timeout_s: Time after which a client gives up; None for never.
 

@@ -36,6 +36,9 @@ _REQUESTS_PER_CLIENT = 10
 _SHORTEST, _LONGEST = 0.8, 1.0
 # InferenceX sets 2,068 tokens for 1,024 in and out, and 9,416 where one side is 8,192.
 _MAX_MODEL_LEN = {2048: 2068, 9216: 9416}
+# Tokens that AIConfigurator's generator of benchmarks adds to a request's for the longest, and to a
+# prompt and all clients for a step's budget (its `rule_plugin/benchmark/vllm.rule`).
+_GENERATED_ROOM = 1500
 # No kernel of NVIDIA's own tables reaches more than this share of the datasheet's FLOP/s.
 _MOST_OF_PEAK = 0.85
 
@@ -94,13 +97,12 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "engine": "vllm",
         # Rows of InferenceX that state no version were measured late in October 2025.
         "engine_version": version if isinstance(version, str) else "0.11.0",
-        # InferenceX switches it on, whatever the version's default.
-        "async_scheduling": True if varied else None,
         "kv_cache_dtype": "auto" if form == "fp8" and not varied else "bfloat16",
-        "sampling": "greedy",
-        "max_model_len": _MAX_MODEL_LEN.get(int(stated_in + stated_out), 16384),
-        "max_num_seqs": int(clients) if varied else 1024,
-        "max_num_batched_tokens": 8192,
+        # InferenceX's requests are greedy. What NVIDIA's are is not stated: at tp 8 steps of
+        # Qwen3-32B are longer by just the sort that the model's own default asks for, at 8 to 128
+        # clients.
+        "sampling": "greedy" if varied else "unknown",
+        **_limits(varied, int(clients), int(stated_in), int(stated_out)),
         "gpu_memory_utilization": 0.9,
         "prefix_caching": False,
         "prompt_groups": 0,
@@ -116,6 +118,23 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "ttft_mean": ttft,
         "e2e_mean": e2e,
         "note": odd,
+    }
+
+
+def _limits(varied: bool, clients: int, prompt: int, output: int) -> dict[str, int | bool]:
+    """The engine's limits: as InferenceX sets them, or as NVIDIA's own benchmarks are generated."""
+    if varied:
+        longest = _MAX_MODEL_LEN.get(prompt + output, 16384)
+        budget = 8192
+    else:
+        longest = prompt + output + _GENERATED_ROOM
+        budget = clients + prompt + _GENERATED_ROOM
+    return {
+        "max_model_len": longest,
+        "max_num_seqs": clients,
+        "max_num_batched_tokens": budget,
+        # InferenceX asks for it; by default it came with vLLM 0.14, after those of NVIDIA.
+        "async_scheduling": varied,
     }
 
 

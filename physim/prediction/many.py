@@ -1,7 +1,7 @@
 """Predictions of many cases, by the method that each load takes.
 
-A load that stays is solved for its steady state; one that ends or changes is run through the
-fluid's equations, or replayed request by request.
+A load that stays and one of clients are solved for their steady state; an open loop that ends or
+changes is run through the fluid's equations, or replayed request by request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def predict_cases(
             replayed(prediction, case, own, seed)
             for prediction, case, own in zip(found, cases, corrections, strict=True)
         ]
-    # Of clients that send a number of requests, the beginning and the end are left out.
+    # The steady state knows of clients that send a number of requests.
     ending = [
         row
         for row, case in enumerate(cases)

@@ -23,8 +23,10 @@ from physim.step.lowering import assumptions
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
+# How far clients are in step from which on it is said.
+_IN_STEP = 0.5
 _LOCKSTEP = (
-    "clients whose requests are of one length stay in step, so that their prompts come together; "
+    "clients whose outputs are of one length stay in step, so that their prompts come together; "
     "give distributions if lengths vary"
 )
 
@@ -115,7 +117,7 @@ def _prediction(
         assumptions=(
             *assumptions(case.model, case.gpu, case.deployment),
             *_doubt_of_sampling(case, state),
-            *([_LOCKSTEP] if state.lockstep and _makes_long_steps(load) else []),
+            *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),
     )
 

@@ -1,0 +1,79 @@
+"""Benchmarks of clients that all begin at once: ``python benchmarks/clients.py``.
+
+Prints a Markdown table of how far the fluid's means over all requests are from the replay's,
+percent, as outputs vary more and more around their mean (a minute on two cores).
+"""
+
+from typing import Any
+
+import numpy as np
+
+import physim
+from physim.corrections.fields import Corrections
+
+MODEL = "Qwen/Qwen3-14B"
+SPREADS = (0.0, 0.001, 0.003, 0.01, 0.05, 0.2)
+ROUNDS = 10
+# Clients, prompt, output and what is not vLLM's default.
+LOADS: list[tuple[int, int, int, dict[str, Any]]] = [
+    (2, 786, 251, {}),
+    (8, 1024, 1024, {}),
+    (12, 786, 251, {}),
+    (16, 8000, 1000, {}),
+    (32, 1024, 1024, {}),
+    (40, 786, 251, {"async_scheduling": False}),
+    (40, 786, 251, {"max_num_batched_tokens": 2048}),
+    (64, 1024, 128, {}),
+    (64, 4000, 500, {}),
+    (64, 1024, 256, {"max_num_seqs": 16}),
+    (100, 2000, 20, {"max_num_batched_tokens": 2048}),
+    (128, 1024, 1024, {}),
+]
+METRICS = ("ttft_s", "itl_s", "e2e_s", "requests_per_s")
+
+
+def errors(spread: float) -> np.ndarray:
+    """Errors of each load and metric where outputs have a relative spread, percent."""
+    cases = [
+        physim.Case.of(
+            MODEL,
+            gpu="h100_sxm",
+            tp=2,
+            concurrency=clients,
+            requests=ROUNDS * clients,
+            input_tokens=prompt,
+            output_tokens=physim.Lengths.normal(output, spread * output),
+            **options,
+        )
+        for clients, prompt, output, options in LOADS
+    ]
+    fluid, replayed = (
+        np.array(
+            [
+                [getattr(found, metric) for metric in METRICS]
+                for found in physim.predict_cases(cases, Corrections(), method=method)
+            ]
+        )
+        for method in ("fluid", "replay")
+    )
+    return 100 * (fluid / replayed - 1)
+
+
+def main() -> None:
+    """Prints the table: a row for each load, then the mean and the largest of all."""
+    found = np.stack([errors(spread) for spread in SPREADS])
+    heads = [f"TTFT, {100 * spread:g}%" for spread in SPREADS]
+    print(f"| clients, prompt, output | {' | '.join(heads)} | ITL, largest | E2E, largest |")
+    print(f"|{' --- |' * (len(SPREADS) + 3)}")
+    for row, (clients, prompt, output, options) in enumerate(LOADS):
+        what = ", ".join(f"{name} {value}" for name, value in options.items())
+        name = f"{clients}, {prompt}, {output}{what and f' ({what})'}"
+        ttft = " | ".join(f"{value:+.1f}" for value in found[:, row, 0])
+        largest = (found[np.abs(found[:, row, m]).argmax(), row, m] for m in (1, 2))
+        print(f"| {name} | {ttft} | {' | '.join(f'{value:+.1f}' for value in largest)} |")
+    for metric, of in zip(METRICS, np.moveaxis(np.abs(found), 2, 0), strict=True):
+        print(f"\n{metric}: mean {of.mean():.2f}, median {np.median(of):.2f}, most {of.max():.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A benchmark of clients that all begin at once: means over all requests, from the first on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.fluid.demand import Demand
+from physim.fluid.percentiles import Clients
+from physim.fluid.rounds import Engine, met
+from physim.types import AnyArray, Scalar
+
+# Clients drift no further after this round, and a load without end is seen in it.
+_LAST_ROUND = 50.0
+# Rounds that stand for all, evenly spaced in the root of their number.
+_NODES = 16
+# Requests that stand for no end: with infinity no gradient is a number.
+_ENDLESS = 1e15
+# Steps squared that make clients be anywhere.
+_ANYWHERE = 1e12
+# Points at which the ends of the last requests are taken.
+_POINTS = 64
+
+
+class Benchmark(NamedTuple):
+    """All requests of clients that begin at once. Times in seconds.
+
+    Attributes:
+        ttft: Time to first token, mean.
+        itl: Time from one token to the next, mean.
+        e2e: Time of a request, mean.
+        throughput: Requests over the time until the last is answered, 1/s.
+        in_step: How far clients are in step, from 0 to 1, mean over the requests.
+        clients: Of times to first token, for percentiles.
+    """
+
+    ttft: Scalar
+    itl: Scalar
+    e2e: Scalar
+    throughput: Scalar
+    in_step: Scalar
+    clients: Clients
+
+
+def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
+    """What clients see who begin at once, from their first request to the last.
+
+    The first requests of the slots are prefilled together; in the rounds after them clients drift
+    apart. How far they are in step decides how much of a request's time is before its first token,
+    and hardly how long it takes: the engine has the same to do. At the end the batch thins out,
+    over as many steps as clients are apart. Clients without a slot wait in line.
+
+    Args:
+        engine: The engine.
+        turn: Time from a request of a slot to the slot's next if clients are anywhere in their
+            requests, seconds.
+        demand: The load.
+    """
+    running, steps = engine.running, engine.steps
+    requests = jnp.minimum(demand.requests, _ENDLESS)
+    rounds = jnp.maximum(requests / running, 1.0)
+    begun = 1 / rounds
+    # The rounds after the first, as nodes even in the root of their number, with their weights.
+    last = jnp.maximum(rounds - 0.5, 0.6)
+    places = (np.arange(_NODES) + 0.5) / _NODES
+    roots = jnp.sqrt(0.5) + (jnp.sqrt(last) - jnp.sqrt(0.5)) * places
+    weight = roots / jnp.sum(roots)
+    number = jnp.minimum(jnp.append(roots**2, rounds), _LAST_ROUND)
+    # One call, of which less is compiled than of several.
+    every = met(engine, jnp.append(demand.steps_variance * number, _ANYWHERE))
+    each, final, apart = (
+        jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
+    )
+    e2e = turn + each.ttft - apart.ttft + each.others - apart.others
+    # No step is longer than one whose token budget is full: what is left is waited for in line.
+    group = jnp.minimum(engine.room, running)
+    full = engine.decode + engine.mixed + engine.longer * group
+    decode = jnp.clip(e2e - each.ttft, steps * engine.thin, steps * full)
+    # Of the first prompts, a request meets those after its own while it decodes.
+    after = jnp.minimum(engine.after * engine.longer, steps * (full - engine.decode))
+    width = final.width
+    thinned = (width - 1) * (engine.decode - engine.thin) / 4
+    first_decode = jnp.maximum(steps * engine.decode + after - thinned, steps * engine.thin)
+
+    def mean(first: Scalar, later: Float[AnyArray, " nodes"]) -> Scalar:
+        return begun * first + (1 - begun) * jnp.sum(weight * later)
+
+    decoding = mean(first_decode, decode)
+    ttft = mean(jnp.mean(engine.first), e2e - decode)
+    # Of the turns that clients without a slot wait for, the first clients find half.
+    line = (ttft + decoding) * (demand.clients / running - 1)
+    line *= 1 - demand.clients / requests / 2
+    tail = _last_s(engine, demand) * (width - 1) / jnp.maximum(engine.turn - 1, 1.0)
+    return Benchmark(
+        ttft=ttft + line,
+        itl=decoding / jnp.maximum(steps, 1e-3),
+        e2e=ttft + line + decoding,
+        throughput=running / (ttft + decoding + begun * tail),
+        in_step=jnp.sum(weight * each.in_step),
+        clients=Clients(
+            closed=demand.closed,
+            begun=begun,
+            first=engine.first,
+            round=jnp.cumsum(weight) - weight / 2,
+            later=e2e - decode,
+            chance=1 - each.in_step**2,
+            line=line / jnp.maximum(1 - begun, 1e-9),
+        ),
+    )
+
+
+def _last_s(engine: Engine, demand: Demand) -> Scalar:
+    """Time from the mean end of the last requests to the last, if clients are anywhere in them."""
+    steps = demand.outputs - 1.0
+    at = jnp.max(steps) * (np.arange(_POINTS) + 0.5) / _POINTS
+    # What is left of a request at any time is longer than that with this chance.
+    left = jnp.mean(jnp.maximum(steps - at[:, None], 0.0), axis=1) / jnp.maximum(engine.steps, 1e-3)
+    longest = 1 - (1 - left) ** engine.running
+    return jnp.max(steps) * jnp.mean(longest - left) * engine.thin

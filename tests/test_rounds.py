@@ -1,0 +1,188 @@
+"""Clients that all begin at once: the first prompts by hand, limits, and the replay."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import physim
+from physim.corrections.fields import Corrections
+from physim.fitting.observations import Stages, log_predicted
+from physim.fluid.benchmark import benchmark
+from physim.fluid.demand import Demand
+from physim.fluid.rounds import engine_of, met
+from physim.inputs.deployment import Limits
+from physim.inputs.lengths import Lengths
+from physim.inputs.load import Load
+from physim.prediction.cases import CaseArrays
+from physim.step.front_end import FRONT_END_S, output_s
+from physim.step.model import StepModel, StepTime
+
+MODEL = "Qwen/Qwen3-14B"
+SERVER = {"gpu": "h100_sxm", "tp": 2, "fit": "none"}
+LIMITS = Limits(
+    kv_blocks=100_000,
+    block_size=16,
+    max_num_seqs=64,
+    max_num_batched_tokens=2000,
+    max_model_len=4096,
+    async_scheduling=False,
+)
+
+
+class Constant(StepModel):
+    """Steps of 10 ms, and 10 us for each token of a prompt."""
+
+    def __call__(self, batch):
+        latency = 0.01 + 1e-5 * batch.prefill_tokens + 0.0 * batch.decode_requests
+        return StepTime(latency, latency, jnp.zeros(1))
+
+
+CASE = physim.Case.of(MODEL, gpu="h100_sxm")
+CONSTANT = Constant(CASE.step_model(Corrections()).ops, Corrections())
+
+
+def by_hand(load):
+    demand = Demand.of(load, 16)
+    return engine_of(CONSTANT, demand, LIMITS, jnp.asarray(float(load.concurrency))), demand
+
+
+def test_the_first_prompts_by_hand():
+    engine, _ = by_hand(Load(1000, 101, concurrency=8, requests=8))
+    # Two prompts fill a step; the two that decode then take two tokens of the next, and so on, so
+    # the fourth and the eighth end a step later than they would in steps of two.
+    steps = np.array([1, 1, 2, 3, 3, 4, 4, 5])
+    whole = 0.03 * np.minimum(steps, 4) + 0.01 * (steps == 5)
+    around = FRONT_END_S + float(output_s(Corrections(), 2.0))
+    assert engine.first.reshape(8, -1).mean(1) == pytest.approx(around + whole, rel=2e-3)
+
+
+def test_as_many_requests_as_clients_are_prefilled_and_decode_together():
+    engine, demand = by_hand(Load(1000, 101, concurrency=8, requests=8))
+    found = benchmark(engine, jnp.asarray(7.0), demand)  # a turn that nobody takes
+    assert found.ttft == pytest.approx(float(np.mean(engine.first)))
+    # A request meets the prompts after its own: of 6, 6, 4, 2, 2 and none, in a hundred steps.
+    assert found.itl == pytest.approx(0.01 + 20 / 8 * 0.01 / 100, rel=1e-3)
+    assert found.e2e == pytest.approx(float(found.ttft + 100 * found.itl))
+    # The last to start is answered some steps after the mean one.
+    assert found.throughput * found.e2e == pytest.approx(8.0, rel=0.02)
+
+
+def test_what_is_met_in_step_and_apart_by_hand():
+    engine, _ = by_hand(Load(1000, 1001, concurrency=8))
+    in_step, apart = met(engine, jnp.asarray(0.0)), met(engine, jnp.asarray(1e12))
+    # In step: the step under way, with the two prompts before one's own in most rounds, and one's
+    # own of two. Apart: two steps of 10 ms and one's own prompt, and hardly any other.
+    assert in_step.in_step == pytest.approx(1.0)
+    assert 0.045 < in_step.ttft < 0.06
+    assert apart.ttft == pytest.approx(0.03, rel=0.03)
+    # Of seven prompts of others a request meets while it decodes those that it has not waited for.
+    assert apart.others == pytest.approx(0.07, rel=0.02)
+    assert in_step.others + in_step.ttft == pytest.approx(float(apart.others + apart.ttft), rel=0.1)
+
+
+def predicted(loads, **server):
+    cases = [
+        physim.Case.of(
+            MODEL,
+            gpu="h100_sxm",
+            tp=2,
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
+            concurrency=load.concurrency,
+            requests=load.requests,
+            **server,
+        )
+        for load in loads
+    ]
+    return physim.predict_cases(cases, Corrections())
+
+
+BENCHMARK = {"concurrency": 32, "requests": 320, "input_tokens": 1000}
+
+
+def spread(share, outputs=500):
+    return Lengths.normal(outputs, share * outputs)
+
+
+def test_a_fit_sees_what_is_predicted():
+    (found,) = predicted([Load(1000, spread(0.01), concurrency=32, requests=320)])
+    case = physim.Case.of(MODEL, tp=2, gpu="h100_sxm", output_tokens=spread(0.01), **BENCHMARK)
+    one = np.ones((1, 3))
+    stages = Stages(CaseArrays.of([case]), observed=one, known=one > 0, weight=one[:, 0])
+    seen = np.exp(log_predicted(Corrections(), stages))[0]
+    assert seen == pytest.approx([found.ttft_s, found.itl_s, found.e2e_s], rel=1e-6)
+
+
+def test_many_requests_have_the_steady_state():
+    load = Load(1000, spread(0.002), concurrency=32)
+    endless, many = predicted([load, replace(load, requests=32 * 10**6)])
+    for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s"):
+        assert getattr(many, name) == pytest.approx(getattr(endless, name), rel=1e-3), name
+
+
+def test_the_spread_of_lengths_takes_clients_apart_without_a_cliff():
+    shares = np.arange(0, 61) * 5e-5
+    found = predicted([Load(1000, spread(x), concurrency=32, requests=320) for x in shares])
+    ttft = np.array([p.ttft_s for p in found])
+    assert np.all(np.diff(ttft) <= 1e-3 * ttft[:-1])
+    assert ttft[-1] < 0.7 * ttft[0]
+    assert np.all(np.diff(np.log(ttft)) > -0.03)
+
+
+def test_more_clients_wait_longer():
+    loads = [Load(1000, spread(0.06), concurrency=c, requests=10 * c) for c in (2, 4, 8, 16, 64)]
+    found = predicted(loads)
+    steady = predicted([replace(load, requests=None) for load in loads])
+    for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s"):
+        assert np.all(np.diff([getattr(p, name) for p in found]) > 0), name
+    assert all(p.ttft_s > q.ttft_s for p, q in zip(found, steady, strict=True))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize(
+    ("clients", "prompt"),
+    [(32, 1000), (12, 6000)],
+)
+def test_a_benchmark_is_as_replayed(clients, prompt, share):
+    case = {**SERVER, "concurrency": clients, "requests": 10 * clients}
+    case |= {"input_tokens": prompt, "output_tokens": spread(share)}
+    fluid = physim.predict(MODEL, **case)
+    replayed = physim.predict(MODEL, method="replay", **case)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.15)
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.03)
+    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=0.03)
+    # The last request's length is a draw.
+    assert fluid.requests_per_s == pytest.approx(replayed.requests_per_s, rel=0.06)
+
+
+def test_clients_without_a_slot_are_as_replayed():
+    case = {**SERVER, "concurrency": 64, "requests": 640, "max_num_seqs": 16}
+    case |= {"input_tokens": 1000, "output_tokens": spread(0.1, 200)}
+    fluid = physim.predict(MODEL, **case)
+    replayed = physim.predict(MODEL, method="replay", **case)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.03)
+    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=0.03)
+    for name in ("p50", "p90", "p99"):
+        of = fluid.whole.latencies["ttft"], replayed.whole.latencies["ttft"]
+        assert of[0][name] == pytest.approx(of[1][name], rel=0.15), name
+
+
+def test_gradients_in_the_load():
+    demand = Demand.of(Load(1000, Lengths.normal(101, 2), concurrency=8, requests=80), 16)
+
+    def ttft(clients, factor):
+        own = replace(demand, concurrency=clients, outputs=demand.outputs * factor)
+        engine = engine_of(CONSTANT, own, LIMITS, clients)
+        return benchmark(engine, jnp.asarray(1.2), own).e2e
+
+    at = jnp.asarray(8.2), jnp.asarray(1.01)
+    slopes = jax.grad(ttft, (0, 1))(*at)
+    for place, slope in enumerate(slopes):
+        moved = [list(at), list(at)]
+        moved[0][place] += 1e-4
+        moved[1][place] -= 1e-4
+        difference = (ttft(*moved[0]) - ttft(*moved[1])) / 2e-4
+        assert slope == pytest.approx(float(difference), rel=1e-3)
