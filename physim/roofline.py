@@ -97,6 +97,22 @@ def active_experts(tokens: Number, experts: Number, per_token: Number) -> Number
     return experts * (1 - (1 - per_token / experts) ** tokens)
 
 
+def visited_experts(
+    tokens: np.ndarray, experts: int, per_token: int, exponent: float
+) -> np.ndarray:
+    """`active_experts` where experts are chosen by a power law: the ``i``-th as often as ``i^-a``.
+
+    Args:
+        tokens: Tokens, each of which chooses on its own.
+        experts: Experts of a layer.
+        per_token: Experts that a token visits.
+        exponent: The exponent ``a``; 0 for experts that are chosen alike.
+    """
+    popularity = np.arange(1.0, experts + 1) ** -exponent
+    chance = np.minimum(per_token * popularity / popularity.sum(), 1.0)
+    return np.sum(1 - (1 - chance) ** np.asarray(tokens)[..., None], axis=-1)
+
+
 def experts(
     tokens: Number,
     hidden: Number,

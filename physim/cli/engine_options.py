@@ -24,7 +24,11 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
     "kv_cache_dtype": (str, "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8."),
     "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
-    "expert_load": (float, 0.0, "Spread over experts: 0 (even) to 1.2, a power law's exponent."),
+    "expert_load": (
+        float | None,
+        None,
+        "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
+    ),
     "async_scheduling": (bool | None, None, "Schedule a step while one runs."),
     "sampling": (
         str,

@@ -167,7 +167,8 @@ def concluded(
         shrunk: What runs that were held back say of it.
     """
     corrections = problem.corrections(parameters)
-    found = covariance(problem, parameters)
+    # Corrections that all stay at their prior say nothing of their spread but what rows scatter.
+    found = covariance(problem, parameters) if np.any(problem.widths) else None
     before, after = _errors(problem, np.zeros_like(parameters)), _errors(problem, parameters)
     rows = [
         {
@@ -249,8 +250,9 @@ def _estimates(
     _, slopes = problem.deviations(parameters).bent()
     count = problem.stages.observed.size
     experiments = np.repeat([str(row["experiment"]) for row in observed.rows], len(METRICS))
-    assert result.covariance is not None
-    values, spreads = flat(result.corrections), np.sqrt(np.diag(result.covariance))
+    values = flat(result.corrections)
+    known = result.covariance
+    spreads = np.zeros_like(values) if known is None else np.sqrt(np.diag(known))
     estimates = []
     for place, label in enumerate(labels()):
         if "[" in label:

@@ -69,7 +69,7 @@ class Deployment:
             for what the checkpoint says.
         moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
         expert_load: How tokens spread over experts: the exponent of a power law, from 0, an even
-            load, to 1.2. Mixtral's, Llama-4 Scout's and Qwen3-30B-A3B's runs are near 0.
+            load, to 1.2; None for what runs of the model's family showed.
         async_scheduling: Whether the engine schedules a step while the one before it runs; None for
             its default.
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
@@ -93,7 +93,7 @@ class Deployment:
     kv_blocks: int | None = None
     kv_cache_dtype: str = "auto"
     moe_kernel: str = "triton"
-    expert_load: float = 0.0
+    expert_load: float | None = None
     async_scheduling: bool | None = None
     sampling: str = "model"
 
@@ -108,10 +108,11 @@ class Deployment:
                 f"{self.gpu_memory_utilization} is not a share of memory",
                 "use 0 to 1",
             )
-        if not min(EXPERT_LOADS) <= self.expert_load <= max(EXPERT_LOADS):
+        load = self.expert_load
+        if load is not None and not min(EXPERT_LOADS) <= load <= max(EXPERT_LOADS):
             raise InputError(
                 "expert_load",
-                f"{self.expert_load} is not an exponent that was measured",
+                f"{load} is not an exponent that was measured",
                 f"use {min(EXPERT_LOADS):g} to {max(EXPERT_LOADS):g}",
             )
         for name, known in (
@@ -170,10 +171,15 @@ class Deployment:
             weight_bytes=weights,
             kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel,
-            expert_load=self.expert_load,
+            expert_load=self._expert_load(model),
             sampling=self._sampling(model),
             sampling_is_known=self.sampling != "unknown",
         )
+
+    def _expert_load(self, model: ModelArch) -> float:
+        if self.expert_load is not None:
+            return self.expert_load
+        return model.experts.load if model.experts else 0.0
 
     def _kv_cache_dtype(self, model: ModelArch) -> str:
         asked = self.kv_cache_dtype

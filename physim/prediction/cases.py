@@ -60,7 +60,7 @@ class EngineOptions(TypedDict, total=False):
     kv_blocks: int | None
     kv_cache_dtype: str
     moe_kernel: str
-    expert_load: float
+    expert_load: float | None
     async_scheduling: bool | None
     sampling: str
 

@@ -48,16 +48,12 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     """
     draws = [] if fit.covariance is None else fit.draws(_PAIRS)
     members = [fit.corrections, *draws]
-    if method != "fluid" or not draws:
+    fluid, *others = predict_cases([case] * len(members), members, fit.name)
+    prediction = fluid
+    if method != "fluid":
         prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]
-    if draws:
-        fluid, *others = predict_cases([case] * len(members), members, fit.name)
-        if method == "fluid":
-            prediction = fluid
     beyond = _beyond(quantities(case, prediction), fit.ranges)
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
-    if not draws:
-        return prediction
     distance = sum(abs(log) for log, _ in beyond)
     intervals = {}
     for name, metric in _SCATTER_OF.items():
@@ -117,5 +113,5 @@ def _width(ratios: Sequence[float], scatter: float) -> tuple[float, float]:
     """Least and largest ratio to the prediction in nine of ten cases."""
     logs = np.log([ratio for ratio in ratios if math.isfinite(ratio)] or [1.0])
     half = TWO_SIDED_90 * math.hypot(scatter, float(np.sqrt(np.mean(logs**2))))
-    never = sum(math.isinf(ratio) for ratio in ratios) / len(ratios)
+    never = sum(math.isinf(ratio) for ratio in ratios) / max(len(ratios), 1)
     return math.exp(-half), math.inf if never > 0.05 else math.exp(half)

@@ -11,10 +11,6 @@ from physim.grids.efficiency import hat_weights
 from physim.step.curves import SPREADS
 from physim.types import AnyArray, Number, Scalar
 
-# Tokens of a batch are somewhat alike: as many experts are visited as if T^0.95 of T tokens chose
-# on their own. Chosen on visible runs: Llama-4 Scout's (synthetic prompts, much alike) want 0.90 to
-# 0.95, Qwen3-30B-A3B's (chats) 0.95 to 1; Mixtral's visit all eight experts whatever it is.
-INDEPENDENCE = 0.95
 # All experts are taken to be visited where a hundredth is left.
 _LEFT = 0.01
 
@@ -24,9 +20,10 @@ def independent_tokens(tokens: Number, corrections: Corrections) -> Number:
 
     Args:
         tokens: Tokens of the step.
-        corrections: Corrections, of which ``expert_independence`` multiplies the exponent.
+        corrections: Corrections, of which ``expert_independence`` is the logarithm of the exponent:
+            with alike requests ``T^0.9`` of ``T`` tokens, say.
     """
-    exponent = INDEPENDENCE * jnp.exp(corrections.expert_independence)
+    exponent = jnp.exp(corrections.expert_independence)
     return tokens * jnp.maximum(tokens, 1.0) ** (exponent - 1)
 
 

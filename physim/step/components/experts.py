@@ -60,10 +60,13 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
         grid = load_expert_grid(placement.grids, load).nearest(
             hidden, width, experts.per_token, experts.count
         )
-        curve = rising_log_seconds(grid.resampled(tokens=TOKENS), bound)
-        if load.endswith(EXPERT_LOADS[0.0]):
-            curve = np.maximum(_of_independent_tokens(curve, experts), np.log(bound))
-        curves.append(curve)
+        curves.append(rising_log_seconds(grid.resampled(tokens=TOKENS), bound))
+    if min(measured) == 0.0:
+        even = curves[0]
+        curves = [
+            np.maximum(_chosen(even, curve, experts, spread), np.log(bound))
+            for spread, curve in zip(EXPERT_LOADS, curves, strict=True)
+        ]
     return SizeRow(
         name="experts",
         part="experts",
@@ -82,20 +85,30 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
     )
 
 
-def _of_independent_tokens(log_seconds: np.ndarray, experts: Experts) -> np.ndarray:
+def _chosen(
+    even: np.ndarray, measured: np.ndarray, experts: Experts, exponent: float
+) -> np.ndarray:
     """What tokens that choose on their own take, of rows whose tokens took turns.
 
     The collector's even load hands experts out in turn, so that ``T`` tokens visit ``k T`` of them
     until none is left, more than any choice would. Its kernel takes the time of the experts that
-    are visited; once all are, what is left is that of the tokens.
+    are visited; once all are, what is left is that of the tokens, and where the load is uneven the
+    wait for the fullest. (Below ``E / k`` tokens its uneven loads follow a law of their own.)
+
+    Args:
+        even: Logarithm of the time under the even load, at `TOKENS`.
+        measured: That under the load.
+        experts: The experts.
+        exponent: The load's: of the power law by which experts are chosen.
     """
 
     def at(tokens: np.ndarray) -> np.ndarray:
-        return np.interp(np.log(tokens), np.log(TOKENS), log_seconds)
+        return np.interp(np.log(tokens), np.log(TOKENS), even)
 
     turns = experts.count / experts.per_token
-    visited = roofline.active_experts(TOKENS, experts.count, experts.per_token)
-    return log_seconds + at(visited / experts.per_token) - at(np.minimum(TOKENS, turns))
+    visited = roofline.visited_experts(TOKENS, experts.count, experts.per_token, exponent)
+    uneven = np.maximum(measured - even, 0.0)
+    return even + at(visited / experts.per_token) - at(np.minimum(TOKENS, turns)) + uneven
 
 
 def _tables(placement: Placement, form: WeightFormat) -> dict[float, str]:
