@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 
 from physim.corrections.fields import CORRECTIONS, labels
 from physim.fitting.objective import Problem
@@ -28,8 +29,8 @@ _LEAST_GROUPS = 3
 SCALES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 # Corrections that are scaled together: of the GPU's kernels, and of the engine around them.
 BLOCKS = ("kernels", "engine", "residual")
-# A gain is sure if it is more than so many standard errors of its mean over the groups.
-_SURE = 1.0
+# A gain is sure if its mean over the groups is above zero in so many of cases (Student's t).
+_SURE = 0.95
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def _gain(
     if np.any(np.nanmean(gains, axis=0) < 0):
         return 0.0
     each = np.nanmean(gains / NOISE, axis=1)
-    return max(float(np.mean(each) - _SURE * np.std(each, ddof=1) / np.sqrt(len(each))), 0.0)
+    error = stdtrit(len(each) - 1, _SURE) * np.std(each, ddof=1) / np.sqrt(len(each))
+    return max(float(np.mean(each) - error), 0.0)
 
 
 def _by_metric(errors: Float[np.ndarray, "groups metrics"]) -> dict[str, float]:

@@ -41,8 +41,11 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
         rows: The rows of its stages; those without weight do not count.
     """
     known = problem.stages.known & (problem.stages.weight > 0)[:, None]
+    campaigns = groups(rows, "campaign")
+    counts = {name: np.count_nonzero(np.array(campaigns) == name) for name in set(campaigns)}
+    weight = np.array([1.0 / counts[name] for name in campaigns])
     found = [
-        scatter(*left_out(problem, parameters, groups(rows, kind)), known)
+        scatter(*left_out(problem, parameters, groups(rows, kind)), known, weight)
         for kind in ("campaign", "model", "workload", "experiment")
     ]
     return {metric: max(one[metric] for one in found) for metric in METRICS}
@@ -84,6 +87,7 @@ def scatter(
     off: Float[np.ndarray, "rows metrics"],
     spread: Float[np.ndarray, "rows metrics"],
     known: Shaped[np.ndarray, "rows metrics"],
+    weight: Float[np.ndarray, " rows"],
 ) -> Mapping[str, float]:
     """For each metric the scatter with which nine of ten left-out rows are within their interval.
 
@@ -91,6 +95,7 @@ def scatter(
         off: Errors of left-out rows, in logarithms.
         spread: What the fit's own uncertainty makes of that.
         known: Which of them were measured.
+        weight: How much each counts: campaigns alike, however many rows they have.
     """
     scatters = {}
     for column, metric in enumerate(METRICS):
@@ -98,7 +103,16 @@ def scatter(
         size = np.abs(off[kept, column]) / TWO_SIDED_90
         # The interval is the hypotenuse of both; for each row the scatter that just covers it.
         needed = np.sqrt(np.maximum(size**2 - spread[kept, column] ** 2, 0.0))
-        # The quantile of a new row among so many and one (Vovk and others' conformal rank).
-        rank = min(0.9 * (1 + 1 / max(len(needed), 1)), 1.0)
-        scatters[metric] = max(float(np.quantile(needed, rank)), _LEAST_SCATTER)
+        scatters[metric] = max(_quantile(needed, weight[kept]), _LEAST_SCATTER)
     return scatters
+
+
+def _quantile(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"]) -> float:
+    """The least value that nine of ten are within; a new one among so many counts as well."""
+    if not values.size:
+        return 0.0
+    order = np.argsort(values)
+    # The rank of a new row among those that there are (Vovk and others' conformal rank).
+    share = np.cumsum(weight[order]) / np.sum(weight) / (1 + 1 / values.size)
+    place = min(int(np.searchsorted(share, 0.9)), values.size - 1)
+    return float(values[order[place]])
