@@ -159,9 +159,14 @@ def test_bad_values_name_their_place(tmp_path, change, complaint):
 
 def test_a_missing_column(tmp_path):
     path = tmp_path / "runs.csv"
-    frame = pd.DataFrame([ROW]).drop(columns=["ttft_mean", "tp"])
-    frame.to_csv(path, index=False)
-    with pytest.raises(InputError, match="has no column tp, ttft_mean"):
+    frame = pd.DataFrame([ROW])
+    frame.drop(columns=["duration_s", "tp"]).to_csv(path, index=False)
+    with pytest.raises(InputError, match="has no column tp, duration_s"):
+        physim.evaluate([path])
+    frame.drop(columns="ttft_mean").to_csv(path, index=False)
+    with pytest.raises(
+        InputError, match="ttft_mean: is empty; give ttft_mean and e2e_mean, or itl"
+    ):
         physim.evaluate([path])
 
 

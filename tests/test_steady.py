@@ -98,9 +98,7 @@ def test_a_lone_request_by_hand():
     model = StepModel(ops, Corrections())
     decode = model(model.batch(decode_requests=1.0, context=105.0)).latency
     assert state.itl == pytest.approx(float(decode), rel=1e-3)
-    first = model.batch(decode_requests=1.0, context=105.0, prefill_requests=1.0, chunk=100.0)
-    prefill = model(first).latency
-    # But for the one token more that is drawn in that step.
+    prefill = model(model.batch(prefill_requests=1.0, chunk=100.0)).latency
     assert state.ttft == pytest.approx(float(FRONT_END_S + prefill), rel=2e-3)
     assert state.running < 1e-3
 
@@ -205,9 +203,12 @@ def test_prefill_in_chunks_takes_more_steps():
 def test_async_scheduling_costs_a_step_before_the_first_token():
     ahead = solve(QWEN, LOAD)
     direct = solve(QWEN, LOAD, async_scheduling=False)
-    # The step that is waited for has no prompt in it: arrivals are far apart.
-    assert ahead.ttft - direct.ttft == pytest.approx(float(ahead.itl), rel=0.01)
-    assert ahead.itl == pytest.approx(float(direct.itl), rel=1e-6)
+    # The step that is waited for has no prompt in it: arrivals are far apart. Otherwise the GPU
+    # waits for the CPU in every step, of which a request meets its own and half of the one before.
+    waited = direct.itl - ahead.itl
+    assert waited > 1e-3
+    cost = float(ahead.itl - 1.5 * waited)
+    assert ahead.ttft - direct.ttft == pytest.approx(cost, rel=0.02)
 
 
 def test_cached_prompts_save_prefill_but_not_context():
@@ -252,7 +253,8 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
         state = SOLVE(ops, corrections, demand, limits)
         return jnp.stack([state.ttft, state.itl, state.e2e])
 
-    zero = jax.tree.map(jnp.asarray, Corrections())
+    # Beside zero, where the spread over experts is at the end of what was measured.
+    zero = jax.tree.map(jnp.asarray, Corrections(expert_spread=0.1))
     forward, backward = jax.jacfwd(latencies)(zero), jax.jacrev(latencies)(zero)
     step = 1e-4
     outputs = (
@@ -269,7 +271,7 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
     }
     for name, (get, put) in ways.items():
         moved = jnp.ravel(jnp.zeros_like(get(zero))).at[0].set(step).reshape(jnp.shape(get(zero)))
-        up, down = latencies(put(zero, moved)), latencies(put(zero, -moved))
+        up, down = (latencies(put(zero, get(zero) + sign * moved)) for sign in (1, -1))
         differences = (up - down) / (2 * step)
         # Relative to the gradient, beside the root-finder's own tolerance on both latencies: in a
         # closed loop TTFT is what is left of a round trip, and has the rounding of that.
@@ -304,7 +306,8 @@ def test_more_load_never_shortens_a_mean(model, rate, factor, inputs, outputs, a
     low = solve(model, Load(inputs, outputs, rate=rate, arrival=arrival), **deployment)
     high = solve(model, Load(inputs, outputs, rate=rate * factor, arrival=arrival), **deployment)
     for name in ("ttft", "itl", "e2e", "running", "throughput"):
-        assert getattr(high, name) >= getattr(low, name) * (1 - 0.02), name
+        # With the KV cache full, requests are computed again, and a little less is served.
+        assert getattr(high, name) >= getattr(low, name) * (1 - 0.03), name
     if low.saturated:
         assert high.saturated
 

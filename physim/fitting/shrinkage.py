@@ -3,7 +3,7 @@
 A campaign's rows agree with one another in more than a correction says: in a model's own ways, the
 machine, the client. A fit that takes all of it for the kernels is worse than none on other runs.
 So each group of runs in turn is held back and predicted by a fit to the rest, with priors as wide
-as they are, narrower, or of no width; the widest gain that is sure is taken. Where nothing is
+as they are, narrower, or of no width; of the gains that are sure the largest is taken. Where nothing is
 gained for sure, the corrections stay at their prior.
 """
 
@@ -101,13 +101,13 @@ def shrinkage(problem: Problem, rows: Sequence[Row]) -> Shrinkage:
 def _gain(
     prior: Float[np.ndarray, "groups metrics"], fitted: Float[np.ndarray, "groups metrics"]
 ) -> float:
-    """What a fit gains for sure over none, in standard deviations of noise; zero if nothing."""
+    """What a fit gains over none, in standard deviations of noise; zero where that is not sure."""
     gains = prior - fitted
     if np.any(np.nanmean(gains, axis=0) < 0):
         return 0.0
     each = np.nanmean(gains / NOISE, axis=1)
     error = stdtrit(len(each) - 1, _SURE) * np.std(each, ddof=1) / np.sqrt(len(each))
-    return max(float(np.mean(each) - error), 0.0)
+    return float(np.mean(each)) if np.mean(each) > error else 0.0
 
 
 def _by_metric(errors: Float[np.ndarray, "groups metrics"]) -> dict[str, float]:

@@ -239,8 +239,11 @@ def cached_tokens(row: Row, block_size: int) -> float:
 
     The prompts of a shared-prefix load are sent again and again, so after the first round every
     full block is a hit, but for the one that holds the last token: vLLM computes at least that
-    one anew, since its logits are needed.
+    one anew, since its logits are needed. Groups of one prompt are another matter: in six of seven
+    such runs (the ``reasoning`` ones of trainval.csv and seed16.csv) TTFT, and the time that
+    overloaded servers take for their queue, are those of prompts that are computed whole.
     """
-    if not row["prefix_caching"] or row["prompt_groups"] < 1:
+    alone = number_of(row, "prompts_per_group") == 1
+    if not row["prefix_caching"] or row["prompt_groups"] < 1 or alone:
         return 0.0
     return (row["input_len_mean"] - 1) // block_size * block_size
