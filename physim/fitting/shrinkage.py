@@ -3,8 +3,8 @@
 A campaign's rows agree with one another in more than a correction says: in a model's own ways, the
 machine, the client. A fit that takes all of it for the kernels is worse than none on other runs.
 So each group of runs in turn is held back and predicted by a fit to the rest, with priors as wide
-as they are, narrower, or of no width; of the gains that are sure the largest is taken. Where nothing is
-gained for sure, the corrections stay at their prior.
+as they are, narrower, or of no width; of the gains that are sure the largest is taken. Where
+nothing is gained for sure, the corrections stay at their prior.
 """
 
 from __future__ import annotations
