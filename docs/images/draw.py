@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 import physim
 from physim import plot
 from physim.corrections.fields import Corrections
-from physim.corrections.files import load_fit
 from physim.plot.figures import plain_ticks
 from physim.step.lowering import PARTS
 
@@ -71,7 +70,6 @@ def main():
         "roofline": plot.draw_roofline(MODEL, **WHERE),
         "steady_state": plot.draw_load(MODEL, rate=1, arrival="poisson", **LOAD, **WHERE),
         "over_time": draw_over_time(),
-        "corrections": plot.draw_corrections(load_fit("default")),
     }
     for name, drawn in pictures.items():
         axes = drawn[0] if isinstance(drawn, list) else drawn
