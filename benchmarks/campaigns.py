@@ -10,6 +10,8 @@ commits: `PYTHONPATH=checkout python benchmarks/campaigns.py ...`.
 import math
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -22,18 +24,21 @@ OPTIONS = known.CaseOptions.__annotations__
 ENGINE = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
 
-def options(row):
+Row = dict[str, Any]
+
+
+def options(row: Row) -> Row:
     """A row as a case by names."""
-    clients, spreads = row.get("concurrency"), {}
+    clients = row.get("concurrency")
+    spreads: Row = {}
     for name in ("input", "output"):
         mean = row["input_len_mean"] if name == "input" else row["output_len"]
-        std = row.get(f"{name}_len_std")
-        wide = std is not None and std > 0
-        spreads[f"{name}_tokens"] = physim.Lengths.normal(mean, std) if wide else mean
+        std = row.get(f"{name}_len_std", 0.0)
+        spreads[f"{name}_tokens"] = physim.Lengths.normal(mean, std) if std > 0 else mean
     cached = 0.0
     if row["prefix_caching"] and row["prompt_groups"] > 0 and row["prompts_per_group"] > 1:
         cached = (row["input_len_mean"] - 1) // 16 * 16
-    found = {
+    found: Row = {
         "gpu": row["hardware"],
         "tp": int(row["tp"]),
         **{name: row[name] for name in ENGINE},
@@ -60,13 +65,13 @@ def options(row):
     return {name: x for name, x in (found | whole).items() if name in OPTIONS and x is not None}
 
 
-def rows_of(path):
+def rows_of(path: str) -> Iterator[Row]:
     """The stages of a table that are not overloaded, without what is empty."""
     frame = pd.read_csv(path, dtype={"engine_version": "string"})
     if (frame["stage"] < 0).any():
         frame = frame[frame["stage"] >= 0]
     for record in frame.to_dict("records"):
-        row = {name: value for name, value in record.items() if not pd.isna(value)}
+        row: Row = {str(name): value for name, value in record.items() if not pd.isna(value)}
         row.setdefault("prompts_per_group", 1)
         if row.get("requests"):
             row["requests"] = int(row["requests"])
@@ -74,7 +79,7 @@ def rows_of(path):
             yield row
 
 
-def measured(row):
+def measured(row: Row) -> dict[str, float]:
     """TTFT, ITL and E2E of a row, seconds, those that it has."""
     if "e2e_mean" not in row:
         return {"itl": row["itl_mean"]}
@@ -82,7 +87,7 @@ def measured(row):
     return {"ttft": ttft, "itl": (e2e - ttft) / (row["output_len"] - 1), "e2e": e2e}
 
 
-def errors(path, fit):
+def errors(path: str, fit: str) -> tuple[dict[str, list[float]], int]:
     """Errors of a campaign by metric, percent, and how many rows were refused."""
     cases, rows, refused = [], [], 0
     for row in rows_of(path):
@@ -97,7 +102,7 @@ def errors(path, fit):
         Corrections() if fit == "none" else physim.load_fit(fit, case.gpu.key).corrections
         for case in cases
     ]
-    found = {metric: [] for metric in METRICS}
+    found: dict[str, list[float]] = {metric: [] for metric in METRICS}
     for row, prediction in zip(rows, physim.predict_cases(cases, corrections), strict=True):
         for metric, seen in measured(row).items():
             value = getattr(prediction, f"{metric}_s")
@@ -106,7 +111,7 @@ def errors(path, fit):
     return found, refused
 
 
-def main(paths):
+def main(paths: Sequence[str]) -> None:
     """Prints a table."""
     print("| campaign | fit | rows | TTFT | ITL | E2E |\n| --- | --- | --- | --- | --- | --- |")
     for path in paths:

@@ -10,7 +10,7 @@ import pytest
 from test_evaluation import ROW
 
 import physim
-from physim import data, roofline
+from physim import roofline
 from physim.corrections.fields import (
     CORRECTIONS,
     PRIOR_WIDTHS,
@@ -37,6 +37,8 @@ from physim.validation.crossval import Trace, crossval
 from physim.validation.temporal_holdout import crossval_in_time
 
 TRUTH = Corrections(gemm_memory=0.08, decode_attention=-0.1, front_end=0.3)
+# A fit with a covariance, of a version whose files did not name its rows.
+OF_OLD = Path(__file__).with_name("data") / "fit_schema_1.json"
 MODELS = ("Qwen/Qwen3-8B", "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-Instruct-v0.3")
 
 
@@ -233,18 +235,22 @@ def test_damaged_fit_files(outcome, tmp_path, change, complaint):
 
 
 def test_a_fit_file_of_the_first_schema_is_read():
-    path = Path(__file__).with_name("data") / "fit_schema_1.json"
-    assert json.loads(path.read_text())["schema_version"] == 1
-    old, new = load_fit(path), load_fit("vllm-h100")
-    assert flat(old.corrections).tolist() == flat(new.corrections).tolist()
-    assert old.covariance.tolist() == new.covariance.tolist()
-    assert (old.scatter, old.ranges, old.gpus) == (new.scatter, new.ranges, new.gpus)
+    content = json.loads(OF_OLD.read_text())
+    assert content["schema_version"] == 1
+    found = load_fit(OF_OLD)
+    assert found.corrections.handover == content["corrections"]["handover"]
+    # Its rows have no names. Of what it does not know, the prior is kept.
+    spreads = dict(zip(labels(), np.sqrt(np.diag(found.covariance)), strict=True))
+    assert spreads["gemm_memory"] ** 2 == pytest.approx(content["covariance"][0][0])
+    assert spreads["residual[27]"] ** 2 == pytest.approx(content["covariance"][-1][-1])
+    assert spreads["expert_spread"] == PRIOR_WIDTHS.expert_spread
+    assert found.scatter == content["scatter"]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_label_that_a_covariance_lacks_has_its_priors_variance(tmp_path, seed):
-    shipped = load_fit("vllm-h100")
-    names, known = labels(), shipped.covariance
+    before = load_fit(OF_OLD)
+    names, known = labels(), before.covariance
     order = (
         np.arange(len(names))
         if seed is None
@@ -252,7 +258,7 @@ def test_a_label_that_a_covariance_lacks_has_its_priors_variance(tmp_path, seed)
     )
     lacking = ("handover", "residual[3]")
     kept = [place for place in order.tolist() if names[place] not in lacking]
-    content = json.loads((data.folder("fits") / "vllm-h100.json").read_text())
+    content = json.loads(OF_OLD.read_text()) | {"schema_version": 2}
     content["covariance"] = {
         "labels": [names[place] for place in kept],
         "rows": known[np.ix_(kept, kept)].tolist(),
@@ -260,7 +266,7 @@ def test_a_label_that_a_covariance_lacks_has_its_priors_variance(tmp_path, seed)
     path = tmp_path / "fit.json"
     path.write_text(json.dumps(content))
     found = load_fit(path)
-    assert flat(found.corrections).tolist() == flat(shipped.corrections).tolist()
+    assert flat(found.corrections).tolist() == flat(before.corrections).tolist()
     priors = flat(PRIOR_WIDTHS)
     for name in lacking:
         place = names.index(name)
@@ -310,7 +316,7 @@ def test_intervals_know_that_a_load_may_be_above_capacity(outcome, tmp_path):
 
 
 def test_what_carries_over_to_another_gpu():
-    known = load_fit("vllm-h100")
+    known = load_fit(OF_OLD)
     carried = known.on("a100_sxm")
     assert known.on("h100_sxm") is known
     assert carried.corrections.gemm_memory == 0

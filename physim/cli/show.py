@@ -203,7 +203,7 @@ def _print_fit(known: Fit) -> None:
         if getattr(known, key):
             console.print(f"{key}: {_plain(getattr(known, key))}")
     for key, value in known.record.items():
-        if key not in ("losses", "left_out", "distrusted"):
+        if value and key not in ("losses", "left_out", "distrusted"):
             console.print(f"{key}: {_plain(value)}")
 
 
@@ -212,9 +212,13 @@ def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+        return ", ".join(
+            f"{key} ({_plain(entry)})" if isinstance(entry, dict) else f"{key} {_plain(entry)}"
+            for key, entry in value.items()
+        )
     if isinstance(value, list | tuple):
-        return " to ".join(map(_plain, value)) if len(value) == 2 else ", ".join(map(_plain, value))
+        a_range = len(value) == 2 and all(isinstance(end, int | float) for end in value)
+        return (" to " if a_range else ", ").join(map(_plain, value))
     return str(value)
 
 

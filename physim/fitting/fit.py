@@ -115,7 +115,7 @@ def fit(
         "frozen": list(frozen),
         "prior_scale": prior_scale,
         "seed": seed,
-        "held_back": asdict(shrunk),
+        "shrinkage": asdict(shrunk),
     }
     return concluded(observed, problem, parameters, losses, name, record, shrunk)
 

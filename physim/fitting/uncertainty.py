@@ -33,7 +33,8 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
     """Scatter of rows that a fit has not seen: of a campaign, a model, a workload, an experiment.
 
     For each metric the largest of these: nine of ten rows are within their interval whichever of
-    them is new.
+    them is new. Of what there is but one, nothing can be said: rows of one campaign do not tell how
+    far another is off.
 
     Args:
         problem: The problem.
@@ -44,10 +45,10 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
     campaigns = groups(rows, "campaign")
     counts = {name: np.count_nonzero(np.array(campaigns) == name) for name in set(campaigns)}
     weight = np.array([1.0 / counts[name] for name in campaigns])
-    found = [
-        scatter(*left_out(problem, parameters, groups(rows, kind)), known, weight)
-        for kind in ("campaign", "model", "workload", "experiment")
-    ]
+    members = [groups(rows, kind) for kind in ("campaign", "model", "workload", "experiment")]
+    # Without the only group of a kind there is no fit.
+    several = [one for one in members if len(set(one)) > 1] or members[-1:]
+    found = [scatter(*left_out(problem, parameters, one), known, weight) for one in several]
     return {metric: max(one[metric] for one in found) for metric in METRICS}
 
 

@@ -198,11 +198,12 @@ def _decode_seconds(
     context = attended / _divisor(requests)
     log_seconds = along(along(row.log_seconds, CONTEXT, context), REQUESTS, requests)
     seconds = jnp.maximum(jnp.exp(log_seconds), row.bound(requests, attended))
-    # What the fluid leaves of an engine that is idle is no request, and has no long context.
+    # What little the fluid leaves of an engine that is idle has no long context.
     met = attended / jnp.maximum(requests, 1e-6)
     longer = jnp.log(jnp.maximum(met, 1.0) / _CONTEXT_OF_CORRECTION)
     factor = jnp.exp(row.correction @ theta + row.exponent @ theta * longer)
-    return jnp.where(requests > 0, row.count * seconds * factor, 0.0)
+    # Of less than one request, as a fluid has of an engine that is idle, so many steps have one.
+    return row.count * seconds * factor * jnp.minimum(requests, 1.0)
 
 
 def _prefill_seconds(
