@@ -25,13 +25,7 @@ def pictures(content):
     return [output for output in outputs(content) if "image/png" in output.get("data", {})]
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Where the notebooks' kernels share what they compile, as runs of the command line do."""
-    return tmp_path_factory.mktemp("compiled")
-
-
-def run(name, tmp_path, monkeypatch, compiled):
+def run(name, tmp_path, monkeypatch):
     """Executes a notebook beside the files that it reads."""
     nbclient = pytest.importorskip("nbclient", reason="needs the extra `test`")
     place = tmp_path / "docs" / "notebooks"
@@ -40,8 +34,6 @@ def run(name, tmp_path, monkeypatch, compiled):
     for table in FOLDER.glob("*.csv"):
         shutil.copy(table, place)
     monkeypatch.setenv("JAX_ENABLE_X64", "0")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compiled))
-    monkeypatch.setenv("EQX_ON_ERROR", "nan")
     content = read(name)
     nbclient.NotebookClient(
         content, timeout=300, kernel_name="python3", resources={"metadata": {"path": place}}
@@ -63,15 +55,15 @@ def test_a_notebook_holds_its_outputs(name):
 @pytest.mark.parametrize("name", NAMES)
 # A kernel that is shut down leaves its sockets to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_a_notebook_runs(name, tmp_path, monkeypatch, compiled):
+def test_a_notebook_runs(name, tmp_path, monkeypatch):
     monkeypatch.delenv("PHYSIM_RUNS", raising=False)
-    assert len(pictures(run(name, tmp_path, monkeypatch, compiled))) == len(pictures(read(name)))
+    assert len(pictures(run(name, tmp_path, monkeypatch))) == len(pictures(read(name)))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_the_notebook_on_fitting_runs_on_measured_runs(
-    tmp_path, monkeypatch, compiled, ground_truth
+    tmp_path, monkeypatch, ground_truth
 ):
     runs = pd.read_csv(ground_truth / "trainval.csv")
     dense = runs[~runs["model"].str.contains("Scout|70B") & (runs["stage"] >= 0)]
@@ -79,4 +71,4 @@ def test_the_notebook_on_fitting_runs_on_measured_runs(
     table = tmp_path / "six.csv"
     dense[dense["experiment"].isin(six)].to_csv(table, index=False)
     monkeypatch.setenv("PHYSIM_RUNS", str(table))
-    assert pictures(run("fit_your_hardware", tmp_path, monkeypatch, compiled))
+    assert pictures(run("fit_your_hardware", tmp_path, monkeypatch))
