@@ -188,9 +188,12 @@ def model():
     return physim.step_model("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
 
 
-def test_tabulated_step_times_are_the_models(model):
-    times = ModelStepTimes(model, 256, 2048, 4000)
+@pytest.fixture(scope="module")
+def times(model):
+    return ModelStepTimes(model, 256, 2048, 4000)
 
+
+def test_tabulated_step_times_are_the_models(model, times):
     @jax.jit
     def exact(decode_context, **sums):
         batch = physim.Batch(tokens_each=1.0, attended=jnp.array([decode_context]), **sums)
@@ -230,16 +233,12 @@ def test_tabulated_step_times_are_the_models(model):
 
 @given(requests=st.integers(1, 256), mean=st.floats(2, 3000), until=st.floats(1e-4, 3))
 @settings(max_examples=200)
-def test_a_run_ends_with_the_step_that_reaches_its_time(model, requests, mean, until):
-    times = TABLES.setdefault("times", ModelStepTimes(model, 256, 2048, 4000))
+def test_a_run_ends_with_the_step_that_reaches_its_time(times, requests, mean, until):
     context = int(requests * mean)
     steps, seconds, last = times.decode(requests, context, 400, until)
     assert 1 <= steps <= 400
     assert steps == 400 or seconds >= until * (1 - 1e-12)
     assert steps == 1 or seconds - last < until * (1 + 1e-12)
-
-
-TABLES: dict[str, ModelStepTimes] = {}
 
 
 def test_blended_steps_are_not_replayed():
