@@ -7,39 +7,34 @@ import shutil
 import tempfile
 from pathlib import Path
 
-# Workers, commands and notebooks' kernels share what they compile. What raises errors while it runs
-# cannot be kept, so solvers give no number instead, as in the command line.
-_COMPILED = "physim-tests-"
+# Most of the time goes to compiling, so little is optimised, and workers, commands and notebooks
+# share what they compile. What raises errors while it runs cannot be shared, so solvers give no
+# number instead, as in the command line.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix=_COMPILED)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="physim-tests-")
+    os.environ["XLA_FLAGS"] = " ".join(
+        [
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+        ]
+    )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 os.environ["EQX_ON_ERROR"] = "nan"
 
-import hypothesis  # noqa: E402
-import jax  # noqa: E402
-import pytest  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
+import hypothesis
+import jax
+import pytest
+from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
-
-# Most of the time goes to compiling. Only here: commands that tests start run as elsewhere.
-_flags = os.environ.get("XLA_FLAGS")
-os.environ["XLA_FLAGS"] = (
-    f"{_flags or ''} --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true"
-)
-jax.devices()
-if _flags is None:
-    del os.environ["XLA_FLAGS"]
-else:
-    os.environ["XLA_FLAGS"] = _flags
 
 # The first example of a test may compile.
 hypothesis.settings.register_profile("physim", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("physim")
 
 _hook = install_import_hook("physim", "typechecking.check")
-
 
 
 def pytest_unconfigure() -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,22 +24,6 @@ def pictures(content):
     return [output for output in outputs(content) if "image/png" in output.get("data", {})]
 
 
-def run(name, tmp_path, monkeypatch):
-    """Executes a notebook beside the files that it reads."""
-    nbclient = pytest.importorskip("nbclient", reason="needs the extra `test`")
-    place = tmp_path / "docs" / "notebooks"
-    place.mkdir(parents=True)
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
-    for table in FOLDER.glob("*.csv"):
-        shutil.copy(table, place)
-    monkeypatch.setenv("JAX_ENABLE_X64", "0")
-    content = read(name)
-    nbclient.NotebookClient(
-        content, timeout=300, kernel_name="python3", resources={"metadata": {"path": place}}
-    ).execute(env=dict(os.environ))
-    return content
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_holds_its_outputs(name):
     content = read(name)
@@ -56,19 +39,17 @@ def test_a_notebook_holds_its_outputs(name):
 # A kernel that is shut down leaves its sockets to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="needs the extra `test`")
+    # Beside the files that it reads.
+    place = tmp_path / "docs" / "notebooks"
+    place.mkdir(parents=True)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for table in FOLDER.glob("*.csv"):
+        shutil.copy(table, place)
+    monkeypatch.setenv("JAX_ENABLE_X64", "0")
     monkeypatch.delenv("PHYSIM_RUNS", raising=False)
-    assert len(pictures(run(name, tmp_path, monkeypatch))) == len(pictures(read(name)))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
-def test_the_notebook_on_fitting_runs_on_measured_runs(
-    tmp_path, monkeypatch, ground_truth
-):
-    runs = pd.read_csv(ground_truth / "trainval.csv")
-    dense = runs[~runs["model"].str.contains("Scout|70B") & (runs["stage"] >= 0)]
-    six = dense["experiment"].drop_duplicates().head(6)
-    table = tmp_path / "six.csv"
-    dense[dense["experiment"].isin(six)].to_csv(table, index=False)
-    monkeypatch.setenv("PHYSIM_RUNS", str(table))
-    assert pictures(run("fit_your_hardware", tmp_path, monkeypatch))
+    content = read(name)
+    nbclient.NotebookClient(
+        content, timeout=300, kernel_name="python3", resources={"metadata": {"path": place}}
+    ).execute(env=dict(os.environ))
+    assert len(pictures(content)) == len(pictures(read(name)))
