@@ -392,6 +392,14 @@ def test_crossval_refuses_what_it_cannot_do(runs):
         crossval([runs], "model", methods=("magic",))
 
 
+def test_a_package_that_is_missing_is_said_before_the_work(runs, monkeypatch):
+    monkeypatch.setattr("physim.validation.baselines.find_spec", lambda _: None)
+    started = []
+    with pytest.raises(InputError, match="needs scikit-learn"):
+        crossval([runs], methods=("physim", "boosted"), progress=lambda *fold: started.append(fold))
+    assert not started
+
+
 @pytest.fixture
 def trace(runs, tmp_path):
     """A hundred consecutive steps of one of the runs, as long as the truth makes them."""

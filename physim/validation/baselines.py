@@ -7,6 +7,7 @@ to have seen and has not are predicted from all others together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -102,17 +103,9 @@ def ridge(observed: Observed, seen: Rows) -> Logs:
 
 
 def boosted(observed: Observed, seen: Rows) -> Logs:
-    """Boosted trees on the load and the model's size, for each metric.
+    """Boosted trees on the load and the model's size, for each metric."""
+    from sklearn.ensemble import GradientBoostingRegressor
 
-    Raises:
-        InputError: scikit-learn is not installed.
-    """
-    try:
-        from sklearn.ensemble import GradientBoostingRegressor
-    except ImportError as error:
-        raise InputError(
-            "method boosted", "needs scikit-learn", "pip install 'physim-llm[baselines]'"
-        ) from error
     weights = np.array([case.deployment.weight_bytes for case in observed.cases])
     tp = observed.column("tp").astype(float)
     design = np.column_stack([np.log(_loads(observed)[:, 1:]), np.log(weights), tp])
@@ -129,3 +122,18 @@ BASELINES: Mapping[str, Callable[[Observed, Rows], Logs]] = {
     "ridge": ridge,
     "boosted": boosted,
 }
+
+
+def require_packages(method: str) -> None:
+    """Refuses a method whose package is missing, before others have done their work.
+
+    Args:
+        method: One of `BASELINES`, or any other.
+
+    Raises:
+        InputError: scikit-learn is not installed, and boosted trees are asked for.
+    """
+    if method == "boosted" and find_spec("sklearn") is None:
+        raise InputError(
+            "method boosted", "needs scikit-learn", "pip install 'physim-llm[baselines]'"
+        )

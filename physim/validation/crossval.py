@@ -21,7 +21,7 @@ from physim.fitting.shrinkage import shrinkage
 from physim.fitting.step_cycles import Cycles, observe_steps
 from physim.fitting.uncertainty import covariance, unseen
 from physim.validation.ablations import ABLATIONS, BLENDS, ablated
-from physim.validation.baselines import BASELINES
+from physim.validation.baselines import BASELINES, require_packages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,6 +96,7 @@ def crossval(
     for method in methods:
         if method not in known:
             raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(known)}")
+        require_packages(method)
     observed = observe(tables, where)
     folds = groups(observed.rows, leave_out)
     if len(set(folds)) < 2:
