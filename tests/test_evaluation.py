@@ -131,12 +131,7 @@ def test_one_output_token_has_no_itl(tmp_path):
 def test_where(tmp_path):
     path = table(tmp_path, {}, {"experiment": "two", "tp": 2})
     assert len(physim.evaluate([path], where="tp == 2").rows) == 1
-    with pytest.raises(InputError, match="is not an expression over the columns"):
-        physim.evaluate([path], where="speed > 2")
-    for no_condition in ("tp", "tp + 1", "1"):
-        with pytest.raises(InputError, match="is not a condition on rows"):
-            physim.evaluate([path], where=no_condition)
-    with pytest.raises(InputError, match="holds for no row"):
+    with pytest.raises(InputError, match="where 'tp == 99': holds for no row; relax it"):
         physim.evaluate([path], where="tp == 99")
 
 

@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
-from physim.measured.runs_csv import Row, case_of, filtered, measured, read_table, stages_of
+from physim.measured.condition import filtered
+from physim.measured.runs_csv import Row, case_of, measured, read_table, stages_of
 from physim.prediction.cases import Case, CaseArrays
 from physim.prediction.many import predict_cases
 from physim.types import AnyArray

@@ -160,26 +160,6 @@ def _place(path: Path, number: Hashable, column: str) -> str:
     return f"{path}, line {int(str(number)) + 2}: {column}"
 
 
-def filtered(frame: pd.DataFrame, where: str) -> pd.DataFrame:
-    """The rows for which a condition over the columns holds.
-
-    Raises:
-        InputError: The condition is none, or holds for no row.
-    """
-    place, columns = f"where {where!r}", f"columns: {', '.join(map(str, frame.columns))}"
-    try:
-        holds: Any = frame.eval(where)
-    except Exception as error:  # the expression is the user's, and pandas raises many types
-        raise InputError(
-            place, f"is not an expression over the columns ({error})", columns
-        ) from error
-    if getattr(holds, "shape", None) != (len(frame),) or holds.dtype != bool:
-        raise InputError(place, "is not a condition on rows", 'write one such as "tp == 2"')
-    if not holds.any():
-        raise InputError(place, "holds for no row", "relax it")
-    return frame.loc[holds]
-
-
 def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     """A run's rows as a case: its stages in order, or its overall row if it has no other.
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.measured.condition import filtered
 from physim.measured.runs_csv import (
     WHOLE_RUN,
     Row,
     case_of,
-    filtered,
     measured,
     read_table,
     stages_of,
