@@ -47,7 +47,7 @@ def options(row: Row) -> Row:
         "prefixes": max(int(row["prompt_groups"] * (row.get("prompts_per_group") or 1)), 1)
         if cached
         else 1,
-        "arrival": row["arrival"],
+        "arrival": row["arrival"] if clients is None else None,
         "engine_version": row.get("engine_version"),
         "sampling": row.get("sampling") or "unknown",
         "async_scheduling": row.get("async_scheduling"),

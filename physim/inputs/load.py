@@ -58,7 +58,7 @@ class Load:
         rate: Arrivals per second (open loop).
         concurrency: Clients that send the next request when the last is answered (closed loop).
         cached_tokens: Prompt tokens that are found in the prefix cache.
-        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, or ``gamma``.
+        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, or ``gamma``; not for clients.
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
             less is burstier.
         stages: Rates that follow one another, instead of one rate without end.
@@ -115,6 +115,12 @@ class Load:
         if self.arrival not in ARRIVALS:
             raise InputError(
                 "arrival", f"{self.arrival!r} is unknown", f"use one of {', '.join(ARRIVALS)}"
+            )
+        if self.concurrency is not None and (self.arrival != "constant" or self.burstiness != 1.0):
+            raise InputError(
+                "arrival",
+                "says nothing of clients, who send when they are answered",
+                "leave it out, with its burstiness",
             )
         if self.requests is not None and self.stages:
             raise InputError("requests", "are set by the stages", "leave one of the two out")

@@ -195,7 +195,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         concurrency=clients,
         requests=int(requests) if clients and requests else None,
         cached_tokens=cached_tokens(row, deployment.block_size),
-        arrival=row["arrival"],
+        arrival="constant" if clients else row["arrival"],
         stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
         prefixes=max(int(row["prompt_groups"] * (number_of(row, "prompts_per_group") or 1)), 1),
         timeout_s=timeout_s,
