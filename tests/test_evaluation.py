@@ -7,7 +7,7 @@ import pytest
 
 import physim
 from physim.errors import InputError
-from physim.measured.runs_csv import cached_tokens
+from physim.measured.runs_csv import cached_tokens, case_of, read_table
 
 ROW = {
     "experiment": "run",
@@ -138,18 +138,66 @@ def test_where(tmp_path):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"rate_rps": float("nan")}, "line 3: rate_rps: nan is not a number"),
-        ({"rate_rps": 0.0}, "line 3: rate_rps: 0 is not positive"),
-        ({"rate_rps": -2.0}, "line 3: rate_rps: -2 is not positive"),
+        ({"rate_rps": float("nan")}, "line 3: rate_rps: is empty; fill it in"),
+        ({"rate_rps": 0.0}, "line 3: rate_rps: 0.0 is not positive"),
+        ({"rate_rps": -2.0}, "line 3: rate_rps: -2.0 is not positive"),
         ({"output_len": "many"}, "line 3: output_len: many is not a number"),
         ({"e2e_mean": float("inf")}, "line 3: e2e_mean"),
         ({"model": None}, "line 3: model: is empty"),
+        ({"model": "  "}, "line 3: model: is empty"),
+        ({"tp": 1.9}, "line 3: tp: 1.9 is not a whole number"),
+        ({"stage": "first"}, "line 3: stage: first is not a whole number"),
+        ({"stage": -2}, "line 3: stage: -2 is below -1"),
+        ({"max_num_seqs": "9" * 5000}, "line 3: max_num_seqs: 999"),
+        ({"gpu_memory_utilization": 90}, "line 3: gpu_memory_utilization: 90"),
+        ({"prefix_caching": "maybe"}, "line 3: prefix_caching: maybe is neither true nor false"),
+        ({"prefix_caching": ""}, "line 3: prefix_caching: is empty"),
+        ({"async_scheduling": "2"}, "line 3: async_scheduling: 2 is neither true nor false"),
+        ({"prompt_groups": -1}, "line 3: prompt_groups: -1 is below 0"),
+        ({"arrival": "bursty"}, "line 3: arrival: bursty is unknown; use one of 'constant'"),
+        ({"input_len_mean": 0.5}, "line 3: input_len_mean: 0.5 is below 1"),
+        ({"output_len_std": -3}, "line 3: output_len_std: -3"),
+        ({"n_failed": -1}, "line 3: n_failed: -1"),
+        ({"ttft_mean": 0.0}, "line 3: ttft_mean: 0.0 is not positive"),
+        ({"ttft_mean": 3.0}, "line 3: e2e_mean: 2 s is less than ttft_mean, 3 s"),
+        ({"ttft_mean": 20, "e2e_mean": 2000}, "e2e_mean: makes 8.02 s a token; times are in sec"),
+        ({"itl_mean": 8.0}, "line 3: itl_mean: makes 8 s a token"),
     ],
 )
 def test_bad_values_name_their_place(tmp_path, change, complaint):
     with pytest.raises(InputError, match=r"runs\.csv") as caught:
         physim.evaluate([table(tmp_path, {}, change)])
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["no", "off", "False", "FALSE", "0", " false "])
+def test_prefix_caching_that_is_off(tmp_path, text):
+    path = table(tmp_path, {}, {"experiment": "two", "prefix_caching": text})
+    on, off = (case_of([row], None).load for row in read_table(path).to_dict("records"))
+    assert (on.cached_tokens, off.cached_tokens) == (560, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"hardware": "a100_sxm"}, r"run: hardware: differs between stages \(a100_sxm, h100_sxm\)"),
+        ({"max_num_seqs": 64}, "run: max_num_seqs: differs between stages"),
+        ({"prefix_caching": False}, "run: prefix_caching: differs between stages"),
+        (
+            {"engine_version": "0.11.0"},
+            r"run: engine_version: differs between stages \(0.11.0, None",
+        ),
+    ],
+)
+def test_stages_of_a_run_share_a_server(tmp_path, change, complaint):
+    rows = read_table(table(tmp_path, {}, {"stage": 1, **change})).to_dict("records")
+    with pytest.raises(InputError, match=complaint):
+        case_of(rows, None)
+
+
+def test_a_stage_is_there_once(tmp_path):
+    with pytest.raises(InputError, match="line 3: stage: 0 of 'run' is there twice"):
+        physim.evaluate([table(tmp_path, {}, {"ttft_mean": 0.03})])
 
 
 def test_a_missing_column(tmp_path):

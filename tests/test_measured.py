@@ -120,25 +120,28 @@ def test_reports_that_the_tools_wrote():
     assert (first.input_len_mean, first.duration_s) == (40.0, 4.0)
 
 
-def test_guidellm(tmp_path):
+def benchmark(strategy):
+    """As GuideLLM nests it."""
+
     def by_status(mean):
         return {"successful": {"mean": mean, "percentiles": {"p50": mean}}, "errored": {"mean": 0}}
 
-    def benchmark(strategy):
-        return {
-            "type_": "generative_benchmark",
-            "config": {"strategy": strategy},
-            "duration": 60.0,
-            "metrics": {
-                "request_totals": {"successful": 118, "errored": 2, "incomplete": 0, "total": 120},
-                "requests_per_second": by_status(1.97),
-                "request_latency": by_status(2.0),
-                "prompt_token_count": by_status(512.0),
-                "output_token_count": by_status(128.0),
-                "time_to_first_token_ms": by_status(40.0),
-            },
-        }
+    return {
+        "type_": "generative_benchmark",
+        "config": {"strategy": strategy},
+        "duration": 60.0,
+        "metrics": {
+            "request_totals": {"successful": 118, "errored": 2, "incomplete": 0, "total": 120},
+            "requests_per_second": by_status(1.97),
+            "request_latency": by_status(2.0),
+            "prompt_token_count": by_status(512.0),
+            "output_token_count": by_status(128.0),
+            "time_to_first_token_ms": by_status(40.0),
+        },
+    }
 
+
+def test_guidellm(tmp_path):
     path = tmp_path / "benchmarks.json"
     strategies = ({"type_": "poisson", "rate": 2.0}, {"type_": "concurrent", "streams": 4})
     path.write_text(json.dumps({"benchmarks": [benchmark(one) for one in strategies]}))
@@ -157,33 +160,35 @@ def test_guidellm(tmp_path):
         guidellm.read(path)
 
 
+RESULT = {
+    "backend": "vllm",
+    "model_id": "Qwen/Qwen3-8B",
+    "request_rate": 4.0,
+    "burstiness": 1.0,
+    "max_concurrency": None,
+    "duration": 27.0,
+    "completed": 100,
+    "failed": 0,
+    "total_input_tokens": 51200,
+    "total_output_tokens": 12800,
+    "request_throughput": 3.7,
+    "mean_ttft_ms": 30.0,
+    "mean_tpot_ms": 8.0,
+}
+
+
 def test_vllm_bench(tmp_path):
-    result = {
-        "backend": "vllm",
-        "model_id": "Qwen/Qwen3-8B",
-        "request_rate": 4.0,
-        "burstiness": 1.0,
-        "max_concurrency": None,
-        "duration": 27.0,
-        "completed": 100,
-        "failed": 0,
-        "total_input_tokens": 51200,
-        "total_output_tokens": 12800,
-        "request_throughput": 3.7,
-        "mean_ttft_ms": 30.0,
-        "mean_tpot_ms": 8.0,
-    }
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(result))
+    path.write_text(json.dumps(RESULT))
     (stage,) = vllm_bench.read(path)
     assert (stage.arrival, stage.rate_rps, stage.duration_s) == ("poisson", 4.0, 25.0)
     assert stage.e2e_mean == pytest.approx(0.030 + 127 * 0.008)
-    path.write_text(json.dumps({**result, "mean_e2el_ms": 1100.0, "request_rate": "inf"}))
+    path.write_text(json.dumps({**RESULT, "mean_e2el_ms": 1100.0, "request_rate": "inf"}))
     (stage,) = vllm_bench.read(path)
     assert (stage.rate_rps, stage.e2e_mean) == (3.7, 1.1)
     assert stage.concurrency is None
     assert "achieved" in stage.note
-    clients = {**result, "request_rate": "inf", "max_concurrency": 8}
+    clients = {**RESULT, "request_rate": "inf", "max_concurrency": 8}
     path.write_text(json.dumps(clients))
     (stage,) = vllm_bench.read(path)
     assert (stage.concurrency, stage.output_len_std, stage.note) == (8.0, 0.0, "")
@@ -192,7 +197,7 @@ def test_vllm_bench(tmp_path):
     assert vllm_bench.read(path)[0].output_len_std == pytest.approx(12.85)
     path.write_text(json.dumps({**clients, "output_lens": [100, 156]}))
     assert vllm_bench.read(path)[0].output_len_std == 28.0
-    path.write_text(json.dumps({**result, "completed": 0}))
+    path.write_text(json.dumps({**RESULT, "completed": 0}))
     with pytest.raises(InputError, match="no request was answered"):
         vllm_bench.read(path)
 
@@ -223,6 +228,57 @@ def test_blis_trace(tmp_path):
     header.write_text("trace_version: 2\ntime_unit: microseconds\n")
     with pytest.raises(InputError, match="trace_version: 2 is unknown"):
         blis_trace.read(path)
+
+
+STAGE = "stage_0_lifecycle_metrics.json"
+WRONG = (0, -1, -0.5, float("nan"), float("inf"), 10**400, 1e308, True, "4", None, [], {}, [[]])
+
+
+def changed(content, value):
+    """Each way to put a value in the place of another, however deep."""
+    for key in content if isinstance(content, dict) else range(len(content)):
+        within = content[key]
+        deeper = changed(within, value) if isinstance(within, dict | list) else ()
+        for inner in (value, *deeper):
+            copy = content.copy()
+            copy[key] = inner
+            yield copy
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("inference-perf", lifecycle()),
+        ("vllm-bench", RESULT),
+        ("vllm-bench", {**RESULT, "output_lens": [100, 156], "max_concurrency": 8}),
+        ("guidellm", {"benchmarks": [benchmark({"type_": "poisson", "rate": 2.0})]}),
+        ("guidellm", {"benchmarks": [benchmark({"type_": "concurrent", "streams": 4})]}),
+    ],
+)
+def test_a_report_with_one_wrong_value_is_refused_or_makes_a_good_row(tmp_path, kind, content):
+    path = tmp_path if kind == "inference-perf" else tmp_path / "report.json"
+    file = tmp_path / STAGE if kind == "inference-perf" else path
+    refused = 0
+    for value in WRONG:
+        for report in changed(content, value):
+            file.write_text(json.dumps(report))
+            try:
+                frame = physim.read_report(kind, path, model="Qwen/Qwen3-8B", gpu="h100_sxm")
+            except InputError:
+                refused += 1
+                continue
+            write_rows(tmp_path / "runs.csv", frame)
+            (row,) = read_table(tmp_path / "runs.csv").to_dict("records")
+            assert 0 < row["ttft_mean"] <= row["e2e_mean"] <= 1e9
+            assert 0 < row["rate_rps"] <= 1e9
+    assert refused > 50
+
+
+def test_rows_that_are_there_stay_as_they_are(tmp_path):
+    path = tmp_path / "runs.csv"
+    write_rows(path, pd.DataFrame([{"engine_version": "0.10", "tp": 2}]))
+    write_rows(path, pd.DataFrame([{"engine_version": "0.9", "tp": 1}]), append=True)
+    assert path.read_text().split() == ["engine_version,tp", "0.10,2", "0.9,1"]
 
 
 def test_rows_are_a_table_that_can_be_read(tmp_path):
@@ -313,5 +369,5 @@ def test_clients_are_predicted_as_clients(tmp_path):
     (as_a_rate,) = physim.evaluate([path], fit="none").to_frame()["ttft_mean_error_pct"]
     assert as_a_rate < -40
     pd.DataFrame([{**rows[0], "concurrency": -1}]).to_csv(path, index=False)
-    with pytest.raises(InputError, match="concurrency: -1 is not positive"):
+    with pytest.raises(InputError, match="concurrency: -1 is below 1"):
         physim.evaluate([path])

@@ -17,7 +17,8 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
 from physim.measured.condition import filtered
-from physim.measured.runs_csv import Row, case_of, measured, read_table, stages_of
+from physim.measured.runs_csv import case_of, measured, read_table, stages_of
+from physim.measured.schema import Row
 from physim.prediction.cases import Case, CaseArrays
 from physim.prediction.many import predict_cases
 from physim.types import AnyArray

@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 from physim.corrections.fields import CORRECTIONS, labels
 from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, NOISE, groups
-from physim.measured.runs_csv import Row
+from physim.measured.schema import Row
 
 # What a group may be, coarse to fine: the coarsest of which there are enough is held back.
 HELD_BACK = ("campaign", "model", "experiment")

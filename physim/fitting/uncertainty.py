@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from physim.corrections.files import TWO_SIDED_90
 from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, NOISE, groups
-from physim.measured.runs_csv import Row
+from physim.measured.schema import Row
 
 # The least scatter: repeated runs of one experiment differ by so much.
 _LEAST_SCATTER = 0.005

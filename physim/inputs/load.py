@@ -58,7 +58,8 @@ class Load:
         rate: Arrivals per second (open loop).
         concurrency: Clients that send the next request when the last is answered (closed loop).
         cached_tokens: Prompt tokens that are found in the prefix cache.
-        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, or ``gamma``; not for clients.
+        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, or ``gamma``; of clients
+            it says nothing.
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
             less is burstier.
         stages: Rates that follow one another, instead of one rate without end.

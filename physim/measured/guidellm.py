@@ -8,7 +8,7 @@ from typing import Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, number
+from physim.measured.stage_report import StageReport, count, number, number_if_given
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
@@ -36,29 +36,33 @@ def _stage(stage: int, benchmark: Any, where: str, output_len: float | None) -> 
     metrics = benchmark.get("metrics") if isinstance(benchmark, Mapping) else None
     if not isinstance(metrics, Mapping):
         raise InputError(f"{where}.metrics", "is missing", "pass GuideLLM's JSON report")
-    strategy = (benchmark.get("config") or {}).get("strategy") or {}
-    kind = str(strategy.get("type_", "constant"))
+    config = benchmark.get("config")
+    strategy = config.get("strategy") if isinstance(config, Mapping) else None
+    kind = str(strategy.get("type_", "constant")) if isinstance(strategy, Mapping) else "constant"
     achieved = number(metrics, where, "requests_per_second", "successful", "mean")
-    rate = strategy.get("rate")
-    paced = kind in ("constant", "poisson") and isinstance(rate, int | float) and rate > 0
-    streams = {"concurrent": strategy.get("streams"), "synchronous": 1}.get(kind)
-    clients = float(streams) if isinstance(streams, int | float) and streams >= 1 else None
-    spread = metrics.get("output_token_count", {}).get("successful", {}).get("std_dev")
-    offered = float(rate) if paced else achieved  # type: ignore[arg-type]
+    rate = clients = None
+    if kind == "synchronous":
+        clients = 1.0
+    elif kind == "concurrent":
+        clients = number(strategy, where, "streams")
+    elif strategy and kind in ("constant", "poisson"):
+        rate = number(strategy, where, "rate")
     return StageReport(
         stage=stage,
-        rate_rps=offered,
+        rate_rps=rate or achieved,
         duration_s=number(benchmark, where, "duration"),
         arrival="poisson" if kind == "poisson" else "constant",
         input_len_mean=number(metrics, where, "prompt_token_count", "successful", "mean"),
         output_len=output_len or number(metrics, where, "output_token_count", "successful", "mean"),
         ttft_mean=number(metrics, where, "time_to_first_token_ms", "successful", "mean") / 1e3,
         e2e_mean=number(metrics, where, "request_latency", "successful", "mean"),
-        n_success=int(number(metrics, where, "request_totals", "successful")),
-        n_failed=int(number(metrics, where, "request_totals", "errored")),
+        n_success=count(metrics, where, "request_totals", "successful"),
+        n_failed=count(metrics, where, "request_totals", "errored"),
         note=""
-        if paced or clients
+        if rate or clients
         else f"{kind} load: it enters with the {achieved:.3g}/s that it achieved",
         concurrency=clients,
-        output_len_std=float(spread) if isinstance(spread, int | float) else None,
+        output_len_std=number_if_given(
+            metrics, where, "output_token_count", "successful", "std_dev"
+        ),
     )

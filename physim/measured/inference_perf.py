@@ -13,7 +13,7 @@ from typing import Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, number
+from physim.measured.stage_report import StageReport, count, number, number_if_given
 
 _NAME = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 # Chunks of a token from which on, and up to which, a server is taken to send two of each.
@@ -56,19 +56,19 @@ def _stage(stage: int, path: Path, output_len: float | None) -> StageReport:
     e2e = number(successes, where, "latency", "request_latency", "mean")
     generated = output_len or _tokens(successes, where, "output")
     rate = number(report, where, "load_summary", "requested_rate")
-    count = number(report, where, "load_summary", "count")
+    sent = number(report, where, "load_summary", "count")
     return StageReport(
         stage=stage,
         rate_rps=rate,
-        duration_s=count / rate,
+        duration_s=sent / rate,
         arrival="constant",
         input_len_mean=_tokens(successes, where, "prompt"),
         output_len=generated,
         ttft_mean=ttft,
         e2e_mean=e2e,
-        n_success=int(number(successes, where, "count")),
-        n_failed=int(number(report, where, "failures", "count")),
-        note=_chunks(successes, ttft, e2e, generated),
+        n_success=count(successes, where, "count"),
+        n_failed=count(report, where, "failures", "count"),
+        note=_chunks(successes, where, ttft, e2e, generated),
     )
 
 
@@ -80,11 +80,12 @@ def _tokens(successes: Mapping[str, Any], where: str, side: str) -> float:
     return number(successes, where, f"{side}_len", "mean")
 
 
-def _chunks(successes: Mapping[str, Any], ttft: float, e2e: float, generated: float) -> str:
+def _chunks(
+    successes: Mapping[str, Any], where: str, ttft: float, e2e: float, generated: float
+) -> str:
     """What the gap between chunks says of how many a token has."""
-    gap = successes["latency"].get("inter_token_latency")
-    mean = gap.get("mean") if isinstance(gap, Mapping) else None
-    if not isinstance(mean, int | float) or mean <= 0 or generated <= 1:
+    mean = number_if_given(successes, where, "latency", "inter_token_latency", "mean") or 0.0
+    if mean <= 0 or generated <= 1:
         return ""
     each = (e2e - ttft) / mean / (generated - 1)
     if _TWO_CHUNKS[0] <= each <= _TWO_CHUNKS[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,11 @@ def read_report(
     """
     import pandas as pd
 
+    if output_tokens is not None and not 1 <= output_tokens < math.inf:
+        raise InputError("output", f"{output_tokens} is below 1 or no number", "correct it")
     if kind not in FORMATS:
         raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
     load_model(model)
     about = Server(experiment or Path(path).stem, model, load_hardware(gpu).key, **server)
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
-    return pd.DataFrame(rows(about, reader.read(Path(path), output_tokens)))
+    return pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
@@ -13,6 +13,7 @@ from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
+from physim.measured.schema import COLUMNS, REQUIRED, SHARED, Row, checked
 from physim.prediction.cases import Case
 
 if TYPE_CHECKING:
@@ -20,64 +21,46 @@ if TYPE_CHECKING:
 
 WHOLE_RUN = -1
 
-Row = Mapping[Hashable, Any]
-
-_TEXT = ("experiment", "model", "hardware", "arrival")
-_POSITIVE = (
-    "tp",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "rate_rps",
-    "duration_s",
-    "input_len_mean",
-    "output_len",
-)
-# What may be measured; a row has both of the first, or the third.
 _MEASURED = ("ttft_mean", "e2e_mean", "itl_mean")
-_POSITIVE_IF_GIVEN = ("concurrency", "requests", *_MEASURED)
-_SPREADS = ("input_len_std", "output_len_std")
-_REQUIRED = (*_TEXT, "stage", *_POSITIVE, "prefix_caching", "prompt_groups")
 
 
 def read_table(path: Path) -> pd.DataFrame:
     """A table of measured rows, checked; ``table`` is added, the file's path.
 
     Raises:
-        InputError: The file cannot be read, lacks a column, or holds a value that is missing or
-            not positive where it has to be.
+        InputError: The file cannot be read, lacks a column, or holds a value that is missing, out
+            of range or in contradiction with another, or a stage twice.
     """
     import pandas as pd
 
     try:
-        # Versions are no numbers: 0.10 is not 0.1.
-        frame = pd.read_csv(path, dtype={"engine_version": "string"})
+        # As text, for what a value is meant to be is the schema's to say: 0.10 is a version.
+        frame = pd.read_csv(path, dtype=dict.fromkeys(COLUMNS, object))
     except OSError as error:
         raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
         raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
-    missing = [column for column in _REQUIRED if column not in frame]
+    missing = [column for column in REQUIRED if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    for column in ("stage", "prompt_groups", *_POSITIVE):
-        _check(frame, column, path, positive=column in _POSITIVE)
-    for column in _TEXT:
-        for number, value in enumerate(frame[column]):
-            if not isinstance(value, str):
-                raise InputError(_place(path, number, column), "is empty", "fill it in")
-    for column in (*_POSITIVE_IF_GIVEN, *_SPREADS):
-        if column in frame:
-            given = frame[frame[column].notna()]
-            _check(given, column, path, positive=column not in _SPREADS)
-        elif column in _MEASURED:
-            frame[column] = math.nan
-    _check_measured(frame, path)
+    rows = checked(frame.to_dict("records"), lambda number: _place(path, number))
+    for column in COLUMNS:
+        if column in frame or column in _MEASURED:
+            values = [getattr(row, column) for row in rows]
+            frame[column] = [math.nan if value is None else value for value in values]
+    again = frame.duplicated(["experiment", "stage"])
+    if again.any():
+        number = int(again.to_numpy().argmax())
+        row = rows[number]
+        raise InputError(
+            f"{_place(path, number)}: stage",
+            f"{row.stage} of {row.experiment!r} is there twice",
+            "remove one of the rows, or number the stages",
+        )
     # Stages of a rate follow one another; of clients each is a run of its own.
-    closed = [clients_of(row) is not None for row in frame.to_dict("records")]
     runs = [
-        f"{name} {stage}" if apart else name
-        for name, stage, apart in zip(frame["experiment"], frame["stage"], closed, strict=True)
+        row.experiment if row.concurrency is None else f"{row.experiment} {row.stage}"
+        for row in rows
     ]
     return frame.assign(table=str(path), run=runs)
 
@@ -102,9 +85,7 @@ def _text(row: Row, column: str) -> str | None:
 def _flag(row: Row, column: str) -> bool | None:
     """A yes or no that a row may lack."""
     value = row.get(column)
-    if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.lower())
-    return None if value is None or math.isnan(value) else bool(value)
+    return value if isinstance(value, bool) else None
 
 
 def measured(row: Row) -> dict[str, float]:
@@ -126,38 +107,9 @@ def _lengths(row: Row, mean: str, spread: str) -> Tokens:
     return Lengths.normal(float(row[mean]), std) if std else float(row[mean])
 
 
-def _check(frame: pd.DataFrame, column: str, path: Path, positive: bool) -> None:
-    import pandas as pd
-
-    values = pd.to_numeric(frame[column], errors="coerce")
-    for number, given, value in zip(frame.index, frame[column], values, strict=True):
-        if math.isnan(value) or math.isinf(value):
-            raise InputError(
-                _place(path, number, column),
-                f"{given} is not a number",
-                "fill it in or remove the row",
-            )
-        if positive and value <= 0:
-            raise InputError(
-                _place(path, number, column), f"{value:g} is not positive", "correct it"
-            )
-
-
-def _check_measured(frame: pd.DataFrame, path: Path) -> None:
-    known = frame[list(_MEASURED)].notna()
-    enough = (known["ttft_mean"] & known["e2e_mean"]) | known["itl_mean"]
-    for number, row in known[~enough].iterrows():
-        missing = "e2e_mean" if row["ttft_mean"] else "ttft_mean"
-        raise InputError(
-            _place(path, number, missing),
-            "is empty",
-            "give ttft_mean and e2e_mean, or itl_mean",
-        )
-
-
-def _place(path: Path, number: Hashable, column: str) -> str:
+def _place(path: Path, number: int) -> str:
     # Line 1 of the file is the header.
-    return f"{path}, line {int(str(number)) + 2}: {column}"
+    return f"{path}, line {number + 2}"
 
 
 def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
@@ -168,10 +120,13 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     """
     stages = stages_of(run)
     row = stages[0]
-    for column in ("tp", "input_len_mean", "output_len", "arrival", "model"):
-        if any(other[column] != row[column] for other in stages):
+    for column in SHARED:
+        values = {None if (x := other.get(column)) != x else x for other in stages}
+        if len(values) > 1:
             raise InputError(
-                f"{row['experiment']}: {column}", "differs between stages", "split the run"
+                f"{row['experiment']}: {column}",
+                f"differs between stages ({', '.join(sorted(map(str, values)))})",
+                "give each its own experiment",
             )
     kv_blocks = number_of(row, "kv_blocks")
     deployment = Deployment(

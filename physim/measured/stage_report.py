@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from physim import data
 from physim.errors import InputError
+from physim.measured.schema import checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +85,20 @@ class StageReport:
     output_len_std: float | None = None
 
 
-def rows(server: Server, reports: Sequence[StageReport]) -> list[dict[str, Any]]:
-    """Rows of the common form."""
-    return [{**asdict(server), **asdict(report)} for report in reports]
+def rows(server: Server, reports: Sequence[StageReport], where: str) -> list[dict[str, Any]]:
+    """Rows of the common form, checked.
+
+    Args:
+        server: What the report does not say.
+        reports: The stages.
+        where: Name of the report, for messages.
+
+    Raises:
+        InputError: A value is out of range or contradicts another.
+    """
+    found = [asdict(server) | asdict(report) for report in reports]
+    checked(found, lambda number: f"{where}, stage {reports[number].stage}")
+    return found
 
 
 def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
@@ -104,7 +116,8 @@ def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
 
     if append and path.is_file():
         try:
-            frame = pd.concat([pd.read_csv(path), frame], ignore_index=True)
+            # As text, for 0.10 is a version.
+            frame = pd.concat([pd.read_csv(path, dtype=object), frame], ignore_index=True)
         except ValueError as error:
             raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
     with data.replacing(path) as temporary:
@@ -112,7 +125,7 @@ def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
 
 
 def number(content: Any, where: str, *keys: str) -> float:
-    """A number deep in a report.
+    """A positive number deep in a report.
 
     Args:
         content: The report.
@@ -120,14 +133,45 @@ def number(content: Any, where: str, *keys: str) -> float:
         keys: The way to the number.
 
     Raises:
-        InputError: It is missing, or no finite number.
+        InputError: It is missing, not finite or not positive.
     """
+    value = number_if_given(content, where, *keys)
+    if value is None:
+        raise InputError(
+            _place(where, keys), "is missing", "pass a report of the tool that was named"
+        )
+    if value <= 0:
+        raise InputError(_place(where, keys), f"{value:g} is not positive", "correct the report")
+    return value
+
+
+def count(content: Any, where: str, *keys: str) -> int:
+    """A whole number deep in a report, zero or more; otherwise as `number`."""
+    value = number_if_given(content, where, *keys)
+    if value == 0:
+        return 0
+    value = number(content, where, *keys)
+    if value != int(value):
+        raise InputError(_place(where, keys), f"{value:g} is no count", "correct the report")
+    return int(value)
+
+
+def number_if_given(content: Any, where: str, *keys: str) -> float | None:
+    """A finite number deep in a report, of any sign; None if it is not there."""
     value = content
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
-    place = f"{where}: {'.'.join(keys)}"
     if value is None:
-        raise InputError(place, "is missing", "pass a report of the tool that was named")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(place, f"{value!r} is not a finite number", "correct the report")
+        return None
+    try:
+        # An integer may be too large for a float.
+        finite = isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite or isinstance(value, bool):
+        raise InputError(_place(where, keys), "is not a finite number", "correct the report")
     return float(value)
+
+
+def _place(where: str, keys: Sequence[str]) -> str:
+    return f"{where}: {'.'.join(keys)}"

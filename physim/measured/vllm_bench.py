@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, number
+from physim.measured.stage_report import StageReport, count, number
 
 # Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
 # stay in step, and of hardly any account beyond that.
@@ -32,7 +33,7 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
         InputError: The file is no such result, or a field is missing.
     """
     result, where = data.read_json(path), str(path)
-    completed = number(result, where, "completed")
+    completed = count(result, where, "completed")
     if completed < 1:
         raise InputError(f"{where}: completed", "no request was answered", "measure again")
     ttft = number(result, where, "mean_ttft_ms") / 1e3
@@ -40,19 +41,20 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     if "mean_e2el_ms" in result:
         e2e = number(result, where, "mean_e2el_ms") / 1e3
     else:
-        e2e = ttft + number(result, where, "mean_tpot_ms") / 1e3 * (generated - 1)
+        rest = number(result, where, "mean_tpot_ms") / 1e3 if generated > 1 else 0.0
+        e2e = ttft + rest * (generated - 1)
     achieved = number(result, where, "request_throughput")
-    rate = result.get("request_rate")
     # An unlimited rate is written as "inf".
-    limited = isinstance(rate, int | float) and 0 < rate < math.inf
-    clients = result.get("max_concurrency")
-    paced = limited and not clients
-    streams = float(clients) if isinstance(clients, int | float) and not limited else None
-    spread = _spread(result.get("output_lens"), generated)
-    offered = float(rate) if paced else achieved  # type: ignore[arg-type]
+    unlimited = result.get("request_rate") in (None, "inf", math.inf)
+    rate = None if unlimited else number(result, where, "request_rate")
+    clients = number(result, where, "max_concurrency") if result.get("max_concurrency") else None
+    streams = clients if rate is None else None
+    offered = achieved if rate is None or clients else rate
+    paced = rate is not None and not clients
+    spread = _spread(result, where, generated)
     burstiness = result.get("burstiness", 1.0)
     duration = number(result, where, "duration")
-    failed = number(result, where, "failed") if "failed" in result else 0
+    failed = count(result, where, "failed") if "failed" in result else 0
     return [
         StageReport(
             stage=0,
@@ -63,8 +65,8 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
             output_len=generated,
             ttft_mean=ttft,
             e2e_mean=e2e,
-            n_success=int(completed),
-            n_failed=int(failed),
+            n_success=completed,
+            n_failed=failed,
             note=""
             if paced or streams
             else f"no open rate: it enters with the {achieved:.3g}/s achieved",
@@ -74,8 +76,11 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     ]
 
 
-def _spread(lengths: Any, mean: float) -> float:
+def _spread(result: Mapping[str, Any], where: str, mean: float) -> float:
     """Standard deviation of the generated tokens, as they are listed or else guessed."""
-    if isinstance(lengths, list) and lengths:
-        return statistics.pstdev(lengths)
-    return 0.0 if mean == int(mean) else _GUESS * mean
+    lengths = result.get("output_lens")
+    if not isinstance(lengths, list) or not lengths:
+        return 0.0 if mean == int(mean) else _GUESS * mean
+    places = map(str, range(len(lengths)))
+    listed = dict(zip(places, lengths, strict=True))
+    return statistics.pstdev(count(listed, f"{where}: output_lens", place) for place in listed)

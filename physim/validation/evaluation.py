@@ -10,14 +10,8 @@ from typing import TYPE_CHECKING, Any
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.measured.condition import filtered
-from physim.measured.runs_csv import (
-    WHOLE_RUN,
-    Row,
-    case_of,
-    measured,
-    read_table,
-    stages_of,
-)
+from physim.measured.runs_csv import WHOLE_RUN, case_of, measured, read_table, stages_of
+from physim.measured.schema import Row
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Part, Prediction
 
@@ -79,10 +73,9 @@ def evaluate(
         tables: CSV files of one row for each stage of a run, in the common form: identity
             (``experiment``, ``stage``, ``model``, ``hardware``, ``tp``), the server's limits, the
             load (``arrival``, ``rate_rps``, ``duration_s``, ``prefix_caching``, ``prompt_groups``,
-            ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean``,
-            ``e2e_mean``), in seconds and tokens. Optional: ``kv_blocks``, ``prompts_per_group``,
-            ``concurrency`` (clients in a closed loop, whose ``rate_rps`` is what they achieved) and
-            ``output_len_std``.
+            ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean`` and
+            ``e2e_mean``, or ``itl_mean``), in seconds and tokens.
+            `physim.measured.schema.RunRow` has all columns, their units and which may be left out.
         fit: Name or path of a fit, ``default``, or ``none`` for the physics alone.
         where: Keeps only rows for which this expression over the columns holds.
         method: ``fluid`` or ``replay``.
@@ -90,8 +83,8 @@ def evaluate(
         seed: Seed of the replay's requests.
 
     Raises:
-        InputError: A file cannot be read, lacks a column, or holds a value that is missing or
-            not positive where it has to be.
+        InputError: A file cannot be read, lacks a column, or holds a value that is missing, out
+            of range or in contradiction with another.
     """
     import pandas as pd
 
