@@ -268,6 +268,17 @@ def test_bad_loads_are_one_line(arguments, message):
     assert run.stderr.count("\n") == 1
 
 
+def test_rows_without_e2e_are_shown(tmp_path):
+    path, picture = tmp_path / "runs.csv", tmp_path / "one.svg"
+    row = {**ROW, "ttft_mean": None, "e2e_mean": None, "itl_mean": 0.008}
+    pd.DataFrame([row, {**row, "experiment": "two", "hardware": "tpu"}]).to_csv(path, index=False)
+    run = physim("evaluate", "--data", path, "--plot", picture)
+    assert run.returncode == 0, run.stderr
+    assert "1 worst of 1 rows" in run.stdout
+    assert "skipped 1 row: " in run.stdout
+    assert picture.is_file()
+
+
 @pytest.mark.slow
 def test_runs_are_read_fitted_validated_and_used(tmp_path):
     """A first user's way, from a load generator's results to a prediction with an interval."""

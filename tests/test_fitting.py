@@ -315,6 +315,26 @@ def test_intervals_know_that_a_load_may_be_above_capacity(outcome, tmp_path):
     assert close.to_dict()["intervals"]["ttft_s"][1] is None
 
 
+def test_what_was_not_measured_is_as_uncertain_as_before(runs, tmp_path):
+    rows = pd.read_csv(runs)
+    rows["itl_mean"] = (rows["e2e_mean"] - rows["ttft_mean"]) / (rows["output_len"] - 1)
+    path = tmp_path / "itl.csv"
+    rows.drop(columns=["ttft_mean", "e2e_mean"]).to_csv(path, index=False)
+    found, shipped = physim.fit([path]), load_fit("default")
+    assert {m: found.fit.scatter[m] for m in ("ttft", "e2e")} == {
+        m: shipped.scatter[m] for m in ("ttft", "e2e")
+    }
+    assert found.fit.scatter["itl"] < shipped.scatter["itl"]
+    assert set(found.fit.record["in_sample_mape"]) == {"itl"}
+
+
+def test_two_experiments_do_not_say_how_far_a_third_is_off(runs, tmp_path):
+    rows = pd.read_csv(runs)
+    path = tmp_path / "two.csv"
+    rows[rows["experiment"].isin(rows["experiment"].unique()[:2])].to_csv(path, index=False)
+    assert physim.fit([path]).fit.scatter == load_fit("default").scatter
+
+
 def test_what_carries_over_to_another_gpu():
     known = load_fit(OF_OLD)
     carried = known.on("a100_sxm")
@@ -327,7 +347,7 @@ def test_what_carries_over_to_another_gpu():
     prediction = physim.predict(
         MODELS[0], gpu="a100_sxm", rate=4, input_tokens=575, output_tokens=248
     )
-    assert prediction.fit == "vllm-h100, front end and CPU"
+    assert prediction.fit == "vllm-h100, as far as it carries over"
 
 
 def test_a_fit_without_covariance_draws_nothing():

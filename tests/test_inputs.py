@@ -190,11 +190,16 @@ def test_kv_cache_of_a_newer_engine_is_what_it_reported(ground_truth):
 def test_versions_between_profiles_take_the_one_before_and_say_so():
     assert load_engine().version == "0.33"
     assert load_engine("vllm", "0.15.1").note == ""
-    assert load_engine("vllm", "v0.17.2").note == ""
+    for same in ("v0.17.2", "0.15", "0.15.0", "0.33.1rc2"):
+        assert load_engine("vllm", same).note == ""
+    assert load_engine("vllm", "0.15").version == "0.15.1"
     between = load_engine("vllm", "0.19.0")
     assert between.version == "0.17"
     assert between.note == "vllm 0.19.0 has no profile of its own: 0.17's is taken"
-    assert load_engine("vllm", "0.9.1").version == "0.11"
+    old, new = load_engine("vllm", "0.9.1"), load_engine("vllm", "1.0")
+    assert (old.version, new.version) == ("0.11", "0.33")
+    assert old.note == "vllm 0.9.1 is older than any that physim knows: 0.11's is taken"
+    assert new.note == "vllm 1.0 is newer than any that physim knows: 0.33's is taken"
     # As text 0.9 would come after 0.33.
     assert shipped_engines()["vllm"] == ("0.11", "0.15.1", "0.17", "0.21", "0.33")
     with pytest.raises(InputError, match="engine 'tgi': is unknown; use one of vllm"):

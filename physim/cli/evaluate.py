@@ -70,22 +70,32 @@ def evaluate(
 
 
 def _print_evaluation(evaluation: Evaluation, worst: int) -> None:
+    from rich.text import Text
+
     console = stdout()
     if worst > 0:
         count = len(evaluation.rows)
-        console.print(f"worst of {count} rows by E2E: observed, and error of the prediction")
+        console.print(
+            f"{min(worst, count)} worst of {count} rows: observed, and error of the prediction"
+        )
         console.print(_rows(evaluation, worst))
     console.print("errors, percent")
     console.print(_summary(evaluation))
     for reason, skipped in Counter(row["reason"] for row in evaluation.skipped).items():
-        console.print(f"skipped {skipped} of the rows: {reason}", style="yellow")
+        console.print(
+            Text(f"skipped {skipped} {'row' if skipped == 1 else 'rows'}: {reason}", style="yellow")
+        )
 
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:
     columns = ["experiment", "stage"]
     for metric in _SHOWN:
         columns += [f"{METRICS[metric].label} {METRICS[metric].unit}", "error"]
-    ranked = sorted(evaluation.rows, key=lambda row: -abs(row["metrics"]["e2e_mean"]["error_pct"]))
+    # E2E where it was measured, else what was.
+    off = [next(iter(row["metrics"].values()))["error_pct"] for row in evaluation.rows]
+    ranked = [
+        evaluation.rows[place] for place in sorted(range(len(off)), key=lambda i: -abs(off[i]))
+    ]
     rows = []
     for row in ranked[:worst]:
         cells = [row["experiment"], str(row["stage"])]

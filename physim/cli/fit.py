@@ -80,7 +80,7 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
 
     losses = outcome.losses
     lines: list[RenderableType] = [
-        Text(f"{len(outcome.rows)} rows, {len(losses) - 1} steps, loss {_curve(losses)}"),
+        Text(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}"),
         *_held_back(outcome),
         "",
         *_estimates(outcome),
@@ -88,9 +88,14 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
         _experiments(outcome),
     ]
     for reason, count in Counter(row["reason"] for row in outcome.left_out).items():
-        lines.append(Text(f"left out {count} of the rows: {reason}", style="yellow"))
+        lines.append(
+            Text(
+                f"left out {count} rows: {reason}" if count > 1 else f"left out a row: {reason}",
+                style="yellow",
+            )
+        )
     if outcome.distrusted:
-        lines.append(Text("Far from every correction, and so counted less:", style="yellow"))
+        lines.append(Text("Outliers, which count less:", style="yellow"))
         lines += [
             Text(
                 f"  {row['experiment']} stage {row['stage']}: "
@@ -124,7 +129,10 @@ def _held_back(outcome: Outcome) -> list[RenderableType]:
     if found is None:
         return []
     if found.held_back is None:
-        line = "fewer than three experiments: nothing could be held back to check the fit"
+        line = (
+            "Fewer than three experiments: nothing could be held back, so it is not known whether "
+            "the fit holds for other runs."
+        )
         return [Text(line, style="yellow")]
     errors = ", ".join(
         f"{METRICS[metric].label} {found.before[metric]:.1f} to {found.after[metric]:.1f}"
@@ -132,14 +140,14 @@ def _held_back(outcome: Outcome) -> list[RenderableType]:
     )
     if found.earns_nothing:
         line = (
-            f"Held back one {found.held_back} at a time: no fit to the others predicts it better "
-            "for sure than none, so the corrections stay at their prior."
+            f"Held back one {found.held_back} at a time: fits to the rest did not predict it "
+            "significantly better (95%) than no fit, so the corrections stay at their prior."
         )
         return [Text(line, style="yellow")]
     widths = ", ".join(f"{block} {scale:g}" for block, scale in found.scales.items() if scale)
     return [
         Text(f"held back one {found.held_back} at a time: mean error, percent, {errors}"),
-        Text(f"priors at so much of their width: {widths}"),
+        Text(f"widths of priors scaled by: {widths}"),
     ]
 
 

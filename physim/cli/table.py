@@ -146,6 +146,8 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
                 console.print("  too far off to be used: a line does not fit", style="yellow")
         for line in coefficients["warnings"]:
             console.print(f"Note: {line}.", style="yellow")
+    for line in about["assumptions"]:
+        console.print(f"Note: {line}.", style="yellow")
     console.print(f"written to {out}")
 
 

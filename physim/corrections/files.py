@@ -80,7 +80,7 @@ class Fit:
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def on(self, gpu: str) -> Fit:
-        """What of the fit holds on a GPU: on one that it was not fitted on, front end and CPU.
+        """What of the fit holds on a GPU: on one that it was not fitted on, what carries over.
 
         The other corrections go back to their prior, and so does their uncertainty.
         """
@@ -94,7 +94,7 @@ class Fit:
             covariance[np.ix_(kept, kept)] = self.covariance[np.ix_(kept, kept)]
         return dataclasses.replace(
             self,
-            name=f"{self.name}, front end and CPU",
+            name=f"{self.name}, as far as it carries over",
             corrections=Corrections(**carried),
             covariance=covariance,
         )
@@ -168,7 +168,11 @@ def load_fit(fit: str | Path, gpu: str | None = None) -> Fit:
     """
     name = str(fit)
     found = _load(name.removeprefix(_WHOLE))
-    return found if gpu is None or name.startswith(_WHOLE) else found.on(gpu)
+    if gpu is None or not found.gpus or gpu in found.gpus:
+        return found
+    if name.startswith(_WHOLE):
+        return dataclasses.replace(found, name=f"{found.name}, whole, from another GPU")
+    return found.on(gpu)
 
 
 def _load(name: str) -> Fit:

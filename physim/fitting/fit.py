@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from physim.corrections.fields import Corrections, flat, labels
-from physim.corrections.files import TWO_SIDED_90, Fit
+from physim.corrections.files import DEFAULT_FIT, TWO_SIDED_90, Fit, load_fit
 from physim.errors import InputError
 from physim.fitting.objective import Problem, Vector
 from physim.fitting.observations import METRICS, NOISE, Observed, observe
@@ -191,6 +191,7 @@ def concluded(
             for when, errors in (("before", before), ("after", after))
         }
         for column, metric in enumerate(METRICS)
+        if np.any(known[:, column])
     }
     distrusted = [
         {"experiment": row["experiment"], "stage": int(row["stage"]), "metric": metric}
@@ -204,7 +205,8 @@ def concluded(
         name=name,
         corrections=corrections,
         covariance=found,
-        scatter=unseen(problem, parameters, observed.rows),
+        # What the runs do not tell is as uncertain as before them.
+        scatter={**load_fit(DEFAULT_FIT).scatter, **unseen(problem, parameters, observed.rows)},
         ranges=_ranges(observed, corrections),
         gpus=sorted({case.gpu.key for case in observed.cases}),
         record={

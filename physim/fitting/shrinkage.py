@@ -103,11 +103,19 @@ def _gain(
 ) -> float:
     """What a fit gains over none, in standard deviations of noise; zero where that is not sure."""
     gains = prior - fitted
-    if np.any(np.nanmean(gains, axis=0) < 0):
+    if np.any(_mean(gains, axis=0) < 0):
         return 0.0
-    each = np.nanmean(gains / NOISE, axis=1)
+    each = _mean(gains / NOISE, axis=1)
     error = stdtrit(len(each) - 1, _SURE) * np.std(each, ddof=1) / np.sqrt(len(each))
     return float(np.mean(each)) if np.mean(each) > error else 0.0
+
+
+def _mean(values: Float[np.ndarray, "groups metrics"], axis: int) -> Float[np.ndarray, " n"]:
+    """The mean of what is known along an axis, and zero where nothing is."""
+    known = ~np.isnan(values)
+    total = np.sum(np.where(known, values, 0.0), axis=axis)
+    mean: Float[np.ndarray, " n"] = total / np.maximum(np.sum(known, axis=axis), 1)
+    return mean
 
 
 def _by_metric(errors: Float[np.ndarray, "groups metrics"]) -> dict[str, float]:

@@ -13,6 +13,8 @@ from physim.fitting.observations import METRICS, NOISE, groups
 from physim.measured.schema import Row
 
 # The least scatter: repeated runs of one experiment differ by so much.
+# With fewer, one that is left out leaves too little to say how far off it is.
+_LEAST_EXPERIMENTS = 3
 _LEAST_SCATTER = 0.005
 
 
@@ -34,7 +36,8 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
 
     For each metric the largest of these: nine of ten rows are within their interval whichever of
     them is new. Of what there is but one, nothing can be said: rows of one campaign do not tell how
-    far another is off.
+    far another is off. Nor can it of a metric that was not measured, or of fewer than three
+    experiments: these are left out.
 
     Args:
         problem: The problem.
@@ -46,10 +49,12 @@ def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping
     counts = {name: np.count_nonzero(np.array(campaigns) == name) for name in set(campaigns)}
     weight = np.array([1.0 / counts[name] for name in campaigns])
     members = [groups(rows, kind) for kind in ("campaign", "model", "workload", "experiment")]
+    if len(set(members[-1])) < _LEAST_EXPERIMENTS:
+        return {}
     # Without the only group of a kind there is no fit.
-    several = [one for one in members if len(set(one)) > 1] or members[-1:]
+    several = [one for one in members if len(set(one)) > 1]
     found = [scatter(*left_out(problem, parameters, one), known, weight) for one in several]
-    return {metric: max(one[metric] for one in found) for metric in METRICS}
+    return {metric: max(one[metric] for one in found) for metric in found[0]}
 
 
 def left_out(
@@ -101,6 +106,8 @@ def scatter(
     scatters = {}
     for column, metric in enumerate(METRICS):
         kept = known[:, column] > 0
+        if not kept.any():
+            continue
         size = np.abs(off[kept, column]) / TWO_SIDED_90
         # The interval is the hypotenuse of both; for each row the scatter that just covers it.
         needed = np.sqrt(np.maximum(size**2 - spread[kept, column] ** 2, 0.0))
@@ -110,8 +117,6 @@ def scatter(
 
 def _quantile(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"]) -> float:
     """The least value that nine of ten are within; a new one among so many counts as well."""
-    if not values.size:
-        return 0.0
     order = np.argsort(values)
     # The rank of a new row among those that there are (Vovk and others' conformal rank).
     share = np.cumsum(weight[order]) / np.sum(weight) / (1 + 1 / values.size)

@@ -141,13 +141,18 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
             f"engine_version {version!r}", "is no version", f"write one such as {versions[-1]}"
         )
     asked = _numbers(version)
+    # Patch releases of one minor version are alike.
+    same = [one for one in versions if _numbers(one)[:2] == asked[:2]]
     before = [one for one in versions if _numbers(one) <= asked]
-    taken = before[-1] if before else versions[0]
-    note = ""
-    # A patch release is its minor version.
-    if asked[: len(_numbers(taken))] != _numbers(taken):
-        note = f"{engine} {version.removeprefix('v')} has no profile of its own: {taken}'s is taken"
-    return _read(engine, taken, note)
+    taken = (same or before or versions)[-1 if same or before else 0]
+    if same:
+        return _read(engine, taken)
+    what = "has no profile of its own"
+    if not before:
+        what = "is older than any that physim knows"
+    elif taken == versions[-1]:
+        what = "is newer than any that physim knows"
+    return _read(engine, taken, f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -170,6 +170,8 @@ def draw_evaluation(found: Evaluation, axes: Axes | None = None) -> Axes:
     ends = []
     for metric in ("ttft", "itl", "e2e"):
         pairs = [row["metrics"].get(f"{metric}_mean") for row in found.rows]
+        if not any(pairs):
+            continue
         seen = [pair["observed"] for pair in pairs if pair]
         value = [pair["predicted"] for pair in pairs if pair]
         off = found.summary[f"{metric}_mean"]["mape"]

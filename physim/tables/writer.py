@@ -21,6 +21,7 @@ from physim.inputs.hardware import load_hardware
 from physim.inputs.model_lookup import config_path
 from physim.prediction.cases import Case, CaseOptions, LoadAndEngineOptions, check_names
 from physim.prediction.steady import steady
+from physim.step.lowering import assumptions
 from physim.step.model import StepModel
 from physim.tables.blis import write_blis
 from physim.tables.build import LEAST_TOLERANCE, MOST_TOLERANCE, Reach, tabulate
@@ -99,6 +100,7 @@ def write_table(
         "fit": known_fit.name,
         "sha256": _hashes(case, corrections),
         "request": _request(kind, tolerance, fit, case),
+        "assumptions": list(assumptions(case.model, case.gpu, case.deployment)),
     }
     with data.replacing_folder(folder, force) as temporary:
         if case.load is not None:
