@@ -338,3 +338,51 @@ def test_what_stands_for_a_trace_has_its_prefixes_and_lengths(tmp_path, spread):
     expected = physim.predict(case.under(load), fit="none")
     assert found.saturation_rps == pytest.approx(expected.saturation_rps, rel=0.02)
     assert found.kv_use == pytest.approx(expected.kv_use, rel=0.03)
+
+
+@pytest.mark.parametrize(("clients", "seats"), [(512, 128), (32, 8), (32, 2)])
+def test_percentiles_of_clients_who_wait_in_line_are_the_replays(clients, seats):
+    case = {"gpu": "h100_sxm", "concurrency": clients, "max_num_seqs": seats, "fit": "none"}
+    case |= {"input_tokens": 575, "output_tokens": physim.Lengths.exponential(248)}
+    fluid = physim.predict("Qwen/Qwen3-8B", **case).whole.latencies
+    replayed = physim.predict(
+        "Qwen/Qwen3-8B", requests=20 * clients, method="replay", **case
+    ).whole.latencies
+    for metric in ("ttft", "e2e"):
+        for statistic, within in (("mean", 0.06), ("p50", 0.06), ("p90", 0.12), ("p99", 0.15)):
+            seen = replayed[metric][statistic]
+            assert fluid[metric][statistic] == pytest.approx(seen, rel=within), (metric, statistic)
+
+
+@pytest.mark.parametrize(
+    "load", [{"rate": 6}, {"rate": 6, "arrival": "poisson"}, {"concurrency": 8}]
+)
+@pytest.mark.parametrize("output", [1.2, 3.7, 100.3])
+def test_fractions_of_a_token_have_percentiles(load, output):
+    found = physim.predict(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", input_tokens=500, output_tokens=output, fit="none", **load
+    )
+    for latency in found.whole.latencies.values():
+        assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] < 1
+
+
+def test_what_is_no_number_does_not_leave():
+    case = physim.Case.of(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2, input_tokens=500, output_tokens=100
+    )
+    with pytest.raises(InputError, match="Qwen3-8B on h100_sxm, 2 req/s constant: the model finds"):
+        physim.predict_cases([case], Corrections(gemm_memory=math.nan))
+
+
+@pytest.mark.parametrize(
+    ("load", "complaint"),
+    [
+        ({"rate": 1e-300}, "rate: 1e-300 is not between 1e-09 and 1e"),
+        ({"stages": [(1e300, 10)]}, "stage: rate: 1e.300 is not between"),
+        ({"concurrency": 4, "arrival": "poisson"}, "arrival: says nothing of clients"),
+        ({"concurrency": 4, "burstiness": 0.5}, "arrival: says nothing of clients"),
+    ],
+)
+def test_loads_without_a_meaning_are_refused(load, complaint):
+    with pytest.raises(InputError, match=complaint):
+        physim.predict("Qwen/Qwen3-8B", gpu="h100_sxm", input_tokens=5, output_tokens=5, **load)

@@ -109,8 +109,19 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
             later=e2e - decode,
             chance=1 - each.in_step**2,
             line=line / jnp.maximum(1 - begun, 1e-9),
+            line_cv=_spread_of_turns(engine, demand),
         ),
     )
+
+
+def _spread_of_turns(engine: Engine, demand: Demand) -> Scalar:
+    """Coefficient of variation of the time in which as many requests end as wait in line.
+
+    A sum of so many times between the ends of requests, each as variable as a request is long.
+    """
+    line = jnp.maximum(demand.clients - engine.running, 1.0)
+    # At zero the root has no derivative.
+    return jnp.sqrt(demand.steps_variance / line + 1e-6) / engine.turn
 
 
 def _last_s(engine: Engine, demand: Demand) -> Scalar:

@@ -37,7 +37,8 @@ class Clients(eqx.Module):
         round: Shares of the other requests, from early to late,
         later: with their times to first token,
         chance: and how far these vary as if clients were anywhere in their requests.
-        line: What clients without a slot wait for one.
+        line: What clients without a slot wait for one, mean,
+        line_cv: and its coefficient of variation.
     """
 
     closed: Bool[AnyArray, ""]
@@ -47,6 +48,7 @@ class Clients(eqx.Module):
     later: Float[AnyArray, " nodes"]
     chance: Float[AnyArray, " nodes"]
     line: Scalar
+    line_cv: Scalar
 
 
 class Chances(eqx.Module):
@@ -145,16 +147,20 @@ def first_tokens(
 
 
 def _of_clients(
-    clients: Clients, ttft: Float[AnyArray, " points"], place: Float[AnyArray, " points"]
+    clients: Clients, ttft: Float[AnyArray, " points"], points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
     """TTFT of clients that begin at once, from that of clients who are anywhere, seconds."""
+    place = (points[:, 1] + points[:, 3]) % 1.0
+    # Many requests end before a client's turn comes, so that their times add up to a normal one.
+    turns = jax.scipy.special.ndtri((points[:, 0] + points[:, 3]) % 1.0 * 0.998 + 0.001)
+    line = clients.line * jnp.maximum(1 + clients.line_cv * turns, 0.0)
     prompts = jnp.linspace(0.0, 1.0, clients.first.shape[0])
     first = jnp.interp(place / jnp.maximum(clients.begun, 1e-9), prompts, clients.first)
     rest = (place - clients.begun) / jnp.maximum(1 - clients.begun, 1e-9)
     later, chance = (
         jnp.interp(rest, clients.round, values) for values in (clients.later, clients.chance)
     )
-    later = later * (1 + chance * (ttft / jnp.mean(ttft) - 1)) + clients.line
+    later = later * (1 + chance * (ttft / jnp.mean(ttft) - 1)) + line
     return jnp.where(clients.closed, jnp.where(place < clients.begun, first, later), ttft)
 
 
@@ -213,7 +219,7 @@ def steady_percentiles(
     points = jnp.asarray(lattice(_STEADY_POINTS))
     ttft = first_tokens(chances, points)
     if chances.clients is not None:
-        ttft = _of_clients(chances.clients, ttft, (points[:, 1] + points[:, 3]) % 1.0)
+        ttft = _of_clients(chances.clients, ttft, points)
     itls = itl * decode_factors(chances, points)
     e2e = ttft + (output_lengths(demand, points) - 1.0) * itls
     alike = jnp.ones(_STEADY_POINTS)

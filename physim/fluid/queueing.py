@@ -25,7 +25,8 @@ def peakedness(arrival_cv2: Scalar, evenness: Scalar) -> Scalar:
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         evenness: Mean of the lesser of two lengths, over the mean length.
     """
-    return 1.0 + (arrival_cv2 - 1.0) * evenness
+    # In 32 bit the evenness of equal lengths may be a little above one.
+    return jnp.maximum(1.0 + (arrival_cv2 - 1.0) * evenness, 0.0)
 
 
 def wait_for_a_slot(

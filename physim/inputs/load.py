@@ -10,6 +10,8 @@ from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Tokens, lengths
 
 ARRIVALS = ("constant", "poisson", "gamma")
+# Rates that mean something, requests per second: from one in thirty years.
+_RATES = (1e-9, 1e9)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Stage:
     def __post_init__(self) -> None:
         for field in ("rate", "duration_s"):
             _check_positive(f"stage: {field}", getattr(self, field))
+        _check_rate("stage: rate", self.rate)
 
     @classmethod
     def parse(cls, text: str) -> Stage:
@@ -96,6 +99,8 @@ class Load:
             value = getattr(self, field)
             if value is not None:
                 _check_positive(field, value)
+        if self.rate is not None:
+            _check_rate("rate", self.rate)
         for field in ("input_tokens", "output_tokens", "concurrency"):
             value = getattr(self, field)
             if isinstance(value, str):
@@ -182,6 +187,12 @@ class Load:
                 f"{length:g} tokens exceed the KV cache of {limits.kv_tokens} tokens",
                 "shorten them, raise tp, or take a larger GPU",
             )
+
+
+def _check_rate(field: str, rate: float) -> None:
+    least, most = _RATES
+    if not least <= rate <= most:
+        raise InputError(field, f"{rate:g} is not between {least:g} and {most:g}", "correct it")
 
 
 def _check_positive(field: str, value: float) -> None:

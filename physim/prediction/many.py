@@ -6,6 +6,7 @@ changes is run through the fluid's equations, or replayed request by request.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
@@ -38,8 +39,43 @@ def predict_cases(
         seed: Seed of the replay's requests.
 
     Raises:
-        InputError: The method is unknown, or cannot predict a case.
+        InputError: The method is unknown, or cannot predict a case, or finds no number for it.
     """
+    found = _predicted(cases, corrections, fit, method, seed)
+    for case, prediction in zip(cases, found, strict=True):
+        _check_numbers(case, prediction)
+    return found
+
+
+def _check_numbers(case: Case, prediction: Prediction) -> None:
+    """Refuses a prediction that holds what is no number, which is a mistake of the model."""
+    parts = (prediction.whole, *prediction.stages)
+    numbers = {
+        name: getattr(prediction, name)
+        for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps", "step_s")
+    } | {
+        f"{name} {statistic}": value
+        for part in parts
+        for name, latency in part.latencies.items()
+        for statistic, value in latency.items()
+    }
+    wrong = [name for name, value in numbers.items() if value is not None and math.isnan(value)]
+    if wrong:
+        where = f"{case.model.name} on {case.gpu.key}, {case.demanded.describe()}"
+        raise InputError(
+            where,
+            f"the model finds no number for {wrong[0]}",
+            "please report this with the case; try --method replay",
+        )
+
+
+def _predicted(
+    cases: Sequence[Case],
+    corrections: Corrections | Sequence[Corrections],
+    fit: str,
+    method: str,
+    seed: int,
+) -> list[Prediction]:
     if method not in METHODS:
         raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(METHODS)}")
     if isinstance(corrections, Corrections):
