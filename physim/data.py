@@ -49,6 +49,10 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}, line {error.lineno}", f"broken JSON ({error.msg})", "repair or refetch it"
         ) from error
+    except (RecursionError, ValueError) as error:  # of numbers of thousands of digits
+        raise InputError(
+            str(path), "is nested too deeply, or holds too long a number", "pass another file"
+        ) from error
     if not isinstance(content, dict):
         raise InputError(str(path), "holds no JSON object", "pass a JSON object {...}")
     return content
@@ -70,9 +74,20 @@ def check_writable(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path beside ``path`` and renames it there when the block succeeds.
 
+    What a link names is replaced, not the link, and a file that was there keeps its permissions.
+    What is no file, such as a pipe, is written to as it is.
+
     Raises:
         InputError: The folder of ``path`` cannot be written to.
     """
+    if path.exists() and not path.is_file():
+        with tempfile.TemporaryDirectory() as folder_of_it:
+            temporary = Path(folder_of_it) / path.name
+            yield temporary
+            _pour(temporary, path)
+        return
+    path = path.resolve()
+    mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
     try:
         handle, name = tempfile.mkstemp(
             dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
@@ -87,10 +102,40 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _pour(source: Path, target: Path) -> None:
+    try:
+        with source.open("rb") as content, target.open("wb") as pipe:
+            shutil.copyfileobj(content, pipe)
+    except OSError as error:
+        raise InputError(
+            str(target), error.strerror or "cannot be written", "choose another file"
+        ) from error
+
+
+@contextlib.contextmanager
+def alone_in(place: Path) -> Iterator[None]:
+    """Keeps other processes of physim out of a folder for a while, where the system can do that.
+
+    Args:
+        place: The folder.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -509,3 +509,39 @@ def test_a_pipe_has_a_row_on_a_line():
 def test_the_state_of_a_changing_load_is_said_to_be_of_a_stage():
     run = physim("predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *STAGES)
     assert "the busiest stage, if it stayed:" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["predict", "a" * 300, *PREDICT[2:]], "File name too long"),
+        ([*PREDICT[:3], "a" * 300, *LOAD], "File name too long"),
+        ([*PREDICT, "--fit", "a" * 300], "File name too long"),
+        ([*PREDICT, "--requests", "9", "--method", "replay", "--seed", "-1"], "seed: -1 is neg"),
+    ],
+)
+def test_odd_input_is_one_line(arguments, complaint):
+    run = physim(*arguments)
+    assert run.returncode == 1
+    assert complaint in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no full disk")
+@pytest.mark.parametrize("arguments", [["show", "gpus"], ["show", "gpus", "--json"]])
+def test_a_full_disk_is_one_line(arguments):
+    command = Path(sys.executable).with_name("physim")
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [str(command), *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert run.returncode == 1
+    assert run.stderr == (
+        "physim: error: No space left on device; check the path and the room on the disk\n"
+    )
+
+
+def test_a_terminal_that_knows_ascii_alone_is_written_to():
+    run = physim("show", "gpus", PYTHONIOENCODING="ascii")
+    assert run.returncode == 0, run.stderr
+    assert "h100_sxm" in run.stdout

@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 input that cannot be used, 2 a command that is not unde
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -23,6 +25,9 @@ from physim.cli.predict import predict
 from physim.cli.report import report
 from physim.cli.table import table
 from physim.errors import InputError
+
+# Of an error; more is of no use to anyone.
+_LONGEST_LINE = 1000
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,8 +84,29 @@ def options(
 def main() -> None:
     """Runs the command line; input that cannot be used ends it with one line and exit code 1."""
     _keep_compiled()
+    # A terminal that cannot show a letter gets another one.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except InputError as error:
-        typer.echo(f"physim: error: {error}", err=True)
-        sys.exit(1)
+        _fail(str(error))
+    except BrokenPipeError:  # the reader had enough
+        _fail("")
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(f"{place}{error.strerror or error}; check the path and the room on the disk")
+
+
+def _fail(line: str) -> None:
+    """Ends with a line on stderr, and without Python's complaint about a stdout that is gone."""
+    if line:
+        shown = line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
+        typer.echo(f"physim: error: {shown}", err=True)
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)

@@ -100,6 +100,8 @@ def fit(
         InputError: A file or an option cannot be used, or no row is left.
     """
     check_options(frozen, prior_scale)
+    if seed < 0:
+        raise InputError("seed", f"{seed} is negative", "use 0 or more")
     observed = observe(tables, where)
     cycles = observe_steps(steps, tables)[0] if steps is not None else None
     whole = Problem.of(observed.stages, cycles, tuple(frozen), prior_scale)

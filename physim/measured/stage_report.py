@@ -114,14 +114,19 @@ def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
     """
     import pandas as pd
 
-    if append and path.is_file():
-        try:
-            # As text, for 0.10 is a version.
-            frame = pd.concat([pd.read_csv(path, dtype=object), frame], ignore_index=True)
-        except ValueError as error:
-            raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
-    with data.replacing(path) as temporary:
-        frame.to_csv(temporary, index=False)
+    data.check_writable(path)
+    # Nobody else appends between the reading and the writing.
+    with data.alone_in(path.parent):
+        if append and path.is_file():
+            try:
+                # As text, for 0.10 is a version.
+                frame = pd.concat([pd.read_csv(path, dtype=object), frame], ignore_index=True)
+            except ValueError as error:
+                raise InputError(
+                    str(path), "is not a CSV table with a header", "pass one"
+                ) from error
+        with data.replacing(path) as temporary:
+            frame.to_csv(temporary, index=False)
 
 
 def number(content: Any, where: str, *keys: str) -> float:

@@ -118,6 +118,12 @@ class Workload:
     follow: Follow = field(default=_none)
 
 
+def _generator(seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise InputError("seed", f"{seed} is negative", "use 0 or more")
+    return np.random.default_rng(seed)
+
+
 def drawn(load: Load, block_size: int, seed: int) -> Workload:
     """The requests of a load: arrivals and lengths drawn from a seeded generator.
 
@@ -125,8 +131,11 @@ def drawn(load: Load, block_size: int, seed: int) -> Workload:
         load: The load; it says how many requests there are.
         block_size: Tokens of a KV block.
         seed: Seed of the generator; equal seeds give equal requests.
+
+    Raises:
+        InputError: The seed is negative.
     """
-    rng = np.random.default_rng(seed)
+    rng = _generator(seed)
     times, stages = _arrivals(load, rng)
     count = len(times)
     outputs = lengths(load.output_tokens).sample(rng, count)
@@ -225,7 +234,7 @@ class Conversations:
         Raises:
             InputError: A first turn is longer than ``max_model_len``.
         """
-        rng = np.random.default_rng(seed)
+        rng = _generator(seed)
         users = self.groups * self.users_per_group
         questions = lengths(self.question_tokens).sample(rng, users).tolist()
         outputs = lengths(self.output_tokens).sample(rng, self.turns).tolist()
