@@ -100,6 +100,9 @@ def test_every_shipped_model_loads_or_is_refused_by_name():
     assert len(shipped_models()) >= 14
 
 
+LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1}
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -116,6 +119,16 @@ def test_every_shipped_model_loads_or_is_refused_by_name():
         ({"num_hidden_layers": 2**31}, "num_hidden_layers: 2147483648 are more than any model has"),
         ({"layer_types": ["full_attention"]}, "layer_types: names 1 layers, and num_hidden_layers"),
         ({"layer_types": "full_attention"}, "layer_types: is not a list"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: 'false' is not true or false"),
+        ({"attention_bias": 1}, "attention_bias: 1 is not true or false"),
+        (
+            {"architectures": ["Llama4ForCausalLM"], **LLAMA4, "moe_layers": [0, 1, 2]},
+            "moe_layers: names 2, and the model has layers 0 to 1",
+        ),
+        (
+            {"architectures": ["Llama4ForCausalLM"], **LLAMA4, "moe_layers": ["1"]},
+            "moe_layers: names '1', and",
+        ),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types: names sliding_attention, for which the configuration has no window",
@@ -135,6 +148,14 @@ def test_sliding_window_counts_only_where_it_is_used():
     assert read_architecture(mistral, "c").window == 4096
     assert read_architecture(qwen, "c").window is None
     assert read_architecture({**qwen, "use_sliding_window": True}, "c").window == 4096
+
+
+def test_the_first_layers_of_qwen_look_back_without_a_limit():
+    qwen = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 4}
+    qwen |= {"sliding_window": 128, "use_sliding_window": True, "max_window_layers": 3}
+    full, sliding = read_architecture(qwen, "c").groups
+    assert (full.layers, full.attention.window) == (3, None)
+    assert (sliding.layers, sliding.attention.window) == (1, 128)
 
 
 def test_full_and_sliding_layers_are_two_groups():

@@ -32,7 +32,7 @@ def compressed(bits, kind, activations=None, **weights):
     ],
 )
 def test_formats(config, name, bytes_per_weight):
-    form = read_formats(config, "config.json").mlp
+    form = read_formats(config, 4, "config.json").mlp
     assert (form.name, form.bytes_per_weight) == (name, bytes_per_weight)
 
 
@@ -56,7 +56,7 @@ def test_formats(config, name, bytes_per_weight):
 )
 def test_unknown_quantisation_is_refused(config, complaint):
     with pytest.raises(InputError, match=r"config\.json: quantization_config") as caught:
-        read_formats(config, "config.json")
+        read_formats(config, 4, "config.json")
     assert complaint in str(caught.value)
 
 
@@ -67,9 +67,50 @@ def test_ignored_modules_stay_16_bit():
     assert scout.kv_cache_dtype == "bfloat16"
 
 
+ALL = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("field", "names", "sixteen_bit"),
+    [
+        ("ignored_layers", ALL, {"attention"}),
+        ("modules_to_not_convert", ["lm_head", "model.layers.3.input_layernorm"], set()),
+        ("modules_to_not_convert", ["self_attn"], {"attention"}),
+        ("modules_to_not_convert", ["model.layers.1.mlp.gate", "mlp.gate", "q_norm"], set()),
+        ("modules_to_not_convert", ["gate_proj"], {"mlp", "experts"}),
+        ("ignore", [f"language_model.{name}" for name in ALL], {"attention"}),
+        ("ignore", ["re:.*lm_head", "re:.*self_attn.*", "re:.*router"], {"attention"}),
+        ("ignore", [r"re:model\.layers\.\d+\.mlp\.(gate|up|down)_proj"], {"mlp"}),
+        ("exclude_modules", ["*self_attn*", "lm_head"], {"attention"}),
+        ("exclude_modules", ["model.layers.*.mlp.experts.*"], {"experts"}),
+    ],
+)
+def test_what_stays_in_16_bit(field, names, sixteen_bit):
+    found = read_formats(quantized(quant_method="fp8", **{field: names}), 4, "c")
+    kinds = ("attention", "mlp", "experts")
+    assert {kind for kind in kinds if getattr(found, kind).name == "bfloat16"} == sixteen_bit
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["model.layers.2.self_attn.q_proj"], "leaves the attention of 1 of 4 layers in 16 bit"),
+        (ALL[:3], "of 3 of 4 layers in 16 bit, such as layer 0"),
+        (["model.layers.3.mlp"], "leaves the MLP of 1 of 4 layers in 16 bit, such as layer 3"),
+        ([r"re:model\.layers\.[0-1]\.self_attn"], "leaves the attention of 1 of 4 layers"),
+        (["model.layers.0*"], "leaves the attention of 1 of 4"),
+        (["re:("], "'re:(' is not a regular expression"),
+    ],
+)
+def test_layers_that_differ_are_refused(names, complaint):
+    with pytest.raises(InputError, match=r"^c: quantization_config") as caught:
+        read_formats(quantized(quant_method="fp8", ignore=names), 4, "c")
+    assert complaint in str(caught.value)
+
+
 def test_reading_leaves_the_configuration_alone():
     config = quantized(quant_method="fp8", ignore=["lm_head"], modules_to_not_convert=["router"])
-    read_formats(config, "c")
+    read_formats(config, 4, "c")
     assert config["quantization_config"]["ignore"] == ["lm_head"]
 
 
@@ -81,4 +122,4 @@ def test_reading_leaves_the_configuration_alone():
     ],
 )
 def test_fp8_cache(fields):
-    assert read_formats(quantized(**fields), "c").kv_cache_dtype == "fp8"
+    assert read_formats(quantized(**fields), 4, "c").kv_cache_dtype == "fp8"

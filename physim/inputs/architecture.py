@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from physim.inputs.quantization import Formats, read_formats
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 CHUNKED_ATTENTION = "chunked_attention"
-_MOST_LAYERS = 10_000
+_MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,13 @@ class _Config:
     def flag(self, field: str, default: bool = False) -> bool:
         """A truth value."""
         value = self.fields.get(field)
-        return default if value is None else bool(value)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(
+                f"{self.where}: {field}", f"{value!r} is not true or false", "correct it"
+            )
+        return value
 
     def list(self, field: str) -> list[Any]:
         """A list, empty where absent."""
@@ -257,6 +263,18 @@ class _Config:
         if not isinstance(value, list):
             raise InputError(f"{self.where}: {field}", "is not a list", "pass a list or remove it")
         return value
+
+    def layer_numbers(self, field: str) -> Sequence[int]:
+        """Numbers of layers, counted from 0."""
+        found, layers = self.list(field), self.count("num_hidden_layers")
+        for one in found:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < layers:
+                raise InputError(
+                    f"{self.where}: {field}",
+                    f"names {one!r}, and the model has layers 0 to {layers - 1}",
+                    "correct it",
+                )
+        return found
 
     def _integer(self, field: str, default: int | None, minimum: int) -> int:
         value = self.fields.get(field)
@@ -320,7 +338,7 @@ def _qwen3_experts(config: _Config) -> Experts:
 
 def _qwen3_has_experts(config: _Config, layer: int) -> bool:
     step = config.count("decoder_sparse_step", 1)
-    return layer not in config.list("mlp_only_layers") and (layer + 1) % step == 0
+    return layer not in config.layer_numbers("mlp_only_layers") and (layer + 1) % step == 0
 
 
 def _llama4_experts(config: _Config) -> Experts:
@@ -337,7 +355,7 @@ def _llama4_experts(config: _Config) -> Experts:
 def _llama4_has_experts(config: _Config, layer: int) -> bool:
     # A layer has experts where it is listed or, without a list, where its number, counted from 1,
     # is a multiple of the interleaving step (transformers, configuration_llama4.py).
-    listed = config.list("moe_layers")
+    listed = config.layer_numbers("moe_layers")
     step = config.count("interleave_moe_layer_step", 1)
     return layer in listed if listed else (layer + 1) % step == 0
 
@@ -476,7 +494,7 @@ def _read(config: _Config, family: _Family) -> ModelArch:
         qkv_bias=family.qkv_bias or config.flag("attention_bias"),
         qk_norm=family.qk_norm,
         vision_parameters=family.vision(config),
-        formats=read_formats(config.fields, config.where),
+        formats=read_formats(config.fields, config.count("num_hidden_layers"), config.where),
     )
 
 
@@ -523,4 +541,6 @@ def _attention_kinds(config: _Config, layers: int, window: int | None) -> list[s
     if listed:
         return [str(kind) for kind in listed]
     limited = CHUNKED_ATTENTION if "attention_chunk_size" in config.fields else SLIDING_ATTENTION
-    return [limited if window else FULL_ATTENTION] * layers
+    # Of Qwen the first layers look back without a limit (transformers, configuration_qwen2.py).
+    unlimited = min(config.at_least_zero("max_window_layers", 0), layers) if window else layers
+    return [FULL_ATTENTION] * unlimited + [limited] * (layers - unlimited)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,21 @@ FP8 = WeightFormat("fp8", 1.0, "fp8", quantizes_activations=True)
 FP8_BLOCK = WeightFormat("fp8_block", 1.0 + 4.0 / 128**2, "fp8", quantizes_activations=True)
 # Bytes of an element of the KV cache.
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
+# What different tools call the list of modules that stay in 16 bit.
+_NOT_QUANTIZED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+_LAYER = re.compile(r"layers\\?\.(\d+)(?!\d)")
+# The modules of a layer by what they do, in the names of transformers and vLLM.
+_MODULES = {
+    "attention": [f"self_attn.{one}_proj" for one in ("q", "k", "v", "o", "qkv")],
+    "MLP": [
+        *(f"mlp.{one}_proj" for one in ("gate", "up", "down", "gate_up")),
+        *(f"{block}.shared_expert.gate_proj" for block in ("mlp", "feed_forward")),
+    ],
+    "experts": [
+        *("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1"),
+        *("feed_forward.experts.gate_up_proj", "feed_forward.experts.0.gate_proj"),
+    ],
+}
 _SIXTEEN_BIT = {"bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"}
 
 
@@ -58,13 +75,19 @@ class Formats:
     kv_cache_dtype: str
 
 
-def read_formats(config: Mapping[str, Any], where: str) -> Formats:
+def read_formats(config: Mapping[str, Any], layers: int, where: str) -> Formats:
     """The formats that ``torch_dtype``/``dtype`` and ``quantization_config`` describe.
 
     16-bit floats of either kind are treated alike: tensor cores run them at one rate.
 
+    Args:
+        config: The configuration.
+        layers: How many layers the model has.
+        where: The configuration's path or name, for messages.
+
     Raises:
-        InputError: The data type or the quantisation is not one that physim models.
+        InputError: The data type or the quantisation is not one that physim models, or layers of
+            one kind differ in it.
     """
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     if dtype not in _SIXTEEN_BIT:
@@ -81,20 +104,69 @@ def read_formats(config: Mapping[str, Any], where: str) -> Formats:
     weights = _weight_format(quantization, where)
     ignored = [
         pattern
-        for field in ("ignore", "modules_to_not_convert", "exclude_modules")
+        for field in _NOT_QUANTIZED
         for pattern in _patterns(quantization.get(field), f"{where}: quantization_config.{field}")
     ]
 
-    def unless_ignored(*modules: str) -> WeightFormat:
-        named = any(module in pattern for pattern in ignored for module in modules)
-        return BFLOAT16 if named else weights
+    def unless_ignored(kind: str) -> WeightFormat:
+        without = _layers_without(ignored, _MODULES[kind], layers, where)
+        if 0 < len(without) < layers:
+            raise InputError(
+                f"{where}: quantization_config",
+                f"leaves the {kind} of {len(without)} of {layers} layers in 16 bit, such as layer "
+                f"{min(without)}, which is not modelled",
+                "name all of the layers, or none",
+            )
+        return BFLOAT16 if without else weights
 
     return Formats(
-        attention=unless_ignored("self_attn", "q_proj", "qkv_proj"),
-        mlp=unless_ignored("mlp.gate_proj", "mlp.down_proj", "shared_expert"),
-        experts=unless_ignored("experts.", ".experts"),
+        attention=unless_ignored("attention"),
+        mlp=unless_ignored("MLP"),
+        experts=unless_ignored("experts"),
         kv_cache_dtype="fp8" if _kv_cache_is_fp8(quantization) else "bfloat16",
     )
+
+
+def _layers_without(
+    patterns: Sequence[str], modules: Sequence[str], layers: int, where: str
+) -> set[int]:
+    """Layers of which a pattern names one of the modules."""
+    found: set[int] = set()
+    for pattern in patterns:
+        numbered = _LAYER.search(pattern)
+        # What names no layer is of all alike: the first and the last tell.
+        some = {int(numbered[1])} if numbered else {0, layers - 1}
+        named = {
+            layer
+            for layer in some
+            if layer < layers
+            for module in modules
+            if _names(pattern, f"model.layers.{layer}.{module}", where)
+        }
+        found |= set(range(layers)) if not numbered and named == some else named
+    return found
+
+
+def _names(pattern: str, module: str, where: str) -> bool:
+    """Whether a pattern is a module's name, a whole part of it, or matches it.
+
+    A regular expression after ``re:`` (compressed-tensors), with ``*`` for anything (ModelOpt), or
+    a name or part of one (transformers, vLLM).
+    """
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], module) is not None
+        except (re.error, RecursionError):
+            raise InputError(
+                f"{where}: quantization_config",
+                f"{pattern[:60]!r} is not a regular expression",
+                "correct it",
+            ) from None
+    # Models with vision have their layers in language_model.
+    name = pattern.replace("language_model.", "").replace("model.model.", "model.")
+    if "*" in name:
+        return fnmatch.fnmatchcase(module, name)
+    return f".{name}." in f".{module}."
 
 
 def _patterns(value: Any, where: str) -> list[str]:
