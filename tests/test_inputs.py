@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import physim
 from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment, weight_bytes_per_gpu
@@ -306,3 +307,12 @@ def test_a_chunk_bounds_the_context():
     assert resolved.limits.max_model_len == 8192
     with pytest.raises(InputError, match="attention chunk of 8192"):
         Deployment(Parallelism(2), max_model_len=10000).resolved(scout, H100)
+
+
+def test_an_engine_that_would_not_start_says_what_fits():
+    options = {"gpu": "h100_sxm", "tp": 2, "rate": 1, "input_tokens": 500, "output_tokens": 100}
+    with pytest.raises(InputError, match="vllm would not start; use at most 9680") as caught:
+        physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", **options)
+    assert str(caught.value).startswith("max_model_len: 131072 tokens do not fit in the KV cache")
+    case = physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", max_model_len=9680, **options)
+    assert case.deployment.limits.kv_tokens == 9680

@@ -386,3 +386,26 @@ def test_what_is_no_number_does_not_leave():
 def test_loads_without_a_meaning_are_refused(load, complaint):
     with pytest.raises(InputError, match=complaint):
         physim.predict("Qwen/Qwen3-8B", gpu="h100_sxm", input_tokens=5, output_tokens=5, **load)
+
+
+def test_the_engine_is_said():
+    found = physim.predict(
+        "Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        rate=2,
+        input_tokens=500,
+        output_tokens=100,
+        engine_version="0.15.1",
+        max_num_seqs=64,
+        sampling="greedy",
+        fit="none",
+    )
+    assert found.describe_engine() == (
+        "vllm 0.15.1: max_num_seqs 64, max_num_batched_tokens 8192, max_model_len 40960, "
+        "asynchronous scheduling, bfloat16 KV cache, greedy sampling"
+    )
+    content = json.loads(json.dumps(found.to_dict()))["deployment"]
+    assert (content["engine"], content["engine_version"]) == ("vllm", "0.15.1")
+    assert (content["max_num_seqs"], content["sampling"]) == (64, "greedy")
+    assert found.to_frame()["engine_version"].tolist() == ["0.15.1"]
+    assert found.describe_engine() in found._repr_html_()

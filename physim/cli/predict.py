@@ -139,7 +139,8 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     numbers.add_column(style="dim")
     for row in _numbers(prediction):
         numbers.add_row(*row)
-    lines: list[RenderableType] = [title, "", numbers, "", _latencies(prediction)]
+    engine = Text(prediction.describe_engine(), style="dim")
+    lines: list[RenderableType] = [title, engine, "", numbers, "", _latencies(prediction)]
     lines += ["", _bars(prediction)]
     load = prediction.load
     if load is not None and load.concurrency is not None and load.requests is not None:

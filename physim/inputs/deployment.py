@@ -134,8 +134,9 @@ class Deployment:
         """The deployment with every limit known, checked against the model and the GPU.
 
         Raises:
-            InputError: The parallelism does not divide the model, attention is in
-                chunks that the context exceeds, or the model does not fit in memory.
+            InputError: The parallelism does not divide the model, attention is in chunks that the
+                context exceeds, or the model, or the KV cache of one request of
+                ``max_model_len``, does not fit in memory.
         """
         tp = self.parallelism.tp
         self._check_tp(model)
@@ -154,6 +155,10 @@ class Deployment:
         max_num_seqs = self.max_num_seqs or default.max_num_seqs
         is_async = self.async_scheduling
         weights = weight_bytes_per_gpu(model, tp)
+        kv_blocks = self.kv_blocks
+        if kv_blocks is None:
+            kv_blocks = self._kv_blocks(model, gpu, profile, weights, max_num_seqs)
+            self._check_one_fits(model, gpu, kv_blocks, max_model_len)
         return ResolvedDeployment(
             parallelism=self.parallelism,
             profile=profile,
@@ -162,8 +167,7 @@ class Deployment:
                 max_num_batched_tokens=self.max_num_batched_tokens
                 or default.max_num_batched_tokens,
                 max_model_len=max_model_len,
-                kv_blocks=self.kv_blocks
-                or self._kv_blocks(model, gpu, profile, weights, max_num_seqs),
+                kv_blocks=kv_blocks,
                 block_size=self.block_size,
                 async_scheduling=profile.async_scheduling if is_async is None else is_async,
                 whole_prompts=profile.admits_whole_prompts,
@@ -221,6 +225,24 @@ class Deployment:
                 "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
             )
         return blocks
+
+    def _check_one_fits(
+        self, model: ModelArch, gpu: Hardware, kv_blocks: int, max_model_len: int
+    ) -> None:
+        """Refuses a KV cache too small for one request of ``max_model_len``, as vLLM does.
+
+        Layers that look back over a window need less than the cache is reckoned with here, so that
+        models that have some pass.
+        """
+        held = kv_blocks * self.block_size
+        if model.window is None and held < max_model_len:
+            raise InputError(
+                "max_model_len",
+                f"{max_model_len} tokens do not fit in the KV cache of {held} tokens that "
+                f"{model.name} has on {self.parallelism.tp} x {gpu.key}, and {self.engine} would "
+                "not start",
+                f"use at most {held} (--max-model-len), or raise tp or gpu_memory_utilization",
+            )
 
     def _check_tp(self, model: ModelArch) -> None:
         tp = self.parallelism.tp

@@ -80,6 +80,7 @@ def _page(prediction: Prediction, pictures: Sequence[tuple[str, Axes | Sequence[
     body = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(what)}</p>",
+        f"<p>{html.escape(prediction.describe_engine())}</p>",
         prediction_tables(prediction.to_dict()),
         *(f"<h2>{html.escape(name)}</h2>{_image(name, drawn)}" for name, drawn in pictures),
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.load import Load
 from physim.prediction.html import prediction_tables
 
@@ -89,6 +90,7 @@ class Prediction:
         whole: Latencies with percentiles.
         stages: The same for each stage, if there are several.
         timeline: The engine over time; None for a load that stays.
+        deployment: The engine with its version, limits and sampling, as given or by default.
         assumptions: Where physics stands in for a measurement, one line each.
         intervals: Where a measurement of ``ttft_s``, ``itl_s``, ``e2e_s`` and ``saturation_rps``
             lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
@@ -120,6 +122,7 @@ class Prediction:
     stages: tuple[Part, ...]
     timeline: Timeline | None = field(repr=False)
     assumptions: tuple[str, ...]
+    deployment: ResolvedDeployment = field(repr=False)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extrapolations: tuple[str, ...] = ()
 
@@ -140,6 +143,7 @@ class Prediction:
         """
         content = asdict(self)
         content["capacity_rps"] = self.saturation_rps
+        content["deployment"] = self.deployment.to_dict()
         if self.load is not None:
             content["load"]["stages"] = [asdict(stage) for stage in self.load.stages]
         # JSON knows no infinity.
@@ -163,6 +167,7 @@ class Prediction:
         row = self.to_dict()
         for name in ("timeline", "stages", "whole", "load"):
             row.pop(name)
+        row |= row.pop("deployment")
         for name in ("assumptions", "extrapolations"):
             row[name] = "; ".join(row[name])
         for name, (low, high) in row.pop("intervals").items():
@@ -193,9 +198,21 @@ class Prediction:
             )
         return f"{self.model} on {self.tp} x {self.gpu}, {demand}"
 
+    def describe_engine(self) -> str:
+        """The engine and its limits, in a line."""
+        known, limits = self.deployment, self.deployment.limits
+        scheduling = "asynchronous" if limits.async_scheduling else "synchronous"
+        return (
+            f"{known.profile.engine} {known.profile.version}: max_num_seqs {limits.max_num_seqs}, "
+            f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_model_len "
+            f"{limits.max_model_len}, {scheduling} scheduling, {known.kv_cache_dtype} KV cache, "
+            f"{known.sampling} sampling"
+        )
+
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""
-        return f"<p>{self.describe()}; fit: {self.fit}</p>\n{prediction_tables(self.to_dict())}"
+        about = f"<p>{self.describe()}; fit: {self.fit}</p>\n<p>{self.describe_engine()}</p>"
+        return f"{about}\n{prediction_tables(self.to_dict())}"
 
     def __repr__(self) -> str:
         if self.ttft_s is None or self.e2e_s is None:

@@ -114,6 +114,7 @@ def _prediction(
         whole=Part(load.rate, None, None, None, with_tpot(latencies)),
         stages=(),
         timeline=None,
+        deployment=case.deployment,
         assumptions=(
             *assumptions(case.model, case.gpu, case.deployment),
             *_doubt_of_sampling(case, state),
