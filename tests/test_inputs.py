@@ -88,6 +88,8 @@ def test_an_edited_file_is_read_anew(tmp_path):
         ("no-such-model", "is not a file, a folder or a shipped model"),
         ("no/such.json", "does not exist"),
         ("nobody/has-this-model", "is not shipped"),
+        ("Qwen3-8", "did you mean Qwen/Qwen3-8B[?] Or pass a config.json"),
+        ("qwen/qwen3_14b", "did you mean Qwen/Qwen3-14B[?]"),
     ],
 )
 def test_unknown_models(model, complaint, monkeypatch):
@@ -134,6 +136,38 @@ def test_a_gpu_file_of_ones_own(tmp_path):
     path.write_text(json.dumps(fields))
     with pytest.raises(InputError, match="memory_bytes: 0 is not positive"):
         load_hardware(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("h100", "h100_sxm"),
+        ("H100-SXM", "h100_sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("h200", "h200_sxm"),
+        ("A100-SXM4-80GB", "a100_sxm"),
+        ("B200", "b200_sxm"),
+        ("L40S", "l40s"),
+    ],
+)
+def test_common_names_of_gpus(name, key):
+    assert load_hardware(name).key == key
+
+
+@pytest.mark.parametrize("name", ["h100_pcie", "H100 NVL", "a100-40gb", "l40", ""])
+def test_other_gpus_are_not_taken_for_shipped_ones(name):
+    with pytest.raises(InputError, match="is unknown"):
+        load_hardware(name)
+
+
+def test_no_two_gpus_share_a_name():
+    names = []
+    for key in shipped_gpus():
+        fields = json.loads((data.folder("hardware") / f"{key}.json").read_text())
+        names += {key, fields["name"], *fields["aliases"]}
+    bare = ["".join(filter(str.isalnum, name)).lower() for name in names]
+    assert len({load_hardware(name).key for name in names}) == len(shipped_gpus())
+    assert all(load_hardware(one).key for one in bare)
 
 
 def test_an_unknown_gpu_names_the_known_ones():

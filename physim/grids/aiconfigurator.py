@@ -281,7 +281,9 @@ def _package_data() -> Path:
         package = resources.files("aiconfigurator_core")
     except ModuleNotFoundError as error:
         raise InputError(
-            "physim grids build", f"needs {PACKAGE}", "pip install 'physim-llm[grids]'"
+            "physim grids build",
+            f"needs {PACKAGE}",
+            f"pip install {PACKAGE}=={PACKAGE_VERSION} pyarrow",
         ) from error
     return Path(str(package)) / "systems" / "data"
 

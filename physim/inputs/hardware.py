@@ -60,15 +60,7 @@ def load_hardware(gpu: str) -> Hardware:
     Raises:
         InputError: The GPU is unknown, or its file lacks a figure or has one that is not positive.
     """
-    path = (
-        Path(gpu) if gpu.endswith(_SUFFIX) else data.folder("hardware") / f"{gpu.lower()}{_SUFFIX}"
-    )
-    if not gpu.endswith(_SUFFIX) and not path.is_file():
-        raise InputError(
-            f"GPU {gpu!r}",
-            "is unknown",
-            f"use one of {', '.join(shipped_gpus())}, or pass a JSON file",
-        )
+    path = Path(gpu) if gpu.endswith(_SUFFIX) else _shipped(gpu)
     fields = data.read_json(path)
     where = str(path)
     peaks = fields.get("peak_flops")
@@ -84,6 +76,34 @@ def load_hardware(gpu: str) -> Hardware:
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
         node_gpus=int(_figure(fields, "node_gpus", where)) if "node_gpus" in fields else None,
     )
+
+
+def _shipped(gpu: str) -> Path:
+    """The file of a shipped GPU, by its key, its name or one of its aliases.
+
+    Raises:
+        InputError: There is none.
+    """
+    key = _keys_by_name().get(_bare(gpu))
+    if key is None:
+        known = ", ".join(shipped_gpus())
+        raise InputError(f"GPU {gpu!r}", "is unknown", f"use one of {known}, or pass a JSON file")
+    return data.folder("hardware") / f"{key}{_SUFFIX}"
+
+
+@functools.lru_cache
+def _keys_by_name() -> dict[str, str]:
+    keys = {}
+    for key in shipped_gpus():
+        fields = data.read_json(data.folder("hardware") / f"{key}{_SUFFIX}")
+        for name in (key, fields["name"], *fields.get("aliases", ())):
+            keys[_bare(name)] = key
+    return keys
+
+
+def _bare(name: str) -> str:
+    """Letters and digits alone: ``H100-SXM`` and ``h100_sxm`` are one name."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _figure(fields: Mapping[str, Any], field: str, where: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from dataclasses import replace
 from pathlib import Path
@@ -96,8 +97,16 @@ def _shipped(model: str) -> Path | None:
     return data.folder("model_configs") / f"{matches[0].replace('/', '--')}{_SUFFIX}"
 
 
+def _near(model: str) -> str:
+    """The shipped model that may be meant, as a question; empty if none is near."""
+    names = {name.lower(): name for name in shipped_models()}
+    names |= {name.split("/")[1].lower(): name for name in shipped_models()}
+    found = difflib.get_close_matches(model.lower(), names, n=1, cutoff=0.8)
+    return f"did you mean {names[found[0]]}? Or " if found else ""
+
+
 def _from_hub(model: str) -> Path:
-    remedy = "pass a config.json, or a name from `physim show models`"
+    remedy = f"{_near(model)}pass a config.json, or a name from `physim show models`"
     if model.count("/") != 1:
         raise InputError(f"model {model!r}", "is not a file, a folder or a shipped model", remedy)
     try:
@@ -106,7 +115,7 @@ def _from_hub(model: str) -> Path:
         raise InputError(
             f"model {model!r}",
             "is not shipped, and huggingface-hub is not installed to fetch it",
-            f"pip install 'physim-llm[hub]', or {remedy}",
+            f"pip install huggingface-hub, or {remedy}",
         ) from error
     try:
         cached = hub.try_to_load_from_cache(model, "config.json")

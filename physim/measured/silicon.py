@@ -58,7 +58,7 @@ def read() -> pd.DataFrame:
         package = Path(str(resources.files(PACKAGE)))
     except ModuleNotFoundError as error:
         raise InputError(
-            "silicon rows", "need aiconfigurator-core", "pip install 'physim-llm[grids]'"
+            "silicon rows", "need aiconfigurator-core", "pip install aiconfigurator-core pyarrow"
         ) from error
     frame = pd.read_csv(package / "systems" / "silicon_sample.csv")
     frame = frame[(frame["backend"] == "vllm") & (frame["mode"] == "agg")]

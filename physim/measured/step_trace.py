@@ -46,7 +46,7 @@ def read_steps(path: Path) -> pd.DataFrame:
     try:
         raw = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     except ImportError as error:
-        raise InputError(str(path), "needs pyarrow", "pip install 'physim-llm[data]'") from error
+        raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
     except OSError as error:
         raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
     except ValueError as error:  # pandas' and pyarrow's errors of form are ValueErrors

@@ -88,7 +88,7 @@ def check(path: Path) -> None:
 
 def _check_installed() -> None:
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("plot", "needs matplotlib", "run pip install 'physim-llm[plot]'")
+        raise InputError("plot", "needs matplotlib", "pip install matplotlib")
 
 
 def save(drawn: Axes | Sequence[Axes], path: Path) -> None:

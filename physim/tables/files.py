@@ -50,7 +50,7 @@ def write(table: Table, folder: Path, kind: str) -> None:
             _as_frame(table).astype(np.float32).to_parquet(path, index=False, compression="zstd")
         except ImportError as error:
             raise InputError(
-                "parquet", "needs pyarrow", "pip install 'physim-llm[data]', or use csv or json"
+                "parquet", "needs pyarrow", "pip install pyarrow, or use csv or json"
             ) from error
     content = {"schema_version": _SCHEMA_VERSION, "table": path.name, **table.metadata}
     (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -99,7 +99,7 @@ def _frame(path: Path) -> pd.DataFrame:
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except ImportError as error:
-        raise InputError(str(path), "needs pyarrow", "pip install 'physim-llm[data]'") from error
+        raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
     except (OSError, EOFError) as error:
         what = getattr(error, "strerror", None) or "is damaged"
         raise InputError(str(path), what, "write the table again") from error

@@ -134,6 +134,4 @@ def require_packages(method: str) -> None:
         InputError: scikit-learn is not installed, and boosted trees are asked for.
     """
     if method == "boosted" and find_spec("sklearn") is None:
-        raise InputError(
-            "method boosted", "needs scikit-learn", "pip install 'physim-llm[baselines]'"
-        )
+        raise InputError("method boosted", "needs scikit-learn", "pip install scikit-learn")
