@@ -106,16 +106,18 @@ def _near(model: str) -> str:
 
 
 def _from_hub(model: str) -> Path:
-    remedy = f"{_near(model)}pass a config.json, or a name from `physim show models`"
+    remedy, near = "pass a config.json, or a name from `physim show models`", _near(model)
     if model.count("/") != 1:
-        raise InputError(f"model {model!r}", "is not a file, a folder or a shipped model", remedy)
+        raise InputError(
+            f"model {model!r}", "is not a file, a folder or a shipped model", near + remedy
+        )
     try:
         import huggingface_hub as hub
     except ImportError as error:
         raise InputError(
             f"model {model!r}",
             "is not shipped, and huggingface-hub is not installed to fetch it",
-            f"pip install huggingface-hub, or {remedy}",
+            f"{near}pip install huggingface-hub, or {remedy}",
         ) from error
     try:
         cached = hub.try_to_load_from_cache(model, "config.json")
@@ -131,5 +133,5 @@ def _from_hub(model: str) -> Path:
         raise InputError(
             f"model {model!r}",
             f"is not shipped and could not be fetched from the hub ({type(error).__name__})",
-            remedy,
+            near + remedy,
         ) from error
