@@ -275,7 +275,7 @@ def test_rows_without_e2e_are_shown(tmp_path):
     run = physim("evaluate", "--data", path, "--plot", picture)
     assert run.returncode == 0, run.stderr
     assert "1 worst of 1 rows" in run.stdout
-    assert "skipped 1 row: " in run.stdout
+    assert "skipped two stage 0: GPU 'tpu': is unknown" in run.stdout
     assert picture.is_file()
 
 

@@ -116,6 +116,28 @@ def test_faster_hardware_is_faster():
     assert fast.itl_s < qwen().itl_s < slow.itl_s
 
 
+def test_a_gpu_that_is_better_in_every_figure_is_never_slower():
+    cases = [
+        physim.Case.of(
+            "Qwen/Qwen3-14B",
+            gpu=gpu,
+            tp=2,
+            rate=rate,
+            input_tokens=prompt,
+            output_tokens=200,
+        )
+        for gpu in ("h100_sxm", "h200_sxm")
+        for rate in (1.0, 6.0)
+        for prompt in (200, 1000, 3000)
+    ]
+    corrections = [load_fit("default", case.gpu.key).corrections for case in cases]
+    found = physim.predict_cases(cases, corrections)
+    half = len(cases) // 2
+    for h100, h200 in zip(found[:half], found[half:], strict=True):
+        assert h200.ttft_s <= h100.ttft_s * 1.002
+        assert h200.itl_s <= h100.itl_s * 1.002
+
+
 def test_stand_in_kernels_are_said():
     assert "efficiencies of h100_sxm" in qwen(gpu="b200_sxm").assumptions[0]
 

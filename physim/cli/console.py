@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Nothing that is printed is so long: a program that reads a pipe finds each row on one line.
 _UNFOLDED = 10_000
+# So many rows are named one by one.
+_NAMED = 3
 
 
 def stdout() -> Console:
@@ -22,6 +24,21 @@ def stdout() -> Console:
     if terminal.is_terminal or "COLUMNS" in os.environ:
         return terminal
     return Console(highlight=False, width=_UNFOLDED)
+
+
+def by_reason(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why rows were not used, a line for each reason, with the names of the few or their number.
+
+    Args:
+        rows: Rows with ``experiment``, ``stage`` and ``reason``.
+    """
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        named.setdefault(row["reason"], []).append(f"{row['experiment']} stage {row['stage']}")
+    return [
+        f"{', '.join(some) if len(some) <= _NAMED else f'{len(some)} rows'}: {reason}"
+        for reason, some in named.items()
+    ]
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -> Table:

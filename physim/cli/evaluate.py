@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from physim.cli.console import stdout, table_of
+from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Out, Plot, print_json, write
 from physim.cli.subject_options import FitName
 from physim.prediction.metrics import METRICS
@@ -81,10 +80,8 @@ def _print_evaluation(evaluation: Evaluation, worst: int) -> None:
         console.print(_rows(evaluation, worst))
     console.print("errors, percent")
     console.print(_summary(evaluation))
-    for reason, skipped in Counter(row["reason"] for row in evaluation.skipped).items():
-        console.print(
-            Text(f"skipped {skipped} {'row' if skipped == 1 else 'rows'}: {reason}", style="yellow")
-        )
+    for line in by_reason(evaluation.skipped):
+        console.print(Text(f"skipped {line}", style="yellow"))
 
 
 def _rows(evaluation: Evaluation, worst: int) -> Table:

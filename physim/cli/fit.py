@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from physim.cli.comma_lists import names_in
-from physim.cli.console import stdout, table_of
+from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.prediction.metrics import METRICS
 
@@ -87,13 +86,7 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
         Text("mean absolute error of an experiment, percent, in sample: before and after"),
         _experiments(outcome),
     ]
-    for reason, count in Counter(row["reason"] for row in outcome.left_out).items():
-        lines.append(
-            Text(
-                f"left out {count} rows: {reason}" if count > 1 else f"left out a row: {reason}",
-                style="yellow",
-            )
-        )
+    lines += [Text(f"left out {line}", style="yellow") for line in by_reason(outcome.left_out)]
     if outcome.distrusted:
         lines.append(Text("Outliers, which count less:", style="yellow"))
         lines += [
