@@ -25,8 +25,6 @@ Row = Mapping[Any, Any]
 
 # No server takes a second for each token: such times are milliseconds, or another column's.
 _LONGEST_ITL_S = 1.0
-
-
 # Beyond anything that is measured, in any unit of a row.
 _MOST = 1e9
 
