@@ -130,7 +130,7 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
     Raises:
         InputError: The engine is unknown, or the version is none.
     """
-    known = shipped_engines()
+    known, engine = shipped_engines(), engine.lower()
     if engine not in known:
         raise InputError(f"engine {engine!r}", "is unknown", f"use one of {', '.join(known)}")
     versions = known[engine]
