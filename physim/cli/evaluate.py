@@ -88,11 +88,10 @@ def _rows(evaluation: Evaluation, worst: int) -> Table:
     columns = ["experiment", "stage"]
     for metric in _SHOWN:
         columns += [f"{METRICS[metric].label} {METRICS[metric].unit}", "error"]
-    # E2E where it was measured, else what was.
-    off = [next(iter(row["metrics"].values()))["error_pct"] for row in evaluation.rows]
-    ranked = [
-        evaluation.rows[place] for place in sorted(range(len(off)), key=lambda i: -abs(off[i]))
-    ]
+    # By E2E where it was measured, else by what was.
+    ranked = sorted(
+        evaluation.rows, key=lambda row: -abs(next(iter(row["metrics"].values()))["error_pct"])
+    )
     rows = []
     for row in ranked[:worst]:
         cells = [row["experiment"], str(row["stage"])]

@@ -168,11 +168,10 @@ def load_fit(fit: str | Path, gpu: str | None = None) -> Fit:
     """
     name = str(fit)
     found = _load(name.removeprefix(_WHOLE))
-    if gpu is None or not found.gpus or gpu in found.gpus:
-        return found
-    if name.startswith(_WHOLE):
+    carried = found if gpu is None else found.on(gpu)
+    if carried is not found and name.startswith(_WHOLE):
         return dataclasses.replace(found, name=f"{found.name}, whole, from another GPU")
-    return found.on(gpu)
+    return carried
 
 
 def _load(name: str) -> Fit:

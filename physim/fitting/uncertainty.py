@@ -13,9 +13,9 @@ from physim.fitting.observations import METRICS, NOISE, groups
 from physim.measured.schema import Row
 
 # The least scatter: repeated runs of one experiment differ by so much.
+_LEAST_SCATTER = 0.005
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
-_LEAST_SCATTER = 0.005
 
 
 def covariance(problem: Problem, parameters: Vector) -> Float[np.ndarray, "n n"]:

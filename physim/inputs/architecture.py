@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -304,7 +304,7 @@ class _Family:
         qk_norm: Whether queries and keys are normalised.
         tied_by_default: Whether embeddings are tied where the configuration does not say.
         experts: The experts of the layers that have some.
-        has_experts: Whether a layer has them, by its number from 0.
+        expert_layers: The layers that have them, by their numbers from 0.
         window: Tokens that windowed layers look back.
         vision: Weights of the vision encoder.
     """
@@ -313,7 +313,9 @@ class _Family:
     qk_norm: bool = False
     tied_by_default: bool = False
     experts: Callable[[_Config], Experts | None] = lambda _: None
-    has_experts: Callable[[_Config, int], bool] = lambda *_: True
+    expert_layers: Callable[[_Config], Container[int]] = lambda config: range(
+        config.count("num_hidden_layers")
+    )
     window: Callable[[_Config], int | None] = lambda _: None
     vision: Callable[[_Config], int] = lambda _: 0
 
@@ -336,9 +338,9 @@ def _qwen3_experts(config: _Config) -> Experts:
     )
 
 
-def _qwen3_has_experts(config: _Config, layer: int) -> bool:
-    step = config.count("decoder_sparse_step", 1)
-    return layer not in config.layer_numbers("mlp_only_layers") and (layer + 1) % step == 0
+def _qwen3_expert_layers(config: _Config) -> Container[int]:
+    step, layers = config.count("decoder_sparse_step", 1), config.count("num_hidden_layers")
+    return set(range(step - 1, layers, step)) - set(config.layer_numbers("mlp_only_layers"))
 
 
 def _llama4_experts(config: _Config) -> Experts:
@@ -352,12 +354,11 @@ def _llama4_experts(config: _Config) -> Experts:
     )
 
 
-def _llama4_has_experts(config: _Config, layer: int) -> bool:
+def _llama4_expert_layers(config: _Config) -> Container[int]:
     # A layer has experts where it is listed or, without a list, where its number, counted from 1,
     # is a multiple of the interleaving step (transformers, configuration_llama4.py).
-    listed = config.layer_numbers("moe_layers")
-    step = config.count("interleave_moe_layer_step", 1)
-    return layer in listed if listed else (layer + 1) % step == 0
+    step, layers = config.count("interleave_moe_layer_step", 1), config.count("num_hidden_layers")
+    return config.layer_numbers("moe_layers") or range(step - 1, layers, step)
 
 
 def _mistral_window(config: _Config) -> int | None:
@@ -399,18 +400,18 @@ _FAMILIES = {
     "Qwen3MoeForCausalLM": _Family(
         qk_norm=True,
         experts=_qwen3_experts,
-        has_experts=_qwen3_has_experts,
+        expert_layers=_qwen3_expert_layers,
         window=_qwen_window,
     ),
     "GemmaForCausalLM": _Family(tied_by_default=True),
     "Llama4ForConditionalGeneration": _Family(
         experts=_llama4_experts,
-        has_experts=_llama4_has_experts,
+        expert_layers=_llama4_expert_layers,
         window=_llama4_window,
         vision=_llama4_vision,
     ),
     "Llama4ForCausalLM": _Family(
-        experts=_llama4_experts, has_experts=_llama4_has_experts, window=_llama4_window
+        experts=_llama4_experts, expert_layers=_llama4_expert_layers, window=_llama4_window
     ),
 }
 
@@ -513,6 +514,7 @@ def _groups(
             f"{layers} are more than any model has",
             "correct it",
         )
+    with_experts = family.expert_layers(config) if experts else ()
     counts: dict[LayerGroup, int] = {}
     for layer, kind in enumerate(_attention_kinds(config, layers, window)):
         if kind in (SLIDING_ATTENTION, CHUNKED_ATTENTION) and window is None:
@@ -521,7 +523,7 @@ def _groups(
                 f"names {kind}, for which the configuration has no window in use",
                 "add sliding_window or attention_chunk_size, or correct layer_types",
             )
-        own = experts if experts and family.has_experts(config, layer) else None
+        own = experts if layer in with_experts else None
         reach = None if kind == FULL_ATTENTION else window
         attention = Attention(kind, heads, kv_heads, head_dim, reach)
         group = LayerGroup(0, attention, 0 if own else width, own)

@@ -143,10 +143,10 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
     asked = _numbers(version)
     # Patch releases of one minor version are alike.
     same = [one for one in versions if _numbers(one)[:2] == asked[:2]]
-    before = [one for one in versions if _numbers(one) <= asked]
-    taken = (same or before or versions)[-1 if same or before else 0]
     if same:
-        return _read(engine, taken)
+        return _read(engine, same[-1])
+    before = [one for one in versions if _numbers(one) <= asked]
+    taken = before[-1] if before else versions[0]
     what = "has no profile of its own"
     if not before:
         what = "is older than any that physim knows"

@@ -96,7 +96,7 @@ def _keys_by_name() -> dict[str, str]:
     keys = {}
     for key in shipped_gpus():
         fields = data.read_json(data.folder("hardware") / f"{key}{_SUFFIX}")
-        for name in (key, fields["name"], *fields.get("aliases", ())):
+        for name in (key, fields.get("name") or key, *fields.get("aliases", ())):
             keys[_bare(name)] = key
     return keys
 

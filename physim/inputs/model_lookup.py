@@ -97,27 +97,32 @@ def _shipped(model: str) -> Path | None:
     return data.folder("model_configs") / f"{matches[0].replace('/', '--')}{_SUFFIX}"
 
 
-def _near(model: str) -> str:
-    """The shipped model that may be meant, as a question; empty if none is near."""
+def _not_found(model: str, problem: str, first: str = "") -> InputError:
+    """The error for a model that is not found, which asks whether the nearest shipped one is meant.
+
+    Args:
+        model: What was asked for.
+        problem: Why it is not found.
+        first: What to try before the rest.
+    """
     names = {name.lower(): name for name in shipped_models()}
     names |= {name.split("/")[1].lower(): name for name in shipped_models()}
     found = difflib.get_close_matches(model.lower(), names, n=1, cutoff=0.8)
-    return f"did you mean {names[found[0]]}? Or " if found else ""
+    near = f"did you mean {names[found[0]]}? Or " if found else ""
+    remedy = "pass a config.json, or a name from `physim show models`"
+    return InputError(f"model {model!r}", problem, f"{near}{first}{remedy}")
 
 
 def _from_hub(model: str) -> Path:
-    remedy, near = "pass a config.json, or a name from `physim show models`", _near(model)
     if model.count("/") != 1:
-        raise InputError(
-            f"model {model!r}", "is not a file, a folder or a shipped model", near + remedy
-        )
+        raise _not_found(model, "is not a file, a folder or a shipped model")
     try:
         import huggingface_hub as hub
     except ImportError as error:
-        raise InputError(
-            f"model {model!r}",
+        raise _not_found(
+            model,
             "is not shipped, and huggingface-hub is not installed to fetch it",
-            f"{near}pip install huggingface-hub, or {remedy}",
+            "pip install huggingface-hub, or ",
         ) from error
     try:
         cached = hub.try_to_load_from_cache(model, "config.json")
@@ -130,8 +135,6 @@ def _from_hub(model: str) -> Path:
                 hub.hf_hub_download(model, beside)
         return Path(hub.hf_hub_download(model, "config.json"))
     except Exception as error:  # the hub client raises many unrelated types when offline
-        raise InputError(
-            f"model {model!r}",
-            f"is not shipped and could not be fetched from the hub ({type(error).__name__})",
-            near + remedy,
+        raise _not_found(
+            model, f"is not shipped and could not be fetched from the hub ({type(error).__name__})"
         ) from error
