@@ -72,7 +72,8 @@ def sweep() -> tuple[tuple[float, float], float]:
 
     from physim.corrections.fields import Corrections
     from physim.fluid.steady import SteadyState, steady_state
-    from physim.prediction.cases import Case, CaseArrays
+    from physim.inputs.case import Case
+    from physim.prediction.arrays import CaseArrays
 
     models = ("Qwen/Qwen3-14B", "meta-llama/Llama-3.1-70B-Instruct", "mistralai/Mixtral-8x7B-v0.1")
     rng = np.random.default_rng(0)

@@ -32,6 +32,7 @@ def main() -> None:
     from physim.fluid.demand import Demand
     from physim.fluid.request_latencies import latencies
     from physim.fluid.transient import Fluid, Schedule
+    from physim.prediction.arrays import step_model_of
     from physim.replay.engine import Engine, replay
     from physim.replay.step_times import ModelStepTimes
     from physim.replay.workload import drawn
@@ -49,7 +50,7 @@ def main() -> None:
         arrival="poisson",
     )
     load, limits = case.demanded, case.deployment.limits
-    model, engine = case.step_model(Corrections()), Engine(limits)
+    model, engine = step_model_of(case, Corrections()), Engine(limits)
     numbers = jax.tree.map(float, limits)
 
     def replay_all() -> object:

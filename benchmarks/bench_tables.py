@@ -12,11 +12,12 @@ from typing import Any
 
 from physim.corrections.fields import Corrections
 from physim.corrections.files import load_fit
+from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load, Stage
 from physim.inputs.model_lookup import shipped_models
 from physim.inputs.parallelism import Parallelism
-from physim.prediction.cases import Case
+from physim.prediction.arrays import step_model_of
 from physim.prediction.replayed import engine_of
 from physim.replay.engine import replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, StepTimes
@@ -86,7 +87,7 @@ def replays(folder: Path) -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     for model, tp in REPLAYED:
         case = Case.from_parts(model, GPU, Deployment(Parallelism(tp), **LIMITS), GENERAL)
-        exact = case.step_model(corrections)
+        exact = step_model_of(case, corrections)
         region = operating_region(case, exact, corrections)
         projection = blackbox(region)
         place = folder / model.replace("/", "--")

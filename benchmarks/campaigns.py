@@ -17,10 +17,9 @@ import pandas as pd
 
 import physim
 from physim.corrections.fields import Corrections
-from physim.prediction import cases as known
 
 METRICS = ("ttft", "itl", "e2e")
-OPTIONS = known.CaseOptions.__annotations__
+OPTIONS = physim.CaseOptions.__annotations__
 ENGINE = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
 

@@ -119,6 +119,7 @@ def above(seed: int) -> dict[str, float] | None:
 def replayed(case: Any, seed: int) -> Any:
     """The replay's requests as a frame."""
     from physim.corrections.fields import Corrections
+    from physim.prediction.arrays import step_model_of
     from physim.prediction.replayed import engine_of
     from physim.replay.engine import replay
     from physim.replay.step_times import ModelStepTimes
@@ -127,7 +128,7 @@ def replayed(case: Any, seed: int) -> Any:
     limits = case.deployment.limits
     workload = drawn(case.demanded, limits.block_size, seed)
     times = ModelStepTimes(
-        case.step_model(Corrections()),
+        step_model_of(case, Corrections()),
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
         workload.longest,

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from physim.corrections.files import Fit, load_fit
     from physim.errors import InputError
     from physim.fitting.fit import Outcome, fit
+    from physim.inputs.case import Case, CaseOptions
     from physim.inputs.deployment import Deployment
     from physim.inputs.lengths import Lengths
     from physim.inputs.load import Load, Stage
     from physim.inputs.parallelism import Parallelism
     from physim.measured.reports import read_report
-    from physim.prediction.cases import Case, CaseOptions
     from physim.prediction.many import predict_cases
     from physim.prediction.results import Prediction
     from physim.questions.capacity import Capacity, Objective, capacity
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Batch": "physim.step.batch",
     "Capacity": "physim.questions.capacity",
-    "Case": "physim.prediction.cases",
-    "CaseOptions": "physim.prediction.cases",
+    "Case": "physim.inputs.case",
+    "CaseOptions": "physim.inputs.case",
     "Comparison": "physim.questions.comparison",
     "Conversations": "physim.replay.workload",
     "Corrections": "physim.corrections.fields",

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
-from physim.prediction.cases import Case, CaseOptions, ServerOptions
+from physim.inputs.case import Case, CaseOptions, ServerOptions
+from physim.prediction.arrays import step_model_of
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
 from physim.step.model import StepModel
@@ -84,4 +85,4 @@ def step_model(
         InputError: Some input cannot be used; the message says which and what to do.
     """
     case = Case.of(model, **options)
-    return case.step_model(load_fit(fit, case.gpu.key).corrections)
+    return step_model_of(case, load_fit(fit, case.gpu.key).corrections)

@@ -16,8 +16,8 @@ import physim
 from physim.corrections.fields import Corrections
 from physim.corrections.files import Fit, load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case
 from physim.inputs.parallelism import Parallelism
-from physim.prediction.cases import Case
 from physim.prediction.intervals import predict_with_interval
 
 HOME = Path(physim.__file__).parent

@@ -9,7 +9,7 @@ import physim
 from physim.corrections.fields import CORRECTIONS
 from physim.corrections.files import load_fit
 from physim.errors import InputError
-from physim.prediction.cases import Case
+from physim.inputs.case import Case
 from physim.prediction.many import predict_cases
 from physim.questions.elasticities import RATES
 

@@ -16,7 +16,7 @@ from physim.fluid.rounds import engine_of, met
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.prediction.cases import CaseArrays
+from physim.prediction.arrays import CaseArrays, step_model_of
 from physim.step.front_end import FRONT_END_S, output_s
 from physim.step.model import StepModel, StepTime
 
@@ -41,7 +41,7 @@ class Constant(StepModel):
 
 
 CASE = physim.Case.of(MODEL, gpu="h100_sxm")
-CONSTANT = Constant(CASE.step_model(Corrections()).ops, Corrections())
+CONSTANT = Constant(step_model_of(CASE, Corrections()).ops, Corrections())
 
 
 def by_hand(load):

@@ -21,7 +21,7 @@ from physim.step.batch import MAX_REQUESTS, Batch
 from physim.step.components import COMPONENTS
 from physim.step.host import EXPOSED_SHARE, HOST_REQUEST_S, HOST_STEP_S, WORKER_REQUEST_S
 from physim.step.lowering import PART_NAMES, PARTS, lower, rows_of
-from physim.step.mixed_steps import mixing_of
+from physim.step.mixed_steps import MIXINGS
 from physim.step.model import StepModel
 
 H100 = load_hardware("h100_sxm")
@@ -111,7 +111,7 @@ MODES = ("additive", "weighted-average", "smooth-weighted")
 @pytest.mark.parametrize("mixed", MODES)
 @pytest.mark.parametrize("batch", [(20.0, 800.0, 0.0, 0.0, 0.0), (0.0, 0.0, 2.0, 500.0, 100.0)])
 def test_batches_of_one_kind_do_not_depend_on_the_mode(mixed, batch):
-    model = StepModel(LLAMA.ops, Corrections(), mixing_of(mixed))
+    model = StepModel(LLAMA.ops, Corrections(), MIXINGS[mixed])
     expected = STEP(LLAMA, Batch.summarised(*batch)).latency
     assert STEP(model, Batch.summarised(*batch)).latency == pytest.approx(float(expected))
 
@@ -124,7 +124,7 @@ def test_weighted_average_by_hand(decode, prefill_tokens, weight):
     batch = Batch.summarised(decode, 800.0, 1.0, prefill_tokens, 0.0)
     prefill = STEP(LLAMA, batch.prefill_only()).latency
     alone = STEP(LLAMA, batch.decode_only()).latency
-    blended = STEP(StepModel(LLAMA.ops, Corrections(), mixing_of("weighted-average")), batch)
+    blended = STEP(StepModel(LLAMA.ops, Corrections(), MIXINGS["weighted-average"]), batch)
     assert blended.latency == pytest.approx(float(weight * prefill + (1 - weight) * alone))
     assert sum(blended.parts.values()) == pytest.approx(float(blended.latency))
 
@@ -132,11 +132,9 @@ def test_weighted_average_by_hand(decode, prefill_tokens, weight):
 def test_smooth_weighted_approaches_the_regimes_and_has_no_jump():
     def total(tokens):
         batch = Batch.summarised(20.0, 800.0, 1.0, tokens, 0.0)
-        return STEP(
-            StepModel(LLAMA.ops, Corrections(), mixing_of("smooth-weighted")), batch
-        ).latency
+        return STEP(StepModel(LLAMA.ops, Corrections(), MIXINGS["smooth-weighted"]), batch).latency
 
-    hard = StepModel(LLAMA.ops, Corrections(), mixing_of("weighted-average"))
+    hard = StepModel(LLAMA.ops, Corrections(), MIXINGS["weighted-average"])
     far = Batch.summarised(20.0, 800.0, 1.0, 4000.0, 0.0)
     assert total(4000.0) == pytest.approx(float(STEP(hard, far).latency), rel=0.01)
     # Across the border at 100 prefill tokens.
@@ -145,7 +143,7 @@ def test_smooth_weighted_approaches_the_regimes_and_has_no_jump():
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(InputError, match="use one of additive, weighted-average, smooth-weighted"):
-        mixing_of("average")
+        physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm", mixed="average")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_at_a_sharpness_of_one_the_host_adds():
 @pytest.mark.parametrize("mixed", ["additive", "weighted-average", "smooth-weighted"])
 def test_gradients_are_finite_for_an_empty_prefill(mixed):
     def total(prefill, corrections):
-        model = StepModel(LLAMA.ops, corrections, mixing_of(mixed))
+        model = StepModel(LLAMA.ops, corrections, MIXINGS[mixed])
         return model(Batch.summarised(4.0, 100.0, prefill, 10.0, 5.0)).latency
 
     zero = jax.tree.map(jnp.asarray, Corrections())

@@ -14,10 +14,11 @@ import yaml
 
 from physim.corrections.files import load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
-from physim.prediction.cases import Case
+from physim.prediction.arrays import step_model_of
 from physim.prediction.replayed import engine_of
 from physim.replay.engine import Engine, replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
@@ -53,7 +54,7 @@ def case_of(model=QWEN, tp=2, load=GENERAL, **engine):
 
 
 def stepper(case):
-    return case.step_model(CORRECTIONS)
+    return step_model_of(case, CORRECTIONS)
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ Exit codes: 0 success, 1 input that cannot be used, 2 a command that is not unde
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +28,7 @@ from physim.errors import InputError
 
 # Of an error; more is of no use to anyone.
 _LONGEST_LINE = 1000
+_GARBAGE = (200_000, 50, 50)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,18 +48,6 @@ app.command()(table)
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")
-
-
-def _keep_compiled() -> None:
-    """Lets JAX keep what it compiles, so that only the first command of its kind waits for that.
-
-    JAX_COMPILATION_CACHE_DIR says where; JAX_ENABLE_COMPILATION_CACHE=false, that nothing is kept.
-    What raises errors while it runs cannot be kept, so solvers give no number instead, which is
-    looked for.
-    """
-    os.environ.setdefault("EQX_ON_ERROR", "nan")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "physim" / "jax"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,7 +72,10 @@ def options(
 
 def main() -> None:
     """Runs the command line; input that cannot be used ends it with one line and exit code 1."""
-    _keep_compiled()
+    # A command is soon over: looking for garbage would take a tenth of its time.
+    gc.set_threshold(*_GARBAGE)
+    # XLA's remarks on its own work are not for whoever asks for a prediction.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # A terminal that cannot show a letter gets another one.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

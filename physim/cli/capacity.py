@@ -56,7 +56,7 @@ def capacity(
     load = load_options(locals())
     import physim
     from physim.cli.progress import running
-    from physim.prediction.cases import Case
+    from physim.inputs.case import Case
 
     with running("searching"):
         found = physim.capacity(model, slo=slo, fit=fit, gpu=gpu, tp=tp, **load, **engine)

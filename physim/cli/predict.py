@@ -89,7 +89,7 @@ def predict(
     import physim
     from physim.cli.progress import running
     from physim.errors import InputError
-    from physim.prediction.cases import Case
+    from physim.inputs.case import Case
 
     if trace is not None:
         others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)

@@ -28,10 +28,31 @@ def _fits(incomplete: str) -> list[str]:
     return _starting(["default", "none", *data.names("fits", ".json")], incomplete)
 
 
+# What is misspelt is said before JAX is loaded, which takes longer than all of this.
+def _known_model(context: typer.Context, model: str | None) -> str | None:
+    from physim.inputs.model_lookup import load_model
+
+    if model is not None and not context.resilient_parsing:
+        load_model(model)
+    return model
+
+
+def _known_gpu(context: typer.Context, gpu: str | None) -> str | None:
+    from physim.inputs.hardware import load_hardware
+
+    if gpu is not None and not context.resilient_parsing:
+        load_hardware(gpu)
+    return gpu
+
+
 _model = typer.Argument(
-    help="A config.json, its folder, a shipped name, or a hub id.", autocompletion=_models
+    help="A config.json, its folder, a shipped name, or a hub id.",
+    autocompletion=_models,
+    callback=_known_model,
 )
-_gpu = typer.Option(help="A GPU of `physim show gpus`, or a JSON file.", autocompletion=_gpus)
+_gpu = typer.Option(
+    help="A GPU of `physim show gpus`, or a JSON file.", autocompletion=_gpus, callback=_known_gpu
+)
 
 Model = Annotated[str, _model]
 OptionalModel = Annotated[str | None, _model]

@@ -13,6 +13,7 @@ from physim.corrections.fields import PRIOR_WIDTHS, Corrections, flat, labels, u
 from physim.fitting.observations import NOISE, Stages, log_predicted
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.fitting.step_cycles import Cycles, log_cycles
+from physim.kept import kept
 from physim.types import AnyArray
 
 # ITL and E2E of a stage are nearly one number, so each counts half.
@@ -97,7 +98,7 @@ class Problem:
     def loss(self, parameters: Vector) -> float:
         """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
         flat_corrections = flat(self.corrections(parameters))
-        values = _predicted(flat_corrections, self.stages, self.cycles)
+        values = _values(flat_corrections, self.stages, self.cycles)
         found = self._deviations(np.asarray(values, float), np.zeros((len(values), 1)))
         if not np.all(np.isfinite(np.asarray(values)[found.weights > 0])):
             return np.inf
@@ -107,7 +108,7 @@ class Problem:
     def deviations(self, parameters: Vector) -> Deviations:
         """Deviations and their slopes."""
         flat_corrections = flat(self.corrections(parameters))
-        values, slopes = _with_slopes(flat_corrections, self.stages, self.cycles)
+        values, slopes = _values_and_slopes(flat_corrections, self.stages, self.cycles)
         return self._deviations(np.asarray(values, float), np.asarray(slopes, float) * self.widths)
 
     def _deviations(self, predicted: Sizes, slopes: Slopes) -> Deviations:
@@ -127,6 +128,7 @@ class Problem:
         return Deviations(sizes, slopes, weights)
 
 
+@kept
 def _values(
     corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None
 ) -> Float[AnyArray, " values"]:
@@ -136,6 +138,7 @@ def _values(
     return values if cycles is None else jnp.append(values, log_cycles(own, cycles))
 
 
+@kept
 def _values_and_slopes(
     corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None
 ) -> tuple[Float[AnyArray, " values"], Float[AnyArray, "values n"]]:
@@ -147,11 +150,3 @@ def _values_and_slopes(
 
     slopes, found = jax.jacfwd(values, has_aux=True)(corrections)
     return found, slopes
-
-
-# XLA's fusion emitters take half as long again to compile these long chains of small operations,
-# twice the memory, and what they make of them is slower.
-_predicted, _with_slopes = (
-    jax.jit(function, compiler_options={"xla_cpu_use_fusion_emitters": False})
-    for function in (_values, _values_and_slopes)
-)

@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
+from physim.inputs.case import Case
 from physim.measured.condition import filtered
 from physim.measured.runs_csv import case_of, measured, read_table, stages_of
 from physim.measured.schema import Row
-from physim.prediction.cases import Case, CaseArrays
+from physim.prediction.arrays import CaseArrays
 from physim.prediction.many import predict_cases
 from physim.types import AnyArray
 

@@ -91,8 +91,11 @@ def _implicit(
 ) -> tuple[tuple[Scalar, Any], tuple[Scalar, Any]]:
     parameters, lower, upper = primals
     root, found = bracketed_root(function, parameters, lower, upper)
-    slope = jax.grad(lambda x: function(x, parameters)[0])(root)
-    _, change = jax.jvp(lambda p: function(root, p)[0], (parameters,), (tangents[0],))
+    def push(*tangents: Any) -> Any:
+        return jax.jvp(function, (root, parameters), tangents)[1]
+
+    slope, along_root = push(jnp.ones_like(root), jax.tree.map(jnp.zeros_like, parameters))
+    change, along_parameters = push(jnp.zeros_like(root), tangents[0])
     moved = -change / slope
-    _, changes = jax.jvp(lambda x, p: function(x, p)[1], (root, parameters), (moved, tangents[0]))
+    changes = jax.tree.map(lambda x, p: moved * x + p, along_root, along_parameters)
     return (root, found), (moved, changes)

@@ -63,17 +63,24 @@ class Rodas3(diffrax.AbstractAdaptiveSolver[None]):
         width = t1 - t0
         start, record_of = ravel_pytree(y0)
 
+        # Traced once for all its calls.
+        @jax.jit
         def field(place: Vector) -> Vector:
             slope, _ = ravel_pytree(self.func(terms, t0, record_of(place), args))
             return slope
 
-        matrix = jnp.eye(start.shape[0]) / (_GAMMA * width) - jax.jacfwd(field)(start)
+        def twice(place: Vector) -> tuple[Vector, Vector]:
+            slope = field(place)
+            return slope, slope
+
+        jacobian, at_start = jax.jacfwd(twice, has_aux=True)(start)
+        matrix = jnp.eye(start.shape[0]) / (_GAMMA * width) - jacobian
         factors = jax.scipy.linalg.lu_factor(matrix)
         none = 0.0 * start
         parts: list[Vector] = []
         for stages, slopes in zip(_STAGES, _SLOPES, strict=True):
             place = start + sum((a * k for a, k in zip(stages, parts, strict=True)), none)
-            slope = field(place)
+            slope = field(place) if any(stages) else at_start
             slope += sum((c / width * k for c, k in zip(slopes, parts, strict=True)), none)
             parts.append(jax.scipy.linalg.lu_solve(factors, slope))
         y1 = record_of(start + sum((m * k for m, k in zip(_RESULT, parts, strict=True)), none))

@@ -312,16 +312,23 @@ class Fluid(eqx.Module):
             state: _State, part: tuple[Scalar, Scalar, Scalar]
         ) -> tuple[_State, tuple[AnyArray, _State, AnyArray]]:
             begin, length, rate = part
+
+            def change(_: Scalar, y: _State, __: None) -> _State:
+                moved: _State = jax.tree.map(lambda x: length * x, self._change(y, rate, schedule))
+                return moved
+
+            # In units of the stage, whose bounds are plain numbers then, which need no check while
+            # it runs: a function that can raise errors cannot be kept.
             solution = diffrax.diffeqsolve(
-                diffrax.ODETerm(lambda _, y, __: self._change(y, rate, schedule)),
+                diffrax.ODETerm(change),
                 Rodas3(),
                 0.0,
-                length,
-                1e-6 * length,
+                1.0,
+                1e-6,
                 state,
                 # What happens between the steps is read off straight lines.
                 stepsize_controller=diffrax.PIDController(
-                    _TOLERANCE, _TOLERANCE / 10, dtmax=jnp.maximum(life, length / _LEAST_STEPS)
+                    _TOLERANCE, _TOLERANCE / 10, dtmax=jnp.maximum(life / length, 1 / _LEAST_STEPS)
                 ),
                 saveat=diffrax.SaveAt(t0=True, steps=True),
                 max_steps=most,
@@ -331,11 +338,11 @@ class Fluid(eqx.Module):
             )
             done = jnp.isfinite(solution.ts)
             last = jnp.sum(done) - 1
-            times = begin + jnp.where(done, solution.ts, solution.ts[last])
+            times = begin + length * jnp.where(done, solution.ts, solution.ts[last])
             states: _State = jax.tree.map(
                 lambda x: jnp.where(done.reshape(-1, *[1] * (x.ndim - 1)), x, x[last]), solution.ys
             )
-            solved = solution.ts[last] >= length * (1 - 1e-4)
+            solved = solution.ts[last] >= 1 - 1e-4
             return jax.tree.map(lambda x: x[-1], states), (times, states, solved)
 
         _, (times, states, solved) = jax.lax.scan(stage, empty, (begins, lengths, rates))

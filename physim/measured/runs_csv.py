@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from physim.errors import InputError
+from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
 from physim.measured.schema import COLUMNS, REQUIRED, SHARED, Row, checked
-from physim.prediction.cases import Case
 
 if TYPE_CHECKING:
     import pandas as pd

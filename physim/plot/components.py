@@ -14,8 +14,9 @@ from jaxtyping import Float
 from physim.corrections.fields import Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case, ServerOptions
 from physim.plot.figures import axes_or_new, plain_ticks
-from physim.prediction.cases import Case, ServerOptions
+from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
 from physim.step.host import PART as HOST
 from physim.step.lowering import PARTS, rows_of
@@ -105,7 +106,7 @@ def draw_component(
         known = ", ".join(PARTS)
         raise InputError("component", f"{component!r} is unknown", f"use one of {known}")
     case, part = Case.of(model, **options), PARTS[component]
-    fitted = case.step_model(load_fit(fit, case.gpu.key).corrections)
+    fitted = step_model_of(case, load_fit(fit, case.gpu.key).corrections)
     bare = StepModel(fitted.ops, Corrections())
     ideal = StepModel(_at_roofline(fitted.ops), Corrections())
     sweep = _SWEEPS[part.sweep]

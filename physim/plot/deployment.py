@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from physim.corrections.files import DEFAULT_FIT
+from physim.inputs.case import Case, CaseOptions
 from physim.plot.figures import new_figure
 from physim.plot.loads import draw_load
 from physim.plot.steps import draw_breakdown, draw_roofline
-from physim.prediction.cases import Case, CaseOptions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ from jaxtyping import Float
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.plot.figures import COLORS, new_figure, plain_ticks
-from physim.prediction.cases import Case, CaseOptions
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.metrics import METRICS
 

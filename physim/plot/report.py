@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Unpack
 from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case, CaseOptions
 from physim.plot.loads import draw_load
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
-from physim.prediction.cases import Case, CaseOptions
 from physim.prediction.html import prediction_tables
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction

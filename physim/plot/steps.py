@@ -9,8 +9,9 @@ import numpy as np
 
 from physim import roofline
 from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.inputs.case import Case, ServerOptions
 from physim.plot.figures import axes_or_new, plain_ticks
-from physim.prediction.cases import Case, ServerOptions
+from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES, PARTS, rows_of
 from physim.step.many_batches import named_seconds, part_seconds
 from physim.step.rows import DecodeRow, PrefillRow, Row
@@ -54,7 +55,7 @@ def draw_roofline(
         **options: GPU and deployment; see `ServerOptions`.
     """
     case = Case.of(model, **options)
-    stepper = case.step_model(load_fit(fit, case.gpu.key).corrections)
+    stepper = step_model_of(case, load_fit(fit, case.gpu.key).corrections)
     hardware = case.gpu
     axes = axes_or_new(axes, 6.5, 4.5)
     from matplotlib.lines import Line2D
@@ -154,7 +155,7 @@ def draw_breakdown(
     if against not in ("batch", "context"):
         raise ValueError(f"against is {against!r}, not batch or context")
     case = Case.of(model, **options)
-    stepper = case.step_model(load_fit(fit, case.gpu.key).corrections)
+    stepper = step_model_of(case, load_fit(fit, case.gpu.key).corrections)
     limits = case.deployment.limits
     if against == "batch":
         most = max(min(limits.max_num_seqs, limits.kv_tokens / context), 2.0)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from physim.corrections.files import TWO_SIDED_90, Fit
-from physim.prediction.cases import Case
+from physim.inputs.case import Case
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 

@@ -12,9 +12,10 @@ from jaxtyping import Num
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.inputs.case import Case
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load
-from physim.prediction.cases import Case
+from physim.prediction.arrays import step_model_of
 from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
 from physim.prediction.steady import steady
 from physim.replay.engine import Engine, Replayed, replay, summarised
@@ -127,7 +128,7 @@ def _replay(
 ) -> Replayed:
     limits = case.deployment.limits
     times = ModelStepTimes(
-        case.step_model(corrections),
+        step_model_of(case, corrections),
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
         workload.longest,

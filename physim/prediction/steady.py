@@ -14,8 +14,10 @@ from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
 from physim.fluid.percentiles import PERCENTILES, steady_percentiles
 from physim.fluid.steady import SteadyState, steady_state
+from physim.inputs.case import Case
 from physim.inputs.load import Load
-from physim.prediction.cases import Case, CaseArrays, padded, stack
+from physim.kept import kept
+from physim.prediction.arrays import CaseArrays, padded, stack
 from physim.prediction.results import Part, Prediction, with_tpot
 from physim.step.component import Placement
 from physim.step.components.sampling import greedy_seconds
@@ -51,7 +53,7 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
     ]
 
 
-@jax.jit
+@kept
 def _solve(systems: CaseArrays, corrections: Corrections) -> tuple[SteadyState, Any]:
     """Steady states of the loads, then of the same requests without end; percentiles of the first.
 

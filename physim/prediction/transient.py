@@ -12,7 +12,9 @@ from physim.errors import InputError
 from physim.fluid.percentiles import PERCENTILES
 from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.transient import Fluid, Schedule, Trajectory
-from physim.prediction.cases import Case, CaseArrays, padded, row_of, stack
+from physim.inputs.case import Case
+from physim.kept import kept
+from physim.prediction.arrays import CaseArrays, padded, row_of, stack
 from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
 
 
@@ -66,7 +68,7 @@ def _schedule(case: Case) -> Schedule:
     )
 
 
-@jax.jit
+@kept
 def _run(
     systems: CaseArrays, corrections: Corrections, schedules: Schedule
 ) -> tuple[Trajectory, Summary]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.prediction.cases import Case, CaseOptions
+from physim.inputs.case import Case, CaseOptions
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
 from physim.prediction.metrics import METRICS

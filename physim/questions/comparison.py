@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case, LoadAndEngineOptions, check_names
 from physim.inputs.hardware import load_hardware
-from physim.prediction.cases import Case, LoadAndEngineOptions, check_names
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
 

@@ -17,8 +17,10 @@ from physim.corrections.fields import CORRECTIONS, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
+from physim.inputs.case import Case, CaseOptions
 from physim.inputs.hardware import Hardware
-from physim.prediction.cases import Case, CaseArrays, CaseOptions, row_of
+from physim.kept import kept
+from physim.prediction.arrays import CaseArrays, row_of
 from physim.step.lowering import StepOps, lower
 from physim.types import AnyArray, Number
 
@@ -157,8 +159,7 @@ def _slope(up: Number, down: Number) -> Number:
     return np.where(up == down, 0.0, np.nan_to_num(up) - np.nan_to_num(down)) / (2 * _MOVED)
 
 
-# XLA's fusion emitters take half as long again to compile this.
-@jax.jit(compiler_options={"xla_cpu_use_fusion_emitters": False})
+@kept
 def _slopes(
     system: CaseArrays,
     corrections: Float[AnyArray, " n"],
@@ -175,5 +176,7 @@ def _slopes(
         return jnp.log(jnp.stack([*loaded, states.throughput[1]]))
 
     at = jax.tree.map(jnp.asarray, (system.ops, corrections))
-    slopes = jax.vmap(lambda along: jax.jvp(logs, (at,), (along,))[1])(directions)
-    return logs(at), slopes
+    found: tuple[Any, Any] = jax.vmap(
+        lambda along: jax.jvp(logs, (at,), (along,)), out_axes=(None, 0)
+    )(directions)
+    return found

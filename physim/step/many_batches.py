@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from physim.kept import kept
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES
 from physim.step.model import Families, StepModel
@@ -76,12 +77,12 @@ def _blocks(batches: Batch) -> list[Batch]:
     ]
 
 
-@jax.jit
+@kept
 def _parts(model: StepModel, batches: Batch) -> Float[AnyArray, "steps parts"]:
     return jax.vmap(lambda batch: model(batch).seconds)(batches)
 
 
-@jax.jit
+@kept
 def _families(model: StepModel, batches: Batch) -> Families:
     def totals(batch: Batch) -> Families:
         return Families(*(parts.sum() for parts in model.families(batch)))

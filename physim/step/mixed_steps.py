@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from physim.errors import InputError
+from physim.inputs.case import MIXED
 from physim.step.batch import Batch
 from physim.types import Scalar
 
@@ -52,22 +52,9 @@ class SmoothWeighted(eqx.Module):
 Mixing: TypeAlias = Additive | WeightedAverage | SmoothWeighted
 
 ADDITIVE = Additive()
-MIXINGS: dict[str, Mixing] = {
-    "additive": ADDITIVE,
-    "weighted-average": WeightedAverage(),
-    "smooth-weighted": SmoothWeighted(),
-}
-
-
-def mixing_of(name: str) -> Mixing:
-    """A way of composing mixed steps by its name.
-
-    Raises:
-        InputError: There is none of that name.
-    """
-    if name not in MIXINGS:
-        raise InputError("mixed", f"{name!r} is unknown", f"use one of {', '.join(MIXINGS)}")
-    return MIXINGS[name]
+MIXINGS: dict[str, Mixing] = dict(
+    zip(MIXED, (ADDITIVE, WeightedAverage(), SmoothWeighted()), strict=True)
+)
 
 
 def _ratio(value: Scalar, limit: Scalar) -> Scalar:

@@ -12,19 +12,23 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.inputs.architecture import ModelArch
+from physim.inputs.case import Case
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
-from physim.prediction.cases import Case
+from physim.kept import kept
+from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
 from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
 from physim.step.rows import SizeRow, in_order
 from physim.tables.linear_models import MICROSECOND
+from physim.types import AnyArray
 
 _TOKENS = tuple(2**power for power in range(14))
 _LENGTHS = tuple(2**power for power in range(7, 16))
@@ -46,8 +50,8 @@ def write_mfu_grids(folder: Path, case: Case, corrections: Corrections, blis_gpu
     attention, tp = arch.attention, deployment.parallelism.tp
     shape = f"{attention.heads}-{attention.kv_heads}-{attention.head_dim}"
     alone = dataclasses.replace(deployment, parallelism=Parallelism())
-    sharded = case.step_model(corrections)
-    whole = dataclasses.replace(case, deployment=alone).step_model(corrections)
+    sharded = step_model_of(case, corrections)
+    whole = step_model_of(dataclasses.replace(case, deployment=alone), corrections)
     files = {
         f"gemm/{blis_gpu}/data.csv": ("m,k,n", _gemms(case, sharded)),
         f"mha/prefill/{blis_gpu}/{shape}.csv": ("dtype,seq_len", _prefill(whole, arch, gpu)),
@@ -71,7 +75,7 @@ def _gemms(case: Case, model: StepModel) -> list[str]:
     tokens = np.array(_TOKENS, float)
     none = np.zeros_like(tokens)
     sizes = {"tokens": tokens, "sampled": tokens, "message_bytes": none, "has_prefill": none}
-    seconds = np.asarray(jax.jit(jax.vmap(model.row_seconds))(sizes))
+    seconds = np.asarray(_row_seconds(model, sizes))
     operations = rows_of(case.model, case.gpu, case.deployment)
     _, placed = in_order([row for row in operations if isinstance(row, SizeRow)])
     rows: dict[str, str] = {}
@@ -85,6 +89,13 @@ def _gemms(case: Case, model: StepModel) -> list[str]:
             flops = 2.0 * m * k * n
             rows.setdefault(key, _row(key, all_layers / row.count, flops, row.peak_flops))
     return list(rows.values())
+
+
+@kept
+def _row_seconds(
+    model: StepModel, sizes: dict[str, Float[AnyArray, " sizes"]]
+) -> Float[AnyArray, "sizes rows"]:
+    return jax.vmap(model.row_seconds)(sizes)
 
 
 def _prefill(model: StepModel, arch: ModelArch, gpu: Hardware) -> list[str]:

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.demand import Demand
+from physim.inputs.case import Case
 from physim.inputs.load import Load, Stage
-from physim.prediction.cases import Case
 from physim.prediction.transient import trajectory_of
 from physim.step.batch import Batch
 from physim.step.many_batches import total_seconds

@@ -17,9 +17,10 @@ from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.fluid.demand import Demand
+from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions, check_names
 from physim.inputs.hardware import load_hardware
 from physim.inputs.model_lookup import config_path
-from physim.prediction.cases import Case, CaseOptions, LoadAndEngineOptions, check_names
+from physim.prediction.arrays import step_model_of
 from physim.prediction.steady import steady
 from physim.step.lowering import assumptions
 from physim.step.model import StepModel
@@ -90,7 +91,7 @@ def write_table(
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
     known_fit = load_fit(fit, case.gpu.key)
     corrections = known_fit.corrections
-    stepper = case.step_model(corrections)
+    stepper = step_model_of(case, corrections)
     about: dict[str, Any] = {
         "physim_version": version("physim-llm"),
         "model": case.model.name,

@@ -14,7 +14,7 @@ from physim.fitting.objective import Problem
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.host import HOST_SHARPNESS
 from physim.step.lowering import StepOps
-from physim.step.mixed_steps import mixing_of
+from physim.step.mixed_steps import MIXINGS
 from physim.step.rows import KNOTS, UNMEASURED
 from physim.types import AnyArray
 
@@ -45,7 +45,7 @@ def ablated(name: str, problem: Problem) -> Problem:
         return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
     systems, cycles = problem.stages.systems, problem.cycles
     if name in BLENDS:
-        mixing = mixing_of(name)
+        mixing = MIXINGS[name]
         systems = replace(systems, mixing=mixing)
         cycles = cycles and replace(cycles, mixing=mixing)
     else:

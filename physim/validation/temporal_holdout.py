@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from physim.corrections.fields import Corrections
@@ -15,13 +14,14 @@ from physim.fitting.objective import Problem
 from physim.fitting.observations import observe
 from physim.fitting.optimise import minimise
 from physim.fitting.step_cycles import log_cycles, observe_steps
+from physim.kept import kept
 from physim.validation.crossval import Crossval
 
 # Of each run's time the first 60% are fitted, the last 20% judged; the rest, between them, is for
 # whoever has something to choose.
 _EARLY, _LATE = (0.0, 0.6), (0.8, 1.0)
 
-_log_cycles = jax.jit(log_cycles)
+_log_cycles = kept(log_cycles)
 
 
 def crossval_in_time(

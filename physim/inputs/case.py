@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, Unpack
 
-import equinox as eqx
-import jax
-import numpy as np
-
-from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.demand import Demand
 from physim.inputs.architecture import ModelArch
-from physim.inputs.deployment import Deployment, Limits, ResolvedDeployment
+from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
 from physim.inputs.lengths import Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.model_lookup import load_model
 from physim.inputs.parallelism import Parallelism
-from physim.step.lowering import StepOps, lower, stack_ops
-from physim.step.mixed_steps import ADDITIVE, Mixing, mixing_of
-from physim.step.model import StepModel
-
-Entry = TypeVar("Entry")
-Record = TypeVar("Record")
 
 
 class LoadOptions(TypedDict, total=False):
@@ -94,6 +81,8 @@ _LOAD, _ENGINE, _CASE = (
     tuple(options.__annotations__) for options in (LoadOptions, EngineOptions, CaseOptions)
 )
 _DEGREES = ("tp", "pp", "dp", "ep")
+# How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
+MIXED = ("additive", "weighted-average", "smooth-weighted")
 
 
 @dataclass(frozen=True)
@@ -105,14 +94,14 @@ class Case:
         gpu: The GPU.
         deployment: The engine, every limit known.
         load: The load; None where only the server is meant.
-        mixing: How steps of both prefill and decode are composed.
+        mixed: How steps of both prefill and decode are composed, one of `MIXED`.
     """
 
     model: ModelArch
     gpu: Hardware
     deployment: ResolvedDeployment
     load: Load | None = None
-    mixing: Mixing = ADDITIVE
+    mixed: str = MIXED[0]
 
     @classmethod
     def of(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
@@ -138,7 +127,10 @@ class Case:
         if "gpu" not in options:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")
         case = cls.from_parts(model, options["gpu"], _deployment_of(options), _load_of(options))
-        return replace(case, mixing=mixing_of(options["mixed"])) if "mixed" in options else case
+        mixed = options.get("mixed", case.mixed)
+        if mixed not in MIXED:
+            raise InputError("mixed", f"{mixed!r} is unknown", f"use one of {', '.join(MIXED)}")
+        return replace(case, mixed=mixed)
 
     @classmethod
     def from_parts(
@@ -180,10 +172,6 @@ class Case:
         """The same server under another load."""
         return replace(self, load=load)
 
-    def step_model(self, corrections: Corrections) -> StepModel:
-        """The time of the engine's steps."""
-        return StepModel(lower(self.model, self.gpu, self.deployment), corrections, self.mixing)
-
 
 def check_names(options: Iterable[str]) -> None:
     """Refuses options that no case has.
@@ -224,64 +212,3 @@ def _load_of(options: Mapping[str, Any]) -> Load | None:
             raise InputError(name, "is missing", "give it")
     stages = given.pop("stages", ())
     return Load(**given, stages=tuple(s if isinstance(s, Stage) else Stage(*s) for s in stages))
-
-
-class CaseArrays(eqx.Module):
-    """Cases as numbers, stacked.
-
-    Attributes:
-        ops: The lowered models.
-        demand: The loads; of one in stages, the busiest.
-        limits: The engines' limits.
-        mixing: How steps of both prefill and decode are composed.
-    """
-
-    ops: StepOps
-    demand: Demand
-    limits: Limits
-    mixing: Mixing
-
-    @classmethod
-    def of(cls, cases: Sequence[Case]) -> CaseArrays:
-        """The cases as numbers.
-
-        Args:
-            cases: Cases whose mixed steps are composed alike.
-        """
-        # Members of an ensemble are one case many times over, which is lowered once.
-        apart = {id(case): case for case in cases}
-        places = {key: place for place, key in enumerate(apart)}
-        limits = [case.deployment.limits for case in apart.values()]
-        systems = cls(
-            ops=stack_ops([lower(c.model, c.gpu, c.deployment) for c in apart.values()]),
-            demand=Demand.stacked(
-                [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
-            ),
-            limits=stack(limits),
-            mixing=cases[0].mixing,
-        )
-        if len(apart) == len(cases):
-            return systems
-        return row_of(systems, [places[id(case)] for case in cases])
-
-    def model(self, corrections: Corrections) -> StepModel:
-        """Step times, of one case or of stacked ones."""
-        return StepModel(self.ops, corrections, self.mixing)
-
-
-def stack(records: Sequence[Record]) -> Record:
-    """Records of one shape as one with a leading axis, in NumPy."""
-    leaves, structures = zip(*(jax.tree.flatten(record) for record in records), strict=True)
-    columns = zip(*leaves, strict=True)
-    return jax.tree.unflatten(structures[0], [np.array(column, float) for column in columns])
-
-
-def row_of(records: Record, row: int | Sequence[int]) -> Record:
-    """One of stacked records, or some of them."""
-    picked: Record = jax.tree.map(lambda leaf: leaf[row], records)
-    return picked
-
-
-def padded(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries and some more, up to a power of two, so that few sizes are ever compiled."""
-    return [*entries, *[entries[-1]] * (2 ** math.ceil(math.log2(len(entries))) - len(entries))]

@@ -1,0 +1,233 @@
+"""Functions that are compiled once on a machine, not once in each process.
+
+What a function was compiled to is kept in a folder, so that the next process that calls it with
+arrays of the same shapes loads that and neither traces nor compiles. JAX's own cache keeps what XLA
+makes, but not the tracing before it, which takes as long again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import pickle
+import platform
+import shutil
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
+
+import jax
+import numpy as np
+
+from physim import data
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+# XLA's fusion emitters take half as long again to compile long chains of small operations, and
+# twice the memory, and what they make of them is no faster.
+_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+# A call with less than so many numbers runs in a millisecond or two even without optimisation,
+# which takes longer than all else.
+_FEW = 100_000
+_QUICK = _OPTIONS | {"xla_backend_optimization_level": 0}
+# What nothing used for so long goes when something is added.
+_UNUSED_DAYS = 30
+# Of JAX's settings those that change what a function computes.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_debug_nans",
+    "jax_debug_infs",
+)
+_PACKAGES = ("jax", "jaxlib", "equinox", "diffrax", "numpy")
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What a function was compiled to for arrays of some shapes.
+
+    Attributes:
+        run: From the leaves of the arguments to those of the result.
+        result: The tree of the result.
+    """
+
+    run: jax.stages.Compiled
+    result: Any
+
+
+class Kept(Generic[*Arguments, Result]):
+    """A function of trees of arrays that is compiled once on a machine; see `kept`."""
+
+    def __init__(self, function: Callable[[Unpack[Arguments]], Result]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._jitted = jax.jit(function, compiler_options=_OPTIONS)
+        self._ready: dict[Hashable, _Ready] = {}
+
+    def __call__(self, *args: *Arguments) -> Result:
+        """The function's result.
+
+        What does not run on a CPU, or has arrays that JAX holds already, is left to `jax.jit`.
+        """
+        leaves, tree = jax.tree.flatten(args)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return self._function(*args)
+        config = jax.config
+        if (
+            jax.default_backend() != "cpu"
+            or any(isinstance(leaf, jax.Array) for leaf in leaves)
+            or config.jax_disable_jit
+            or config.jax_default_device is not None
+        ):
+            return self._jitted(*args)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        shapes = tuple((leaf.shape, leaf.dtype.str) for leaf in leaves)
+        key = (tree, shapes, *(getattr(config, name) for name in _SETTINGS))
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._compiled(leaves, key)
+        found: Result = jax.tree.unflatten(ready.result, ready.run(*leaves))
+        return found
+
+    def _compiled(self, leaves: Sequence[np.ndarray], key: tuple[Any, ...]) -> _Ready:
+        """Loads what was compiled for such arguments, or compiles it and keeps it."""
+        options = _options(leaves)
+        name = f"{self._function.__module__}.{self._function.__qualname__}"
+        place = _place(name, options, key)
+        if place is not None:
+            # Whatever is wrong with what was kept, it can be made anew.
+            with contextlib.suppress(Exception):
+                return _load(place, len(leaves))
+        structures = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            found, structure = jax.tree.flatten(self._function(*jax.tree.unflatten(key[0], leaves)))
+            structures.append(structure)
+            return found
+
+        lowered = jax.jit(flat, compiler_options=options).lower(*leaves)
+        with _out_of_jaxs_cache():
+            compiled = lowered.compile()
+        ready = _Ready(compiled, structures[-1])
+        if place is not None:
+            # A function that calls back to Python cannot be kept, nor anything on a full disk.
+            with contextlib.suppress(Exception):
+                _save(place, ready)
+        return ready
+
+
+def kept(
+    function: Callable[[Unpack[Arguments]], Result],
+) -> Kept[*Arguments, Result]:
+    """Decorates a pure function of trees of NumPy arrays and numbers like `jax.jit`, and keeps it.
+
+    What it was compiled to lies in the folder of `folder`, under a digest of all that it depends
+    on: physim's source, versions, settings, processor, shapes.
+    """
+    return Kept(function)
+
+
+def folder() -> Path | None:
+    """Where compiled functions are kept: as JAX is told, or in the user's cache; None if nowhere.
+
+    JAX_COMPILATION_CACHE_DIR says where, JAX_ENABLE_COMPILATION_CACHE=false that nothing is kept.
+    """
+    if not jax.config.jax_enable_compilation_cache:
+        return None
+    told = jax.config.jax_compilation_cache_dir
+    if told:
+        return Path(told) / "physim"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "physim"
+
+
+@contextlib.contextmanager
+def _out_of_jaxs_cache() -> Iterator[None]:
+    """Keeps what is compiled out of JAX's own cache: what comes out of there cannot be kept again.
+
+    XLA leaves the code out of it without a word.
+    """
+    name = "jax_persistent_cache_min_compile_time_secs"
+    usual = getattr(jax.config, name)
+    jax.config.update(name, math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update(name, usual)
+
+
+def _options(leaves: Sequence[np.ndarray]) -> dict[str, Any]:
+    return _QUICK if sum(leaf.size for leaf in leaves) < _FEW else _OPTIONS
+
+
+def _place(name: str, options: dict[str, Any], key: tuple[Any, ...]) -> Path | None:
+    """Where what is compiled of a function for such arguments is kept."""
+    root = folder()
+    if root is None:
+        return None
+    flags = os.environ.get("XLA_FLAGS", ""), os.environ.get("EQX_ON_ERROR", "")
+    digest = hashlib.sha256(repr((options, flags, *key)).encode()).hexdigest()
+    return root / _surroundings() / f"{name}-{digest[:24]}"
+
+
+@functools.cache
+def _surroundings() -> str:
+    """A digest of what stays as it is in a process: source, versions, processor."""
+    digest = hashlib.sha256()
+    package = Path(str(resources.files("physim")))
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    versions = [platform.python_version(), *map(metadata.version, _PACKAGES)]
+    digest.update(repr((versions, jax.device_count(), _processor())).encode())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What tells processors apart whose instructions differ."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    told = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(told)}))
+
+
+def _load(place: Path, leaves: int) -> _Ready:
+    from jax.experimental.serialize_executable import deserialize_and_load
+
+    content, result, lapack = pickle.loads(place.read_bytes())
+    if lapack:
+        # JAX looks LAPACK up when a call of it is lowered, and what is loaded takes it as found.
+        jax.jit(jax.scipy.linalg.lu_factor).lower(np.eye(2))
+    structure = jax.tree.structure(result)
+    taken = jax.tree.structure(((0,) * leaves, {}))
+    given = jax.tree.structure([0] * structure.num_leaves)
+    os.utime(place.parent)
+    return _Ready(deserialize_and_load(content, taken, given), structure)
+
+
+def _save(place: Path, ready: _Ready) -> None:
+    from jax.experimental.serialize_executable import serialize
+
+    # Trees of our own classes cannot be pickled, a record of such a tree can.
+    result = jax.tree.unflatten(ready.result, range(ready.result.num_leaves))
+    content, *_ = serialize(ready.run)
+    if not place.parent.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _forget(place.parent.parent)
+    with data.replacing(place) as temporary:
+        temporary.write_bytes(pickle.dumps((content, result, "lapack_" in ready.run.as_text())))
+
+
+def _forget(root: Path) -> None:
+    """Removes what other versions kept and nothing has used for long."""
+    for old in root.iterdir():
+        if time.time() - old.stat().st_mtime > _UNUSED_DAYS * 86400:
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""Cases as arrays, one or many at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.fluid.demand import Demand
+from physim.inputs.case import Case
+from physim.inputs.deployment import Limits
+from physim.step.lowering import StepOps, lower, stack_ops
+from physim.step.mixed_steps import MIXINGS, Mixing
+from physim.step.model import StepModel
+
+Entry = TypeVar("Entry")
+Record = TypeVar("Record")
+
+
+def step_model_of(case: Case, corrections: Corrections) -> StepModel:
+    """The time of the steps of a case's engine.
+
+    Args:
+        case: The case; its load is of no account.
+        corrections: Corrections of the components.
+    """
+    ops = lower(case.model, case.gpu, case.deployment)
+    return StepModel(ops, corrections, MIXINGS[case.mixed])
+
+
+class CaseArrays(eqx.Module):
+    """Cases as numbers, stacked.
+
+    Attributes:
+        ops: The lowered models.
+        demand: The loads; of one in stages, the busiest.
+        limits: The engines' limits.
+        mixing: How steps of both prefill and decode are composed.
+    """
+
+    ops: StepOps
+    demand: Demand
+    limits: Limits
+    mixing: Mixing
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> CaseArrays:
+        """The cases as numbers.
+
+        Args:
+            cases: Cases whose mixed steps are composed alike.
+        """
+        # Members of an ensemble are one case many times over, which is lowered once.
+        apart = {id(case): case for case in cases}
+        places = {key: place for place, key in enumerate(apart)}
+        limits = [case.deployment.limits for case in apart.values()]
+        systems = cls(
+            ops=stack_ops([lower(c.model, c.gpu, c.deployment) for c in apart.values()]),
+            demand=Demand.stacked(
+                [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
+            ),
+            limits=stack(limits),
+            mixing=MIXINGS[cases[0].mixed],
+        )
+        if len(apart) == len(cases):
+            return systems
+        return row_of(systems, [places[id(case)] for case in cases])
+
+    def model(self, corrections: Corrections) -> StepModel:
+        """Step times, of one case or of stacked ones."""
+        return StepModel(self.ops, corrections, self.mixing)
+
+
+def stack(records: Sequence[Record]) -> Record:
+    """Records of one shape as one with a leading axis, in NumPy."""
+    leaves, structures = zip(*(jax.tree.flatten(record) for record in records), strict=True)
+    columns = zip(*leaves, strict=True)
+    return jax.tree.unflatten(structures[0], [np.array(column, float) for column in columns])
+
+
+def row_of(records: Record, row: int | Sequence[int]) -> Record:
+    """One of stacked records, or some of them."""
+    picked: Record = jax.tree.map(lambda leaf: leaf[row], records)
+    return picked
+
+
+def padded(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries and some more, up to a power of two, so that few sizes are ever compiled."""
+    return [*entries, *[entries[-1]] * (2 ** math.ceil(math.log2(len(entries))) - len(entries))]
