@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from physim.measured.reports import read_report
     from physim.prediction.many import predict_cases
     from physim.prediction.results import Prediction
-    from physim.questions.capacity import Capacity, Objective, capacity
+    from physim.questions.capacity import Capacity, capacity
     from physim.questions.comparison import Comparison, compare
     from physim.questions.elasticities import Elasticities, explain
+    from physim.questions.objectives import Objective
     from physim.replay.workload import Conversations
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
@@ -47,7 +48,7 @@ _HOME = {
     "InputError": "physim.errors",
     "Lengths": "physim.inputs.lengths",
     "Load": "physim.inputs.load",
-    "Objective": "physim.questions.capacity",
+    "Objective": "physim.questions.objectives",
     "Outcome": "physim.fitting.fit",
     "Prediction": "physim.prediction.results",
     "Stage": "physim.inputs.load",

@@ -33,10 +33,14 @@ def capacity(
     slo: Annotated[
         list[str],
         typer.Option(
-            help="An upper bound, such as ttft_p99=500ms or itl_mean=25ms: ttft, itl, tpot or "
-            "e2e; mean, p50, p90 or p99; may be repeated."
+            help="An upper bound, such as ttft_p99=500ms: ttft, itl, tpot or e2e; mean, p50, p90, "
+            "p95 or p99. Or ttft=500ms, asked of each request. May be repeated."
         ),
     ],
+    goodput: Annotated[
+        float,
+        typer.Option(help="Share of requests that must keep to all that is asked of each."),
+    ] = 0.9,
     tp: Tp = 1,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,
@@ -59,7 +63,9 @@ def capacity(
     from physim.inputs.case import Case
 
     with running("searching"):
-        found = physim.capacity(model, slo=slo, fit=fit, gpu=gpu, tp=tp, **load, **engine)
+        found = physim.capacity(
+            model, slo=slo, goodput=goodput, fit=fit, gpu=gpu, tp=tp, **load, **engine
+        )
     if as_json:
         print_json(found.to_dict())
     else:
@@ -81,17 +87,31 @@ def capacity(
 
 
 def _print_capacity(found: Capacity) -> None:
+    from physim.questions.objectives import EACH
+
     console = stdout()
     prediction = found.prediction
+    between = ""
+    if found.interval_rps is not None:
+        between = f" (90%: {found.interval_rps[0]:.3g} to {found.interval_rps[1]:.3g})"
     console.print(
         f"{prediction.model} on {prediction.tp} x {prediction.gpu}: up to "
-        f"[bold]{found.rate_rps:.4g} requests/s[/bold], then {found.limited_by} is reached"
+        f"[bold]{found.rate_rps:.4g} requests/s[/bold]{between}, then {found.limited_by} is reached"
     )
     rows = [
         [one.name, f"{one.seconds * 1e3:g} ms", f"{one.latency_s(prediction) * 1e3:.1f} ms"]
         for one in found.objectives
+        if one.statistic != EACH
     ]
-    console.print(table_of(("objective", "at most", "at that rate"), rows))
+    if rows:
+        console.print(table_of(("objective", "at most", "at that rate"), rows))
+    if found.goodput is not None:
+        each = ", ".join(
+            f"{one.name} {one.seconds * 1e3:g} ms"
+            for one in found.objectives
+            if one.statistic == EACH
+        )
+        console.print(f"{found.goodput:.1%} of the requests keep to {each}")
     assert prediction.load is not None
     console.print(
         f"{prediction.output_tokens_per_s:.0f} tokens/s; the server can serve "

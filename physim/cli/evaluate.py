@@ -10,7 +10,7 @@ import typer
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Out, Plot, print_json, write
 from physim.cli.subject_options import FitName
-from physim.prediction.metrics import METRICS
+from physim.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ import typer
 from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
-from physim.prediction.metrics import METRICS
+from physim.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

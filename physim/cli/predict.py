@@ -62,6 +62,13 @@ def predict(
         float | None,
         typer.Option(help="Seconds after which clients give up.", rich_help_panel=_LOAD),
     ] = None,
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What each request is held to, such as ttft=500ms or tpot=30ms, to see how many "
+            "keep to all of it. May be repeated."
+        ),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="fluid, or replay for every request one by one.")
     ] = "fluid",
@@ -111,12 +118,15 @@ def predict(
         )
         with running("predicting"):
             prediction = physim.predict(case, method=method, seed=seed, fit=fit)
+    goodput = _goodput(prediction, slo or [])
     if as_json:
-        print_json(prediction.to_dict())
+        print_json(prediction.to_dict() | ({} if goodput is None else {"goodput": goodput}))
     else:
         console = stdout()
         for part in _rendered(prediction):
             console.print(part)
+        if goodput is not None:
+            console.print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
     if plot is not None:
         from physim.plot import draw_deployment, draw_timeline
 
@@ -124,6 +134,23 @@ def predict(
             write(lambda: draw_timeline(prediction), plot)
         else:
             write(lambda: draw_deployment(case, fit=fit), plot)
+
+
+def _goodput(prediction: Prediction, slo: list[str]) -> float | None:
+    """Share of the requests that keep to all that each is held to."""
+    from physim.errors import InputError
+    from physim.questions.objectives import EACH, objectives_of, share_within
+
+    objectives = objectives_of(slo)
+    for one in objectives:
+        if one.statistic != EACH:
+            raise InputError(
+                f"slo {one.name}",
+                "is a statistic of all requests",
+                f"give what each is held to, such as tpot={one.seconds * 1e3:g}ms, or ask "
+                "`physim capacity`",
+            )
+    return share_within(objectives, prediction)
 
 
 def _rendered(prediction: Prediction) -> list[RenderableType]:
@@ -226,14 +253,14 @@ def _figures(value: float) -> str:
 
 
 def _latencies(prediction: Prediction) -> RenderableType:
-    """Percentiles over the requests of the whole load and of its stages."""
-    from physim.prediction.metrics import METRICS
+    """Means and percentiles of the whole load and of its stages."""
+    from physim.metrics import METRICS, STATISTICS
 
-    columns = ["", "", "mean", "p50", "p90", "p99"]
+    columns = ["", "", *STATISTICS]
     rows = []
     for number, part in enumerate((prediction.whole, *prediction.stages)):
         name = "" if not prediction.stages else "all" if number == 0 else _stage(part)
-        for metric in ("ttft", "tpot", "e2e"):
+        for metric in METRICS:
             values = part.latencies.get(metric, {})
             cells = (_milliseconds(values[c]) if c in values else "-" for c in columns[2:])
             rows.append([name, METRICS[metric].label, *cells])

@@ -25,6 +25,9 @@ class Local(NamedTuple):
         own: A prefill step of its own.
         together: Other prompts in that step, a number.
         longer: How much longer a step is for a prompt in it.
+        alone: A step that only decodes.
+        met: Share of a decoding request's steps with prefill.
+        crowd: Prefill chunks of such a step, mean.
     """
 
     beside: Scalar
@@ -35,6 +38,9 @@ class Local(NamedTuple):
     own: Scalar
     together: Scalar
     longer: Scalar
+    alone: Scalar
+    met: Scalar
+    crowd: Scalar
 
 
 def local(
@@ -68,4 +74,7 @@ def local(
         own=steps.own_s,
         together=steps.together,
         longer=steps.longer_s,
+        alone=steps.alone_s,
+        met=steps.met,
+        crowd=steps.crowd,
     )

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import Local
 from physim.fluid.queueing import peakedness
+from physim.metrics import PERCENTILES
 from physim.types import AnyArray, Scalar
 
-PERCENTILES = (50, 90, 99)
 _PARTS = 5
 _STEADY_POINTS = 512  # points where nothing changes over time
 # Of the time over which the number of running requests drifts, the part that a request's own life
@@ -64,7 +64,11 @@ class Chances(eqx.Module):
         prompt_cv: Coefficient of variation of its own prompt's tokens, which add ``longer``.
         wait: Wait for a slot or in a queue, mean,
         wait_cv: and coefficient of variation.
-        others: Relative standard deviation of the mean step while it decodes.
+        others: Relative standard deviation of the mean step while it decodes,
+        now: and of any one that only decodes.
+        alone: Such a step.
+        met: Share of a request's gaps between tokens in which others are prefilled.
+        crowd: Prefill chunks in them, mean.
         clients: Of requests of clients; None where no load is of clients.
     """
 
@@ -78,6 +82,10 @@ class Chances(eqx.Module):
     wait: Scalar
     wait_cv: Scalar
     others: Scalar
+    now: Scalar
+    alone: Scalar
+    met: Scalar
+    crowd: Scalar
     clients: Clients | None = None
 
 
@@ -107,7 +115,8 @@ def chances(
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
     steps = jnp.maximum(demand.decode_steps, 1e-3)
     # Those that run come and go, and the prompts that a request meets while it decodes.
-    crowd = elastic**2 * peaked / (jnp.maximum(batch, 1.0) * jnp.maximum(1 - elastic, 0.1))
+    now = elastic**2 * peaked / jnp.maximum(batch, 1.0)
+    crowd = now / jnp.maximum(1 - elastic, 0.1)
     prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.beside)) ** 2
     return Chances(
         fixed=local.first,
@@ -120,6 +129,10 @@ def chances(
         wait=wait + local.budget,
         wait_cv=wait_cv,
         others=jnp.sqrt(crowd + prompts + 1e-12),
+        now=jnp.sqrt(now + 1e-12),
+        alone=local.alone,
+        met=jnp.clip(local.met, 1e-6, 1.0),
+        crowd=local.crowd,
     )
 
 
@@ -173,6 +186,29 @@ def decode_factors(
     return jnp.maximum(1 + _LASTING * chances.others * normal, 0.3)
 
 
+def gaps(
+    chances: Chances, mean: Scalar, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """Times from a token to the next at the points of a lattice, seconds.
+
+    Most gaps are a step that only decodes, and some a step in which others' prompts are computed,
+    one or several.
+
+    Args:
+        chances: What latencies are made of.
+        mean: Their mean, seconds.
+        points: The points.
+    """
+    normal = jax.scipy.special.ndtri((points[:, 2] + points[:, 0]) % 1.0 * 0.998 + 0.001)
+    alone = chances.alone * jnp.maximum(1 + chances.now * normal, 0.3)
+    others = jnp.maximum(chances.crowd - 1.0, 0.0)
+    prompts = 1 + others * drawn(points[:, 3], 1 / jnp.sqrt(others + 1e-6))
+    of_them = 1 + chances.prompt_cv / jnp.sqrt(prompts) * jax.scipy.special.ndtri(points[:, 2])
+    more = jnp.maximum(mean - chances.alone, 0.0) / chances.met
+    longer = more * prompts / (1 + others) * jnp.maximum(of_them, 0.0)
+    return alone + jnp.where(points[:, 1] < chances.met, longer, 0.0)
+
+
 def drawn(points: Float[AnyArray, " points"], cv: Scalar) -> Float[AnyArray, " points"]:
     """Quantiles of a positive part of mean one and a coefficient of variation.
 
@@ -206,10 +242,31 @@ def output_lengths(
     return strata[(points[:, 4] * strata.shape[0]).astype(int)]
 
 
-def steady_percentiles(
-    chances: Chances, itl: Scalar, demand: Demand
-) -> Float[AnyArray, "3 percentiles"]:
-    """Percentiles of TTFT, ITL and E2E of a load that stays, seconds.
+class Drawn(eqx.Module):
+    """Latencies at the points of a lattice, seconds; any of them as likely as another.
+
+    Attributes:
+        ttft: Time to first token.
+        tpot: Mean time from a token to the next, of the same requests.
+        e2e: Time of the same requests.
+        itl: Time from any token to the next.
+    """
+
+    ttft: Float[AnyArray, "*n"]
+    tpot: Float[AnyArray, "*n"]
+    e2e: Float[AnyArray, "*n"]
+    itl: Float[AnyArray, "*n"]
+
+    def percentiles(self) -> dict[str, Float[AnyArray, " percentiles"]]:
+        """Percentiles of each latency."""
+        alike = jnp.ones(self.ttft.shape[-1])
+        return {
+            name: quantiles(getattr(self, name), alike) for name in ("ttft", "itl", "tpot", "e2e")
+        }
+
+
+def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
+    """Latencies of the requests of a load that stays.
 
     Args:
         chances: What latencies are made of.
@@ -220,7 +277,6 @@ def steady_percentiles(
     ttft = first_tokens(chances, points)
     if chances.clients is not None:
         ttft = _of_clients(chances.clients, ttft, points)
-    itls = itl * decode_factors(chances, points)
-    e2e = ttft + (output_lengths(demand, points) - 1.0) * itls
-    alike = jnp.ones(_STEADY_POINTS)
-    return jnp.stack([quantiles(values, alike) for values in (ttft, itls, e2e)])
+    tpot = itl * decode_factors(chances, points)
+    e2e = ttft + (output_lengths(demand, points) - 1.0) * tpot
+    return Drawn(ttft, tpot, e2e, gaps(chances, itl, points))

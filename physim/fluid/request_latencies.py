@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from physim.fluid.percentiles import (
     chances,
     decode_factors,
     first_tokens,
+    gaps,
     lattice,
     output_lengths,
     quantiles,
@@ -31,37 +34,53 @@ class Summary(eqx.Module):
 
     Attributes:
         ttft: Mean time to first token.
-        itl: Mean time from one token to the next.
+        itl: Mean time from a token to the next, over the gaps of all requests.
+        tpot: The same, over requests.
         e2e: Mean time of a request.
-        ttft_percentiles: 50th, 90th and 99th percentile of TTFT; so for the others.
-        itl_percentiles: Of requests' mean times between tokens.
-        e2e_percentiles: Of the time of a request.
+        percentiles: Of each of these.
         arrived: Requests that arrived.
         completed: Of them, those that were answered before their client gave up.
         finished_s: When the last of them was answered.
         arrival_s: When some requests of each stage arrive,
         ttft_s: and their mean time to first token.
+        samples: Requests of each stage that stand for all,
+        weight: and for how many each.
     """
 
     ttft: Float[AnyArray, " parts"]
     itl: Float[AnyArray, " parts"]
+    tpot: Float[AnyArray, " parts"]
     e2e: Float[AnyArray, " parts"]
-    ttft_percentiles: Float[AnyArray, "parts percentiles"]
-    itl_percentiles: Float[AnyArray, "parts percentiles"]
-    e2e_percentiles: Float[AnyArray, "parts percentiles"]
+    percentiles: dict[str, Float[AnyArray, "parts percentiles"]]
     arrived: Float[AnyArray, " parts"]
     completed: Float[AnyArray, " parts"]
     finished_s: Float[AnyArray, " parts"]
     arrival_s: Float[AnyArray, "stages arrivals"]
     ttft_s: Float[AnyArray, "stages arrivals"]
+    samples: Samples
+    weight: Float[AnyArray, "stages n"]
 
 
-class _Samples(eqx.Module):
+class Samples(eqx.Module):
+    """Requests that stand for others. Times in seconds.
+
+    Attributes:
+        ttft: Time to first token.
+        tpot: Mean time from a token to the next.
+        e2e: Time of the request.
+        answered: When it was answered.
+        kept: How far its client has waited for it, from 0 to 1.
+        gap: One of its times from a token to the next,
+        gaps: and how many of them it has.
+    """
+
     ttft: Float[AnyArray, "*n"]
-    itl: Float[AnyArray, "*n"]
+    tpot: Float[AnyArray, "*n"]
     e2e: Float[AnyArray, "*n"]
     answered: Float[AnyArray, "*n"]
-    weight: Float[AnyArray, "*n"]
+    kept: Float[AnyArray, "*n"]
+    gap: Float[AnyArray, "*n"]
+    gaps: Float[AnyArray, "*n"]
 
 
 def latencies(fluid: Fluid, trajectory: Trajectory, schedule: Schedule) -> Summary:
@@ -85,30 +104,38 @@ def latencies(fluid: Fluid, trajectory: Trajectory, schedule: Schedule) -> Summa
         )
     )
     samples = jax.vmap(of_request, (0, 0, None))(number, arrival, jnp.asarray(points))
-    weight = samples.weight * arrived[:, None, None] / (_ARRIVALS * _POINTS)
+    weight = samples.kept * arrived[:, None, None] / (_ARRIVALS * _POINTS)
     stages = jax.tree.map(lambda x: x.reshape(len(arrived), -1), (samples, weight))
     whole = jax.tree.map(lambda x: x.reshape(1, -1), (samples, weight))
     by_stage = jax.vmap(_summary)(*stages, arrived)
     of_all = jax.vmap(_summary)(*whole, counts[-1:])
     rows = jax.tree.map(lambda *x: jnp.concatenate(x), by_stage, of_all)
-    return Summary(**rows, arrival_s=arrival, ttft_s=jnp.mean(samples.ttft, axis=-1))
+    return Summary(
+        **rows,
+        arrival_s=arrival,
+        ttft_s=jnp.mean(samples.ttft, axis=-1),
+        samples=stages[0],
+        weight=stages[1],
+    )
 
 
-def _summary(
-    samples: _Samples, weight: Float[AnyArray, " n"], arrived: Scalar
-) -> dict[str, AnyArray]:
+def _summary(samples: Samples, weight: Float[AnyArray, " n"], arrived: Scalar) -> dict[str, Any]:
     """Fields of `Summary` for some requests."""
     completed = jnp.sum(weight)
-    fields = {
+    fields: dict[str, Any] = {
         "arrived": arrived,
         "completed": completed,
-        "finished_s": jnp.max(jnp.where(samples.weight > 0.5, samples.answered, 0.0)),
+        "finished_s": jnp.max(jnp.where(samples.kept > 0.5, samples.answered, 0.0)),
     }
-    for name in ("ttft", "itl", "e2e"):
+    # A request counts once, and in ITL as often as it has gaps.
+    gaps = weight * samples.gaps
+    percentiles = {"itl": quantiles(samples.gap, gaps)}
+    fields["itl"] = jnp.sum(samples.tpot * gaps) / jnp.maximum(jnp.sum(gaps), 1e-9)
+    for name in ("ttft", "tpot", "e2e"):
         values = getattr(samples, name)
         fields[name] = jnp.sum(values * weight) / jnp.maximum(completed, 1e-9)
-        fields[f"{name}_percentiles"] = quantiles(values, weight)
-    return fields
+        percentiles[name] = quantiles(values, weight)
+    return fields | {"percentiles": percentiles}
 
 
 def _request(
@@ -118,7 +145,7 @@ def _request(
     number: Scalar,
     arrival: Scalar,
     points: Float[AnyArray, "points parts"],
-) -> _Samples:
+) -> Samples:
     """A request that arrives at some time, drawn at the points of a lattice."""
     demand, limits = fluid.demand, fluid.limits
     began = jnp.interp(number, trajectory.taken, trajectory.time)
@@ -150,10 +177,13 @@ def _request(
     begins = began + fluid.chunks * local.own
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
-    decode = jnp.maximum(decode, 0.0) * decode_factors(parts, points)
-    e2e = ttft + decode
+    mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, 1e-3)
+    tpot = mean * decode_factors(parts, points)
+    e2e = ttft + steps * tpot
+    # What it meets as it starts, at the pace of all its steps.
+    gap = gaps(parts, local.beside, points) * mean / local.beside
     timeout = schedule.timeout
     kept = jnp.ones_like(e2e)
     if timeout is not None:
         kept = jax.nn.sigmoid((timeout - e2e) / (_SURE * timeout))
-    return _Samples(ttft, decode / jnp.maximum(steps, 1e-3), e2e, arrival + e2e, kept)
+    return Samples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps)

@@ -91,11 +91,13 @@ def _implicit(
 ) -> tuple[tuple[Scalar, Any], tuple[Scalar, Any]]:
     parameters, lower, upper = primals
     root, found = bracketed_root(function, parameters, lower, upper)
-    def push(*tangents: Any) -> Any:
-        return jax.jvp(function, (root, parameters), tangents)[1]
 
-    slope, along_root = push(jnp.ones_like(root), jax.tree.map(jnp.zeros_like, parameters))
-    change, along_parameters = push(jnp.zeros_like(root), tangents[0])
+    # One at a time, since a change of nothing in what is infinite, such as the rate of clients, has
+    # no number.
+    _, (slope, along_root) = jax.jvp(lambda x: function(x, parameters), (root,), (1.0,))
+    _, (change, along_parameters) = jax.jvp(
+        lambda p: function(root, p), (parameters,), (tangents[0],)
+    )
     moved = -change / slope
     changes = jax.tree.map(lambda x, p: moved * x + p, along_root, along_parameters)
     return (root, found), (moved, changes)

@@ -126,6 +126,8 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
             state.chances,
             wait=seen(jnp.zeros(()), state.chances.wait),
             others=spread * state.chances.others,
+            # Of clients in step, none decodes while others' prompts are computed, but at its start.
+            met=spread * state.chances.met + (1 - spread) / (demand.decode_steps + 1.0),
             clients=whole.clients,
         ),
     )

@@ -74,6 +74,9 @@ class Steps(eqx.Module):
         spread: Squared coefficient of variation of the times of steps.
         budget: Prefill chunks that a step's token budget leaves room for.
         longer_s: How much longer a step is for a prefill chunk in it.
+        alone_s: Time of a step that only decodes.
+        met: Share of a decoding request's steps with a prefill chunk.
+        crowd: Prefill chunks of such a step, mean.
     """
 
     mixed_share: Scalar
@@ -85,6 +88,9 @@ class Steps(eqx.Module):
     spread: Scalar
     budget: Scalar
     longer_s: Scalar
+    alone_s: Scalar
+    met: Scalar
+    crowd: Scalar
 
 
 def steps_at(
@@ -145,19 +151,23 @@ def steps_at(
         cv2,
         jnp.maximum(demand.outputs - 1.0, 1e-3),
     )
+    share = prefill.share * met / arrivals
     # The prompt before an evenly spaced one is long computed, unless they follow within few steps.
     close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
     apart = decode.interval + close * (mean.interval - decode.interval)
     return Steps(
         mixed_share=prefill.share,
         mean=mean,
-        beside=_blend(prefill.share * met / arrivals, mixed, decode),
+        beside=_blend(share, mixed, decode),
         under_way_s=arrival_evenness(cv2) * apart + (1 - arrival_evenness(cv2)) * mean.interval,
         own_s=own,
         together=together * (1 + spread),
         spread=spread,
         budget=budget,
         longer_s=longer,
+        alone_s=decode.latency,
+        met=share,
+        crowd=prefilling / prefill.share,
     )
 
 

@@ -13,9 +13,9 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
+from physim.metrics import METRICS
 from physim.plot.figures import COLORS, new_figure, plain_ticks
 from physim.prediction.intervals import predict_with_interval
-from physim.prediction.metrics import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from physim.corrections.files import Fit
     from physim.prediction.results import Prediction
-    from physim.questions.capacity import Objective
+    from physim.questions.objectives import Objective
 
 Sizes = Float[np.ndarray, " loads"]
 _RATES = 24

@@ -6,14 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from physim.prediction.metrics import METRICS
+from physim.metrics import METRICS, STATISTICS
 
 # A prediction as plain values.
 Content = Mapping[str, Any]
 
-_OF = ("mean", "p50", "p90", "p99")
-# Of whose means and of whose percentiles over requests there are rows.
-_MEANS, _OVER_REQUESTS = ("ttft", "itl", "e2e"), ("ttft", "tpot", "e2e")
+# Of whose means there are intervals.
+_MEANS = ("ttft", "itl", "e2e")
 
 
 def prediction_tables(prediction: Content) -> str:
@@ -30,7 +29,7 @@ def prediction_tables(prediction: Content) -> str:
     return "\n".join(
         [
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),
-            _table(("ms", *_OF), _percentiles(prediction)),
+            _table(("ms", *STATISTICS), _percentiles(prediction)),
             _table(("component of a step", "ms", "share"), _parts(prediction)),
             *(f'<p class="note">{html.escape(note)}</p>' for note in notes),
         ]
@@ -61,10 +60,9 @@ def _percentiles(prediction: Content) -> list[list[str]]:
     return [
         [
             METRICS[metric].label,
-            *(f"{1e3 * values[name]:.4g}" if name in values else "-" for name in _OF),
+            *(f"{1e3 * values[name]:.4g}" if name in values else "-" for name in STATISTICS),
         ]
         for metric, values in prediction["whole"]["latencies"].items()
-        if metric in _OVER_REQUESTS
     ]
 
 

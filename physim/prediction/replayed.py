@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,9 @@ from physim.inputs.case import Case
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
-from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
+from physim.prediction.results import OF_A_REQUEST, Part, Prediction, Requests, Timeline, over_time
 from physim.prediction.steady import steady
-from physim.replay.engine import Engine, Replayed, replay, summarised
+from physim.replay.engine import Engine, Replayed, replay
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s
@@ -143,8 +144,15 @@ def _prediction(
     completed = frame[frame["state"] == "completed"]
     if completed.empty:
         raise InputError("load", "has no request that is completed", "make it lighter or longer")
+    ends = np.cumsum([duration for _, duration in stages])
     parts = [
-        _part(frame[frame["stage"] == number], rate, duration)
+        # What runs on after the last stage is a part of it.
+        _part(
+            result,
+            frame[frame["stage"] == number],
+            (rate, duration),
+            (ends[number] - duration, math.inf if number == len(stages) - 1 else ends[number]),
+        )
         for number, (rate, duration) in enumerate(stages)
     ]
     rate, duration = stages[0] if len(stages) == 1 else (None, sum(d for _, d in stages) or None)
@@ -163,7 +171,7 @@ def _prediction(
     return over_time(
         prediction,
         "replay",
-        _part(frame, rate, duration),
+        _part(result, frame, (rate, duration), (0.0, math.inf)),
         parts,
         timeline,
         len(completed) / span,
@@ -171,6 +179,19 @@ def _prediction(
     )
 
 
-def _part(frame: pd.DataFrame, rate: float | None, duration_s: float | None) -> Part:
+def _part(
+    result: Replayed,
+    frame: pd.DataFrame,
+    stage: tuple[float | None, float | None],
+    between_s: tuple[float, float],
+) -> Part:
     completed = frame[frame["state"] == "completed"]
-    return Part(rate, duration_s, len(frame), len(completed), with_tpot(summarised(completed)))
+    ttft, tpot, e2e = (completed[f"{name}_s"].to_numpy() for name in OF_A_REQUEST)
+    return Part(
+        *stage,
+        len(frame),
+        len(completed),
+        result.latencies(completed, *between_s),
+        # A request of one token keeps to any bound on what is between tokens.
+        Requests(ttft, np.nan_to_num(tpot), e2e, None, len(completed) / max(len(frame), 1)),
+    )

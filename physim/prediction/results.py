@@ -7,12 +7,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from physim.errors import InputError
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.load import Load
 from physim.prediction.html import prediction_tables
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# What a request has of its own; ITL is over the gaps of all.
+OF_A_REQUEST = ("ttft", "tpot", "e2e")
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Latencies of some requests that stand for all, seconds.
+
+    Attributes:
+        ttft_s: Time to first token; infinite where there is none.
+        tpot_s: Mean time from a token to the next.
+        e2e_s: Time of the request.
+        weight: How many requests each stands for; None where all stand for as many.
+        answered: Share of all requests that are answered at all; the others are not among these.
+    """
+
+    ttft_s: np.ndarray
+    tpot_s: np.ndarray
+    e2e_s: np.ndarray
+    weight: np.ndarray | None = None
+    answered: float = 1.0
+
+    def within(self, bounds: Mapping[str, float]) -> float:
+        """Share of all requests that keep to all bounds together.
+
+        Args:
+            bounds: Seconds at most, for ``ttft``, ``tpot`` and ``e2e``.
+        """
+        kept = np.ones(len(self.ttft_s), bool)
+        for metric, bound in bounds.items():
+            kept &= getattr(self, f"{metric}_s") <= bound
+        return float(self.answered * np.average(kept, weights=self.weight))
 
 
 @dataclass(frozen=True)
@@ -24,9 +60,10 @@ class Part:
         duration_s: How long they arrive; None without end.
         arrived: Requests; None without end, and so for the next.
         completed: Of them, those that were answered before their client gave up.
-        latencies: ``ttft``, ``itl``, ``tpot`` and ``e2e``, each with ``mean``, ``p50``, ``p90`` and
-            ``p99``, of completed requests. Percentiles are over requests: those of ``itl`` are
-            those of ``tpot``. Without a value where there is none.
+        latencies: ``ttft``, ``itl``, ``tpot`` and ``e2e``, each with ``mean``, ``p50``, ``p90``,
+            ``p95`` and ``p99``, of completed requests; those of ``itl`` are over the gaps between
+            all their tokens. Without a value where there is none.
+        requests: Some requests that stand for all.
     """
 
     rate: float | None
@@ -34,6 +71,13 @@ class Part:
     arrived: float | None
     completed: float | None
     latencies: Mapping[str, Mapping[str, float]]
+    requests: Requests = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as plain values, without its requests."""
+        names = ("rate", "duration_s", "arrived", "completed")
+        content = {name: getattr(self, name) for name in names}
+        return content | {"latencies": {name: dict(row) for name, row in self.latencies.items()}}
 
 
 @dataclass(frozen=True)
@@ -73,7 +117,7 @@ class Prediction:
         fit: Name of the fit whose corrections were used.
         method: ``fluid`` or ``replay``.
         ttft_s: Time to first token; None where the queue grows without end.
-        itl_s: Time from one token to the next; None where a request has one output token.
+        itl_s: Time from a token to the next; None where requests have one output token.
         e2e_s: Time of a request; None where the queue grows without end.
         requests_per_s: Requests completed per second.
         output_tokens_per_s: Tokens generated per second.
@@ -128,8 +172,30 @@ class Prediction:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time between the tokens of a request, mean over requests: that between tokens."""
-        return self.itl_s
+        """Mean over requests of each one's mean time from a token to the next."""
+        return self.whole.latencies.get("tpot", {}).get("mean")
+
+    def goodput(self, **bounds: float) -> float:
+        """Share of the requests that keep to all bounds together.
+
+        Args:
+            **bounds: Seconds at most: ``ttft``, ``tpot``, ``e2e``.
+
+        Raises:
+            InputError: A bound is on something else, or not above zero.
+        """
+        for name, bound in bounds.items():
+            if name not in OF_A_REQUEST:
+                raise InputError(
+                    f"goodput: {name}",
+                    "is no latency of a request",
+                    f"use one of {', '.join(OF_A_REQUEST)}",
+                )
+            if not bound > 0:
+                raise InputError(
+                    f"goodput: {name}", f"{bound:g} s is not positive", "give a time above zero"
+                )
+        return self.whole.requests.within(bounds)
 
     @property
     def capacity_rps(self) -> float:
@@ -141,7 +207,14 @@ class Prediction:
 
         ``capacity_rps``, which ``saturation_rps`` was called, is there for this version.
         """
-        content = asdict(self)
+        content = {one.name: getattr(self, one.name) for one in fields(self)}
+        content |= {
+            "load": None if self.load is None else asdict(self.load),
+            "step_parts_s": dict(self.step_parts_s),
+            "timeline": None if self.timeline is None else asdict(self.timeline),
+            "whole": self.whole.to_dict(),
+            "stages": [part.to_dict() for part in self.stages],
+        }
         content["capacity_rps"] = self.saturation_rps
         content["deployment"] = self.deployment.to_dict()
         if self.load is not None:
@@ -153,7 +226,7 @@ class Prediction:
         }
         if "saturation_rps" in self.intervals:
             content["intervals"]["capacity_rps"] = content["intervals"]["saturation_rps"]
-        for name in ("stages", "assumptions", "extrapolations"):
+        for name in ("assumptions", "extrapolations"):
             content[name] = list(content[name])
         return content
 
@@ -224,16 +297,6 @@ class Prediction:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
-
-
-def with_tpot(latencies: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-    """Latencies with TPOT after ITL, whose percentiles over requests are TPOT's."""
-    found: dict[str, Mapping[str, float]] = {}
-    for metric, values in latencies.items():
-        found[metric] = values
-        if metric == "itl":
-            found["tpot"] = values
-    return found
 
 
 def over_time(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +11,18 @@ import numpy as np
 
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
-from physim.fluid.percentiles import PERCENTILES, steady_percentiles
+from physim.fluid.percentiles import Drawn, steady_latencies
 from physim.fluid.steady import SteadyState, steady_state
 from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.kept import kept
+from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, stack
-from physim.prediction.results import Part, Prediction, with_tpot
+from physim.prediction.results import Part, Prediction, Requests
 from physim.step.component import Placement
 from physim.step.components.sampling import greedy_seconds
 from physim.step.lowering import assumptions
+from physim.types import AnyArray
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
@@ -42,20 +43,31 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
         fit: Their name, for the record.
     """
     every = stack(padded(corrections))
-    solved, percentiles = jax.tree.map(np.asarray, _solve(CaseArrays.of(padded(cases)), every))
-    rows = len(percentiles)
+    solved, drawn, percentiles = jax.tree.map(
+        np.asarray, _solve(CaseArrays.of(padded(cases)), every)
+    )
+    rows = len(drawn.ttft)
     states: list[SteadyState] = [
         jax.tree.map(lambda leaf, i=row: leaf[i].tolist(), solved) for row in range(2 * rows)
     ]
     return [
-        _prediction(case, states[row], states[rows + row], percentiles[row], fit)
+        _prediction(
+            case,
+            states[row],
+            states[rows + row],
+            Requests(drawn.ttft[row], drawn.tpot[row], drawn.e2e[row]),
+            {metric: values[row] for metric, values in percentiles.items()},
+            fit,
+        )
         for row, case in enumerate(cases)
     ]
 
 
 @kept
-def _solve(systems: CaseArrays, corrections: Corrections) -> tuple[SteadyState, Any]:
-    """Steady states of the loads, then of the same requests without end; percentiles of the first.
+def _solve(
+    systems: CaseArrays, corrections: Corrections
+) -> tuple[SteadyState, Drawn, dict[str, AnyArray]]:
+    """Steady states of the loads, then of the same requests without end; latencies of the first.
 
     The throughput of requests without end is the saturation throughput.
     """
@@ -72,22 +84,29 @@ def _solve(systems: CaseArrays, corrections: Corrections) -> tuple[SteadyState, 
     demands = systems.demand
     count = demands.rate.shape[0]
     offered = jax.tree.map(lambda x: x[:count], states)
-    return states, jax.vmap(steady_percentiles)(offered.chances, offered.itl, demands)
+    drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demands)
+    return states, drawn, jax.vmap(Drawn.percentiles)(drawn)
 
 
 def _prediction(
-    case: Case, state: SteadyState, unbounded: SteadyState, percentiles: Any, fit: str
+    case: Case,
+    state: SteadyState,
+    unbounded: SteadyState,
+    requests: Requests,
+    percentiles: Mapping[str, np.ndarray],
+    fit: str,
 ) -> Prediction:
     load, saturated, requests_per_s = case.demanded, state.saturated, state.throughput
     single = load.mean_output == 1
     means = {
         "ttft": None if saturated else state.ttft,
         "itl": None if single else state.itl,
+        "tpot": None if single else state.itl,
         "e2e": None if saturated else state.e2e,
     }
     latencies = {
-        metric: {"mean": mean} | {f"p{q}": float(v) for q, v in zip(PERCENTILES, row, strict=True)}
-        for (metric, mean), row in zip(means.items(), percentiles, strict=True)
+        metric: dict(zip(STATISTICS, (mean, *percentiles[metric].tolist()), strict=True))
+        for metric, mean in means.items()
         if mean is not None
     }
     return Prediction(
@@ -113,7 +132,7 @@ def _prediction(
         mixed_share=state.mixed_share,
         step_s=state.step.latency,
         step_parts_s=state.step.parts,
-        whole=Part(load.rate, None, None, None, with_tpot(latencies)),
+        whole=Part(load.rate, None, None, None, latencies, requests),
         stages=(),
         timeline=None,
         deployment=case.deployment,

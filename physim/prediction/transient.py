@@ -9,13 +9,13 @@ import numpy as np
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.percentiles import PERCENTILES
 from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.transient import Fluid, Schedule, Trajectory
 from physim.inputs.case import Case
 from physim.kept import kept
+from physim.metrics import METRICS, STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, row_of, stack
-from physim.prediction.results import Part, Prediction, Timeline, over_time, with_tpot
+from physim.prediction.results import Part, Prediction, Requests, Timeline, over_time
 
 
 def run_cases(
@@ -82,6 +82,17 @@ def _run(
     return jax.vmap(one)(systems, corrections, schedules)
 
 
+def _requests(summary: Summary, stages: slice, arrived: float) -> Requests:
+    samples, weight = summary.samples, summary.weight[stages].ravel()
+    return Requests(
+        samples.ttft[stages].ravel(),
+        samples.tpot[stages].ravel(),
+        samples.e2e[stages].ravel(),
+        weight,
+        float(weight.sum() / arrived),
+    )
+
+
 def _prediction(
     prediction: Prediction, case: Case, trajectory: Trajectory, summary: Summary
 ) -> Prediction:
@@ -89,25 +100,27 @@ def _prediction(
     stages, single = load.schedule(), load.mean_output == 1
     parts = []
     for row in range(len(summary.ttft)):
-        values = {
-            "ttft": (summary.ttft, summary.ttft_percentiles),
-            "itl": (summary.itl, summary.itl_percentiles),
-            "e2e": (summary.e2e, summary.e2e_percentiles),
-        }
-        several = {
-            metric: {"mean": float(means[row])}
-            | {f"p{q}": float(v) for q, v in zip(PERCENTILES, percentiles[row], strict=True)}
-            for metric, (means, percentiles) in values.items()
-            if not (metric == "itl" and single)
+        latencies = {
+            metric: dict(
+                zip(
+                    STATISTICS,
+                    (float(getattr(summary, metric)[row]), *percentiles[row].tolist()),
+                    strict=True,
+                )
+            )
+            for metric, percentiles in summary.percentiles.items()
+            if not (metric in ("itl", "tpot") and single)
         }
         stage = stages[row] if row < len(stages) else None
+        own = slice(None) if stage is None else slice(row, row + 1)
         parts.append(
             Part(
                 rate=stage.rate if stage else None,
                 duration_s=sum(s.duration_s for s in stages) if stage is None else stage.duration_s,
                 arrived=float(summary.arrived[row]),
                 completed=float(summary.completed[row]),
-                latencies=with_tpot(several),
+                latencies={metric: latencies[metric] for metric in METRICS if metric in latencies},
+                requests=_requests(summary, own, float(summary.arrived[row])),
             )
         )
     _, first = np.unique(trajectory.time, return_index=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,91 +15,16 @@ from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
-from physim.prediction.metrics import METRICS
 from physim.prediction.results import Prediction
+from physim.questions.objectives import EACH, Objective, objectives_of, share_within
 
-STATISTICS = ("mean", "p50", "p90", "p99")
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_EXAMPLE = "ttft_p99=500ms"
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
 # above it is said to hold nowhere.
 _TOGETHER, _LEAST = 64, 1e-3
 # Rounds of narrowing: each by the number of rates, so that the last is within 1e-5.
 _ROUNDS = 2
-
-
-@dataclass(frozen=True)
-class Objective:
-    """An upper bound on a latency.
-
-    Attributes:
-        metric: ``ttft``, ``itl``, ``tpot`` or ``e2e``.
-        statistic: ``mean``, ``p50``, ``p90`` or ``p99``, over requests.
-        seconds: The bound.
-    """
-
-    metric: str
-    statistic: str
-    seconds: float
-
-    def __post_init__(self) -> None:
-        where = f"slo {self.name}"
-        for part, value, known in (
-            ("metric", self.metric, METRICS),
-            ("statistic", self.statistic, STATISTICS),
-        ):
-            if value not in known:
-                raise InputError(
-                    where, f"the {part} {value!r} is unknown", f"use one of {', '.join(known)}"
-                )
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise InputError(
-                where, f"the bound of {self.seconds:g} s is not positive", "give a time above zero"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Objective:
-        """An objective from text such as ``ttft_p99=500ms``.
-
-        Raises:
-            InputError: The text is none.
-        """
-        where = f"slo {text!r}"
-        name, has_bound, bound = (part.strip() for part in text.partition("="))
-        metric, has_statistic, statistic = name.partition("_")
-        if not has_bound:
-            raise InputError(where, "has no bound", f"write it like {_EXAMPLE}")
-        if metric in METRICS and not has_statistic:
-            known = ", ".join(f"{metric}_{one}" for one in STATISTICS)
-            raise InputError(where, f"{name!r} has no statistic", f"use one of {known}")
-        number = bound.rstrip(string.ascii_letters + " ")
-        unit = bound[len(number) :].strip()
-        try:
-            value = float(number)
-        except ValueError:
-            raise InputError(
-                where,
-                f"the bound {bound!r} is not a number and a unit",
-                f"write it like {_EXAMPLE}",
-            ) from None
-        if unit not in _UNITS:
-            known = ", ".join(_UNITS)
-            said = f"the unit {unit!r} is unknown" if unit else f"the bound {bound!r} has no unit"
-            raise InputError(where, said, f"use one of {known}")
-        return cls(metric, statistic, value * _UNITS[unit])
-
-    @property
-    def name(self) -> str:
-        """Such as ``ttft_p99``."""
-        return f"{self.metric}_{self.statistic}"
-
-    def latency_s(self, prediction: Prediction) -> float:
-        """The predicted latency, seconds; infinite above capacity."""
-        values = prediction.whole.latencies.get(self.metric)
-        if values is None:
-            # One token out has no time between tokens, which keeps any bound.
-            return 0.0 if self.metric in ("itl", "tpot") else math.inf
-        return values[self.statistic]
+# What limits a rate, beside objectives by their names.
+_THROUGHPUT, _GOODPUT = "throughput", "goodput"
 
 
 @dataclass(frozen=True)
@@ -109,15 +33,21 @@ class Capacity:
 
     Attributes:
         rate_rps: Requests per second.
-        limited_by: Name of the objective that is reached there, or ``throughput`` if the server can
-            serve no more.
+        limited_by: Name of the objective that is reached there, ``goodput``, or ``throughput`` if
+            the server can serve no more.
         objectives: The objectives.
+        goodput: Share of the requests that keep to what each is held to, there; None where nothing
+            is asked of each.
+        interval_rps: Between which rates the highest lies in nine of ten cases; None without a fit
+            that knows.
         prediction: What the server does at that rate.
     """
 
     rate_rps: float
     limited_by: str
     objectives: tuple[Objective, ...]
+    goodput: float | None
+    interval_rps: tuple[float, float] | None
     prediction: Prediction
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,6 +56,8 @@ class Capacity:
             "rate_rps": self.rate_rps,
             "limited_by": self.limited_by,
             "objectives": [asdict(objective) for objective in self.objectives],
+            "goodput": self.goodput,
+            "interval_rps": self.interval_rps and list(self.interval_rps),
             "prediction": self.prediction.to_dict(),
         }
 
@@ -134,6 +66,7 @@ def capacity(
     model: str | Path | Case,
     *,
     slo: Sequence[str | Objective],
+    goodput: float = 0.9,
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[CaseOptions],
 ) -> Capacity:
@@ -144,7 +77,9 @@ def capacity(
     Args:
         model: A case, whose rate is of no account; or a path of a ``config.json``, shipped name or
             hub id, with the rest of the case beside it.
-        slo: Objectives such as ``ttft_p99=500ms``.
+        slo: Objectives such as ``ttft_p99=500ms``; or ``ttft=500ms``, which is asked of requests
+            one by one.
+        goodput: Share of the requests that must keep to all that is asked of each.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: GPU, deployment and load without a rate; see `CaseOptions`. Arrivals are
             ``poisson`` unless another kind is given.
@@ -152,9 +87,13 @@ def capacity(
     Raises:
         InputError: Some input cannot be used, or an objective is missed at any rate.
     """
-    objectives = tuple(o if isinstance(o, Objective) else Objective.parse(o) for o in slo)
+    objectives = objectives_of(slo)
     if not objectives:
         raise InputError("slo", "is missing", "give at least one, such as ttft_p99=500ms")
+    if not 0 < goodput <= 1:
+        raise InputError(
+            "goodput", f"{goodput:g} is no share", "give one above 0, up to 1, such as 0.9"
+        )
     if not isinstance(model, Case):
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
@@ -171,38 +110,107 @@ def capacity(
         return predict_cases(cases, known.corrections, known.name)
 
     most = at(np.array([1.0]))[0].saturation_rps
-    rates = np.geomspace(_LEAST * most, most, _TOGETHER)
+    asked = _Asked(objectives, goodput)
+    kept, limited_by = _highest(at, most, asked)
+    if kept == 0:
+        raise _never(asked, limited_by, at(np.array([_LEAST * most]))[0])
+    final = predict_with_interval(case.under(replace(load, rate=kept)), known)
+    interval = None
+    factors = _factors(final, limited_by)
+    if factors is not None:
+        # A server that is slower in all that it does has longer latencies at a lower rate.
+        high, low = (_highest(at, most, asked.tightened(one))[0] / one for one in factors)
+        interval = low, high
+    share = share_within(objectives, final)
+    return Capacity(kept, limited_by, objectives, share, interval, final)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of latencies.
+
+    Attributes:
+        objectives: The objectives.
+        goodput: Share of requests that keep to what is asked of each.
+    """
+
+    objectives: tuple[Objective, ...]
+    goodput: float
+
+    def tightened(self, factor: float) -> _Asked:
+        """All bounds divided by a factor."""
+        bounds = (replace(one, seconds=one.seconds / factor) for one in self.objectives)
+        return replace(self, objectives=tuple(bounds))
+
+    def missed(self, prediction: Prediction) -> str | None:
+        """The objective that a prediction misses, ``throughput`` where it is above capacity."""
+        if prediction.saturated:
+            return _THROUGHPUT
+        for objective in self.objectives:
+            late = objective.latency_s(prediction) > objective.seconds
+            if late and objective.statistic != EACH:
+                return objective.name
+        share = share_within(self.objectives, prediction)
+        return _GOODPUT if share is not None and share < self.goodput else None
+
+
+def _highest(
+    at: Callable[[np.ndarray], list[Prediction]], most: float, asked: _Asked
+) -> tuple[float, str]:
+    """The highest rate up to which nothing is missed, 0 if there is none, and what is then.
+
+    Args:
+        at: Predictions at some rates.
+        most: Saturation throughput.
+        asked: What is asked.
+    """
+    rates, kept = np.geomspace(_LEAST * most, most, _TOGETHER), 0.0
     for _ in range(1 + _ROUNDS):
-        missed = [_missed(objectives, prediction) for prediction in at(rates)]
+        missed = [asked.missed(prediction) for prediction in at(rates)]
         first = next((row for row, name in enumerate(missed) if name), None)
         if first is None:
-            kept, limited_by = float(rates[-1]), "throughput"
-            break
+            return float(rates[-1]), _THROUGHPUT
         limited_by = missed[first] or ""
         if first == 0:
-            raise _never(objectives, limited_by, at(rates[:1])[0])
+            break
         kept = float(rates[first - 1])
         rates = np.linspace(kept, float(rates[first]), _TOGETHER)
-    final = predict_with_interval(case.under(replace(load, rate=kept)), known)
-    return Capacity(kept, limited_by, objectives, final)
+    return kept, limited_by
 
 
-def _missed(objectives: Sequence[Objective], prediction: Prediction) -> str | None:
-    """The objective that a prediction misses, ``throughput`` where it is above capacity."""
-    if prediction.saturated:
-        return "throughput"
-    for objective in objectives:
-        if objective.latency_s(prediction) > objective.seconds:
-            return objective.name
-    return None
+def _factors(prediction: Prediction, limited_by: str) -> tuple[float, float] | None:
+    """By how much the server may be faster or slower in what limits it, in nine of ten cases."""
+    name = f"{limited_by.partition('_')[0]}_s"
+    name = {"tpot_s": "itl_s", f"{_GOODPUT}_s": "itl_s"}.get(name, name)
+    if limited_by == _THROUGHPUT:
+        low, high = prediction.intervals.get("saturation_rps", (None, None))
+        found = None if low is None or high is None else (1 / high, 1 / low)
+        centre = 1 / prediction.saturation_rps
+    else:
+        found, centre = prediction.intervals.get(name), getattr(prediction, name)
+    if found is None:
+        return None
+    # Where the load may be above capacity, a latency has no upper bound, and its lower one stands
+    # for both.
+    low, high = (bound / centre for bound in found)
+    return low, high if math.isfinite(high) else 1 / low
 
 
-def _never(objectives: Sequence[Objective], name: str, prediction: Prediction) -> InputError:
+def _never(asked: _Asked, name: str, prediction: Prediction) -> InputError:
     """The error for an objective that is missed when hardly anything is served."""
-    objective = next(one for one in objectives if one.name == name)
+    remedy = "relax it, or take more or faster GPUs"
+    if name == _GOODPUT:
+        share = share_within(asked.objectives, prediction)
+        return InputError(
+            f"goodput {asked.goodput:g}",
+            f"is missed at any rate: {share:.3g} of the requests keep to all objectives on an idle "
+            "server",
+            remedy,
+        )
+    objective = next(one for one in asked.objectives if one.name == name)
     least = objective.latency_s(prediction) * 1e3
     return InputError(
         f"slo {name}={objective.seconds * 1e3:g}ms",
         f"is missed at any rate: it is {least:.3g} ms on an idle server",
-        "relax it, or take more or faster GPUs",
+        remedy,
     )

@@ -12,6 +12,7 @@ Between two events the batch only ages, so the replay jumps from event to event.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -21,6 +22,7 @@ import numpy as np
 
 from physim.errors import InputError
 from physim.inputs.deployment import Limits
+from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.replay.kv_cache import KVCache, Segment
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
@@ -70,7 +72,21 @@ class Samples:
     kv_blocks: np.ndarray
 
 
-PERCENTILES = (50, 90, 99)
+@dataclass(frozen=True)
+class Gaps:
+    """Times from a token to the next, of all requests.
+
+    Attributes:
+        time_s: When a token came, seconds; of a run of steps, the last.
+        gap_s: How long after the one before, in the mean of a run of steps.
+        tokens: How many came so.
+    """
+
+    time_s: np.ndarray
+    gap_s: np.ndarray
+    tokens: np.ndarray
+
+
 _STATES = ("completed", "queued", "running", "dropped")
 
 
@@ -80,16 +96,24 @@ class Replayed:
     Attributes:
         requests: All requests that arrived, in the order of arrival.
         samples: The engine over time.
+        gaps: Times from a token to the next.
         steps: Steps that ran.
         end_s: When the last thing happened, seconds.
         engine: The engine.
     """
 
     def __init__(
-        self, requests: list[Request], samples: Samples, steps: int, end_s: float, engine: Engine
+        self,
+        requests: list[Request],
+        samples: Samples,
+        gaps: Gaps,
+        steps: int,
+        end_s: float,
+        engine: Engine,
     ) -> None:
         self.requests = requests
         self.samples = samples
+        self.gaps = gaps
         self.steps = steps
         self.end_s = end_s
         self.engine = engine
@@ -97,8 +121,8 @@ class Replayed:
     def to_frame(self) -> pd.DataFrame:
         """A row for each request: times in seconds, empty where there is none.
 
-        ``ttft_s`` and ``e2e_s`` are as the client sees them; ``itl_s`` is a request's mean time
-        from one token to the next, empty where it has one token; ``wait_s`` is the time from its
+        ``ttft_s`` and ``e2e_s`` are as the client sees them; ``tpot_s`` is a request's mean time
+        from a token to the next, empty where it has one token; ``wait_s`` is the time from its
         arrival at the scheduler to its first step.
         """
         import pandas as pd
@@ -119,18 +143,44 @@ class Replayed:
         frame["ttft_s"] = frame["first_token_s"] - arrival + after
         frame["e2e_s"] = frame["finished_s"] - arrival + after + more
         gaps = (frame["output_tokens"] - 1).where(frame["output_tokens"] > 1)
-        frame["itl_s"] = (frame["e2e_s"] - frame["ttft_s"]) / gaps
+        frame["tpot_s"] = (frame["e2e_s"] - frame["ttft_s"]) / gaps
         frame["preemptions"] = [r.preemptions for r in self.requests]
         frame["state"] = [_state(request) for request in self.requests]
         return frame
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Mean and percentiles of TTFT, ITL and E2E of completed requests, seconds.
+        """Mean and percentiles of TTFT, ITL, TPOT and E2E, seconds.
 
-        Those of ITL are over requests' means.
+        Those of ITL are over the gaps between all tokens, the others over completed requests.
         """
         frame = self.to_frame()
-        return summarised(frame[frame["state"] == "completed"])
+        return self.latencies(frame[frame["state"] == "completed"])
+
+    def latencies(
+        self, frame: pd.DataFrame, begin_s: float = 0.0, end_s: float = math.inf
+    ) -> dict[str, dict[str, float]]:
+        """Mean and percentiles of the latencies of some requests, seconds.
+
+        Args:
+            frame: Rows of `to_frame`.
+            begin_s: Of the tokens, those that came from then on count for ITL,
+            end_s: and until then.
+        """
+        found = {}
+        gaps = self.gaps
+        own = (gaps.time_s >= begin_s) & (gaps.time_s < end_s)
+        for metric in METRICS:
+            if metric == "itl":
+                values = gaps.gap_s[own] + self.engine.output_per_token_s
+                weights = gaps.tokens[own]
+            else:
+                values = frame[f"{metric}_s"].dropna().to_numpy()
+                weights = np.ones(len(values))
+            if len(values):
+                percentiles = _quantiles(values, weights).tolist()
+                mean = float(np.average(values, weights=weights))
+                found[metric] = dict(zip(STATISTICS, (mean, *percentiles), strict=True))
+        return found
 
     def counts(self) -> dict[str, int]:
         """How many requests are completed, queued, running and dropped."""
@@ -138,17 +188,14 @@ class Replayed:
         return {state: states.count(state) for state in _STATES}
 
 
-def summarised(frame: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Mean and percentiles of the latencies of some requests, seconds."""
-    summary = {}
-    for metric in ("ttft", "itl", "e2e"):
-        values = frame[f"{metric}_s"].dropna().to_numpy()
-        if len(values):
-            percentiles = np.percentile(values, PERCENTILES)
-            summary[metric] = {"mean": float(values.mean())} | {
-                f"p{q}": float(v) for q, v in zip(PERCENTILES, percentiles, strict=True)
-            }
-    return summary
+def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """`PERCENTILES` of values that stand for several each, between which lines are straight."""
+    order = np.argsort(values)
+    before = np.cumsum(weights[order]) - weights[order]
+    places = np.array(PERCENTILES) / 100 * (weights.sum() - 1)
+    # The first and the last of those that a value stands for.
+    ends = np.ravel([before, before + weights[order] - 1], order="F")
+    return np.interp(places, ends, np.repeat(values[order], 2))
 
 
 def _state(request: Request) -> str:
@@ -180,10 +227,11 @@ def replay(
     """
     loop = _Loop(workload, times, engine, timeout_s)
     loop.run(horizon_s)
-    samples = Samples(*np.array(loop.samples, float).reshape(-1, 4).T)
+    samples = Samples(*np.array(loop.samples).reshape(-1, 4).T)
+    gaps = Gaps(*np.array(loop.gaps).reshape(-1, 3).T)
     arrived = [request for request in loop.sent if request.arrival_s <= horizon_s]
     requests = sorted(arrived, key=lambda request: (request.arrival_s, request.number))
-    return Replayed(requests, samples, loop.steps, loop.now, engine)
+    return Replayed(requests, samples, gaps, loop.steps, loop.now, engine)
 
 
 class _Loop:
@@ -220,7 +268,9 @@ class _Loop:
         self.now = 0.0
         self.steps = 0
         self.starts = 0
-        self.samples: list[tuple[float, int, int, int]] = []
+        # Numbers in a row, since there may be millions.
+        self.samples = array("d")
+        self.gaps = array("d")
 
     def _send(self, request: Request) -> None:
         """A client sends a request, which reaches the scheduler some time later."""
@@ -259,7 +309,7 @@ class _Loop:
                     break
                 self.now, began = max(self.now, self.coming[0][0]), None
                 continue
-            self.samples.append(
+            self.samples.extend(
                 (
                     self.now,
                     len(self.waiting),
@@ -430,6 +480,8 @@ class _Loop:
             # The first step's blocks were taken when it was formed.
             self.cache.take(self._new_blocks(steps - 1))
         self.now += seconds
+        if self.decoding:
+            self.gaps.extend((self.now, seconds / steps, steps * self.decoding))
         self.steps += steps
         self.age += steps
         self.context += steps * self.decoding
@@ -476,6 +528,8 @@ class _Loop:
         del self.prefilling[request]
         if request.first_token_s is None:
             request.first_token_s = self.now
+        else:
+            self.gaps.extend((self.now, self.now - request.stopped_s, 1))
         request.generated += 1
         # The age at which it would have begun with no token generated.
         request.began = self.age - request.generated
@@ -544,6 +598,7 @@ class _Loop:
         """
         self._stop(request)
         request.preemptions += 1
+        request.stopped_s = self.now
         size = self.limits.block_size
         end = request.path[-1].end if request.path else 0
         full = request.computed // size

@@ -36,7 +36,8 @@ class Request:
         first_step_s: Time of the step that gave it.
         finished_s: When its last token was ready.
         dropped_s: When the client gave up.
-        preemptions: How often it lost its KV blocks and had to start over.
+        preemptions: How often it lost its KV blocks and had to start over,
+        stopped_s: and when it last did, seconds.
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
@@ -63,6 +64,7 @@ class Request:
         "shared",
         "stage",
         "started",
+        "stopped_s",
         "target",
     )
 
@@ -87,6 +89,7 @@ class Request:
             self.started
         ) = 0
         self.preemptions = 0
+        self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: list[Segment] = []
         self.scheduled_s: float | None = None

@@ -22,11 +22,14 @@ class Metric:
     unit: str
 
 
-# ITL is the gap between two tokens, TPOT a request's mean of its gaps: their means are one number,
-# their percentiles are not.
+# ITL is over the gaps between tokens, TPOT over requests, each with the mean of its gaps, as
+# `vllm bench serve` has them.
 METRICS = {
     "ttft": Metric("TTFT", "time to first token", 1e3, "ms"),
-    "itl": Metric("ITL", "time between tokens", 1e3, "ms"),
-    "tpot": Metric("TPOT", "mean time between the tokens of a request", 1e3, "ms"),
+    "itl": Metric("ITL", "time from a token to the next", 1e3, "ms"),
+    "tpot": Metric("TPOT", "a request's mean time from a token to the next", 1e3, "ms"),
     "e2e": Metric("E2E", "time of a request", 1.0, "s"),
 }
+
+PERCENTILES = (50, 90, 95, 99)
+STATISTICS = ("mean", *(f"p{q}" for q in PERCENTILES))

@@ -1,0 +1,106 @@
+"""Objectives on latencies."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from physim.errors import InputError
+from physim.metrics import METRICS, STATISTICS
+from physim.prediction.results import OF_A_REQUEST, Prediction
+
+# What every single request is held to, rather than a statistic of all.
+EACH = "each"
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_EXAMPLE = "ttft_p99=500ms"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An upper bound on a latency.
+
+    Attributes:
+        metric: ``ttft``, ``itl``, ``tpot`` or ``e2e``.
+        statistic: ``mean``, ``p50``, ``p90``, ``p95`` or ``p99``, or ``each`` of what every single
+            request is held to: see `Prediction.goodput`.
+        seconds: The bound.
+    """
+
+    metric: str
+    statistic: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        where = f"slo {self.name}"
+        for part, value, known in (
+            ("metric", self.metric, tuple(METRICS)),
+            ("statistic", self.statistic, (*STATISTICS, EACH)),
+        ):
+            if value not in known:
+                raise InputError(
+                    where, f"the {part} {value!r} is unknown", f"use one of {', '.join(known)}"
+                )
+        if self.statistic == EACH and self.metric not in OF_A_REQUEST:
+            raise InputError(
+                where,
+                f"a request has many of {self.metric}",
+                f"give a statistic, such as {self.metric}_p99, or tpot, its mean",
+            )
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise InputError(
+                where, f"the bound of {self.seconds:g} s is not positive", "give a time above zero"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """An objective from text such as ``ttft_p99=500ms``, or ``ttft=500ms`` for each request.
+
+        Raises:
+            InputError: The text is none.
+        """
+        where = f"slo {text!r}"
+        name, has_bound, bound = (part.strip() for part in text.partition("="))
+        metric, _, statistic = name.partition("_")
+        if not has_bound:
+            raise InputError(where, "has no bound", f"write it like {_EXAMPLE}")
+        number = bound.rstrip(string.ascii_letters + " ")
+        unit = bound[len(number) :].strip()
+        try:
+            value = float(number)
+        except ValueError:
+            raise InputError(
+                where,
+                f"the bound {bound!r} is not a number and a unit",
+                f"write it like {_EXAMPLE}",
+            ) from None
+        if unit not in _UNITS:
+            known = ", ".join(_UNITS)
+            said = f"the unit {unit!r} is unknown" if unit else f"the bound {bound!r} has no unit"
+            raise InputError(where, said, f"use one of {known}")
+        return cls(metric, statistic or EACH, value * _UNITS[unit])
+
+    @property
+    def name(self) -> str:
+        """Such as ``ttft_p99``, or ``ttft`` of each request."""
+        return self.metric if self.statistic == EACH else f"{self.metric}_{self.statistic}"
+
+    def latency_s(self, prediction: Prediction) -> float:
+        """The predicted latency, seconds; infinite above capacity, and the mean for ``each``."""
+        values = prediction.whole.latencies.get(self.metric)
+        if values is None:
+            # One token out has no time between tokens, which keeps any bound.
+            return 0.0 if self.metric in ("itl", "tpot") else math.inf
+        return values["mean" if self.statistic == EACH else self.statistic]
+
+
+def objectives_of(slo: Iterable[str | Objective]) -> tuple[Objective, ...]:
+    """Objectives from texts."""
+    return tuple(one if isinstance(one, Objective) else Objective.parse(one) for one in slo)
+
+
+def share_within(objectives: Sequence[Objective], prediction: Prediction) -> float | None:
+    """Share of the requests that keep to all that each is held to; None if that is nothing."""
+    bounds = {one.metric: one.seconds for one in objectives if one.statistic == EACH}
+    return prediction.goodput(**bounds) if bounds else None
