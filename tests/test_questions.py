@@ -22,13 +22,14 @@ def test_objectives():
     assert physim.Objective.parse("ttft_p99=500ms") == physim.Objective("ttft", "p99", 0.5)
     assert physim.Objective.parse("e2e_mean=2.5s").seconds == 2.5
     assert physim.Objective.parse("itl_p50=900 us").seconds == pytest.approx(9e-4)
+    assert physim.Objective.parse("ttft=500ms") == physim.Objective("ttft", "each", 0.5)
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("ttft_p99", "slo 'ttft_p99': has no bound; write it like ttft_p99=500ms"),
-        ("ttft=5ms", "'ttft' has no statistic; use one of ttft_mean, ttft_p50, ttft_p90, ttft_p99"),
+        ("itl=5ms", "slo itl: a request has many of itl; give a statistic, such as itl_p99"),
         ("ttft_p99=fast", "the bound 'fast' is not a number and a unit; write it like"),
         ("ttft_p99=500", "the bound '500' has no unit; use one of s, ms, us"),
         ("ttft_p99=5 min", "the unit 'min' is unknown; use one of s, ms, us"),
@@ -37,7 +38,7 @@ def test_objectives():
             "tps_p99=5ms",
             "slo tps_p99: the metric 'tps' is unknown; use one of ttft, itl, tpot, e2e",
         ),
-        ("ttft_p95=5ms", "slo ttft_p95: the statistic 'p95' is unknown; use one of mean, p50"),
+        ("ttft_p96=5ms", "slo ttft_p96: the statistic 'p96' is unknown; use one of mean, p50"),
         ("ttft_p99=-5ms", "slo ttft_p99: the bound of -0.005 s is not positive; give a time"),
     ],
 )
@@ -47,11 +48,65 @@ def test_bad_objectives(text, complaint):
     assert complaint in str(caught.value)
 
 
-def test_tpot_and_itl_are_one_number_by_two_names():
-    found = physim.predict(MODEL, gpu="h100_sxm", rate=4, **LOAD)
-    assert found.whole.latencies["tpot"] == found.whole.latencies["itl"]
+def test_objectives_on_itl_are_on_gaps_and_on_tpot_on_requests():
+    found = physim.predict(MODEL, gpu="h100_sxm", rate=12, arrival="poisson", **LOAD)
+    assert found.itl_s == found.tpot_s
     by_itl, by_tpot = (physim.Objective.parse(f"{name}_p99=15ms") for name in ("itl", "tpot"))
-    assert by_tpot.latency_s(found) == by_itl.latency_s(found)
+    # One step in some carries another's prompt, which takes longer than all else in it.
+    assert by_itl.latency_s(found) > 2 * by_tpot.latency_s(found)
+
+
+def test_goodput_is_of_requests_that_keep_to_all_bounds():
+    found = physim.predict(MODEL, gpu="h100_sxm", rate=12, arrival="poisson", **LOAD, **DEPLOYMENT)
+    latencies = found.whole.latencies
+    assert found.goodput(ttft=latencies["ttft"]["p90"]) == pytest.approx(0.9, abs=0.01)
+    both = found.goodput(ttft=latencies["ttft"]["p90"], tpot=latencies["tpot"]["p90"])
+    assert 0.8 <= both < 0.9
+    assert found.goodput() == 1.0
+    assert found.goodput(e2e=1e-3) == 0.0
+    with pytest.raises(InputError, match="goodput: itl: is no latency of a request; use one of"):
+        found.goodput(itl=0.01)
+    with pytest.raises(InputError, match="goodput: ttft: 0 s is not positive"):
+        found.goodput(ttft=0.0)
+
+
+def test_goodput_counts_those_that_give_up():
+    case = {"gpu": "h100_sxm", "stages": [(60, 60)], "timeout_s": 10.0, "fit": "none"}
+    for method in ("fluid", "replay"):
+        found = physim.predict(MODEL, method=method, **case, **LOAD, **DEPLOYMENT)
+        served = found.whole.completed / found.whole.arrived
+        assert served < 0.95
+        assert found.goodput(e2e=1e3) == pytest.approx(served, rel=1e-3)
+
+
+def test_a_capacity_of_requests_that_keep_to_bounds():
+    asked = {"gpu": "h100_sxm", "slo": ["ttft=100ms", "tpot=12ms"], **LOAD, **DEPLOYMENT}
+    most, fewer = (physim.capacity(MODEL, goodput=share, **asked) for share in (0.5, 0.95))
+    assert most.limited_by == fewer.limited_by == "goodput"
+    assert most.goodput == pytest.approx(0.5, abs=0.01)
+    assert fewer.goodput == pytest.approx(0.95, abs=0.01)
+    assert fewer.rate_rps < most.rate_rps
+    with pytest.raises(InputError, match=r"goodput 0\.9: is missed at any rate: 0 of the requests"):
+        physim.capacity(MODEL, **{**asked, "slo": ["ttft=1ms"]})
+    with pytest.raises(InputError, match=r"goodput: 1\.5 is no share; give one above 0, up to 1"):
+        physim.capacity(MODEL, goodput=1.5, **asked)
+
+
+@pytest.mark.parametrize("slo", ["itl_mean=12ms", "ttft_p99=100ms", "e2e_mean=60s"])
+def test_a_capacity_has_the_interval_of_what_limits_it(slo):
+    found = physim.capacity(MODEL, gpu="h100_sxm", slo=[slo], **LOAD, **DEPLOYMENT)
+    low, high = found.interval_rps
+    assert 0.3 * found.rate_rps < low < found.rate_rps < high < 2 * found.rate_rps
+    # A server that is slower by what the interval of ITL says reaches a bound at its lower end.
+    if slo.startswith("itl"):
+        _, most = found.prediction.intervals["itl_s"]
+        slower = most / found.prediction.itl_s
+        at = physim.predict(
+            MODEL, gpu="h100_sxm", rate=slower * low, arrival="poisson", **LOAD, **DEPLOYMENT
+        )
+        assert slower * at.itl_s == pytest.approx(0.012, rel=2e-3)
+    none = physim.capacity(MODEL, gpu="h100_sxm", slo=[slo], fit="none", **LOAD, **DEPLOYMENT)
+    assert none.interval_rps is None
 
 
 @pytest.mark.parametrize(

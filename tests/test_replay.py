@@ -104,6 +104,24 @@ def test_the_replay_is_the_walk(block):
             assert seen == pytest.approx((job.scheduled_s, job.first_token_s, job.finished_s))
             assert request.preemptions == job.preemptions
             assert request.cached_tokens == job.cached_tokens
+        # Each token after the first is one gap, which together are the time in which they came.
+        gaps, frame = replayed.gaps, replayed.to_frame()
+        assert gaps.tokens.sum() == (frame["output_tokens"] - 1).sum()
+        decoding = frame["finished_s"] - frame["first_token_s"]
+        assert gaps.gap_s @ gaps.tokens == pytest.approx(decoding.sum())
+
+
+def test_a_gap_is_long_where_another_prompt_is_computed():
+    # Ten tokens of a request, one a step; in the fourth step another's prompt of 1,000 is computed.
+    requests = [Request(0, 0.0, 100, 10), Request(1, 0.03, 1000, 1)]
+    found = replay(Workload(requests, longest=2000), LINEAR, synchronous(8, 2048, 1000))
+    alone, longer = 6.9e-3 + 31e-6, 6.9e-3 + 31e-6 + 1000 * 17.67e-6
+    itl, tpot = found.summary()["itl"], found.summary()["tpot"]
+    assert itl["mean"] == tpot["mean"] == pytest.approx((8 * alone + longer) / 9)
+    assert itl["p50"] == pytest.approx(alone)
+    # Between the eighth and the ninth of nine gaps.
+    assert itl["p95"] == pytest.approx(alone + 0.6 * (longer - alone))
+    assert tpot["p95"] == tpot["mean"]
 
 
 @given(st.integers(0, 10**6))

@@ -68,7 +68,8 @@ class Chances(eqx.Module):
         now: and of any one that only decodes.
         alone: Such a step.
         met: Share of a request's gaps between tokens in which others are prefilled.
-        crowd: Prefill chunks in them, mean.
+        crowd: Prefill chunks in them, mean,
+        most: and at most, as far as the mean of what they add goes.
         clients: Of requests of clients; None where no load is of clients.
     """
 
@@ -86,6 +87,7 @@ class Chances(eqx.Module):
     alone: Scalar
     met: Scalar
     crowd: Scalar
+    most: Scalar
     clients: Clients | None = None
 
 
@@ -133,6 +135,7 @@ def chances(
         alone=local.alone,
         met=jnp.clip(local.met, 1e-6, 1.0),
         crowd=local.crowd,
+        most=jnp.where(demand.closed, jnp.maximum(demand.clients - 1.0, 1.0), 2 * local.crowd),
     )
 
 
@@ -204,9 +207,10 @@ def gaps(
     others = jnp.maximum(chances.crowd - 1.0, 0.0)
     prompts = 1 + others * drawn(points[:, 3], 1 / jnp.sqrt(others + 1e-6))
     of_them = 1 + chances.prompt_cv / jnp.sqrt(prompts) * jax.scipy.special.ndtri(points[:, 2])
-    more = jnp.maximum(mean - chances.alone, 0.0) / chances.met
-    longer = more * prompts / (1 + others) * jnp.maximum(of_them, 0.0)
-    return alone + jnp.where(points[:, 1] < chances.met, longer, 0.0)
+    more = jnp.maximum(mean - chances.alone, 0.0)
+    met = jnp.clip(more / jnp.maximum(chances.most * chances.longer, 1e-9), chances.met, 1.0)
+    longer = more / met * prompts / (1 + others) * jnp.maximum(of_them, 0.0)
+    return alone + jnp.where(points[:, 1] < met, longer, 0.0)
 
 
 def drawn(points: Float[AnyArray, " points"], cv: Scalar) -> Float[AnyArray, " points"]:

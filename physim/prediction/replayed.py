@@ -144,7 +144,7 @@ def _prediction(
     completed = frame[frame["state"] == "completed"]
     if completed.empty:
         raise InputError("load", "has no request that is completed", "make it lighter or longer")
-    ends = np.cumsum([duration for _, duration in stages])
+    ends = np.cumsum([duration for _, duration in stages], dtype=float).tolist()
     parts = [
         # What runs on after the last stage is a part of it.
         _part(

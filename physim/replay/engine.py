@@ -596,9 +596,10 @@ class _Loop:
 
         What was computed stays in the cache until others need the blocks.
         """
+        if request not in self.prefilling:
+            request.stopped_s = self.now
         self._stop(request)
         request.preemptions += 1
-        request.stopped_s = self.now
         size = self.limits.block_size
         end = request.path[-1].end if request.path else 0
         full = request.computed // size
