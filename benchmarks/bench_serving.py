@@ -54,7 +54,7 @@ def main() -> None:
     numbers = jax.tree.map(float, limits)
 
     def replay_all() -> object:
-        workload = drawn(load, limits.block_size, 0)
+        workload = drawn(load, limits, 0)
         times = ModelStepTimes(model, 256, 2048, workload.longest)
         return replay(workload, times, engine)
 

@@ -100,7 +100,7 @@ def replays(folder: Path) -> None:
         }
         means: dict[str, list[float]] = {}
         for name, times in ways.items():
-            summary = replay(drawn(GENERAL, 16, seed=0), times, engine).summary()
+            summary = replay(drawn(GENERAL, engine.limits, seed=0), times, engine).summary()
             means[name] = [summary[metric]["mean"] for metric in ("ttft", "itl", "e2e")]
             off = (
                 f"{100 * (own / true - 1):+.2f}%"

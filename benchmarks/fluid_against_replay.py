@@ -126,7 +126,7 @@ def replayed(case: Any, seed: int) -> Any:
     from physim.replay.workload import drawn
 
     limits = case.deployment.limits
-    workload = drawn(case.demanded, limits.block_size, seed)
+    workload = drawn(case.demanded, limits, seed)
     times = ModelStepTimes(
         step_model_of(case, Corrections()),
         limits.max_num_seqs,

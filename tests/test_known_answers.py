@@ -87,7 +87,7 @@ def test_tokens_that_are_handled_do_not_hold_the_server():
     # At 0.7 of the rate that E2E would allow, M/M/1 of E2E says far longer waits than there are.
     requests = drawn(
         Load(1, Lengths.exponential(128), rate=0.7 / 1.1262, requests=40_000, arrival="poisson"),
-        16,
+        Limits(200, 2048, 100_000, 1_000_000),
         1,
     ).requests
     for request in requests:

@@ -409,6 +409,25 @@ def test_fractions_of_a_token_have_percentiles(load, output):
         assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"] < 1
 
 
+@pytest.mark.parametrize("method", ["fluid", "replay"])
+def test_requests_end_at_max_model_len(method):
+    case = {"gpu": "h100_sxm", "max_model_len": 2048, "fit": "none", "requests": 400}
+    long = physim.Lengths.exponential(500)
+    found = physim.predict(
+        "Qwen/Qwen3-8B", method=method, input_tokens=1000, output_tokens=long, rate=2, **case
+    )
+    (note,) = [line for line in found.assumptions if "end early" in line]
+    # exp(-1048 / 500)
+    assert note == "12.30% of the outputs end early, where requests reach max_model_len 2048"
+    mean = found.output_tokens_per_s / found.requests_per_s
+    # 500 (1 - exp(-1048 / 500))
+    assert mean == pytest.approx(438.5, rel=1e-3 if method == "fluid" else 0.1)
+    with pytest.raises(InputError, match="of the prompts have more tokens than max_model_len 2048"):
+        physim.predict(
+            "Qwen/Qwen3-8B", method=method, input_tokens=long, output_tokens=9, rate=2, **case
+        )
+
+
 def test_what_is_no_number_does_not_leave():
     case = physim.Case.of(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2, input_tokens=500, output_tokens=100

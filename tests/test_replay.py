@@ -23,6 +23,7 @@ from physim.replay.workload import Conversations, Request, Workload, drawn, read
 LINEAR = LinearStepTimes(6.9e-3, 17.67e-6, 31e-6)
 # A longest context that no request reaches, tokens.
 LONGEST = 1_000_000
+LIMITS = Limits(64, 2048, LONGEST, 3000)
 
 
 def synchronous(slots, budget, blocks, **outside):
@@ -276,7 +277,9 @@ def test_a_seed_says_it_all(model):
     times = ModelStepTimes(model, 64, 2048, 4000)
 
     def frame(seed):
-        result = replay(drawn(load, 16, seed), times, synchronous(64, 2048, 3000), timeout_s=5.0)
+        result = replay(
+            drawn(load, LIMITS, seed), times, synchronous(64, 2048, 3000), timeout_s=5.0
+        )
         return result.to_frame().to_csv()
 
     assert frame(3) == frame(3)
@@ -289,7 +292,7 @@ def test_a_seed_says_it_all(model):
 )
 def test_drawn_arrivals(arrival, burstiness, cv2):
     load = Load(9, 9, rate=4.0, requests=40000, arrival=arrival, burstiness=burstiness)
-    gaps = np.diff([request.arrival_s for request in drawn(load, 16, 0).requests])
+    gaps = np.diff([request.arrival_s for request in drawn(load, LIMITS, 0).requests])
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(cv2, abs=0.06)
 
@@ -331,7 +334,7 @@ def test_clients_send_when_they_are_answered(model):
     load = Load(100, 20, concurrency=7, requests=100)
     times = ModelStepTimes(model, 64, 2048, 200)
     engine = synchronous(64, 2048, 3000, front_end_s=0.004, output_s=0.001)
-    frame = replay(drawn(load, 16, 0), times, engine).to_frame()
+    frame = replay(drawn(load, LIMITS, 0), times, engine).to_frame()
     assert len(frame) == 100
     ends = frame["arrival_s"] + frame["e2e_s"]
     for arrival in frame["arrival_s"]:
@@ -408,7 +411,7 @@ def test_traces_that_are_none(tmp_path, text, message):
 
 
 def test_a_request_that_never_fits_is_refused():
-    workload = drawn(Load(100, 100, rate=1.0, requests=3), 16, 0)
+    workload = drawn(Load(100, 100, rate=1.0, requests=3), LIMITS, 0)
     with pytest.raises(InputError, match="needs 13 KV blocks and there are 12"):
         replay(workload, LINEAR, synchronous(4, 512, 12))
 
@@ -423,7 +426,9 @@ def test_a_front_end_and_its_output_hold_nobody():
         output_s=0.002,
         output_per_token_s=0.003,
     )
-    one, other = (replay(drawn(load, 16, 0), LINEAR, engine).to_frame() for engine in (bare, slow))
+    one, other = (
+        replay(drawn(load, LIMITS, 0), LINEAR, engine).to_frame() for engine in (bare, slow)
+    )
     assert (other["ttft_s"] - one["ttft_s"]).to_numpy() == pytest.approx(0.01 + 0.05 + 0.005)
     assert (other["e2e_s"] - other["ttft_s"] - one["e2e_s"] + one["ttft_s"]).to_numpy() == (
         pytest.approx(10 * 0.003)

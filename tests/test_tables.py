@@ -253,7 +253,7 @@ def test_a_replay_on_the_table_is_that_on_the_model(general, table, tmp_path):
     projection = blackbox(region)
 
     def replayed(times):
-        return replay(drawn(shorter, 16, seed=0), times, engine).summary()
+        return replay(drawn(shorter, engine.limits, seed=0), times, engine).summary()
 
     exact = replayed(ModelStepTimes(model, 128, 2048, 1000))
     tabled = replayed(TableStepTimes(load(tmp_path), 1000))
@@ -493,7 +493,7 @@ def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
 
     def replayed(times, engine):
         shorter = replace(load, stages=tuple(Stage(s.rate, 60.0) for s in load.stages))
-        return replay(drawn(shorter, 16, seed=0), times, engine).summary()
+        return replay(drawn(shorter, engine.limits, seed=0), times, engine).summary()
 
     exact = stepper(case)
     running = operating_region(case, exact, CORRECTIONS).met_requests

@@ -51,8 +51,8 @@ class SteadyState(eqx.Module):
         throughput: Requests completed per second: the rate, or the capacity if that is less.
         saturated: Whether the load is above capacity, so that a queue grows without end.
         in_step: How far clients are in step, from 0 to 1, so that the prompts of all come together.
-        batch: Mean number of requests that decode in a step.
-        running: Mean number of requests that are prefilled or decode.
+        batch: Requests that decode, mean over time.
+        running: Requests that are prefilled or decode, mean over time.
         kv_use: Share of the KV blocks that running requests hold.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
@@ -107,7 +107,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     log_step, balance = bracketed_root(_residual, (model, demand, limits), shortest, longest)
     state = _observed(jnp.exp(log_step), balance, model, demand, limits)
     if demand.concurrency is None:
-        return state
+        return _counted(state, balance, demand, limits)
     engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
     whole = benchmark(engine, engine.running / state.throughput, demand)
 
@@ -115,7 +115,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         return jnp.where(demand.closed, of_clients, otherwise)
 
     spread = seen(1 - whole.in_step**2, jnp.ones(()))
-    return replace(
+    closed = replace(
         state,
         ttft=seen(whole.ttft, state.ttft),
         itl=seen(whole.itl, state.itl),
@@ -131,6 +131,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
             clients=whole.clients,
         ),
     )
+    return _counted(closed, balance, demand, limits)
 
 
 # Traced once, for its shapes and for the loop.
@@ -199,6 +200,19 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     steps = jax.vmap(lambda crowd: steps_at(model, demand, limits, crowd, slots))(crowds)
     own, full, part = (jax.tree.map(lambda x, i=i: x[i], steps) for i in range(3))
     return _Balance(throughput, occupancy, slots, own, full, part)
+
+
+def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
+    """With the requests in the engine, from how many come and how long they stay (Little's law).
+
+    In a step that is formed there may be more of them, or fewer: steps differ in length.
+    """
+    batch = state.throughput * demand.decode_steps * state.itl
+    prefilled = balance.occupancy.chunks * balance.steps.own_s
+    running = jnp.minimum(batch + state.throughput * prefilled, balance.slots)
+    batch = jnp.minimum(batch, running)
+    use = kv_use(limits, demand, running, demand.age)
+    return replace(state, batch=batch, running=running, kv_use=use)
 
 
 def _kept(share: Scalar) -> Scalar:

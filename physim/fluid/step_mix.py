@@ -114,6 +114,8 @@ def steps_at(
     # Those that arrive while the same step runs are prefilled together.
     cv2 = demand.arrival_cv2
     together = cv2 * prefilling + arrival_evenness(cv2) * jnp.maximum(prefilling - 1.0, 0.0)
+    # Beyond the token budget they follow in other steps.
+    beside_it = jnp.minimum(together, jnp.maximum(budget - 1.0, 0.0))
     zero = jnp.zeros(())
     steps = _times(
         model,
@@ -131,7 +133,7 @@ def steps_at(
             more=zero,
             few_prompts=prefill.chunks.low,
             many_prompts=prefill.chunks.high,
-            own=1.0 + together,
+            own=1.0 + beside_it,
         ),
     )
     decode: StepTime = jax.tree.map(beside.mean, steps.fewer, steps.more)
@@ -143,15 +145,20 @@ def steps_at(
     variance = longer**2 * (1 + demand.prompt_cv2) * cv2 * prefilling
     spread = variance / (1 - feedback) / mean.interval**2
     # Long steps are met more often than short ones, so more arrive in them.
-    own = steps.own.latency + together * spread * longer
+    own = steps.own.latency + beside_it * spread * longer
     arrivals = prefilling / occupancy.chunks
+    # A step that is formed while its own prompt is computed knows nothing of what comes meanwhile.
+    later = jnp.mean(jnp.clip(demand.outputs - 1.0 - limits.async_scheduling, 0.0, 1.0))
+    longer_own = later * jnp.maximum(arrivals * (own / mean.latency - 1.0), 0.0)
     met = met_while_decoding(
         arrivals * occupancy.others,
-        jnp.maximum(arrivals * (own / mean.latency - 1.0), 0.0) * (occupancy.others == 1.0),
+        longer_own * (occupancy.others == 1.0),
         cv2,
         jnp.maximum(demand.outputs - 1.0, 1e-3),
     )
-    share = prefill.share * met / arrivals
+    # Of the prompts that it meets in a step, no more are computed than the token budget allows.
+    computed = jnp.minimum(prefilling, budget)
+    share = prefill.share * jnp.minimum(met / arrivals, budget / computed)
     # The prompt before an evenly spaced one is long computed, unless they follow within few steps.
     close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
     apart = decode.interval + close * (mean.interval - decode.interval)
@@ -167,7 +174,7 @@ def steps_at(
         longer_s=longer,
         alone_s=decode.latency,
         met=share,
-        crowd=prefilling / prefill.share,
+        crowd=computed / prefill.share,
     )
 
 

@@ -95,6 +95,7 @@ class Case:
         deployment: The engine, every limit known.
         load: The load; None where only the server is meant.
         mixed: How steps of both prefill and decode are composed, one of `MIXED`.
+        notes: How the load was changed to what the engine takes, one line each.
     """
 
     model: ModelArch
@@ -102,6 +103,7 @@ class Case:
     deployment: ResolvedDeployment
     load: Load | None = None
     mixed: str = MIXED[0]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
@@ -143,9 +145,10 @@ class Case:
         """
         arch, hardware = load_model(model), load_hardware(gpu)
         resolved = deployment.resolved(arch, hardware)
+        notes: list[str] = []
         if load is not None:
-            load.check_fits(resolved.limits)
-        return cls(arch, hardware, resolved, load)
+            load, notes = load.within(resolved.limits)
+        return cls(arch, hardware, resolved, load, notes=tuple(notes))
 
     @property
     def demanded(self) -> Load:

@@ -118,8 +118,22 @@ class Lengths:
 
     def strata(self) -> Float[np.ndarray, " strata"]:
         """Mean lengths of `STRATA` equal parts of the requests, from short to long."""
+        return self._fine().reshape(STRATA, _FINE).mean(axis=1)
+
+    def share_beyond(self, tokens: float) -> float:
+        """Share of the lengths that are longer than so many tokens."""
+        return float(np.mean(self._fine() > tokens))
+
+    def up_to(self, tokens: float) -> Lengths:
+        """The same lengths, but that longer ones end after so many tokens."""
+        if not self.share_beyond(tokens):
+            return self
+        return Lengths.empirical(tuple(np.minimum(self._fine(), tokens).tolist()))
+
+    def _fine(self) -> Float[np.ndarray, " points"]:
+        """Lengths of many equal parts of the requests, from short to long."""
         if self.kind == "fixed":
-            return np.full(STRATA, self.mean)
+            return np.full(STRATA * _FINE, self.mean)
         share = (np.arange(STRATA * _FINE) + 0.5) / (STRATA * _FINE)
         if self.kind == "normal":
             from statistics import NormalDist
@@ -132,7 +146,7 @@ class Lengths:
             fine *= self.mean / fine.mean()  # the tail beyond the last point
         else:
             fine = np.quantile(np.array(self.values), share, method="inverted_cdf")
-        return np.maximum(fine, 1.0).reshape(STRATA, _FINE).mean(axis=1)
+        return np.maximum(fine, 1.0)
 
 
 Tokens: TypeAlias = float | Lengths

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from physim.errors import InputError
 from physim.inputs.deployment import Limits
-from physim.inputs.lengths import Tokens, lengths
+from physim.inputs.lengths import Lengths, Tokens, lengths
 
 ARRIVALS = ("constant", "poisson", "gamma")
 # Rates that mean something, requests per second: from one in thirty years.
@@ -168,12 +168,36 @@ class Load:
             rates = [self.rate]
         return f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
 
-    def check_fits(self, limits: Limits) -> None:
-        """Refuses a request that the engine could never run.
+    def within(self, limits: Limits) -> tuple[Load, list[str]]:
+        """The load as an engine takes it: requests end at max_model_len.
+
+        Args:
+            limits: The engine's limits.
+
+        Returns:
+            The load, and what was made shorter, one line each.
 
         Raises:
-            InputError: One of mean length is longer than max_model_len or than the KV cache.
+            InputError: A request of mean length, or some prompts, could never run.
         """
+        self._check_fits(limits)
+        most, inputs, outputs = limits.max_model_len, self.input_tokens, self.output_tokens
+        if isinstance(inputs, Lengths):
+            refused = inputs.share_beyond(most - 1)
+            if refused:
+                raise InputError(
+                    "input",
+                    f"{refused:.2g} of the prompts have more tokens than max_model_len {most} has "
+                    "room for, which engines refuse",
+                    "shorten them or raise max_model_len",
+                )
+        left = most - self.mean_input
+        if not isinstance(outputs, Lengths) or not (cut := outputs.share_beyond(left)):
+            return self, []
+        line = f"{cut:.2%} of the outputs end early, where requests reach max_model_len {most}"
+        return replace(self, output_tokens=outputs.up_to(left)), [line]
+
+    def _check_fits(self, limits: Limits) -> None:
         length = self.mean_input + self.mean_output
         if length > limits.max_model_len:
             raise InputError(

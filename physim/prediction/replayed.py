@@ -67,7 +67,7 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
     load = case.demanded
     if load.endless:
         load = dataclasses.replace(load, requests=REPLAYED)
-    workload = drawn(load, case.deployment.limits.block_size, seed)
+    workload = drawn(load, case.deployment.limits, seed)
     stages = () if load.concurrency is not None else load.schedule()
     result = _replay(workload, case, corrections, prediction.running, load.timeout_s)
     return _prediction(prediction, result, [(s.rate, s.duration_s) for s in stages])

@@ -124,8 +124,8 @@ class Prediction:
         saturation_rps: Saturation throughput: requests that are completed per second when there
             are always more of them.
         saturated: Whether the load is above capacity.
-        batch: Requests that decode in a step.
-        running: Requests in the engine.
+        batch: Requests that decode, mean over time.
+        running: Requests that are prefilled or decode, mean over time.
         kv_blocks: KV blocks of the engine.
         kv_use: Share of them that running requests hold.
         mixed_share: Share of steps that carry a prefill chunk.

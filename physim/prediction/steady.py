@@ -137,6 +137,7 @@ def _prediction(
         timeline=None,
         deployment=case.deployment,
         assumptions=(
+            *case.notes,
             *assumptions(case.model, case.gpu, case.deployment),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.errors import InputError
+from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
 from physim.replay.kv_cache import Segment
@@ -127,12 +128,12 @@ def _generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def drawn(load: Load, block_size: int, seed: int) -> Workload:
+def drawn(load: Load, limits: Limits, seed: int) -> Workload:
     """The requests of a load: arrivals and lengths drawn from a seeded generator.
 
     Args:
         load: The load; it says how many requests there are.
-        block_size: Tokens of a KV block.
+        limits: The engine's limits: requests that reach max_model_len end there.
         seed: Seed of the generator; equal seeds give equal requests.
 
     Raises:
@@ -143,8 +144,10 @@ def drawn(load: Load, block_size: int, seed: int) -> Workload:
     count = len(times)
     outputs = lengths(load.output_tokens).sample(rng, count)
     inputs = np.maximum(lengths(load.input_tokens).sample(rng, count), int(load.cached_tokens) + 1)
+    inputs = np.minimum(inputs, limits.max_model_len - 1)
+    outputs = np.minimum(outputs, limits.max_model_len - inputs)
     prefixes = [
-        [Segment(0, int(load.cached_tokens), block_size)] if load.cached_tokens else []
+        [Segment(0, int(load.cached_tokens), limits.block_size)] if load.cached_tokens else []
         for _ in range(load.prefixes)
     ]
     requests = [
