@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from physim.errors import InputError
+
+# Folders for what is not yet whole are called so, and by the process.
+_WORKSHOP = "physim-"
 
 
 def folder(name: str) -> Path:
@@ -72,50 +76,83 @@ def check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside ``path`` and renames it there when the block succeeds.
+    """Yields a temporary path, whose file takes the place of ``path`` when the block succeeds.
 
     What a link names is replaced, not the link, and a file that was there keeps its permissions.
-    What is no file, such as a pipe, is written to as it is.
+    What is no file, such as a pipe, is written to as it is. A process that is killed leaves nothing
+    beside ``path``.
 
     Raises:
         InputError: The folder of ``path`` cannot be written to.
     """
-    if path.exists() and not path.is_file():
-        with tempfile.TemporaryDirectory() as folder_of_it:
-            temporary = Path(folder_of_it) / path.name
-            yield temporary
-            _pour(temporary, path)
-        return
-    path = path.resolve()
-    mode = path.stat().st_mode if path.exists() else 0o666 & ~_umask()
-    try:
-        handle, name = tempfile.mkstemp(
-            dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix
-        )
-    except OSError as error:
-        raise InputError(
-            str(path),
-            error.strerror or "cannot be written",
-            "choose a folder that can be written to",
-        ) from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    takes_all = path.exists() and not path.is_file()
+    if not takes_all:
+        path = path.resolve()
+        check_writable(path)
+    with _workshop() as workshop:
+        temporary = workshop / path.name
         yield temporary
-        temporary.chmod(mode)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        try:
+            if takes_all:
+                with temporary.open("rb") as content, path.open("wb") as pipe:
+                    shutil.copyfileobj(content, pipe)
+            else:
+                temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
+                _move(temporary, path)
+        except OSError as error:
+            raise InputError(
+                str(path), error.strerror or "cannot be written", "choose another file"
+            ) from error
 
 
-def _pour(source: Path, target: Path) -> None:
+@contextlib.contextmanager
+def _workshop() -> Iterator[Path]:
+    """A folder for what is not yet whole, among the system's temporary ones.
+
+    It goes in the end; one of a process that was killed goes when the next is made.
+    """
+    root = Path(tempfile.gettempdir())
+    for old in root.glob(f"{_WORKSHOP}*"):
+        owner = old.name.removeprefix(_WORKSHOP).partition("-")[0]
+        if owner.isdigit() and not _runs(int(owner)):
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{_WORKSHOP}{os.getpid()}-") as workshop:
+        yield Path(workshop)
+
+
+def _runs(process: int) -> bool:
     try:
-        with source.open("rb") as content, target.open("wb") as pipe:
-            shutil.copyfileobj(content, pipe)
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def _move(source: Path, target: Path) -> None:
+    """Renames a file or folder; what lies on another disk is copied beside the target first."""
+    try:
+        source.replace(target)
+        return
     except OSError as error:
-        raise InputError(
-            str(target), error.strerror or "cannot be written", "choose another file"
-        ) from error
+        if error.errno != errno.EXDEV:
+            raise
+    hidden = target.parent / f".{target.name[:200]}.{os.getpid()}"
+    try:
+        if source.is_dir():
+            shutil.copytree(source, hidden)
+        else:
+            shutil.copy(source, hidden)
+        hidden.replace(target)
+    finally:
+        if hidden.is_dir():
+            shutil.rmtree(hidden, ignore_errors=True)
+        else:
+            hidden.unlink(missing_ok=True)
+    # A folder that was copied out of the way.
+    if source.is_dir():
+        shutil.rmtree(source)
 
 
 @contextlib.contextmanager
@@ -150,7 +187,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
-    """Yields a temporary folder beside ``path`` and renames it there when the block succeeds.
+    """Yields a temporary folder, which takes the place of ``path`` when the block succeeds.
 
     Args:
         path: The folder to make; what is missing above it is made too.
@@ -168,26 +205,26 @@ def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
         raise InputError(str(path), "is a file", "name a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "Permission denied")
     except OSError as error:
-        raise InputError(
-            str(path),
-            error.strerror or "cannot be made",
-            "choose a folder that can be written to",
-        ) from error
-    try:
+        raise _cannot_be_made(path, error) from error
+    with _workshop() as workshop:
+        temporary = workshop / path.name
+        temporary.mkdir()
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
-        if path.is_dir():
-            # Out of the way first, since a folder that is not empty cannot be renamed over.
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-            path.replace(old)
-            temporary.replace(path)
-            shutil.rmtree(old)
-        else:
-            temporary.replace(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            if path.is_dir():
+                # Out of the way: a folder that is not empty cannot be renamed over.
+                _move(path, workshop / "old")
+            _move(temporary, path)
+        except OSError as error:
+            raise _cannot_be_made(path, error) from error
+
+
+def _cannot_be_made(path: Path, error: OSError) -> InputError:
+    why = error.strerror or "cannot be made"
+    return InputError(str(path), why, "choose a folder that can be written to")
 
 
 def _umask() -> int:

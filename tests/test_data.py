@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -76,9 +79,68 @@ def test_replacing_writes_all_or_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+# Writes a file and a folder again and again, a part at a time.
+WRITER = """
+import sys, time
+from pathlib import Path
+from physim import data
+
+place = Path(sys.argv[1])
+for number in range(10**6):
+    with data.replacing(place / "file") as path, path.open("w") as file:
+        for _ in range(20):
+            print(number, file=file, flush=True)
+            time.sleep(0.0005)
+    with data.replacing_folder(place / "folder", force=True) as folder:
+        for name in range(20):
+            (folder / str(name)).write_text(str(number))
+            time.sleep(0.0005)
+    print(number, flush=True)
+"""
+
+
+def test_what_is_killed_leaves_what_is_whole(tmp_path):
+    rng = np.random.default_rng(0)
+    out, temporary = tmp_path / "out", tmp_path / "temporary"
+    out.mkdir(), temporary.mkdir()
+    for wait in rng.uniform(0, 0.06, 10):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(out)],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"TMPDIR": str(temporary)},
+        ) as process:
+            process.stdout.readline()
+            time.sleep(wait)
+            process.kill()
+        numbers = (out / "file").read_text().split()
+        assert len(numbers) == 20
+        assert len(set(numbers)) == 1
+        files = sorted(out.joinpath("folder").iterdir())
+        assert len(files) == 20
+        assert len({path.read_text() for path in files}) == 1
+        assert sorted(path.name for path in out.iterdir()) == ["file", "folder"]
+    # What was under way goes with the next that writes.
+    assert len(list(temporary.iterdir())) <= 1
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no second file system")
+def test_what_is_made_on_another_disk(tmp_path, monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        monkeypatch.setattr(tempfile, "tempdir", elsewhere)
+        for number in range(2):
+            with data.replacing(tmp_path / "file") as path:
+                path.write_text(str(number))
+            with data.replacing_folder(tmp_path / "folder", force=True) as folder:
+                (folder / str(number)).write_text("")
+        assert list(Path(elsewhere).iterdir()) == []
+    assert (tmp_path / "file").read_text() == "1"
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
 def test_a_folder_that_cannot_be_written_to(tmp_path):
     with (
-        pytest.raises(InputError, match="choose a folder that can be written to"),
+        pytest.raises(InputError, match="no is not a folder; make it, or choose another"),
         data.replacing(tmp_path / "no" / "out.json"),
     ):
         pass

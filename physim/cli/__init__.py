@@ -9,6 +9,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -72,6 +73,8 @@ def options(
 
 def main() -> None:
     """Runs the command line; input that cannot be used ends it with one line and exit code 1."""
+    # Whoever ends a command finds nothing that is not whole.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # A command is soon over: looking for garbage would take a tenth of its time.
     gc.set_threshold(*_GARBAGE)
     # XLA's remarks on its own work are not for whoever asks for a prediction.
