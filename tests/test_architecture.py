@@ -100,6 +100,114 @@ def test_every_shipped_model_loads_or_is_refused_by_name():
     assert len(shipped_models()) >= 14
 
 
+# Figures of config.json, and weights in all as the model cards and checkpoints have them, billions.
+LOOK_ALIKES = {
+    # hidden, layers, heads, kv heads, head dim, MLP, vocabulary, tied
+    "microsoft/phi-4": ("Phi3", 5120, 40, 40, 10, 128, 17920, 100352, False, 14.66),
+    "microsoft/Phi-3-mini-4k-instruct": ("Phi3", 3072, 32, 32, 32, 96, 8192, 32064, False, 3.82),
+    "ibm-granite/granite-3.1-8b-instruct": (
+        *("Granite", 4096, 40, 32, 8, 128, 12800, 49155, True, 8.17),
+    ),
+    "allenai/OLMo-2-1124-7B": ("Olmo2", 4096, 32, 32, 32, 128, 11008, 100352, False, 7.30),
+    "HuggingFaceTB/SmolLM3-3B": ("SmolLM3", 2048, 36, 16, 4, 128, 11008, 128256, None, 3.08),
+    "zai-org/GLM-4-9B-0414": ("Glm4", 4096, 40, 32, 2, 128, 13696, 151552, False, 9.40),
+    "ByteDance-Seed/Seed-OSS-36B": ("SeedOss", 5120, 64, 80, 8, 128, 27648, 155136, False, 36.15),
+    "internlm/internlm3-8b": ("InternLM3", 4096, 48, 32, 2, 128, 10240, 128512, False, 8.80),
+    "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5", 1024, 18, 16, 2, 128, 3072, 103424, True, 0.361),
+    "CohereForAI/c4ai-command-r-v01": ("Cohere", 8192, 40, 64, 64, 128, 22528, 256000, None, 34.98),
+    "bigcode/starcoder2-3b": ("Starcoder2", 3072, 30, 24, 2, 128, 12288, 49152, None, 3.03),
+    "nvidia/Nemotron-4-340B": ("Nemotron", 18432, 96, 96, 8, 192, 73728, 256000, False, 341.0),
+    "arcee-ai/AFM-4.5B": ("Arcee", 2560, 36, 20, 4, 128, 18432, 128004, False, 4.62),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_ALIKES)
+def test_models_that_are_laid_out_like_llama(name):
+    family, hidden, layers, heads, kv_heads, dim, mlp, vocabulary, tied, billions = LOOK_ALIKES[
+        name
+    ]
+    config = {
+        "architectures": [f"{family}ForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+        "intermediate_size": mlp,
+        "vocab_size": vocabulary,
+        "torch_dtype": "bfloat16",
+        **({} if tied is None else {"tie_word_embeddings": tied}),
+    }
+    model = read_architecture(config, name)
+    assert model.parameters / 1e9 == pytest.approx(billions, rel=0.003)
+    assert model.note == ""
+
+
+def test_mistral_small_3_1_has_pixtrals_encoder():
+    text = {
+        "hidden_size": 5120,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 32768,
+        "vocab_size": 131072,
+        "max_position_embeddings": 131072,
+    }
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+    config = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "torch_dtype": "bfloat16",
+        "text_config": text,
+        "vision_config": vision,
+        "spatial_merge_size": 2,
+    }
+    model = read_architecture(config, "mistral-small")
+    # 24.01 billion (model card), of which 0.44 are the encoder's and the projector's.
+    assert model.parameters / 1e9 == pytest.approx(24.01, rel=2e-3)
+    assert model.vision_parameters / 1e9 == pytest.approx(0.44, rel=0.01)
+
+
+def test_layers_without_a_window_among_those_with_one():
+    config = {
+        "architectures": ["Cohere2ForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 256000,
+        "sliding_window": 4096,
+    }
+    model = read_architecture(config, "command-r7b")
+    assert {one.window: layers for one, layers in model.attention_layers.items()} == {
+        4096: 24,
+        None: 8,
+    }
+    # 8.03 billion (model card).
+    assert model.parameters / 1e9 == pytest.approx(8.03, rel=3e-3)
+    every = read_architecture({**config, "sliding_window_pattern": 8}, "every eighth")
+    assert every.attention_layers[every.groups[1].attention] == 4
+
+
+def test_another_class_is_read_as_one_that_is_asked_for():
+    config = dict(LLAMA) | {"architectures": ["FooForCausalLM"]}
+    with pytest.raises(InputError, match="if its layers are laid out like those of") as caught:
+        read_architecture(config, "foo")
+    assert "--as " in str(caught.value)
+    model = read_architecture(config, "foo", "LlamaForCausalLM")
+    plain = read_architecture(dict(LLAMA) | {"architectures": ["LlamaForCausalLM"]}, "foo")
+    assert model.parameters == plain.parameters
+    assert model.note == "FooForCausalLM is read as LlamaForCausalLM, as was asked for"
+    with pytest.raises(InputError, match="as BarForCausalLM: is not modelled; supported: Apertus"):
+        read_architecture(config, "foo", "BarForCausalLM")
+    with pytest.raises(InputError, match="num_experts: names experts, of which this architecture"):
+        read_architecture(config | {"num_experts": 8}, "foo", "LlamaForCausalLM")
+    with pytest.raises(InputError, match="multi-head latent attention"):
+        read_architecture(config | {"kv_lora_rank": 8}, "foo", "LlamaForCausalLM")
+
+
 LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1}
 
 

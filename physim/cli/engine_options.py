@@ -29,6 +29,11 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         None,
         "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
     ),
+    "read_as": (
+        str | None,
+        None,
+        "Read the model as this architecture class, such as LlamaForCausalLM.",
+    ),
     "async_scheduling": (bool | None, None, "Schedule a step while one runs."),
     "sampling": (
         str,
@@ -62,7 +67,8 @@ def with_engine(command: Command) -> Command:
             if len(name) == 2
             else "Engine"
         )
-        option = Annotated[kind, typer.Option(help=told, rich_help_panel=panel)]  # type: ignore[valid-type]
+        flags = ("--as",) if name == "read_as" else ()
+        option = Annotated[kind, typer.Option(*flags, help=told, rich_help_panel=panel)]  # type: ignore[valid-type]
         parameters.append(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option

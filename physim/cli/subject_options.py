@@ -30,10 +30,10 @@ def _fits(incomplete: str) -> list[str]:
 
 # What is misspelt is said before JAX is loaded, which takes longer than all of this.
 def _known_model(context: typer.Context, model: str | None) -> str | None:
-    from physim.inputs.model_lookup import load_model
+    from physim.inputs.model_lookup import config_path
 
     if model is not None and not context.resilient_parsing:
-        load_model(model)
+        config_path(model)
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,7 +77,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class ModelArch:
-    """The shape of a decoder-only transformer with gated MLPs.
+    """The shape of a decoder-only transformer.
 
     Attributes:
         name: Where the configuration came from, for messages.
@@ -87,11 +88,13 @@ class ModelArch:
         tied_embeddings: Whether lm_head shares the embedding's weights.
         qkv_bias: Whether the QKV projection adds a bias.
         qk_norm: Whether queries and keys are normalised for each head.
+        gated_mlp: Whether dense MLPs have a gate beside their up projection.
         vision_parameters: Weights of a vision encoder, which take memory but see no text token.
         formats: Number formats of weights and KV cache.
         truncation: What, by the model's own default, tokens are drawn from: ``top_k``, ``top_p``,
             ``top_k_top_p``, or empty for all.
         penalises: Whether, likewise, tokens that occurred before are made less likely.
+        note: How the configuration was read, if not for what it says it is.
     """
 
     name: str
@@ -104,8 +107,10 @@ class ModelArch:
     qk_norm: bool
     vision_parameters: int
     formats: Formats
+    gated_mlp: bool = True
     truncation: str = ""
     penalises: bool = False
+    note: str = ""
 
     @property
     def layers(self) -> int:
@@ -158,6 +163,11 @@ class ModelArch:
         return next((one.window for one in kinds if one.kind == CHUNKED_ATTENTION), None)
 
     @property
+    def mlp_matrices(self) -> int:
+        """Matrices of a dense MLP: gate, up and down, or without a gate up and down."""
+        return 3 if self.gated_mlp else 2
+
+    @property
     def attention_parameters(self) -> int:
         """Weights of the QKV and output projections of all layers, biases included."""
         total = 0
@@ -177,7 +187,7 @@ class ModelArch:
             width, routed = group.intermediate_size, 0
             if group.experts:
                 width, routed = group.experts.shared_intermediate_size, group.experts.count
-            total += group.layers * self.hidden_size * (3 * width + routed)
+            total += group.layers * self.hidden_size * (self.mlp_matrices * width + routed)
         return total
 
     @property
@@ -302,21 +312,26 @@ class _Family:
     Attributes:
         qkv_bias: Whether the QKV projection adds a bias whatever the configuration says.
         qk_norm: Whether queries and keys are normalised.
+        gated_mlp: Whether dense MLPs have a gate.
         tied_by_default: Whether embeddings are tied where the configuration does not say.
         experts: The experts of the layers that have some.
         expert_layers: The layers that have them, by their numbers from 0.
         window: Tokens that windowed layers look back.
+        unlimited_every: Where the configuration does not say which layers are windowed, one of so
+            many is not; 0 where all are.
         vision: Weights of the vision encoder.
     """
 
     qkv_bias: bool = False
     qk_norm: bool = False
+    gated_mlp: bool = True
     tied_by_default: bool = False
     experts: Callable[[_Config], Experts | None] = lambda _: None
     expert_layers: Callable[[_Config], Container[int]] = lambda config: range(
         config.count("num_hidden_layers")
     )
     window: Callable[[_Config], int | None] = lambda _: None
+    unlimited_every: int = 0
     vision: Callable[[_Config], int] = lambda _: 0
 
 
@@ -391,9 +406,51 @@ def _llama4_vision(config: _Config) -> int:
     )
 
 
+def _pixtral_vision(config: _Config) -> int:
+    # A transformer with gated MLPs, a merger of patches and a projector to the text model's width
+    # (transformers, modeling_pixtral.py, modeling_mistral3.py).
+    fields = config.fields.get("vision_config")
+    if not isinstance(fields, Mapping):
+        return 0
+    vision = _Config(fields, f"{config.where}: vision_config")
+    width, out = vision.count("hidden_size"), config.count("hidden_size")
+    layer = 4 * width**2 + 3 * width * vision.count("intermediate_size")
+    merged = config.count("spatial_merge_size", 2) ** 2
+    return vision.count("num_hidden_layers") * layer + merged * width**2 + width * out + out**2
+
+
+# Families that are laid out like Llama say by what they differ in work and memory. Scalars on
+# embeddings, residuals or logits, partial rotary embeddings, where norms stand, attention and MLP
+# side by side, and projections that are stored as one matrix cost the same.
 _FAMILIES = {
     "LlamaForCausalLM": _Family(),
     "MistralForCausalLM": _Family(window=_mistral_window),
+    "Mistral3ForConditionalGeneration": _Family(window=_mistral_window, vision=_pixtral_vision),
+    "ApertusForCausalLM": _Family(qk_norm=True, gated_mlp=False),
+    "ArceeForCausalLM": _Family(gated_mlp=False),
+    "CohereForCausalLM": _Family(tied_by_default=True),
+    "Cohere2ForCausalLM": _Family(tied_by_default=True, window=_mistral_window, unlimited_every=4),
+    "Ernie4_5ForCausalLM": _Family(tied_by_default=True),
+    "Ernie4_5_ForCausalLM": _Family(tied_by_default=True),
+    "Exaone4ForCausalLM": _Family(qk_norm=True, window=_mistral_window, unlimited_every=4),
+    "GlmForCausalLM": _Family(),
+    "Glm4ForCausalLM": _Family(),
+    "GraniteForCausalLM": _Family(),
+    "HunYuanDenseV1ForCausalLM": _Family(qk_norm=True),
+    "InternLM2ForCausalLM": _Family(),
+    "InternLM3ForCausalLM": _Family(),
+    "MiniCPMForCausalLM": _Family(tied_by_default=True),
+    "NemotronForCausalLM": _Family(gated_mlp=False),
+    "OlmoForCausalLM": _Family(),
+    "Olmo2ForCausalLM": _Family(qk_norm=True),
+    "Olmo3ForCausalLM": _Family(qk_norm=True, window=_mistral_window, unlimited_every=4),
+    "Phi3ForCausalLM": _Family(window=_mistral_window),
+    "SeedOssForCausalLM": _Family(),
+    "SmolLM3ForCausalLM": _Family(tied_by_default=True),
+    "StableLmForCausalLM": _Family(),
+    "Starcoder2ForCausalLM": _Family(
+        qkv_bias=True, gated_mlp=False, tied_by_default=True, window=_mistral_window
+    ),
     "MixtralForCausalLM": _Family(experts=_mixtral_experts, window=_mistral_window),
     "Qwen2ForCausalLM": _Family(qkv_bias=True, window=_qwen_window),
     "Qwen3ForCausalLM": _Family(qk_norm=True, window=_qwen_window),
@@ -415,6 +472,9 @@ _FAMILIES = {
     ),
 }
 
+# What families call a bias of the QKV projection.
+_BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "use_bias", "bias")
+
 # Fields that change what a layer computes in ways that no component of physim describes.
 _UNMODELLED_FIELDS = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
@@ -428,12 +488,15 @@ _UNMODELLED_FIELDS = {
 }
 
 
-def read_architecture(config: Mapping[str, Any], where: str) -> ModelArch:
+def read_architecture(
+    config: Mapping[str, Any], where: str, read_as: str | None = None
+) -> ModelArch:
     """A model's shape from the fields of its ``config.json``.
 
     Args:
         config: The parsed file.
         where: Its path or name, for messages.
+        read_as: The architecture class whose layout it is read by, whatever it says it is.
 
     Raises:
         InputError: A field is missing or out of range, or the architecture or its quantisation
@@ -451,16 +514,42 @@ def read_architecture(config: Mapping[str, Any], where: str) -> ModelArch:
             raise InputError(
                 f"{where}: {field}", f"{meaning} is not modelled ({architectures[0]})", _supported()
             )
-    family = _FAMILIES.get(str(architectures[0]))
+    says = str(architectures[0])
+    family = _FAMILIES.get(read_as or says)
+    if family is None and read_as:
+        raise InputError(f"as {read_as}", "is not modelled", _supported())
     if family is None:
+        near = difflib.get_close_matches(says, _FAMILIES, n=1) or ["LlamaForCausalLM"]
         raise InputError(
-            f"{where}: architectures", f"{architectures[0]} is not modelled", _supported()
+            f"{where}: architectures",
+            f"{says} is not modelled",
+            f"if its layers are laid out like those of {near[0]}, read it as that "
+            f"(--as {near[0]}, read_as in Python); {_supported()}",
         )
-    return _read(_Config(merged, where), family)
+    model = _read(_Config(merged, where), family)
+    if read_as and read_as != says:
+        model = replace(model, note=f"{says} is read as {read_as}, as was asked for")
+    return model
 
 
 def _supported() -> str:
     return f"supported: {', '.join(sorted(_FAMILIES))}"
+
+
+def _check_dense(config: _Config) -> None:
+    """Refuses experts in a family that has none.
+
+    Raises:
+        InputError: The configuration names some.
+    """
+    for field in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
+        if config.at_least_zero(field, 0) > 1:
+            raise InputError(
+                f"{config.where}: {field}",
+                "names experts, of which this architecture has none",
+                "correct it, or read the model as a class that has them, such as "
+                "Qwen3MoeForCausalLM (--as)",
+            )
 
 
 def _read(config: _Config, family: _Family) -> ModelArch:
@@ -479,6 +568,8 @@ def _read(config: _Config, family: _Family) -> ModelArch:
             "add head_dim",
         )
     experts = family.experts(config)
+    if experts is None:
+        _check_dense(config)
     if experts and experts.per_token > experts.count:
         raise InputError(
             f"{config.where}: num_experts_per_tok",
@@ -492,8 +583,9 @@ def _read(config: _Config, family: _Family) -> ModelArch:
         vocab_size=config.count("vocab_size"),
         max_position=config.count("max_position_embeddings", 4096),
         tied_embeddings=config.flag("tie_word_embeddings", family.tied_by_default),
-        qkv_bias=family.qkv_bias or config.flag("attention_bias"),
-        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias or any(config.flag(field) for field in _BIASES),
+        qk_norm=family.qk_norm or config.flag("use_qk_norm"),
+        gated_mlp=family.gated_mlp,
         vision_parameters=family.vision(config),
         formats=read_formats(config.fields, config.count("num_hidden_layers"), config.where),
     )
@@ -516,7 +608,7 @@ def _groups(
         )
     with_experts = family.expert_layers(config) if experts else ()
     counts: dict[LayerGroup, int] = {}
-    for layer, kind in enumerate(_attention_kinds(config, layers, window)):
+    for layer, kind in enumerate(_attention_kinds(config, family, layers)):
         if kind in (SLIDING_ATTENTION, CHUNKED_ATTENTION) and window is None:
             raise InputError(
                 f"{config.where}: layer_types",
@@ -531,8 +623,9 @@ def _groups(
     return tuple(replace(group, layers=count) for group, count in counts.items())
 
 
-def _attention_kinds(config: _Config, layers: int, window: int | None) -> list[str]:
-    """The kind of attention of each layer; where the configuration lists none, one kind for all."""
+def _attention_kinds(config: _Config, family: _Family, layers: int) -> list[str]:
+    """The kind of attention of each layer; where the configuration lists none, as is usual."""
+    window = family.window(config)
     listed = config.list("layer_types")
     if listed and len(listed) != layers:
         raise InputError(
@@ -543,6 +636,10 @@ def _attention_kinds(config: _Config, layers: int, window: int | None) -> list[s
     if listed:
         return [str(kind) for kind in listed]
     limited = CHUNKED_ATTENTION if "attention_chunk_size" in config.fields else SLIDING_ATTENTION
+    # As lists of layers are made where there is none (transformers, configuration_cohere2.py).
+    every = config.at_least_zero("sliding_window_pattern", family.unlimited_every)
+    if window and every:
+        return [limited if (layer + 1) % every else FULL_ATTENTION for layer in range(layers)]
     # Of Qwen the first layers look back without a limit (transformers, configuration_qwen2.py).
     unlimited = min(config.at_least_zero("max_window_layers", 0), layers) if window else layers
     return [FULL_ATTENTION] * unlimited + [limited] * (layers - unlimited)

@@ -52,7 +52,13 @@ class EngineOptions(TypedDict, total=False):
     sampling: str
 
 
-class ServerOptions(EngineOptions, total=False):
+class ModelOptions(TypedDict, total=False):
+    """How a model is read: ``read_as`` names an architecture class that it is laid out like."""
+
+    read_as: str | None
+
+
+class ServerOptions(ModelOptions, EngineOptions, total=False):
     """A server by names: a case without its load.
 
     ``gpu`` is the key of a GPU, such as ``h100_sxm``, or a JSON file; ``tp``, ``pp``, ``dp`` and
@@ -73,7 +79,7 @@ class CaseOptions(LoadOptions, ServerOptions, total=False):
     """A case by names: those of a server, and the fields of `physim.Load`."""
 
 
-class LoadAndEngineOptions(LoadOptions, EngineOptions, total=False):
+class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False):
     """What a case is beside its model, its GPU and how many of them share it."""
 
 
@@ -128,7 +134,13 @@ class Case:
         check_names(options)
         if "gpu" not in options:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")
-        case = cls.from_parts(model, options["gpu"], _deployment_of(options), _load_of(options))
+        case = cls.from_parts(
+            model,
+            options["gpu"],
+            _deployment_of(options),
+            _load_of(options),
+            options.get("read_as"),
+        )
         mixed = options.get("mixed", case.mixed)
         if mixed not in MIXED:
             raise InputError("mixed", f"{mixed!r} is unknown", f"use one of {', '.join(MIXED)}")
@@ -136,14 +148,19 @@ class Case:
 
     @classmethod
     def from_parts(
-        cls, model: str | Path, gpu: str, deployment: Deployment, load: Load | None = None
+        cls,
+        model: str | Path,
+        gpu: str,
+        deployment: Deployment,
+        load: Load | None = None,
+        read_as: str | None = None,
     ) -> Case:
         """A case of a model and a GPU by names, and the rest as records.
 
         Raises:
             InputError: Some part cannot be used, or they do not go together.
         """
-        arch, hardware = load_model(model), load_hardware(gpu)
+        arch, hardware = load_model(model, read_as), load_hardware(gpu)
         resolved = deployment.resolved(arch, hardware)
         notes: list[str] = []
         if load is not None:

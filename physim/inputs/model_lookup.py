@@ -22,30 +22,31 @@ def shipped_models() -> tuple[str, ...]:
     return tuple(name.replace("--", "/") for name in data.names("model_configs", _SUFFIX))
 
 
-def load_model(model: str | Path) -> ModelArch:
+def load_model(model: str | Path, read_as: str | None = None) -> ModelArch:
     """A model's shape.
 
     Args:
         model: Path of a ``config.json`` or of the folder that holds one, the name of a shipped
             model (with or without its organisation), or a HuggingFace hub id, which is fetched
             where the optional package ``huggingface-hub`` is installed and the hub is reached.
+        read_as: The architecture class whose layout it is read by, whatever it says it is.
 
     Raises:
         InputError: The model is not found, or is one that physim does not model.
     """
     path = config_path(model)
     # The file's time is part of the key, so that an edited file is read anew.
-    return _load(path, path.stat().st_mtime_ns, str(model))
+    return _load(path, path.stat().st_mtime_ns, str(model), read_as)
 
 
 @functools.lru_cache(maxsize=256)
-def _load(path: Path, _modified_ns: int, name: str) -> ModelArch:
+def _load(path: Path, _modified_ns: int, name: str, read_as: str | None) -> ModelArch:
     config = data.read_json(path)
     # Older ModelOpt checkpoints describe their quantisation in a file beside the configuration.
     beside = path.with_name(_MODELOPT)
     if not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = data.read_json(beside).get("quantization")
-    return _with_sampling(read_architecture(config, name), path)
+    return _with_sampling(read_architecture(config, name, read_as), path)
 
 
 def _with_sampling(model: ModelArch, path: Path) -> ModelArch:

@@ -151,7 +151,7 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
     """Where a lowered model leans on physics because nothing was measured, one line each."""
     placement = Placement(model, gpu, deployment)
     formats = model.formats
-    lines = []
+    lines = [model.note] if model.note else []
     if placement.grids != gpu.key:
         lines.append(
             f"no measured kernels for {gpu.key}: efficiencies of {placement.grids} are used"

@@ -123,7 +123,7 @@ def trained_physics_basis(
     flops = (gpu.peak(format_) or dict(gpu.peak_flops)["bfloat16"]) * MICROSECOND
     bandwidth = gpu.memory_bandwidth * MICROSECOND
     of_token = layers * 2 * hidden * (2 * hidden + 2 * kv_dim) / tp
-    of_token += model.dense_layers * 6 * hidden * model.intermediate_size / tp
+    of_token += model.dense_layers * 2 * model.mlp_matrices * hidden * model.intermediate_size / tp
     if model.experts:
         width = model.experts.per_token * model.experts.intermediate_size
         width += model.experts.shared_intermediate_size

@@ -48,9 +48,10 @@ def _layer(
     if model.qk_norm:
         values += 2 * (queries + keys)
         kernels += 1
-    # Gate times up: read two, write one. The expert kernels' tables hold their own.
+    # Gate times up: read two, write one; without a gate, read and write one. The expert kernels'
+    # tables hold their own.
     width = (experts.shared_intermediate_size if experts else group.intermediate_size) / tp
-    values += 3 * width
+    values += model.mlp_matrices * width
     kernels += 1 if width else 0
     if experts:
         # Top-k of the router, and the sum with the shared expert.

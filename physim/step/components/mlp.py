@@ -1,4 +1,4 @@
-"""Dense MLPs and shared experts: gate and up in one GEMM, and down."""
+"""Dense MLPs and shared experts: gate and up in one GEMM, or up alone, and down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def _lower(placement: Placement) -> Iterator[Row]:
         if width == 0:
             continue
         columns, hidden = width / placement.tp, model.hidden_size
-        yield gemm_row(placement, f"{name}gate_up", "mlp", group.layers, 2 * columns, hidden, form)
+        first = "gate_up" if model.gated_mlp else "up"
+        wide = (model.mlp_matrices - 1) * columns
+        yield gemm_row(placement, f"{name}{first}", "mlp", group.layers, wide, hidden, form)
         yield gemm_row(placement, f"{name}down", "mlp", group.layers, hidden, columns, form)
 
 
