@@ -342,7 +342,7 @@ def test_runs_are_read_fitted_validated_and_used(tmp_path):
         (["crossval", "--data", "RUNS", "--leave-out", "time"], "time needs measured steps"),
         (["show", "fit", "best"], "fit 'best': is unknown"),
         (
-            ["data", "read", "excel", "x", "--model", "m", "--gpu", "g", "--out", "o.csv"],
+            ["data", "read", "excel", "x", "--model", "m", "--gpu", "h100", "--out", "o.csv"],
             "format: 'excel' is unknown; use one of inference-perf",
         ),
     ],

@@ -15,6 +15,7 @@ from physim.inputs.engine import load_engine, shipped_engines
 from physim.inputs.hardware import load_hardware, shipped_gpus
 from physim.inputs.model_lookup import load_model, shipped_models
 from physim.inputs.parallelism import Parallelism
+from physim.prediction.commands import bench_command, serve_command
 
 H100 = load_hardware("h100_sxm")
 
@@ -348,3 +349,55 @@ def test_an_engine_that_would_not_start_says_what_fits():
     assert str(caught.value).startswith("max_model_len: 131072 tokens do not fit in the KV cache")
     case = physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", max_model_len=9680, **options)
     assert case.deployment.limits.kv_tokens == 9680
+
+
+def test_what_memory_is_for_adds_up():
+    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
+    memory = case.deployment.memory
+    taken = memory.weights + memory.graphs + memory.activations + memory.kv_cache
+    assert 0 <= memory.usable - taken < memory.kv_block
+    assert memory.usable == memory.share * case.gpu.memory_bytes
+    # 40 layers, four of eight KV heads of 128, keys and values, 2 bytes, sixteen tokens.
+    assert memory.kv_block == 40 * 4 * 128 * 2 * 2 * 16
+    assert memory.kv_cache == memory.kv_block * case.deployment.limits.kv_blocks
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({"rate": 6.5}, "--num-prompts 1000 --request-rate 6.5 --burstiness 1000"),
+        (
+            {"rate": 6, "arrival": "gamma", "burstiness": 0.3, "requests": 40},
+            "--num-prompts 40 --request-rate 6 --burstiness 0.3",
+        ),
+        ({"concurrency": 8}, "--num-prompts 1000 --max-concurrency 8"),
+    ],
+)
+def test_the_commands_of_server_and_load(load, words):
+    engine = {"max_num_seqs": 64, "max_model_len": 8192, "kv_cache_dtype": "fp8"}
+    lengths = {"input_tokens": 500, "output_tokens": 100, "cached_tokens": 160}
+    case = physim.Case.of(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", tp=2, engine_version="0.15", **engine, **lengths, **load
+    )
+    assert serve_command(case) == (
+        "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-num-seqs 64 "
+        "--max-num-batched-tokens 8192 --max-model-len 8192 --gpu-memory-utilization 0.9 "
+        "--block-size 16 --kv-cache-dtype fp8 --async-scheduling"
+    )
+    assert bench_command(case) == (
+        "vllm bench serve --model Qwen/Qwen3-8B --dataset-name random --ignore-eos "
+        f"--random-prefix-len 160 --random-input-len 340 --random-output-len 100 {words}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("load", "complaint"),
+    [
+        ({"stages": [(1, 60), (2, 60)]}, "vllm bench serve knows no stages; give one rate"),
+        ({"rate": 1, "output_tokens": physim.Lengths.exponential(9)}, "draws no lengths of such"),
+    ],
+)
+def test_loads_without_a_command(load, complaint):
+    options = {"gpu": "h100_sxm", "input_tokens": 500, "output_tokens": 100, **load}
+    with pytest.raises(InputError, match=complaint):
+        bench_command(physim.Case.of("Qwen/Qwen3-8B", **options))

@@ -28,6 +28,7 @@ from physim.cli.subject_options import FitName, Gpu, Model, Tp
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from physim.inputs.case import Case
     from physim.prediction.results import Part, Prediction
 
 _LOAD = "Load"
@@ -80,6 +81,10 @@ def predict(
             help="Steps with prefill and decode: additive, weighted-average or smooth-weighted."
         ),
     ] = "additive",
+    serve_command: Annotated[
+        bool,
+        typer.Option("--serve-command", help="Also print the vllm commands of server and load."),
+    ] = False,
     as_json: AsJson = False,
     plot: Plot = None,
     *,
@@ -119,14 +124,20 @@ def predict(
         with running("predicting"):
             prediction = physim.predict(case, method=method, seed=seed, fit=fit)
     goodput = _goodput(prediction, slo or [])
+    commands = _commands(case) if serve_command else {}
     if as_json:
-        print_json(prediction.to_dict() | ({} if goodput is None else {"goodput": goodput}))
+        print_json(
+            prediction.to_dict() | ({} if goodput is None else {"goodput": goodput}) | commands
+        )
     else:
         console = stdout()
         for part in _rendered(prediction):
             console.print(part)
         if goodput is not None:
             console.print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
+        for line in commands.values():
+            # To be pasted, so in one piece.
+            typer.echo(line)
     if plot is not None:
         from physim.plot import draw_deployment, draw_timeline
 
@@ -134,6 +145,14 @@ def predict(
             write(lambda: draw_timeline(prediction), plot)
         else:
             write(lambda: draw_deployment(case, fit=fit), plot)
+
+
+def _commands(case: Case) -> dict[str, str]:
+    """The commands that start the server and, if there is a load, put it under that."""
+    from physim.prediction.commands import bench_command, serve_command
+
+    commands = {"serve_command": serve_command(case)}
+    return commands | ({"bench_command": bench_command(case)} if case.load else {})
 
 
 def _goodput(prediction: Prediction, slo: list[str]) -> float | None:
@@ -167,7 +186,8 @@ def _rendered(prediction: Prediction) -> list[RenderableType]:
     for row in _numbers(prediction):
         numbers.add_row(*row)
     engine = Text(prediction.describe_engine(), style="dim")
-    lines: list[RenderableType] = [title, engine, "", numbers, "", _latencies(prediction)]
+    memory = Text(prediction.describe_memory(), style="dim")
+    lines: list[RenderableType] = [title, engine, memory, "", numbers, "", _latencies(prediction)]
     lines += ["", _bars(prediction)]
     load = prediction.load
     if load is not None and load.concurrency is not None and load.requests is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from physim.errors import InputError
@@ -138,7 +138,6 @@ class Deployment:
                 context exceeds, or the model, or the KV cache of one request of
                 ``max_model_len``, does not fit in memory.
         """
-        tp = self.parallelism.tp
         self._check_tp(model)
         max_model_len = self.max_model_len or model.max_position
         if model.chunk and max_model_len > model.chunk:
@@ -154,10 +153,10 @@ class Deployment:
         default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
         max_num_seqs = self.max_num_seqs or default.max_num_seqs
         is_async = self.async_scheduling
-        weights = weight_bytes_per_gpu(model, tp)
+        memory = self._memory(model, gpu, profile, max_num_seqs)
         kv_blocks = self.kv_blocks
         if kv_blocks is None:
-            kv_blocks = self._kv_blocks(model, gpu, profile, weights, max_num_seqs)
+            kv_blocks = self._kv_blocks(model, gpu, memory)
             self._check_one_fits(model, gpu, kv_blocks, max_model_len)
         return ResolvedDeployment(
             parallelism=self.parallelism,
@@ -172,7 +171,7 @@ class Deployment:
                 async_scheduling=profile.async_scheduling if is_async is None else is_async,
                 whole_prompts=profile.admits_whole_prompts,
             ),
-            weight_bytes=weights,
+            memory=replace(memory, kv_cache=kv_blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel,
             expert_load=self._expert_load(model),
@@ -194,34 +193,35 @@ class Deployment:
             return self.sampling
         return "penalised" if model.penalises else "truncated" if model.truncation else "plain"
 
-    def _kv_blocks(
-        self,
-        model: ModelArch,
-        gpu: Hardware,
-        profile: EngineProfile,
-        weights: float,
-        max_num_seqs: int,
-    ) -> int:
-        """KV blocks that fit beside the weights and the engine's own memory."""
+    def _memory(
+        self, model: ModelArch, gpu: Hardware, profile: EngineProfile, max_num_seqs: int
+    ) -> Memory:
+        """What a GPU's memory is for, without the KV cache."""
         tp, kept = self.parallelism.tp, profile.kv_reserve
-        reserve = (
-            kept.fixed_bytes
+        share = self.gpu_memory_utilization or profile.gpu_memory_utilization
+        token = model.kv_elements_per_token(tp) * KV_BYTES[self._kv_cache_dtype(model)]
+        return Memory(
+            share=share,
+            usable=share * gpu.memory_bytes,
+            weights=weight_bytes_per_gpu(model, tp),
+            graphs=kept.graph_bytes + kept.graph_bytes_per_layer * model.layers,
+            activations=kept.fixed_bytes
             + (kept.tensor_parallel_bytes if tp > 1 else 0.0)
             + (kept.vision_bytes if model.vision_parameters else 0.0)
-            + kept.bytes_per_logit * max_num_seqs * model.vocab_size
-            + kept.graph_bytes
-            + kept.graph_bytes_per_layer * model.layers
+            + kept.bytes_per_logit * max_num_seqs * model.vocab_size,
+            kv_block=token * self.block_size,
         )
-        usable = gpu.memory_bytes * (self.gpu_memory_utilization or profile.gpu_memory_utilization)
-        token_bytes = model.kv_elements_per_token(tp) * KV_BYTES[self._kv_cache_dtype(model)]
-        block_bytes = token_bytes * self.block_size
-        blocks = math.floor((usable - weights - reserve) / block_bytes)
+
+    def _kv_blocks(self, model: ModelArch, gpu: Hardware, memory: Memory) -> int:
+        """KV blocks that fit beside the weights and the engine's own memory."""
+        taken = memory.weights + memory.activations + memory.graphs
+        blocks = math.floor((memory.usable - taken) / memory.kv_block)
         if blocks < 1:
-            needed = (weights + reserve + block_bytes) / GIB
+            needed = (taken + memory.kv_block) / GIB
             raise InputError(
-                f"{model.name} on {tp} x {gpu.key}",
-                f"needs {needed:.1f} GiB a GPU ({weights / GIB:.1f} of weights) and may use "
-                f"{usable / GIB:.1f} GiB",
+                f"{model.name} on {self.parallelism.tp} x {gpu.key}",
+                f"needs {needed:.1f} GiB a GPU ({memory.weights / GIB:.1f} of weights) and may use "
+                f"{memory.usable / GIB:.1f} GiB",
                 "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
             )
         return blocks
@@ -263,6 +263,29 @@ class Deployment:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What the memory of a GPU is for, bytes.
+
+    Attributes:
+        share: Share of the GPU's memory that the engine uses.
+        usable: That memory.
+        weights: Of it, weights,
+        graphs: CUDA graphs,
+        activations: activations, with what else the engine keeps,
+        kv_block: a block of the KV cache,
+        kv_cache: and all blocks.
+    """
+
+    share: float
+    usable: float
+    weights: float
+    graphs: float
+    activations: float
+    kv_block: float
+    kv_cache: float = 0.0
+
+
+@dataclass(frozen=True)
 class ResolvedDeployment:
     """A deployment whose every limit is known.
 
@@ -270,7 +293,7 @@ class ResolvedDeployment:
         parallelism: How GPUs share the model.
         profile: The engine.
         limits: What the engine allows.
-        weight_bytes: Bytes of weights on each GPU.
+        memory: What each GPU's memory is for.
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of fp8 expert layers.
         expert_load: How tokens spread over experts, an exponent.
@@ -281,12 +304,17 @@ class ResolvedDeployment:
     parallelism: Parallelism
     profile: EngineProfile
     limits: Limits
-    weight_bytes: float
+    memory: Memory
     kv_cache_dtype: str
     moe_kernel: str
     expert_load: float
     sampling: str
     sampling_is_known: bool = True
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of weights on each GPU."""
+        return self.memory.weights
 
     @property
     def kv_cache_bytes(self) -> float:
@@ -298,6 +326,16 @@ class ResolvedDeployment:
         content = asdict(self)
         profile = content.pop("profile")
         engine = {"engine": profile["engine"], "engine_version": profile["version"]}
+        memory = content.pop("memory")
+        content |= {
+            "gpu_memory_utilization": memory["share"],
+            "usable_bytes": memory["usable"],
+            "weight_bytes": memory["weights"],
+            "graph_bytes": memory["graphs"],
+            "activation_bytes": memory["activations"],
+            "kv_block_bytes": memory["kv_block"],
+            "kv_cache_bytes": memory["kv_cache"],
+        }
         return {**content.pop("parallelism"), **engine, **content.pop("limits"), **content}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from physim.errors import InputError
-from physim.inputs.deployment import ResolvedDeployment
+from physim.inputs.deployment import GIB, ResolvedDeployment
 from physim.inputs.load import Load
 from physim.prediction.html import prediction_tables
 
@@ -282,9 +282,25 @@ class Prediction:
             f"{known.sampling} sampling"
         )
 
+    def describe_memory(self) -> str:
+        """What the memory of a GPU is for, in a line."""
+        memory, limits = self.deployment.memory, self.deployment.limits
+        parts = (
+            ("weights", memory.weights),
+            ("KV cache", memory.kv_cache),
+            ("CUDA graphs", memory.graphs),
+            ("activations", memory.activations),
+        )
+        shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
+        return (
+            f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
+            f"{limits.kv_tokens:,} tokens in {limits.kv_blocks:,} blocks"
+        )
+
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""
         about = f"<p>{self.describe()}; fit: {self.fit}</p>\n<p>{self.describe_engine()}</p>"
+        about += f"\n<p>{self.describe_memory()}</p>"
         return f"{about}\n{prediction_tables(self.to_dict())}"
 
     def __repr__(self) -> str:
