@@ -30,6 +30,7 @@ from physim.fitting.step_cycles import log_cycles, observe_steps
 from physim.fitting.uncertainty import scatter
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
+from physim.prediction.intervals import least_s
 from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.rows import SizeRow
@@ -303,6 +304,21 @@ def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_
         ).intervals
         == {}
     )
+
+
+@pytest.mark.parametrize("tokens", [16, 4096, 20000])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-14B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8"])
+def test_an_interval_is_never_below_the_roofline(model, tokens):
+    options = {"gpu": "h100_sxm", "tp": 2, "rate": 0.1, "output_tokens": 100}
+    case = physim.Case.of(model, input_tokens=tokens, **options)
+    least, found = least_s(case), physim.predict(case)
+    for name, bound in least.items():
+        assert bound <= found.intervals[name][0] <= getattr(found, name)
+    # Weights that a token visits, in 16 bit: 2 FLOP each and 2 bytes.
+    if model == "Qwen/Qwen3-14B":
+        blocks, head = 13_212e6, 151_936 * 5120
+        assert least["ttft_s"] == pytest.approx(2 * tokens * blocks / 2 / 989.4e12, rel=2e-3)
+        assert least["itl_s"] == pytest.approx(2 * (blocks + head) / 2 / 3.35e12, rel=2e-3)
 
 
 def test_intervals_know_that_a_load_may_be_above_capacity(outcome, tmp_path):

@@ -12,6 +12,7 @@ from physim.corrections.files import TWO_SIDED_90, Fit
 from physim.inputs.case import Case
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.step.component import Placement
 
 # Pairs of draws from the fit's distribution: with the fit itself 31, which a power of two holds.
 _PAIRS = 15
@@ -55,7 +56,7 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     beyond = _beyond(quantities(case, prediction), fit.ranges)
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     distance = sum(abs(log) for log, _ in beyond)
-    intervals = {}
+    intervals, least = {}, least_s(case)
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
         if value is None or metric not in fit.scatter:
@@ -63,8 +64,30 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
         scatter = fit.scatter[metric] * (1 + distance)
         low, high = _width(ratios, scatter)
-        intervals[name] = (value * low, value * high)
+        intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)
+
+
+def least_s(case: Case) -> dict[str, float]:
+    """What no measurement goes below, by the GPU's datasheet alone, seconds.
+
+    A prompt's multiplications run at peak FLOP/s at most, and a step reads the weights that one
+    token visits at the memory's bandwidth at most; attention and all else come on top.
+    """
+    model, gpu, load, tp = case.model, case.gpu, case.demanded, case.deployment.parallelism.tp
+    placement, experts = Placement(model, gpu, case.deployment), model.experts
+    visited = (
+        (model.formats.attention, model.attention_parameters),
+        (model.formats.mlp, model.mlp_parameters),
+        (model.formats.experts, model.expert_parameters * (experts.per_token if experts else 0)),
+    )
+    new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
+    prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
+    read = sum(form.bytes_per_weight * weights for form, weights in visited)
+    step = (read + 2.0 * model.vocab_size * model.hidden_size) / gpu.memory_bandwidth
+    found = {"ttft_s": prompt / tp, "itl_s": step / tp}
+    # Distributions of lengths have short ones, but means of means are linear.
+    return found | {"e2e_s": found["ttft_s"] + (load.mean_output - 1) * found["itl_s"]}
 
 
 def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
