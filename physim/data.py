@@ -35,6 +35,14 @@ def names(name: str, suffix: str) -> list[str]:
     return sorted(path.name.removesuffix(suffix) for path in folder(name).glob(f"*{suffix}"))
 
 
+def modified_ns(path: Path) -> int:
+    """When a file was last changed, for the keys of caches; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except (OSError, ValueError):  # a name too long, or with a null in it
+        return 0
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 

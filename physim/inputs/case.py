@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
-from physim.inputs.lengths import Tokens
+from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.model_lookup import load_model
 from physim.inputs.parallelism import Parallelism
@@ -86,6 +87,14 @@ class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False
 _LOAD, _ENGINE, _CASE = (
     tuple(options.__annotations__) for options in (LoadOptions, EngineOptions, CaseOptions)
 )
+_TEXT = (
+    *("gpu", "mixed", "read_as", "arrival", "engine", "engine_version", "kv_cache_dtype"),
+    *("moe_kernel", "sampling"),
+)
+_WHOLE = (
+    *("tp", "pp", "dp", "ep", "requests", "prefixes", "max_num_seqs", "max_num_batched_tokens"),
+    *("max_model_len", "block_size", "kv_blocks"),
+)
 _DEGREES = ("tp", "pp", "dp", "ep")
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
@@ -132,16 +141,15 @@ class Case:
                 )
             return model
         check_names(options)
-        if "gpu" not in options:
+        # What is given as None is left as it is by default.
+        given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+        _check_types(given)
+        if "gpu" not in given:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")
         case = cls.from_parts(
-            model,
-            options["gpu"],
-            _deployment_of(options),
-            _load_of(options),
-            options.get("read_as"),
+            model, given["gpu"], _deployment_of(given), _load_of(given), given.get("read_as")
         )
-        mixed = options.get("mixed", case.mixed)
+        mixed = given.get("mixed", case.mixed)
         if mixed not in MIXED:
             raise InputError("mixed", f"{mixed!r} is unknown", f"use one of {', '.join(MIXED)}")
         return replace(case, mixed=mixed)
@@ -191,6 +199,29 @@ class Case:
     def under(self, load: Load | None) -> Case:
         """The same server under another load."""
         return replace(self, load=load)
+
+
+def _check_types(options: Mapping[str, Any]) -> None:
+    """Refuses words where numbers belong, and the other way round.
+
+    Raises:
+        InputError: An option is of another kind.
+    """
+    for name, value in options.items():
+        if name in ("stages", "async_scheduling"):
+            continue
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if name in _TEXT:
+            known, what = isinstance(value, str), "text"
+        elif name in ("input_tokens", "output_tokens"):
+            known, what = is_number or isinstance(value, Lengths), "a number or physim.Lengths"
+        elif name in _WHOLE:
+            known, what = is_number and isinstance(value, numbers.Integral), "a whole number"
+        else:
+            known, what = is_number, "a number"
+        if not known:
+            shown = repr(value)[:80]
+            raise InputError(name, f"{shown} is not {what}", "correct it")
 
 
 def check_names(options: Iterable[str]) -> None:

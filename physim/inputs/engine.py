@@ -136,7 +136,7 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
     versions = known[engine]
     if version is None:
         return _read(engine, versions[-1])
-    if not re.fullmatch(r"v?\d+(\.\d+)*([.+\-a-z].*)?", version):
+    if not re.fullmatch(r"v?\d{1,9}(\.\d{1,9})*([.+\-a-z].*)?", version):
         raise InputError(
             f"engine_version {version!r}", "is no version", f"write one such as {versions[-1]}"
         )

@@ -53,7 +53,6 @@ def shipped_gpus() -> list[str]:
     return data.names("hardware", _SUFFIX)
 
 
-@functools.lru_cache(maxsize=64)
 def load_hardware(gpu: str) -> Hardware:
     """A GPU by its key, or from a JSON file of the same layout as the shipped ones.
 
@@ -61,6 +60,12 @@ def load_hardware(gpu: str) -> Hardware:
         InputError: The GPU is unknown, or its file lacks a figure or has one that is not positive.
     """
     path = Path(gpu) if gpu.endswith(_SUFFIX) else _shipped(gpu)
+    # The file's time is part of the key, so that an edited file is read anew.
+    return _load(path, data.modified_ns(path))
+
+
+@functools.lru_cache(maxsize=64)
+def _load(path: Path, _modified_ns: int) -> Hardware:
     fields = data.read_json(path)
     where = str(path)
     peaks = fields.get("peak_flops")

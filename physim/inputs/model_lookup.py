@@ -36,7 +36,7 @@ def load_model(model: str | Path, read_as: str | None = None) -> ModelArch:
     """
     path = config_path(model)
     # The file's time is part of the key, so that an edited file is read anew.
-    return _load(path, path.stat().st_mtime_ns, str(model), read_as)
+    return _load(path, data.modified_ns(path), str(model), read_as)
 
 
 @functools.lru_cache(maxsize=256)
@@ -79,11 +79,16 @@ def config_path(model: str | Path) -> Path:
     """
     model = str(model)
     path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a null in it
+        is_folder = is_file = False
+    if is_folder:
         path = path / "config.json"
         if not path.is_file():
             raise InputError(str(path), "does not exist", "name a folder that holds a config.json")
-    if path.is_file():
+        return path
+    if is_file:
         return path
     if model.endswith(_SUFFIX):
         raise InputError(model, "does not exist", "check the path")

@@ -311,7 +311,8 @@ def read_trace(path: Path, block_size: int) -> Workload:
     if frame.empty:
         raise InputError(str(path), "holds no request", "add some")
     for column, least in zip(_TRACE_COLUMNS, (0.0, 1.0, 1.0), strict=True):
-        values = pd.to_numeric(frame[column], errors="coerce")
+        # As text, since an integer may be too long for any number.
+        values = pd.to_numeric(frame[column].astype(str), errors="coerce")
         for line, value in enumerate(values, start=2):
             whole = column == "arrival_s" or value == round(value) if math.isfinite(value) else 0
             if not (math.isfinite(value) and value >= least and whole):
