@@ -19,7 +19,7 @@ from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
 from physim.prediction.results import OF_A_REQUEST, Part, Prediction, Requests, Timeline, over_time
 from physim.prediction.steady import steady
-from physim.replay.engine import Engine, Replayed, replay
+from physim.replay.engine import Engine, Replayed, completed_of, replay
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s
@@ -141,7 +141,7 @@ def _prediction(
     prediction: Prediction, result: Replayed, stages: Sequence[tuple[float, float]]
 ) -> Prediction:
     frame = result.to_frame()
-    completed = frame[frame["state"] == "completed"]
+    completed = completed_of(frame)
     if completed.empty:
         raise InputError("load", "has no request that is completed", "make it lighter or longer")
     ends = np.cumsum([duration for _, duration in stages], dtype=float).tolist()
@@ -185,7 +185,7 @@ def _part(
     stage: tuple[float | None, float | None],
     between_s: tuple[float, float],
 ) -> Part:
-    completed = frame[frame["state"] == "completed"]
+    completed = completed_of(frame)
     ttft, tpot, e2e = (completed[f"{name}_s"].to_numpy() for name in OF_A_REQUEST)
     return Part(
         *stage,

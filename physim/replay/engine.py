@@ -57,7 +57,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Samples:
-    """The engine at the starts of its runs of steps, for a picture over time.
+    """The engine at the starts of its runs of steps, or of some of them, for a picture over time.
 
     Attributes:
         time_s: Time, seconds.
@@ -87,6 +87,7 @@ class Gaps:
     tokens: np.ndarray
 
 
+_MOST_SAMPLES = 2**18
 _STATES = ("completed", "queued", "running", "dropped")
 
 
@@ -127,16 +128,21 @@ class Replayed:
         """
         import pandas as pd
 
-        names = ("number", "stage", "arrival_s", "input_tokens", "output_tokens", "cached_tokens")
-        columns = {name: [getattr(r, name) for r in self.requests] for name in names}
-        times = {
-            name: np.array([getattr(r, name) for r in self.requests], float)
-            for name in ("scheduled_s", "first_token_s", "finished_s", "dropped_s")
-        }
-        frame = pd.DataFrame(columns | times)
+        count = len(self.requests)
+
+        def column(name: str, kind: type) -> np.ndarray:
+            values = (getattr(request, name) for request in self.requests)
+            if kind is float:
+                values = (math.nan if value is None else value for value in values)
+            return np.fromiter(values, kind, count)
+
+        kinds: dict[str, type] = {"number": int, "stage": int, "arrival_s": float}
+        kinds |= dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), int)
+        kinds |= dict.fromkeys(("scheduled_s", "first_token_s", "finished_s", "dropped_s"), float)
+        frame = pd.DataFrame({name: column(name, kind) for name, kind in kinds.items()}, copy=False)
         engine, arrival = self.engine, frame["arrival_s"]
         before = engine.front_end_s + engine.front_end_per_token_s * frame["input_tokens"]
-        steps = np.array([request.first_step_s for request in self.requests])
+        steps = column("first_step_s", float)
         after = engine.output_s + engine.output_steps * steps + engine.output_per_token_s
         more = engine.output_per_token_s * (frame["output_tokens"] - 1)
         frame["wait_s"] = frame["scheduled_s"] - arrival - before
@@ -144,7 +150,7 @@ class Replayed:
         frame["e2e_s"] = frame["finished_s"] - arrival + after + more
         gaps = (frame["output_tokens"] - 1).where(frame["output_tokens"] > 1)
         frame["tpot_s"] = (frame["e2e_s"] - frame["ttft_s"]) / gaps
-        frame["preemptions"] = [r.preemptions for r in self.requests]
+        frame["preemptions"] = column("preemptions", int)
         frame["state"] = [_state(request) for request in self.requests]
         return frame
 
@@ -153,8 +159,7 @@ class Replayed:
 
         Those of ITL are over the gaps between all tokens, the others over completed requests.
         """
-        frame = self.to_frame()
-        return self.latencies(frame[frame["state"] == "completed"])
+        return self.latencies(completed_of(self.to_frame()))
 
     def latencies(
         self, frame: pd.DataFrame, begin_s: float = 0.0, end_s: float = math.inf
@@ -168,7 +173,7 @@ class Replayed:
         """
         found = {}
         gaps = self.gaps
-        own = (gaps.time_s >= begin_s) & (gaps.time_s < end_s)
+        own = slice(*np.searchsorted(gaps.time_s, (begin_s, end_s)))
         for metric in METRICS:
             if metric == "itl":
                 values = gaps.gap_s[own] + self.engine.output_per_token_s
@@ -188,14 +193,22 @@ class Replayed:
         return {state: states.count(state) for state in _STATES}
 
 
+def completed_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of completed requests; the frame itself, of which there may be much, if all are."""
+    done = frame["state"] == "completed"
+    return frame if done.all() else frame[done]
+
+
 def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """`PERCENTILES` of values that stand for several each, between which lines are straight."""
     order = np.argsort(values)
-    before = np.cumsum(weights[order]) - weights[order]
-    places = np.array(PERCENTILES) / 100 * (weights.sum() - 1)
-    # The first and the last of those that a value stands for.
-    ends = np.ravel([before, before + weights[order] - 1], order="F")
-    return np.interp(places, ends, np.repeat(values[order], 2))
+    ends = np.cumsum(weights[order])
+    places = np.array(PERCENTILES) / 100 * (ends[-1] - 1)
+    below, above = (
+        values[order[np.searchsorted(ends, rank(places), side="right")]]
+        for rank in (np.floor, np.ceil)
+    )
+    return below + places % 1 * (above - below)
 
 
 def _state(request: Request) -> str:
@@ -227,8 +240,8 @@ def replay(
     """
     loop = _Loop(workload, times, engine, timeout_s)
     loop.run(horizon_s)
-    samples = Samples(*np.array(loop.samples).reshape(-1, 4).T)
-    gaps = Gaps(*np.array(loop.gaps).reshape(-1, 3).T)
+    samples = Samples(*np.frombuffer(loop.samples).reshape(-1, 4).T)
+    gaps = Gaps(*np.frombuffer(loop.gaps).reshape(-1, 3).T)
     arrived = [request for request in loop.sent if request.arrival_s <= horizon_s]
     requests = sorted(arrived, key=lambda request: (request.arrival_s, request.number))
     return Replayed(requests, samples, gaps, loop.steps, loop.now, engine)
@@ -270,6 +283,7 @@ class _Loop:
         self.starts = 0
         # Numbers in a row, since there may be millions.
         self.samples = array("d")
+        self.runs, self.apart = 0, 1
         self.gaps = array("d")
 
     def _send(self, request: Request) -> None:
@@ -309,16 +323,19 @@ class _Loop:
                     break
                 self.now, began = max(self.now, self.coming[0][0]), None
                 continue
-            self.samples.extend(
-                (
-                    self.now,
-                    len(self.waiting),
-                    len(self.running),
-                    self.limits.kv_blocks - self.cache.free,
-                )
-            )
+            self._look()
             began = self._step(chunks, alone, horizon_s)
         self._arrive(min(self.now, horizon_s))
+
+    def _look(self) -> None:
+        """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
+        if self.runs % self.apart == 0:
+            taken = self.limits.kv_blocks - self.cache.free
+            self.samples.extend((self.now, len(self.waiting), len(self.running), taken))
+            if len(self.samples) == 4 * _MOST_SAMPLES:
+                self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
+                self.apart *= 2
+        self.runs += 1
 
     def _arrive(self, known_s: float) -> None:
         """Requests that reach the scheduler, and those whose clients have given up."""
@@ -424,7 +441,7 @@ class _Loop:
             if segment.first >= found:
                 break
             self.cache.hold(segment)
-            request.held.append(segment)
+            request.held = (*request.held, segment)
 
     def _compute(self, request: Request, chunk: int) -> None:
         """Tokens of a request are computed; blocks of its path that they fill are shared."""
@@ -444,7 +461,7 @@ class _Loop:
                 continue
             if segment not in request.held:
                 self.cache.hold(segment)
-                request.held.append(segment)
+                request.held = (*request.held, segment)
             segment.present += filled
             request.shared += filled
 
@@ -573,7 +590,7 @@ class _Loop:
 
     def _give_up(self, request: Request) -> None:
         self.cache.give_up(request.held, self._blocks(request.computed) - request.shared)
-        request.held = []
+        request.held = ()
         request.shared = 0
 
     def _preempt_for_decode(self) -> bool:
@@ -605,7 +622,7 @@ class _Loop:
         full = request.computed // size
         if self.engine.prefix_caching and full > end and request.shared == end:
             own = Segment(end * size, full * size, size)
-            request.path.append(own)
+            request.path = (*request.path, own)
             self._share(request, end)
         self._give_up(request)
         request.target = request.input_tokens + request.generated

@@ -84,7 +84,8 @@ class Request:
         self.input_tokens = self.target = input_tokens
         self.output_tokens = output_tokens
         self.stage = stage
-        self.path = list(path)
+        # Of the same segments the same tuple, for there may be millions of requests.
+        self.path = tuple(path)
         self.conversation = conversation
         self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
             self.started
@@ -92,7 +93,7 @@ class Request:
         self.preemptions = 0
         self.stopped_s = 0.0
         self.first_step_s = 0.0
-        self.held: list[Segment] = []
+        self.held: tuple[Segment, ...] = ()
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
@@ -147,7 +148,7 @@ def drawn(load: Load, limits: Limits, seed: int) -> Workload:
     inputs = np.minimum(inputs, limits.max_model_len - 1)
     outputs = np.minimum(outputs, limits.max_model_len - inputs)
     prefixes = [
-        [Segment(0, int(load.cached_tokens), limits.block_size)] if load.cached_tokens else []
+        (Segment(0, int(load.cached_tokens), limits.block_size),) if load.cached_tokens else ()
         for _ in range(load.prefixes)
     ]
     requests = [
