@@ -514,7 +514,7 @@ def test_the_state_of_a_changing_load_is_said_to_be_of_a_stage():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["predict", "a" * 300, *PREDICT[2:]], "File name too long"),
+        (["predict", "a" * 300, *PREDICT[2:]], "is not a file, a folder or a shipped model"),
         ([*PREDICT[:3], "a" * 300, *LOAD], "is unknown; use one of a100_sxm"),
         ([*PREDICT, "--fit", "a" * 300], "File name too long"),
         ([*PREDICT, "--requests", "9", "--method", "replay", "--seed", "-1"], "seed: -1 is neg"),
