@@ -545,3 +545,17 @@ def test_a_terminal_that_knows_ascii_alone_is_written_to():
     run = physim("show", "gpus", PYTHONIOENCODING="ascii")
     assert run.returncode == 0, run.stderr
     assert "h100_sxm" in run.stdout
+
+
+COMMANDS = [
+    *([one] for one in ("predict", "capacity", "compare", "explain", "report", "evaluate", "fit")),
+    *(["crossval"], ["table"], ["data", "read"], ["data", "convert"], ["grids", "build"]),
+    *(["show", one] for one in ("models", "gpus", "engines", "components", "fit", "fits")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_example_of_the_help_is_one_line_of_80_columns(command):
+    lines = [line.strip() for line in physim(*command, "--help", columns="80").stdout.splitlines()]
+    (example,) = [line for line in lines if line.startswith(f"physim {' '.join(command)}")]
+    assert lines[lines.index(example) + 1] == ""

@@ -289,3 +289,35 @@ def test_pictures(explained, tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="not batch or context"):
         plot.draw_breakdown(MODEL, gpu="h100_sxm", against="speed")
+
+
+def test_prices_by_any_name_of_a_gpu():
+    found = physim.compare(
+        ["Qwen/Qwen3-8B"], ["h100", "A100"], prices={"H100": 2.5, "a100_sxm": 1.5}, rate=4, **LOAD
+    )
+    costs = {row["gpu"]: row["cost_per_million_tokens"] for row in found.rows}
+    tokens = found.rows[0]["output_tokens_per_s"]
+    assert costs["h100_sxm"] == pytest.approx(2.5 / 3600 / tokens * 1e6)
+    assert costs["a100_sxm"] < costs["h100_sxm"]
+
+
+def test_a_comparison_is_drawn(tmp_path):
+    found = physim.compare(
+        ["Qwen/Qwen3-8B"], ["h100_sxm", "a100_sxm"], [1, 2], rate=14, fit="none", **LOAD
+    )
+    pytest.importorskip("matplotlib")
+    from physim import plot
+
+    drawn = plot.draw_comparison(found)
+    assert [axes.get_xlabel() for axes in drawn] == [
+        "TTFT, ms",
+        "ITL, ms",
+        "E2E, s",
+        "saturation, requests/s",
+    ]
+    widths = [bar.get_width() for bar in drawn[1].patches]
+    assert widths == pytest.approx([1e3 * row["itl_s"] for row in found.rows])
+    # The load is above what one A100 serves.
+    assert drawn[0].patches[-1].get_width() == 0
+    plot.save(drawn, tmp_path / "compared.png")
+    assert (tmp_path / "compared.png").stat().st_size > 10_000

@@ -54,8 +54,9 @@ def capacity(
 ) -> None:
     """Find the highest rate of requests that keeps to objectives on latency.
 
-    Example: physim capacity Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --input 786 --output 251
-    --slo ttft_p99=500ms --slo itl_mean=25ms
+    For example:
+
+    physim capacity Qwen3-8B --gpu h100 --input 786 --output 251 --slo e2e_p99=5s
     """
     load = load_options(locals())
     import physim

@@ -20,7 +20,7 @@ from physim.cli.load_options import (
     Rate,
     load_options,
 )
-from physim.cli.output_options import AsJson, print_json
+from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Models
 
 if TYPE_CHECKING:
@@ -47,13 +47,15 @@ def compare(
     sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or saturation.")] = None,
     fit: FitName = "default",
     as_json: AsJson = False,
+    plot: Plot = None,
     *,
     engine: Engine,
 ) -> None:
     """Predict models on GPUs at several tp under one load, side by side.
 
-    Example: physim compare Qwen/Qwen3-14B Qwen/Qwen3-32B --gpus h100_sxm,a100_sxm --tps 1,2,4
-    --rate 4 --input 786 --output 251 --price h100_sxm=2.5 --price a100_sxm=1.5
+    For example:
+
+    physim compare Qwen3-8B --gpus h100,a100 --rate 4 --input 786 --output 251
     """
     load = load_options(locals())
     import physim
@@ -73,21 +75,38 @@ def compare(
         )
     if as_json:
         print_json(found.to_dict())
-        return
+    else:
+        _print_comparison(found)
+    if plot is not None:
+        from physim.plot import draw_comparison
+
+        write(lambda: draw_comparison(found), plot)
+
+
+def _print_comparison(found: Comparison) -> None:
     console = stdout()
     console.print(_compared(found))
-    console.print(
-        "use: share of the saturation throughput that this load takes; most/s: that throughput, "
-        "requests/s; "
-        "per 1M: price of a million generated tokens at this load; *: beyond what the fit was "
-        "measured on (--json says in what)",
-        style="dim",
-    )
+    common = found.common_extrapolations()
+    notes = [
+        "use: share of the saturation throughput that this load takes",
+        "most/s: that throughput, requests/s",
+    ]
+    if _has_costs(found):
+        notes.append("per 1M: price of a million generated tokens at this load")
+    if any(set(row["extrapolations"]) - common for row in found.rows):
+        notes.append("*: further beyond what the fit was measured on than others (--json)")
+    console.print("; ".join(notes), style="dim")
+    for line in sorted(common):
+        console.print(f"All are beyond what was measured: {line}.", style="yellow")
     for row in found.refused:
         console.print(
             f"left out {row['model']} on {row['tp']} x {row['gpu']}: {row['reason']}",
             style="yellow",
         )
+
+
+def _has_costs(found: Comparison) -> bool:
+    return any(row["cost_per_million_tokens"] is not None for row in found.rows)
 
 
 def _prices(texts: list[str]) -> dict[str, float]:
@@ -110,11 +129,11 @@ def _compared(found: Comparison) -> Any:
         return "-" if seconds is None else f"{seconds * 1e3:.1f}"
 
     columns = ["model", "GPU", "tp", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
-    costs = any(row["cost_per_million_tokens"] is not None for row in found.rows)
+    costs, common = _has_costs(found), found.common_extrapolations()
     rows = []
     for row in found.rows:
         cells = [
-            row["model"].split("/")[-1] + (" *" if row["extrapolations"] else ""),
+            row["model"].split("/")[-1] + (" *" if set(row["extrapolations"]) - common else ""),
             row["gpu"],
             str(row["tp"]),
             milliseconds(row["ttft_s"]),

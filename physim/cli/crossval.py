@@ -52,7 +52,9 @@ def crossval(
 ) -> None:
     """Fit without each group of runs in turn and predict it: the error on unseen runs.
 
-    Example: physim crossval --data runs.csv --leave-out model --plot folds.png
+    For example:
+
+    physim crossval --data runs.csv --leave-out model --plot folds.png
     """
     from physim import data
     from physim.cli.progress import running

@@ -42,8 +42,9 @@ def read(
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
-    Example: physim data read inference-perf reports/ --model Qwen/Qwen3-8B --gpu h100_sxm
-    --output 248 --out runs.csv --append
+    For example:
+
+    physim data read vllm-bench r.json --model Qwen3-8B --gpu h100 --out runs.csv
     """
     from physim.measured.reports import read_report
     from physim.measured.stage_report import write_rows
@@ -88,7 +89,9 @@ def convert(
 ) -> None:
     """Write public measurements as rows for `physim evaluate` and `physim fit`.
 
-    Example: physim data convert silicon --out silicon.csv
+    For example:
+
+    physim data convert silicon --out silicon.csv
     """
     from physim.errors import InputError
     from physim.measured import ml_energy, silicon

@@ -42,7 +42,9 @@ def evaluate(
 ) -> None:
     """Predict every row of tables of measured runs and compare.
 
-    Example: physim evaluate --data runs.csv --where "stage >= 0" --out errors.json
+    For example:
+
+    physim evaluate --data runs.csv --where "stage >= 0" --out errors.json
     """
     import physim
     from physim import data

@@ -46,7 +46,9 @@ def explain(
 ) -> None:
     """Say what latencies and capacity depend on: percent for one percent of each part.
 
-    Example: physim explain Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 20 --input 786 --output 251
+    For example:
+
+    physim explain Qwen3-8B --gpu h100 --rate 20 --input 786 --output 251
     """
     load = load_options(locals())
     import physim

@@ -44,7 +44,9 @@ def fit(
     Rows of overloaded stages are left out, and listed. The errors printed are in sample: for those
     on unseen runs use `physim crossval`.
 
-    Example: physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
+    For example:
+
+    physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
     """
     from physim.cli.progress import running
     from physim.fitting.fit import fit as fit_tables

@@ -33,7 +33,9 @@ def build(
     Each table is built twice: from all rows, which is what is written, and without a tenth of
     them, on which the look-up's error is then measured and printed.
 
-    Example: physim grids build --gpu h100_sxm --out grids
+    For example:
+
+    physim grids build --gpu h100_sxm --out grids
     """
     from physim import data
     from physim.grids.build import build_gpu
@@ -67,7 +69,9 @@ def show(
 ) -> None:
     """Print a table's efficiency over two axes, and draw the surface; or list a GPU's tables.
 
-    Example: physim grids show h100_sxm gemm_bfloat16 --at k=4096 --plot gemm.png
+    For example:
+
+    physim grids show h100_sxm gemm_bfloat16 --at k=4096 --plot gemm.png
     """
     from physim.grids.slices import surface_of
     from physim.grids.store import provenance

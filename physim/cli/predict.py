@@ -95,7 +95,9 @@ def predict(
     Engine options that are not given take vLLM's defaults for the GPU. A load is a --rate, clients
     (--concurrency), or --stage after --stage; or a --trace, which is replayed.
 
-    Example: physim predict Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
+    For example:
+
+    physim predict Qwen3-8B --gpu h100 --rate 6 --input 786 --output 251
     """
     engine = {"tp": tp, **engine}
     import physim

@@ -49,8 +49,9 @@ def report(
 ) -> None:
     """Write a page on a deployment under a load: numbers and pictures in one HTML file.
 
-    Example: physim report Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --rate 6 --input 786 --output 251
-    --out report.html
+    For example:
+
+    physim report Qwen3-8B --gpu h100 --rate 6 --input 99 --output 99 --out a.html
     """
     load = load_options(locals())
     from physim.cli.progress import running

@@ -22,7 +22,9 @@ app = typer.Typer(no_args_is_help=True, help="List the models, GPUs, engines and
 def models(as_json: AsJson = False) -> None:
     """List the shipped models with their size, and those that are refused with the reason.
 
-    Example: physim show models
+    For example:
+
+    physim show models
     """
     from physim.inputs.model_lookup import load_model, shipped_models
 
@@ -71,7 +73,9 @@ def models(as_json: AsJson = False) -> None:
 def gpus(as_json: AsJson = False) -> None:
     """List the shipped GPUs with their rates, and whether their kernels were measured.
 
-    Example: physim show gpus
+    For example:
+
+    physim show gpus
     """
     from physim.grids.store import measured_gpus
     from physim.inputs.hardware import load_hardware, shipped_gpus
@@ -104,7 +108,9 @@ def engines(as_json: AsJson = False) -> None:
 
     A version between two of them takes the one before.
 
-    Example: physim show engines
+    For example:
+
+    physim show engines
     """
     from physim.inputs.engine import load_engine, shipped_engines
 
@@ -139,7 +145,9 @@ def engines(as_json: AsJson = False) -> None:
 def components(as_json: AsJson = False) -> None:
     """List the components of a step: their parts, and where their figures come from.
 
-    Example: physim show components
+    For example:
+
+    physim show components
     """
     from physim.step.components import COMPONENTS
     from physim.step.host import PART as HOST
@@ -161,7 +169,9 @@ def fit(
 ) -> None:
     """Show a fit: each correction as a factor with its interval, and what it was fitted to.
 
-    Example: physim show fit vllm-h100 --plot corrections.png
+    For example:
+
+    physim show fit vllm-h100 --plot corrections.png
     """
     from physim.corrections.files import load_fit
 
@@ -226,7 +236,9 @@ def _plain(value: object) -> str:
 def fits(as_json: AsJson = False) -> None:
     """List the shipped fits.
 
-    Example: physim show fits
+    For example:
+
+    physim show fits
     """
     from physim.corrections.files import NO_FIT, STANDS_FOR_DEFAULT, shipped_fits
 

@@ -75,8 +75,9 @@ def table(
     rates, its lengths, and what of its prompts is cached. With --models, --gpus and --tps there is
     a folder for each combination, and what is there already is kept.
 
-    Example: physim table Qwen/Qwen3-14B --gpu h100_sxm --tp 2 --format blis --rate 8 --input 575
-    --output 248 --out tables/qwen
+    For example:
+
+    physim table Qwen3-8B --gpu h100 --tolerance 0.02 --out tables/qwen
     """
     loaded = rate is not None or stage or input_tokens or output_tokens
     load = load_options(locals()) if loaded else {}

@@ -4,6 +4,7 @@ They return the Axes, whose ``figure`` a notebook shows; nothing global is touch
 one to a file.
 """
 
+from physim.plot.comparison import draw_comparison
 from physim.plot.components import draw_component
 from physim.plot.deployment import draw_deployment
 from physim.plot.figures import save
@@ -24,6 +25,7 @@ from physim.plot.tables import draw_table
 
 __all__ = [
     "draw_breakdown",
+    "draw_comparison",
     "draw_component",
     "draw_corrections",
     "draw_deployment",

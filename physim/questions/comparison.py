@@ -42,6 +42,10 @@ class Comparison:
     rows: Sequence[Mapping[str, Any]]
     refused: Sequence[Mapping[str, Any]]
 
+    def common_extrapolations(self) -> set[str]:
+        """In what all deployments are beyond the runs that the fit knows, a line each."""
+        return set.intersection(*(set(row["extrapolations"]) for row in self.rows))
+
     def to_dict(self) -> dict[str, Any]:
         """Rows and others, as JSON holds them."""
         return {"rows": self.rows, "refused": self.refused}
@@ -79,7 +83,8 @@ def compare(
         InputError: Nothing is compared, or an option cannot be used. A combination that cannot be
             deployed is listed in ``refused``.
     """
-    prices = dict(prices or {})
+    # By keys, whatever a GPU is called here.
+    prices = {load_hardware(gpu).key: price for gpu, price in (prices or {}).items()}
     # What the order by saturation throughput was called until version 0.1.
     order = {"capacity": "saturation"}.get(order or "", order)
     order = order or ("cost" if prices else "e2e")
@@ -110,7 +115,7 @@ def compare(
     for gpu, price in prices.items():
         if not (math.isfinite(price) and price > 0):
             raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
-        if gpu not in (*gpus, *compared):
+        if gpu not in compared:
             raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
     fits = [load_fit(fit, case.gpu.key) for case in cases]
     predictions = predict_cases(cases, [one.corrections for one in fits], str(fit))
