@@ -245,9 +245,14 @@ CASES = [
 ]
 
 
+CLIENTS = Demand.of(Load(786, 251, concurrency=40), 16)
+
+
 @pytest.mark.parametrize(("model", "load", "deployment"), CASES)
 def test_gradient_of_every_correction_agrees_with_differences(model, load, deployment):
     ops, demand, limits = system(model, load, **deployment)
+    # An open loop among loads of clients, so that one compiled function serves all.
+    demand = jax.tree.map(lambda row: row[0], Demand.stacked([demand, CLIENTS]))
 
     def latencies(corrections):
         state = SOLVE(ops, corrections, demand, limits)

@@ -115,6 +115,9 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         return jnp.where(demand.closed, of_clients, otherwise)
 
     spread = seen(1 - whole.in_step**2, jnp.ones(()))
+    # Of clients in step, a request meets others' prompts at its start alone: half of the steps that
+    # the prompts of all take.
+    prompts_met = (1 + demand.clients * demand.new_tokens / limits.max_num_batched_tokens) / 2
     closed = replace(
         state,
         ttft=seen(whole.ttft, state.ttft),
@@ -126,8 +129,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
             state.chances,
             wait=seen(jnp.zeros(()), state.chances.wait),
             others=spread * state.chances.others,
-            # Of clients in step, none decodes while others' prompts are computed, but at its start.
-            met=spread * state.chances.met + (1 - spread) / (demand.decode_steps + 1.0),
+            met=spread * state.chances.met + (1 - spread) * prompts_met / demand.output_tokens,
             clients=whole.clients,
         ),
     )

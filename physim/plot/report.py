@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -14,8 +15,10 @@ from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
+from physim.metrics import METRICS
 from physim.plot.loads import draw_load
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
+from physim.prediction.commands import bench_command, serve_command
 from physim.prediction.html import prediction_tables
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
@@ -25,13 +28,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+.wide { overflow-x: auto; }
+.tables { display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: start; }
+.tables p { flex-basis: 100%; }
 table { border-collapse: collapse; margin: 1rem 0; }
-td, th { padding: 0.25rem 1rem 0.25rem 0; text-align: right; border-bottom: 1px solid #ddd; }
+td, th { padding: 0.25rem 1rem 0.25rem 0; text-align: right; border-bottom: 1px solid #8885; }
 td:first-child, th:first-child { text-align: left; }
-img { max-width: 100%; }
-.note { color: #a50; }
+svg { background: white; width: 100%; min-width: 38rem; height: auto; }
+pre { overflow-x: auto; padding: 0.75rem; background: #8882; }
+dt { font-weight: 600; } dd { margin: 0 0 0.5rem 0; }
+.note { color: #b60; }
 """.strip()
+_DEFINITIONS = {
+    **{one.label: one.meaning for one in METRICS.values()},
+    "90% from, to": "where nine of ten measurements of such a deployment lie",
+    "saturation": "requests a second that the server completes when there are always more of them",
+    "p50, p90, p95, p99": "what so many percent of the requests, or of ITL's gaps, stay below",
+}
 
 
 def write_report(
@@ -69,31 +85,62 @@ def write_report(
         ("What latency and capacity depend on", draw_elasticities(explain(case, fit=fit))),
     ]
     with data.replacing(path) as temporary:
-        temporary.write_text(_page(prediction, pictures), encoding="utf-8")
+        temporary.write_text(_page(case, prediction, pictures), encoding="utf-8")
     return prediction
 
 
-def _page(prediction: Prediction, pictures: Sequence[tuple[str, Axes | Sequence[Axes]]]) -> str:
+def _page(
+    case: Case, prediction: Prediction, pictures: Sequence[tuple[str, Axes | Sequence[Axes]]]
+) -> str:
     title = f"{prediction.model} on {prediction.tp} x {prediction.gpu}"
     load = prediction.describe().removeprefix(f"{title}, ")
-    what = f"{load}; fit: {prediction.fit}; physim {version('physim-llm')}"
+    made = f"physim {version('physim-llm')}, fit {prediction.fit}, {date.today().isoformat()}"
+    commands = "\n".join(_commands(case))
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        f"<p>{html.escape(what)}</p>",
-        f"<p>{html.escape(prediction.describe_engine())}</p>",
-        prediction_tables(prediction.to_dict()),
-        *(f"<h2>{html.escape(name)}</h2>{_image(name, drawn)}" for name, drawn in pictures),
+        f"<p>Under {html.escape(load)}.</p>",
+        f"<p>Predicted by {html.escape(made)}.</p>",
+        "<h2>Latencies and throughput</h2>",
+        f'<div class="wide tables">{prediction_tables(prediction.to_dict())}</div>',
+        *(f"<h2>{html.escape(name)}</h2>{_picture(name, drawn)}" for name, drawn in pictures),
+        "<h2>The engine</h2>",
+        f"<p>{html.escape(prediction.describe_engine())}.</p>",
+        f"<p>{html.escape(prediction.describe_memory())}.</p>",
+        f"<p>Such a server, and this load:</p><pre>{html.escape(commands)}</pre>",
+        "<h2>What the words mean</h2>",
+        "<dl>",
+        *(
+            f"<dt>{html.escape(word)}</dt><dd>{html.escape(meaning)}</dd>"
+            for word, meaning in _DEFINITIONS.items()
+        ),
+        "</dl>",
     ]
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    )
     inside = "\n".join(body)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{inside}\n</body></html>\n'
 
 
-def _image(name: str, drawn: Axes | Sequence[Axes]) -> str:
+def _commands(case: Case) -> Iterator[str]:
+    """The commands that there are for such a server and load."""
+    for command in (serve_command, bench_command):
+        with contextlib.suppress(InputError):
+            yield command(case)
+
+
+def _picture(name: str, drawn: Axes | Sequence[Axes]) -> str:
+    """A picture within the page, which scrolls where the screen is narrow."""
+    import matplotlib as mpl
+
     axes = drawn[0] if isinstance(drawn, Sequence) else drawn
     figure = axes.get_figure(root=True)
     assert figure is not None
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=130)
-    content = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{content}">'
+    file = io.StringIO()
+    # Names within it that no other picture has.
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    content = file.getvalue()
+    label = f'<svg role="img" aria-label="{html.escape(name)}" '
+    return f'<div class="wide">{content[content.index("<svg") :].replace("<svg ", label, 1)}</div>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _PARTS = 7
 _POINTS = 60
 _MARKERS = "os^Dvp*"
+# Characters of a line of a label.
+_LABEL = 34
 # What the palette has no good color for.
 _COLORS = {"all_reduce": "C9", "step_overhead": "0.4", "host": "0.1"}
 
@@ -192,8 +195,8 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
     """
     from physim.questions.elasticities import METRICS
 
-    axes = axes_or_new(axes, 7.0, 5.0)
     shown = list(reversed(found.notable().items()))
+    axes = axes_or_new(axes, 7.5, 1.2 + 0.42 * len(shown))
     height = 0.8 / len(METRICS)
     for number, metric in enumerate(reversed(METRICS)):
         axes.barh(
@@ -203,10 +206,23 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
             label=metric.upper() if metric != "saturation" else "saturation throughput",
             color={"ttft": "C1", "itl": "C0", "e2e": "C2", "saturation": "0.5"}[metric],
         )
-    axes.set_yticks([place + 0.3 for place in range(len(shown))], [part for part, _ in shown])
+    axes.set_yticks(
+        [place + 0.3 for place in range(len(shown))],
+        [textwrap.fill(part, _LABEL) for part, _ in shown],
+    )
     axes.axvline(0, color="0.3", lw=0.8)
     axes.set_xlabel("change of each, percent, with one percent more of")
-    axes.set_title(f"{found.case.server}, {found.case.demanded.describe()}", fontsize=9)
+    # The legend is above, where no bar is.
+    axes.set_title(f"{found.case.server}, {found.case.demanded.describe()}", fontsize=9, pad=24)
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], fontsize=8)
+    axes.legend(
+        handles[::-1],
+        labels[::-1],
+        fontsize=8,
+        loc="lower center",
+        bbox_to_anchor=(0.4, 1.0),
+        ncols=4,
+        frameon=False,
+    )
+    axes.grid(axis="x", alpha=0.3)
     return axes
