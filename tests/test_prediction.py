@@ -380,7 +380,7 @@ def test_percentiles_of_clients_who_wait_in_line_are_the_replays(clients, seats)
     "load",
     [
         {"rate": 12, "arrival": "poisson", "input_tokens": 786},
-        {"concurrency": 32, "requests": 600, "input_tokens": 786},
+        {"concurrency": 32, "requests": 600, "input_tokens": 786, "output_tokens": 251},
         {"stages": [(3, 40), (10, 40)], "arrival": "poisson", "input_tokens": 1500},
     ],
 )
