@@ -123,8 +123,8 @@ def test_gemms_are_corrected_by_what_bounds_them_by_hand():
 
 def test_lm_head_works_on_sampled_tokens():
     # Two prompts of two tokens each sample two tokens: 20,000 FLOP.
-    row = gemm("lm_head", "output", 1.0, "sampled")
-    assert parts_of([row], prompt(4.0, 2.0))["output"] == pytest.approx(2 * 2.0e-8)
+    row = gemm("lm_head", "lm_head", 1.0, "sampled")
+    assert parts_of([row], prompt(4.0, 2.0))["lm_head"] == pytest.approx(2 * 2.0e-8)
 
 
 def test_experts_by_hand():
@@ -428,7 +428,7 @@ def test_all_reduce_by_hand():
 def test_gathering_logits_by_hand():
     gather = row_named("gather_logits", "meta-llama/Llama-3.1-8B-Instruct", tp=4)
     # 128,256 logits of two bytes, of which three quarters come over a link of 450 GB/s.
-    seconds = parts_of([gather], Batch.summarised(2.0, 16.0))["output"]
+    seconds = parts_of([gather], Batch.summarised(2.0, 16.0))["lm_head"]
     assert seconds == pytest.approx(2 * 128_256 * 2 * 3 / 4 / 450e9)
 
 

@@ -38,4 +38,4 @@ def test_commands_are_in_the_reference():
         assert f"`{name}" in REFERENCE, name
         # Every command's help has an example.
         for own in getattr(command, "commands", {name: command}).values():
-            assert "Example:" in own.help, own.name
+            assert "For example:" in own.help, own.name

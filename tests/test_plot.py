@@ -79,4 +79,4 @@ def test_a_table_is_drawn_through_its_knots(tmp_path):
 
 def test_a_name_that_is_no_pictures():
     with pytest.raises(InputError, match=r"end it in \.png or \.svg"):
-        plot.save(plot.draw_component(MODEL, "output", **DENSE), Path("picture.docx"))
+        plot.save(plot.draw_component(MODEL, "lm_head", **DENSE), Path("picture.docx"))

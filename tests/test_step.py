@@ -167,7 +167,7 @@ def test_corrections_of_the_output_and_of_the_gaps():
     logs = dict.fromkeys(("lm_head", "sampling", "all_reduce", "step_overhead"), log)
     corrected = StepModel(LLAMA.ops, Corrections(**logs))
     parts, bare = STEP(corrected, batch).parts, STEP(LLAMA, batch).parts
-    assert parts["output"] / bare["output"] == pytest.approx(1.5)
+    assert parts["lm_head"] / bare["lm_head"] == pytest.approx(1.5)
     assert parts["step_overhead"] / bare["step_overhead"] == pytest.approx(1.5)
 
 
@@ -342,7 +342,7 @@ def test_speculated_tokens_are_worked_on_like_others():
     assert (three.tokens, three.sampled, three.requests) == (24.0, 24.0, 8.0)
     # As many tokens in as many requests: only attention tells them apart.
     parts, more = STEP(LLAMA, three).parts, STEP(LLAMA, Batch.summarised(24.0, 500.0)).parts
-    for part in ("qkv", "mlp", "output", "all_reduce", "elementwise"):
+    for part in ("qkv", "mlp", "lm_head", "all_reduce", "elementwise"):
         assert parts[part] == pytest.approx(float(more[part]))
     assert parts["decode_attention"] < more["decode_attention"]
 

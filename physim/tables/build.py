@@ -157,7 +157,7 @@ def _more_prompts_us(model: StepModel) -> dict[str, float]:
     more = dict(zip(PART_NAMES, (several - one) * 1e6, strict=True))
     read = max(more["prefill_attention"], 0.0) / ((count - 1) * cached)
     return {
-        "each_more_prompt_us": round(more["output"] / (count - 1), 3),
+        "each_more_prompt_us": round(more["lm_head"] / (count - 1), 3),
         "each_more_cached_token_us": round(read, 6),
     }
 

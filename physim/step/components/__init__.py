@@ -12,8 +12,8 @@ from physim.step.components import (
     elementwise,
     experts,
     gpu_idle,
+    lm_head,
     mlp,
-    output,
     prefill_attention,
     projections,
     sampling,
@@ -27,7 +27,7 @@ COMPONENTS: tuple[Component, ...] = (
     decode_attention.COMPONENT,
     elementwise.COMPONENT,
     all_reduce.COMPONENT,
-    output.COMPONENT,
+    lm_head.COMPONENT,
     sampling.COMPONENT,
     gpu_idle.COMPONENT,
 )

@@ -15,7 +15,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
     yield gemm_row(
         placement,
         "lm_head",
-        "output",
+        "lm_head",
         1.0,
         model.vocab_size / tp,
         model.hidden_size,
@@ -27,7 +27,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
     if tp > 1:
         yield SizeRow(
             name="gather_logits",
-            part="output",
+            part="lm_head",
             size="sampled",
             count=1.0,
             bytes=2.0 * model.vocab_size * (tp - 1) / tp,
@@ -37,8 +37,8 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 
 COMPONENT = Component(
-    name="output",
-    parts=(Part("output", "lm_head", sweep="requests", blis_table="logits_gemm"),),
+    name="lm_head",
+    parts=(Part("lm_head", "lm_head", sweep="requests", blis_table="logits_gemm"),),
     lower=_lower,
     source="GEMM tables of aiconfigurator-core 0.12.0",
 )
