@@ -427,6 +427,19 @@ def test_requests_end_at_max_model_len(method):
         )
 
 
+def test_another_load_is_held_to_the_same_limits():
+    long = physim.Lengths.exponential(500)
+    server = {"gpu": "h100_sxm", "max_model_len": 2048}
+    case = physim.Case.of("Qwen/Qwen3-8B", input_tokens=1000, output_tokens=long, rate=2, **server)
+    (note,) = case.notes
+    assert "of the outputs end early" in note
+    assert case.under(dataclasses.replace(case.load, rate=3)).notes == (note,)
+    short, too_long = physim.Load(9, 9, rate=3), physim.Load(2000, 100, rate=3)
+    assert case.under(short).notes == case.under(None).notes == ()
+    with pytest.raises(InputError, match="exceed max_model_len 2048"):
+        case.under(too_long)
+
+
 def test_what_is_no_number_does_not_leave():
     case = physim.Case.of(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2, input_tokens=500, output_tokens=100

@@ -197,8 +197,18 @@ class Case:
         return f"{self.model.name} on {self.where}"
 
     def under(self, load: Load | None) -> Case:
-        """The same server under another load."""
-        return replace(self, load=load)
+        """The same server under another load.
+
+        Raises:
+            InputError: A request of mean length, or some prompts, could never run.
+        """
+        if load is None:
+            return replace(self, load=None, notes=())
+        own, notes = load.within(self.deployment.limits)
+        # Lengths that were cut before are not cut again.
+        if self.load is not None and own.output_tokens == self.load.output_tokens:
+            notes = list(self.notes)
+        return replace(self, load=own, notes=tuple(notes))
 
 
 def _check_types(options: Mapping[str, Any]) -> None:
