@@ -188,7 +188,7 @@ def test_grids_show(tmp_path):
 
 def test_version_and_help():
     assert physim("--version").stdout.startswith("physim 0.")
-    assert "Example" in physim("predict", "--help").stdout
+    assert "For example" in physim("predict", "--help").stdout
 
 
 def test_the_shell_completes_names():

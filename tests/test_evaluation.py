@@ -230,14 +230,14 @@ def test_all_full_blocks_before_the_last_token_are_hits(length, hits):
 
 
 def test_zero_shot_accuracy_on_the_measured_runs(ground_truth):
-    """Nothing is fitted; the bounds are the project's goals for bf16, with Scout's beside them."""
+    """The shipped fit moves no correction; the bounds are a little above what was seen."""
     path = ground_truth / "trainval.csv"
     bf16 = physim.evaluate([path], where="weight_dtype == 'bf16' and stage >= 0").summary
     assert bf16["itl_mean"]["n"] == 15
-    assert bf16["itl_mean"]["mape"] <= 9
-    assert bf16["e2e_mean"]["mape"] <= 12
+    assert bf16["itl_mean"]["mape"] <= 3
+    assert bf16["e2e_mean"]["mape"] <= 3
     scout = physim.evaluate([path], where="weight_dtype == 'fp8' and stage >= 0").summary
     assert scout["itl_mean"]["n"] == 6
-    assert scout["itl_mean"]["mape"] <= 12
+    assert scout["itl_mean"]["mape"] <= 9
     everything = physim.evaluate([path])
     assert len(everything.rows) + len(everything.skipped) == 34

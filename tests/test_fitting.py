@@ -554,12 +554,3 @@ def test_what_models_have_in_common_is_earned_and_what_sets_them_apart_is_not(ru
     frame.to_csv(path, index=False)
     apart = observe([path])
     assert shrinkage(Problem.of(apart.stages), apart.rows).scales["kernels"] == 0
-
-
-def test_the_shipped_fit_on_runs_that_are_not_overloaded(ground_truth):
-    found = physim.evaluate(
-        [ground_truth / "trainval.csv", ground_truth / "seed16.csv"],
-        where="stage >= 0 and not (experiment.str.contains('reasoning') and rate_rps == 4)",
-    ).summary
-    assert found["e2e_mean"]["mape"] < 4
-    assert found["itl_mean"]["mape"] < 4
