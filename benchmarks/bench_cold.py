@@ -105,7 +105,7 @@ def parts(python: str, kept: bool, cache: Path) -> list[tuple[str, float]]:
         text=True,
         check=True,
     )
-    rows = [line.split(",") for line in done.stdout.splitlines()]
+    rows = [line.rsplit(",", 1) for line in done.stdout.splitlines()]
     return [(name, float(seconds)) for name, seconds in rows]
 
 
