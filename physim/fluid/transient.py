@@ -42,7 +42,7 @@ _SHARES = np.append(_SHARES, _SHARES[-1] ** 2 / _SHARES[-2])
 _CHUNKS, _HARDLY_ANY, _SOME = 9, 1e-4, 0.2
 # Steps of the solver in a stage: at least, at most, and at most where clients give up, which they
 # do in waves.
-_LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 112, 768
+_LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 160, 768
 _TOLERANCE = 5e-3
 # Smallest product of what waits and what is idle, in requests squared: it rounds the corner where
 # the queue begins.
