@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ class _Ready:
 class Kept(Generic[*Arguments, Result]):
     """A function of trees of arrays that is compiled once on a machine; see `kept`."""
 
-    def __init__(self, function: Callable[[Unpack[Arguments]], Result]) -> None:
+    def __init__(self, function: Callable[[*Arguments], Result]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._jitted = jax.jit(function, compiler_options=_OPTIONS)
@@ -125,7 +125,7 @@ class Kept(Generic[*Arguments, Result]):
 
 
 def kept(
-    function: Callable[[Unpack[Arguments]], Result],
+    function: Callable[[*Arguments], Result],
 ) -> Kept[*Arguments, Result]:
     """Decorates a pure function of trees of NumPy arrays and numbers like `jax.jit`, and keeps it.
 

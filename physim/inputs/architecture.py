@@ -319,7 +319,7 @@ class _Family:
         window: Tokens that windowed layers look back.
         unlimited_every: Where the configuration does not say which layers are windowed, one of so
             many is not; 0 where all are.
-        vision: Weights of the vision encoder.
+        vision: Weights of the vision encoder, of the configuration and its ``vision_config``.
     """
 
     qkv_bias: bool = False
@@ -332,7 +332,7 @@ class _Family:
     )
     window: Callable[[_Config], int | None] = lambda _: None
     unlimited_every: int = 0
-    vision: Callable[[_Config], int] = lambda _: 0
+    vision: Callable[[_Config, _Config], int] = lambda _, __: 0
 
 
 def _mixtral_experts(config: _Config) -> Experts:
@@ -388,13 +388,9 @@ def _llama4_window(config: _Config) -> int | None:
     return config.at_least_zero("attention_chunk_size", 0) or None
 
 
-def _llama4_vision(config: _Config) -> int:
+def _llama4_vision(config: _Config, vision: _Config) -> int:
     # A vision transformer, a pixel-shuffle MLP and a projector to the text model's width
     # (transformers, modeling_llama4.py: Llama4VisionModel, Llama4MultiModalProjector).
-    fields = config.fields.get("vision_config")
-    if not isinstance(fields, Mapping):
-        return 0
-    vision = _Config(fields, f"{config.where}: vision_config")
     width, out = vision.count("hidden_size"), vision.count("projector_output_dim")
     layer = 4 * width**2 + 2 * width * vision.count("intermediate_size")
     mlp = vision.count("intermediate_size") * vision.count("projector_input_dim")
@@ -406,13 +402,9 @@ def _llama4_vision(config: _Config) -> int:
     )
 
 
-def _pixtral_vision(config: _Config) -> int:
+def _pixtral_vision(config: _Config, vision: _Config) -> int:
     # A transformer with gated MLPs, a merger of patches and a projector to the text model's width
     # (transformers, modeling_pixtral.py, modeling_mistral3.py).
-    fields = config.fields.get("vision_config")
-    if not isinstance(fields, Mapping):
-        return 0
-    vision = _Config(fields, f"{config.where}: vision_config")
     width, out = vision.count("hidden_size"), config.count("hidden_size")
     layer = 4 * width**2 + 3 * width * vision.count("intermediate_size")
     merged = config.count("spatial_merge_size", 2) ** 2
@@ -552,6 +544,14 @@ def _check_dense(config: _Config) -> None:
             )
 
 
+def _vision_parameters(config: _Config, family: _Family) -> int:
+    """Weights of the vision encoder, 0 where the configuration has none."""
+    fields = config.fields.get("vision_config")
+    if not isinstance(fields, Mapping):
+        return 0
+    return family.vision(config, _Config(fields, f"{config.where}: vision_config"))
+
+
 def _read(config: _Config, family: _Family) -> ModelArch:
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     kv_heads = config.count("num_key_value_heads", heads)
@@ -586,7 +586,7 @@ def _read(config: _Config, family: _Family) -> ModelArch:
         qkv_bias=family.qkv_bias or any(config.flag(field) for field in _BIASES),
         qk_norm=family.qk_norm or config.flag("use_qk_norm"),
         gated_mlp=family.gated_mlp,
-        vision_parameters=family.vision(config),
+        vision_parameters=_vision_parameters(config, family),
         formats=read_formats(config.fields, config.count("num_hidden_layers"), config.where),
     )
 

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, get_type_hints
 
 from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
@@ -87,13 +87,9 @@ class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False
 _LOAD, _ENGINE, _CASE = (
     tuple(options.__annotations__) for options in (LoadOptions, EngineOptions, CaseOptions)
 )
-_TEXT = (
-    *("gpu", "mixed", "read_as", "arrival", "engine", "engine_version", "kv_cache_dtype"),
-    *("moe_kernel", "sampling"),
-)
-_WHOLE = (
-    *("tp", "pp", "dp", "ep", "requests", "prefixes", "max_num_seqs", "max_num_batched_tokens"),
-    *("max_model_len", "block_size", "kv_blocks"),
+_TEXT, _WHOLE = (
+    {name for name, hint in get_type_hints(CaseOptions).items() if hint in (kind, kind | None)}
+    for kind in (str, int)
 )
 _DEGREES = ("tp", "pp", "dp", "ep")
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,18 +119,19 @@ class Lengths:
 
     def strata(self) -> Float[np.ndarray, " strata"]:
         """Mean lengths of `STRATA` equal parts of the requests, from short to long."""
-        return self._fine().reshape(STRATA, _FINE).mean(axis=1)
+        return self._fine.reshape(STRATA, _FINE).mean(axis=1)
 
     def share_beyond(self, tokens: float) -> float:
         """Share of the lengths that are longer than so many tokens."""
-        return float(np.mean(self._fine() > tokens))
+        return float(np.mean(self._fine > tokens))
 
     def up_to(self, tokens: float) -> Lengths:
         """The same lengths, but that longer ones end after so many tokens."""
         if not self.share_beyond(tokens):
             return self
-        return Lengths.empirical(tuple(np.minimum(self._fine(), tokens).tolist()))
+        return Lengths.empirical(tuple(np.minimum(self._fine, tokens).tolist()))
 
+    @functools.cached_property
     def _fine(self) -> Float[np.ndarray, " points"]:
         """Lengths of many equal parts of the requests, from short to long."""
         if self.kind == "fixed":
