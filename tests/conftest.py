@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 
 # Most of the time goes to compiling, so little is optimised, and workers, commands and notebooks
-# share what they compile. What raises errors while it runs cannot be shared, so solvers give no
-# number instead, as in the command line.
+# share what they compile.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="physim-tests-")
     os.environ["XLA_FLAGS"] = " ".join(
@@ -21,7 +20,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         ]
     )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
-os.environ["EQX_ON_ERROR"] = "nan"
 
 import hypothesis
 import jax
