@@ -75,6 +75,10 @@ def step_model(
 ) -> StepModel:
     """The time of an engine step as a function of its batch, for use in a simulator.
 
+    Of jaxlib 0.10.2, derivatives and large batches under your own `jax.jit` need
+    ``XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=`` in the environment: without it some sums
+    of products come out wrong on a CPU (JAX's issue 39103). Whatever physim compiles has it.
+
     Args:
         model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
             case beside it. A load is of no account.

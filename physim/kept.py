@@ -30,9 +30,15 @@ from physim import data
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
-# XLA's fusion emitters take half as long again to compile long chains of small operations, and
-# twice the memory, and what they make of them is no faster.
-_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+_OPTIONS: dict[str, Any] = {
+    # XLA's fusion emitters take half as long again to compile long chains of small operations, and
+    # twice the memory, and what they make of them is no faster.
+    "xla_cpu_use_fusion_emitters": False,
+    # What jaxlib 0.10.2 leaves to YNNPACK may come out wrong without a word: sums of products of
+    # large arrays (JAX's issue 39103), and products that are added to others, into which goes
+    # memory that nothing was written to.
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
 # A call with less than so many numbers runs in a millisecond or two even without optimisation,
 # which takes longer than all else.
 _FEW = 100_000

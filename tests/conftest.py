@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 # Most of the time goes to compiling, so little is optimised, and workers, commands and notebooks
-# share what they compile.
+# share what they compile. Without YNNPACK, as in physim.kept.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="physim-tests-")
     os.environ["XLA_FLAGS"] = " ".join(
@@ -17,6 +17,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
             "--xla_cpu_use_fusion_emitters=false",
             "--xla_backend_optimization_level=0",
             "--xla_llvm_disable_expensive_passes=true",
+            "--xla_cpu_experimental_ynn_fusion_type=",
         ]
     )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"

@@ -34,6 +34,21 @@ found = both(2 * np.eye(size), np.arange(float(size)))
 print(type(found).__name__, float(found.total), np.asarray(found.solved).tolist())
 """
 
+# The sum of a matrix's products with vectors, of which jaxlib 0.10.2 lost the last.
+SUMS = """
+import jax
+import numpy as np
+from physim.kept import kept
+
+jax.config.update("jax_enable_x64", True)
+
+@kept
+def sums(matrix, vectors):
+    return jax.vmap(lambda row: ((matrix @ row) ** 2).sum())(vectors)
+
+print(float(sums(np.eye(3), np.arange(16_385.0)[:, None] * np.eye(3)[0])[-1]))
+"""
+
 
 @pytest.fixture
 def run(tmp_path):
@@ -101,3 +116,11 @@ def test_within_what_is_traced_it_is_the_function():
     calls.clear()
     assert [float(squared(x)["square"]) for x in (1.0, 2.0, np.float64(3.0))] == [1.0, 4.0, 9.0]
     assert len(calls) <= 1
+
+
+def test_no_product_is_lost():
+    plain = {**os.environ, "XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", SUMS], env=plain, capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == 16_384.0**2
