@@ -306,6 +306,17 @@ def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_
     )
 
 
+def test_far_from_the_data_the_corrections_are_as_uncertain_as_before(outcome):
+    prior, known = flat(PRIOR_WIDTHS) ** 2, np.diag(outcome.fit.covariance)
+    # Twice as far as the runs go.
+    twice = np.diag(outcome.fit.beyond(np.log(2)).covariance)
+    assert twice == pytest.approx((prior + known) / 2)
+    shipped = load_fit("default")
+    assert shipped.covariance is None
+    assert np.diag(shipped.beyond(np.log(2)).covariance) == pytest.approx(prior / 2)
+    assert np.diag(shipped.beyond(50.0).covariance) == pytest.approx(prior)
+
+
 @pytest.mark.parametrize("tokens", [16, 4096, 20000])
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-14B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8"])
 def test_an_interval_is_never_below_the_roofline(model, tokens):

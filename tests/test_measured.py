@@ -274,6 +274,72 @@ def test_a_report_with_one_wrong_value_is_refused_or_makes_a_good_row(tmp_path, 
     assert refused > 50
 
 
+# The lines of vLLM's log that say how it was started, as issues of vllm-project/vllm quote them.
+LOG = """\
+INFO 01-20 16:28:10 [api_server.py:1882] vLLM API server version 0.15.1
+INFO 01-20 16:28:10 [utils.py:328] non-default args: {'model': 'Qwen/Qwen3-8B', \
+'max_num_seqs': 64, 'gpu_memory_utilization': 0.85, 'block_size': 32}
+INFO 01-20 16:28:17 [scheduler.py:222] Chunked prefill is enabled with max_num_batched_tokens=4096.
+INFO 01-20 16:28:23 [core.py:75] Initializing a V1 LLM engine (v0.15.1) with config: \
+model='Qwen/Qwen3-8B', max_seq_len=32768, tensor_parallel_size=2, pipeline_parallel_size=1, \
+kv_cache_dtype=fp8_e4m3, enable_prefix_caching=False, chunked_prefill_enabled=True
+INFO 01-20 16:28:40 [kv_cache_utils.py:849] GPU KV cache size: 922,496 tokens
+INFO 01-20 16:28:41 [launcher.py:46] Application startup complete.
+INFO 01-20 16:28:42 [core.py:75] something else, max_seq_len=1
+"""
+
+
+def read_result(tmp_path, **options):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(RESULT))
+    frame = physim.read_report("vllm-bench", path, model="Qwen/Qwen3-8B", gpu="h100", **options)
+    write_rows(tmp_path / "runs.csv", frame)
+    (row,) = read_table(tmp_path / "runs.csv").to_dict("records")
+    return row
+
+
+def test_how_the_server_was_started_is_in_its_log(tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    row = read_result(tmp_path, server_log=log)
+    assert (row["engine"], row["engine_version"], row["tp"]) == ("vllm", "0.15.1", 2)
+    assert (row["max_num_seqs"], row["max_num_batched_tokens"]) == (64, 4096)
+    assert (row["max_model_len"], row["gpu_memory_utilization"]) == (32_768, 0.85)
+    # Of 16 tokens.
+    assert (row["kv_blocks"], row["kv_cache_dtype"]) == (57_656, "fp8")
+    assert row["prefix_caching"] is False
+    assert pd.isna(row["note"])
+    # An option counts before the log.
+    assert read_result(tmp_path, server_log=log, max_num_seqs=32)["max_num_seqs"] == 32
+
+
+def test_what_nobody_said_is_the_engines_default_and_said(tmp_path):
+    row = read_result(tmp_path, engine_version="0.15", max_num_seqs=32)
+    limits = [row[name] for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")]
+    assert limits == [32, 8192, 40_960]
+    assert row["note"].endswith(
+        "max_num_batched_tokens 8192, max_model_len 40960, gpu_memory_utilization 0.9 "
+        "as vllm 0.15 takes by default"
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "options", "complaint"),
+    [
+        ("nothing of vLLM\n", {}, "says no version"),
+        (LOG.replace("pipeline_parallel_size=1", "pipeline_parallel_size=2"), {}, "pp: 2"),
+        (None, {}, "No such file"),
+        (LOG, {"moe_kernel": "triton"}, "'moe_kernel': is unknown"),
+    ],
+)
+def test_logs_and_options_that_cannot_be_used(tmp_path, log, options, complaint):
+    path = tmp_path / "vllm.log"
+    if log is not None:
+        path.write_text(log)
+    with pytest.raises(InputError, match=complaint):
+        read_result(tmp_path, server_log=path, **options)
+
+
 def test_rows_that_are_there_stay_as_they_are(tmp_path):
     path = tmp_path / "runs.csv"
     write_rows(path, pd.DataFrame([{"engine_version": "0.10", "tp": 2}]))

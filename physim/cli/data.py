@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from physim.cli.output_options import writable
-from physim.cli.subject_options import Gpu, Tp
+from physim.cli.subject_options import Gpu
 from physim.measured.formats import FORMATS
 
 app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into measured runs.")
@@ -21,19 +21,38 @@ def read(
     model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
     gpu: Gpu,
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
-    tp: Tp = 1,
+    server_log: Annotated[
+        Path | None,
+        typer.Option(help="Log of `vllm serve`, for its version, limits and KV blocks."),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
+    ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="Name of the run; the report's if not given.")
     ] = None,
     output: Annotated[
         float | None, typer.Option(help="Tokens generated, if all requests had as many.")
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests that ran at once.")] = 128,
-    max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = 2048,
-    max_model_len: Annotated[int, typer.Option(help="Longest context, tokens.")] = 4096,
-    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of memory used.")] = 0.9,
+    engine_version: Annotated[
+        str | None, typer.Option(help="vLLM's version; the newest known if not given.")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests that ran at once; vLLM's default if not given.")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a step; vLLM's default if not given.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest context, tokens; the model's if not given.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of memory used; vLLM's default if not given.")
+    ] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks the engine reported.")] = None,
-    prefix_caching: Annotated[bool, typer.Option(help="Whether prefixes were cached.")] = True,
+    prefix_caching: Annotated[
+        bool | None, typer.Option(help="Whether prefixes were cached; yes if not given.")
+    ] = None,
     prompt_groups: Annotated[
         int, typer.Option(help="Groups of prompts sent again and again; 0 if all differed.")
     ] = 0,
@@ -41,6 +60,8 @@ def read(
     append: Annotated[bool, typer.Option(help="Keep what the CSV holds already.")] = False,
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
+
+    A report does not say how the server was started: pass vLLM's log, or its options.
 
     For example:
 
@@ -56,7 +77,9 @@ def read(
         gpu=gpu,
         output_tokens=output,
         experiment=experiment,
+        server_log=server_log,
         tp=tp,
+        engine_version=engine_version,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -73,8 +96,8 @@ def read(
             f"E2E {row['e2e_mean']:.3f} s, {row['n_failed']} of "
             f"{row['n_success'] + row['n_failed']} failed"
         )
-        if row["note"]:
-            typer.echo(f"  note: {row['note']}")
+    for note in dict.fromkeys(filter(None, found["note"])):
+        typer.echo(f"note: {note}")
     typer.echo(f"written to {out}")
 
 

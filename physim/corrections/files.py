@@ -99,14 +99,30 @@ class Fit:
             covariance=covariance,
         )
 
+    def beyond(self, distance: float) -> Fit:
+        """What is known of the corrections for a case outside the runs that it was fitted to.
+
+        The further, the more of each one's variance is the prior's again.
+
+        Args:
+            distance: How far outside: the logarithm of the ratio, summed over `ranges`.
+        """
+        prior = np.diag(flat(PRIOR_WIDTHS) ** 2)
+        known = np.zeros_like(prior) if self.covariance is None else self.covariance
+        share = -math.expm1(-distance)
+        return dataclasses.replace(self, covariance=(1 - share) * known + share * prior)
+
     def draws(self, pairs: int, seed: int = 0) -> list[Corrections]:
         """Corrections drawn from their distribution, in pairs that mirror each other.
+
+        None if nothing is known of their spread.
 
         Args:
             pairs: How many pairs.
             seed: Seed of the draws.
         """
-        assert self.covariance is not None
+        if self.covariance is None:
+            return []
         values, vectors = np.linalg.eigh(self.covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         normal = np.random.default_rng(seed).normal(size=(pairs, len(values)))

@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
+from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
+from physim.measured import vllm_log
 from physim.measured.formats import FORMATS
 from physim.measured.stage_report import Server, rows
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# Limits that an engine has by default, which are said where nobody gave them.
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
+_OPTIONS = (*_LIMITS, "engine", "engine_version", "kv_blocks", "kv_cache_dtype")
 
 
 def read_report(
@@ -25,9 +33,15 @@ def read_report(
     gpu: str,
     output_tokens: float | None = None,
     experiment: str | None = None,
+    server_log: str | Path | None = None,
+    prompt_groups: int = 0,
+    prompts_per_group: int = 1,
     **server: Any,
 ) -> pd.DataFrame:
     """Reads a load generator's report into rows that `physim.fit` and `physim.evaluate` take.
+
+    Such a report does not say how the server was started. What neither its log nor an option says
+    is what the engine takes by default on the GPU, and the rows' ``note`` says so.
 
     Args:
         kind: One of `physim.measured.formats.FORMATS`.
@@ -37,15 +51,20 @@ def read_report(
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
             text again count too few.
         experiment: Name of the run; the report's if None.
-        **server: What else a report does not say: fields of
-            `physim.measured.stage_report.Server`, such as ``tp`` and ``max_num_seqs``.
+        server_log: What vLLM wrote when it started, for its version, limits and KV blocks.
+        prompt_groups: Groups of prompts that were sent again and again; 0 if all differed.
+        prompts_per_group: Different prompts of a group.
+        **server: How the server was started, which counts before its log: ``tp``,
+            ``prefix_caching``, and of the fields of `physim.Deployment` the engine, its version,
+            its limits, ``kv_blocks`` and ``kv_cache_dtype``.
 
     Returns:
         A row for each load stage, times in seconds and lengths in tokens; ``note`` says what was
         odd in the report, and what was made of it. Write it with ``to_csv(path, index=False)``.
 
     Raises:
-        InputError: The kind, model or GPU is unknown, or the report is none of this kind.
+        InputError: The kind, model or GPU is unknown, the report is none of this kind, or the
+            server could not have been started so.
     """
     import pandas as pd
 
@@ -53,7 +72,39 @@ def read_report(
         raise InputError("output", f"{output_tokens} is below 1 or no number", "correct it")
     if kind not in FORMATS:
         raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
-    load_model(model)
-    about = Server(experiment or Path(path).stem, model, load_hardware(gpu).key, **server)
+    asked = {} if server_log is None else dict(vllm_log.read(Path(server_log)))
+    asked |= {name: value for name, value in server.items() if value is not None}
+    prefix_caching = asked.pop("prefix_caching", True)
+    degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp") if name in asked}
+    for name in asked:
+        if name not in _OPTIONS:
+            options = ", ".join(["tp", "prefix_caching", *_OPTIONS])
+            raise InputError(f"option {name!r}", "is unknown", f"use one of {options}")
+    deployment = Deployment(Parallelism(**degrees), **asked)
+    hardware = load_hardware(gpu)
+    resolved = deployment.resolved(load_model(model), hardware)
+    limits = resolved.limits
+    about = Server(
+        experiment=experiment or Path(path).stem,
+        model=model,
+        hardware=hardware.key,
+        tp=deployment.parallelism.tp,
+        engine=deployment.engine,
+        engine_version=deployment.engine_version or resolved.profile.version,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        gpu_memory_utilization=resolved.memory.share,
+        kv_cache_dtype=deployment.kv_cache_dtype,
+        kv_blocks=deployment.kv_blocks,
+        prefix_caching=prefix_caching,
+        prompt_groups=prompt_groups,
+        prompts_per_group=prompts_per_group,
+    )
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
-    return pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))
+    found = pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))
+    assumed = [f"{name} {getattr(about, name)}" for name in _LIMITS if name not in asked]
+    if assumed:
+        told = f"{', '.join(assumed)} as {about.engine} {about.engine_version} takes by default"
+        found["note"] = [f"{note}; {told}" if note else told for note in found["note"]]
+    return found

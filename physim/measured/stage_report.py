@@ -25,10 +25,13 @@ class Server:
         model: Name or hub id of the model.
         hardware: Key of the GPU.
         tp: GPUs that share every layer.
+        engine: The engine,
+        engine_version: and its version; None for the newest that is known.
         max_num_seqs: Requests that run at once.
         max_num_batched_tokens: Tokens of a step.
         max_model_len: Longest context, tokens.
         gpu_memory_utilization: Share of the memory that the engine may use.
+        kv_cache_dtype: Number format of the KV cache.
         kv_blocks: KV blocks as the engine reported them; None to compute them.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 for prompts that are all
@@ -39,15 +42,18 @@ class Server:
     experiment: str
     model: str
     hardware: str
-    tp: int = 1
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 4096
-    gpu_memory_utilization: float = 0.9
-    kv_blocks: int | None = None
-    prefix_caching: bool = True
-    prompt_groups: int = 0
-    prompts_per_group: int = 1
+    tp: int
+    engine: str
+    engine_version: str | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    gpu_memory_utilization: float
+    kv_cache_dtype: str
+    kv_blocks: int | None
+    prefix_caching: bool
+    prompt_groups: int
+    prompts_per_group: int
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     """A prediction with what the fit knows of its uncertainty.
 
     The fit's distribution says how uncertain the corrections are, its scatter what models that it
-    has not seen err beyond that; where a case is outside the range of the measured runs the
-    scatter grows by the logarithm of how far.
+    has not seen err beyond that. The further a case is outside the range of the measured runs, the
+    more are the corrections as uncertain as before any fit (`Fit.beyond`).
 
     Args:
         case: What to predict.
@@ -47,25 +47,29 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     Raises:
         InputError: The method is unknown, or cannot predict the case.
     """
-    draws = [] if fit.covariance is None else fit.draws(_PAIRS)
-    members = [fit.corrections, *draws]
-    fluid, *others = predict_cases([case] * len(members), members, fit.name)
+    fluid, *others = _members(case, fit)
     prediction = fluid
     if method != "fluid":
         prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]
     beyond = _beyond(quantities(case, prediction), fit.ranges)
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
-    distance = sum(abs(log) for log, _ in beyond)
+    if fit.scatter and beyond:
+        fluid, *others = _members(case, fit.beyond(sum(abs(log) for log, _ in beyond)))
     intervals, least = {}, least_s(case)
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
         if value is None or metric not in fit.scatter:
             continue
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
-        scatter = fit.scatter[metric] * (1 + distance)
-        low, high = _width(ratios, scatter)
+        low, high = _width(ratios, fit.scatter[metric])
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)
+
+
+def _members(case: Case, fit: Fit) -> list[Prediction]:
+    """The fluid's prediction with a fit, and those with draws from its distribution."""
+    members = [fit.corrections, *fit.draws(_PAIRS)]
+    return predict_cases([case] * len(members), members, fit.name)
 
 
 def least_s(case: Case) -> dict[str, float]:
