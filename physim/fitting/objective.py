@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import jax
@@ -14,6 +15,7 @@ from physim.fitting.observations import NOISE, Stages, log_predicted
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.fitting.step_cycles import Cycles, log_cycles
 from physim.kept import kept
+from physim.prediction.arrays import row_of
 from physim.types import AnyArray
 
 # ITL and E2E of a stage are nearly one number, so each counts half.
@@ -98,9 +100,9 @@ class Problem:
     def loss(self, parameters: Vector) -> float:
         """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
         flat_corrections = flat(self.corrections(parameters))
-        values = _values(flat_corrections, self.stages, self.cycles)
-        found = self._deviations(np.asarray(values, float), np.zeros((len(values), 1)))
-        if not np.all(np.isfinite(np.asarray(values)[found.weights > 0])):
+        values = self._own(_values(flat_corrections, self._padded(), self.cycles))
+        found = self._deviations(values, np.zeros((len(values), 1)))
+        if not np.all(np.isfinite(values[found.weights > 0])):
             return np.inf
         bent, _ = found.bent()
         return float(bent @ bent + parameters @ parameters) / 2
@@ -108,8 +110,24 @@ class Problem:
     def deviations(self, parameters: Vector) -> Deviations:
         """Deviations and their slopes."""
         flat_corrections = flat(self.corrections(parameters))
-        values, slopes = _values_and_slopes(flat_corrections, self.stages, self.cycles)
-        return self._deviations(np.asarray(values, float), np.asarray(slopes, float) * self.widths)
+        found = _values_and_slopes(flat_corrections, self._padded(), self.cycles)
+        values, slopes = map(self._own, found)
+        return self._deviations(values, slopes * self.widths)
+
+    def _padded(self) -> Stages:
+        """The stages and the last of them again, so that few sizes are ever compiled."""
+        count = len(self.stages.observed)
+        unit = max(8, 2 ** (count.bit_length() - 3))
+        rows = np.arange(math.ceil(count / unit) * unit)
+        return row_of(self.stages, np.minimum(rows, count - 1))
+
+    def _own(self, found: AnyArray) -> np.ndarray:
+        """What was found of the stages, without those that `_padded` adds, and of the cycles."""
+        numbers = np.asarray(found, float)
+        cycles = 0 if self.cycles is None else len(self.cycles.observed)
+        return np.concatenate(
+            [numbers[: self.stages.observed.size], numbers[len(numbers) - cycles :]]
+        )
 
     def _deviations(self, predicted: Sizes, slopes: Slopes) -> Deviations:
         stages = self.stages

@@ -83,7 +83,7 @@ def stack(records: Sequence[Record]) -> Record:
     return jax.tree.unflatten(structures[0], [np.array(column, float) for column in columns])
 
 
-def row_of(records: Record, row: int | Sequence[int]) -> Record:
+def row_of(records: Record, row: int | Sequence[int] | np.ndarray) -> Record:
     """One of stacked records, or some of them."""
     picked: Record = jax.tree.map(lambda leaf: leaf[row], records)
     return picked
