@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,13 +28,17 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
+import physim
+
 jax.config.update("jax_enable_x64", True)
 
 # The first example of a test may compile.
 hypothesis.settings.register_profile("physim", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("physim")
 
-_hook = install_import_hook("physim", "typechecking.check")
+# Of commands typer looks at the types, which are not quite those that it passes.
+_CHECKED = [one.name for one in pkgutil.iter_modules(physim.__path__) if one.name != "cli"]
+_hook = install_import_hook([f"physim.{name}" for name in _CHECKED], "typechecking.check")
 
 
 def pytest_unconfigure() -> None:

@@ -51,12 +51,13 @@ app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if wanted:
         import physim
 
         typer.echo(f"physim {physim.__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

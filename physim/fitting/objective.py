@@ -117,7 +117,7 @@ class Problem:
     def _padded(self) -> Stages:
         """The stages and the last of them again, so that few sizes are ever compiled."""
         count = len(self.stages.observed)
-        unit = max(8, 2 ** (count.bit_length() - 3))
+        unit = max(16, 2 ** (count.bit_length() - 3))
         rows = np.arange(math.ceil(count / unit) * unit)
         return row_of(self.stages, np.minimum(rows, count - 1))
 
