@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands."""
+"""The README's Python runs as it stands, and the start page shows its output."""
 
 import re
 from pathlib import Path
@@ -13,3 +13,10 @@ def test_python_examples_run(monkeypatch, capsys):
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
     assert "<Prediction Qwen/Qwen3-8B on 1 x h100_sxm" in capsys.readouterr().out
+
+
+def test_the_start_page_shows_what_the_readme_shows():
+    shown = re.compile(r"```\n(Qwen/Qwen3-14B on 2 .*?)```", re.DOTALL)
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
+    readme, start = (shown.search(page)[1] for page in pages)
+    assert start == readme

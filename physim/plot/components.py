@@ -126,7 +126,8 @@ def draw_component(
             raise InputError("component", f"{case.server} has no {component}", "name another")
         if measured:
             axes.plot(sizes, times[0], "--", color="0.3", lw=1, label=_first("roofline", number))
-        axes.plot(sizes, times[1], color="0.6", lw=3, label=_first("nothing fitted", number))
+        if not np.allclose(times[1], times[2], rtol=1e-3):
+            axes.plot(sizes, times[1], color="0.6", lw=3, label=_first("nothing fitted", number))
         axes.plot(sizes, times[2], color=f"C{number}", label=", ".join(filter(None, ("fit", name))))
     axes.set(xscale="log", xlabel=sweep.label, ylabel="ms a step")
     if is_work:
