@@ -1,6 +1,7 @@
 """Capacity under objectives, deployments side by side, and what limits them."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -242,6 +243,12 @@ def test_elasticities_agree_with_differences(explained, part):
     slopes = (np.log(at(step)) - np.log(at(-step))) / (2 * step)
     found = list(explained.values[part].values())
     assert found == pytest.approx(slopes, rel=0.01, abs=2e-3)
+
+
+def test_what_was_explained_is_said(explained):
+    content = json.loads(json.dumps(explained.to_dict()))
+    assert content["load"]["rate"] == explained.case.demanded.rate
+    assert content["fit"] == explained.fit
 
 
 def test_elasticities_make_sense(explained):

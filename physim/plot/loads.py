@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Sizes = Float[np.ndarray, " loads"]
 _RATES = 24
 # How far above all else a picture ends, and where what has no end is drawn.
-_ROOM, _BEYOND = 4.0, 1e3
+_ROOM, _BEYOND = 2.0, 1e3
 # Requests from which on an engine is not idle.
 _BUSY = 0.05
 

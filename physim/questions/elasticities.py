@@ -45,11 +45,13 @@ class Elasticities:
         values: For each part, of `RATES` and then of `CORRECTIONS`, that of each of `METRICS`.
         metrics: The metrics themselves: seconds, and requests per second.
         case: What was asked about.
+        fit: Name of the fit.
     """
 
     values: Mapping[str, Mapping[str, float]]
     metrics: Mapping[str, float]
     case: Case
+    fit: str
 
     def notable(self) -> dict[str, Mapping[str, float]]:
         """The values of parts on which anything depends, by what the parts are in words."""
@@ -73,6 +75,8 @@ class Elasticities:
             "model": self.case.model.name,
             "gpu": self.case.gpu.key,
             "tp": self.case.deployment.parallelism.tp,
+            "load": dataclasses.asdict(self.case.demanded),
+            "fit": self.fit,
             "metrics": both(self.metrics),
             "elasticities": {name: both(row) for name, row in self.values.items()},
         }
@@ -103,8 +107,8 @@ def explain(
     load = case.demanded
     if not load.endless or load.stages:
         raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
-    corrections = load_fit(fit, case.gpu.key).corrections
-    numbers, names = flat(corrections), np.array(labels())
+    known = load_fit(fit, case.gpu.key)
+    numbers, names = flat(known.corrections), np.array(labels())
     system = row_of(CaseArrays.of([case]), 0)
     system = dataclasses.replace(system, ops=_lowered(case, case.gpu))
     directions = [(_tangent(case, name), np.zeros_like(numbers)) for name in RATES]
@@ -129,6 +133,7 @@ def explain(
         },
         {metric: float(np.exp(log)) for metric, log in zip(METRICS, logs, strict=True)},
         case,
+        known.name,
     )
 
 
