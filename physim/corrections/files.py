@@ -115,7 +115,7 @@ class Fit:
     def draws(self, pairs: int, seed: int = 0) -> list[Corrections]:
         """Corrections drawn from their distribution, in pairs that mirror each other.
 
-        None if nothing is known of their spread.
+        No draws if nothing is known of their spread.
 
         Args:
             pairs: How many pairs.

@@ -104,7 +104,8 @@ def read_report(
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     found = pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))
     assumed = [f"{name} {getattr(about, name)}" for name in _LIMITS if name not in asked]
-    if assumed:
+    # What is not in a log was not given to the server either.
+    if assumed and server_log is None:
         told = f"{', '.join(assumed)} as {about.engine} {about.engine_version} takes by default"
         found["note"] = [f"{note}; {told}" if note else told for note in found["note"]]
     return found

@@ -26,7 +26,7 @@ class Server:
         hardware: Key of the GPU.
         tp: GPUs that share every layer.
         engine: The engine,
-        engine_version: and its version; None for the newest that is known.
+        engine_version: and its version.
         max_num_seqs: Requests that run at once.
         max_num_batched_tokens: Tokens of a step.
         max_model_len: Longest context, tokens.
@@ -44,7 +44,7 @@ class Server:
     hardware: str
     tp: int
     engine: str
-    engine_version: str | None
+    engine_version: str
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int

@@ -102,7 +102,11 @@ def save(drawn: Axes | Sequence[Axes], path: Path) -> None:
         InputError: The name has another ending, or the file cannot be written.
     """
     check(path)
+    import matplotlib as mpl
+
     figure = (drawn[0] if isinstance(drawn, Sequence) else drawn).get_figure(root=True)
     assert figure is not None
-    with data.replacing(path) as temporary:
-        figure.savefig(temporary, dpi=150)
+    # The same picture is the same file: an SVG has a date otherwise, and names made by chance.
+    dated = {"Date": None} if path.suffix.lower() == ".svg" else {}
+    with data.replacing(path) as temporary, mpl.rc_context({"svg.hashsalt": "physim"}):
+        figure.savefig(temporary, dpi=150, metadata=dated)
