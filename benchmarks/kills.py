@@ -1,8 +1,9 @@
 """Kills commands (SIGKILL) at random moments: each output is whole or not there.
 
 Run with ``python benchmarks/kills.py``. Of each kind of output ten are killed, at moments spread
-over the time that such a command takes; what it was to write is then compared with what a command
-that was left alone wrote. It ends at the first that differs, or that leaves anything beside it.
+over the second half of the time that such a command takes; what it was to write is then compared
+with what a command that was left alone wrote. It ends at the first that differs, or that leaves
+anything beside it.
 """
 
 from __future__ import annotations
@@ -21,23 +22,14 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "bench_data" / "runs.csv"
 CASE = ["Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--input", "575", "--output", "248"]
 SMALL = ["--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-model-len", "1024"]
+FOLDS = ["--leave-out", "tp", "--methods", "zero-shot"]
 COMMANDS = {
     "picture": ["predict", *CASE, "--rate", "4", "--plot", "OUT.png"],
     "drawing": ["predict", *CASE, "--rate", "4", "--plot", "OUT.svg"],
     "report": ["report", *CASE, "--rate", "4", "--out", "OUT.html"],
     "evaluation": ["evaluate", "--data", str(RUNS), "--out", "OUT.json"],
     "fit": ["fit", "--data", str(RUNS), "--out", "OUT.json"],
-    "folds": [
-        "crossval",
-        "--data",
-        str(RUNS),
-        "--leave-out",
-        "tp",
-        "--methods",
-        "zero-shot",
-        "--csv",
-        "OUT.csv",
-    ],
+    "folds": ["crossval", "--data", str(RUNS), *FOLDS, "--csv", "OUT.csv"],
     "table": ["table", *CASE[:3], *SMALL, "--format", "csv", "--out", "OUT"],
 }
 

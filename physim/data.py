@@ -43,6 +43,21 @@ def modified_ns(path: Path) -> int:
         return 0
 
 
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Says in one line which file cannot be read.
+
+    Raises:
+        InputError: What runs within could not open or read the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            str(path), error.strerror or "cannot be read", "check the path and its permissions"
+        ) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
@@ -50,11 +65,8 @@ def read_json(path: Path) -> dict[str, Any]:
         InputError: The file cannot be read, is no JSON, or holds something else than an object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            str(path), error.strerror or "cannot be read", "check the path and its permissions"
-        ) from error
+        with reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(str(path), "is not UTF-8 text", "pass a JSON file") from error
     except json.JSONDecodeError as error:

@@ -7,6 +7,8 @@ import pytest
 
 import physim
 from physim import plot
+from physim.corrections.fields import Corrections
+from physim.corrections.files import Fit
 from physim.errors import InputError
 from physim.step.lowering import PART_NAMES
 from physim.tables.files import load
@@ -44,6 +46,13 @@ def test_every_component_can_be_drawn(component):
         assert np.all(measured > 0)
         if "roofline" in drawn:
             assert np.all(measured >= 0.999 * drawn["roofline"][1])
+
+
+def test_what_a_fit_moves_is_drawn_beside_it(tmp_path):
+    path = tmp_path / "mine.json"
+    Fit("mine", Corrections(lm_head=0.2)).write(path)
+    drawn = lines(plot.draw_component(MODEL, "lm_head", fit=path, gpu="h100_sxm"))
+    assert drawn["fit"][1] == pytest.approx(np.exp(0.2) * drawn["nothing fitted"][1], rel=1e-5)
 
 
 def test_a_component_that_is_not_there():

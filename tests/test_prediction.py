@@ -260,6 +260,19 @@ def test_a_fit_without_covariance_says_where_it_extrapolates(method, requests):
     assert prediction.intervals == {}
 
 
+def test_intervals_without_covariance_are_wider_where_they_extrapolate():
+    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, rate=6, **LOAD)
+    known = load_fit("vllm-h100")
+    assert known.covariance is None
+    near, far = (
+        predict_with_interval(case, dataclasses.replace(known, ranges=ranges))
+        for ranges in ({}, {"tp": (1.0, 1.0), "context": (900.0, 950.0)})
+    )
+    assert far.extrapolations == ("tp 2, more than the fitted runs' 1",)
+    for name, (low, high) in near.intervals.items():
+        assert far.intervals[name][0] < low < high < far.intervals[name][1]
+
+
 def test_the_front_door():
     assert set(physim.__all__) <= set(dir(physim))
     for name in physim.__all__:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -100,7 +101,7 @@ class Problem:
     def loss(self, parameters: Vector) -> float:
         """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
         flat_corrections = flat(self.corrections(parameters))
-        values = self._own(_values(flat_corrections, self._padded(), self.cycles))
+        values = self._own(_values(flat_corrections, self._padded, self.cycles))
         found = self._deviations(values, np.zeros((len(values), 1)))
         if not np.all(np.isfinite(values[found.weights > 0])):
             return np.inf
@@ -110,12 +111,16 @@ class Problem:
     def deviations(self, parameters: Vector) -> Deviations:
         """Deviations and their slopes."""
         flat_corrections = flat(self.corrections(parameters))
-        found = _values_and_slopes(flat_corrections, self._padded(), self.cycles)
+        found = _values_and_slopes(flat_corrections, self._padded, self.cycles)
         values, slopes = map(self._own, found)
         return self._deviations(values, slopes * self.widths)
 
+    @functools.cached_property
     def _padded(self) -> Stages:
-        """The stages and the last of them again, so that few sizes are ever compiled."""
+        """The stages and the last of them again, so that few sizes are ever compiled.
+
+        Of many at most a quarter more: a power of two would have a fit take twice as long.
+        """
         count = len(self.stages.observed)
         unit = max(16, 2 ** (count.bit_length() - 3))
         rows = np.arange(math.ceil(count / unit) * unit)

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from physim import data
 from physim.errors import InputError
+from physim.inputs.deployment import Deployment
 
 # Where each option stands (vLLM 0.8 to 0.15). Of several, the one that was logged last counts.
 _PLACES: tuple[tuple[str, Callable[[str], Any], str], ...] = (
@@ -29,7 +31,8 @@ _PLACES: tuple[tuple[str, Callable[[str], Any], str], ...] = (
 _STARTED = "Application startup complete"
 # What a server writes before it has started is some hundred lines.
 _MOST_LINES = 20_000
-_BLOCK_SIZE = 16
+# Of a server that was given none, and of a row of measured runs.
+_BLOCK_SIZE = Deployment.block_size
 
 
 def read(path: Path) -> Mapping[str, Any]:
@@ -46,19 +49,14 @@ def read(path: Path) -> Mapping[str, Any]:
         InputError: The file cannot be read, or holds no start of vLLM.
     """
     found: dict[str, Any] = {}
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in itertools.islice(lines, _MOST_LINES):
-                for name, read_value, pattern in _PLACES:
-                    match = re.search(pattern, line)
-                    if match:
-                        found[name] = read_value(match.group(1))
-                if _STARTED in line:
-                    break
-    except OSError as error:
-        raise InputError(
-            str(path), error.strerror or "cannot be read", "check the path and its permissions"
-        ) from error
+    with data.reading(path), path.open(encoding="utf-8", errors="replace") as lines:
+        for line in itertools.islice(lines, _MOST_LINES):
+            for name, read_value, pattern in _PLACES:
+                match = re.search(pattern, line)
+                if match:
+                    found[name] = read_value(match.group(1))
+            if _STARTED in line:
+                break
     if "engine_version" not in found:
         raise InputError(
             str(path), "says no version of vLLM", "pass the log of `vllm serve` from its start on"

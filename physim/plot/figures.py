@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -102,11 +102,25 @@ def save(drawn: Axes | Sequence[Axes], path: Path) -> None:
         InputError: The name has another ending, or the file cannot be written.
     """
     check(path)
+    with data.replacing(path) as temporary:
+        write_into(drawn, temporary, path.suffix.lower()[1:])
+
+
+def write_into(
+    drawn: Axes | Sequence[Axes], file: Path | IO[str], form: str, name: str = "physim"
+) -> None:
+    """Writes a picture, of which an SVG has no date, nor names made by chance.
+
+    Args:
+        drawn: Axes, or several of one figure.
+        file: Where to.
+        form: ``png`` or ``svg``.
+        name: What sets the names within an SVG apart from those of others on a page.
+    """
     import matplotlib as mpl
 
     figure = (drawn[0] if isinstance(drawn, Sequence) else drawn).get_figure(root=True)
     assert figure is not None
-    # The same picture is the same file: an SVG has a date otherwise, and names made by chance.
-    dated = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    with data.replacing(path) as temporary, mpl.rc_context({"svg.hashsalt": "physim"}):
-        figure.savefig(temporary, dpi=150, metadata=dated)
+    undated = {"Date": None} if form == "svg" else {}
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(file, format=form, dpi=150, metadata=undated)

@@ -16,6 +16,7 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.metrics import METRICS
+from physim.plot.figures import write_into
 from physim.plot.loads import draw_load
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
 from physim.prediction.commands import bench_command, serve_command
@@ -132,15 +133,8 @@ def _commands(case: Case) -> Iterator[str]:
 
 def _picture(name: str, drawn: Axes | Sequence[Axes]) -> str:
     """A picture within the page, which scrolls where the screen is narrow."""
-    import matplotlib as mpl
-
-    axes = drawn[0] if isinstance(drawn, Sequence) else drawn
-    figure = axes.get_figure(root=True)
-    assert figure is not None
     file = io.StringIO()
-    # Names within it that no other picture has.
-    with mpl.rc_context({"svg.hashsalt": name}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    write_into(drawn, file, "svg", name)
     content = file.getvalue()
     label = f'<svg role="img" aria-label="{html.escape(name)}" '
     return f'<div class="wide">{content[content.index("<svg") :].replace("<svg ", label, 1)}</div>'
