@@ -89,6 +89,102 @@ def cached_attention(
     return 4 * pairs * heads * dim, 2 * cached * kv_heads * dim * kv_bytes
 
 
+def latent_decode(
+    requests: Number,
+    context: Number,
+    heads: Number,
+    latent: Number,
+    rope: Number,
+    token_bytes: Number,
+) -> Work:
+    """Latent attention of one query token of each request, in the space of the latent vectors.
+
+    Every head reads the same vectors, which are keys, with their rotated part, and values.
+
+    Args:
+        requests: Requests.
+        context: Tokens that each attends to.
+        heads: Query heads.
+        latent: Width of a latent vector.
+        rope: Width of its rotated part.
+        token_bytes: Bytes of the cache for each token.
+    """
+    flops = 2 * requests * context * heads * (2 * latent + rope)
+    moved = requests * (context * token_bytes + heads * (2 * latent + rope) * BYTES_16_BIT)
+    return flops, moved
+
+
+def latent_prefill(
+    requests: Number,
+    pairs: Number,
+    tokens: Number,
+    heads: Number,
+    latent: Number,
+    keys: Number,
+    values: Number,
+) -> Work:
+    """Latent attention of prompts: latent vectors are multiplied up to keys and values of heads.
+
+    Args:
+        requests: Prompts.
+        pairs: Tokens that each of a prompt's tokens attends to, summed (`causal_pairs`).
+        tokens: Tokens of each prompt.
+        heads: Query heads.
+        latent: Width of a latent vector.
+        keys: Width of a head's queries and keys, the rotated part included.
+        values: Width of its values.
+    """
+    up = 2 * tokens * heads * latent * (keys + values)
+    flops = requests * (2 * pairs * heads * (keys + values) + up)
+    moved = requests * tokens * heads * 2 * (keys + values) * BYTES_16_BIT
+    return flops, moved
+
+
+def scoring(pairs: Number, keys: Number, heads: Number, dim: Number) -> Work:
+    """Scores of an indexer's queries with keys, each kept in 8 bit with a 32-bit scale.
+
+    Args:
+        pairs: Queries' tokens times the keys that each sees, summed.
+        keys: Keys that are read.
+        heads: Its query heads.
+        dim: Their width.
+    """
+    return 2 * pairs * heads * dim, keys * (dim + 4.0)
+
+
+def state_update(requests: Number, heads: Number, key_dim: Number, value_dim: Number) -> Work:
+    """One token of each request through a recurrent state: 32-bit matrices read and written.
+
+    Each head's matrix decays, is multiplied by the key, takes in an outer product, and is
+    multiplied by the query: four multiply-adds of each number.
+    """
+    numbers = requests * heads * key_dim * value_dim
+    vectors = requests * heads * 2 * (key_dim + value_dim) * BYTES_16_BIT
+    return 8 * numbers, 2 * 4.0 * numbers + vectors
+
+
+def state_scan(
+    requests: Number, tokens: Number, heads: Number, key_dim: Number, value_dim: Number
+) -> Work:
+    """Prompts through a recurrent state, a chunk of 64 tokens at a time.
+
+    Within a chunk tokens attend to one another; between chunks the state is read and written. The
+    matrices stay on the chip, and every token's vectors are read and written once.
+    """
+    chunk = np.minimum(tokens, 64.0)
+    inside = 2 * chunk * (key_dim + value_dim)
+    between = 4 * key_dim * value_dim
+    flops = requests * tokens * heads * (inside + between)
+    state = 4.0 * heads * key_dim * value_dim
+    vectors = tokens * heads * 2 * (key_dim + value_dim) * BYTES_16_BIT
+    return flops, requests * (state + vectors)
+
+
+def plus(one: Work, other: Work) -> Work:
+    """Two operations one after the other."""
+    return one[0] + other[0], one[1] + other[1]
+
+
 def active_experts(tokens: Number, experts: Number, per_token: Number) -> Number:
     """Expected number of experts that at least one of ``tokens`` tokens visits.
 
@@ -120,11 +216,15 @@ def experts(
     count: Number,
     per_token: Number,
     weight_bytes: Number,
+    matrices: Number = 3,
 ) -> Work:
-    """Gate, up and down projections of the routed experts, of width ``width`` on this GPU."""
-    flops = 6 * tokens * per_token * hidden * width
+    """Gate, up and down projections of the routed experts, of width ``width`` on this GPU.
+
+    Without a gate there are two ``matrices``.
+    """
+    flops = 2 * matrices * tokens * per_token * hidden * width
     visited = active_experts(tokens, count, per_token)
-    moved = 3 * visited * hidden * width * weight_bytes + 2 * BYTES_16_BIT * tokens * hidden
+    moved = matrices * visited * hidden * width * weight_bytes + 2 * BYTES_16_BIT * tokens * hidden
     return flops, moved
 
 

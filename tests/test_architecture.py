@@ -5,7 +5,7 @@ import pytest
 
 from physim import data
 from physim.errors import InputError
-from physim.inputs.architecture import read_architecture
+from physim.inputs.families import read_architecture
 from physim.inputs.model_lookup import load_model, shipped_models
 
 LLAMA = {
@@ -60,12 +60,12 @@ def test_parameters_by_hand():
     mlp = 3 * 64 * 128
     norms = 2 * 64
     assert arch.parameters == 2 * (attention + mlp + norms) + 64 + 2 * 1000 * 64
-    assert arch.kv_elements_per_token(tp=1) == 2 * 2 * 2 * 16
+    assert arch.kv_bytes_per_token(1, 1.0) == 2 * 2 * 2 * 16
 
 
 def test_kv_heads_are_replicated_when_tp_exceeds_them():
     arch = read_architecture(LLAMA, "config.json")
-    assert arch.kv_elements_per_token(tp=4) == arch.kv_elements_per_token(tp=2)
+    assert arch.kv_bytes_per_token(4, 1.0) == arch.kv_bytes_per_token(2, 1.0)
 
 
 def test_head_dim_of_its_own():
@@ -88,16 +88,8 @@ def test_llama4_interleaves_dense_and_expert_layers():
     assert arch.experts.shared_intermediate_size == 8192
 
 
-def test_every_shipped_model_loads_or_is_refused_by_name():
-    refused = []
-    for model in shipped_models():
-        try:
-            load_model(model)
-        except InputError as error:
-            refused.append((model, str(error)))
-    assert [model for model, _ in refused] == ["deepseek-ai/DeepSeek-V2-Lite"]
-    assert "MLA" in refused[0][1]
-    assert len(shipped_models()) >= 14
+def test_every_shipped_model_loads():
+    assert len([load_model(model) for model in shipped_models()]) >= 50
 
 
 # Figures of config.json, and weights in all as the model cards and checkpoints have them, billions.
@@ -223,7 +215,7 @@ LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1}
         ({"num_key_value_heads": 3}, "3 does not divide num_attention_heads 4"),
         ({"hidden_size": 66}, "4 does not divide hidden_size 66"),
         ({"kv_lora_rank": 512}, "MLA"),
-        ({"torch_dtype": "float32"}, "'float32' is not modelled"),
+        ({"torch_dtype": "int4"}, "'int4' is not modelled"),
         ({"num_hidden_layers": 2**31}, "num_hidden_layers: 2147483648 are more than any model has"),
         ({"layer_types": ["full_attention"]}, "layer_types: names 1 layers, and num_hidden_layers"),
         ({"layer_types": "full_attention"}, "layer_types: is not a list"),
@@ -284,7 +276,7 @@ def test_full_and_sliding_layers_are_two_groups():
     # Only what they look back sets them apart.
     alike = read_architecture({**LLAMA, "num_hidden_layers": 4}, "c")
     assert arch.parameters == alike.parameters
-    assert arch.kv_elements_per_token(2) == alike.kv_elements_per_token(2)
+    assert arch.kv_bytes_per_token(2, 1.0) == alike.kv_bytes_per_token(2, 1.0)
 
 
 def test_a_sliding_window_that_is_missing_or_switched_off():
@@ -298,14 +290,13 @@ def test_a_sliding_window_that_is_missing_or_switched_off():
             read_architecture({**mixed, **change}, "c")
 
 
-@pytest.mark.parametrize(
-    "model", [name for name in shipped_models() if name != "deepseek-ai/DeepSeek-V2-Lite"]
-)
-def test_a_shipped_model_has_one_group(model):
+@pytest.mark.parametrize("model", shipped_models())
+def test_layers_are_counted_once(model):
     arch = load_model(model)
-    (group,) = arch.groups
-    assert group.layers == arch.layers == arch.dense_layers + arch.expert_layers
-    assert (group.experts is None) == (arch.expert_layers == 0)
+    assert sum(group.layers for group in arch.groups) == arch.layers
+    assert arch.layers == arch.dense_layers + arch.expert_layers
+    assert len(set(arch.groups)) == len(arch.groups)
+    assert 0 < sum(arch.attention_layers.values()) <= arch.layers
 
 
 def test_dense_layers_of_qwen3_moe():

@@ -106,7 +106,10 @@ def test_nearest_shape():
 
 
 def test_every_shipped_table_is_complete_and_plausible():
-    assert measured_gpus() == ("a100_sxm", "h100_sxm", "h200_sxm", "l40s")
+    assert measured_gpus() == (
+        *("a100_sxm", "b200_sxm", "b300_sxm", "gb200", "gb300", "h100_sxm", "h200_sxm", "l40s"),
+        "rtx_pro_6000_server",
+    )
     for gpu in measured_gpus():
         assert {"gemm_bfloat16", "decode_attention", "prefill_attention", "all_reduce"} <= set(
             tables(gpu)

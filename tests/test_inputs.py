@@ -10,10 +10,10 @@ import pytest
 import physim
 from physim import data
 from physim.errors import InputError
-from physim.inputs.deployment import Deployment, weight_bytes_per_gpu
+from physim.inputs.deployment import Deployment
 from physim.inputs.engine import load_engine, shipped_engines
 from physim.inputs.hardware import load_hardware, shipped_gpus
-from physim.inputs.model_lookup import load_model, shipped_models
+from physim.inputs.model_lookup import config_path, load_model, shipped_models
 from physim.inputs.parallelism import Parallelism
 from physim.prediction.commands import bench_command, serve_command
 
@@ -32,8 +32,8 @@ def test_quantisation_in_a_file_beside_the_configuration(tmp_path):
     shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
-    formats = load_model(tmp_path).formats
-    assert (formats.mlp.name, formats.kv_cache_dtype) == ("fp8", "fp8")
+    model = load_model(tmp_path)
+    assert (model.weight_format.name, model.kv_cache_dtype) == ("fp8", "fp8")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_common_names_of_gpus(name, key):
     assert load_hardware(name).key == key
 
 
-@pytest.mark.parametrize("name", ["h100_pcie", "H100 NVL", "a100-40gb", "l40", ""])
+@pytest.mark.parametrize("name", ["H100 CNX", "a100-20gb", "t4", ""])
 def test_other_gpus_are_not_taken_for_shipped_ones(name):
     with pytest.raises(InputError, match="is unknown"):
         load_hardware(name)
@@ -170,18 +170,19 @@ def test_no_two_gpus_share_a_name():
 
 
 def test_an_unknown_gpu_names_the_known_ones():
-    with pytest.raises(InputError, match="use one of a100_sxm, b200_sxm, h100_sxm"):
+    with pytest.raises(InputError, match="use one of a10, a100_pcie, a100_sxm"):
         load_hardware("v100")
 
 
 def test_weights_on_a_gpu_by_hand():
     llama = load_model("meta-llama/Llama-2-70b-hf")
-    assert weight_bytes_per_gpu(llama, 4) == pytest.approx(2 * llama.parameters / 4)
+    # Norms, and the cosines and sines of 4,096 positions, are on every GPU.
+    norms = 2 * 80 * 8192 + 8192
+    shared, whole = llama.parameters - norms, norms + 4096 * 128
+    assert llama.weight_bytes(4) == pytest.approx(2 * (shared / 4 + whole))
     # 16 GPUs and 8 KV heads: each pair of GPUs holds the same key and value weights.
     replicated = 2 * 80 * 8192 * 8 * 128
-    assert weight_bytes_per_gpu(llama, 16) == pytest.approx(
-        2 * (llama.parameters + replicated) / 16
-    )
+    assert llama.weight_bytes(16) == pytest.approx(2 * ((shared + replicated) / 16 + whole))
 
 
 def test_kv_blocks_are_those_that_servers_reported(ground_truth):
@@ -201,24 +202,83 @@ def test_kv_blocks_are_those_that_servers_reported(ground_truth):
         assert blocks == pytest.approx(run.kv_blocks, rel=0.02)
 
 
-def test_kv_cache_of_a_newer_engine_is_what_it_reported(ground_truth):
+# Checkpoints of kv_capacity.csv by the shipped models that they are sized like.
+SIZED_LIKE = {
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": (
+        "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
+        None,
+    ),
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": ("deepseek-ai/DeepSeek-V2-Lite", ()),
+    "ibm-granite/granite-3.1-8b-instruct": ("ibm-granite/granite-3.3-8b-instruct", ()),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": ("mistralai/Mixtral-8x7B-v0.1", None),
+    "RedHatAI/Llama-3.3-70B-Instruct-fp8-dynamic": (
+        "meta-llama/Llama-3.3-70B-Instruct",
+        {"quant_method": "fp8", "ignored_layers": ["lm_head"]},
+    ),
+    **{
+        checkpoint: (base, "w8a8")
+        for checkpoint, base in (
+            ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", "Llama-3.1-8B-Instruct"),
+            ("redhatai/Llama-3.3-70B-Instruct-quantized.w8a8", "Llama-3.3-70B-Instruct"),
+            ("RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a8", "Qwen2.5-7B-Instruct"),
+        )
+    },
+}
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int"},
+            "input_activations": {"num_bits": 8, "type": "int"},
+        }
+    },
+    "ignore": ["lm_head"],
+}
+
+
+def sized_like(checkpoint, folder):
+    """The model of a checkpoint: a shipped one, or one that differs in its format."""
+    base, quantization = SIZED_LIKE.get(checkpoint, (checkpoint, ()))
+    if quantization == ():
+        return load_model(base)
+    config = json.loads(config_path(base).read_text())
+    config["quantization_config"] = W8A8 if quantization == "w8a8" else quantization
+    path = folder / f"{checkpoint.replace('/', '--')}.json"
+    path.write_text(json.dumps(config))
+    return load_model(path)
+
+
+def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
+    import numpy as np
     import pandas as pd
 
     runs = pd.read_csv(ground_truth / "kv_capacity.csv")
-    runs = runs[runs["model"].isin(shipped_models()) & (runs["kv_cache_dtype"] == "auto")]
-    runs = runs[(runs["pp"] == 1) & runs["dtype"].isin(["auto", "bfloat16"])]
-    assert len(runs) >= 8
+    known = {name.lower() for name in shipped_models()} | {one.lower() for one in SIZED_LIKE}
+    runs = runs[runs["model"].str.lower().isin(known) & (runs["pp"] == 1)]
+    runs = runs[runs["dtype"] != "float32"]
+    assert len(runs) >= 30
+    errors, weights = [], []
     for run in runs.itertuples():
         deployment = Deployment(
             Parallelism(run.tp),
             engine_version=run.vllm_version,
             gpu_memory_utilization=run.gpu_mem_util,
             max_model_len=run.max_model_len,
+            kv_cache_dtype="fp8" if run.kv_cache_dtype == "fp8" else "auto",
         )
-        limits = deployment.resolved(load_model(run.model), H100).limits
-        # Within 0.8 GiB of the cache.
-        room = 0.8 / run.kv_cache_memory_gib
-        assert limits.kv_tokens == pytest.approx(run.kv_cache_tokens, rel=room), run.model
+        resolved = deployment.resolved(sized_like(run.model, tmp_path), H100)
+        tokens = resolved.limits.reported_blocks * resolved.limits.block_size
+        errors.append(tokens / run.kv_cache_tokens - 1)
+        weights.append(resolved.memory.weights / 2**30 / run.weight_memory_gib - 1)
+        # A cache of a few GiB takes what is wrong of the rest.
+        assert abs(errors[-1]) < max(0.05, 0.4 / run.kv_cache_memory_gib), run.model
+    assert np.mean(np.abs(errors)) < 0.02
+    # gpt-oss apart, whose kernels pad more than is known; latent attention keeps copies of two
+    # matrices.
+    assert np.median(np.abs(weights)) < 0.001
+    assert np.quantile(np.abs(weights), 0.85) < 0.01
+    assert np.max(np.abs(weights)) < 0.025
 
 
 def test_versions_between_profiles_take_the_one_before_and_say_so():
@@ -338,17 +398,20 @@ def test_a_chunk_bounds_the_context():
     scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
     resolved = Deployment(Parallelism(2), max_num_seqs=128).resolved(scout, H100)
     assert resolved.limits.max_model_len == 8192
-    with pytest.raises(InputError, match="attention chunk of 8192"):
-        Deployment(Parallelism(2), max_model_len=10000).resolved(scout, H100)
+    # Of a longer context three of four layers keep a chunk.
+    longer = Deployment(Parallelism(2), max_model_len=20000).resolved(scout, H100).limits
+    assert longer.window_share == 3
+    assert longer.window == 8192
+    assert longer.fixed_blocks(20000) == 3 * (8192 + 16) // 16
 
 
 def test_an_engine_that_would_not_start_says_what_fits():
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 1, "input_tokens": 500, "output_tokens": 100}
-    with pytest.raises(InputError, match="vllm would not start; use at most 9680") as caught:
+    with pytest.raises(InputError, match="vllm would not start; use at most 9472") as caught:
         physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", **options)
     assert str(caught.value).startswith("max_model_len: 131072 tokens do not fit in the KV cache")
-    case = physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", max_model_len=9680, **options)
-    assert case.deployment.limits.kv_tokens == 9680
+    case = physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", max_model_len=9472, **options)
+    assert case.deployment.limits.kv_tokens == 9472
 
 
 def test_what_memory_is_for_adds_up():

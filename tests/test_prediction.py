@@ -139,7 +139,7 @@ def test_a_gpu_that_is_better_in_every_figure_is_never_slower():
 
 
 def test_stand_in_kernels_are_said():
-    assert "efficiencies of h100_sxm" in qwen(gpu="b200_sxm").assumptions[0]
+    assert "efficiencies of h100_sxm" in qwen(gpu="mi300x").assumptions[0]
 
 
 @pytest.mark.parametrize("mixed", ["weighted-average", "smooth-weighted"])

@@ -2,7 +2,7 @@ import pytest
 
 from physim.errors import InputError
 from physim.inputs.model_lookup import load_model
-from physim.inputs.quantization import read_formats
+from physim.inputs.quantization import Quantization
 
 
 def quantized(**fields):
@@ -29,10 +29,24 @@ def compressed(bits, kind, activations=None, **weights):
         (quantized(quant_method="awq", w_bit=4, q_group_size=64), "int4", 0.5390625),
         (compressed(8, "float", {"num_bits": 8}), "fp8", 1.0),
         (compressed(4, "int", group_size=128), "int4", 0.51953125),
+        (compressed(4, "int", {"num_bits": 8}, group_size=128), "int4_fp8", 0.51953125),
+        (compressed(8, "int", {"num_bits": 8}), "int8", 1.0),
+        (compressed(8, "int"), "int8_w8a16", 1.0),
+        (compressed(4, "float", {"num_bits": 4}, group_size=16), "nvfp4", 0.5625),
+        (compressed(4, "float", group_size=16), "nvfp4_w4a16", 0.5625),
+        (compressed(4, "float", group_size=32), "mxfp4", 0.53125),
+        (compressed(8, "float", strategy="block"), "fp8_block", 1.000244140625),
+        (quantized(quant_method="modelopt", quant_algo="NVFP4"), "nvfp4", 0.5625),
+        (quantized(quant_method="modelopt", quant_algo="W4A8_AWQ"), "int4_fp8", 0.51953125),
+        (quantized(quant_method="modelopt", quant_algo="MXFP8"), "mxfp8", 1.03125),
+        (quantized(quant_method="fbgemm_fp8"), "fp8", 1.0),
+        (quantized(quant_method="mxfp4"), "mxfp4", 0.53125),
+        (quantized(quant_method="gptq_marlin", bits=8), "int8_w8a16", 1.0),
+        ({"torch_dtype": "float32"}, "bfloat16", 2.0),
     ],
 )
 def test_formats(config, name, bytes_per_weight):
-    form = read_formats(config, 4, "config.json").mlp
+    form = Quantization(config, 4, "config.json").form("mlp", 0)
     assert (form.name, form.bytes_per_weight) == (name, bytes_per_weight)
 
 
@@ -41,10 +55,15 @@ def test_formats(config, name, bytes_per_weight):
     [
         (quantized(quant_method="bitsandbytes"), "'bitsandbytes' is not modelled"),
         (quantized(quant_method="gptq", bits=3), "gptq with 3 bits"),
-        (quantized(quant_method="modelopt", quant_algo="NVFP4"), "(NVFP4) is not modelled"),
-        (compressed(8, "int", {"num_bits": 8}), "8-bit int weights"),
-        (quantized(quant_method="compressed-tensors", config_groups={}), "0 weight schemes"),
-        (quantized(quant_method="compressed-tensors", config_groups=[1]), "0 weight schemes"),
+        (quantized(quant_method="modelopt", quant_algo="FP3"), "'FP3' is not modelled"),
+        (quantized(quant_method="modelopt", quant_algo="MIXED_PRECISION"), "quantized_layers"),
+        (compressed(2, "int"), "2-bit int weights"),
+        (quantized(quant_method="compressed-tensors", config_groups={}), "has no weight scheme"),
+        (quantized(quant_method="compressed-tensors", config_groups=[1]), "has no weight scheme"),
+        (
+            quantized(quant_method="compressed-tensors", config_groups={"a": {"targets": []}}),
+            "has a group without weights",
+        ),
         (quantized(quant_method="gptq", bits=4, group_size="x"), "'x' is not a group size"),
         (quantized(quant_method="gptq", bits=4, group_size=0), "0 is not a group size"),
         (
@@ -56,14 +75,15 @@ def test_formats(config, name, bytes_per_weight):
 )
 def test_unknown_quantisation_is_refused(config, complaint):
     with pytest.raises(InputError, match=r"config\.json: quantization_config") as caught:
-        read_formats(config, 4, "config.json")
+        Quantization(config, 4, "config.json")
     assert complaint in str(caught.value)
 
 
 def test_ignored_modules_stay_16_bit():
-    scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic").formats
-    assert scout.attention.name == "bfloat16"
-    assert scout.mlp.name == scout.experts.name == "fp8"
+    scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
+    for group in scout.groups:
+        assert group.form("qkv").name == "bfloat16"
+        assert group.form("mlp").name == group.experts.form.name == "fp8"
     assert scout.kv_cache_dtype == "bfloat16"
 
 
@@ -73,44 +93,79 @@ ALL = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(4)]
 @pytest.mark.parametrize(
     ("field", "names", "sixteen_bit"),
     [
-        ("ignored_layers", ALL, {"attention"}),
+        ("ignored_layers", ALL, {"qkv"}),
         ("modules_to_not_convert", ["lm_head", "model.layers.3.input_layernorm"], set()),
-        ("modules_to_not_convert", ["self_attn"], {"attention"}),
+        ("modules_to_not_convert", ["self_attn"], {"qkv"}),
         ("modules_to_not_convert", ["model.layers.1.mlp.gate", "mlp.gate", "q_norm"], set()),
         ("modules_to_not_convert", ["gate_proj"], {"mlp", "experts"}),
-        ("ignore", [f"language_model.{name}" for name in ALL], {"attention"}),
-        ("ignore", ["re:.*lm_head", "re:.*self_attn.*", "re:.*router"], {"attention"}),
+        ("ignore", [f"language_model.{name}" for name in ALL], {"qkv"}),
+        ("ignore", ["re:.*lm_head", "re:.*self_attn.*", "re:.*router"], {"qkv"}),
         ("ignore", [r"re:model\.layers\.\d+\.mlp\.(gate|up|down)_proj"], {"mlp"}),
-        ("exclude_modules", ["*self_attn*", "lm_head"], {"attention"}),
+        ("exclude_modules", ["*self_attn*", "lm_head"], {"qkv"}),
         ("exclude_modules", ["model.layers.*.mlp.experts.*"], {"experts"}),
     ],
 )
 def test_what_stays_in_16_bit(field, names, sixteen_bit):
-    found = read_formats(quantized(quant_method="fp8", **{field: names}), 4, "c")
-    kinds = ("attention", "mlp", "experts")
-    assert {kind for kind in kinds if getattr(found, kind).name == "bfloat16"} == sixteen_bit
+    found = Quantization(quantized(quant_method="fp8", **{field: names}), 4, "c")
+    for layer in range(4):
+        forms = {kind: found.form(kind, layer).name for kind in ("qkv", "mlp", "experts")}
+        assert {kind for kind, name in forms.items() if name == "bfloat16"} == sixteen_bit
 
 
 @pytest.mark.parametrize(
-    ("names", "complaint"),
+    ("names", "role", "sixteen_bit"),
     [
-        (["model.layers.2.self_attn.q_proj"], "leaves the attention of 1 of 4 layers in 16 bit"),
-        (ALL[:3], "of 3 of 4 layers in 16 bit, such as layer 0"),
-        (["model.layers.3.mlp"], "leaves the MLP of 1 of 4 layers in 16 bit, such as layer 3"),
-        ([r"re:model\.layers\.[0-1]\.self_attn"], "leaves the attention of 1 of 4 layers"),
-        (["model.layers.0*"], "leaves the attention of 1 of 4"),
-        (["re:("], "'re:(' is not a regular expression"),
+        (["model.layers.2.self_attn.q_proj"], "qkv", {2}),
+        (ALL[:3], "qkv", {0, 1, 2}),
+        (["model.layers.3.mlp"], "mlp", {3}),
+        ([r"re:model\.layers\.[0-1]\.self_attn"], "qkv", {0, 1}),
+        ([r"re:.*layers\.[12]\.mlp"], "mlp", {1, 2}),
+        (["model.layers.0*"], "qkv", {0}),
+        (["model.layers.*.self_attn"], "attention_output", {0, 1, 2, 3}),
+        (["backbone.layers.1.mixer.in_proj"], "linear_in", {1}),
+        (["model.language_model.layers.1.linear_attn*"], "linear_in", {1}),
+        (["language_model.model.layers.3.mlp.shared_experts*"], "shared_experts", {3}),
     ],
 )
-def test_layers_that_differ_are_refused(names, complaint):
-    with pytest.raises(InputError, match=r"^c: quantization_config") as caught:
-        read_formats(quantized(quant_method="fp8", ignore=names), 4, "c")
-    assert complaint in str(caught.value)
+def test_layers_may_differ(names, role, sixteen_bit):
+    found = Quantization(quantized(quant_method="fp8", ignore=names), 4, "c")
+    plain = {layer for layer in range(4) if found.form(role, layer).name == "bfloat16"}
+    assert plain == sixteen_bit
+
+
+def test_a_pattern_that_is_none_is_refused():
+    found = Quantization(quantized(quant_method="fp8", ignore=["re:("]), 4, "c")
+    with pytest.raises(InputError, match=r"'re:\(' is not a regular expression"):
+        found.form("mlp", 0)
+
+
+def test_formats_by_name_of_layer():
+    config = quantized(
+        quant_method="modelopt",
+        quant_algo="MIXED_PRECISION",
+        quantized_layers={
+            "model.language_model.layers.0.mlp.gate_proj": {"quant_algo": "FP8"},
+            "model.layers.1.mlp.experts": {"quant_algo": "NVFP4", "group_size": 16},
+        },
+    )
+    found = Quantization(config, 2, "c")
+    assert found.form("mlp", 0).name == "fp8"
+    assert found.form("mlp", 1).name == "bfloat16"
+    assert found.form("experts", 1).name == "nvfp4"
+
+
+def test_groups_by_their_targets():
+    scheme = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["re:.*self_attn.*"]}
+    rest = {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "targets": ["Linear"]}
+    config = quantized(quant_method="compressed-tensors", config_groups={"a": scheme, "b": rest})
+    found = Quantization(config, 2, "c")
+    assert found.form("qkv", 1).name == "fp8"
+    assert found.form("experts", 1).name == "int4"
 
 
 def test_reading_leaves_the_configuration_alone():
     config = quantized(quant_method="fp8", ignore=["lm_head"], modules_to_not_convert=["router"])
-    read_formats(config, 4, "c")
+    Quantization(config, 4, "c").form("mlp", 0)
     assert config["quantization_config"]["ignore"] == ["lm_head"]
 
 
@@ -119,7 +174,8 @@ def test_reading_leaves_the_configuration_alone():
     [
         {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
     ],
 )
 def test_fp8_cache(fields):
-    assert read_formats(quantized(**fields), 4, "c").kv_cache_dtype == "fp8"
+    assert Quantization(quantized(**fields), 4, "c").kv_cache_dtype == "fp8"

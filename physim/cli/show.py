@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from physim.cli.console import stdout, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import ShownFit
-from physim.errors import InputError
 
 if TYPE_CHECKING:
     from physim.corrections.files import Fit
@@ -19,54 +18,50 @@ app = typer.Typer(no_args_is_help=True, help="List the models, GPUs, engines and
 
 
 @app.command()
-def models(as_json: AsJson = False) -> None:
-    """List the shipped models with their size, and those that are refused with the reason.
+def models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="Models, as predict takes them; all that ship if none."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what models are: their size, attention, experts, formats and KV cache.
 
     For example:
 
     physim show models
+
+    A model that is named is said more of, whether it ships or not.
     """
     from physim.inputs.model_lookup import load_model, shipped_models
+    from physim.inputs.model_summary import summary_of
 
-    found: list[dict[str, Any]] = []
-    refused = []
-    for name in shipped_models():
-        try:
-            model = load_model(name)
-        except InputError as error:
-            refused.append({"model": name, "reason": error.what})
-            continue
-        formats = model.formats
-        found.append(
-            {
-                "model": name,
-                "parameters": model.parameters,
-                "active_parameters": model.active_parameters,
-                "layers": model.layers,
-                "heads": model.attention.heads,
-                "kv_heads": model.attention.kv_heads,
-                "weights": (formats.experts if model.experts else formats.mlp).name,
-            }
-        )
+    found = [summary_of(name, load_model(name)) for name in names or shipped_models()]
     if as_json:
-        print_json({"models": found, "refused": refused})
+        print_json({"models": [dataclasses.asdict(one) for one in found]})
+        return
+    console = stdout()
+    if names:
+        for one in found:
+            console.print(one.model)
+            for label, words in one.lines().items():
+                console.print(f"  {label:<18}{words}")
         return
     rows = [
         (
-            one["model"],
-            f"{one['parameters'] / 1e9:.2f}",
-            f"{one['active_parameters'] / 1e9:.2f}",
-            str(one["layers"]),
-            f"{one['heads']}/{one['kv_heads']}",
-            one["weights"],
+            one.model,
+            f"{one.parameters / 1e9:.2f}",
+            f"{one.active_parameters / 1e9:.2f}",
+            one.kinds,
+            f"{one.experts_per_token} of {one.experts}" if one.experts else "-",
+            one.weights[0],
         )
         for one in found
     ]
-    columns = ("model", "parameters B", "active B", "layers", "heads/KV", "weights")
-    console = stdout()
+    columns = ("model", "B", "active B", "attention", "experts", "weights")
     console.print(table_of(columns, rows))
-    for one in refused:
-        console.print(f"{one['model']}: refused, {one['reason']}", style="dim")
 
 
 @app.command()

@@ -18,14 +18,18 @@ _SHARPNESS, _STARTS_EXPONENT = 20.0, 0.7
 def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
     """KV blocks of a request that has an age, apart from its cached prefix.
 
-    The last block is half full.
+    The last block is half full. Of layers with a window a request holds no more than that, and of
+    those with a state as much at any age.
 
     Args:
         limits: The engine's limits.
         demand: The load.
         age: Tokens that the request has generated.
     """
-    return (demand.input_tokens - demand.cached_tokens + age) / limits.block_size + 0.5
+    tokens = demand.input_tokens - demand.cached_tokens + age
+    seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
+    held = limits.window_share * seen + limits.state_blocks
+    return tokens / limits.block_size + 0.5 + held
 
 
 def kv_slots(limits: Limits, demand: Demand) -> Scalar:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,10 @@ import numpy as np
 
 from physim import roofline
 from physim.errors import InputError
+from physim.grids.measurements import Measurements, Rows
+from physim.grids.mixer_tables import MIXER_READERS
+from physim.inputs.formats import BFLOAT16, FP8, KV_BYTES, MXFP4, MXFP4_MXFP8, NVFP4, int4
 from physim.inputs.hardware import Hardware
-from physim.inputs.quantization import KV_BYTES
 from physim.types import Number
 
 if TYPE_CHECKING:
@@ -34,49 +35,21 @@ EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
 # Rows that say what the smallest call takes, and the time of a kernel that moves next to nothing
 # (`physim.step.components.elementwise`), ms.
 _SMALLEST, _KERNEL_MS = 20, 2e-3
+# Tables of experts: the format of their weights, what NVIDIA calls it, and the kernels' names.
 _MOE_TABLES = {
-    "moe_bfloat16_triton": (("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
+    "moe_bfloat16_triton": (BFLOAT16, ("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
+    "moe_bfloat16_flashinfer": (BFLOAT16, ("bfloat16",), "flashinfer"),
     # vLLM runs per-channel and block fp8 experts through one Triton kernel.
-    "moe_fp8_triton": (("fp8", "fp8_block"), "tritonexperts"),
-    "moe_fp8_flashinfer": (("fp8",), "flashinfer"),
-    "moe_int4_marlin": (("int4_wo",), "marlin"),
+    "moe_fp8_triton": (FP8, ("fp8", "fp8_block"), "tritonexperts"),
+    "moe_fp8_flashinfer": (FP8, ("fp8",), "flashinfer"),
+    "moe_fp8_block_flashinfer": (FP8, ("fp8_block",), "flashinfer"),
+    "moe_int4_marlin": (int4(-1), ("int4_wo",), "marlin"),
+    "moe_nvfp4_flashinfer": (NVFP4, ("nvfp4",), "flashinfer"),
+    "moe_mxfp4_triton": (MXFP4, ("w4a16_mxfp4",), "_triton_"),
+    "moe_mxfp4_flashinfer": (MXFP4, ("w4a16_mxfp4",), "flashinfer"),
+    "moe_mxfp4_marlin": (MXFP4, ("w4a16_mxfp4",), "marlin"),
+    "moe_mxfp4_mxfp8_flashinfer": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "flashinfer"),
 }
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """The measured rows of one table.
-
-    Attributes:
-        table: The table's name.
-        coordinates: The axes' names and each row's value on them.
-        roofline_s: Each row's roofline time, seconds.
-        measured_s: Each row's measured time, seconds.
-        source: Path of the rows' file inside the package.
-        sha256: Hash of that file.
-        kernels: Kernels that were measured.
-    """
-
-    table: str
-    coordinates: dict[str, np.ndarray]
-    roofline_s: np.ndarray
-    measured_s: np.ndarray
-    source: str
-    sha256: str
-    kernels: tuple[str, ...]
-
-    def subset(self, rows: np.ndarray) -> Measurements:
-        """The rows that a mask selects."""
-        picked = {name: values[rows] for name, values in self.coordinates.items()}
-        return Measurements(
-            self.table,
-            picked,
-            self.roofline_s[rows],
-            self.measured_s[rows],
-            self.source,
-            self.sha256,
-            self.kernels,
-        )
 
 
 def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
@@ -94,32 +67,36 @@ def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
         path = _newest(root, kind)
         if path:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-            for table, rows, coordinates, bound in read(_read_parquet(path), gpu):
+            for rows in read(_read_parquet(path), gpu):
                 yield Measurements(
-                    table,
-                    {name: np.asarray(values, float) for name, values in coordinates.items()},
-                    np.asarray(bound, float),
-                    rows["latency"].to_numpy(float) * 1e-3,
+                    rows.table,
+                    {name: np.asarray(values, float) for name, values in rows.coordinates.items()},
+                    np.asarray(rows.roofline_s, float),
+                    rows.frame["latency"].to_numpy(float) * 1e-3,
                     str(path.relative_to(root.parent.parent)),
                     digest,
-                    tuple(sorted(rows["kernel_source"].unique())),
+                    tuple(sorted(rows.frame["kernel_source"].unique())),
+                    rows.beside,
+                    rows.around_s,
                 )
 
 
-_Table = tuple[str, "pd.DataFrame", dict[str, np.ndarray], Number]
-
-
-def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     # Block-scaled fp8 was timed with the launch of its kernels (55 to 280 us at any size), which
     # an engine's CUDA graphs hide, so it is left out.
-    for name, size in (("bfloat16", 2.0), ("fp8", 1.0)):
-        peak = gpu.peak(name)
+    for name, form in (("bfloat16", BFLOAT16), ("fp8", FP8), ("nvfp4", NVFP4)):
+        peak, size = gpu.peak(form.compute), form.bytes_per_weight
         picked = rows[rows["gemm_dtype"] == name]
+        if name == "fp8" and gpu.peak(NVFP4.compute):
+            # On Blackwell vLLM multiplies fp8 by FlashInfer's kernel, of cuBLAS as those of 16 bit
+            # (vllm/model_executor/layers/quantization/utils/w8a8_utils.py), where it is installed.
+            # Cutlass's was measured, which takes longer at 16 rows than at 64.
+            continue
         if peak is None or picked.empty:
             continue
         m, n, k = (picked[axis].to_numpy(float) for axis in "mnk")
         bound = roofline.seconds(roofline.gemm(m, n, k, size, size), peak, gpu.memory_bandwidth)
-        yield f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound
+        yield Rows(f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound)
 
 
 # Columns of the attention tables, in the units of NVIDIA's collector/vllm/collect_attn.py: requests
@@ -132,7 +109,7 @@ def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
 # widths, between which that ratio is smooth.
 
 
-def _decode(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+def _decode(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     # A kernel's time depends on requests and KV heads through their product: a sequence for each
     # KV head, with a group of query heads that share it.
     for suffix, dtype, picked, windowed in _by_kv_cache(rows.assign(tokens=rows["step"] + 1)):
@@ -141,17 +118,18 @@ def _decode(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
         dim, context = picked["head_dim"].to_numpy(float), picked["tokens"].to_numpy(float)
         work = roofline.decode_attention(sequences, context, group, 1.0, dim, KV_BYTES[dtype])
         axes = {"sequences": sequences, "context": context, "group": group, "head_dim": dim}
-        yield f"decode_attention{suffix}", picked, axes, _attention_seconds(work, gpu, dtype)
+        bound = _attention_seconds(work, gpu, dtype)
+        yield Rows(f"decode_attention{suffix}", picked, axes, bound)
         # Beyond its window a kernel takes as long for any context: 2% median spread on all GPUs.
         seen = windowed.assign(tokens=np.minimum(windowed["tokens"], windowed["window_size"]))
         seen = seen.merge(picked[[*_SHAPE, "tokens", "latency"]], on=[*_SHAPE, "tokens"])
         if not seen.empty:
             axes = _window_axes(seen, "num_key_value_heads")
             bound = seen["latency_y"].to_numpy(float) * 1e-3
-            yield f"decode_attention_window{suffix}", _timed(seen), axes, bound
+            yield Rows(f"decode_attention_window{suffix}", _timed(seen), axes, bound)
 
 
-def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     # Likewise by query heads, of which each attends on its own.
     for suffix, dtype, picked, windowed in _by_kv_cache(rows.assign(tokens=rows["isl"])):
         group, dim = _group(picked), picked["head_dim"].to_numpy(float)
@@ -159,7 +137,8 @@ def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
         tokens = picked["tokens"].to_numpy(float)
         work = roofline.prefill_attention(sequences, tokens, 1.0, 1.0 / group, dim, KV_BYTES[dtype])
         axes = {"sequences": sequences, "tokens": tokens, "group": group, "head_dim": dim}
-        yield f"prefill_attention{suffix}", picked, axes, _attention_seconds(work, gpu, dtype)
+        bound = _attention_seconds(work, gpu, dtype)
+        yield Rows(f"prefill_attention{suffix}", picked, axes, bound)
         # Other lengths were measured of few shapes, and would be knots that are mostly gaps.
         even = windowed[np.log2(windowed["tokens"]) % 1 == 0]
         even = even.merge(picked[[*_SHAPE, "tokens", "latency"]], on=[*_SHAPE, "tokens"])
@@ -172,17 +151,17 @@ def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
                 for window in (axes["window"], np.inf)
             )
             bound = even["latency_y"].to_numpy(float) * 1e-3 * own / whole
-            yield f"prefill_attention_window{suffix}", _timed(even), axes, bound
+            yield Rows(f"prefill_attention_window{suffix}", _timed(even), axes, bound)
 
 
-def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     rows = rows[rows["moe_ep_size"] == 1].assign(
         width=lambda frame: frame["inter_size"] / frame["moe_tp_size"]
     )
-    for name, (formats, kernel) in _MOE_TABLES.items():
-        peak = gpu.peak("fp8" if "fp8" in name else "bfloat16")
-        size = {"moe_bfloat16_triton": 2.0, "moe_int4_marlin": 0.5}.get(name, 1.0)
-        of_kernel = rows["moe_dtype"].isin(formats) & rows["kernel_source"].str.contains(kernel)
+    for name, (form, theirs, kernel) in _MOE_TABLES.items():
+        form = form if gpu.peak(form.compute) else form.stored
+        peak, size = gpu.peak(form.compute), form.bytes_per_weight
+        of_kernel = rows["moe_dtype"].isin(theirs) & rows["kernel_source"].str.contains(kernel)
         for load in sorted(rows["distribution"].unique()):
             picked = rows[of_kernel & (rows["distribution"] == load)]
             if peak is None or picked.empty:
@@ -192,25 +171,26 @@ def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
             work = roofline.experts(tokens, hidden, width, count, top_k, size)
             bound = roofline.seconds(work, peak, gpu.memory_bandwidth)
             axes = dict(zip(EXPERT_SHAPE, (hidden, width, top_k, count), strict=True))
-            yield f"{name}_{load}", picked, axes | {"tokens": tokens}, bound
+            yield Rows(f"{name}_{load}", picked, axes | {"tokens": tokens}, bound)
 
 
-def _all_reduce(rows: pd.DataFrame, gpu: Hardware) -> Iterator[_Table]:
+def _all_reduce(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     rows = rows[rows["kernel_source"] == "vLLM_custom_graph"]
     # Sizes are of elements, not bytes: the collector sums tensors of so many (NVIDIA's
     # collect_all_reduce.py), which NCCL's own table, counted likewise, confirms within a tenth.
     message = rows["message_size"].to_numpy(float) * roofline.BYTES_16_BIT
     gpus = rows["num_gpus"].to_numpy(float)
     bound = roofline.all_reduce(message, gpus) / gpu.link_bandwidth
-    yield "all_reduce", rows, {"gpus": gpus, "message_bytes": message}, bound
+    yield Rows("all_reduce", rows, {"gpus": gpus, "message_bytes": message}, bound)
 
 
-_READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[_Table]]] = {
+_READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[Rows]]] = {
     "gemm/vllm/*/gemm_perf.parquet": _gemm,
     "attention/vllm/*/generation_attention_perf.parquet": _decode,
     "attention/vllm/*/context_attention_perf.parquet": _prefill,
     "moe/vllm/*/moe_perf.parquet": _moe,
     "comm/vllm/*/custom_allreduce_perf.parquet": _all_reduce,
+    **MIXER_READERS,
 }
 
 

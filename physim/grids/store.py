@@ -29,6 +29,11 @@ def gpu_or_stand_in(gpu: str) -> str:
     return gpu if gpu in measured_gpus() else _STAND_IN
 
 
+def with_table(gpu: str, table: str) -> str:
+    """The GPU itself where it has a table, else the one whose efficiencies stand in for it."""
+    return gpu if table in tables(gpu) else _STAND_IN
+
+
 @functools.lru_cache
 def tables(gpu: str) -> tuple[str, ...]:
     """Names of a GPU's tables."""

@@ -9,15 +9,17 @@ from typing import Any
 from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
 from physim.inputs.engine import DEFAULT_ENGINE, EngineProfile, load_engine
+from physim.inputs.formats import KV_BYTES
 from physim.inputs.hardware import Hardware
+from physim.inputs.kv_layout import CacheLayout
 from physim.inputs.parallelism import Parallelism
-from physim.inputs.quantization import KV_BYTES
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")
 # Loads of experts that were measured: exponents of their power laws, and their tables' names.
 EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
 KV_CACHE_DTYPES = ("auto", *KV_BYTES)
+_UNLIMITED = 2**62
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
@@ -29,11 +31,15 @@ class Limits:
         max_num_seqs: Requests that may run at once.
         max_num_batched_tokens: Tokens of one step.
         max_model_len: Longest context, tokens.
-        kv_blocks: KV blocks of the engine.
+        kv_blocks: KV blocks of the layers whose keys and values grow with the context.
         block_size: Tokens of a KV block.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         whole_prompts: Whether a prompt starts only if all of it has KV blocks, not just its first
             chunk.
+        window_share: KV blocks that layers with a window fill for each that the others do, up to
+        window: so many tokens; no window if 0.
+        state_blocks: KV blocks that a request holds whatever its length, such as those of layers
+            that keep a state in the place of keys and values.
     """
 
     max_num_seqs: int
@@ -43,11 +49,31 @@ class Limits:
     block_size: int = 16
     async_scheduling: bool = True
     whole_prompts: bool = False
+    window_share: float = 0.0
+    window: float = 0.0
+    state_blocks: float = 0.0
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Tokens that the KV cache holds of the layers that grow."""
         return self.kv_blocks * self.block_size
+
+    @property
+    def reported_blocks(self) -> int:
+        """KV blocks as an engine reports them: of all layers, as if none had a window."""
+        return round(self.kv_blocks / (1 + self.window_share))
+
+    def fixed_blocks(self, tokens: int) -> int:
+        """Blocks that a request of a length holds beside those that grow with each token.
+
+        Args:
+            tokens: Tokens of its prompt and of its answer.
+        """
+        if not (self.window_share or self.state_blocks):
+            return 0
+        # A window is as many whole blocks as its tokens touch.
+        seen = min(tokens, self.window + self.block_size) / self.block_size
+        return math.ceil(self.window_share * seen + self.state_blocks)
 
 
 @dataclass(frozen=True)
@@ -64,7 +90,7 @@ class Deployment:
         gpu_memory_utilization: Share of the GPU's memory that the engine may use; None for its
             default.
         block_size: Tokens of a KV block.
-        kv_blocks: KV blocks of the engine; None to compute them from memory.
+        kv_blocks: KV blocks as the engine reports them; None to compute them from memory.
         kv_cache_dtype: Format of the KV cache: ``bfloat16`` (any of 16 bit), ``fp8``, or ``auto``
             for what the checkpoint says.
         moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
@@ -139,39 +165,37 @@ class Deployment:
                 ``max_model_len``, does not fit in memory.
         """
         self._check_tp(model)
-        max_model_len = self.max_model_len or model.max_position
-        if model.chunk and max_model_len > model.chunk:
-            if self.max_model_len:
-                raise InputError(
-                    "max_model_len",
-                    f"{max_model_len} exceeds the model's attention chunk of {model.chunk}, and "
-                    "attention in chunks is not modelled",
-                    f"use at most {model.chunk}",
-                )
-            max_model_len = model.chunk
+        # Layers that attend in chunks were made for contexts of many of them, which take more than
+        # a node's memory: by default one chunk is served.
+        max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
         profile = load_engine(self.engine, self.engine_version)
         default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
         max_num_seqs = self.max_num_seqs or default.max_num_seqs
         is_async = self.async_scheduling
-        memory = self._memory(model, gpu, profile, max_num_seqs)
-        kv_blocks = self.kv_blocks
-        if kv_blocks is None:
-            kv_blocks = self._kv_blocks(model, gpu, memory)
-            self._check_one_fits(model, gpu, kv_blocks, max_model_len)
+        kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
+        cache = CacheLayout.of(model.attention_layers, self.parallelism.tp, kv_bytes, max_model_len)
+        memory = self._memory(model, gpu, profile, max_num_seqs, cache)
+        limits = Limits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or default.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            kv_blocks=self._kv_blocks(model, gpu, memory)
+            if self.kv_blocks is None
+            else round(self.kv_blocks * (1 + cache.window_share)),
+            block_size=self.block_size,
+            async_scheduling=profile.async_scheduling if is_async is None else is_async,
+            whole_prompts=profile.admits_whole_prompts,
+            window_share=cache.window_share,
+            window=cache.window,
+            state_blocks=cache.state_bytes / memory.kv_block,
+        )
+        if self.kv_blocks is None:
+            self._check_one_fits(model, gpu, limits)
         return ResolvedDeployment(
             parallelism=self.parallelism,
             profile=profile,
-            limits=Limits(
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=self.max_num_batched_tokens
-                or default.max_num_batched_tokens,
-                max_model_len=max_model_len,
-                kv_blocks=kv_blocks,
-                block_size=self.block_size,
-                async_scheduling=profile.async_scheduling if is_async is None else is_async,
-                whole_prompts=profile.admits_whole_prompts,
-            ),
-            memory=replace(memory, kv_cache=kv_blocks * memory.kv_block),
+            limits=limits,
+            memory=replace(memory, kv_cache=limits.kv_blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel,
             expert_load=self._expert_load(model),
@@ -186,7 +210,7 @@ class Deployment:
 
     def _kv_cache_dtype(self, model: ModelArch) -> str:
         asked = self.kv_cache_dtype
-        return model.formats.kv_cache_dtype if asked == "auto" else asked
+        return model.kv_cache_dtype if asked == "auto" else asked
 
     def _sampling(self, model: ModelArch) -> str:
         if self.sampling not in ("model", "unknown"):
@@ -194,22 +218,26 @@ class Deployment:
         return "penalised" if model.penalises else "truncated" if model.truncation else "plain"
 
     def _memory(
-        self, model: ModelArch, gpu: Hardware, profile: EngineProfile, max_num_seqs: int
+        self,
+        model: ModelArch,
+        gpu: Hardware,
+        profile: EngineProfile,
+        max_num_seqs: int,
+        cache: CacheLayout,
     ) -> Memory:
         """What a GPU's memory is for, without the KV cache."""
         tp, kept = self.parallelism.tp, profile.kv_reserve
         share = self.gpu_memory_utilization or profile.gpu_memory_utilization
-        token = model.kv_elements_per_token(tp) * KV_BYTES[self._kv_cache_dtype(model)]
         return Memory(
             share=share,
             usable=share * gpu.memory_bytes,
-            weights=weight_bytes_per_gpu(model, tp),
+            weights=model.weight_bytes(tp),
             graphs=kept.graph_bytes + kept.graph_bytes_per_layer * model.layers,
             activations=kept.fixed_bytes
             + (kept.tensor_parallel_bytes if tp > 1 else 0.0)
             + (kept.vision_bytes if model.vision_parameters else 0.0)
             + kept.bytes_per_logit * max_num_seqs * model.vocab_size,
-            kv_block=token * self.block_size,
+            kv_block=cache.token_bytes * self.block_size,
         )
 
     def _kv_blocks(self, model: ModelArch, gpu: Hardware, memory: Memory) -> int:
@@ -226,16 +254,12 @@ class Deployment:
             )
         return blocks
 
-    def _check_one_fits(
-        self, model: ModelArch, gpu: Hardware, kv_blocks: int, max_model_len: int
-    ) -> None:
-        """Refuses a KV cache too small for one request of ``max_model_len``, as vLLM does.
-
-        Layers that look back over a window need less than the cache is reckoned with here, so that
-        models that have some pass.
-        """
-        held = kv_blocks * self.block_size
-        if model.window is None and held < max_model_len:
+    def _check_one_fits(self, model: ModelArch, gpu: Hardware, limits: Limits) -> None:
+        """Refuses a KV cache too small for one request of ``max_model_len``, as vLLM does."""
+        max_model_len = limits.max_model_len
+        fixed = limits.fixed_blocks(max_model_len)
+        held = max(limits.kv_blocks - fixed, 0) * self.block_size
+        if held < max_model_len:
             raise InputError(
                 "max_model_len",
                 f"{max_model_len} tokens do not fit in the KV cache of {held} tokens that "
@@ -337,22 +361,3 @@ class ResolvedDeployment:
             "kv_cache_bytes": memory["kv_cache"],
         }
         return {**content.pop("parallelism"), **engine, **content.pop("limits"), **content}
-
-
-def weight_bytes_per_gpu(model: ModelArch, tp: int) -> float:
-    """Bytes of weights on each of ``tp`` GPUs: KV heads may be replicated, all else is shared."""
-    formats, experts = model.formats, model.experts
-    routed = model.expert_parameters * (experts.count if experts else 0)
-    replicated = sum(
-        (max(tp / shape.kv_heads, 1.0) - 1) * 2 * layers * shape.kv_heads * shape.head_dim
-        for shape, layers in model.attention_layers.items()
-    )
-    attention = model.attention_parameters + replicated * model.hidden_size
-    unquantized = model.embedding_parameters + model.norm_parameters + model.vision_parameters
-    total = (
-        attention * formats.attention.bytes_per_weight
-        + model.mlp_parameters * formats.mlp.bytes_per_weight
-        + routed * formats.experts.bytes_per_weight
-        + unquantized * 2.0
-    )
-    return total / tp

@@ -1,150 +1,321 @@
-"""Number formats of weights, activations and KV cache, read from a HuggingFace configuration."""
+"""Which number format each linear layer has, read from a HuggingFace configuration."""
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from physim.errors import InputError
+from physim.inputs import formats
+from physim.inputs.formats import BFLOAT16, FP8, FP8_BLOCK, WeightFormat, int4
 
-
-@dataclass(frozen=True)
-class WeightFormat:
-    """How the weights of a linear layer are stored and multiplied.
-
-    Attributes:
-        name: ``bfloat16``, ``fp8``, ``fp8_block`` or ``int4``.
-        bytes_per_weight: Storage, scales included.
-        compute: The format that the tensor cores multiply in: a key of a GPU's peak FLOP/s.
-        quantizes_activations: Whether activations are cast to ``compute`` before each GEMM.
-    """
-
-    name: str
-    bytes_per_weight: float
-    compute: str
-    quantizes_activations: bool = False
-
-
-BFLOAT16 = WeightFormat("bfloat16", 2.0, "bfloat16")
-FP8 = WeightFormat("fp8", 1.0, "fp8", quantizes_activations=True)
-# One float32 scale for each 128 x 128 weights.
-FP8_BLOCK = WeightFormat("fp8_block", 1.0 + 4.0 / 128**2, "fp8", quantizes_activations=True)
-# Bytes of an element of the KV cache.
-KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0}
 # What different tools call the list of modules that stay in 16 bit.
 _NOT_QUANTIZED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
-_LAYER = re.compile(r"layers\\?\.(\d+)(?!\d)")
-# The modules of a layer by what they do, in the names of transformers and vLLM.
-_MODULES = {
-    "attention": [f"self_attn.{one}_proj" for one in ("q", "k", "v", "o", "qkv")],
-    "MLP": [
-        *(f"mlp.{one}_proj" for one in ("gate", "up", "down", "gate_up")),
-        *(f"{block}.shared_expert.gate_proj" for block in ("mlp", "feed_forward")),
-    ],
-    "experts": [
-        *("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1"),
-        *("feed_forward.experts.gate_up_proj", "feed_forward.experts.0.gate_proj"),
-    ],
-}
+_LAYER = re.compile(r"(?:^|[.*])layers\\?\.(\d+)(?!\d)")
+# What a checkpoint's names begin with, before the layers.
+_PREFIX = re.compile(r"^(?:\*|(?:language_model|model|backbone)\.)*(?=layers\.)")
 _SIXTEEN_BIT = {"bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"}
+_FLOAT32 = {"float32", "float", "torch.float32"}
+
+# The modules that a linear layer may be made of, in the names of transformers and vLLM.
+_ATTENTION = ("self_attn.{}_proj", "mixer.{}_proj", "attention.{}_proj", "linear_attn.{}_proj")
+_QKV = tuple(form.format(one) for form in _ATTENTION for one in ("q", "k", "v", "qkv"))
+_OUTPUT = tuple(form.format("o") for form in _ATTENTION)
+_MLPS = ("mlp", "feed_forward", "mixer")
+_SHARED = (
+    *("mlp.shared_expert.{}", "mlp.shared_experts.{}", "feed_forward.shared_expert.{}"),
+    *("block_sparse_moe.shared_experts.{}", "mixer.shared_experts.{}", "ffn.shared_experts.{}"),
+    *("share_expert.{}", "mlp.shared_mlp.{}"),
+)
+_EXPERTS = (
+    *("mlp.experts", "mlp.experts.0.gate_proj", "feed_forward.experts.gate_up_proj"),
+    *("feed_forward.experts.0.gate_proj", "block_sparse_moe.experts", "moe.gate_proj"),
+    *("block_sparse_moe.experts.0.w1", "mixer.experts", "mixer.experts.0.up_proj"),
+    *("ffn.experts", "ffn.experts.0.w1", "mlp.experts.gate_proj"),
+)
+MODULES = {
+    "qkv": _QKV,
+    "attention_output": _OUTPUT,
+    "latent_down": (
+        *("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.fused_qkv_a_proj"),
+        *("attn.wq_a", "attn.wkv"),
+    ),
+    "latent_q_up": ("self_attn.q_b_proj", "self_attn.q_proj", "attn.wq_b"),
+    "latent_kv_up": ("self_attn.kv_b_proj",),
+    "latent_output": ("self_attn.o_proj", "attn.wo_a", "attn.wo_b"),
+    "indexer": ("self_attn.indexer.wq_b", "self_attn.indexer.wk", "attn.indexer.wq_b"),
+    "linear_in": (
+        *("linear_attn.in_proj_qkv", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_z"),
+        *("self_attn.q_proj", "self_attn.k_proj", "mixer.in_proj", "mamba.in_proj"),
+    ),
+    "linear_out": (
+        *("linear_attn.out_proj", "self_attn.o_proj", "mixer.out_proj", "mamba.out_proj"),
+    ),
+    "mlp": (
+        *(f"{block}.{one}_proj" for block in _MLPS for one in ("gate", "up", "down", "gate_up")),
+    ),
+    "shared_experts": tuple(
+        form.format(one) for form in _SHARED for one in ("gate_proj", "up_proj", "w1", "down_proj")
+    ),
+    "experts": _EXPERTS,
+    # Experts beside a dense MLP, in a module of their own.
+    "experts_beside": ("experts", "moe.experts", "experts.0.gate_proj", "moe.experts.0.gate_proj"),
+    "latent_experts": ("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
+}
 
 
-def int4(group_size: int) -> WeightFormat:
-    """4-bit weights with a 16-bit scale and a 4-bit zero point for each group, 16-bit compute."""
-    overhead = 2.5 / group_size if group_size > 0 else 0.0
-    return WeightFormat("int4", 0.5 + overhead, "bfloat16")
-
-
-@dataclass(frozen=True)
-class Formats:
-    """The number formats of a model.
-
-    Attributes:
-        attention: Format of the QKV and output projections.
-        mlp: Format of the gate, up and down projections, shared experts included.
-        experts: Format of routed experts.
-        kv_cache_dtype: Format of the KV cache, a key of `KV_BYTES`.
-    """
-
-    attention: WeightFormat
-    mlp: WeightFormat
-    experts: WeightFormat
-    kv_cache_dtype: str
-
-
-def read_formats(config: Mapping[str, Any], layers: int, where: str) -> Formats:
-    """The formats that ``torch_dtype``/``dtype`` and ``quantization_config`` describe.
+class Quantization:
+    """What a configuration says of the formats of its linear layers.
 
     16-bit floats of either kind are treated alike: tensor cores run them at one rate.
 
     Args:
-        config: The configuration.
+        config: The configuration, with its ``quantization_config``.
         layers: How many layers the model has.
         where: The configuration's path or name, for messages.
 
+    Attributes:
+        kv_cache_dtype: Format of the KV cache, a key of `physim.inputs.formats.KV_BYTES`.
+
     Raises:
-        InputError: The data type or the quantisation is not one that physim models, or layers of
-            one kind differ in it.
+        InputError: The data type or the quantisation is not one that physim models.
+    """
+
+    def __init__(self, config: Mapping[str, Any], layers: int, where: str) -> None:
+        self.where, self.kv_cache_dtype = f"{where}: quantization_config", "bfloat16"
+        self._plain = _plain(config, where)
+        self._default: WeightFormat = self._plain
+        self._targets: list[tuple[list[str], WeightFormat]] = []
+        self._named: dict[str, WeightFormat] = {}
+        self._unnamed = self._plain
+        self._ignored: list[str] = []
+        self._layers = layers
+        quantization = config.get("quantization_config") or {}
+        if not isinstance(quantization, Mapping):
+            raise InputError(self.where, "is not a JSON object", "repair or remove it")
+        if quantization:
+            self._read(quantization, config)
+        self._by_layer: dict[int, list[str]] = {}
+        self._generic: list[str] = []
+        for pattern in self._ignored:
+            numbered = None if pattern.startswith("re:") else _LAYER.search(pattern)
+            if numbered:
+                self._by_layer.setdefault(int(numbered[1]), []).append(pattern)
+            else:
+                self._generic.append(pattern)
+        self._candidates: dict[str, list[str]] = {}
+        self._found: dict[tuple[str, int], WeightFormat] = {}
+
+    def form(self, role: str, layer: int) -> WeightFormat:
+        """The format of a linear layer.
+
+        Args:
+            role: What it does: a key of `MODULES`.
+            layer: The number of the layer.
+        """
+        if (role, layer) not in self._found:
+            self._found[role, layer] = self._form(role, layer)
+        return self._found[role, layer]
+
+    def _form(self, role: str, layer: int) -> WeightFormat:
+        modules = [f"layers.{layer}.{module}" for module in MODULES[role]]
+        patterns = [*self._by_layer.get(layer, ()), *self._of_role(role)]
+        if any(_names(one, module, self.where) for one in patterns for module in modules):
+            return self._plain
+        if self._named:
+            named = (self._named[module] for module in modules if module in self._named)
+            return next(named, self._unnamed)
+        for targets, form in self._targets:
+            if any(_names(one, module, self.where) for one in targets for module in modules):
+                return form
+        return self._default
+
+    def _of_role(self, role: str) -> list[str]:
+        """Patterns without a layer's number that may name these modules."""
+        if role not in self._candidates:
+            ends = [
+                f"layers.{layer}.{module}"
+                for layer in (0, max(self._layers - 1, 0))
+                for module in MODULES[role]
+            ]
+            self._candidates[role] = [
+                pattern
+                for pattern in self._generic
+                if any(_names(pattern, module, self.where) for module in ends)
+                # One that tells layers apart may name none of the two ends.
+                or (pattern.startswith("re:") and any(map(str.isdigit, pattern)))
+            ]
+        return self._candidates[role]
+
+    def _read(self, quantization: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        for field in _NOT_QUANTIZED:
+            self._ignored += _patterns(quantization.get(field), f"{self.where}.{field}")
+        self.kv_cache_dtype = _kv_cache_dtype(quantization)
+        method = _method(quantization)
+        reader = _METHODS.get(method)
+        algorithm = quantization.get("quant_algo")
+        if reader is None:
+            raise InputError(
+                f"{self.where}.quant_method",
+                f"{method or 'none'!r}{f' ({algorithm})' if algorithm else ''} is not modelled",
+                f"supported: {', '.join(sorted(_METHODS))}",
+            )
+        reader(self, quantization)
+        # DeepSeek-V4 keeps its experts in mxfp4 beside fp8, as a field of its own says.
+        if str(config.get("expert_dtype", "")).lower() == "fp4" and not self._named:
+            self._targets.append((["*.ffn.experts*"], formats.MXFP4_MXFP8))
+
+    def _read_fp8(self, quantization: Mapping[str, Any]) -> None:
+        self._default = FP8_BLOCK if quantization.get("weight_block_size") else FP8
+        # NVIDIA's checkpoints of DeepSeek-V4 name the experts that they have in another format;
+        # what they exclude from it stays in fp8.
+        if quantization.get("quantized_layers"):
+            self._ignored, self._unnamed = [], self._default
+            self._read_named(quantization)
+
+    def _read_mxfp4(self, _: Mapping[str, Any]) -> None:
+        self._default = formats.MXFP4
+
+    def _read_packed(self, quantization: Mapping[str, Any]) -> None:
+        method = str(quantization.get("quant_method")).lower()
+        bits = quantization.get("bits", quantization.get("w_bit"))
+        if bits == 8:
+            self._default = formats.INT8_WEIGHTS
+            return
+        if bits != 4:
+            raise InputError(
+                f"{self.where}.bits", f"{method} with {bits} bits", "4 and 8 bits are modelled"
+            )
+        group = quantization.get("group_size", quantization.get("q_group_size", 128))
+        self._default = int4(_group_size(group, f"{self.where}.group_size"))
+
+    def _read_modelopt(self, quantization: Mapping[str, Any]) -> None:
+        algorithm = str(quantization.get("quant_algo") or "").upper()
+        groups = quantization.get("config_groups")
+        if not algorithm and isinstance(groups, Mapping):
+            self._read_compressed_tensors(quantization)
+            return
+        if algorithm == "MIXED_PRECISION":
+            self._read_named(quantization)
+        else:
+            self._default = self._algorithm(algorithm, quantization)
+
+    def _read_named(self, quantization: Mapping[str, Any]) -> None:
+        """The format of each layer by its name."""
+        named = quantization.get("quantized_layers")
+        if not isinstance(named, Mapping):
+            raise InputError(
+                f"{self.where}.quantized_layers", "is missing", "add the format of each layer"
+            )
+        for name, how in named.items():
+            how = how if isinstance(how, Mapping) else {}
+            form = self._algorithm(str(how.get("quant_algo") or "").upper(), how)
+            self._named[_PREFIX.sub("", name)] = form
+
+    def _algorithm(self, algorithm: str, how: Mapping[str, Any]) -> WeightFormat:
+        if algorithm in ("W4A8_AWQ", "W4A16_AWQ", "INT4_AWQ"):
+            group = _group_size(how.get("group_size") or 128, f"{self.where}.group_size")
+            return int4(group, "fp8" if algorithm == "W4A8_AWQ" else "bfloat16")
+        if algorithm not in _ALGORITHMS:
+            raise InputError(
+                f"{self.where}.quant_algo",
+                f"{algorithm or 'none'!r} is not modelled",
+                f"supported: {', '.join(sorted(_ALGORITHMS))}, W4A8_AWQ, W4A16_AWQ",
+            )
+        return _ALGORITHMS[algorithm]
+
+    def _read_compressed_tensors(self, quantization: Mapping[str, Any]) -> None:
+        place = f"{self.where}.config_groups"
+        named = quantization.get("config_groups")
+        groups = list(named.values()) if isinstance(named, Mapping) else []
+        schemes = [group for group in groups if isinstance(group, Mapping)]
+        if not schemes:
+            raise InputError(place, "has no weight scheme", "pass the checkpoint's full config")
+        for group in schemes:
+            form = _scheme(group, quantization, place)
+            targets = _patterns(group.get("targets") or ["Linear"], f"{place}.targets")
+            if any(target in ("Linear", "RoutedExperts", "FusedMoE") for target in targets):
+                self._default = form
+            else:
+                self._targets.append((targets, form))
+
+
+_METHODS = {
+    "fp8": Quantization._read_fp8,
+    "fbgemm_fp8": Quantization._read_fp8,
+    "mxfp4": Quantization._read_mxfp4,
+    "gptq": Quantization._read_packed,
+    "awq": Quantization._read_packed,
+    "modelopt": Quantization._read_modelopt,
+    "compressed-tensors": Quantization._read_compressed_tensors,
+}
+# NVIDIA ModelOpt's names of formats.
+_ALGORITHMS = {
+    "FP8": FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": FP8,
+    "FP8_PB_WO": FP8_BLOCK,
+    "FP8_BLOCK": FP8_BLOCK,
+    "MXFP8": formats.MXFP8,
+    "NVFP4": formats.NVFP4,
+    "W4A16_NVFP4": formats.NVFP4_WEIGHTS,
+    "MXFP4": formats.MXFP4,
+    "INT8": formats.INT8,
+    "W8A8_SQ_PER_CHANNEL": formats.INT8,
+    "W8A16": formats.INT8_WEIGHTS,
+}
+
+
+def _plain(config: Mapping[str, Any], where: str) -> WeightFormat:
+    """The format of what is not quantised.
+
+    Raises:
+        InputError: It is none that engines serve.
     """
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    if dtype not in _SIXTEEN_BIT:
+    # Engines cast a checkpoint of 32 bit to 16.
+    if dtype not in _SIXTEEN_BIT | _FLOAT32:
         raise InputError(
             f"{where}: torch_dtype", f"{dtype!r} is not modelled", "use bfloat16 or float16"
         )
-    quantization = config.get("quantization_config") or {}
-    if not isinstance(quantization, Mapping):
-        raise InputError(
-            f"{where}: quantization_config", "is not a JSON object", "repair or remove it"
-        )
-    if not quantization:
-        return Formats(BFLOAT16, BFLOAT16, BFLOAT16, "bfloat16")
-    weights = _weight_format(quantization, where)
-    ignored = [
-        pattern
-        for field in _NOT_QUANTIZED
-        for pattern in _patterns(quantization.get(field), f"{where}: quantization_config.{field}")
-    ]
+    return BFLOAT16
 
-    def unless_ignored(kind: str) -> WeightFormat:
-        without = _layers_without(ignored, _MODULES[kind], layers, where)
-        if 0 < len(without) < layers:
-            raise InputError(
-                f"{where}: quantization_config",
-                f"leaves the {kind} of {len(without)} of {layers} layers in 16 bit, such as layer "
-                f"{min(without)}, which is not modelled",
-                "name all of the layers, or none",
-            )
-        return BFLOAT16 if without else weights
 
-    return Formats(
-        attention=unless_ignored("attention"),
-        mlp=unless_ignored("MLP"),
-        experts=unless_ignored("experts"),
-        kv_cache_dtype="fp8" if _kv_cache_is_fp8(quantization) else "bfloat16",
+def _method(quantization: Mapping[str, Any]) -> str:
+    # NVIDIA's ModelOpt names its algorithm, and not always itself.
+    implied = "modelopt" if quantization.get("quant_algo") else ""
+    method = str(quantization.get("quant_method") or implied).lower()
+    for known in ("modelopt", "gptq", "awq"):
+        if method.startswith(f"{known}_"):
+            return known
+    return method
+
+
+def _scheme(group: Mapping[str, Any], quantization: Mapping[str, Any], place: str) -> WeightFormat:
+    """The format of one group of a compressed-tensors configuration."""
+    weights = group.get("weights")
+    if not isinstance(weights, Mapping):
+        raise InputError(place, "has a group without weights", "pass the checkpoint's full config")
+    inputs = group.get("input_activations")
+    input_bits = inputs.get("num_bits") if isinstance(inputs, Mapping) else None
+    bits, kind = weights.get("num_bits"), weights.get("type")
+    packing = str(group.get("format") or quantization.get("format") or "")
+    if (bits, kind) == (8, "float"):
+        return FP8_BLOCK if weights.get("strategy") == "block" else FP8
+    if (bits, kind) == (8, "int"):
+        return formats.INT8 if input_bits == 8 else formats.INT8_WEIGHTS
+    if (bits, kind) == (4, "int"):
+        size = _group_size(weights.get("group_size") or -1, f"{place}.group_size")
+        return int4(size, "fp8" if input_bits == 8 else "bfloat16")
+    if (bits, kind) == (4, "float"):
+        if packing.startswith("mxfp4") or weights.get("group_size") == 32:
+            return formats.MXFP4_MXFP8 if input_bits else formats.MXFP4
+        return formats.NVFP4 if input_bits == 4 else formats.NVFP4_WEIGHTS
+    raise InputError(
+        place, f"{bits}-bit {kind} weights", "supported: 8-bit float and int, 4-bit float and int"
     )
-
-
-def _layers_without(
-    patterns: Sequence[str], modules: Sequence[str], layers: int, where: str
-) -> set[int]:
-    """Layers of which a pattern names one of the modules."""
-    found: set[int] = set()
-    for pattern in patterns:
-        numbered = _LAYER.search(pattern)
-        # What names no layer is of all alike: the first and the last tell.
-        some = {int(numbered[1])} if numbered else {0, layers - 1}
-        named = {
-            layer
-            for layer in some
-            if layer < layers
-            for module in modules
-            if _names(pattern, f"model.layers.{layer}.{module}", where)
-        }
-        found |= set(range(layers)) if not numbered and named == some else named
-    return found
 
 
 def _names(pattern: str, module: str, where: str) -> bool:
@@ -154,19 +325,27 @@ def _names(pattern: str, module: str, where: str) -> bool:
     a name or part of one (transformers, vLLM).
     """
     if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], module) is not None
-        except (re.error, RecursionError):
-            raise InputError(
-                f"{where}: quantization_config",
-                f"{pattern[:60]!r} is not a regular expression",
-                "correct it",
-            ) from None
-    # Models with vision have their layers in language_model.
-    name = pattern.replace("language_model.", "").replace("model.model.", "model.")
+        compiled = _regular(pattern[3:], where)
+        return any(compiled.match(before + module) for before in ("model.", "", "language_model."))
+    name = _PREFIX.sub("", pattern)
     if "*" in name:
-        return fnmatch.fnmatchcase(module, name)
+        return any(
+            fnmatch.fnmatchcase(known, wild)
+            for known, one in ((module, name), (f"model.{module}", pattern))
+            # A module holds what is within it.
+            for wild in (one, f"{one}.*")
+        )
     return f".{name}." in f".{module}."
+
+
+@functools.lru_cache(maxsize=4096)
+def _regular(pattern: str, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        raise InputError(
+            where, f"{'re:' + pattern[:60]!r} is not a regular expression", "correct it"
+        ) from None
 
 
 def _patterns(value: Any, where: str) -> list[str]:
@@ -179,50 +358,6 @@ def _patterns(value: Any, where: str) -> list[str]:
     return value
 
 
-def _weight_format(quantization: Mapping[str, Any], where: str) -> WeightFormat:
-    # NVIDIA's ModelOpt names its algorithm, and not always itself.
-    implied = "modelopt" if quantization.get("quant_algo") else ""
-    method = str(quantization.get("quant_method") or implied).lower()
-    if method == "fp8":
-        return FP8_BLOCK if quantization.get("weight_block_size") else FP8
-    if method in {"gptq", "awq"}:
-        bits = quantization.get("bits", quantization.get("w_bit"))
-        if bits == 4:
-            group = quantization.get("group_size", quantization.get("q_group_size", 128))
-            return int4(_group_size(group, f"{where}: quantization_config.group_size"))
-        raise InputError(
-            f"{where}: quantization_config.bits",
-            f"{method} with {bits} bits",
-            "only 4 bits are modelled",
-        )
-    if method == "modelopt" and str(quantization.get("quant_algo", "")).upper() == "FP8":
-        return FP8
-    if method == "compressed-tensors":
-        return _compressed_tensors(quantization, where)
-    algorithm = quantization.get("quant_algo")
-    raise InputError(
-        f"{where}: quantization_config.quant_method",
-        f"{method or 'none'!r}{f' ({algorithm})' if algorithm else ''} is not modelled",
-        "supported: fp8, modelopt FP8, compressed-tensors (fp8, 4-bit weights), gptq, awq",
-    )
-
-
-def _compressed_tensors(quantization: Mapping[str, Any], where: str) -> WeightFormat:
-    place = f"{where}: quantization_config.config_groups"
-    named = quantization.get("config_groups")
-    groups = list(named.values()) if isinstance(named, Mapping) else []
-    schemes = [group.get("weights") for group in groups if isinstance(group, Mapping)]
-    if len(schemes) != 1 or not isinstance(schemes[0], Mapping):
-        raise InputError(place, f"{len(schemes)} weight schemes", "exactly one is modelled")
-    scheme = schemes[0]
-    bits, kind = scheme.get("num_bits"), scheme.get("type")
-    if (bits, kind) == (8, "float"):
-        return FP8_BLOCK if scheme.get("strategy") == "block" else FP8
-    if (bits, kind) == (4, "int") and not groups[0].get("input_activations"):
-        return int4(_group_size(scheme.get("group_size") or -1, f"{place}.group_size"))
-    raise InputError(place, f"{bits}-bit {kind} weights", "supported: 8-bit float and 4-bit int")
-
-
 def _group_size(value: Any, where: str) -> int:
     """Weights that share a scale; -1 where a whole column does."""
     if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
@@ -230,7 +365,10 @@ def _group_size(value: Any, where: str) -> int:
     return value
 
 
-def _kv_cache_is_fp8(quantization: Mapping[str, Any]) -> bool:
+def _kv_cache_dtype(quantization: Mapping[str, Any]) -> str:
     scheme = quantization.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    return bits == 8 or str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8"
+    algorithm = str(quantization.get("kv_cache_quant_algo") or "").upper()
+    if algorithm == "NVFP4" or bits == 4:
+        return "nvfp4"
+    return "fp8" if bits == 8 or algorithm == "FP8" else "bfloat16"

@@ -7,14 +7,15 @@ whose lengths, like those of the answers, are spread evenly between 0.8 and 1 of
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
-from physim.inputs.deployment import weight_bytes_per_gpu
 from physim.inputs.hardware import load_hardware
+from physim.inputs.kv_layout import token_bytes
 from physim.inputs.model_lookup import load_model
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ _CHECKPOINTS = {
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): "nvidia/Llama-3.1-8B-Instruct-FP8",
     ("Qwen/Qwen3-32B", ""): "Qwen/Qwen3-32B",
     ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
+    ("meta-llama/Llama-3.1-70B", "fp4"): "nvidia/Llama-3.3-70B-Instruct-FP4",
+    ("Qwen/Qwen3-235B-A22B-FP8", "fp8"): "Qwen/Qwen3-235B-A22B-FP8",
+    ("MiniMaxAI/MiniMax-M2.5", "fp8"): "MiniMaxAI/MiniMax-M2.5",
+    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
+    ("moonshotai/Kimi-K2.5", "int4"): "moonshotai/Kimi-K2.5",
+    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
+    ("openai/gpt-oss-120b", "fp4"): "openai/gpt-oss-120b",
 }
 _REQUESTS_PER_CLIENT = 10
 # Lengths of InferenceX: even between these shares of what is stated.
@@ -39,12 +47,16 @@ _MAX_MODEL_LEN = {2048: 2068, 9216: 9416}
 # Tokens that AIConfigurator's generator of benchmarks adds to a request's for the longest, and to a
 # prompt and all clients for a step's budget (its `rule_plugin/benchmark/vllm.rule`).
 _GENERATED_ROOM = 1500
+# Keys and values of one byte are the least that the engines of these rows keep.
+_LEAST_KV_BYTES = 1.0
 # No kernel of NVIDIA's own tables reaches more than this share of the datasheet's FLOP/s.
 _MOST_OF_PEAK = 0.85
 
 
 def read() -> pd.DataFrame:
-    """The rows of vLLM, not disaggregated, whose model physim knows, in the common form.
+    """The rows of vLLM, neither disaggregated nor data or expert parallel, in the common form.
+
+    Rows of models that physim does not know are left out.
 
     ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
     more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read.
@@ -70,11 +82,11 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     """A row in the common form; None where the model is none that is known here."""
     form = "" if not isinstance(record["precision"], str) else record["precision"]
     model = _CHECKPOINTS.get((record["model_path"], form))
-    if model is None:
+    if model is None or _is_spread(record):
         return None
     source = str(record["silicon_data_source"])
     varied = source.startswith(("source_file=2026", "db-dump"))
-    clients = float(record["batch_size"])
+    clients = _clients(source, float(record["batch_size"]))
     ttft, tpot = record["silicon_ttft_ms"] * 1e-3, record["silicon_tpot_ms"] * 1e-3
     stated_in, stated_out = float(record["isl"]), float(record["osl"])
     mean, spread = (1.0, 0.0)
@@ -95,8 +107,7 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "tp": tp,
         "weight_dtype": form or "bf16",
         "engine": "vllm",
-        # Rows of InferenceX that state no version were measured late in October 2025.
-        "engine_version": version if isinstance(version, str) else "0.11.0",
+        "engine_version": _version(version),
         # InferenceX's script asks for fp8. Its H100 rows agree with 16 bit all the same, and its
         # H200 rows serve more tokens at once than a 16-bit cache would hold.
         "kv_cache_dtype": "bfloat16" if varied and record["system"] == "h100_sxm" else "auto",
@@ -123,6 +134,38 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     }
 
 
+def _is_spread(record: Mapping[Any, Any]) -> bool:
+    """Whether attention is data parallel, or experts are spread whole over GPUs.
+
+    Where a mixture's rows do not say how often attention is repeated, it is so often that the GPUs
+    of attention are those of the experts.
+    """
+
+    def degree(field: str) -> float:
+        value = record[field]
+        return 1.0 if value is None or math.isnan(value) else max(value, 1.0)
+
+    spread, shared = degree("moe_ep_size"), degree("moe_tp_size") / degree("tp_size")
+    return max(degree("attention_dp_size"), spread, spread * shared) > 1
+
+
+def _clients(source: str, batch: float) -> float:
+    """Clients of a row: what its source says, or the requests of the only rank."""
+    said = re.search(r"silicon_concurrency=(\d+)", source)
+    return float(said[1]) if said else batch
+
+
+def _version(said: Any) -> str:
+    """The version of vLLM of a row.
+
+    Rows of InferenceX that state none were measured late in October 2025; nightly builds among them
+    are of April 2026.
+    """
+    if not isinstance(said, str):
+        return "0.11.0"
+    return "0.19.0" if said.startswith("nightly") else said
+
+
 def _limits(varied: bool, clients: int, prompt: int, output: int) -> dict[str, int | bool]:
     """The engine's limits: as InferenceX sets them, or as NVIDIA's own benchmarks are generated."""
     if varied:
@@ -144,17 +187,22 @@ def _contradiction(
     arch: ModelArch, gpu: Hardware, tp: int, rate: float, prompt: float, output: float, tpot: float
 ) -> str:
     """Why a row cannot be what it says; empty if it can."""
-    form = arch.formats.mlp
+    form = arch.weight_format
     peak = gpu.peak(form.compute) or gpu.peak("bfloat16")
     assert peak is not None  # every Hardware has bfloat16: load_hardware
     flops = rate * 2 * (arch.active_parameters - arch.embedding_parameters) * (prompt + output) / tp
     if flops > _MOST_OF_PEAK * peak:
         return f"needs {flops / peak:.0%} of the peak FLOP/s"
-    # By Little's law so many requests decode, each with its prompt and half of its answer. Keys and
-    # values of one byte are the least that any engine keeps.
+    # By Little's law so many requests decode, each with its prompt and half of its answer.
     decoding = rate * tpot * (output - 1)
-    cache = decoding * (prompt + output / 2) * arch.kv_elements_per_token(tp)
-    read_s = (weight_bytes_per_gpu(arch, tp) + cache) / gpu.memory_bandwidth
+    context = prompt + output / 2
+    cache = decoding * sum(
+        layers * token_bytes(mixer, tp, _LEAST_KV_BYTES) * min(context, mixer.window or context)
+        for mixer, layers in arch.attention_layers.items()
+    )
+    # Of routed experts a step reads those of one token at least.
+    weights = sum(form.bytes_per_weight * own for form, own in arch.visited_weights.items()) / tp
+    read_s = (weights + cache) / gpu.memory_bandwidth
     if tpot < read_s:
         return f"its tokens come in {tpot / read_s:.0%} of the time that reading memory takes"
     return ""

@@ -65,7 +65,11 @@ def draw_roofline(
 
     bandwidth = hardware.memory_bandwidth
     intensity = np.geomspace(0.5, 2e4, 200)
+    # The formats that its weights are multiplied in, and 16 bit.
+    multiplied = {form.compute for form in case.model.weight_formats} | {"bfloat16"}
     for name, peak in hardware.peak_flops:
+        if name not in multiplied:
+            continue
         roof = np.minimum(peak, intensity * bandwidth)
         axes.plot(intensity, roof / 1e12, color="0.4", lw=1)
         axes.annotate(name, (intensity[-1], peak / 1e12), ha="right", va="bottom", fontsize=7)

@@ -37,7 +37,7 @@ def serve_command(case: Case) -> str:
         ("block-size", limits.block_size),
     ):
         words += [f"--{flag}", str(value)]
-    if known.kv_cache_dtype != case.model.formats.kv_cache_dtype:
+    if known.kv_cache_dtype != case.model.kv_cache_dtype:
         words += ["--kv-cache-dtype", known.kv_cache_dtype]
     words.append("--async-scheduling" if limits.async_scheduling else "--no-async-scheduling")
     return shlex.join(words)

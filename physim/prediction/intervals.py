@@ -79,12 +79,7 @@ def least_s(case: Case) -> dict[str, float]:
     token visits at the memory's bandwidth at most; attention and all else come on top.
     """
     model, gpu, load, tp = case.model, case.gpu, case.demanded, case.deployment.parallelism.tp
-    placement, experts = Placement(model, gpu, case.deployment), model.experts
-    visited = (
-        (model.formats.attention, model.attention_parameters),
-        (model.formats.mlp, model.mlp_parameters),
-        (model.formats.experts, model.expert_parameters * (experts.per_token if experts else 0)),
-    )
+    placement, visited = Placement(model, gpu, case.deployment), model.visited_weights.items()
     new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
     prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
     read = sum(form.bytes_per_weight * weights for form, weights in visited)

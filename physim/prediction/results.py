@@ -294,7 +294,8 @@ class Prediction:
         shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
         return (
             f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
-            f"{limits.kv_tokens:,} tokens in {limits.kv_blocks:,} blocks"
+            f"{limits.reported_blocks * limits.block_size:,} tokens in "
+            f"{limits.reported_blocks:,} blocks"
         )
 
     def _repr_html_(self) -> str:

@@ -127,7 +127,7 @@ def _prediction(
         saturated=saturated,
         batch=state.batch,
         running=state.running,
-        kv_blocks=case.deployment.limits.kv_blocks,
+        kv_blocks=case.deployment.limits.reported_blocks,
         kv_use=state.kv_use,
         mixed_share=state.mixed_share,
         step_s=state.step.latency,

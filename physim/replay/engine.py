@@ -290,10 +290,12 @@ class _Loop:
         """A client sends a request, which reaches the scheduler some time later."""
         engine = self.engine
         tokens, room = request.input_tokens + request.output_tokens - 1, self.limits.kv_blocks
-        if self._blocks(tokens) > room:
+        request.fixed = self.limits.fixed_blocks(tokens)
+        needed = self._blocks(tokens) + request.fixed
+        if needed > room:
             raise InputError(
                 f"request {request.number}",
-                f"needs {self._blocks(tokens)} KV blocks and there are {room}",
+                f"needs {needed} KV blocks and there are {room}",
                 "shorten it, or give the engine more of them",
             )
         reaches = request.arrival_s + engine.front_end_s
@@ -412,8 +414,9 @@ class _Loop:
                 found = cache.found(request.path, (request.target - 1) // limits.block_size)
             cached = found * limits.block_size
             chunk = min(request.target - cached, left)
-            blocks = self._blocks(cached + chunk) - found
-            needed = self._blocks(request.target) - found if limits.whole_prompts else blocks
+            blocks = self._blocks(cached + chunk) - found + request.fixed
+            whole = self._blocks(request.target) - found + request.fixed
+            needed = whole if limits.whole_prompts else blocks
             if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
                 break
             waiting.popleft()
@@ -589,7 +592,8 @@ class _Loop:
         self.done.clear()
 
     def _give_up(self, request: Request) -> None:
-        self.cache.give_up(request.held, self._blocks(request.computed) - request.shared)
+        own = self._blocks(request.computed) - request.shared + request.fixed
+        self.cache.give_up(request.held, own)
         request.held = ()
         request.shared = 0
 

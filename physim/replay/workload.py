@@ -42,8 +42,9 @@ class Request:
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
-    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks; it was
-    # the `started`-th to start, and, had it always decoded, `began` at that count of decode steps.
+    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks, and
+    # `fixed` ones do not grow with it; it was the `started`-th to start, and, had it always
+    # decoded, `began` at that count of decode steps.
     __slots__ = (
         "arrival_s",
         "began",
@@ -54,6 +55,7 @@ class Request:
         "finished_s",
         "first_step_s",
         "first_token_s",
+        "fixed",
         "generated",
         "held",
         "input_tokens",
@@ -90,7 +92,7 @@ class Request:
         self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
             self.started
         ) = 0
-        self.preemptions = 0
+        self.preemptions = self.fixed = 0
         self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: tuple[Segment, ...] = ()

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from physim.grids.store import load_grid, tables
-from physim.inputs.architecture import SLIDING_ATTENTION, Attention
-from physim.inputs.quantization import BFLOAT16, FP8
+from physim.inputs.formats import BFLOAT16, FP8
+from physim.inputs.layers import (
+    CHUNKED_ATTENTION,
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    Attention,
+)
 from physim.step.component import Placement
+
+# The kinds of attention whose kernels these tables are of.
+KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
+
+
+def layers_by_attention(placement: Placement) -> dict[Attention, int]:
+    """Layers by their attention on keys and values, those of one shape together.
+
+    A window that no context exceeds is none.
+
+    Args:
+        placement: The model on its GPU.
+    """
+    longest = placement.deployment.limits.max_model_len
+    found: dict[Attention, int] = {}
+    for mixer, layers in placement.model.attention_layers.items():
+        if not isinstance(mixer, Attention) or mixer.kind not in KINDS:
+            continue
+        if mixer.window is not None and mixer.window >= longest:
+            mixer = replace(mixer, kind=FULL_ATTENTION, window=None)
+        found[mixer] = found.get(mixer, 0) + layers
+    return found
 
 
 def log_efficiency(
@@ -46,23 +75,25 @@ def log_efficiency(
 def window_of(attention: Attention) -> int | None:
     """Tokens that a layer looks back; None where its kernel is that of full attention.
 
-    Chunks of attention are full within: contexts beyond a chunk are refused.
+    Chunks of attention are full within.
     """
     return attention.window if attention.kind == SLIDING_ATTENTION else None
 
 
 def peak_flops(placement: Placement) -> float:
     """Peak FLOP/s of attention: an fp8 cache is multiplied by fp8 queries where a GPU can."""
-    fp8 = placement.deployment.kv_cache_dtype == "fp8"
+    fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
     return placement.peak_flops(FP8 if fp8 else BFLOAT16)
 
 
 def assumptions(placement: Placement, phase: str) -> list[str]:
     """Where attention was not measured on such a cache or with a window, a line each."""
     what, lines = f"no measured {phase.replace('_', ' ')}", []
-    if placement.deployment.kv_cache_dtype == "fp8" and _table(placement, phase) == phase:
+    own = layers_by_attention(placement)
+    is_fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
+    if own and is_fp8 and _table(placement, phase) == phase:
         lines.append(f"{what} on an fp8 cache: efficiencies of bfloat16 are used")
-    windowed = any(window_of(attention) for attention in placement.model.attention_layers)
+    windowed = any(window_of(attention) for attention in own)
     if windowed and _table(placement, f"{phase}_window") not in tables(placement.grids):
         lines.append(f"{what} with a window: efficiencies of full attention are used")
     return lines
@@ -71,5 +102,5 @@ def assumptions(placement: Placement, phase: str) -> list[str]:
 def _table(placement: Placement, name: str) -> str:
     """A table, that of the KV cache's format if there is one."""
     on_fp8 = f"{name}_fp8_kv"
-    fp8 = placement.deployment.kv_cache_dtype == "fp8"
+    fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
     return on_fp8 if fp8 and on_fp8 in tables(placement.grids) else name

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from physim.grids.store import gpu_or_stand_in
-from physim.inputs.architecture import Attention, ModelArch
+from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
+from physim.inputs.formats import WeightFormat
 from physim.inputs.hardware import Hardware
-from physim.inputs.quantization import BFLOAT16, WeightFormat
+from physim.inputs.layers import Attention
 from physim.step.rows import Row
 
 # What a picture of a part goes along.
@@ -62,12 +63,16 @@ class Placement:
         """Query heads and KV heads on one GPU; KV heads are replicated where they are fewer."""
         return attention.heads // self.tp, max(attention.kv_heads // self.tp, 1)
 
-    def peak_flops(self, form: WeightFormat) -> float:
-        """Peak FLOP/s for weights of a format.
+    def multiplied(self, form: WeightFormat) -> WeightFormat:
+        """How the GPU multiplies weights of a format.
 
-        A GPU without tensor cores for it keeps the weights and multiplies in 16 bit.
+        One without tensor cores for it keeps the weights and multiplies in 16 bit.
         """
-        peak = self.gpu.peak(form.compute) or self.gpu.peak(BFLOAT16.compute)
+        return form if self.gpu.peak(form.compute) else form.stored
+
+    def peak_flops(self, form: WeightFormat) -> float:
+        """Peak FLOP/s for weights of a format."""
+        peak = self.gpu.peak(self.multiplied(form).compute)
         assert peak is not None  # every Hardware has bfloat16: load_hardware
         return peak
 

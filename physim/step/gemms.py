@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid, tables
-from physim.inputs.quantization import WeightFormat
+from physim.inputs.formats import WeightFormat
 from physim.step.component import Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.rows import SizeRow
@@ -39,10 +42,10 @@ def gemm_row(
         correction: The correction that multiplies it,
         compute_correction: and the one that takes over where FLOP/s bound it; None for the same.
     """
-    gpu, peak = placement.gpu, placement.peak_flops(form)
-    activation_bytes = 1.0 if form.quantizes_activations and gpu.peak(form.compute) else 2.0
+    gpu, peak, form = placement.gpu, placement.peak_flops(form), placement.multiplied(form)
+    activation_bytes = form.activation_bytes
     work = roofline.gemm(TOKENS, n, k, form.bytes_per_weight, activation_bytes)
-    measured = load_grid(placement.grids, _table(placement.grids, form)).at(n=n, k=k)
+    measured = load_grid(placement.grids, gemm_table(placement.grids, form)).at(n=n, k=k)
     return SizeRow(
         name=name,
         part=part,
@@ -65,6 +68,64 @@ def gemm_row(
     )
 
 
-def _table(grids: str, form: WeightFormat) -> str:
-    table = f"gemm_{form.compute}"
-    return table if table in tables(grids) else "gemm_bfloat16"
+def linear_rows(
+    placement: Placement,
+    *parts: str,
+    correction: str = "gemm_memory",
+    compute_correction: str | None = "gemm_compute",
+) -> Iterator[SizeRow]:
+    """The linear layers of some parts of a step; those of one shape are one row.
+
+    Args:
+        placement: The model on its GPU.
+        parts: The parts.
+        correction: As `gemm_row` takes it,
+        compute_correction: likewise.
+    """
+    layers: Counter[tuple[str, str, float, float, WeightFormat]] = Counter()
+    for group in placement.model.groups:
+        for linear in group.linears:
+            if linear.part in parts:
+                shape = linear.on_gpu(placement.tp)
+                layers[linear.name, linear.part, *shape, linear.form] += group.layers
+    for (name, part, n, k, form), count in layers.items():
+        yield gemm_row(
+            placement,
+            *(name, part, count, n, k, form),
+            correction=correction,
+            compute_correction=compute_correction,
+        )
+
+
+def format_notes(placement: Placement, form: WeightFormat) -> list[str]:
+    """What stands for what where weights of a format are multiplied, a line each.
+
+    Args:
+        placement: The model on its GPU.
+        form: The format.
+    """
+    lines, taken = [], placement.multiplied(form)
+    if taken != form:
+        lines.append(
+            f"{placement.gpu.key} has no {form.compute} tensor cores: {form.name} weights, 16-bit "
+            "compute"
+        )
+    linears = (one for group in placement.model.groups for one in group.linears if one.part)
+    if form.name == "bfloat16" or not any(linear.form == form for linear in linears):
+        return lines
+    table = gemm_table(placement.grids, taken).removeprefix("gemm_")
+    if table != form.name and taken == form:
+        lines.append(f"no measured {form.name} GEMM: efficiencies of {table} are used")
+    return lines
+
+
+def gemm_table(grids: str, form: WeightFormat) -> str:
+    """The measured table that stands for GEMMs of a format.
+
+    Args:
+        grids: The GPU whose tables they are.
+        form: The format, as the GPU multiplies it.
+    """
+    known = tables(grids)
+    names = (f"gemm_{one}" for one in form.gemm_tables)
+    return next((name for name in names if name in known), "gemm_bfloat16")

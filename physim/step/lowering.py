@@ -17,6 +17,7 @@ from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
+from physim.step.gemms import format_notes
 from physim.step.host import PART as HOST
 from physim.step.host import Host
 from physim.step.rows import DecodeRow, DecodeRows, PrefillRow, PrefillRows, Row, SizeRow, SizeRows
@@ -150,7 +151,6 @@ def _filled_up(column: Sequence[Number]) -> np.ndarray:
 def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> list[str]:
     """Where a lowered model leans on physics because nothing was measured, one line each."""
     placement = Placement(model, gpu, deployment)
-    formats = model.formats
     lines = [model.note] if model.note else []
     if placement.grids != gpu.key:
         lines.append(
@@ -158,11 +158,4 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
         )
     lines += [deployment.profile.note] if deployment.profile.note else []
     lines += [line for component in COMPONENTS for line in component.assumptions(placement)]
-    used = [formats.attention, formats.mlp, *([formats.experts] if model.experts else [])]
-    if any(form.name == "int4" for form in used):
-        lines.append("no measured 4-bit GEMM: efficiencies of bfloat16 are used")
-    if any(form.name == "fp8_block" for form in used) and gpu.peak("fp8"):
-        lines.append("no measured block-scaled fp8 GEMM: efficiencies of per-tensor fp8 are used")
-    if any(form.compute == "fp8" and gpu.peak("fp8") is None for form in used):
-        lines.append(f"{gpu.key} has no fp8 tensor cores: fp8 weights, 16-bit compute")
-    return lines
+    return lines + [line for form in model.weight_formats for line in format_notes(placement, form)]

@@ -124,11 +124,9 @@ def _matrix_efficiency(case: Case, model: StepModel, kind: str) -> float:
     else:
         tokens, step = _BATCH, model.batch(decode_requests=_BATCH, context=_CONTEXT)
     seconds = float(total_seconds(model, step)[0])
-    form = arch.formats.experts if arch.experts else arch.formats.mlp
+    form = arch.weight_format
     peak = case.gpu.peak(form.compute) or dict(case.gpu.peak_flops)["bfloat16"]
-    weights = arch.attention_parameters + arch.mlp_parameters
-    weights += arch.expert_parameters * (arch.experts.per_token if arch.experts else 0)
-    flops = 2.0 * tokens * weights / case.deployment.parallelism.tp
+    flops = 2.0 * tokens * sum(arch.visited_weights.values()) / case.deployment.parallelism.tp
     return float(f"{flops / (seconds * peak):.4g}")
 
 

@@ -119,7 +119,7 @@ def trained_physics_basis(
     tp, hidden, layers = deployment.parallelism.tp, model.hidden_size, model.layers
     dim = hidden // model.attention.heads
     kv_dim, heads = model.attention.kv_heads * dim, model.attention.heads / tp
-    format_ = (model.formats.experts if model.experts else model.formats.mlp).compute
+    format_ = model.weight_format.compute
     flops = (gpu.peak(format_) or dict(gpu.peak_flops)["bfloat16"]) * MICROSECOND
     bandwidth = gpu.memory_bandwidth * MICROSECOND
     of_token = layers * 2 * hidden * (2 * hidden + 2 * kv_dim) / tp

@@ -16,9 +16,11 @@ from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections.fields import Corrections
+from physim.errors import InputError
 from physim.inputs.architecture import ModelArch
 from physim.inputs.case import Case
 from physim.inputs.hardware import Hardware
+from physim.inputs.layers import Attention
 from physim.inputs.parallelism import Parallelism
 from physim.kept import kept
 from physim.prediction.arrays import step_model_of
@@ -47,7 +49,7 @@ def write_mfu_grids(folder: Path, case: Case, corrections: Corrections, blis_gpu
         blis_gpu: BLIS's name of the GPU, in lower case.
     """
     arch, gpu, deployment = case.model, case.gpu, case.deployment
-    attention, tp = arch.attention, deployment.parallelism.tp
+    attention, tp = _attention(arch), deployment.parallelism.tp
     shape = f"{attention.heads}-{attention.kv_heads}-{attention.head_dim}"
     alone = dataclasses.replace(deployment, parallelism=Parallelism())
     sharded = step_model_of(case, corrections)
@@ -65,6 +67,19 @@ def write_mfu_grids(folder: Path, case: Case, corrections: Corrections, blis_gpu
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [f"{columns},latency_us,mfu", *rows]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _attention(arch: ModelArch) -> Attention:
+    """The attention that the grids are of.
+
+    Raises:
+        InputError: The model has none on keys and values of KV heads.
+    """
+    if not isinstance(arch.attention, Attention):
+        raise InputError(
+            arch.name, f"BLIS's grids have no place for {arch.attention.kind}", "use --format json"
+        )
+    return arch.attention
 
 
 def _row(key: str, seconds: float, flops: float, peak: float) -> str:
@@ -102,7 +117,7 @@ def _prefill(model: StepModel, arch: ModelArch, gpu: Hardware) -> list[str]:
     length = np.array(_LENGTHS, float)
     prompts = model.batch(prefill_requests=np.ones_like(length), chunk=length)
     seconds = named_seconds(model, prompts)["prefill_attention"] / arch.layers
-    shape = arch.attention
+    shape = _attention(arch)
     flops, _ = roofline.prefill_attention(1.0, length, shape.heads, shape.kv_heads, shape.head_dim)
     return [
         _row(f"{_DTYPE},{tokens}", one, work, _peak(gpu))
@@ -121,7 +136,8 @@ def _decode(model: StepModel, arch: ModelArch, gpu: Hardware, tp: int) -> list[s
         windows=np.full_like(model.ops.windows, np.inf),
     )
     seconds = named_seconds(model, decodes)["decode_attention"] / arch.layers
-    flops = 4.0 * request * context * arch.attention.heads / tp * arch.attention.head_dim
+    shape = _attention(arch)
+    flops = 4.0 * request * context * shape.heads / tp * shape.head_dim
     return [
         _row(f"{_DTYPE},{_DTYPE},{batch},{tokens}", one, work, _peak(gpu))
         for batch, tokens, one, work in zip(

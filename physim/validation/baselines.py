@@ -86,8 +86,9 @@ def ridge(observed: Observed, seen: Rows) -> Logs:
     weights = np.array([case.deployment.weight_bytes for case in observed.cases])
     kv = np.array(
         [
-            case.deployment.kv_cache_bytes
-            * case.model.kv_elements_per_token(case.deployment.parallelism.tp)
+            case.model.kv_bytes_per_token(
+                case.deployment.parallelism.tp, case.deployment.kv_cache_bytes
+            )
             for case in observed.cases
         ]
     )

@@ -8,15 +8,19 @@ of a step's time they are, and where its figures come from. All that needs every
 from physim.step.component import Component
 from physim.step.components import (
     all_reduce,
+    compressed_attention,
     decode_attention,
     elementwise,
     experts,
     gpu_idle,
+    latent_attention,
     lm_head,
     mlp,
     prefill_attention,
     projections,
+    recurrent,
     sampling,
+    sparse_attention,
 )
 
 COMPONENTS: tuple[Component, ...] = (
@@ -25,6 +29,10 @@ COMPONENTS: tuple[Component, ...] = (
     experts.COMPONENT,
     prefill_attention.COMPONENT,
     decode_attention.COMPONENT,
+    latent_attention.COMPONENT,
+    sparse_attention.COMPONENT,
+    compressed_attention.COMPONENT,
+    recurrent.COMPONENT,
     elementwise.COMPONENT,
     all_reduce.COMPONENT,
     lm_head.COMPONENT,

@@ -9,6 +9,7 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid
+from physim.inputs.layers import Attention
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
 from physim.step.rows import Row, SizeRow
@@ -33,7 +34,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         part="all_reduce",
         size="message_bytes",
         # After attention and after the MLP of each layer, and after the sharded embedding.
-        count=2.0 * placement.model.layers + 1.0,
+        count=2.0 * placement.model.reduced_layers + 1.0,
         bytes=float(roofline.all_reduce(1.0, tp)),
         bandwidth=link,
         log_seconds=np.log(
@@ -42,6 +43,24 @@ def _lower(placement: Placement) -> Iterator[Row]:
         correction="all_reduce",
         is_bent=True,
     )
+    spanning = sum(
+        layers
+        for mixer, layers in placement.model.attention_layers.items()
+        if isinstance(mixer, Attention) and mixer.norm_spans_heads
+    )
+    if spanning:
+        # Two 32-bit sums of squares a token: as long as the smallest message takes.
+        least = curve.resampled(message_bytes=np.array([LEAST_MESSAGE_BYTES]))
+        sent = roofline.all_reduce(LEAST_MESSAGE_BYTES, tp) / link
+        yield SizeRow(
+            name="norm_all_reduce",
+            part="all_reduce",
+            count=spanning,
+            bytes=8.0,
+            fixed_seconds=SKEW_S + float(sent / np.exp(least[0])),
+            bandwidth=link,
+            correction="all_reduce",
+        )
 
 
 def _assumptions(placement: Placement) -> list[str]:

@@ -7,8 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.inputs.architecture import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
-from physim.step.attention import assumptions, log_efficiency, peak_flops
+from physim.step.attention import (
+    KINDS,
+    assumptions,
+    layers_by_attention,
+    log_efficiency,
+    peak_flops,
+)
 from physim.step.component import Component, Part, Placement
 from physim.step.components.elementwise import KERNEL_S
 from physim.step.curves import CONTEXT, REQUESTS, rising_log_seconds
@@ -19,16 +24,12 @@ from physim.step.rows import DecodeRow, Row
 # L2 cache, up to twice as fast; in an engine a layer's come from memory every time.
 FROM_MEMORY = 0.92
 
-_KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
-
 
 def _lower(placement: Placement) -> Iterator[Row]:
     kv_bytes = placement.deployment.kv_cache_bytes
     peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
-    for attention, layers in placement.model.attention_layers.items():
-        if attention.kind not in _KINDS:
-            continue
-        (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
+    for attention, layers in layers_by_attention(placement).items():
+        (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
         efficiency = log_efficiency(
             placement, "decode_attention", attention, REQUESTS * kv_heads, CONTEXT
         )
@@ -52,14 +53,6 @@ def _lower(placement: Placement) -> Iterator[Row]:
         )
 
 
-def _assumptions(placement: Placement) -> list[str]:
-    lines = assumptions(placement, "decode_attention")
-    window = placement.model.window
-    if window and window < placement.deployment.limits.max_model_len:
-        lines.append("KV blocks of layers with a window are counted as if they looked back on all")
-    return lines
-
-
 COMPONENT = Component(
     name="decode_attention",
     parts=(
@@ -72,6 +65,6 @@ COMPONENT = Component(
     ),
     lower=_lower,
     source="generation attention tables of aiconfigurator-core 0.12.0",
-    attention_kinds=_KINDS,
-    assumptions=_assumptions,
+    attention_kinds=KINDS,
+    assumptions=lambda placement: assumptions(placement, "decode_attention"),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from physim.inputs.architecture import LayerGroup, ModelArch
+from physim.inputs.formats import BYTES_16_BIT
+from physim.inputs.layers import Attention, LayerGroup, LinearAttention, StateSpace
 from physim.step.component import Component, Part, Placement
 from physim.step.rows import Row, SizeRow
 
@@ -18,12 +19,9 @@ STREAM_EFFICIENCY = 0.85
 def _lower(placement: Placement) -> Iterator[Row]:
     moved, kernels = 0.0, 0
     for group in placement.model.groups:
-        queries, keys = (
-            heads * group.attention.head_dim for heads in placement.heads(group.attention)
-        )
-        own_moved, own_kernels = _layer(placement.model, group, placement.tp, queries, keys)
-        moved += group.layers * own_moved
-        kernels += group.layers * own_kernels
+        for values, count, casts in (_of_mixer(placement, group), _of_mlp(placement, group)):
+            moved += group.layers * (2.0 * values + casts)
+            kernels += group.layers * count
     yield SizeRow(
         name="elementwise",
         part="elementwise",
@@ -36,36 +34,72 @@ def _lower(placement: Placement) -> Iterator[Row]:
     )
 
 
-def _layer(
-    model: ModelArch, group: LayerGroup, tp: int, queries: int, keys: int
-) -> tuple[float, int]:
-    """Bytes that a layer's kernels read and write for each token, and how many there are."""
-    hidden, experts, formats = model.hidden_size, group.experts, model.formats
-    # Two norms with the residual added (read two, write two), rotary embedding in place, the
-    # write of keys and values to the cache.
-    values = 8.0 * hidden + 2 * (queries + keys) + 4 * keys
-    kernels = 4
-    if model.qk_norm:
-        values += 2 * (queries + keys)
+# Numbers that a layer's kernels read and write for each token, how many kernels there are, and the
+# bytes of casts before GEMMs.
+_Vectors = tuple[float, int, float]
+
+
+def _of_mixer(placement: Placement, group: LayerGroup) -> _Vectors:
+    """About attention, or what stands for it."""
+    mixer, tp, hidden = group.attention, placement.tp, placement.model.hidden_size
+    if mixer is None:
+        return 0.0, 0, 0.0
+    # A norm with the residual added: read two, write two.
+    values, kernels, enters = 4.0 * hidden, 1, 0.0
+    if isinstance(mixer, Attention):
+        heads, kv_heads = placement.heads(mixer)
+        queries, keys = heads * mixer.head_dim, kv_heads * mixer.mean_dim
+        # Rotary embedding in place, the write of keys and values to the cache.
+        values += 2 * (queries + keys) + 4 * keys
+        kernels += 2
+        if placement.model.qk_norm:
+            values += 2 * (queries + keys)
+            kernels += 1
+        enters = float(heads * mixer.values)
+    elif isinstance(mixer, LinearAttention | StateSpace):
+        # The norm of the output with its gate: read two, write one.
+        width = mixer.value_dim if isinstance(mixer, LinearAttention) else mixer.head_dim
+        enters = mixer.heads * width / tp
+        values += 3 * enters
         kernels += 1
-    # Gate times up: read two, write one; without a gate, read and write one. The expert kernels'
-    # tables hold their own.
-    width = (experts.shared_intermediate_size if experts else group.intermediate_size) / tp
-    values += model.mlp_matrices * width
-    kernels += 1 if width else 0
+    else:
+        # All else of latent and compressed attention is in its measured time.
+        enters = mixer.heads * mixer.head_dim / tp
+    casts, more = _casts(placement, group, "qkv", hidden + enters, 2)
+    return values, kernels + more, casts
+
+
+def _of_mlp(placement: Placement, group: LayerGroup) -> _Vectors:
+    """About a dense MLP or experts."""
+    model, tp, experts = placement.model, placement.tp, group.experts
+    if experts is None and not group.intermediate_size:
+        return 0.0, 0, 0.0
+    # A norm with the residual added; gate times up: read two, write one; without a gate, read and
+    # write one. The expert kernels' tables hold their own.
+    shared = experts.shared_intermediate_size if experts else 0
+    width = (shared + group.intermediate_size) / tp
+    values = 4.0 * model.hidden_size + model.mlp_matrices * width
+    kernels = 2 if width else 1
     if experts:
         # Top-k of the router, and the sum with the shared expert.
-        values += 2 * experts.count + 3 * hidden
+        values += 2 * experts.count + 3 * model.hidden_size
         kernels += 2
-    moved = 2.0 * values
-    # A cast to fp8 before a GEMM reads 16 bit and writes 8.
-    if formats.attention.quantizes_activations:
-        moved += 3.0 * (hidden + queries)
-        kernels += 2
-    if formats.mlp.quantizes_activations:
-        moved += 3.0 * (hidden + width)
-        kernels += 2 if width else 0
-    return moved, kernels
+    entering = model.hidden_size + width
+    casts, more = _casts(placement, group, "mlp", entering, 2 if width else 0)
+    return values, kernels + more, casts
+
+
+def _casts(
+    placement: Placement, group: LayerGroup, part: str, entering: float, kernels: int
+) -> tuple[float, int]:
+    """Bytes of the casts before the GEMMs of a part for each token, and their kernels.
+
+    A cast reads 16 bit and writes what the GEMM takes.
+    """
+    form = placement.multiplied(group.form(part))
+    if not form.quantizes_activations:
+        return 0.0, 0
+    return (BYTES_16_BIT + form.activation_bytes) * entering, kernels
 
 
 COMPONENT = Component(

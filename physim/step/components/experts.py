@@ -7,6 +7,7 @@ many of a step's tokens do, and under which spread the measured time is taken.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,43 +15,38 @@ import numpy as np
 from physim import roofline
 from physim.errors import InputError
 from physim.grids.store import load_expert_grid, tables
-from physim.inputs.architecture import Experts
 from physim.inputs.deployment import EXPERT_LOADS
-from physim.inputs.quantization import BFLOAT16, WeightFormat
+from physim.inputs.formats import WeightFormat
+from physim.inputs.layers import Experts
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising_log_seconds
-from physim.step.gemms import gemm_row
+from physim.step.gemms import linear_rows
 from physim.step.rows import Row, SizeRow
 
-# Expert kernel of what was not measured.
-_STAND_IN = "bfloat16_triton"
+# Kernels of experts, those that an engine prefers where it has the choice first: of FlashInfer, of
+# Marlin (which multiplies in 16 bit) and of Triton.
+_KERNELS = ("flashinfer", "marlin", "triton")
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    hidden = placement.model.hidden_size
+    # The router, and the projections to and from narrower experts.
+    yield from linear_rows(placement, "experts", correction="experts", compute_correction=None)
+    layers: Counter[Experts] = Counter()
     for group in placement.model.groups:
-        if group.experts is None:
-            continue
-        yield gemm_row(
-            placement,
-            "router",
-            "experts",
-            group.layers,
-            group.experts.count,
-            hidden,
-            BFLOAT16,
-            correction="experts",
-            compute_correction=None,
-        )
-        yield _grouped_gemms(placement, group.experts, group.layers)
+        if group.experts:
+            layers[group.experts] += group.layers
+    for experts, count in layers.items():
+        yield _grouped_gemms(placement, experts, count)
 
 
 def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeRow:
-    hidden, form = placement.model.hidden_size, placement.model.formats.experts
-    width = experts.intermediate_size / placement.tp
+    hidden = experts.hidden_size or placement.model.hidden_size
+    form = placement.multiplied(experts.form)
+    width, matrices = experts.intermediate_size / placement.tp, experts.matrices
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
     work = roofline.experts(
-        TOKENS, hidden, width, experts.count, experts.per_token, form.bytes_per_weight
+        *(TOKENS, hidden, width, experts.count, experts.per_token, form.bytes_per_weight),
+        matrices=matrices,
     )
     bound = np.asarray(roofline.seconds(work, peak, bandwidth))
     measured = _tables(placement, form)
@@ -71,9 +67,9 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
         name="experts",
         part="experts",
         count=layers,
-        flops=6 * experts.per_token * hidden * width,
+        flops=2 * matrices * experts.per_token * hidden * width,
         bytes=2 * roofline.BYTES_16_BIT * hidden,
-        expert_bytes=3 * hidden * width * form.bytes_per_weight,
+        expert_bytes=matrices * hidden * width * form.bytes_per_weight,
         experts=experts.count,
         experts_per_token=experts.per_token,
         peak_flops=peak,
@@ -117,29 +113,45 @@ def _tables(placement: Placement, form: WeightFormat) -> dict[float, str]:
     Raises:
         InputError: There is none.
     """
-    own = {"int4": "marlin", "bfloat16": "triton"}.get(form.name, placement.deployment.moe_kernel)
-    for kernel in (f"{form.name.removesuffix('_block')}_{own}", _STAND_IN):
-        names = {spread: f"moe_{kernel}_{load}" for spread, load in EXPERT_LOADS.items()}
-        found = {x: name for x, name in names.items() if name in tables(placement.grids)}
-        if found:
-            return found
+    asked, known = placement.deployment.moe_kernel, tables(placement.grids)
+    kernels = (asked, *(kernel for kernel in _KERNELS if kernel != asked))
+    for measured in form.expert_tables:
+        for kernel in kernels:
+            names = {
+                spread: f"moe_{measured}_{kernel}_{load}" for spread, load in EXPERT_LOADS.items()
+            }
+            found = {spread: name for spread, name in names.items() if name in known}
+            if found:
+                return found
     raise InputError(
         f"grids of {placement.grids}", "hold no expert layers", "run `physim grids build`"
     )
 
 
 def _assumptions(placement: Placement) -> list[str]:
-    if not placement.model.experts:
-        return []
-    form, lines = placement.model.formats.experts, []
-    measured = _tables(placement, form)
-    if form.name != "bfloat16" and all(_STAND_IN in name for name in measured.values()):
-        lines.append("no measured expert kernel for this format: that of bfloat16 is used")
-    if placement.deployment.expert_load < min(measured):
-        lines.append(
-            f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"
-        )
+    lines = []
+    forms = dict.fromkeys(one.experts.form for one in placement.model.groups if one.experts)
+    for form in forms:
+        measured = _tables(placement, placement.multiplied(form))
+        name = next(iter(measured.values()))
+        same = form.expert_tables[0]
+        if not name.startswith(f"moe_{same}_") and not (
+            # Per-channel and block fp8 experts run through one kernel.
+            {same, _measured_format(name)} <= {"fp8", "fp8_block"}
+        ):
+            taken = _measured_format(name)
+            lines.append(f"no measured expert kernel for {form.name}: that of {taken} is used")
+        if placement.deployment.expert_load < min(measured):
+            lines.append(
+                f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"
+            )
     return lines
+
+
+def _measured_format(table: str) -> str:
+    """The format of a table of experts, of its name."""
+    kernel = next(kernel for kernel in _KERNELS if f"_{kernel}_" in table)
+    return table.removeprefix("moe_").split(f"_{kernel}_")[0]
 
 
 COMPONENT = Component(

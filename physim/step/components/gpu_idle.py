@@ -31,7 +31,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         part="step_overhead",
         size="has_prefill",
         count=1.0,
-        seconds=placement.model.layers * LAYER_OVERHEAD_S,
+        seconds=sum(placement.model.attention_layers.values()) * LAYER_OVERHEAD_S,
         correction="layer_overhead",
     )
 

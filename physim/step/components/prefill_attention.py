@@ -7,26 +7,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.inputs.architecture import (
-    CHUNKED_ATTENTION,
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
+from physim.step.attention import (
+    KINDS,
+    assumptions,
+    layers_by_attention,
+    log_efficiency,
+    peak_flops,
+    window_of,
 )
-from physim.step.attention import assumptions, log_efficiency, peak_flops, window_of
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import CHUNK, REQUESTS, rising_log_seconds
 from physim.step.rows import PrefillRow, Row
-
-_KINDS = (FULL_ATTENTION, SLIDING_ATTENTION, CHUNKED_ATTENTION)
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
     kv_bytes = placement.deployment.kv_cache_bytes
     peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
-    for attention, layers in placement.model.attention_layers.items():
-        if attention.kind not in _KINDS:
-            continue
-        (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
+    for attention, layers in layers_by_attention(placement).items():
+        (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
         window = window_of(attention)
         efficiency = log_efficiency(
             placement, "prefill_attention", attention, REQUESTS * heads, CHUNK
@@ -67,6 +65,6 @@ COMPONENT = Component(
     ),
     lower=_lower,
     source="context attention tables of aiconfigurator-core 0.12.0",
-    attention_kinds=_KINDS,
+    attention_kinds=KINDS,
     assumptions=lambda placement: assumptions(placement, "prefill_attention"),
 )

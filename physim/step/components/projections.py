@@ -1,27 +1,16 @@
-"""The projections about attention: queries, keys and values in one GEMM, and the output."""
+"""The projections about attention: queries, keys and values, what else there is, and the output."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from physim.step.component import Component, Part, Placement
-from physim.step.gemms import gemm_row
+from physim.step.gemms import linear_rows
 from physim.step.rows import Row
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    model = placement.model
-    shapes: Counter[tuple[int, int]] = Counter()
-    for attention, layers in model.attention_layers.items():
-        (heads, kv_heads), dim = placement.heads(attention), attention.head_dim
-        shapes[(heads + 2 * kv_heads) * dim, heads * dim] += layers
-    for (columns, queries), layers in shapes.items():
-        form, hidden = model.formats.attention, model.hidden_size
-        yield gemm_row(placement, "qkv", "qkv", layers, columns, hidden, form)
-        yield gemm_row(
-            placement, "attention_output", "attention_output", layers, hidden, queries, form
-        )
+    yield from linear_rows(placement, "qkv", "attention_output")
 
 
 COMPONENT = Component(

@@ -1,0 +1,107 @@
+"""The fields of a ``config.json``, checked as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from physim.errors import InputError
+
+
+class ConfigFields:
+    """A configuration whose fields are checked as they are read.
+
+    Args:
+        fields: The configuration.
+        where: Its path or name, for messages.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], where: str) -> None:
+        self.fields, self.where = fields, where
+
+    def has(self, field: str) -> bool:
+        """Whether a field is there, and not null, false, zero or empty."""
+        return bool(self.fields.get(field))
+
+    def count(self, field: str, default: int | None = None) -> int:
+        """A positive integer."""
+        return self._integer(field, default, minimum=1)
+
+    def at_least_zero(self, field: str, default: int) -> int:
+        """An integer that may be zero."""
+        return self._integer(field, default, minimum=0)
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        """A truth value."""
+        value = self.fields.get(field)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise InputError(
+                f"{self.where}: {field}", f"{value!r} is not true or false", "correct it"
+            )
+        return value
+
+    def entries(self, field: str) -> list[Any]:
+        """A list, empty where absent."""
+        value = self.fields.get(field) or []
+        if not isinstance(value, list):
+            raise InputError(f"{self.where}: {field}", "is not a list", "pass a list or remove it")
+        return value
+
+    def part(self, field: str) -> ConfigFields:
+        """A JSON object within, empty where absent."""
+        value = self.fields.get(field) or {}
+        if not isinstance(value, Mapping):
+            raise InputError(f"{self.where}: {field}", "is not a JSON object", "correct it")
+        return ConfigFields(value, f"{self.where}: {field}")
+
+    def layer_numbers(self, field: str) -> Sequence[int]:
+        """Numbers of layers, counted from 0."""
+        found, layers = self.entries(field), self.count("num_hidden_layers")
+        for one in found:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one < layers:
+                raise InputError(
+                    f"{self.where}: {field}",
+                    f"names {one!r}, and the model has layers 0 to {layers - 1}",
+                    "correct it",
+                )
+        return found
+
+    def of_layers(self, field: str, layers: int) -> list[Any]:
+        """A list with an entry for each layer, empty where absent; a longer one is cut.
+
+        Configurations list the layers of multi-token prediction after the model's own.
+        """
+        found = self.entries(field)
+        if found and len(found) < layers:
+            raise InputError(
+                f"{self.where}: {field}",
+                f"names {len(found)} layers, and num_hidden_layers is {layers}",
+                "correct one of them",
+            )
+        return found[:layers]
+
+    def count_of_layer(self, field: str, layers: int, layer: int) -> int:
+        """The integer of a layer in a list of at least zero, in which each layer has one."""
+        found = self.of_layers(field, layers)
+        value = found[layer] if found else None
+        return ConfigFields({field: value}, self.where)._integer(field, None, minimum=0)
+
+    def _integer(self, field: str, default: int | None, minimum: int) -> int:
+        value = self.fields.get(field)
+        if value is None:
+            value = default
+        if value is None:
+            raise InputError(
+                f"{self.where}: {field}",
+                "is missing",
+                "add it, or pass the model's full config.json",
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise InputError(
+                f"{self.where}: {field}",
+                f"{value!r} is not an integer of at least {minimum}",
+                "correct it",
+            )
+        return value

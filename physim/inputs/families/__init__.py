@@ -1,0 +1,126 @@
+"""Families of models by their class in a configuration's ``architectures``, and their reader."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from physim.errors import InputError
+from physim.inputs.architecture import ModelArch
+from physim.inputs.config_fields import ConfigFields
+from physim.inputs.families import latent, mixtures, recurrent, standard
+from physim.inputs.families.family import Family, Reading, grouped, layer_of
+from physim.inputs.quantization import Quantization
+
+FAMILIES: dict[str, Family] = {
+    **standard.FAMILIES,
+    **mixtures.FAMILIES,
+    **latent.FAMILIES,
+    **recurrent.FAMILIES,
+}
+_MOST_LAYERS = 1000
+
+# Fields that change what a layer computes, and the families of which they are read.
+_FIELDS = {
+    "kv_lora_rank": ("multi-head latent attention (MLA)", (latent, recurrent)),
+    "ssm_cfg": ("a state-space layer", ()),
+    "mamba_d_state": ("a state-space layer", ()),
+    "mamba_d_ssm": ("a state-space layer", ()),
+    "ssm_state_size": ("a state-space layer", (recurrent,)),
+    "linear_num_key_heads": ("a linear-attention layer", (recurrent,)),
+    "index_topk": ("sparse attention", (latent,)),
+    "n_shared_experts": ("a shared expert", (mixtures, latent, recurrent)),
+}
+
+
+def read_architecture(
+    config: Mapping[str, Any], where: str, read_as: str | None = None
+) -> ModelArch:
+    """A model's shape from the fields of its ``config.json``.
+
+    Args:
+        config: The parsed file.
+        where: Its path or name, for messages.
+        read_as: The architecture class whose layout it is read by, whatever it says it is.
+
+    Raises:
+        InputError: A field is missing or out of range, or the architecture or its quantisation
+            is not one that physim models. Nothing is approximated silently.
+    """
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise InputError(
+            f"{where}: architectures", "is missing", "pass the model's full config.json"
+        )
+    text = config.get("text_config")
+    merged = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    says = str(architectures[0])
+    family = _family(says, read_as, where)
+    _check_fields(merged, read_as or says, where)
+    model = _read(ConfigFields(merged, where), family)
+    if read_as and read_as != says:
+        model = replace(model, note=f"{says} is read as {read_as}, as was asked for")
+    return model
+
+
+def _family(says: str, read_as: str | None, where: str) -> Family:
+    family = FAMILIES.get(read_as or says)
+    if family is None and read_as:
+        raise InputError(f"as {read_as}", "is not modelled", _supported())
+    if family is None:
+        near = difflib.get_close_matches(says, FAMILIES, n=1) or ["LlamaForCausalLM"]
+        raise InputError(
+            f"{where}: architectures",
+            f"{says} is not modelled",
+            f"if its layers are laid out like those of {near[0]}, read it as that "
+            f"(--as {near[0]}, read_as in Python); {_supported()}",
+        )
+    return family
+
+
+def _check_fields(fields: Mapping[str, Any], name: str, where: str) -> None:
+    """Refuses what the family's reader would pass over.
+
+    Raises:
+        InputError: A field names a kind of layer that the family has none of.
+    """
+    for field, (meaning, rooms) in _FIELDS.items():
+        if fields.get(field) and not any(name in room.FAMILIES for room in rooms):
+            raise InputError(
+                f"{where}: {field}",
+                f"says that there is {meaning}, of which {name} has none",
+                f"correct it, or read the model as a class that has it (--as); {_supported()}",
+            )
+
+
+def _supported() -> str:
+    return f"supported: {', '.join(sorted(FAMILIES))}"
+
+
+def _read(config: ConfigFields, family: Family) -> ModelArch:
+    layers = family.layers(config)
+    if layers > _MOST_LAYERS:
+        raise InputError(
+            f"{config.where}: num_hidden_layers",
+            f"{layers} are more than any model has",
+            "correct it",
+        )
+    quantization = Quantization(config.fields, layers, config.where)
+    reading = Reading(config, quantization, layers)
+    vision = config.fields.get("vision_config")
+    encoder = family.vision(config, config.part("vision_config")) if vision else 0
+    return ModelArch(
+        name=config.where,
+        groups=grouped([layer_of(family, reading, layer) for layer in range(layers)]),
+        hidden_size=reading.hidden,
+        vocab_size=config.count("vocab_size"),
+        max_position=config.count("max_position_embeddings", 4096),
+        tied_embeddings=config.flag("tie_word_embeddings", family.tied_by_default),
+        qk_norm=family.qk_norm or config.flag("use_qk_norm"),
+        gated_mlp=family.gated_mlp,
+        vision_parameters=encoder,
+        vision_is_replicated=family.vision_is_replicated,
+        kv_cache_dtype=quantization.kv_cache_dtype,
+    )

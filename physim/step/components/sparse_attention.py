@@ -1,0 +1,40 @@
+"""Attention to chosen tokens: of latent vectors (DeepSeek-V3.2, GLM-5) and of blocks (MiniMax-M3).
+
+Small heads, the indexer, see all tokens and choose; attention sees what is chosen.
+"""
+
+from __future__ import annotations
+
+from physim.inputs.layers import (
+    BLOCK_SPARSE_ATTENTION,
+    SPARSE_LATENT_ATTENTION,
+    Attention,
+    LatentAttention,
+    Mixer,
+)
+from physim.step.component import Component, Placement
+from physim.step.mixer_rows import Measured, lowered, stand_in_notes
+
+# Index heads of the models whose layers were measured: where a layer takes the choice of another,
+# what the fewest take is nearest.
+_FEWEST_INDEX_HEADS = 32.0
+
+
+def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
+    heads = max(mixer.heads / placement.tp, 1.0)
+    if isinstance(mixer, LatentAttention) and mixer.window is not None:
+        index = float(mixer.indexer.heads) if mixer.indexer else _FEWEST_INDEX_HEADS
+        return "sparse_latent", {"index_heads": index, "heads": heads}
+    if isinstance(mixer, Attention) and mixer.kind == BLOCK_SPARSE_ATTENTION:
+        return "block_sparse", {"heads": heads}
+    return None
+
+
+COMPONENT = Component(
+    name="sparse_attention",
+    parts=(),
+    lower=lambda placement: lowered(placement, _measured),
+    source="DSA and MSA module tables of aiconfigurator-core 0.12.0, without their projections",
+    attention_kinds=(SPARSE_LATENT_ATTENTION, BLOCK_SPARSE_ATTENTION),
+    assumptions=lambda placement: stand_in_notes(placement, _measured),
+)

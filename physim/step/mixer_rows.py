@@ -1,0 +1,170 @@
+"""Rows of what stands for attention, of a measured layer whose work has several terms.
+
+The time of a layer was measured as a whole. Where it decodes, what sees a window takes the share of
+its roofline up to that window and as much beyond; what sees all takes the rest. Where it prefills,
+every term has the efficiency of all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from physim import mixers, roofline
+from physim.grids.efficiency import Grid
+from physim.grids.store import load_grid, tables, with_table
+from physim.inputs.layers import Mixer
+from physim.step.component import Placement
+from physim.step.curves import CHUNK, CONTEXT, REQUESTS, rising_log_seconds
+from physim.step.rows import DecodeRow, PrefillRow, Row
+
+# What the names of a kind's tables begin with, and where to look them up beside requests and
+# tokens.
+Measured = tuple[str, dict[str, float]]
+_Measure = Callable[[Placement, Mixer], Measured | None]
+
+
+def lowered(placement: Placement, measure: _Measure) -> Iterator[Row]:
+    """The rows of decoding and of prefill of each attention of some kinds.
+
+    Args:
+        placement: The model on its GPU.
+        measure: The tables of an attention; None where it is of another kind.
+    """
+    for mixer, layers in placement.model.attention_layers.items():
+        measured = measure(placement, mixer)
+        if measured is not None:
+            yield from _decode_rows(placement, mixer, layers, *measured)
+            yield from _prefill_rows(placement, mixer, layers, *measured)
+
+
+def stand_in_notes(placement: Placement, measure: _Measure) -> list[str]:
+    """Where another GPU's layers stand for this one's, a line each.
+
+    Args:
+        placement: The model on its GPU.
+        measure: The tables of an attention; None where it is of another kind.
+    """
+    lines = []
+    for mixer in placement.model.attention_layers:
+        measured = measure(placement, mixer)
+        if measured is None:
+            continue
+        taken = with_table(placement.grids, f"{measured[0]}_decode")
+        if taken != placement.grids:
+            what = mixer.kind.replace("_", " ")
+            lines.append(
+                f"no measured {what} on {placement.gpu.key}: efficiencies of {taken} are used"
+            )
+    return list(dict.fromkeys(lines))
+
+
+def _grid(placement: Placement, measured: str, phase: str) -> Grid:
+    """The grid of a kind of attention, that of the KV cache's format if there is one."""
+    name = f"{measured}_{phase}"
+    gpu, on_fp8 = with_table(placement.grids, name), f"{name}_fp8_kv"
+    is_fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
+    return load_grid(gpu, on_fp8 if is_fp8 and on_fp8 in tables(gpu) else name)
+
+
+def _decode_rows(
+    placement: Placement, mixer: Mixer, layers: int, measured: str, shape: dict[str, float]
+) -> Iterator[Row]:
+    tp, kv_bytes, rates = _rates(placement)
+    requests = REQUESTS[:, None]
+    whole = roofline.seconds(
+        mixers.decode_work(mixer, tp, kv_bytes, requests, CONTEXT[None, :]), *rates
+    )
+    grid = _grid(placement, measured, "decode").at(**shape)
+    seconds = np.exp(rising_log_seconds(_over(grid, "context", CONTEXT), np.asarray(whole)))
+    terms = mixers.decode_terms(mixer, tp, kv_bytes)
+    before = np.zeros_like(seconds)
+    for place, term in enumerate(terms):
+        seen = requests * np.minimum(CONTEXT, term.window or np.inf)
+        bound = np.maximum(term.pair_flops * seen / rates[0], term.pair_bytes * seen / rates[1])
+        if place == len(terms) - 1:
+            own = np.maximum(seconds - before, bound)
+        else:
+            share = seconds * _share(terms, place, requests, rates)
+            reach = np.interp(np.log(term.window or np.inf), np.log(CONTEXT), range(len(CONTEXT)))
+            held = np.minimum(np.arange(len(CONTEXT)), int(np.ceil(reach)))
+            own = np.maximum(share[:, held], bound)
+        before = before + own
+        yield DecodeRow(
+            name=f"decode_{mixer.kind}",
+            part="decode_attention",
+            count=layers,
+            window=term.window,
+            pair_flops=term.pair_flops,
+            pair_bytes=term.pair_bytes,
+            request_bytes=mixers.request_bytes(mixer, tp) if place == 0 else 0.0,
+            peak_flops=rates[0],
+            bandwidth=rates[1],
+            log_seconds=np.log(np.maximum.accumulate(own, axis=1)),
+            correction="decode_attention",
+            exponent="decode_context",
+        )
+
+
+def _share(
+    terms: list[mixers.DecodeTerm], place: int, requests: np.ndarray, rates: tuple[float, float]
+) -> np.ndarray:
+    """Share of one term in the roofline time of all."""
+    times = []
+    for term in terms:
+        seen = requests * np.minimum(CONTEXT, term.window or np.inf)
+        times.append(np.maximum(term.pair_flops / rates[0], term.pair_bytes / rates[1]) * seen)
+    share: np.ndarray = times[place] / np.sum(times, axis=0)
+    return share
+
+
+def _prefill_rows(
+    placement: Placement, mixer: Mixer, layers: int, measured: str, shape: dict[str, float]
+) -> Iterator[Row]:
+    tp, kv_bytes, rates = _rates(placement)
+    requests = REQUESTS[:, None]
+    work = mixers.prefill_work(mixer, tp, kv_bytes, requests, CHUNK[None, :])
+    grid = _grid(placement, measured, "prefill").at(**shape)
+    whole = np.asarray(roofline.seconds(work, *rates))
+    seconds = np.exp(rising_log_seconds(_over(grid, "tokens", CHUNK), whole))
+    terms = mixers.prefill_terms(mixer, tp, kv_bytes)
+    times = []
+    for term in terms:
+        pairs = roofline.causal_pairs(CHUNK, np.minimum(CHUNK, term.window or np.inf))
+        times.append(
+            np.maximum(term.pair_flops * pairs / rates[0], term.token_bytes * CHUNK / rates[1])
+        )
+    for term, own in zip(terms, times, strict=True):
+        yield PrefillRow(
+            name=f"prefill_{mixer.kind}",
+            part="prefill_attention",
+            count=layers,
+            window=term.window,
+            pair_flops=term.pair_flops,
+            token_bytes=term.token_bytes,
+            cached_bytes=term.cached_bytes,
+            peak_flops=rates[0],
+            bandwidth=rates[1],
+            log_seconds=np.log(seconds * own / np.sum(times, axis=0)),
+            correction="prefill_attention",
+            cached_correction="cached_attention",
+        )
+
+
+def _over(grid: Grid, axis: str, knots: np.ndarray) -> np.ndarray:
+    """Logarithm of the efficiency over requests and tokens; a state's is the same for any."""
+    names = [name for name, _ in grid.axes]
+    if axis not in names:
+        return np.tile(grid.resampled(requests=REQUESTS)[:, None], (1, len(knots)))
+    return grid.resampled(**{"requests": REQUESTS, axis: knots})
+
+
+def _rates(placement: Placement) -> tuple[int, float, tuple[float, float]]:
+    peak = placement.gpu.peak("bfloat16")
+    assert peak is not None  # every Hardware has it: load_hardware
+    return (
+        placement.tp,
+        placement.deployment.kv_cache_bytes,
+        (peak, placement.gpu.memory_bandwidth),
+    )

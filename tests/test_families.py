@@ -1,0 +1,261 @@
+"""Models of today read from their configurations: published sizes, layers by hand, formats."""
+
+import csv
+import dataclasses
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from physim.errors import InputError
+from physim.inputs.deployment import Deployment
+from physim.inputs.families import FAMILIES, read_architecture
+from physim.inputs.formats import KV_BYTES
+from physim.inputs.hardware import load_hardware
+from physim.inputs.kv_layout import CacheLayout
+from physim.inputs.layers import (
+    Attention,
+    CompressedAttention,
+    LatentAttention,
+    LinearAttention,
+    StateSpace,
+    state_bytes,
+)
+from physim.inputs.model_lookup import load_model, shipped_models
+from physim.inputs.parallelism import Parallelism
+
+BESIDE = Path(__file__).parent
+PUBLISHED = list(csv.DictReader((BESIDE / "parameters.csv").read_text().splitlines()))
+GIB = 2**30
+
+
+def package_configs():
+    """The configurations that come with NVIDIA's package, with their quantisation."""
+    pytest.importorskip("aiconfigurator_core")
+    folder = Path(str(resources.files("aiconfigurator_core"))) / "model_configs"
+    found = {}
+    for path in sorted(folder.glob("*_config.json")):
+        if path.name.endswith("_hf_quant_config.json"):
+            continue
+        config = json.loads(path.read_text(encoding="utf-8"))
+        beside = path.with_name(path.name.replace("_config.json", "_hf_quant_config.json"))
+        if not config.get("quantization_config") and beside.is_file():
+            content = json.loads(beside.read_text(encoding="utf-8"))
+            config["quantization_config"] = content.get("quantization", content)
+        found[path.name.removesuffix("_config.json").replace("--", "/")] = config
+    return found
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: read_architecture(config, name) for name, config in package_configs().items()}
+
+
+def test_every_configuration_of_nvidias_package_is_read(models):
+    assert len(models) == 89
+    assert all(model.parameters >= model.active_parameters > 0 for model in models.values())
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=[row["model"] for row in PUBLISHED])
+def test_published_parameters(models, row):
+    model = models[row["model"]]
+    assert model.parameters / 1e9 == pytest.approx(float(row["total_b"]), rel=0.01)
+    if row["active_b"]:
+        # Publishers count the embedding and lm_head, lm_head alone, or neither.
+        left_out = {"all": 0, "output": 1, "layers": 2}[row["active_of"]]
+        active = model.active_parameters - left_out * model.vocab_size * model.hidden_size
+        published, decimals = float(row["active_b"]), len(row["active_b"].partition(".")[2])
+        # Figures of one or two digits are rounded, or cut off.
+        unit = 10.0**-decimals
+        near = 0.99 * published <= active / 1e9 <= 1.01 * published
+        assert near or published - unit / 2 <= active / 1e9 < published + unit
+
+
+def test_shipped_models_are_those_of_the_package(models):
+    # What was left out of the shipped configurations changes nothing.
+    same = set(shipped_models()) & set(models)
+    assert len(same) >= 20
+    for name in same:
+        shipped = load_model(name)
+        for field in ("groups", "hidden_size", "vocab_size", "kv_cache_dtype", "max_position"):
+            assert getattr(shipped, field) == getattr(models[name], field), (name, field)
+
+
+# --- layers by hand ---
+
+
+def test_deepseek_v3_by_hand():
+    model = load_model("deepseek-ai/DeepSeek-V3")
+    dense, sparse = model.groups
+    assert (dense.layers, sparse.layers) == (3, 58)
+    assert dense.intermediate_size == 18432
+    assert (sparse.experts.count, sparse.experts.per_token) == (256, 8)
+    assert sparse.experts.shared_intermediate_size == 2048
+    mixer = sparse.attention
+    assert isinstance(mixer, LatentAttention)
+    shapes = {linear.name: linear.on_gpu(8) for linear in sparse.linears}
+    assert shapes["latent_down"] == (1536 + 512 + 64, 7168)
+    assert shapes["latent_queries"] == (16 * 192, 1536)
+    assert shapes["latent_keys_values"] == (16 * 256, 512)
+    assert shapes["attention_output"] == (7168, 16 * 128)
+    assert shapes["shared_gate_up"] == (2 * 256, 7168)
+    assert shapes["router"] == (256, 7168)
+    # 512 + 64 numbers of 16 bit a token and a layer, on every GPU.
+    assert model.kv_bytes_per_token(8, 2.0) == 61 * 576 * 2
+
+
+def test_sparse_latent_attention_by_hand():
+    model = load_model("deepseek-ai/DeepSeek-V3.2")
+    mixer = model.groups[1].attention
+    assert (mixer.kind, mixer.window) == ("deepseek_sparse_attention", 2048)
+    # 512 numbers of 8 bit with a 32-bit scale for each 128, 64 of 16 bit; 128 of the indexer's
+    # keys with a scale.
+    assert model.kv_bytes_per_token(1, 1.0) == 61 * (656 + 132)
+    shared = read_architecture(
+        json.loads((BESIDE.parent / "model_configs" / "zai-org--GLM-5-FP8.json").read_text())
+        | {"indexer_types": ["full", "shared"] * 39},
+        "glm",
+    )
+    assert {group.attention.indexer is None for group in shared.groups} == {True, False}
+
+
+def test_gpt_oss_by_hand():
+    model = load_model("openai/gpt-oss-20b")
+    assert {one.window: count for one, count in model.attention_layers.items()} == {
+        None: 12,
+        128: 12,
+    }
+    assert [form.name for form in model.weight_formats] == ["bfloat16", "mxfp4"]
+    # vLLM 0.19 reports 3.63 GiB of weights at tp 4 (kv_capacity.csv).
+    assert model.weight_bytes(4) / GIB == pytest.approx(3.63, rel=0.05)
+
+
+def test_windows_stop_growing():
+    model = load_model("openai/gpt-oss-20b")
+    layout = CacheLayout.of(model.attention_layers, 1, 2.0, 8192)
+    # 8 KV heads of 64: 2 KiB a token and a layer, of twelve layers each.
+    assert layout.token_bytes == 12 * 2 * 8 * 64 * 2
+    assert (layout.window_share, layout.window, layout.state_bytes) == (1.0, 128, 0.0)
+    deployment = Deployment(max_model_len=8192).resolved(model, load_hardware("h100_sxm"))
+    limits = deployment.limits
+    assert limits.fixed_blocks(64) == 4
+    assert limits.fixed_blocks(8192) == limits.fixed_blocks(4096) == (128 + 16) // 16
+
+
+def test_states_by_hand():
+    model = load_model("Qwen/Qwen3.5-27B")
+    kinds = {type(one): count for one, count in model.attention_layers.items()}
+    assert kinds == {LinearAttention: 48, Attention: 16}
+    delta = next(one for one in model.attention_layers if isinstance(one, LinearAttention))
+    # 48 matrices of 128 x 128 in 32 bit; three tokens of 2 x 16 x 128 + 48 x 128 numbers.
+    assert state_bytes(delta, 1) == 48 * 128 * 128 * 4 + 3 * (4096 + 6144) * 2
+    nano = load_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    kinds = {type(one): count for one, count in nano.attention_layers.items()}
+    assert kinds == {StateSpace: 23, Attention: 6}
+    assert nano.layers == 52
+    assert nano.reduced_layers == 26
+    space = next(one for one in nano.attention_layers if isinstance(one, StateSpace))
+    assert state_bytes(space, 2) == (64 * 64 * 128 * 4 + 3 * (4096 + 2 * 8 * 128) * 2) / 2
+
+
+def test_compressed_attention_by_hand():
+    model = load_model("deepseek-ai/DeepSeek-V4-Flash")
+    ratios = {one.ratio: count for one, count in model.attention_layers.items()}
+    assert ratios == {0: 2, 4: 21, 128: 20}
+    fine = next(one for one in model.attention_layers if one.ratio == 4)
+    assert isinstance(fine, CompressedAttention)
+    assert (fine.chosen, fine.indexer.heads, fine.indexer.ratio) == (512, 64, 4)
+
+
+def test_gemma_4_has_heads_of_two_widths():
+    model = load_model("google/gemma-4-26B-A4B")
+    shapes = {(one.kv_heads, one.head_dim, one.window) for one in model.attention_layers}
+    assert shapes == {(8, 256, 1024), (2, 512, None)}
+    group = model.groups[0]
+    assert group.intermediate_size == 2112
+    assert group.experts.intermediate_size == 704
+
+
+def test_llama_4_attends_to_all_in_every_fourth_layer():
+    model = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
+    kinds = [one.kind for one, count in model.attention_layers.items() for _ in range(count)]
+    assert kinds.count("full_attention") == 12
+    assert kinds.count("chunked_attention") == 36
+
+
+def test_norms_over_all_heads_are_known():
+    model = load_model("MiniMaxAI/MiniMax-M2.5")
+    assert model.attention.norm_spans_heads
+    assert not load_model("Qwen/Qwen3-8B").attention.norm_spans_heads
+
+
+def test_layers_without_attention():
+    heads = {"n_heads_in_group": 2, "no_op": False}
+    none, wide = {"no_op": True}, {"no_op": False, "ffn_mult": 1.5}
+    config = {
+        "architectures": ["DeciLMForCausalLM"],
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+        "block_configs": [{"attention": heads, "ffn": wide}, {"attention": none, "ffn": wide}],
+    }
+    first, second = read_architecture(config, "c").groups
+    assert first.attention.kv_heads == 2
+    assert second.attention is None
+    # Two thirds of 1.5 x 256, up to a multiple of 256.
+    assert first.intermediate_size == 256
+    with pytest.raises(InputError, match="ffn_mult"):
+        read_architecture({**config, "block_configs": [{"ffn": {}}, {}]}, "c")
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"kv_lora_rank": 512}, "kv_lora_rank says that there is multi-head latent attention"),
+        ({"ssm_state_size": 128}, "ssm_state_size says that there is a state-space layer"),
+        ({"index_topk": 2048}, "index_topk says that there is sparse attention"),
+    ],
+)
+def test_layers_that_a_family_has_none_of_are_refused(fields, complaint):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+        **fields,
+    }
+    with pytest.raises(InputError) as caught:
+        read_architecture(config, "config.json")
+    assert complaint in str(caught.value).replace(": ", " ", 2).replace("config.json ", "")
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_an_empty_configuration_gets_one_line(name):
+    with pytest.raises(InputError) as caught:
+        read_architecture({"architectures": [name]}, "config.json")
+    assert "\n" not in str(caught.value)
+
+
+# --- memory, as vLLM 0.19 reported it ---
+
+CAPACITY = BESIDE.parents[1] / "shared" / "ground_truth" / "kv_capacity.csv"
+
+
+def test_kv_dtypes_have_sizes():
+    assert KV_BYTES == {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+
+
+def test_replicas_of_latent_vectors_take_no_less():
+    # What every GPU keeps whole is not shared: from tp 1 to 8 only the weights shrink.
+    model, gpu = load_model("deepseek-ai/DeepSeek-V3"), load_hardware("b300_sxm")
+    blocks = [
+        Deployment(Parallelism(tp), max_model_len=4096).resolved(model, gpu).memory.kv_block
+        for tp in (4, 8)
+    ]
+    assert blocks[0] == blocks[1]
+    dense = dataclasses.replace(model, groups=model.groups[:1])
+    assert dense.weight_bytes(8) < dense.weight_bytes(4)

@@ -1,0 +1,232 @@
+"""Latent, sparse, compressed and recurrent attention: by hand and against rooflines."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from physim import mixers, roofline
+from physim.corrections.fields import Corrections
+from physim.grids.store import tables
+from physim.inputs.deployment import Deployment
+from physim.inputs.hardware import load_hardware
+from physim.inputs.layers import (
+    Attention,
+    CompressedAttention,
+    Indexer,
+    LatentAttention,
+    LinearAttention,
+    StateSpace,
+)
+from physim.inputs.model_lookup import load_model
+from physim.inputs.parallelism import Parallelism
+from physim.step.lowering import assumptions, lower, rows_of
+from physim.step.many_batches import named_seconds
+from physim.step.model import StepModel
+from physim.step.rows import DecodeRow, PrefillRow, SizeRow
+
+LATENT = LatentAttention("latent_attention", 16, 512, 64, 128, 128)
+SPARSE = LatentAttention(
+    "deepseek_sparse_attention", 16, 512, 64, 128, 128, window=2048, indexer=Indexer(64, 128)
+)
+BLOCKS = Attention(
+    *("block_sparse_attention", 8, 2, 128, 2048), is_sparse=True, indexer=Indexer(4, 128)
+)
+COMPRESSED = CompressedAttention(8, 512, 128, 4, 512, Indexer(64, 128, 4))
+DELTA = LinearAttention("linear_attention", 2, 4, 128, 128, 4)
+MAMBA = StateSpace(heads=8, head_dim=64, state=128, groups=8, conv=4)
+
+# A model of each kind, and GPUs that share it.
+MODELS = {
+    "deepseek-ai/DeepSeek-V3": 8,
+    "deepseek-ai/DeepSeek-V3.2": 8,
+    "MiniMaxAI/MiniMax-M3": 8,
+    "deepseek-ai/DeepSeek-V4-Flash": 4,
+    "Qwen/Qwen3.5-35B-A3B": 2,
+    "moonshotai/Kimi-VL-A3B-Instruct": 1,
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 1,
+    "openai/gpt-oss-120b": 2,
+    "google/gemma-3-27b-it": 2,
+}
+
+
+def placed(name, gpu="b200_sxm", **deployment):
+    model, hardware = load_model(name), load_hardware(gpu)
+    asked = Deployment(Parallelism(MODELS.get(name, 1)), max_model_len=16384, **deployment)
+    return model, hardware, asked.resolved(model, hardware)
+
+
+@pytest.fixture(scope="module")
+def stepped():
+    return {name: StepModel(lower(*placed(name)), Corrections()) for name in MODELS}
+
+
+# --- by hand ---
+
+
+def test_latent_decode_by_hand():
+    # Two requests of 100 tokens: each head multiplies 576 numbers of a token's key and 512 of its
+    # value; every token's 576 numbers of 16 bit are read once, and queries and outputs.
+    flops, moved = mixers.decode_work(LATENT, 1, 2.0, 2, 100)
+    assert flops == 2 * 100 * 2 * 16 * (576 + 512)
+    assert moved == 2 * (100 * 576 * 2 + 16 * (576 + 512) * 2)
+    # Half of the heads, and the same vectors.
+    half, still = mixers.decode_work(LATENT, 2, 2.0, 2, 100)
+    assert half == flops / 2
+    assert still == 2 * (100 * 576 * 2 + 8 * (576 + 512) * 2)
+
+
+def test_latent_prefill_by_hand():
+    # Ten tokens attend to 55; 512 numbers become 192 + 128 of each head.
+    flops, moved = mixers.prefill_work(LATENT, 1, 2.0, 1, 10)
+    assert flops == 2 * 55 * 16 * (192 + 128) + 2 * 10 * 16 * 512 * (192 + 128)
+    assert moved == 10 * 16 * 2 * (192 + 128) * 2
+
+
+def test_sparse_decode_by_hand():
+    # Of 10,000 tokens 2,048 are attended to; 64 index heads see all, of 128 bytes and a scale.
+    flops, moved = mixers.decode_work(SPARSE, 1, 1.0, 1, 10_000)
+    assert flops == 2048 * 2 * 16 * (576 + 512) + 10_000 * 2 * 64 * 128
+    assert moved == 2048 * 656 + 10_000 * 132 + 16 * (576 + 512) * 2
+
+
+def test_block_sparse_by_hand():
+    flops, moved = mixers.decode_work(BLOCKS, 2, 2.0, 1, 5000)
+    assert flops == 2048 * 2 * 4 * 256 + 5000 * 2 * 4 * 128
+    assert moved == 2048 * 256 * 2 + 5000 * 132 + 4 * 256 * 2
+
+
+def test_compressed_decode_by_hand():
+    # The last 128 tokens and 512 vectors of four tokens each, of 584 bytes; an index key for each
+    # of 2,500 vectors.
+    flops, moved = mixers.decode_work(COMPRESSED, 1, 1.0, 1, 10_000)
+    assert flops == pytest.approx((128 + 512) * 4 * 8 * 512 + 2500 * 2 * 64 * 128)
+    assert moved == pytest.approx((128 + 512) * 584 + 2500 * 132 + 8 * 1024 * 2)
+
+
+def test_states_by_hand():
+    # Four matrices of 128 x 128: four multiply-adds of each number, read and written in 32 bit.
+    flops, moved = mixers.decode_work(DELTA, 1, 2.0, 3, 10_000)
+    assert flops == 3 * 8 * 4 * 128 * 128
+    assert moved == 3 * (2 * 4 * 4 * 128 * 128 + 4 * 2 * 256 * 2)
+    # A longer context costs nothing more.
+    assert mixers.decode_work(DELTA, 1, 2.0, 3, 10) == (flops, moved)
+    flops, moved = mixers.decode_work(MAMBA, 2, 2.0, 1, 10)
+    assert flops == 8 * 4 * 64 * 128
+    assert moved == 2 * 4 * 4 * 64 * 128 + 4 * 2 * 192 * 2
+
+
+def test_scan_by_hand():
+    # 128 tokens in two chunks of 64: within them 64 pairs a token, between them the matrix twice.
+    flops, moved = roofline.state_scan(1, 128, 4, 128, 128)
+    assert flops == 128 * 4 * (2 * 64 * 256 + 4 * 128 * 128)
+    assert moved == 4 * 4 * 128 * 128 + 128 * 4 * 2 * 256 * 2
+
+
+# --- rows, against the rooflines ---
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("gpu", ["h100_sxm", "b200_sxm"])
+def test_no_row_is_faster_than_its_roofline(name, gpu):
+    if gpu == "h100_sxm" and name == "deepseek-ai/DeepSeek-V3.2":
+        pytest.skip("does not fit")
+    for row in rows_of(*placed(name, gpu, kv_blocks=10_000)):
+        if isinstance(row, SizeRow):
+            continue
+        assert np.all(np.isfinite(row.log_seconds)), row.name
+        if isinstance(row, DecodeRow):
+            seen = np.minimum(2.0 ** np.arange(1, 22), row.window or np.inf)
+            bound = np.maximum(
+                row.pair_flops * seen / row.peak_flops, row.pair_bytes * seen / row.bandwidth
+            )
+            longest = np.arange(len(seen))
+            if row.window:
+                # What a window holds is looked up no further.
+                longest = longest[seen >= 2.0 ** np.arange(1, 22)]
+            assert np.all(np.exp(row.log_seconds[0][longest]) >= 0.999 * bound[longest])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_are_never_faster_than_their_work(stepped, name):
+    model, (arch, gpu, deployment) = stepped[name], placed(name)
+    for requests, context in ((1.0, 100.0), (16.0, 4000.0), (128.0, 12000.0)):
+        parts = model.families(model.batch(decode_requests=requests, context=context))
+        bound = 0.0
+        for mixer, layers in arch.attention_layers.items():
+            kv_bytes, tp = deployment.kv_cache_bytes, deployment.parallelism.tp
+            work = mixers.decode_work(mixer, tp, kv_bytes, requests, context)
+            peak = gpu.peak("fp8" if deployment.kv_cache_dtype == "fp8" else "bfloat16")
+            bound += layers * roofline.seconds(work, peak, gpu.memory_bandwidth)
+        assert float(jnp.sum(parts.decode)) >= 0.98 * bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_time_rises_with_what_is_attended_to(stepped, name):
+    model = stepped[name]
+    contexts = np.geomspace(10, 16000, 60)
+    decode = model.batch(decode_requests=np.full_like(contexts, 8.0), context=contexts)
+    prompts = model.batch(prefill_requests=np.ones_like(contexts), chunk=contexts)
+    for batch, part in ((decode, "decode_attention"), (prompts, "prefill_attention")):
+        seconds = named_seconds(model, batch)[part]
+        assert np.all(seconds > 0)
+        assert np.all(np.diff(seconds) >= -1e-9)
+
+
+@given(st.sampled_from(sorted(MODELS)), st.floats(1.3, 60), st.floats(30, 9000))
+@settings(max_examples=15, deadline=None)
+def test_gradients_agree_with_differences(name, requests, context):
+    model = StepModel(lower(*placed(name)), Corrections())
+
+    def seconds(at):
+        batch = model.batch(
+            decode_requests=requests, context=at, prefill_requests=1.0, chunk=at / 3, cached=at / 2
+        )
+        return jnp.sum(sum(model.families(batch)))
+
+    # Between knots; at one the slope has two sides.
+    step = 1e-4 * context
+    slope = float(jax.grad(seconds)(context))
+    sides = [
+        float(seconds(context + side * step) - seconds(context + (side - 1) * step)) / step
+        for side in (1, 0)
+    ]
+    assert min(sides) - 1e-3 * abs(slope) <= slope <= max(sides) + 1e-3 * abs(slope)
+
+
+def test_a_part_of_the_context_costs_no_more_than_all():
+    # Sparse attention of a long context takes less than latent attention of all of it.
+    sparse = StepModel(lower(*placed("deepseek-ai/DeepSeek-V3.2")), Corrections())
+    dense = StepModel(lower(*placed("deepseek-ai/DeepSeek-V3")), Corrections())
+    long = {"decode_requests": 64.0, "context": 16000.0}
+    assert float(jnp.sum(sparse.families(sparse.batch(**long)).decode)) < float(
+        jnp.sum(dense.families(dense.batch(**long)).decode)
+    )
+
+
+def test_windows_and_states_do_not_grow():
+    model = StepModel(lower(*placed("openai/gpt-oss-120b")), Corrections())
+    rows = [row for row in rows_of(*placed("openai/gpt-oss-120b")) if isinstance(row, DecodeRow)]
+    assert sorted(row.window or 0 for row in rows) == [0, 128]
+    assert set(np.asarray(model.ops.windows).tolist()) == {128.0, np.inf}
+    nano = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+    states = [
+        row
+        for row in rows_of(*placed(nano))
+        if isinstance(row, DecodeRow | PrefillRow) and row.window == 1
+    ]
+    assert {row.count for row in states} == {23}
+
+
+def test_what_stands_in_is_said():
+    lines = " ".join(assumptions(*placed("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")))
+    assert "no measured Mamba2 scan" in lines
+    assert "latent_decode" not in tables("a100_sxm")
+    lines = " ".join(assumptions(*placed("moonshotai/Kimi-VL-A3B-Instruct", "a100_sxm")))
+    assert "no measured latent attention on a100_sxm: efficiencies of h100_sxm" in lines
+    lines = " ".join(assumptions(*placed("openai/gpt-oss-120b", "h100_sxm")))
+    assert lines == ""
+    lines = " ".join(assumptions(*placed("nvidia/MiniMax-M2.5-NVFP4", "h200_sxm", kv_blocks=9000)))
+    assert "h200_sxm has no fp4 tensor cores: nvfp4 weights, 16-bit compute" in lines
