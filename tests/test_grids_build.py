@@ -126,13 +126,10 @@ BOUND = {
     "decode_attention": {"group": 8.0, "head_dim": 128.0},
     "prefill_attention": {"group": 8.0, "head_dim": 128.0},
     "all_reduce": {"gpus": 2.0},
-    "latent_decode": {},
-    "latent_prefill": {},
-    "gated_delta_decode": {},
 }
 # Tables of whole layers, whose kernels are far from their roofline: a unit that is off would still
 # show, in the largest of all.
-LAYERS = ("sparse_latent", "compressed", "block_sparse", "gated_delta_prefill", "kimi_delta")
+LAYERS = ("latent", "sparse_latent", "compressed", "block_sparse", "gated_delta", "kimi_delta")
 
 
 @pytest.mark.parametrize("gpu", measured_gpus())
@@ -142,8 +139,9 @@ def test_large_work_takes_a_tenth_of_the_peak_or_more_and_never_exceeds_it(gpu):
         if "_window" in table:
             continue  # relative to full attention
         if table.startswith(LAYERS):
+            # Of decoding layers it is relative to what the smallest take as well.
             best = float(np.exp(load_grid(gpu, table).log_efficiency.flat[-1]))
-            assert 0.01 < best <= 1.1, table
+            assert 0.01 < best <= 2, table
             continue
         if table.startswith("moe"):
             grid = load_expert_grid(gpu, table)

@@ -10,6 +10,7 @@ from physim import plot
 from physim.corrections.fields import Corrections
 from physim.plot.figures import plain_ticks
 from physim.step.lowering import PARTS
+from physim.step.many_batches import named_seconds
 
 MODEL, TP = "Qwen/Qwen3-14B", 2
 WHERE = {"gpu": "h100_sxm", "tp": TP}
@@ -17,6 +18,16 @@ LOAD = {"input_tokens": 786, "output_tokens": 251, "cached_tokens": 0.0}
 GPUS = {"a100_sxm": "tab:green", "h100_sxm": "tab:blue", "h200_sxm": "tab:purple"}
 # Parts of a step that are drawn of another model, since this one has little or none of them.
 ELSEWHERE = {"experts": ("mistralai/Mixtral-8x7B-v0.1", TP), "host": ("Qwen/Qwen3-0.6B", 1)}
+# A model of each kind of attention; the time is a mean over its layers.
+ATTENTION_KINDS = {
+    "full (Llama-3.1-70B)": "meta-llama/Llama-3.1-70B-Instruct",
+    "half windowed (gpt-oss-120b)": "openai/gpt-oss-120b",
+    "latent (DeepSeek-V3)": "deepseek-ai/DeepSeek-V3",
+    "sparse latent (DeepSeek-V3.2)": "deepseek-ai/DeepSeek-V3.2",
+    "compressed (DeepSeek-V4-Flash)": "deepseek-ai/DeepSeek-V4-Flash",
+    "block-sparse (MiniMax-M3)": "MiniMaxAI/MiniMax-M3",
+    "3 of 4 gated delta (Qwen3.5-397B)": "Qwen/Qwen3.5-397B-A17B",
+}
 FOLDER = Path(__file__).parent
 
 
@@ -55,6 +66,32 @@ def draw_components():
         yield part, plot.draw_component(model, part, gpu="h100_sxm", tp=tp)
 
 
+def draw_attention_kinds():
+    """Decode attention of a layer against the context, of each kind."""
+    contexts = np.geomspace(200, 120_000, 60)
+    axes = Figure(figsize=(7, 4.4), layout="constrained").subplots()
+    for label, model in ATTENTION_KINDS.items():
+        case = physim.Case.of(model, gpu="b200_sxm", tp=8, max_model_len=131_072)
+        step = physim.step_model(case, fit="none")
+        batch = step.batch(decode_requests=np.full_like(contexts, 32.0), context=contexts)
+        layers = sum(case.model.attention_layers.values())
+        axes.plot(
+            contexts, named_seconds(step, batch)["decode_attention"] / layers * 1e6, label=label
+        )
+    axes.set(
+        xlabel="context, tokens",
+        ylabel="decode attention of a layer, us",
+        xscale="log",
+        yscale="log",
+        ylim=(3, 3000),
+    )
+    axes.set_title("32 requests on eight B200", fontsize=9)
+    axes.legend(fontsize=8, loc="upper left")
+    axes.grid(alpha=0.3)
+    plain_ticks(axes)
+    return axes
+
+
 def draw_over_time():
     """A load above the saturation throughput for a minute."""
     stages = [(8, 120), (40, 60), (8, 240)]
@@ -70,6 +107,7 @@ def main():
         "roofline": plot.draw_roofline(MODEL, **WHERE),
         "steady_state": plot.draw_load(MODEL, rate=1, arrival="poisson", **LOAD, **WHERE),
         "over_time": draw_over_time(),
+        "attention_kinds": draw_attention_kinds(),
     }
     for name, drawn in pictures.items():
         axes = drawn[0] if isinstance(drawn, list) else drawn

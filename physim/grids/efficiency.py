@@ -79,10 +79,13 @@ class Grid:
     Attributes:
         axes: Name of each axis and its knots.
         log_efficiency: One value for each combination of knots.
+        start_s: Time beside the roofline's that efficiency is relative to, seconds: that of layers
+            of many small kernels, which hardly depends on how much there is to do.
     """
 
     axes: tuple[tuple[str, np.ndarray], ...]
     log_efficiency: np.ndarray
+    start_s: float = 0.0
 
     def knots(self, name: str) -> np.ndarray:
         """Knots of one axis."""
@@ -119,7 +122,7 @@ class Grid:
             else:
                 values = np.moveaxis(values, 0, -1)
             axes.append((name, knots))
-        return Grid(tuple(axes), values)
+        return Grid(tuple(axes), values, self.start_s)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Measurements:
         around_s: What the smallest row takes at most once they are taken off, seconds; or an array
             of it, for each row.
         taken_s: Time that was taken off each row's, seconds.
+        start_s: Time that was added to the rooflines: what the smallest rows take.
     """
 
     table: str
@@ -66,6 +67,7 @@ class Measurements:
     beside: tuple[Gemms, ...] = ()
     around_s: np.ndarray | float = np.inf
     taken_s: np.ndarray | float = 0.0
+    start_s: float = 0.0
 
     def subset(self, rows: np.ndarray) -> Measurements:
         """The rows that a mask selects."""
@@ -81,4 +83,5 @@ class Measurements:
             tuple((m[rows], n[rows], k[rows]) for m, n, k in self.beside),
             self.around_s[rows] if isinstance(self.around_s, np.ndarray) else self.around_s,
             self.taken_s[rows] if isinstance(self.taken_s, np.ndarray) else self.taken_s,
+            self.start_s,
         )

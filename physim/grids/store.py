@@ -64,7 +64,8 @@ def load_grid(gpu: str, table: str) -> Grid:
     """
     arrays = _load(gpu, table)
     names = [str(name) for name in arrays["axes"]]
-    return Grid(tuple((name, arrays[name]) for name in names), arrays["log_efficiency"])
+    start = float(arrays.get("start_s", np.array(0.0)))
+    return Grid(tuple((name, arrays[name]) for name in names), arrays["log_efficiency"], start)
 
 
 def load_expert_grid(gpu: str, table: str) -> ExpertGrid:
@@ -83,6 +84,8 @@ def save_grid(path: Path, grid: Grid | ExpertGrid) -> None:
     if isinstance(grid, Grid):
         axes = dict(grid.axes)
         arrays = {"axes": np.array(list(axes)), **axes, "log_efficiency": values}
+        if grid.start_s:
+            arrays["start_s"] = np.array(grid.start_s)
     else:
         arrays = {"shapes": grid.shapes, "tokens": grid.tokens, "log_efficiency": values}
     with data.replacing(path) as temporary:

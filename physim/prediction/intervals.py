@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from physim.corrections.files import TWO_SIDED_90, Fit
+from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
@@ -18,6 +19,8 @@ from physim.step.component import Placement
 _PAIRS = 15
 # A quantity is beyond what was measured by this share before it is said.
 _BEYOND = 1.05
+# A GPU without measured kernels is as far from the runs as what is so many e-folds beyond them.
+_UNMEASURED = 3.0
 _SCATTER_OF = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e", "saturation_rps": "itl"}
 # What extrapolation is said of, in words.
 _WORDS = {
@@ -51,7 +54,7 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     prediction = fluid
     if method != "fluid":
         prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]
-    beyond = _beyond(quantities(case, prediction), fit.ranges)
+    beyond = _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     if fit.scatter and beyond:
         fluid, *others = _members(case, fit.beyond(sum(abs(log) for log, _ in beyond)))
@@ -105,7 +108,15 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
 
 def extrapolations(case: Case, prediction: Prediction, fit: Fit) -> tuple[str, ...]:
     """In what a prediction is beyond the runs that a fit knows, one line each."""
-    return tuple(line for _, line in _beyond(quantities(case, prediction), fit.ranges))
+    beyond = _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
+    return tuple(line for _, line in beyond)
+
+
+def _unmeasured(case: Case) -> list[tuple[float, str]]:
+    """A line where no kernel of the GPU was measured: corrections are then nearly unknown."""
+    if gpu_or_stand_in(case.gpu.key) == case.gpu.key:
+        return []
+    return [(_UNMEASURED, f"a {case.gpu.key}, of which no kernel was measured")]
 
 
 def _beyond(

@@ -22,7 +22,9 @@ LEAST_MESSAGE_BYTES = 2.0**7
 MESSAGE_BYTES = 2.0 ** np.arange(35 - len(TOKENS), 35)
 
 
-def rising_log_seconds(log_efficiency: np.ndarray, bound_s: np.ndarray) -> np.ndarray:
+def rising_log_seconds(
+    log_efficiency: np.ndarray, bound_s: np.ndarray, start_s: float = 0.0
+) -> np.ndarray:
     """Time at the knots from measured efficiency: rising, and no shorter than the roofline.
 
     More work never takes less time. Where measured kernels say otherwise, because the library
@@ -33,9 +35,10 @@ def rising_log_seconds(log_efficiency: np.ndarray, bound_s: np.ndarray) -> np.nd
     Args:
         log_efficiency: Logarithm of roofline time over measured time, at the knots.
         bound_s: Roofline time at the knots, seconds.
+        start_s: Time beside it that the efficiency is relative to (`Grid.start_s`).
     """
     log_bound = np.log(bound_s)
-    log_time = log_bound - log_efficiency
+    log_time = np.log(bound_s + start_s) - log_efficiency
     longest, shortest = log_time, log_time
     for axis in range(log_time.ndim):
         longest = np.maximum.accumulate(longest, axis=axis)

@@ -77,7 +77,9 @@ def _decode_rows(
         mixers.decode_work(mixer, tp, kv_bytes, requests, CONTEXT[None, :]), *rates
     )
     grid = _grid(placement, measured, "decode").at(**shape)
-    seconds = np.exp(rising_log_seconds(_over(grid, "context", CONTEXT), np.asarray(whole)))
+    seconds = np.exp(
+        rising_log_seconds(_over(grid, "context", CONTEXT), np.asarray(whole), grid.start_s)
+    )
     terms = mixers.decode_terms(mixer, tp, kv_bytes)
     before = np.zeros_like(seconds)
     for place, term in enumerate(terms):
@@ -127,7 +129,7 @@ def _prefill_rows(
     work = mixers.prefill_work(mixer, tp, kv_bytes, requests, CHUNK[None, :])
     grid = _grid(placement, measured, "prefill").at(**shape)
     whole = np.asarray(roofline.seconds(work, *rates))
-    seconds = np.exp(rising_log_seconds(_over(grid, "tokens", CHUNK), whole))
+    seconds = np.exp(rising_log_seconds(_over(grid, "tokens", CHUNK), whole, grid.start_s))
     terms = mixers.prefill_terms(mixer, tp, kv_bytes)
     times = []
     for term in terms:

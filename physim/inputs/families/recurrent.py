@@ -61,11 +61,17 @@ def _gated_delta(reading: Reading, layer: int) -> Block:
 
 def _qwen_kinds(reading: Reading) -> Sequence[str]:
     config, layers = reading.config, reading.layers
-    listed = config.of_layers("layer_types", layers)
     every = config.count("full_attention_interval", 4)
-    return listed or [
-        GATED_DELTA if (layer + 1) % every else FULL_ATTENTION for layer in range(layers)
-    ]
+    kinds = [GATED_DELTA if (layer + 1) % every else FULL_ATTENTION for layer in range(layers)]
+    kinds = [str(kind) for kind in config.of_layers("layer_types", layers)] or kinds
+    unknown = set(kinds) - {GATED_DELTA, FULL_ATTENTION}
+    if unknown:
+        raise InputError(
+            f"{config.where}: layer_types",
+            f"names {min(unknown)[:60]!r}",
+            f"use {GATED_DELTA} and {FULL_ATTENTION}",
+        )
+    return kinds
 
 
 def _kimi_delta(reading: Reading, layer: int) -> Block:

@@ -1,0 +1,139 @@
+"""AIConfigurator's estimates of NVIDIA's measured serving points, beside physim's.
+
+The rows are those of ``physim data convert silicon``: of vLLM, neither disaggregated nor data or
+expert parallel. The estimates come of the package ``aiconfigurator`` 0.12.0, which pins other
+packages than physim and is installed apart; physim's of ``physim evaluate``.
+
+    python -m venv peer && peer/bin/pip install aiconfigurator==0.12.0
+    peer/bin/python benchmarks/against_aiconfigurator.py estimate silicon.csv estimates.csv
+    physim evaluate --data silicon.csv --fit none --out evaluation.json
+    python benchmarks/against_aiconfigurator.py compare silicon.csv evaluation.json estimates.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import multiprocessing
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+# Models by the names that it has configurations of.
+_NAMES = {
+    "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+}
+# What rows of a precision multiply in, where the model's own name does not say.
+_FORMATS = {
+    ("meta-llama/Llama-3.1-70B", "fp4"): {"gemm_quant_mode": "nvfp4"},
+    ("meta-llama/Llama-3.1-70B", "fp8"): {"gemm_quant_mode": "fp8"},
+    ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): {"gemm_quant_mode": "fp8"},
+    ("Qwen/Qwen3-32B", "fp8"): {"gemm_quant_mode": "fp8"},
+    ("MiniMaxAI/MiniMax-M2.5", "fp4"): {"moe_quant_mode": "nvfp4"},
+    ("moonshotai/Kimi-K2.5", "fp4"): {"moe_quant_mode": "nvfp4"},
+}
+
+
+def estimate(data: Path, out: Path, processes: int) -> None:
+    """Writes TTFT and TPOT of each row, seconds, and why there are none where there are none."""
+    package = Path(str(resources.files("aiconfigurator_core")))
+    with (package / "systems" / "silicon_sample.csv").open(encoding="utf-8") as file:
+        points = {row["id"]: row for row in csv.DictReader(file)}
+    with data.open(encoding="utf-8") as file:
+        wanted = [(row, points[row["experiment"]]) for row in csv.DictReader(file)]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["experiment", "ttft_s", "tpot_s", "problem"])
+        writer.writeheader()
+        with multiprocessing.Pool(processes) as pool:
+            for answer in pool.imap(_estimate, wanted, chunksize=8):
+                writer.writerow(answer)
+                file.flush()
+
+
+def _estimate(row: tuple[dict[str, str], dict[str, str]]) -> dict[str, Any]:
+    from aiconfigurator.cli.api import cli_estimate
+
+    ours, point = row
+    tp = int(float(point["tp_size"]))
+    is_mixture = bool(point["moe_quant_mode"]) and "lama" not in point["model_path"]
+    options: dict[str, Any] = {"moe_tp_size": tp, "moe_ep_size": 1} if is_mixture else {}
+    options |= _FORMATS.get((point["model_path"], point["precision"]), {})
+    found: dict[str, Any] = {"experiment": ours["experiment"], "problem": ""}
+    try:
+        result = cli_estimate(
+            model_path=_NAMES.get(point["model_path"], point["model_path"]),
+            system_name=point["system"],
+            backend_name="vllm",
+            isl=round(float(ours["input_len_mean"])),
+            osl=round(float(ours["output_len"])),
+            batch_size=int(float(ours["concurrency"])),
+            tp_size=tp,
+            **options,
+        )
+        found |= {"ttft_s": result.ttft * 1e-3, "tpot_s": result.tpot * 1e-3}
+    except (Exception, SystemExit) as error:  # whatever it refuses a row with
+        found["problem"] = f"{type(error).__name__}: {error}"[:200]
+    return found
+
+
+def compare(data: Path, evaluation: Path, estimates: Path) -> None:
+    """Prints median and mean errors by model and GPU, in the form of a table in Markdown."""
+    with data.open(encoding="utf-8") as file:
+        rows = {row["experiment"]: row for row in csv.DictReader(file)}
+    with estimates.open(encoding="utf-8") as file:
+        theirs = {row["experiment"]: row for row in csv.DictReader(file)}
+    ours = {
+        row["experiment"]: row["metrics"] for row in json.loads(evaluation.read_text())["rows"]
+    }
+    groups: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
+    for name, row in rows.items():
+        errors = []
+        for metric, key in (("itl_mean", "tpot_s"), ("ttft_mean", "ttft_s")):
+            found = ours.get(name, {}).get(metric)
+            observed = found["observed"] if found else math.nan
+            peer = theirs.get(name, {}).get(key)
+            errors.append(abs(found["error_pct"]) if found else math.nan)
+            errors.append(abs(float(peer) / observed - 1) * 100 if peer else math.nan)
+        groups.setdefault((row["model"], row["hardware"]), []).append(tuple(errors))
+    print("| model | GPU | rows | ITL physim | AIConfigurator | TTFT physim | AIConfigurator |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for (model, gpu), errors in sorted(groups.items()):
+        print(f"| {model} | {gpu} | {len(errors)} | {' | '.join(_columns(errors))} |")
+    every = [error for errors in groups.values() for error in errors]
+    print(f"| all | | {len(every)} | {' | '.join(_columns(every))} |")
+
+
+def _columns(errors: list[tuple[float, float, float, float]]) -> list[str]:
+    """Mean absolute error of each column, and its rows where some have none."""
+    columns = []
+    for column in zip(*errors, strict=True):
+        known = [error for error in column if not math.isnan(error)]
+        said = f"{sum(known) / len(known):.1f}" if known else "-"
+        columns.append(said if len(known) == len(column) else f"{said} ({len(known)} rows)")
+    return columns
+
+
+def main() -> None:
+    """Estimates or compares."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    estimating = verbs.add_parser("estimate")
+    comparing = verbs.add_parser("compare")
+    estimating.add_argument("data", type=Path)
+    estimating.add_argument("out", type=Path)
+    estimating.add_argument("--processes", type=int, default=2)
+    comparing.add_argument("data", type=Path)
+    comparing.add_argument("evaluation", type=Path)
+    comparing.add_argument("estimates", type=Path)
+    asked = parser.parse_args()
+    if asked.verb == "estimate":
+        estimate(asked.data, asked.out, asked.processes)
+    else:
+        compare(asked.data, asked.evaluation, asked.estimates)
+
+
+if __name__ == "__main__":
+    main()
