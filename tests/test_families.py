@@ -184,6 +184,50 @@ def test_llama_4_attends_to_all_in_every_fourth_layer():
     assert kinds.count("chunked_attention") == 36
 
 
+def test_lightning_attention_by_hand():
+    # MiniMax-M1's figures (arXiv 2506.13585: 456 B, 45.9 B active without the embeddings).
+    config = {
+        "architectures": ["MiniMaxM1ForCausalLM"],
+        "hidden_size": 6144,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 9216,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 2,
+        "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1] * 10,
+        "vocab_size": 200064,
+        "max_position_embeddings": 10240000,
+    }
+    model = read_architecture(config, "c")
+    assert model.parameters / 1e9 == pytest.approx(456, rel=0.002)
+    layers = model.active_parameters - 2 * 200064 * 6144
+    assert layers / 1e9 == pytest.approx(45.9, rel=0.005)
+    kinds = {one.kind: count for one, count in model.attention_layers.items()}
+    assert kinds == {"lightning_attention": 70, "full_attention": 10}
+    with pytest.raises(InputError, match="attn_type_list"):
+        read_architecture({**config, "attn_type_list": [0, "x"] * 40}, "c")
+
+
+def test_phi_3_5_moe():
+    # 41.9 B, 6.6 B active (model card of Phi-3.5-MoE-instruct).
+    config = {
+        "architectures": ["PhiMoEForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 6400,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 2,
+        "vocab_size": 32064,
+    }
+    model = read_architecture(config, "c")
+    assert model.parameters / 1e9 == pytest.approx(41.9, rel=0.002)
+    assert model.active_parameters / 1e9 == pytest.approx(6.6, rel=0.01)
+
+
 def test_norms_over_all_heads_are_known():
     model = load_model("MiniMaxAI/MiniMax-M2.5")
     assert model.attention.norm_spans_heads

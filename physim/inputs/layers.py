@@ -16,6 +16,7 @@ SPARSE_LATENT_ATTENTION = "deepseek_sparse_attention"
 COMPRESSED_ATTENTION = "compressed_attention"
 GATED_DELTA = "linear_attention"
 KIMI_DELTA = "kimi_delta_attention"
+LIGHTNING = "lightning_attention"
 MAMBA2 = "mamba2"
 
 
@@ -228,12 +229,13 @@ class LinearAttention:
     """Attention that keeps a matrix for each head in the place of keys and values.
 
     Attributes:
-        kind: ``linear_attention`` (gated delta rule) or ``kimi_delta_attention``.
+        kind: ``linear_attention`` (gated delta rule), ``kimi_delta_attention`` or
+            ``lightning_attention``.
         key_heads: Query and key heads.
         heads: Value heads, each of which has a matrix.
         key_dim: Width of a key.
         value_dim: Width of a value.
-        conv: Tokens that the convolution before it sees.
+        conv: Tokens that the convolution before it sees; 1 where there is none.
     """
 
     kind: str

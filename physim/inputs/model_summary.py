@@ -15,6 +15,7 @@ from physim.inputs.layers import (
     GATED_DELTA,
     KIMI_DELTA,
     LATENT_ATTENTION,
+    LIGHTNING,
     MAMBA2,
     SLIDING_ATTENTION,
     SPARSE_LATENT_ATTENTION,
@@ -33,6 +34,7 @@ _WORDS = {
     COMPRESSED_ATTENTION: "compressed",
     GATED_DELTA: "gated delta",
     KIMI_DELTA: "Kimi delta",
+    LIGHTNING: "lightning",
     MAMBA2: "Mamba2",
 }
 

@@ -258,6 +258,7 @@ FAMILIES = {
     "MixtralForCausalLM": Family(
         grouped_queries(window=sliding_window), mixture(with_experts=_every_layer)
     ),
+    "PhiMoEForCausalLM": Family(grouped_queries(qkv_bias=True), mixture(with_experts=_every_layer)),
     "Qwen2MoeForCausalLM": Family(grouped_queries(qkv_bias=True, window=qwen_window), mixture()),
     "Qwen3MoeForCausalLM": Family(*_QWEN3, qk_norm=True),
     "Qwen3VLMoeForConditionalGeneration": Family(*_QWEN3, qk_norm=True, vision=vision.qwen_vision),

@@ -16,6 +16,7 @@ from physim.inputs.families.family import (
     attention_block,
     dense_block,
     experts_block,
+    width_of_heads,
 )
 from physim.inputs.families.latent import latent_block
 from physim.inputs.families.mixtures import experts_of, mixture
@@ -24,6 +25,7 @@ from physim.inputs.layers import (
     FULL_ATTENTION,
     GATED_DELTA,
     KIMI_DELTA,
+    LIGHTNING,
     Attention,
     Experts,
     Linear,
@@ -191,6 +193,25 @@ def _nemotron_mlp(reading: Reading, layer: int) -> Block:
     return experts_block(reading, layer, experts, gated=False)
 
 
+def _lightning(reading: Reading, layer: int) -> Block:
+    """Lightning attention in most layers, softmax attention in every eighth (MiniMax-01 and M1)."""
+    config, form, hidden = reading.config, reading.quantization.form, reading.hidden
+    if config.count_of_layer("attn_type_list", reading.layers, layer):
+        return grouped_queries()(reading, layer)
+    heads = config.count("num_attention_heads")
+    dim = width_of_heads(config, heads)
+    mixer = LinearAttention(LIGHTNING, heads, heads, dim, dim, conv=1)
+    # Queries, keys and values, and the gate of the output.
+    linears = (
+        Linear("linear_in", "qkv", ((heads, 4 * dim),), (1, hidden), form("linear_in", layer)),
+        Linear(
+            *("attention_output", "attention_output", ((1, hidden),), (heads, dim)),
+            form=form("linear_out", layer),
+        ),
+    )
+    return Block(linears, heads * dim, mixer)
+
+
 def _qwen(mlp: Callable[[Reading, int], Block], *, images: bool = True) -> Family:
     family = Family(_gated_delta, mlp, qk_norm=True)
     return replace(family, vision=vision.qwen_vision) if images else family
@@ -212,5 +233,7 @@ FAMILIES = {
     "Qwen3_5MoeForConditionalGeneration": _qwen(mixture()),
     "KimiLinearForCausalLM": Family(_kimi_delta, _kimi_mlp),
     "KimiK3ForConditionalGeneration": _KIMI_K3,
+    "MiniMaxText01ForCausalLM": Family(_lightning, mixture()),
+    "MiniMaxM1ForCausalLM": Family(_lightning, mixture()),
     "NemotronHForCausalLM": _NEMOTRON,
 }

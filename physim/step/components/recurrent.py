@@ -1,4 +1,4 @@
-"""Layers that keep a state: the gated delta rule, Kimi delta attention, and Mamba2."""
+"""Layers that keep a state: the gated delta rule, Kimi delta and lightning attention, Mamba2."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from physim.inputs.layers import (
     GATED_DELTA,
     KIMI_DELTA,
+    LIGHTNING,
     MAMBA2,
     LinearAttention,
     Mixer,
@@ -15,6 +16,8 @@ from physim.inputs.layers import (
 from physim.step.component import Component, Placement
 from physim.step.mixer_rows import Measured, lowered, stand_in_notes
 
+# Kinds that were not measured.
+_UNMEASURED = {MAMBA2: "Mamba2 scan", LIGHTNING: "lightning attention"}
 # Numbers of a head's matrix of which the tables were measured.
 _MEASURED_NUMBERS = 128 * 128
 
@@ -22,7 +25,7 @@ _MEASURED_NUMBERS = 128 * 128
 def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
     heads = max(mixer.heads / placement.tp, 1.0)
     if isinstance(mixer, LinearAttention):
-        return ("gated_delta" if mixer.kind == GATED_DELTA else "kimi_delta"), {"heads": heads}
+        return ("kimi_delta" if mixer.kind == KIMI_DELTA else "gated_delta"), {"heads": heads}
     if isinstance(mixer, StateSpace):
         # By the numbers of its states, not by its narrower heads.
         return "gated_delta", {"heads": heads * mixer.head_dim * mixer.state / _MEASURED_NUMBERS}
@@ -31,8 +34,12 @@ def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
 
 def _assumptions(placement: Placement) -> Sequence[str]:
     lines = stand_in_notes(placement, _measured)
-    if any(isinstance(mixer, StateSpace) for mixer in placement.model.attention_layers):
-        lines.append("no measured Mamba2 scan: efficiencies of the gated delta rule are used")
+    for mixer in placement.model.attention_layers:
+        if mixer.kind in _UNMEASURED:
+            lines.append(
+                f"no measured {_UNMEASURED[mixer.kind]}: efficiencies of the gated delta rule are "
+                "used"
+            )
     return lines
 
 
@@ -41,6 +48,6 @@ COMPONENT = Component(
     parts=(),
     lower=lambda placement: lowered(placement, _measured),
     source="GDN and KDA tables of aiconfigurator-core 0.12.0",
-    attention_kinds=(GATED_DELTA, KIMI_DELTA, MAMBA2),
+    attention_kinds=(GATED_DELTA, KIMI_DELTA, LIGHTNING, MAMBA2),
     assumptions=_assumptions,
 )
