@@ -17,24 +17,22 @@ import csv
 import json
 import math
 import multiprocessing
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+# Absolute errors of a row, percent: ITL of physim and of its peer, TTFT likewise.
+Errors = Sequence[float]
 # Models by the names that it has configurations of.
 _NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
 }
-# What rows of a precision multiply in, where the model's own name does not say.
-_FORMATS = {
-    ("meta-llama/Llama-3.1-70B", "fp4"): {"gemm_quant_mode": "nvfp4"},
-    ("meta-llama/Llama-3.1-70B", "fp8"): {"gemm_quant_mode": "fp8"},
-    ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): {"gemm_quant_mode": "fp8"},
-    ("Qwen/Qwen3-32B", "fp8"): {"gemm_quant_mode": "fp8"},
-    ("MiniMaxAI/MiniMax-M2.5", "fp4"): {"moe_quant_mode": "nvfp4"},
-    ("moonshotai/Kimi-K2.5", "fp4"): {"moe_quant_mode": "nvfp4"},
-}
+# Models without experts.
+_DENSE = ("Llama", "Qwen3-32B")
+# Its rows of gpt-oss name nvfp4, and the model has formats of its own, which it finds.
+_FORMATS_OF_ITS_OWN = ("openai/gpt-oss-120b",)
 
 
 def estimate(data: Path, out: Path, processes: int) -> None:
@@ -58,9 +56,11 @@ def _estimate(row: tuple[dict[str, str], dict[str, str]]) -> dict[str, Any]:
 
     ours, point = row
     tp = int(float(point["tp_size"]))
-    is_mixture = bool(point["moe_quant_mode"]) and "lama" not in point["model_path"]
+    is_mixture = not any(dense in point["model_path"] for dense in _DENSE)
     options: dict[str, Any] = {"moe_tp_size": tp, "moe_ep_size": 1} if is_mixture else {}
-    options |= _FORMATS.get((point["model_path"], point["precision"]), {})
+    if point["model_path"] not in _FORMATS_OF_ITS_OWN:
+        fields = ("gemm_quant_mode", "moe_quant_mode") if is_mixture else ("gemm_quant_mode",)
+        options |= {field: point[field] for field in fields if point[field]}
     found: dict[str, Any] = {"experiment": ours["experiment"], "problem": ""}
     try:
         result = cli_estimate(
@@ -85,28 +85,26 @@ def compare(data: Path, evaluation: Path, estimates: Path) -> None:
         rows = {row["experiment"]: row for row in csv.DictReader(file)}
     with estimates.open(encoding="utf-8") as file:
         theirs = {row["experiment"]: row for row in csv.DictReader(file)}
-    ours = {
-        row["experiment"]: row["metrics"] for row in json.loads(evaluation.read_text())["rows"]
-    }
-    groups: dict[tuple[str, str], list[tuple[float, float, float, float]]] = {}
+    ours = {row["experiment"]: row["metrics"] for row in json.loads(evaluation.read_text())["rows"]}
+    groups: dict[tuple[str, str], list[Errors]] = {}
     for name, row in rows.items():
-        errors = []
+        errors: list[float] = []
         for metric, key in (("itl_mean", "tpot_s"), ("ttft_mean", "ttft_s")):
             found = ours.get(name, {}).get(metric)
             observed = found["observed"] if found else math.nan
             peer = theirs.get(name, {}).get(key)
             errors.append(abs(found["error_pct"]) if found else math.nan)
             errors.append(abs(float(peer) / observed - 1) * 100 if peer else math.nan)
-        groups.setdefault((row["model"], row["hardware"]), []).append(tuple(errors))
+        groups.setdefault((row["model"], row["hardware"]), []).append(errors)
     print("| model | GPU | rows | ITL physim | AIConfigurator | TTFT physim | AIConfigurator |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
-    for (model, gpu), errors in sorted(groups.items()):
-        print(f"| {model} | {gpu} | {len(errors)} | {' | '.join(_columns(errors))} |")
-    every = [error for errors in groups.values() for error in errors]
+    for (model, gpu), some in sorted(groups.items()):
+        print(f"| {model} | {gpu} | {len(some)} | {' | '.join(_columns(some))} |")
+    every = [one for some in groups.values() for one in some]
     print(f"| all | | {len(every)} | {' | '.join(_columns(every))} |")
 
 
-def _columns(errors: list[tuple[float, float, float, float]]) -> list[str]:
+def _columns(errors: Sequence[Errors]) -> list[str]:
     """Mean absolute error of each column, and its rows where some have none."""
     columns = []
     for column in zip(*errors, strict=True):
