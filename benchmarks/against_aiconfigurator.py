@@ -8,6 +8,9 @@ packages than physim and is installed apart; physim's of ``physim evaluate``.
     peer/bin/python benchmarks/against_aiconfigurator.py estimate silicon.csv estimates.csv
     physim evaluate --data silicon.csv --fit none --out evaluation.json
     python benchmarks/against_aiconfigurator.py compare silicon.csv evaluation.json estimates.csv
+
+An estimate takes a second or two; docs/accuracy.md has every third row of silicon.csv
+(``awk 'NR == 1 || NR % 3 == 2'``).
 """
 
 from __future__ import annotations
@@ -57,25 +60,33 @@ def _estimate(row: tuple[dict[str, str], dict[str, str]]) -> dict[str, Any]:
     ours, point = row
     tp = int(float(point["tp_size"]))
     is_mixture = not any(dense in point["model_path"] for dense in _DENSE)
-    options: dict[str, Any] = {"moe_tp_size": tp, "moe_ep_size": 1} if is_mixture else {}
-    if point["model_path"] not in _FORMATS_OF_ITS_OWN:
-        fields = ("gemm_quant_mode", "moe_quant_mode") if is_mixture else ("gemm_quant_mode",)
-        options |= {field: point[field] for field in fields if point[field]}
-    found: dict[str, Any] = {"experiment": ours["experiment"], "problem": ""}
-    try:
-        result = cli_estimate(
-            model_path=_NAMES.get(point["model_path"], point["model_path"]),
-            system_name=point["system"],
-            backend_name="vllm",
-            isl=round(float(ours["input_len_mean"])),
-            osl=round(float(ours["output_len"])),
-            batch_size=int(float(ours["concurrency"])),
-            tp_size=tp,
-            **options,
-        )
-        found |= {"ttft_s": result.ttft * 1e-3, "tpot_s": result.tpot * 1e-3}
-    except (Exception, SystemExit) as error:  # whatever it refuses a row with
-        found["problem"] = f"{type(error).__name__}: {error}"[:200]
+    layout: dict[str, Any] = {"moe_tp_size": tp, "moe_ep_size": 1} if is_mixture else {}
+    fields = ("gemm_quant_mode", "moe_quant_mode") if is_mixture else ("gemm_quant_mode",)
+    formats = {field: point[field] for field in fields if point[field]}
+    if point["model_path"] in _FORMATS_OF_ITS_OWN:
+        formats = {}
+    found: dict[str, Any] = {"experiment": ours["experiment"]}
+    # A row's own formats; where it has no tables of them, those that it takes by itself.
+    for options in (layout | formats, layout):
+        try:
+            result = cli_estimate(
+                model_path=_NAMES.get(point["model_path"], point["model_path"]),
+                system_name=point["system"],
+                backend_name="vllm",
+                isl=round(float(ours["input_len_mean"])),
+                osl=round(float(ours["output_len"])),
+                batch_size=int(float(ours["concurrency"])),
+                tp_size=tp,
+                **options,
+            )
+        except (Exception, SystemExit) as error:  # whatever it refuses a row with
+            found["problem"] = f"{type(error).__name__}: {error}"[:200]
+        else:
+            return found | {
+                "ttft_s": result.ttft * 1e-3,
+                "tpot_s": result.tpot * 1e-3,
+                "problem": "",
+            }
     return found
 
 

@@ -108,9 +108,7 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "weight_dtype": form or "bf16",
         "engine": "vllm",
         "engine_version": _version(version),
-        # InferenceX's script asks for fp8. Its H100 rows agree with 16 bit all the same, and its
-        # H200 rows serve more tokens at once than a 16-bit cache would hold.
-        "kv_cache_dtype": "bfloat16" if varied and record["system"] == "h100_sxm" else "auto",
+        "kv_cache_dtype": _kv_cache_dtype(varied, record["system"], model),
         # InferenceX's requests are greedy. What NVIDIA's are is not stated: at tp 8 steps of
         # Qwen3-32B are longer by just the sort that the model's own default asks for, at 8 to 128
         # clients.
@@ -164,6 +162,17 @@ def _version(said: Any) -> str:
     if not isinstance(said, str):
         return "0.11.0"
     return "0.19.0" if said.startswith("nightly") else said
+
+
+def _kv_cache_dtype(varied: bool, system: str, model: str) -> str:
+    """The KV cache that a row's engine kept.
+
+    InferenceX's scripts ask for fp8. Its H100 rows agree with 16 bit all the same; its H200 rows,
+    and those of MiniMax-M2.5, serve more tokens at once than a 16-bit cache would hold.
+    """
+    if varied and system == "h100_sxm":
+        return "bfloat16"
+    return "fp8" if varied and "MiniMax" in model else "auto"
 
 
 def _limits(varied: bool, clients: int, prompt: int, output: int) -> dict[str, int | bool]:
