@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from physim import roofline
-from physim.inputs.layers import (
+from physim.models.layers import (
     Attention,
     CompressedAttention,
     LatentAttention,

@@ -26,12 +26,12 @@ from physim import data
 from physim.corrections.fields import Corrections
 from physim.corrections.files import load_fit
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
 from physim.inputs.hardware import load_hardware
-from physim.inputs.model_lookup import load_model
 from physim.measured import guidellm, inference_perf, vllm_bench
 from physim.measured.condition import filtered
 from physim.measured.runs_csv import case_of, read_table
+from physim.models.architecture import ModelArch
+from physim.models.lookup import load_model
 from physim.replay.workload import read_trace
 
 Rng = np.random.Generator

@@ -5,8 +5,8 @@ import pytest
 
 from physim import data
 from physim.errors import InputError
-from physim.inputs.families import read_architecture
-from physim.inputs.model_lookup import load_model, shipped_models
+from physim.models.families import read_architecture
+from physim.models.lookup import load_model, shipped_models
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

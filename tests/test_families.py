@@ -10,11 +10,12 @@ import pytest
 
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.families import FAMILIES, read_architecture
-from physim.inputs.formats import KV_BYTES
 from physim.inputs.hardware import load_hardware
-from physim.inputs.kv_layout import CacheLayout
-from physim.inputs.layers import (
+from physim.inputs.parallelism import Parallelism
+from physim.models.families import FAMILIES, read_architecture
+from physim.models.formats import KV_BYTES
+from physim.models.kv_layout import CacheLayout
+from physim.models.layers import (
     Attention,
     CompressedAttention,
     LatentAttention,
@@ -22,8 +23,7 @@ from physim.inputs.layers import (
     StateSpace,
     state_bytes,
 )
-from physim.inputs.model_lookup import load_model, shipped_models
-from physim.inputs.parallelism import Parallelism
+from physim.models.lookup import load_model, shipped_models
 
 BESIDE = Path(__file__).parent
 PUBLISHED = list(csv.DictReader((BESIDE / "parameters.csv").read_text().splitlines()))

@@ -12,7 +12,8 @@ from physim.corrections.fields import Corrections
 from physim.grids.store import tables
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.layers import (
+from physim.inputs.parallelism import Parallelism
+from physim.models.layers import (
     Attention,
     CompressedAttention,
     Indexer,
@@ -20,8 +21,7 @@ from physim.inputs.layers import (
     LinearAttention,
     StateSpace,
 )
-from physim.inputs.model_lookup import load_model
-from physim.inputs.parallelism import Parallelism
+from physim.models.lookup import load_model
 from physim.step.lowering import assumptions, lower, rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel

@@ -1,8 +1,8 @@
 import pytest
 
 from physim.errors import InputError
-from physim.inputs.model_lookup import load_model
-from physim.inputs.quantization import Quantization
+from physim.models.lookup import load_model
+from physim.models.quantization import Quantization
 
 
 def quantized(**fields):

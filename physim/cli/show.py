@@ -35,8 +35,8 @@ def models(
 
     A model that is named is said more of, whether it ships or not.
     """
-    from physim.inputs.model_lookup import load_model, shipped_models
-    from physim.inputs.model_summary import summary_of
+    from physim.models.lookup import load_model, shipped_models
+    from physim.models.summary import summary_of
 
     found = [summary_of(name, load_model(name)) for name in names or shipped_models()]
     if as_json:

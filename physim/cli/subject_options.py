@@ -30,7 +30,7 @@ def _fits(incomplete: str) -> list[str]:
 
 # What is misspelt is said before JAX is loaded, which takes longer than all of this.
 def _known_model(context: typer.Context, model: str | None) -> str | None:
-    from physim.inputs.model_lookup import config_path
+    from physim.models.lookup import config_path
 
     if model is not None and not context.resilient_parsing:
         config_path(model)

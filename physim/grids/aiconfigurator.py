@@ -19,8 +19,8 @@ from physim import roofline
 from physim.errors import InputError
 from physim.grids.measurements import Measurements, Rows
 from physim.grids.mixer_tables import MIXER_READERS
-from physim.inputs.formats import BFLOAT16, FP8, KV_BYTES, MXFP4, MXFP4_MXFP8, NVFP4, int4
 from physim.inputs.hardware import Hardware
+from physim.models.formats import BFLOAT16, FP8, KV_BYTES, MXFP4, MXFP4_MXFP8, NVFP4, int4
 from physim.types import Number
 
 if TYPE_CHECKING:

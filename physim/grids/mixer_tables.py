@@ -19,11 +19,11 @@ import numpy as np
 
 from physim import mixers, roofline
 from physim.grids.measurements import Gemms, Rows
-from physim.inputs.architecture import ModelArch
-from physim.inputs.families import read_architecture
-from physim.inputs.formats import KV_BYTES
 from physim.inputs.hardware import Hardware
-from physim.inputs.layers import (
+from physim.models.architecture import ModelArch
+from physim.models.families import read_architecture
+from physim.models.formats import KV_BYTES
+from physim.models.layers import (
     GATED_DELTA,
     KIMI_DELTA,
     CompressedAttention,

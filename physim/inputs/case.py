@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_type_hints
 
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
-from physim.inputs.model_lookup import load_model
 from physim.inputs.parallelism import Parallelism
+from physim.models.architecture import ModelArch
+from physim.models.lookup import load_model
 
 
 class LoadOptions(TypedDict, total=False):
@@ -122,7 +122,7 @@ class Case:
 
         Args:
             model: Path of a ``config.json``, shipped name or hub id
-                (`physim.inputs.model_lookup.load_model`).
+                (`physim.models.lookup.load_model`).
             **options: GPU, deployment and load; see `CaseOptions`.
 
         Raises:

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
 from physim.inputs.engine import DEFAULT_ENGINE, EngineProfile, load_engine
-from physim.inputs.formats import KV_BYTES
 from physim.inputs.hardware import Hardware
-from physim.inputs.kv_layout import CacheLayout
 from physim.inputs.parallelism import Parallelism
+from physim.models.architecture import ModelArch
+from physim.models.formats import KV_BYTES
+from physim.models.kv_layout import CacheLayout
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer")

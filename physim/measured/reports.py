@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.model_lookup import load_model
 from physim.inputs.parallelism import Parallelism
 from physim.measured import vllm_log
 from physim.measured.formats import FORMATS
 from physim.measured.stage_report import Server, rows
+from physim.models.lookup import load_model
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
-from physim.inputs.kv_layout import token_bytes
-from physim.inputs.model_lookup import load_model
+from physim.models.kv_layout import token_bytes
+from physim.models.lookup import load_model
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from physim.inputs.architecture import ModelArch
     from physim.inputs.hardware import Hardware
+    from physim.models.architecture import ModelArch
 
 PACKAGE = "aiconfigurator_core"
 # The checkpoints that rows of a number format were measured with.

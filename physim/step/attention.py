@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from physim.grids.store import load_grid, tables
-from physim.inputs.formats import BFLOAT16, FP8
-from physim.inputs.layers import (
+from physim.models.formats import BFLOAT16, FP8
+from physim.models.layers import (
     CHUNKED_ATTENTION,
     FULL_ATTENTION,
     SLIDING_ATTENTION,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from physim.grids.store import gpu_or_stand_in
-from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
-from physim.inputs.formats import WeightFormat
 from physim.inputs.hardware import Hardware
-from physim.inputs.layers import Attention
+from physim.models.architecture import ModelArch
+from physim.models.formats import WeightFormat
+from physim.models.layers import Attention
 from physim.step.rows import Row
 
 # What a picture of a part goes along.

@@ -9,7 +9,7 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid, tables
-from physim.inputs.formats import WeightFormat
+from physim.models.formats import WeightFormat
 from physim.step.component import Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.rows import SizeRow

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
+from physim.models.architecture import ModelArch
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
 from physim.step.gemms import format_notes

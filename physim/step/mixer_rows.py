@@ -14,7 +14,7 @@ import numpy as np
 from physim import mixers, roofline
 from physim.grids.efficiency import Grid
 from physim.grids.store import load_grid, tables, with_table
-from physim.inputs.layers import Mixer
+from physim.models.layers import Mixer
 from physim.step.component import Placement
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, rising_log_seconds
 from physim.step.rows import DecodeRow, PrefillRow, Row

@@ -15,7 +15,7 @@ from physim.corrections.fields import Corrections
 from physim.inputs.case import Case
 from physim.inputs.deployment import GIB
 from physim.inputs.hardware import Hardware
-from physim.inputs.model_lookup import config_path
+from physim.models.lookup import config_path
 from physim.step.lowering import PARTS, rows_of
 from physim.step.many_batches import named_seconds, total_seconds
 from physim.step.model import StepModel

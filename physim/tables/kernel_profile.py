@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.load import Load
+from physim.models.architecture import ModelArch
 from physim.step.batch import Batch
 from physim.step.lowering import PARTS
 from physim.step.many_batches import named_seconds

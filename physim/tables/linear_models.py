@@ -15,9 +15,9 @@ from jaxtyping import Float
 from scipy.optimize import nnls
 
 from physim.corrections.fields import Corrections
-from physim.inputs.architecture import ModelArch
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
+from physim.models.architecture import ModelArch
 from physim.step.batch import Batch
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s
 from physim.tables.operating_region import Region

@@ -17,12 +17,12 @@ from jaxtyping import Float
 from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
 from physim.inputs.case import Case
 from physim.inputs.hardware import Hardware
-from physim.inputs.layers import Attention
 from physim.inputs.parallelism import Parallelism
 from physim.kept import kept
+from physim.models.architecture import ModelArch
+from physim.models.layers import Attention
 from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
 from physim.step.lowering import rows_of

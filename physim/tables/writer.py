@@ -19,7 +19,7 @@ from physim.errors import InputError
 from physim.fluid.demand import Demand
 from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions, check_names
 from physim.inputs.hardware import load_hardware
-from physim.inputs.model_lookup import config_path
+from physim.models.lookup import config_path
 from physim.prediction.arrays import step_model_of
 from physim.prediction.steady import steady
 from physim.step.lowering import assumptions

@@ -9,7 +9,7 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid
-from physim.inputs.layers import Attention
+from physim.models.layers import Attention
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
 from physim.step.rows import Row, SizeRow

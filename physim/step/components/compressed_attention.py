@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from physim.inputs.layers import COMPRESSED_ATTENTION, CompressedAttention, Mixer
+from physim.models.layers import COMPRESSED_ATTENTION, CompressedAttention, Mixer
 from physim.step.component import Component, Placement
 from physim.step.mixer_rows import Measured, lowered, stand_in_notes
 

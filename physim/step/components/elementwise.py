@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from physim.inputs.formats import BYTES_16_BIT
-from physim.inputs.layers import Attention, LayerGroup, LinearAttention, StateSpace
+from physim.models.formats import BYTES_16_BIT
+from physim.models.layers import Attention, LayerGroup, LinearAttention, StateSpace
 from physim.step.component import Component, Part, Placement
 from physim.step.rows import Row, SizeRow
 

@@ -16,8 +16,8 @@ from physim import roofline
 from physim.errors import InputError
 from physim.grids.store import load_expert_grid, tables
 from physim.inputs.deployment import EXPERT_LOADS
-from physim.inputs.formats import WeightFormat
-from physim.inputs.layers import Experts
+from physim.models.formats import WeightFormat
+from physim.models.layers import Experts
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.gemms import linear_rows

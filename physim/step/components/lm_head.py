@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from physim.inputs.formats import BFLOAT16
+from physim.models.formats import BFLOAT16
 from physim.step.component import Component, Part, Placement
 from physim.step.gemms import gemm_row
 from physim.step.rows import Row, SizeRow

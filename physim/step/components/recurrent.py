@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from physim.inputs.layers import (
+from physim.models.layers import (
     GATED_DELTA,
     KIMI_DELTA,
     LIGHTNING,

@@ -5,7 +5,7 @@ Small heads, the indexer, see all tokens and choose; attention sees what is chos
 
 from __future__ import annotations
 
-from physim.inputs.layers import (
+from physim.models.layers import (
     BLOCK_SPARSE_ATTENTION,
     SPARSE_LATENT_ATTENTION,
     Attention,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from physim.inputs.architecture import ModelArch
-from physim.inputs.formats import KV_BYTES
-from physim.inputs.kv_layout import token_bytes
-from physim.inputs.layers import (
+from physim.models.architecture import ModelArch
+from physim.models.formats import KV_BYTES
+from physim.models.kv_layout import token_bytes
+from physim.models.layers import (
     BLOCK_SPARSE_ATTENTION,
     CHUNKED_ATTENTION,
     COMPRESSED_ATTENTION,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from physim.inputs.families import vision
-from physim.inputs.families.family import Block, Family, Reading, experts_block
-from physim.inputs.families.mixtures import experts_of, mixture
-from physim.inputs.layers import (
+from physim.models.families import vision
+from physim.models.families.family import Block, Family, Reading, experts_block
+from physim.models.families.mixtures import experts_of, mixture
+from physim.models.layers import (
     LATENT_ATTENTION,
     SPARSE_LATENT_ATTENTION,
     CompressedAttention,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from physim.inputs.config_fields import ConfigFields
+from physim.models.config_fields import ConfigFields
 
 
 def llama4_vision(config: ConfigFields, vision: ConfigFields) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from physim import data
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
-from physim.inputs.families import read_architecture
+from physim.models.architecture import ModelArch
+from physim.models.families import read_architecture
 
 _SUFFIX = ".json"
 _MODELOPT = "hf_quant_config.json"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from physim.errors import InputError
-from physim.inputs.config_fields import ConfigFields
-from physim.inputs.families import vision
-from physim.inputs.families.family import (
+from physim.models.config_fields import ConfigFields
+from physim.models.families import vision
+from physim.models.families.family import (
     NOTHING,
     Block,
     Family,
@@ -18,10 +18,10 @@ from physim.inputs.families.family import (
     experts_block,
     width_of_heads,
 )
-from physim.inputs.families.latent import latent_block
-from physim.inputs.families.mixtures import experts_of, mixture
-from physim.inputs.families.standard import dense_mlp, grouped_queries
-from physim.inputs.layers import (
+from physim.models.families.latent import latent_block
+from physim.models.families.mixtures import experts_of, mixture
+from physim.models.families.standard import dense_mlp, grouped_queries
+from physim.models.layers import (
     FULL_ATTENTION,
     GATED_DELTA,
     KIMI_DELTA,

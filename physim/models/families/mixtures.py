@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
-from physim.inputs.config_fields import ConfigFields
-from physim.inputs.families import vision
-from physim.inputs.families.family import (
+from physim.models.config_fields import ConfigFields
+from physim.models.families import vision
+from physim.models.families.family import (
     Block,
     Family,
     Reading,
@@ -18,14 +18,14 @@ from physim.inputs.families.family import (
     shared_heads,
     width_of_heads,
 )
-from physim.inputs.families.standard import grouped_queries
-from physim.inputs.families.windows import (
+from physim.models.families.standard import grouped_queries
+from physim.models.families.windows import (
     attention_chunk,
     qwen_window,
     reach_of,
     sliding_window,
 )
-from physim.inputs.layers import (
+from physim.models.layers import (
     BLOCK_SPARSE_ATTENTION,
     FULL_ATTENTION,
     SLIDING_ATTENTION,

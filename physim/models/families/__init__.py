@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from physim.errors import InputError
-from physim.inputs.architecture import ModelArch
-from physim.inputs.config_fields import ConfigFields
-from physim.inputs.families import latent, mixtures, recurrent, standard
-from physim.inputs.families.family import Family, Reading, grouped, layer_of
-from physim.inputs.quantization import Quantization
+from physim.models.architecture import ModelArch
+from physim.models.config_fields import ConfigFields
+from physim.models.families import latent, mixtures, recurrent, standard
+from physim.models.families.family import Family, Reading, grouped, layer_of
+from physim.models.quantization import Quantization
 
 FAMILIES: dict[str, Family] = {
     **standard.FAMILIES,

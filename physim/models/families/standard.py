@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from physim.errors import InputError
-from physim.inputs.config_fields import ConfigFields
-from physim.inputs.families import vision
-from physim.inputs.families.family import (
+from physim.models.config_fields import ConfigFields
+from physim.models.families import vision
+from physim.models.families.family import (
     Block,
     Family,
     Reading,
@@ -17,14 +17,14 @@ from physim.inputs.families.family import (
     shared_heads,
     width_of_heads,
 )
-from physim.inputs.families.windows import (
+from physim.models.families.windows import (
     Window,
     qwen_window,
     reach_of,
     sliding_window,
     unlimited,
 )
-from physim.inputs.layers import Attention
+from physim.models.layers import Attention
 
 # What families call a bias of the QKV projection.
 _BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "use_bias", "bias")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from physim.errors import InputError
-from physim.inputs.config_fields import ConfigFields
-from physim.inputs.formats import BFLOAT16
-from physim.inputs.layers import Attention, Experts, LayerGroup, Linear, Mixer
-from physim.inputs.quantization import Quantization
+from physim.models.config_fields import ConfigFields
+from physim.models.formats import BFLOAT16
+from physim.models.layers import Attention, Experts, LayerGroup, Linear, Mixer
+from physim.models.quantization import Quantization
 
 
 @dataclass(frozen=True)

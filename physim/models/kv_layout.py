@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from physim.inputs.layers import (
+from physim.models.layers import (
     Attention,
     CompressedAttention,
     LatentAttention,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from physim.errors import InputError
-from physim.inputs import formats
-from physim.inputs.formats import BFLOAT16, FP8, FP8_BLOCK, WeightFormat, int4
+from physim.models import formats
+from physim.models.formats import BFLOAT16, FP8, FP8_BLOCK, WeightFormat, int4
 
 # What different tools call the list of modules that stay in 16 bit.
 _NOT_QUANTIZED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
@@ -78,7 +78,7 @@ class Quantization:
         where: The configuration's path or name, for messages.
 
     Attributes:
-        kv_cache_dtype: Format of the KV cache, a key of `physim.inputs.formats.KV_BYTES`.
+        kv_cache_dtype: Format of the KV cache, a key of `physim.models.formats.KV_BYTES`.
 
     Raises:
         InputError: The data type or the quantisation is not one that physim models.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from physim.inputs.formats import BFLOAT16, BYTES_16_BIT, WeightFormat
+from physim.models.formats import BFLOAT16, BYTES_16_BIT, WeightFormat
 
 # Kinds of attention, in the words of a configuration's layer_types where it has some.
 FULL_ATTENTION = "full_attention"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from physim.inputs.formats import BYTES_16_BIT, WeightFormat
-from physim.inputs.kv_layout import token_bytes
-from physim.inputs.layers import CHUNKED_ATTENTION, Attention, Experts, LayerGroup, Mixer
+from physim.models.formats import BYTES_16_BIT, WeightFormat
+from physim.models.kv_layout import token_bytes
+from physim.models.layers import CHUNKED_ATTENTION, Attention, Experts, LayerGroup, Mixer
 
 
 @dataclass(frozen=True)
