@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import physim
 from physim import mixers, roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import tables
@@ -230,3 +231,24 @@ def test_what_stands_in_is_said():
     assert lines == ""
     lines = " ".join(assumptions(*placed("nvidia/MiniMax-M2.5-NVFP4", "h200_sxm", kv_blocks=9000)))
     assert "h200_sxm has no fp4 tensor cores: nvfp4 weights, 16-bit compute" in lines
+
+
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [
+        ("google/gemma-3-27b-it", {"rate": 1.0, "input_tokens": 6000, "output_tokens": 300}),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+            {"rate": 8.0, "input_tokens": 2000, "output_tokens": 600},
+        ),
+    ],
+)
+def test_fluid_and_replay_agree_where_the_cache_has_windows_or_states(name, load):
+    case = physim.Case.of(name, gpu="h100_sxm", max_model_len=16384, arrival="poisson", **load)
+    fluid = physim.predict(case, fit="none")
+    replay = physim.predict(case, fit="none", method="replay")
+    # Half of the cache is windows, or states of running requests.
+    assert fluid.kv_use > 0.7
+    assert replay.kv_use == pytest.approx(fluid.kv_use, rel=0.03)
+    assert replay.itl_s == pytest.approx(fluid.itl_s, rel=0.04)
+    assert replay.e2e_s == pytest.approx(fluid.e2e_s, rel=0.04)

@@ -1,1 +1,1 @@
-"""What a prediction is about: a model, a GPU and how the one is deployed on the other."""
+"""What a prediction is about beside the model: a GPU, an engine on it, and a load."""
