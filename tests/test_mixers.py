@@ -177,7 +177,7 @@ def test_time_rises_with_what_is_attended_to(stepped, name):
 
 
 @given(st.sampled_from(sorted(MODELS)), st.floats(1.3, 60), st.floats(30, 9000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_gradients_agree_with_differences(name, requests, context):
     model = StepModel(lower(*placed(name)), Corrections())
 
