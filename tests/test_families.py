@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
@@ -260,6 +261,8 @@ def test_layers_without_attention():
         ({"kv_lora_rank": 512}, "kv_lora_rank says that there is multi-head latent attention"),
         ({"ssm_state_size": 128}, "ssm_state_size says that there is a state-space layer"),
         ({"index_topk": 2048}, "index_topk says that there is sparse attention"),
+        ({"num_kv_shared_layers": 10}, "num_kv_shared_layers says that there is a layer that"),
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input says that there is"),
     ],
 )
 def test_layers_that_a_family_has_none_of_are_refused(fields, complaint):
@@ -275,6 +278,116 @@ def test_layers_that_a_family_has_none_of_are_refused(fields, complaint):
     with pytest.raises(InputError) as caught:
         read_architecture(config, "config.json")
     assert complaint in str(caught.value).replace(": ", " ", 2).replace("config.json ", "")
+
+
+def shipped_config(name):
+    """The fields of a shipped model's configuration, those of its text part on top."""
+    config = data.read_json(data.folder("model_configs") / f"{name.replace('/', '--')}.json")
+    return {**config, **config.get("text_config", {}), "text_config": None}
+
+
+GLM, V4 = "zai-org/GLM-5-FP8", "deepseek-ai/DeepSeek-V4-Flash"
+NEMOTRON, KIMI_K3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "moonshotai/Kimi-K3"
+MIMO, MINIMAX_M3 = "XiaomiMiMo/MiMo-V2-Flash", "MiniMaxAI/MiniMax-M3"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "complaint"),
+    [
+        (GLM, {"index_topk": None}, "index_topk: is missing"),
+        (GLM, {"indexer_types": ["full", "some"] * 39}, "indexer_types: names 'some'"),
+        (GLM, {"indexer_types": ["shared"] * 78}, "indexer_types: has shared first"),
+        (GLM, {"mlp_layer_types": ["moe"] * 78}, "mlp_layer_types: names 'moe'; use dense, sparse"),
+        (GLM, {"first_k_dense_replace": 79}, "first_k_dense_replace: 79 is more than the 78"),
+        (GLM, {"n_routed_experts": None}, "num_local_experts: is missing; add it, or what"),
+        (GLM, {"moe_intermediate_size": None}, "moe_intermediate_size: is missing"),
+        (MIMO, {"moe_layer_freq": [2] * 48}, "moe_layer_freq: names '2'"),
+        (MIMO, {"hybrid_layer_pattern": [None] * 48}, "hybrid_layer_pattern: names 'None'"),
+        (MIMO, {"hybrid_layer_pattern": None}, "hybrid_layer_pattern: is missing"),
+        (V4, {"compress_ratios": [8] * 43}, "compress_ratios: names '8'; use 0, 4, 128"),
+        (V4, {"expert_dtype": "fp3"}, "expert_dtype: 'fp3' is not modelled"),
+        (NEMOTRON, {"hybrid_override_pattern": 7}, "hybrid_override_pattern: is missing, or"),
+        (NEMOTRON, {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: is missing, or"),
+        (KIMI_K3, {"linear_attn_config": {"kda_layers": []}}, "kda_layers: is not a list of lay"),
+        (KIMI_K3, {"linear_attn_config": {"kda_layers": [94]}}, "which are 1 to 93"),
+        (MINIMAX_M3, {"sparse_attention_config": None}, "sparse_attention_freq: is missing"),
+        (
+            GLM,
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64]}},
+            "weight_block_size: [64] is not modelled; use [128, 128]",
+        ),
+    ],
+)
+def test_what_a_configuration_says_wrongly_is_named(name, fields, complaint):
+    with pytest.raises(InputError) as caught:
+        read_architecture({**shipped_config(name), **fields}, "config.json")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_which_layers_have_experts():
+    config = {**shipped_config(GLM), "mlp_layer_types": None, "first_k_dense_replace": 3}
+    dense = [group.layers for group in read_architecture(config, "c").groups if not group.experts]
+    assert dense == [3]
+    # DeepSeek counts from 0: of 78 layers every second of those from 4 on.
+    config["moe_layer_freq"] = 2
+    assert read_architecture(config, "c").expert_layers == 37
+
+
+def test_hunyuan_says_a_figure_for_each_layer():
+    # Hunyuan-A13B: 80 B parameters, 13 B active (its technical report).
+    config = {
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": [3072] * 32,
+        "num_experts": 64,
+        "moe_topk": [8] * 32,
+        "num_shared_expert": [1] * 32,
+        "vocab_size": 128167,
+        "tie_word_embeddings": True,
+    }
+    model = read_architecture(config, "c")
+    assert model.parameters / 1e9 == pytest.approx(80, rel=0.01)
+    assert model.active_parameters / 1e9 == pytest.approx(13, rel=0.03)
+    with pytest.raises(InputError, match="moe_topk"):
+        read_architecture({**config, "moe_topk": [8] * 31 + [4]}, "c")
+
+
+def test_ernie_begins_with_a_dense_layer():
+    # ERNIE-4.5-21B-A3B.
+    config = {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "hidden_size": 2560,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 1536,
+        "moe_num_experts": 64,
+        "moe_k": 6,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+        "moe_layer_interval": 1,
+        "vocab_size": 103424,
+    }
+    model = read_architecture(config, "c")
+    assert model.dense_layers == 1
+    assert int(model.parameters / 1e9) == 21
+    assert int(model.active_parameters / 1e9) == 3
+
+
+def test_compressed_vectors_are_of_8_bit():
+    assert load_model(V4).kv_cache_dtype == "fp8"
+
+
+def test_kv_heads_are_those_of_layers_with_a_cache():
+    # Kimi-K3's first layers keep a state.
+    assert load_model(KIMI_K3).attention.kind == "latent_attention"
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

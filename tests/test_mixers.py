@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import physim
-from physim import mixers, roofline
+from physim import data, mixers, roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import tables
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.parallelism import Parallelism
+from physim.models.families import read_architecture
 from physim.models.layers import (
     Attention,
     CompressedAttention,
@@ -207,6 +208,21 @@ def test_a_part_of_the_context_costs_no_more_than_all():
     )
 
 
+@pytest.mark.parametrize("kind", [DecodeRow, PrefillRow])
+def test_a_layer_that_takes_the_choice_of_another_takes_less(kind):
+    model, gpu, deployment = placed("zai-org/GLM-5-FP8", kv_blocks=10_000)
+    config = data.read_json(data.folder("model_configs") / "zai-org--GLM-5-FP8.json")
+    types = ["full", *["shared"] * 77]
+    shared = read_architecture({**config, "indexer_types": types}, "as GLM-5.2")
+
+    def seconds(model, count):
+        rows = [row for row in rows_of(model, gpu, deployment) if isinstance(row, kind)]
+        return sum(np.exp(row.log_seconds) for row in rows if row.count == count)
+
+    # 16 requests, and contexts or chunks of 128 tokens and more.
+    assert np.all(seconds(shared, 77)[4, 6:] < seconds(model, 78)[4, 6:])
+
+
 def test_windows_and_states_do_not_grow():
     model = StepModel(lower(*placed("openai/gpt-oss-120b")), Corrections())
     rows = [row for row in rows_of(*placed("openai/gpt-oss-120b")) if isinstance(row, DecodeRow)]
@@ -227,6 +243,10 @@ def test_what_stands_in_is_said():
     assert "latent_decode" not in tables("a100_sxm")
     lines = " ".join(assumptions(*placed("moonshotai/Kimi-VL-A3B-Instruct", "a100_sxm")))
     assert "no measured latent attention on a100_sxm: efficiencies of h100_sxm" in lines
+    lines = " ".join(assumptions(*placed("deepseek-ai/DeepSeek-V3.2", "gb200")))
+    assert (
+        "no measured deepseek sparse attention of prompts on gb200: efficiencies of b200_" in lines
+    )
     lines = " ".join(assumptions(*placed("openai/gpt-oss-120b", "h100_sxm")))
     assert lines == ""
     lines = " ".join(assumptions(*placed("nvidia/MiniMax-M2.5-NVFP4", "h200_sxm", kv_blocks=9000)))

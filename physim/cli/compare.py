@@ -99,10 +99,8 @@ def _print_comparison(found: Comparison) -> None:
     for line in sorted(common):
         console.print(f"All are beyond what was measured: {line}.", style="yellow")
     for row in found.refused:
-        console.print(
-            f"left out {row['model']} on {row['tp']} x {row['gpu']}: {row['reason']}",
-            style="yellow",
-        )
+        subject = f"{row['model']} on {row['tp']} x {row['gpu']}: "
+        console.print(f"left out {subject}{row['reason'].removeprefix(subject)}", style="yellow")
 
 
 def _has_costs(found: Comparison) -> bool:

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Rows in which the launch of kernels took longer than they did: the smallest takes more than this,
-# and those within so many times of the smallest tenth say nothing of the GPU.
-_LAUNCH_BOUND_MS, _NEAR_THE_SMALLEST = 0.5, 2.0
+# and those within so many times of the smallest tenth say nothing of the GPU. Nor do the others of
+# a table with fewer left than this share (sparse latent attention on GB200 and GB300).
+_LAUNCH_BOUND_MS, _NEAR_THE_SMALLEST, _LEAST_SHARE = 0.5, 2.0, 0.5
 # Of latent attention other models were measured on some GPUs, in layers that hold other things too.
 _LATENT_MODEL = "deepseek-ai/DeepSeek-V3"
 _FP8_KV = "_fp8_kv"
@@ -189,7 +190,8 @@ def _on_the_gpu(frame: pd.DataFrame) -> pd.DataFrame:
     least = frame["latency"].quantile(0.1)
     if frame["latency"].min() < _LAUNCH_BOUND_MS:
         return frame
-    return frame[frame["latency"] > _NEAR_THE_SMALLEST * least]
+    longer = frame["latency"] > _NEAR_THE_SMALLEST * least
+    return frame[longer] if longer.mean() > _LEAST_SHARE else frame[:0]
 
 
 def _seconds(work: roofline.Work, gpu: Hardware) -> Number:

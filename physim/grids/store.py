@@ -15,6 +15,8 @@ from physim.grids.efficiency import ExpertGrid, Grid
 
 # Where a GPU has no grids of its own, efficiencies are taken from this one: the best measured.
 _STAND_IN = "h100_sxm"
+# Boards of which one chip was measured on another, where a table of their own is missing.
+_SAME_CHIP = {"gb200": "b200_sxm", "gb300": "b300_sxm"}
 
 
 @functools.lru_cache
@@ -31,7 +33,8 @@ def gpu_or_stand_in(gpu: str) -> str:
 
 def with_table(gpu: str, table: str) -> str:
     """The GPU itself where it has a table, else the one whose efficiencies stand in for it."""
-    return gpu if table in tables(gpu) else _STAND_IN
+    alike = (gpu, _SAME_CHIP.get(gpu, _STAND_IN))
+    return next((one for one in alike if table in tables(one)), _STAND_IN)
 
 
 @functools.lru_cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from physim.models.formats import BYTES_16_BIT, WeightFormat
 from physim.models.kv_layout import token_bytes
-from physim.models.layers import CHUNKED_ATTENTION, Attention, Experts, LayerGroup, Mixer
+from physim.models.layers import CHUNKED_ATTENTION, Experts, LayerGroup, Mixer
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class ModelArch:
 
     @property
     def attention(self) -> Mixer:
-        """The attention of the first layers that have keys and values, or the first of any kind."""
+        """The attention of the first layers that keep a KV cache, or the first of any kind."""
         mixers = list(self.attention_layers)
-        return next((one for one in mixers if isinstance(one, Attention)), mixers[0])
+        return next((one for one in mixers if one.kept != 0), mixers[0])
 
     @property
     def attention_layers(self) -> dict[Mixer, int]:

@@ -68,10 +68,18 @@ class ConfigFields:
                 )
         return found
 
-    def of_layers(self, field: str, layers: int) -> list[Any]:
+    def of_layers(self, field: str, layers: int, known: Sequence[Any] = ()) -> list[Any]:
         """A list with an entry for each layer, empty where absent; a longer one is cut.
 
         Configurations list the layers of multi-token prediction after the model's own.
+
+        Args:
+            field: The field.
+            layers: How many layers there are.
+            known: What an entry may be; empty for anything.
+
+        Raises:
+            InputError: It is no list, is too short, or has an entry that is none of those.
         """
         found = self.entries(field)
         if found and len(found) < layers:
@@ -80,24 +88,40 @@ class ConfigFields:
                 f"names {len(found)} layers, and num_hidden_layers is {layers}",
                 "correct one of them",
             )
+        for one in found[:layers]:
+            if known and one not in known:
+                raise InputError(
+                    f"{self.where}: {field}",
+                    f"names {str(one)[:60]!r}",
+                    f"use {', '.join(map(str, known))}",
+                )
         return found[:layers]
 
-    def count_of_layer(self, field: str, layers: int, layer: int) -> int:
-        """The integer of a layer in a list of at least zero, in which each layer has one."""
-        found = self.of_layers(field, layers)
-        value = found[layer] if found else None
-        return ConfigFields({field: value}, self.where)._integer(field, None, minimum=0)
+    def of_layer(self, field: str, layers: int, layer: int, known: Sequence[Any]) -> Any:
+        """The entry of a layer in a list that has to be there; one of some.
+
+        Raises:
+            InputError: There is no list, it is too short, or has an entry that is none of those.
+        """
+        found = self.of_layers(field, layers, known)
+        if not found:
+            raise self._missing(field)
+        return found[layer]
+
+    def _missing(self, field: str) -> InputError:
+        return InputError(
+            f"{self.where}: {field}", "is missing", "add it, or pass the model's full config.json"
+        )
 
     def _integer(self, field: str, default: int | None, minimum: int) -> int:
         value = self.fields.get(field)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            # One figure for each layer, all alike (Hunyuan-A13B).
+            value = value[0]
         if value is None:
             value = default
         if value is None:
-            raise InputError(
-                f"{self.where}: {field}",
-                "is missing",
-                "add it, or pass the model's full config.json",
-            )
+            raise self._missing(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(
                 f"{self.where}: {field}",

@@ -65,9 +65,7 @@ NVFP4_WEIGHTS = WeightFormat(
 )
 # One 8-bit scale for each 32 weights; activations stay in 16 bit.
 MXFP4 = WeightFormat(
-    *("mxfp4", 0.5 + 1.0 / 32, "bfloat16"),
-    expert_tables=("mxfp4", "int4", "bfloat16"),
-    padded_to=256,
+    "mxfp4", 0.5 + 1.0 / 32, "bfloat16", expert_tables=("mxfp4", "int4", "bfloat16")
 )
 # Likewise with activations in mxfp8, as Blackwell multiplies them.
 MXFP4_MXFP8 = WeightFormat(

@@ -6,6 +6,7 @@ import fnmatch
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from physim.errors import InputError
@@ -17,6 +18,10 @@ _NOT_QUANTIZED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude
 _LAYER = re.compile(r"(?:^|[.*])layers\\?\.(\d+)(?!\d)")
 # What a checkpoint's names begin with, before the layers.
 _PREFIX = re.compile(r"^(?:\*|(?:language_model|model|backbone)\.)*(?=layers\.)")
+# What kernels of mxfp4 take a multiple of, of rows and columns of an expert's matrices.
+_PADDED_TO = 256
+# The only blocks of weights that share a scale for which engines have fast kernels.
+_BLOCK = [128, 128]
 _SIXTEEN_BIT = {"bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"}
 _FLOAT32 = {"float32", "float", "torch.float32"}
 
@@ -165,11 +170,23 @@ class Quantization:
             )
         reader(self, quantization)
         # DeepSeek-V4 keeps its experts in mxfp4 beside fp8, as a field of its own says.
-        if str(config.get("expert_dtype", "")).lower() == "fp4" and not self._named:
+        experts = config.get("expert_dtype")
+        if experts not in (None, "fp4", "fp8"):
+            raise InputError(
+                f"{self.where.partition(':')[0]}: expert_dtype",
+                f"{experts!r} is not modelled",
+                "use fp4 or fp8",
+            )
+        if experts == "fp4" and not self._named:
             self._targets.append((["*.ffn.experts*"], formats.MXFP4_MXFP8))
 
     def _read_fp8(self, quantization: Mapping[str, Any]) -> None:
-        self._default = FP8_BLOCK if quantization.get("weight_block_size") else FP8
+        block = quantization.get("weight_block_size")
+        if block not in (None, _BLOCK):
+            raise InputError(
+                f"{self.where}.weight_block_size", f"{block!r} is not modelled", f"use {_BLOCK}"
+            )
+        self._default = FP8_BLOCK if block else FP8
         # NVIDIA's checkpoints of DeepSeek-V4 name the experts that they have in another format;
         # what they exclude from it stays in fp8.
         if quantization.get("quantized_layers"):
@@ -177,7 +194,8 @@ class Quantization:
             self._read_named(quantization)
 
     def _read_mxfp4(self, _: Mapping[str, Any]) -> None:
-        self._default = formats.MXFP4
+        # gpt-oss, whose experts vLLM pads (mxfp4.py); other methods name the same format.
+        self._default = replace(formats.MXFP4, padded_to=_PADDED_TO)
 
     def _read_packed(self, quantization: Mapping[str, Any]) -> None:
         method = str(quantization.get("quant_method")).lower()

@@ -26,7 +26,7 @@ _SCATTER_OF = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e", "saturation_rps
 _WORDS = {
     "weight_bytes": "weights of {:.3g} GB on each GPU",
     "tp": "tp {:g}",
-    "batch": "{:.3g} requests in a step",
+    "batch": "a batch of {:.3g}",
     "context": "contexts of {:.0f} tokens",
     "new_tokens": "prompts of {:.0f} tokens to compute",
     "step_s": "steps of {:.3g} ms",

@@ -51,11 +51,14 @@ def stand_in_notes(placement: Placement, measure: _Measure) -> list[str]:
         measured = measure(placement, mixer)
         if measured is None:
             continue
-        taken = with_table(placement.grids, f"{measured[0]}_decode")
-        if taken != placement.grids:
-            what = mixer.kind.replace("_", " ")
+        # Decoding was measured wherever prefill was.
+        prefill, decode = (
+            with_table(placement.grids, f"{measured[0]}_{phase}") for phase in ("prefill", "decode")
+        )
+        if prefill != placement.grids:
+            what = mixer.kind.replace("_", " ") + (" of prompts" if prefill != decode else "")
             lines.append(
-                f"no measured {what} on {placement.gpu.key}: efficiencies of {taken} are used"
+                f"no measured {what} on {placement.gpu.key}: efficiencies of {prefill} are used"
             )
     return list(dict.fromkeys(lines))
 

@@ -12,6 +12,7 @@ from physim.models.architecture import ModelArch
 from physim.models.config_fields import ConfigFields
 from physim.models.families import latent, mixtures, recurrent, standard
 from physim.models.families.family import Family, Reading, grouped, layer_of
+from physim.models.layers import CompressedAttention
 from physim.models.quantization import Quantization
 
 FAMILIES: dict[str, Family] = {
@@ -31,6 +32,8 @@ _FIELDS = {
     "ssm_state_size": ("a state-space layer", (recurrent,)),
     "linear_num_key_heads": ("a linear-attention layer", (recurrent,)),
     "index_topk": ("sparse attention", (latent,)),
+    "num_kv_shared_layers": ("a layer that uses the keys and values of another", ()),
+    "hidden_size_per_layer_input": ("an embedding for each layer", ()),
     "n_shared_experts": ("a shared expert", (mixtures, latent, recurrent)),
 }
 
@@ -111,9 +114,12 @@ def _read(config: ConfigFields, family: Family) -> ModelArch:
     reading = Reading(config, quantization, layers)
     vision = config.fields.get("vision_config")
     encoder = family.vision(config, config.part("vision_config")) if vision else 0
+    groups = grouped([layer_of(family, reading, layer) for layer in range(layers)])
+    # vLLM keeps compressed vectors in 8 bit whatever is asked for (deepseek_v4.py).
+    is_compressed = any(isinstance(one.attention, CompressedAttention) for one in groups)
     return ModelArch(
         name=config.where,
-        groups=grouped([layer_of(family, reading, layer) for layer in range(layers)]),
+        groups=groups,
         hidden_size=reading.hidden,
         vocab_size=config.count("vocab_size"),
         max_position=config.count("max_position_embeddings", 4096),
@@ -122,5 +128,5 @@ def _read(config: ConfigFields, family: Family) -> ModelArch:
         gated_mlp=family.gated_mlp,
         vision_parameters=encoder,
         vision_is_replicated=family.vision_is_replicated,
-        kv_cache_dtype=quantization.kv_cache_dtype,
+        kv_cache_dtype="fp8" if is_compressed else quantization.kv_cache_dtype,
     )

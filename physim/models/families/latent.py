@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from physim.errors import InputError
 from physim.models.families import vision
 from physim.models.families.family import Block, Family, Reading, experts_block
 from physim.models.families.mixtures import experts_of, mixture
@@ -13,6 +14,9 @@ from physim.models.layers import (
     LatentAttention,
     Linear,
 )
+
+# Tokens of a compressed vector (vLLM, deepseek_v4.py, knows no others).
+_FINE, _COARSE = 4, 128
 
 
 def latent_block(reading: Reading, layer: int, *, gate: bool = False) -> Block:
@@ -90,10 +94,22 @@ def _projections(
     return tuple(found)
 
 
+def _sparse_block(reading: Reading, layer: int) -> Block:
+    """Latent attention of a class that always has an indexer."""
+    reading.config.count("index_topk")
+    return latent_block(reading, layer)
+
+
 def _indexer(reading: Reading, layer: int) -> Indexer | None:
     """The indexer of a layer, None where it takes the choice of a layer before it."""
     config = reading.config
-    kinds = config.of_layers("indexer_types", reading.layers)
+    kinds = config.of_layers("indexer_types", reading.layers, ("full", "shared"))
+    if kinds and kinds[0] == "shared":
+        raise InputError(
+            f"{config.where}: indexer_types",
+            "has shared first, before any layer that chooses",
+            "correct it",
+        )
     if kinds and kinds[layer] == "shared":
         return None
     return Indexer(config.count("index_n_heads"), config.count("index_head_dim"))
@@ -107,9 +123,9 @@ def _compressed_block(reading: Reading, layer: int) -> Block:
         config.count("num_attention_heads"),
         config.count("head_dim"),
     )
-    ratio = config.count_of_layer("compress_ratios", reading.layers, layer)
+    ratio = config.of_layer("compress_ratios", reading.layers, layer, (0, _FINE, _COARSE))
     # At the finer ratio vectors overlap, and an indexer chooses among them.
-    chooses = 0 < ratio < 16
+    chooses = ratio == _FINE
     indexer = None
     if chooses:
         indexer = Indexer(config.count("index_n_heads"), config.count("index_head_dim"), ratio)
@@ -149,23 +165,20 @@ def _compressed_block(reading: Reading, layer: int) -> Block:
     return Block(tuple(linears), norms, attention)
 
 
-def _deepseek_mlp(reading: Reading, layer: int) -> Block:
-    return mixture()(reading, layer)
-
-
 def _every_layer_experts(reading: Reading, layer: int) -> Block:
     return experts_block(reading, layer, experts_of(reading.config))
 
 
-_DEEPSEEK = Family(latent_block, _deepseek_mlp)
-_KIMI = Family(latent_block, _deepseek_mlp, vision=vision.moonvit)
+_DEEPSEEK = Family(latent_block, mixture())
+_SPARSE = Family(_sparse_block, mixture())
+_KIMI = Family(latent_block, mixture(), vision=vision.moonvit)
 
 FAMILIES = {
     "DeepseekV2ForCausalLM": _DEEPSEEK,
     "DeepseekV3ForCausalLM": _DEEPSEEK,
-    "DeepseekV32ForCausalLM": _DEEPSEEK,
+    "DeepseekV32ForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": Family(_compressed_block, _every_layer_experts),
-    "GlmMoeDsaForCausalLM": _DEEPSEEK,
+    "GlmMoeDsaForCausalLM": _SPARSE,
     "Glm4MoeLiteForCausalLM": _DEEPSEEK,
     "KimiK25ForConditionalGeneration": _KIMI,
     "KimiVLForConditionalGeneration": _KIMI,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
+from physim.errors import InputError
 from physim.models.config_fields import ConfigFields
 from physim.models.families import vision
 from physim.models.families.family import (
@@ -40,8 +41,10 @@ _PER_TOKEN = (
     *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_topk"),
     "experts_per_token",
 )
-_WIDTHS = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size")
-_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_WIDTHS = ("moe_intermediate_size", "expert_intermediate_size")
+_SHARED_COUNTS = (
+    *("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+)
 _SHARED_WIDTHS = (
     *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
     *("shared_intermediate_size", "share_expert_dim"),
@@ -49,45 +52,65 @@ _SHARED_WIDTHS = (
 
 
 def named(config: ConfigFields, names: Sequence[str]) -> int:
-    """The figure of whichever field there is; an error names the first.
+    """The figure of whichever field there is.
 
     Raises:
         InputError: There is none, or it is not a positive integer.
     """
-    return config.count(next((name for name in names if config.has(name)), names[0]))
+    found = next((name for name in names if config.has(name)), None)
+    if found is None:
+        raise InputError(
+            f"{config.where}: {names[0]}",
+            "is missing",
+            f"add it, or what the model calls it: {', '.join(names[1:])}",
+        )
+    return config.count(found)
 
 
-def experts_of(config: ConfigFields, *, load: float = 0.0, shared: bool = True) -> Experts:
+def experts_of(config: ConfigFields, widths: Sequence[str] = _WIDTHS) -> Experts:
     """The experts of a configuration, by whatever names it has for them.
 
     Args:
         config: The configuration.
-        load: How unevenly tokens choose.
-        shared: Whether it may have an expert that every token visits.
+        widths: Names of the field that says how wide they are.
     """
-    width = named(config, _WIDTHS)
+    width = named(config, widths)
     wide = next((config.count(name) for name in _SHARED_WIDTHS if config.has(name)), 0)
     count = next((config.count(name) for name in _SHARED_COUNTS if config.has(name)), 0)
     return Experts(
         count=named(config, _COUNTS),
         per_token=named(config, _PER_TOKEN),
         intermediate_size=width,
-        shared_intermediate_size=(wide or count * width) if shared else 0,
-        load=load,
+        shared_intermediate_size=wide or count * width,
     )
+
+
+def as_wide_as_an_mlp(config: ConfigFields) -> Experts:
+    """The experts of a model that calls their width what others call that of a dense MLP."""
+    return experts_of(config, ("intermediate_size",))
 
 
 def layers_with_experts(reading: Reading) -> Container[int]:
     """Numbers of the layers that have experts, by whichever field says so."""
     config, layers = reading.config, reading.layers
-    for field in ("mlp_layer_types", "moe_layer_freq"):
+    for field, dense, sparse in (("mlp_layer_types", "dense", "sparse"), ("moe_layer_freq", 0, 1)):
         if isinstance(config.fields.get(field), list):
-            kinds = enumerate(config.of_layers(field, layers))
-            return {layer for layer, kind in kinds if kind in ("sparse", 1)}
-    step = config.count("decoder_sparse_step", 1)
+            kinds = config.of_layers(field, layers, (dense, sparse))
+            return {layer for layer, kind in enumerate(kinds) if kind == sparse}
+    # Every so many, counted from 1 (Qwen, Ernie) or from 0 (DeepSeek), but for the first.
+    step = config.count("decoder_sparse_step", config.count("moe_layer_interval", 1))
+    every = config.count("moe_layer_freq", 1)
+    first = config.at_least_zero(
+        "first_k_dense_replace", config.at_least_zero("moe_layer_start_index", 0)
+    )
+    if first > layers:
+        raise InputError(
+            f"{config.where}: first_k_dense_replace",
+            f"{first} is more than the {layers} layers",
+            "correct it",
+        )
     found = set(range(step - 1, layers, step)) - set(config.layer_numbers("mlp_only_layers"))
-    first = config.at_least_zero("first_k_dense_replace", 0)
-    return {layer for layer in found if layer >= first}
+    return {layer for layer in found if layer >= first and layer % every == 0}
 
 
 def mixture(
@@ -149,7 +172,7 @@ def _gpt_oss_attention(reading: Reading, layer: int) -> Block:
 def _mimo_attention(reading: Reading, layer: int) -> Block:
     """MiMo-V2: windowed layers and others have heads of their own."""
     config = reading.config
-    windowed = config.count_of_layer("hybrid_layer_pattern", reading.layers, layer) > 0
+    windowed = config.of_layer("hybrid_layer_pattern", reading.layers, layer, (0, 1)) == 1
     prefix = "swa_" if windowed else ""
     heads, kv_heads = shared_heads(
         config, f"{prefix}num_attention_heads", f"{prefix}num_key_value_heads"
@@ -182,8 +205,7 @@ def _minimax3_attention(reading: Reading, layer: int) -> Block:
     """MiniMax-M3: layers that attend to blocks of tokens, chosen by small heads of their own."""
     config = reading.config
     sparse = config.part("sparse_attention_config")
-    where = sparse.of_layers("sparse_attention_freq", reading.layers)
-    if not where or not where[layer]:
+    if not sparse.of_layer("sparse_attention_freq", reading.layers, layer, (0, 1)):
         return grouped_queries(qk_norm=True)(reading, layer)
     heads, kv_heads = shared_heads(config, "num_attention_heads", "num_key_value_heads")
     blocks = sparse.count("sparse_topk_blocks") + sparse.at_least_zero("sparse_local_block", 0)
@@ -244,7 +266,7 @@ _GEMMA4 = Family(
 )
 _MINIMAX_M3 = Family(
     _minimax3_attention,
-    mixture(width=_minimax3_width),
+    mixture(as_wide_as_an_mlp, width=_minimax3_width),
     qk_norm=True,
     vision=vision.clip_vision,
 )
@@ -252,30 +274,27 @@ _LLAMA4 = (
     grouped_queries(window=attention_chunk, unlimited_every=4),
     mixture(_llama4_experts, _llama4_layers, _llama4_width),
 )
+_EVERY_LAYER = mixture(as_wide_as_an_mlp, _every_layer)
 _QWEN3 = (grouped_queries(qk_norm=True, window=qwen_window), mixture())
 
 FAMILIES = {
-    "MixtralForCausalLM": Family(
-        grouped_queries(window=sliding_window), mixture(with_experts=_every_layer)
-    ),
-    "PhiMoEForCausalLM": Family(grouped_queries(qkv_bias=True), mixture(with_experts=_every_layer)),
+    "MixtralForCausalLM": Family(grouped_queries(window=sliding_window), _EVERY_LAYER),
+    "PhiMoEForCausalLM": Family(grouped_queries(qkv_bias=True), _EVERY_LAYER),
     "Qwen2MoeForCausalLM": Family(grouped_queries(qkv_bias=True, window=qwen_window), mixture()),
     "Qwen3MoeForCausalLM": Family(*_QWEN3, qk_norm=True),
     "Qwen3VLMoeForConditionalGeneration": Family(*_QWEN3, qk_norm=True, vision=vision.qwen_vision),
     "Llama4ForConditionalGeneration": Family(*_LLAMA4, vision=vision.llama4_vision),
     "Llama4ForCausalLM": Family(*_LLAMA4),
-    "OlmoeForCausalLM": Family(grouped_queries(qk_norm=True), mixture()),
-    "GraniteMoeForCausalLM": Family(grouped_queries(), mixture(), tied_by_default=True),
+    "OlmoeForCausalLM": Family(grouped_queries(qk_norm=True), _EVERY_LAYER),
+    "GraniteMoeForCausalLM": Family(grouped_queries(), _EVERY_LAYER, tied_by_default=True),
     "Glm4MoeForCausalLM": Family(grouped_queries(), mixture()),
     "Dots1ForCausalLM": Family(grouped_queries(qk_norm=True), mixture(), qk_norm=True),
     "Ernie4_5_MoeForCausalLM": Family(grouped_queries(), mixture(), tied_by_default=True),
     "HunYuanMoEV1ForCausalLM": Family(grouped_queries(qk_norm=True), mixture(), qk_norm=True),
-    "MiniMaxM2ForCausalLM": Family(
-        _minimax2_attention, mixture(with_experts=_every_layer), qk_norm=True
-    ),
+    "MiniMaxM2ForCausalLM": Family(_minimax2_attention, _EVERY_LAYER, qk_norm=True),
     "MiniMaxM3ForCausalLM": _MINIMAX_M3,
     "MiniMaxM3SparseForConditionalGeneration": _MINIMAX_M3,
-    "GptOssForCausalLM": Family(_gpt_oss_attention, mixture(with_experts=_every_layer)),
+    "GptOssForCausalLM": Family(_gpt_oss_attention, _EVERY_LAYER),
     "MiMoV2FlashForCausalLM": Family(_mimo_attention, mixture()),
     "Step3p7FlashForCausalLM": Family(_step_attention, mixture(), qk_norm=True),
     "Gemma4ForConditionalGeneration": _GEMMA4,

@@ -19,7 +19,7 @@ from physim.models.families.family import (
     width_of_heads,
 )
 from physim.models.families.latent import latent_block
-from physim.models.families.mixtures import experts_of, mixture
+from physim.models.families.mixtures import as_wide_as_an_mlp, experts_of, mixture
 from physim.models.families.standard import dense_mlp, grouped_queries
 from physim.models.layers import (
     FULL_ATTENTION,
@@ -81,7 +81,7 @@ def _kimi_delta(reading: Reading, layer: int) -> Block:
     config, form, hidden = reading.config, reading.quantization.form, reading.hidden
     how = config.part("linear_attn_config")
     # Layers are counted from 1 there.
-    if layer + 1 not in how.entries("kda_layers"):
+    if layer + 1 not in _numbered_from_1(how, "kda_layers", reading.layers):
         return latent_block(reading, layer, gate=config.flag("mla_use_output_gate"))
     heads, dim = how.count("num_heads"), how.count("head_dim")
     mixer = LinearAttention(KIMI_DELTA, heads, heads, dim, dim, how.count("short_conv_kernel_size"))
@@ -105,20 +105,21 @@ def _kimi_delta(reading: Reading, layer: int) -> Block:
     return Block(tuple(linears), mixer.conv * mixer.channels + heads * (dim + 1) + dim, mixer)
 
 
-def _kimi_mlp(reading: Reading, layer: int) -> Block:
-    config = reading.config
-    if layer < config.at_least_zero("first_k_dense_replace", 0):
-        return dense_block(reading, layer, config.count("intermediate_size"))
-    found = experts_of(config)
+def _numbered_from_1(config: ConfigFields, field: str, layers: int) -> Sequence[int]:
+    """Numbers of layers in a list that counts them from 1 and has to be there."""
+    found = config.entries(field)
+    if not found or not all(type(one) is int and 1 <= one <= layers for one in found):
+        raise InputError(
+            f"{config.where}: {field}",
+            f"is not a list of layers, which are 1 to {layers}",
+            "pass the model's full config.json",
+        )
+    return found
+
+
+def _kimi_experts(config: ConfigFields) -> Experts:
     latent = config.at_least_zero("routed_expert_hidden_size", 0)
-    experts = Experts(
-        found.count,
-        found.per_token,
-        found.intermediate_size,
-        found.shared_intermediate_size,
-        hidden_size=latent,
-    )
-    return experts_block(reading, layer, experts)
+    return replace(experts_of(config), hidden_size=latent)
 
 
 # What Nemotron-H's pattern and list of layers call each kind.
@@ -132,7 +133,8 @@ _NEMOTRON_KINDS = {
 
 
 def _nemotron_kinds(config: ConfigFields) -> Sequence[str]:
-    listed = config.fields.get("hybrid_override_pattern") or config.entries("layers_block_type")
+    pattern = config.fields.get("hybrid_override_pattern")
+    listed = pattern if isinstance(pattern, str) else config.entries("layers_block_type")
     kinds = [_NEMOTRON_KINDS.get(str(one), "") for one in listed]
     if not kinds or "" in kinds:
         raise InputError(
@@ -181,22 +183,15 @@ def _nemotron_mlp(reading: Reading, layer: int) -> Block:
         return dense_block(reading, layer, config.count("intermediate_size"), gated=False)
     if kind != "moe":
         return NOTHING
-    found = experts_of(config)
-    experts = Experts(
-        found.count,
-        found.per_token,
-        found.intermediate_size,
-        found.shared_intermediate_size,
-        hidden_size=config.at_least_zero("moe_latent_size", 0),
-        matrices=2,
-    )
+    latent = config.at_least_zero("moe_latent_size", 0)
+    experts = replace(experts_of(config), hidden_size=latent, matrices=2)
     return experts_block(reading, layer, experts, gated=False)
 
 
 def _lightning(reading: Reading, layer: int) -> Block:
     """Lightning attention in most layers, softmax attention in every eighth (MiniMax-01 and M1)."""
     config, form, hidden = reading.config, reading.quantization.form, reading.hidden
-    if config.count_of_layer("attn_type_list", reading.layers, layer):
+    if config.of_layer("attn_type_list", reading.layers, layer, (0, 1)):
         return grouped_queries()(reading, layer)
     heads = config.count("num_attention_heads")
     dim = width_of_heads(config, heads)
@@ -223,7 +218,8 @@ _NEMOTRON = Family(
     gated_mlp=False,
     layers=lambda config: len(_nemotron_kinds(config)),
 )
-_KIMI_K3 = Family(_kimi_delta, _kimi_mlp, vision=vision.moonvit)
+_KIMI = mixture(_kimi_experts)
+_MINIMAX = Family(_lightning, mixture(as_wide_as_an_mlp))
 
 FAMILIES = {
     "Qwen3NextForCausalLM": _qwen(mixture(), images=False),
@@ -231,9 +227,9 @@ FAMILIES = {
     "Qwen3_5ForConditionalGeneration": _qwen(dense_mlp()),
     "Qwen3_5MoeForCausalLM": _qwen(mixture(), images=False),
     "Qwen3_5MoeForConditionalGeneration": _qwen(mixture()),
-    "KimiLinearForCausalLM": Family(_kimi_delta, _kimi_mlp),
-    "KimiK3ForConditionalGeneration": _KIMI_K3,
-    "MiniMaxText01ForCausalLM": Family(_lightning, mixture()),
-    "MiniMaxM1ForCausalLM": Family(_lightning, mixture()),
+    "KimiLinearForCausalLM": Family(_kimi_delta, _KIMI),
+    "KimiK3ForConditionalGeneration": Family(_kimi_delta, _KIMI, vision=vision.moonvit),
+    "MiniMaxText01ForCausalLM": _MINIMAX,
+    "MiniMaxM1ForCausalLM": _MINIMAX,
     "NemotronHForCausalLM": _NEMOTRON,
 }

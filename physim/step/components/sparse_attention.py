@@ -15,16 +15,14 @@ from physim.models.layers import (
 from physim.step.component import Component, Placement
 from physim.step.mixer_rows import Measured, lowered, stand_in_notes
 
-# Index heads of the models whose layers were measured: where a layer takes the choice of another,
-# what the fewest take is nearest.
-_FEWEST_INDEX_HEADS = 32.0
-
 
 def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
     heads = max(mixer.heads / placement.tp, 1.0)
     if isinstance(mixer, LatentAttention) and mixer.window is not None:
-        index = float(mixer.indexer.heads) if mixer.indexer else _FEWEST_INDEX_HEADS
-        return "sparse_latent", {"index_heads": index, "heads": heads}
+        if mixer.indexer is None:
+            # It takes the choice of a layer before it; the tables of sparse layers hold choosing.
+            return "latent", {"heads": heads}
+        return "sparse_latent", {"index_heads": float(mixer.indexer.heads), "heads": heads}
     if isinstance(mixer, Attention) and mixer.kind == BLOCK_SPARSE_ATTENTION:
         return "block_sparse", {"heads": heads}
     return None
