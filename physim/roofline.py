@@ -89,31 +89,6 @@ def cached_attention(
     return 4 * pairs * heads * dim, 2 * cached * kv_heads * dim * kv_bytes
 
 
-def latent_decode(
-    requests: Number,
-    context: Number,
-    heads: Number,
-    latent: Number,
-    rope: Number,
-    token_bytes: Number,
-) -> Work:
-    """Latent attention of one query token of each request, in the space of the latent vectors.
-
-    Every head reads the same vectors, which are keys, with their rotated part, and values.
-
-    Args:
-        requests: Requests.
-        context: Tokens that each attends to.
-        heads: Query heads.
-        latent: Width of a latent vector.
-        rope: Width of its rotated part.
-        token_bytes: Bytes of the cache for each token.
-    """
-    flops = 2 * requests * context * heads * (2 * latent + rope)
-    moved = requests * (context * token_bytes + heads * (2 * latent + rope) * BYTES_16_BIT)
-    return flops, moved
-
-
 def latent_prefill(
     requests: Number,
     pairs: Number,

@@ -147,21 +147,6 @@ class ModelArch:
         return found
 
     @property
-    def attention_parameters(self) -> int:
-        """Weights of the projections of attention of all layers, biases included."""
-        return self._linear_parameters() - self.mlp_parameters
-
-    @property
-    def mlp_parameters(self) -> int:
-        """Weights of dense MLPs, shared experts and routers, which every token visits."""
-        return self._linear_parameters("mlp", "experts")
-
-    @property
-    def expert_parameters(self) -> int:
-        """Weights of one routed expert in every layer that has experts."""
-        return sum(self._expert(group) for group in self.groups)
-
-    @property
     def embedding_parameters(self) -> int:
         """Weights of the embedding and of lm_head, counted once where they are tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
@@ -227,14 +212,6 @@ class ModelArch:
         width = (experts.hidden_size or self.hidden_size) * experts.intermediate_size
         return group.layers * experts.matrices * width
 
-    def _linear_parameters(self, *parts: str) -> int:
-        return sum(
-            group.layers * linear.parameters
-            for group in self.groups
-            for linear in group.linears
-            if not parts or linear.part in parts
-        )
-
     @property
     def _rotary_numbers(self) -> int:
         """Cosines and sines of every position, which an engine keeps once."""
@@ -248,4 +225,5 @@ class ModelArch:
 
     @property
     def _always_active(self) -> int:
-        return self._linear_parameters() + self.embedding_parameters + self.norm_parameters
+        linear = sum(one.layers * each.parameters for one in self.groups for each in one.linears)
+        return linear + self.embedding_parameters + self.norm_parameters
