@@ -1,21 +1,24 @@
 """Holds the fluid against the replay on random configurations, and prints Markdown tables.
 
-Run with ``python benchmarks/fluid_against_replay.py`` (about ten minutes on two cores). Models, tp,
-lengths, arrivals, limits and rates are drawn from a seeded generator. Below the saturation
-throughput the steady state is compared with the middle of a long replay; above it, the fluid's
-trajectory with a replay of the same requests from an idle engine to the last answer.
+Run with ``python benchmarks/fluid_against_replay.py`` (about a quarter of an hour on two cores), or
+with ``layouts`` for the layouts alone. Models, layouts, lengths, arrivals, limits and rates are
+drawn from a seeded generator. Below the saturation throughput the steady state is compared with the
+middle of a long replay; above it, the fluid's trajectory with a replay of the same requests from an
+idle engine to the last answer.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-BELOW, ABOVE = 200, 60
+BELOW, ABOVE, LAYOUTS = 200, 60, 60
 MODELS = (
     ("Qwen/Qwen3-14B", (1, 2, 4)),
     ("meta-llama/Llama-3.1-70B-Instruct", (4, 8)),
@@ -24,14 +27,24 @@ MODELS = (
     ("meta-llama/Llama-3.1-8B-Instruct", (1, 2)),
     ("Qwen/Qwen3-30B-A3B", (1, 2)),
 )
+# Layouts beyond tensor parallelism: tp, pp, dp and ep.
+SPREAD = (
+    ("meta-llama/Llama-3.1-70B-Instruct", ((4, 2, 1, 1), (2, 4, 1, 1), (8, 2, 1, 1))),
+    ("Qwen/Qwen3-14B", ((1, 2, 1, 1), (2, 2, 1, 1), (1, 4, 1, 1))),
+    ("mistralai/Mixtral-8x7B-v0.1", ((4, 1, 1, 4), (2, 1, 2, 4), (1, 1, 4, 4), (2, 2, 1, 1))),
+    ("Qwen/Qwen3-30B-A3B", ((1, 1, 2, 2), (1, 1, 4, 1), (2, 1, 1, 2), (1, 1, 8, 8))),
+    ("Qwen/Qwen3-235B-A22B-FP8", ((4, 1, 2, 8), (2, 1, 4, 8), (4, 1, 1, 4), (4, 2, 1, 1))),
+)
+KINDS = ("below", "above", "layouts")
 
 
-def case(seed: int, above: bool) -> tuple[Any, float]:
+def case(seed: int, kind: str) -> tuple[Any, float]:
     """A random case at one request per second, and its share of the saturation throughput."""
     import physim
 
-    rng = np.random.default_rng([seed, above])
-    model, degrees = MODELS[rng.integers(len(MODELS))]
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    models = SPREAD if kind == "layouts" else MODELS
+    model, degrees = models[rng.integers(len(models))]
     inputs = int(np.exp(rng.uniform(np.log(32), np.log(3000))))
     outputs = int(np.exp(rng.uniform(np.log(16), np.log(1200))))
     cached = int(inputs * rng.choice([0, 0, 0.5, 0.95]))
@@ -51,22 +64,22 @@ def case(seed: int, above: bool) -> tuple[Any, float]:
         burstiness=float(rng.choice([0.5, 2.0])),
     )
     deployment = physim.Deployment(
-        physim.Parallelism(int(rng.choice(degrees))),
+        physim.Parallelism(*np.ravel(rng.choice(np.array(degrees))).tolist()),
         max_num_seqs=int(rng.choice([16, 32, 64, 128, 256])),
         max_num_batched_tokens=int(rng.choice([1024, 2048, 8192])),
         max_model_len=32768,
         async_scheduling=bool(rng.integers(2)),
     )
-    share = float(rng.uniform(1.1, 2.0) if above else rng.uniform(0.05, 0.95))
+    share = float(rng.uniform(*{"above": (1.1, 2.0), "below": (0.05, 0.95)}.get(kind, (0.05, 0.8))))
     return physim.Case.from_parts(model, "h100_sxm", deployment, load), share
 
 
-def below(seed: int) -> dict[str, float]:
+def below(seed: int, kind: str = "below") -> dict[str, float]:
     """Errors of the steady state, percent."""
     import physim
     from physim.corrections.fields import Corrections
 
-    one, share = case(seed, above=False)
+    one, share = case(seed, kind)
     (alone,) = physim.predict_cases([one], Corrections())
     rate = share * alone.saturation_rps
     # Near saturation a queue takes long to show its mean.
@@ -99,7 +112,7 @@ def above(seed: int) -> dict[str, float] | None:
     from physim.corrections.fields import Corrections
     from physim.errors import InputError
 
-    one, share = case(seed, above=True)
+    one, share = case(seed, "above")
     (alone,) = physim.predict_cases([one], Corrections())
     rate = share * alone.saturation_rps
     case_ = one.under(replace(one.demanded, rate=rate, requests=6000))
@@ -132,6 +145,7 @@ def replayed(case: Any, seed: int) -> Any:
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
         workload.longest,
+        case.deployment.parallelism.dp,
     )
     return replay(workload, times, engine_of(case, Corrections(), 0.0)).to_frame()
 
@@ -151,6 +165,12 @@ def table(rows: list[dict[str, float]], title: str) -> None:
 def main() -> None:
     """Prints the tables."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
+        spread = list(
+            pool.map(functools.partial(below, kind="layouts"), range(LAYOUTS), chunksize=5)
+        )
+        table(spread, "Layouts, 5% to 80% of the saturation throughput")
+        if sys.argv[1:] == ["layouts"]:
+            return
         under = list(pool.map(below, range(BELOW), chunksize=5))
         found = list(pool.map(above, range(ABOVE), chunksize=5))
     over = [row for row in found if row is not None]

@@ -212,6 +212,18 @@ def all_reduce(message_bytes: Number, gpus: Number) -> Number:
     return message_bytes * np.minimum(gpus - 1, 1.0)
 
 
+def all_gather(message_bytes: Number, gpus: Number) -> Number:
+    """Least bytes that each GPU receives: what the others have of the message.
+
+    A reduce-scatter sends as much.
+
+    Args:
+        message_bytes: Bytes of all GPUs' parts together.
+        gpus: GPUs.
+    """
+    return message_bytes * (gpus - 1) / gpus
+
+
 def seconds(work: Work, peak_flops: Number, bandwidth: Number) -> Number:
     """Roofline time of NumPy or float work; traced code takes the maximum itself."""
     flops, moved = work

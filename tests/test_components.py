@@ -665,10 +665,11 @@ def test_all_reduce_agrees_with_measured_rows(gpus, elements, measured):
 # --- properties of lowered models ---
 
 
-@given(st.sampled_from([LLAMA, MIXTRAL]), st.floats(1, 40_000), st.floats(1, 2000))
+@pytest.mark.parametrize("model", [LLAMA, MIXTRAL])
+@given(tokens=st.floats(1, 40_000), sampled=st.floats(1, 2000))
 def test_operations_are_never_faster_than_their_roofline(model, tokens, sampled):
     sizes = {"tokens": tokens, "sampled": sampled, "message_bytes": 8192.0 * tokens}
-    sizes["has_prefill"] = 1.0
+    sizes |= {"has_prefill": 1.0, "routed": tokens}
     rows = model.ops.over_sizes
     size = np.repeat(list(sizes.values()), rows.slots)
     alike = float(independent_tokens(tokens, model.corrections))
@@ -774,6 +775,7 @@ def test_more_work_never_takes_less_time(kind, size, factor):
     def seconds(x):
         if kind == "tokens":
             sizes = {"tokens": x, "sampled": 1.0, "message_bytes": x, "has_prefill": 1.0}
+            sizes["routed"] = x
             return np.asarray(LLAMA.row_seconds(sizes))
         if kind == "decode":
             return np.asarray(FAMILIES(LLAMA, Batch.summarised(8.0, x)).decode)
@@ -797,7 +799,7 @@ def test_gaps_in_the_measurements_are_said():
     assert lines("Qwen/Qwen3-14B", "h100_sxm", tp=8) == ""
     two_nodes = lines("meta-llama/Llama-2-70b-hf", "h100_sxm", tp=16)
     assert (
-        "tp 16 spans 2 nodes of 8 GPUs: all-reduces are taken at the speed of NVLink" in two_nodes
+        "tp 16 spans 2 nodes of 8 GPUs: their exchange is taken at the speed of NVLink" in two_nodes
     )
     a100 = lines(SCOUT, "a100_sxm", tp=4, max_num_seqs=128)
     assert "no fp8 tensor cores" in a100

@@ -255,13 +255,13 @@ def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
 
     runs = pd.read_csv(ground_truth / "kv_capacity.csv")
     known = {name.lower() for name in shipped_models()} | {one.lower() for one in SIZED_LIKE}
-    runs = runs[runs["model"].str.lower().isin(known) & (runs["pp"] == 1)]
+    runs = runs[runs["model"].str.lower().isin(known)]
     runs = runs[runs["dtype"] != "float32"]
     assert len(runs) >= 30
     errors, weights = [], []
     for run in runs.itertuples():
         deployment = Deployment(
-            Parallelism(run.tp),
+            Parallelism(run.tp, run.pp),
             engine_version=run.vllm_version,
             gpu_memory_utilization=run.gpu_mem_util,
             max_model_len=run.max_model_len,
@@ -362,10 +362,37 @@ def test_a_degree_that_is_not_whole():
     assert "InputError: tp: 1.5 is not a positive integer" in run.stderr
 
 
-@pytest.mark.parametrize("degree", ["pp", "dp", "ep"])
-def test_only_tensor_parallelism_is_modelled(degree):
-    with pytest.raises(InputError, match=f"^{degree}: 2 is not modelled"):
-        Parallelism(tp=2, **{degree: 2})
+@pytest.mark.parametrize(
+    ("model", "degrees", "complaint"),
+    [
+        ("Qwen/Qwen3-30B-A3B", {"tp": 2, "ep": 4}, "ep: 4 does not divide the 2 GPUs"),
+        ("Qwen/Qwen3-30B-A3B", {"tp": 4, "ep": 2}, "ep: 2 of 4 GPUs is not what vllm can do"),
+        ("Qwen/Qwen3-30B-A3B", {"tp": 3, "dp": 1, "ep": 3}, "tp: 3 does not divide the 32 attent"),
+        ("Qwen/Qwen3-30B-A3B", {"dp": 3, "ep": 3}, "ep: 3 does not divide the 128 experts"),
+        ("Qwen/Qwen3-8B", {"dp": 2}, "dp: 2 shares experts, and .* has none; divide the load"),
+        ("Qwen/Qwen3-8B", {"tp": 2, "ep": 2}, "ep: 2 shares experts, and .* has none; use 1"),
+        ("Qwen/Qwen3-8B", {"pp": 64}, "pp: 64 stages for the 36 layers of .*; use fewer"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(model, degrees, complaint):
+    with pytest.raises(InputError, match=complaint):
+        Deployment(Parallelism(**degrees)).resolved(load_model(model), H100)
+
+
+def test_weights_of_a_layout_by_hand():
+    # Qwen3-30B-A3B: 48 layers of 128 experts of three matrices of 2,048 x 768.
+    model = load_model("Qwen/Qwen3-30B-A3B")
+    experts = 48 * 128 * 3 * 2048 * 768 * 2
+    rest = model.weight_bytes(1) - experts
+    # Attention is on each of four ranks, experts are shared, whole or by their width.
+    assert model.weight_bytes(1, dp=4, ep=4) == pytest.approx(rest + experts / 4)
+    assert model.weight_bytes(1, dp=4) == pytest.approx(rest + experts / 4)
+    assert model.weight_bytes(4, ep=4) == pytest.approx(model.weight_bytes(4))
+    # Half of the layers, and the embedding or lm_head.
+    table = 151936 * 2048 * 2
+    whole = (model.norm_parameters + model.max_position * 128) * 2
+    layers = model.weight_bytes(1) - 2 * table - whole
+    assert model.weight_bytes(1, pp=2) == pytest.approx(layers / 2 + table + whole)
 
 
 def test_defaults_follow_the_gpu():

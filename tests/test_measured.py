@@ -327,7 +327,7 @@ def test_what_nobody_said_is_the_engines_default_and_said(tmp_path):
     ("log", "options", "complaint"),
     [
         ("nothing of vLLM\n", {}, "says no version"),
-        (LOG.replace("pipeline_parallel_size=1", "pipeline_parallel_size=2"), {}, "pp: 2"),
+        (LOG.replace("pipeline_parallel_size=1", "data_parallel_size=2"), {}, "dp: 2 shares"),
         (None, {}, "No such file"),
         (LOG, {"moe_kernel": "triton"}, "'moe_kernel': is unknown"),
     ],

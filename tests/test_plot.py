@@ -36,9 +36,18 @@ def test_the_roofline_of_a_component_is_that_of_its_bytes():
     assert milliseconds[-1] == pytest.approx(40e3 * flops / 989.5e12, rel=1e-3)
 
 
-@pytest.mark.parametrize("component", [part for part in PART_NAMES if part != "experts"])
+# What only some layouts have is drawn of them.
+SPREAD = {
+    "experts": ("Qwen/Qwen3-30B-A3B", {"gpu": "h100_sxm", "dp": 2, "ep": 2}),
+    "pipeline": (MODEL, {"gpu": "h100_sxm", "pp": 2}),
+}
+SPREAD["expert_exchange"] = SPREAD["experts"]
+
+
+@pytest.mark.parametrize("component", PART_NAMES)
 def test_every_component_can_be_drawn(component):
-    drawn = lines(plot.draw_component(MODEL, component, **DENSE))
+    model, layout = SPREAD.get(component, (MODEL, DENSE))
+    drawn = lines(plot.draw_component(model, component, **layout))
     if component != "host":
         # The default fit moves nothing, so that nothing else is drawn.
         assert "nothing fitted" not in drawn

@@ -195,9 +195,9 @@ def test_an_unknown_fit():
         ({"max_num_seq": 64}, "option 'max_num_seq': is unknown; did you mean max_num_seqs?"),
         ({"input_token": 5}, "option 'input_token': is unknown; did you mean input_tokens?"),
         ({"tensor_parallel": 2}, "option 'tensor_parallel': is unknown; use one of input_tokens, "),
-        ({"pp": 2}, "pp: 2 is not modelled; use 1, and tp instead"),
-        ({"dp": 2}, "dp: 2 is not modelled"),
-        ({"ep": 2}, "ep: 2 is not modelled"),
+        ({"pp": 37}, "pp: 37 stages for the 36 layers of Qwen/Qwen3-8B"),
+        ({"dp": 2}, "dp: 2 shares experts, and Qwen/Qwen3-8B has none"),
+        ({"ep": 2}, "ep: 2 does not divide the 1 GPUs"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(options, complaint):

@@ -319,9 +319,10 @@ def test_a_correction_outside_of_steps_moves_the_first_token_alone(name):
 
 
 def test_rows_name_parts_and_corrections_that_there_are():
-    for model, tp in (("meta-llama/Llama-3.1-70B-Instruct", 4), (SCOUT, 2)):
+    layouts = ((4, 2, 1, 1), (2, 2, 2, 4))
+    for model, layout in zip(("meta-llama/Llama-3.1-70B-Instruct", SCOUT), layouts, strict=True):
         arch = load_model(model)
-        engine = Deployment(Parallelism(tp), max_num_seqs=64, sampling="penalised")
+        engine = Deployment(Parallelism(*layout), max_num_seqs=64, sampling="penalised")
         rows = rows_of(arch, H100, engine.resolved(arch, H100))
         assert {row.part for row in rows} <= set(PARTS)
         assert {row.correction for row in rows} <= set(CORRECTIONS)

@@ -96,7 +96,7 @@ def _print_capacity(found: Capacity) -> None:
     if found.interval_rps is not None:
         between = f" (90%: {found.interval_rps[0]:.3g} to {found.interval_rps[1]:.3g})"
     console.print(
-        f"{prediction.model} on {prediction.tp} x {prediction.gpu}: up to "
+        f"{prediction.model} on {prediction.gpus}: up to "
         f"[bold]{found.rate_rps:.4g} requests/s[/bold]{between}, then {found.limited_by} is reached"
     )
     rows = [

@@ -28,6 +28,11 @@ def read(
     tp: Annotated[
         int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
     ] = None,
+    pp: Annotated[int | None, typer.Option(help="Stages of layers; 1 if not given.")] = None,
+    dp: Annotated[int | None, typer.Option(help="Ranks of attention; 1 if not given.")] = None,
+    ep: Annotated[
+        int | None, typer.Option(help="GPUs that experts are spread over; 1 if not given.")
+    ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="Name of the run; the report's if not given.")
     ] = None,
@@ -79,6 +84,9 @@ def read(
         experiment=experiment,
         server_log=server_log,
         tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
         engine_version=engine_version,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

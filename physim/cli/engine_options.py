@@ -11,9 +11,9 @@ import typer
 
 # Degrees of `physim.Parallelism` but tp, and fields of `physim.Deployment`: type, default and help.
 _OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "pp": (int, 1, "Pipeline parallelism: only 1 is modelled."),
-    "dp": (int, 1, "Data parallelism: only 1 is modelled."),
-    "ep": (int, 1, "Expert parallelism: only 1 is modelled."),
+    "pp": (int, 1, "Stages of layers on GPUs of their own (pipeline parallelism)."),
+    "dp": (int, 1, "Ranks of attention that share experts (data parallelism)."),
+    "ep": (int, 1, "GPUs over which experts are spread whole: 1, or tp x dp."),
     "engine": (str, "vllm", "The engine: one of `physim show engines`."),
     "engine_version": (str | None, None, "Its version; the newest known if not given."),
     "max_num_seqs": (int | None, None, "Requests that run at once."),

@@ -66,7 +66,7 @@ def local(
     same_step = beyond_budget(steps.together / 2, steps.budget) * steps.own_s
     queue = wait_for_budget(occupancy.prefilling, steps.budget, demand.arrival_cv2)
     return Local(
-        beside=steps.beside.latency,
+        beside=steps.beside.interval,
         mean=steps.mean.interval,
         first=first + occupancy.chunks * steps.own_s,
         under_way=waited * steps.under_way_s,

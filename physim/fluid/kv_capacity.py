@@ -36,7 +36,8 @@ def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     """Requests that the KV cache has room for."""
     own = own_blocks(limits, demand, demand.age)
     shared = demand.cached_tokens / limits.block_size
-    return requests_held(limits.kv_blocks, own, shared, demand.prefixes)
+    # Every rank keeps prefixes of its own.
+    return requests_held(limits.kv_blocks, own, shared, demand.prefixes * limits.ranks)
 
 
 def full_cache(limits: Limits, slots: Scalar) -> Scalar:
@@ -52,7 +53,8 @@ def full_cache(limits: Limits, slots: Scalar) -> Scalar:
 def kv_use(limits: Limits, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
     """Share of the KV blocks that so many running requests of a mean age hold."""
     own, shared = own_blocks(limits, demand, age), demand.cached_tokens / limits.block_size
-    return blocks_held(running, own, shared, demand.prefixes) / limits.kv_blocks
+    prefixes = demand.prefixes * limits.ranks
+    return blocks_held(running, own, shared, prefixes) / limits.kv_blocks
 
 
 def blocks_held(requests: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:

@@ -101,8 +101,10 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     absent = jnp.minimum((2.0 + limits.async_scheduling) * most, running)
     decoding = jnp.minimum(running, steps * most)
     room = jnp.maximum(budget - jnp.minimum(running - absent, decoding), 1.0) / fresh
-    chunks = jnp.maximum(1 / room, 1.0)
+    chunks = jnp.maximum(limits.ranks * limits.stages / room, 1.0)
     group = jnp.minimum(room, running)
+    # Prompts that come together fill as many batches of a pipeline as they exceed token budgets.
+    lanes = jnp.clip(limits.stages * running * fresh / budget, 1.0, limits.stages)
     # Until one of the first prompts is computed, half as many of those before it decode as at last.
     number = jnp.ceil(running * (np.arange(_PROMPTS) + 1) / _PROMPTS)
     before = jnp.clip(number - most, 0.0, decoding)
@@ -118,6 +120,8 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
                 prefill_requests=prompts * chunks,
                 chunk=fresh / chunks,
                 cached=demand.cached_tokens + (chunks - 1) / 2 * fresh / chunks,
+                ranks=limits.ranks,
+                stages=lanes,
             )
         )
 

@@ -172,7 +172,7 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     # Decode has precedence; prefill takes what it leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
     left = tokens - served(jnp.ones(()), fresh) * step * decode_steps
-    chunks = jnp.ceil(fresh / jnp.maximum(left, 1.0))
+    chunks = jnp.ceil(fresh / jnp.maximum(left / (limits.ranks * limits.stages), 1.0))
     # Requests that wait for others to finish start as those do: by chance.
     wanted = jnp.where(closed, jnp.inf, demand.rate)
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
@@ -187,6 +187,7 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
         age=demand.age,
         start_cv2=kept * demand.arrival_cv2 + (1 - kept),
         others=jnp.where(closed, 1 - 1 / clients, 1.0),
+        crowd=jnp.where(closed, clients, (1 - kept) * slots),
     )
     # With all slots taken each request holds one until the step after its last is formed.
     turns = slots / (chunks + decode_steps + limits.async_scheduling)
@@ -226,7 +227,7 @@ def _observed(
     step: Scalar, balance: _Balance, model: StepModel, demand: Demand, limits: Limits
 ) -> SteadyState:
     occupancy, steps = balance.occupancy, balance.steps
-    itl = steps.beside.latency
+    itl = steps.beside.interval
     running = occupancy.batch + occupancy.prefilling
     closed, level = demand.closed, arrival_evenness(demand.arrival_cv2)
     # Whether a step is under way when a request arrives: by chance, or one of the others'.
@@ -277,7 +278,7 @@ def _observed(
             wait + in_line,
             jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01)),
             occupancy.batch,
-            1 - balance.part.beside.latency / balance.full.beside.latency,
+            1 - balance.part.beside.interval / balance.full.beside.interval,
             demand,
             limits.async_scheduling,
         ),

@@ -13,7 +13,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.queueing import peakedness
 from physim.inputs.deployment import Limits
 from physim.step.model import StepModel, StepTime
-from physim.types import Scalar
+from physim.types import Number, Scalar
 
 # Evenly spaced arrivals in a step from which on a request meets the prompt before it, being
 # handed over in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
@@ -32,6 +32,8 @@ class Occupancy(eqx.Module):
         start_cv2: Squared coefficient of variation of the times between requests that start.
         others: Of the prefill chunks, the share that a decoding request may meet: in a closed loop
             a client that decodes has no prompt under way.
+        crowd: Most requests that have waited at once: all clients of a closed loop, at its start;
+            where more arrive than leave, as many as run.
     """
 
     batch: Scalar
@@ -41,6 +43,7 @@ class Occupancy(eqx.Module):
     age: Scalar
     start_cv2: Scalar
     others: Scalar
+    crowd: Scalar
 
 
 class _Kinds(NamedTuple):
@@ -59,6 +62,11 @@ class _Kinds(NamedTuple):
     few_prompts: Any
     many_prompts: Any
     own: Any
+
+
+# Variance of how many wait where arrivals are even, and how many lives of its requests, in
+# logarithm, a batch of a pipeline lasts at most: a run is not longer.
+_LEAST_VARIANCE, _LONGEST_LIFE = 0.05, 3.0
 
 
 class Steps(eqx.Module):
@@ -117,9 +125,12 @@ def steps_at(
     # Beyond the token budget they follow in other steps.
     beside_it = jnp.minimum(together, jnp.maximum(budget - 1.0, 0.0))
     zero = jnp.zeros(())
+    lanes = _batches_under_way(demand, limits, occupancy)
     steps = _times(
         model,
         demand,
+        limits.ranks,
+        lanes,
         occupancy,
         decodes=_Kinds(
             fewer=jnp.maximum(beside.low, 1.0),
@@ -166,7 +177,8 @@ def steps_at(
         mixed_share=prefill.share,
         mean=mean,
         beside=_blend(share, mixed, decode),
-        under_way_s=arrival_evenness(cv2) * apart + (1 - arrival_evenness(cv2)) * mean.interval,
+        under_way_s=(arrival_evenness(cv2) * apart + (1 - arrival_evenness(cv2)) * mean.interval)
+        / lanes,
         own_s=own,
         together=together * (1 + spread),
         spread=spread,
@@ -178,8 +190,37 @@ def steps_at(
     )
 
 
+def _batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:
+    """Batches that share out a pipeline's requests: one at least, and no more than it has stages.
+
+    Requests that wait join the batch that comes out of the pipeline next, so another begins only
+    where the token budget has no room for all of them; it ends when it has lost all its requests
+    and none has joined.
+
+    Args:
+        demand: The load.
+        limits: The engine's limits.
+        occupancy: Who is in a step.
+    """
+    arrivals = occupancy.prefilling / occupancy.chunks
+    room = limits.max_num_batched_tokens / limits.stages - occupancy.batch
+    waiting = jnp.maximum(arrivals, occupancy.crowd)
+    beyond = jnp.maximum(room, 1.0) / occupancy.chunk + 0.5 - waiting
+    deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + _LEAST_VARIANCE)
+    log_begins = jax.scipy.stats.norm.logsf(beyond / deviation)
+    lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
+    log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
+    return 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)
+
+
 def _times(
-    model: StepModel, demand: Demand, occupancy: Occupancy, decodes: _Kinds, prompts: _Kinds
+    model: StepModel,
+    demand: Demand,
+    ranks: Number,
+    stages: Scalar,
+    occupancy: Occupancy,
+    decodes: _Kinds,
+    prompts: _Kinds,
 ) -> _Kinds:
     """Times of each kind of step, whose requests decode or are prefilled in such numbers."""
     chunk = occupancy.chunk * jnp.sqrt(1.0 + demand.prompt_cv2)
@@ -193,6 +234,8 @@ def _times(
                 prefill_requests=prefill_requests,
                 chunk=chunk,
                 cached=cached,
+                ranks=ranks,
+                stages=stages,
             )
         )
 

@@ -199,7 +199,9 @@ class Fluid(eqx.Module):
             * demand.decode_steps
             / (demand.decode_steps + demand.new_tokens),
         )
-        chunks = jnp.ceil(demand.new_tokens / jnp.maximum(left, 1.0))
+        chunks = jnp.ceil(
+            demand.new_tokens / jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
+        )
         again = recomputed_tokens(demand.input_tokens, demand.output_tokens) / demand.new_tokens
         more = full_cache(limits, by_kv) * again
         ages = jnp.array([0.0, 2.0]) * demand.age
@@ -216,6 +218,7 @@ class Fluid(eqx.Module):
                 age=age,
                 start_cv2=(1 - full) * demand.arrival_cv2 + full,
                 others=jnp.asarray(1.0),
+                crowd=full * scale,
             )
             steps = steps_at(model, demand, limits, occupancy, scale)
             return local(steps, occupancy, model.corrections, demand, limits)

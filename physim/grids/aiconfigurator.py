@@ -32,6 +32,8 @@ PACKAGE_VERSION = "0.12.0"
 _KV_CACHES = (("", "bfloat16"), ("_fp8_kv", "fp8"))
 _SHAPE = ["batch_size", "num_heads", "num_key_value_heads", "head_dim"]
 EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
+# Sizes of a shape that make no curve.
+_FEW = 3
 # Rows that say what the smallest call takes, and the time of a kernel that moves next to nothing
 # (`physim.step.components.elementwise`), ms.
 _SMALLEST, _KERNEL_MS = 20, 2e-3
@@ -155,15 +157,24 @@ def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
 
 
 def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
-    rows = rows[rows["moe_ep_size"] == 1].assign(
-        width=lambda frame: frame["inter_size"] / frame["moe_tp_size"]
-    )
+    rows = rows.assign(width=rows["inter_size"] / rows["moe_tp_size"])
+    # A GPU with a share of the experts sees as much of each token: it has fewer of both.
+    spread = rows["moe_ep_size"] > 1
+    ranks = rows[spread]["moe_ep_size"]
+    of_a_rank = {name: rows[spread][name] / ranks for name in ("topk", "num_experts")}
+    yield from _expert_tables(rows[~spread], gpu, "")
+    yield from _expert_tables(rows[spread].assign(**of_a_rank), gpu, "_spread")
+
+
+def _expert_tables(rows: pd.DataFrame, gpu: Hardware, suffix: str) -> Iterator[Rows]:
     for name, (form, theirs, kernel) in _MOE_TABLES.items():
         form = form if gpu.peak(form.compute) else form.stored
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
         of_kernel = rows["moe_dtype"].isin(theirs) & rows["kernel_source"].str.contains(kernel)
         for load in sorted(rows["distribution"].unique()):
             picked = rows[of_kernel & (rows["distribution"] == load)]
+            # Of a few shapes a single size was measured.
+            picked = picked[picked.groupby([*EXPERT_SHAPE])["latency"].transform("size") > _FEW]
             if peak is None or picked.empty:
                 continue
             hidden, width, top_k, count = (picked[c].to_numpy(float) for c in EXPERT_SHAPE)
@@ -171,7 +182,7 @@ def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
             work = roofline.experts(tokens, hidden, width, count, top_k, size)
             bound = roofline.seconds(work, peak, gpu.memory_bandwidth)
             axes = dict(zip(EXPERT_SHAPE, (hidden, width, top_k, count), strict=True))
-            yield Rows(f"{name}_{load}", picked, axes | {"tokens": tokens}, bound)
+            yield Rows(f"{name}{suffix}_{load}", picked, axes | {"tokens": tokens}, bound)
 
 
 def _all_reduce(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
@@ -184,12 +195,25 @@ def _all_reduce(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     yield Rows("all_reduce", rows, {"gpus": gpus, "message_bytes": message}, bound)
 
 
+def _nccl(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
+    rows = rows[rows["nccl_dtype"] == "half"]
+    for name in ("all_gather", "reduce_scatter"):
+        picked = rows[rows["op_name"] == name]
+        # Of all GPUs' elements together: 512 MiB on eight H200 would else be beyond their links.
+        message = picked["message_size"].to_numpy(float) * roofline.BYTES_16_BIT
+        gpus = picked["num_gpus"].to_numpy(float)
+        bound = roofline.all_gather(message, gpus) / gpu.link_bandwidth
+        if not picked.empty:
+            yield Rows(name, picked, {"gpus": gpus, "message_bytes": message}, bound)
+
+
 _READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[Rows]]] = {
     "gemm/vllm/*/gemm_perf.parquet": _gemm,
     "attention/vllm/*/generation_attention_perf.parquet": _decode,
     "attention/vllm/*/context_attention_perf.parquet": _prefill,
     "moe/vllm/*/moe_perf.parquet": _moe,
     "comm/vllm/*/custom_allreduce_perf.parquet": _all_reduce,
+    "comm/nccl/*/nccl_perf.parquet": _nccl,
     **MIXER_READERS,
 }
 

@@ -40,6 +40,8 @@ class Limits:
         window: so many tokens; no window if 0.
         state_blocks: KV blocks that a request holds whatever its length, such as those of layers
             that keep a state in the place of keys and values.
+        ranks: Ranks with batches of their own of which the limits are, together,
+        stages: and stages of layers between which requests are shared out.
     """
 
     max_num_seqs: int
@@ -52,6 +54,8 @@ class Limits:
     window_share: float = 0.0
     window: float = 0.0
     state_blocks: float = 0.0
+    ranks: int = 1
+    stages: int = 1
 
     @property
     def kv_tokens(self) -> int:
@@ -74,6 +78,22 @@ class Limits:
         # A window is as many whole blocks as its tokens touch.
         seen = min(tokens, self.window + self.block_size) / self.block_size
         return math.ceil(self.window_share * seen + self.state_blocks)
+
+    def of_all(self, parallelism: Parallelism) -> Limits:
+        """The limits of all ranks and stages together, where these are of one.
+
+        Args:
+            parallelism: How GPUs share the model.
+        """
+        dp, pp = parallelism.dp, parallelism.pp
+        return replace(
+            self,
+            max_num_seqs=dp * self.max_num_seqs,
+            max_num_batched_tokens=dp * pp * self.max_num_batched_tokens,
+            kv_blocks=dp * self.kv_blocks,
+            ranks=dp * self.ranks,
+            stages=pp * self.stages,
+        )
 
 
 @dataclass(frozen=True)
@@ -165,6 +185,7 @@ class Deployment:
                 ``max_model_len``, does not fit in memory.
         """
         self._check_tp(model)
+        self._check_layout(model)
         # Layers that attend in chunks were made for contexts of many of them, which take more than
         # a node's memory: by default one chunk is served.
         max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
@@ -173,7 +194,9 @@ class Deployment:
         max_num_seqs = self.max_num_seqs or default.max_num_seqs
         is_async = self.async_scheduling
         kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
-        cache = CacheLayout.of(model.attention_layers, self.parallelism.tp, kv_bytes, max_model_len)
+        stage = model.fullest_stage(self.parallelism.pp)
+        layers = {mixer: count * stage for mixer, count in model.attention_layers.items()}
+        cache = CacheLayout.of(layers, self.parallelism.tp, kv_bytes, max_model_len)
         memory = self._memory(model, gpu, profile, max_num_seqs, cache)
         limits = Limits(
             max_num_seqs=max_num_seqs,
@@ -183,7 +206,9 @@ class Deployment:
             if self.kv_blocks is None
             else round(self.kv_blocks * (1 + cache.window_share)),
             block_size=self.block_size,
-            async_scheduling=profile.async_scheduling if is_async is None else is_async,
+            # A pipeline has other batches under way instead of one that is formed ahead.
+            async_scheduling=self.parallelism.pp == 1
+            and (profile.async_scheduling if is_async is None else is_async),
             whole_prompts=profile.admits_whole_prompts,
             window_share=cache.window_share,
             window=cache.window,
@@ -226,15 +251,16 @@ class Deployment:
         cache: CacheLayout,
     ) -> Memory:
         """What a GPU's memory is for, without the KV cache."""
-        tp, kept = self.parallelism.tp, profile.kv_reserve
+        layout, kept = self.parallelism, profile.kv_reserve
         share = self.gpu_memory_utilization or profile.gpu_memory_utilization
         return Memory(
             share=share,
             usable=share * gpu.memory_bytes,
-            weights=model.weight_bytes(tp),
-            graphs=kept.graph_bytes + kept.graph_bytes_per_layer * model.layers,
+            weights=model.weight_bytes(layout.tp, layout.dp, layout.ep, layout.pp),
+            graphs=kept.graph_bytes
+            + kept.graph_bytes_per_layer * model.layers * model.fullest_stage(layout.pp),
             activations=kept.fixed_bytes
-            + (kept.tensor_parallel_bytes if tp > 1 else 0.0)
+            + (kept.tensor_parallel_bytes if layout.stage_gpus > 1 else 0.0)
             + (kept.vision_bytes if model.vision_parameters else 0.0)
             + kept.bytes_per_logit * max_num_seqs * model.vocab_size,
             kv_block=cache.token_bytes * self.block_size,
@@ -247,7 +273,7 @@ class Deployment:
         if blocks < 1:
             needed = (taken + memory.kv_block) / GIB
             raise InputError(
-                f"{model.name} on {self.parallelism.tp} x {gpu.key}",
+                f"{model.name} on {self.parallelism.gpus} x {gpu.key}",
                 f"needs {needed:.1f} GiB a GPU ({memory.weights / GIB:.1f} of weights) and may use "
                 f"{memory.usable / GIB:.1f} GiB",
                 "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",
@@ -263,9 +289,39 @@ class Deployment:
             raise InputError(
                 "max_model_len",
                 f"{max_model_len} tokens do not fit in the KV cache of {held} tokens that "
-                f"{model.name} has on {self.parallelism.tp} x {gpu.key}, and {self.engine} would "
+                f"{model.name} has on {self.parallelism.gpus} x {gpu.key}, and {self.engine} would "
                 "not start",
                 f"use at most {held} (--max-model-len), or raise tp or gpu_memory_utilization",
+            )
+
+    def _check_layout(self, model: ModelArch) -> None:
+        """Refuses degrees that the model has nothing for, or that the engine does not offer."""
+        layout, experts = self.parallelism, model.experts
+        if layout.pp > model.layers:
+            raise InputError(
+                "pp",
+                f"{layout.pp} stages for the {model.layers} layers of {model.name}",
+                "use fewer",
+            )
+        for degree in ("dp", "ep"):
+            if getattr(layout, degree) > 1 and experts is None:
+                remedy = "divide the load by it, and use 1" if degree == "dp" else "use 1"
+                raise InputError(
+                    degree,
+                    f"{getattr(layout, degree)} shares experts, and {model.name} has none",
+                    remedy,
+                )
+        if experts and experts.count % layout.ep:
+            raise InputError(
+                "ep",
+                f"{layout.ep} does not divide the {experts.count} experts of {model.name}",
+                "use a divisor",
+            )
+        if layout.ep not in (1, layout.stage_gpus):
+            raise InputError(
+                "ep",
+                f"{layout.ep} of {layout.stage_gpus} GPUs is not what {self.engine} can do",
+                f"use 1 or {layout.stage_gpus} (tp x dp)",
             )
 
     def _check_tp(self, model: ModelArch) -> None:
@@ -316,7 +372,7 @@ class ResolvedDeployment:
     Attributes:
         parallelism: How GPUs share the model.
         profile: The engine.
-        limits: What the engine allows.
+        limits: What the engine allows each of its data-parallel ranks.
         memory: What each GPU's memory is for.
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of fp8 expert layers.
@@ -339,6 +395,11 @@ class ResolvedDeployment:
     def weight_bytes(self) -> float:
         """Bytes of weights on each GPU."""
         return self.memory.weights
+
+    @property
+    def shared_limits(self) -> Limits:
+        """What the engine allows all its ranks and stages together."""
+        return self.limits.of_all(self.parallelism)
 
     @property
     def kv_cache_bytes(self) -> float:

@@ -12,14 +12,15 @@ class Parallelism:
     """Degrees of parallelism.
 
     Attributes:
-        tp: GPUs that share every layer (tensor parallelism).
-        pp: Groups of layers, each on GPUs of its own (pipeline parallelism).
-        dp: Replicas of attention with batches of their own (data parallelism).
-        ep: GPUs over which experts are spread whole (expert parallelism).
+        tp: GPUs that share every layer but routed experts (tensor parallelism).
+        pp: Stages of layers, each on GPUs of its own (pipeline parallelism).
+        dp: Ranks of attention with batches and KV caches of their own, between which the experts of
+            a stage are shared (data parallelism).
+        ep: Of the ``tp x dp`` GPUs of a stage, those over which experts are spread whole (expert
+            parallelism); the rest share the width of each.
 
     Raises:
-        InputError: A degree is no positive integer, or one but ``tp`` is above one: only tensor
-            parallelism is modelled.
+        InputError: A degree is no positive integer, or ``ep`` does not divide ``tp x dp``.
     """
 
     tp: int = 1
@@ -32,13 +33,28 @@ class Parallelism:
             degree = getattr(self, field.name)
             if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
                 raise InputError(field.name, f"{degree!r} is not a positive integer", "correct it")
-            if degree > 1 and field.name != "tp":
-                raise InputError(field.name, f"{degree} is not modelled", "use 1, and tp instead")
+        if self.stage_gpus % self.ep:
+            raise InputError(
+                "ep",
+                f"{self.ep} does not divide the {self.stage_gpus} GPUs of tp {self.tp} and dp "
+                f"{self.dp}",
+                "use a divisor, such as all of them",
+            )
 
     @property
     def gpus(self) -> int:
         """GPUs of one engine."""
-        return self.tp * self.pp * self.dp
+        return self.stage_gpus * self.pp
+
+    @property
+    def stage_gpus(self) -> int:
+        """GPUs of a stage, which hold its experts together."""
+        return self.tp * self.dp
+
+    @property
+    def expert_tp(self) -> int:
+        """GPUs that share the width of each routed expert."""
+        return self.stage_gpus // self.ep
 
     def __str__(self) -> str:
         used = (f"{f.name} {getattr(self, f.name)}" for f in fields(self))

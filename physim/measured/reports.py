@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,9 +55,9 @@ def read_report(
         server_log: What vLLM wrote when it started, for its version, limits and KV blocks.
         prompt_groups: Groups of prompts that were sent again and again; 0 if all differed.
         prompts_per_group: Different prompts of a group.
-        **server: How the server was started, which counts before its log: ``tp``,
-            ``prefix_caching``, and of the fields of `physim.Deployment` the engine, its version,
-            its limits, ``kv_blocks`` and ``kv_cache_dtype``.
+        **server: How the server was started, which counts before its log: degrees of
+            `physim.Parallelism`, ``prefix_caching``, and of the fields of `physim.Deployment` the
+            engine, its version, its limits, ``kv_blocks`` and ``kv_cache_dtype``.
 
     Returns:
         A row for each load stage, times in seconds and lengths in tokens; ``note`` says what was
@@ -75,10 +76,10 @@ def read_report(
     asked = {} if server_log is None else dict(vllm_log.read(Path(server_log)))
     asked |= {name: value for name, value in server.items() if value is not None}
     prefix_caching = asked.pop("prefix_caching", True)
-    degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp") if name in asked}
+    degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp", "ep") if name in asked}
     for name in asked:
         if name not in _OPTIONS:
-            options = ", ".join(["tp", "prefix_caching", *_OPTIONS])
+            options = ", ".join(["tp", "pp", "dp", "ep", "prefix_caching", *_OPTIONS])
             raise InputError(f"option {name!r}", "is unknown", f"use one of {options}")
     deployment = Deployment(Parallelism(**degrees), **asked)
     hardware = load_hardware(gpu)
@@ -88,7 +89,7 @@ def read_report(
         experiment=experiment or Path(path).stem,
         model=model,
         hardware=hardware.key,
-        tp=deployment.parallelism.tp,
+        **asdict(deployment.parallelism),
         engine=deployment.engine,
         engine_version=deployment.engine_version or resolved.profile.version,
         max_num_seqs=limits.max_num_seqs,

@@ -24,7 +24,7 @@ class Server:
         experiment: Name of the run.
         model: Name or hub id of the model.
         hardware: Key of the GPU.
-        tp: GPUs that share every layer.
+        tp: GPUs that share every layer; ``pp``, ``dp`` and ``ep`` as in `physim.Parallelism`.
         engine: The engine,
         engine_version: and its version.
         max_num_seqs: Requests that run at once.
@@ -43,6 +43,9 @@ class Server:
     model: str
     hardware: str
     tp: int
+    pp: int
+    dp: int
+    ep: int
     engine: str
     engine_version: str
     max_num_seqs: int

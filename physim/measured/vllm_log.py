@@ -18,6 +18,7 @@ _PLACES: tuple[tuple[str, Callable[[str], Any], str], ...] = (
     ("tp", int, r"\btensor_parallel_size=(\d+)"),
     ("pp", int, r"\bpipeline_parallel_size=(\d+)"),
     ("dp", int, r"\bdata_parallel_size=(\d+)"),
+    ("expert_parallel", lambda on: on == "True", r"enable_expert_parallel['=: ]+(True|False)"),
     ("max_model_len", int, r"\bmax_seq_len=(\d+)"),
     ("max_num_seqs", int, r"'max_num_seqs': (\d+)"),
     ("max_num_batched_tokens", int, r"max_num_batched_tokens(?:'?: |=)(\d+)"),
@@ -65,4 +66,6 @@ def read(path: Path) -> Mapping[str, Any]:
     tokens = found.pop("kv_tokens", found.pop("kv_blocks", 0) * block_size)
     if tokens:
         found["kv_blocks"] = tokens // _BLOCK_SIZE
+    if found.pop("expert_parallel", False):
+        found["ep"] = found.get("tp", 1) * found.get("dp", 1)
     return found

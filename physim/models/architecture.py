@@ -168,25 +168,45 @@ class ModelArch:
         some = (self._expert(one) * one.experts.per_token for one in self.groups if one.experts)
         return self._always_active + sum(some)
 
-    def weight_bytes(self, tp: int) -> float:
-        """Bytes of weights on each of ``tp`` GPUs.
+    def weight_bytes(self, tp: int, dp: int = 1, ep: int = 1, pp: int = 1) -> float:
+        """Bytes of weights on the fullest GPU.
 
         Heads may be replicated, routers, norms and the table of rotary embeddings are, an encoder
-        of images is where its family says so, and all else is shared.
+        of images is where its family says so, and all else is shared. Of a pipeline the first
+        stage has the embedding and the last lm_head.
+
+        Args:
+            tp: GPUs that share every layer but routed experts.
+            dp: Copies of those layers, between which experts are shared.
+            ep: GPUs over which experts are spread whole.
+            pp: Stages of layers.
         """
         vision = self.vision_parameters * (tp if self.vision_is_replicated else 1)
-        total = (self.embedding_parameters + vision) * BYTES_16_BIT / tp
+        embeddings = self.embedding_parameters
+        if pp > 1:
+            embeddings = self.vocab_size * self.hidden_size
+        total = (embeddings + vision) * BYTES_16_BIT / tp
         total += (self.norm_parameters + self._rotary_numbers) * BYTES_16_BIT
+        layers = 0.0
         for group in self.groups:
             for linear in group.linears:
                 columns, rows = linear.on_gpu(tp)
-                total += group.layers * columns * rows * linear.form.bytes_per_weight
+                layers += group.layers * columns * rows * linear.form.bytes_per_weight
             if group.experts:
-                total += group.layers * self._experts_bytes(group.experts, tp)
-        return total
+                own = self._experts_bytes(group.experts, tp * dp // ep) / ep
+                layers += group.layers * own
+        return total + layers * self.fullest_stage(pp)
+
+    def fullest_stage(self, pp: int) -> float:
+        """Share of the layers in the stage of a pipeline that has most of them.
+
+        Args:
+            pp: Stages.
+        """
+        return math.ceil(self.layers / pp) / self.layers
 
     def _experts_bytes(self, experts: Experts, tp: int) -> float:
-        """Bytes of a layer's routed experts on each GPU, as kernels pad them."""
+        """Bytes of a layer's routed experts, each shared by some GPUs, as kernels pad them."""
         form, hidden = experts.form, experts.hidden_size or self.hidden_size
         width = experts.intermediate_size / tp
         if form.padded_to > 1:

@@ -37,11 +37,13 @@ class CacheLayout:
     state_bytes: float
 
     @classmethod
-    def of(cls, layers: Mapping[Mixer, int], tp: int, kv_bytes: float, longest: int) -> CacheLayout:
+    def of(
+        cls, layers: Mapping[Mixer, float], tp: int, kv_bytes: float, longest: int
+    ) -> CacheLayout:
         """The layout of a model.
 
         Args:
-            layers: Each attention that occurs, and how many layers have it.
+            layers: Each attention that occurs, and how many layers of a GPU have it.
             tp: GPUs that share every layer.
             kv_bytes: Bytes of an element of the cache.
             longest: Longest context, tokens: what keeps more grows as if it kept all.

@@ -58,7 +58,7 @@ class CaseArrays(eqx.Module):
         # Members of an ensemble are one case many times over, which is lowered once.
         apart = {id(case): case for case in cases}
         places = {key: place for place, key in enumerate(apart)}
-        limits = [case.deployment.limits for case in apart.values()]
+        limits = [case.deployment.shared_limits for case in apart.values()]
         systems = cls(
             ops=stack_ops([lower(c.model, c.gpu, c.deployment) for c in apart.values()]),
             demand=Demand.stacked(

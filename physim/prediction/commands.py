@@ -28,8 +28,14 @@ def serve_command(case: Case) -> str:
         )
     limits = known.limits
     words = ["vllm", "serve", case.model.name]
+    layout = known.parallelism
+    words += ["--tensor-parallel-size", str(layout.tp)]
+    for flag, degree in (("pipeline", layout.pp), ("data", layout.dp)):
+        if degree > 1:
+            words += [f"--{flag}-parallel-size", str(degree)]
+    if layout.ep > 1:
+        words.append("--enable-expert-parallel")
     for flag, value in (
-        ("tensor-parallel-size", known.parallelism.tp),
         ("max-num-seqs", limits.max_num_seqs),
         ("max-num-batched-tokens", limits.max_num_batched_tokens),
         ("max-model-len", limits.max_model_len),

@@ -81,13 +81,15 @@ def least_s(case: Case) -> dict[str, float]:
     A prompt's multiplications run at peak FLOP/s at most, and a step reads the weights that one
     token visits at the memory's bandwidth at most; attention and all else come on top.
     """
-    model, gpu, load, tp = case.model, case.gpu, case.demanded, case.deployment.parallelism.tp
+    model, gpu, load = case.model, case.gpu, case.demanded
+    # Chunks of a prompt pass the stages of a pipeline one behind the other, tokens one by one.
+    gpus, stage = case.deployment.parallelism.gpus, case.deployment.parallelism.stage_gpus
     placement, visited = Placement(model, gpu, case.deployment), model.visited_weights.items()
     new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
     prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
     read = sum(form.bytes_per_weight * weights for form, weights in visited)
     step = (read + 2.0 * model.vocab_size * model.hidden_size) / gpu.memory_bandwidth
-    found = {"ttft_s": prompt / tp, "itl_s": step / tp}
+    found = {"ttft_s": prompt / gpus, "itl_s": step / stage}
     # Distributions of lengths have short ones, but means of means are linear.
     return found | {"e2e_s": found["ttft_s"] + (load.mean_output - 1) * found["itl_s"]}
 

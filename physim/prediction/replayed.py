@@ -44,6 +44,7 @@ def engine_of(case: Case, corrections: Corrections, requests: float) -> Engine:
     limits = case.deployment.limits
     return Engine(
         limits,
+        case.deployment.parallelism,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
         output_steps=float(handover_beyond_steps(corrections, limits.async_scheduling)),
@@ -102,14 +103,15 @@ def _stand_in(result: Replayed) -> Load:
     arrivals = [request.arrival_s for request in result.requests]
     ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
     found = np.array([request.cached_tokens for request in ran])
-    size = result.engine.limits.block_size
+    size, ranks = result.engine.limits.block_size, result.engine.parallelism.dp
     cached = float(np.rint(found.mean() / size) * size)
     return Load(
         input_tokens=_lengths(cached + np.array([one.input_tokens for one in ran]) - found),
         output_tokens=_lengths(np.array([one.output_tokens for one in ran])),
         rate=len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3),
         cached_tokens=cached,
-        prefixes=max(len({id(one.path[0]) for one in ran if one.cached_tokens}), 1),
+        # Every rank keeps prefixes of its own.
+        prefixes=max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1),
     )
 
 
@@ -133,6 +135,7 @@ def _replay(
         limits.max_num_seqs,
         limits.max_num_batched_tokens,
         workload.longest,
+        case.deployment.parallelism.dp,
     )
     return replay(workload, times, engine_of(case, corrections, running), timeout_s)
 
@@ -163,7 +166,7 @@ def _prediction(
         time_s=samples.time_s[some].tolist(),
         waiting=samples.waiting[some].tolist(),
         running=samples.running[some].tolist(),
-        kv_use=(samples.kv_blocks[some] / result.engine.limits.kv_blocks).tolist(),
+        kv_use=(samples.kv_blocks[some] / result.engine.kv_blocks).tolist(),
         arrival_s=sent["arrival_s"].tolist(),
         ttft_s=sent["ttft_s"].tolist(),
     )

@@ -269,7 +269,14 @@ class Prediction:
                 f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached),"
                 f" {load.mean_output:g} out"
             )
-        return f"{self.model} on {self.tp} x {self.gpu}, {demand}"
+        return f"{self.model} on {self.gpus}, {demand}"
+
+    @property
+    def gpus(self) -> str:
+        """How many GPUs of which kind, and what they share if it is not tensors alone."""
+        layout = self.deployment.parallelism
+        how = "" if layout.gpus == layout.tp == layout.gpus * layout.ep else f" ({layout})"
+        return f"{layout.gpus} x {self.gpu}{how}"
 
     def describe_engine(self) -> str:
         """The engine and its limits, in a line."""

@@ -1,12 +1,12 @@
-"""An exact replay of a vLLM V1 engine, request by request, for any step time.
+"""An exact replay of an engine, request by request, for any step time.
 
-Steps are formed as vLLM forms them: requests that run come first, in the order in which they
-started; then waiting ones, first come first served, while slots, KV blocks and the step's token
-budget last; prompts longer than what is left of the budget are computed in chunks. A request that
-finds no block takes those of the request that started last, which starts over. Under asynchronous
-scheduling a step is formed while the one before it runs, so it knows nothing that happened since.
+`physim.replay.scheduler` forms steps. Under asynchronous scheduling a step is formed while the one
+before it runs, so it knows nothing that happened since. Between two events a batch only ages, so
+the replay jumps from event to event.
 
-Between two events the batch only ages, so the replay jumps from event to event.
+Data-parallel ranks each have a scheduler, and take every step together: it ends with the slowest.
+A pipeline has as many batches under way as it has stages, one behind the other: a batch is formed
+whenever there is room and somebody to run, and its requests decode again when it has passed all.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from physim.errors import InputError
 from physim.inputs.deployment import Limits
+from physim.inputs.parallelism import Parallelism
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
-from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.scheduler import Microbatch, Scheduler
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
 
@@ -36,7 +37,8 @@ class Engine:
     """An engine, and what a request spends outside of it.
 
     Attributes:
-        limits: What the engine allows.
+        limits: What the engine allows each of its data-parallel ranks.
+        parallelism: How GPUs share the model.
         prefix_caching: Whether blocks of known content are found again.
         front_end_s: Time before a request reaches the scheduler, seconds,
         front_end_per_token_s: and more of it for each prompt token.
@@ -47,12 +49,18 @@ class Engine:
     """
 
     limits: Limits
+    parallelism: Parallelism = field(default_factory=Parallelism)
     prefix_caching: bool = True
     front_end_s: float = 0.0
     front_end_per_token_s: float = 0.0
     output_s: float = 0.0
     output_steps: float = 0.0
     output_per_token_s: float = 0.0
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks of all ranks."""
+        return self.parallelism.dp * self.limits.kv_blocks
 
 
 @dataclass(frozen=True)
@@ -247,6 +255,22 @@ def replay(
     return Replayed(requests, samples, gaps, loop.steps, loop.now, engine)
 
 
+class _Flight(NamedTuple):
+    """A step, or a run of them, under way.
+
+    Attributes:
+        lane: The batch of each rank.
+        ends_s: When the last step ends.
+        steps: How many.
+        last_s: How long the last takes.
+    """
+
+    lane: list[Microbatch]
+    ends_s: float
+    steps: int
+    last_s: float
+
+
 class _Loop:
     """The state of a replay."""
 
@@ -256,42 +280,35 @@ class _Loop:
         self.workload = workload
         self.times = times
         self.engine = engine
-        self.limits = engine.limits
         self.timeout_s = timeout_s
-        self.cache = KVCache(engine.limits.kv_blocks)
-        # Requests on their way to the scheduler, by when they reach it.
+        layout, limits = engine.parallelism, engine.limits
+        # Numbers in a row, since there may be millions.
+        self.samples, self.gaps = array("d"), array("d")
+        self.ranks = [Scheduler(limits, engine.prefix_caching, self.gaps) for _ in range(layout.dp)]
+        # Batches that are not under way, of each rank one, and those that are.
+        self.idle = deque(
+            [Microbatch(limits.block_size) for _ in self.ranks] for _ in range(layout.pp)
+        )
+        self.flights: deque[_Flight] = deque()
+        # When each stage of the pipeline is free, and when each batch gave its last tokens.
+        self.stages = [0.0] * layout.pp
+        self.given_s: dict[int, float] = {}
+        # Requests on their way to a scheduler, by when they reach it.
         self.coming: list[tuple[float, int, Request]] = []
         self.sent: list[Request] = []
         for request in workload.requests:
             self._send(request)
-        self.waiting: deque[Request] = deque()
-        # Requests that run, in the order in which they started; of them, those whose prompt is not
-        # yet computed; those that are done and still hold their slot and blocks.
-        self.running: dict[Request, None] = {}
-        self.prefilling: dict[Request, None] = {}
-        self.done: list[Request] = []
-        # Decoding requests age together: a count of decode steps stands for all their ages. By it,
-        # when requests finish, and how many need a new block next.
-        self.age = 0
-        self.finishing: list[tuple[int, int, Request]] = []
-        self.phases = [0] * engine.limits.block_size
-        self.decoding = 0
-        self.context = 0
         self.deadlines: deque[Request] = deque()
         self.now = 0.0
         self.steps = 0
-        self.starts = 0
-        # Numbers in a row, since there may be millions.
-        self.samples = array("d")
         self.runs, self.apart = 0, 1
-        self.gaps = array("d")
 
     def _send(self, request: Request) -> None:
         """A client sends a request, which reaches the scheduler some time later."""
-        engine = self.engine
-        tokens, room = request.input_tokens + request.output_tokens - 1, self.limits.kv_blocks
-        request.fixed = self.limits.fixed_blocks(tokens)
-        needed = self._blocks(tokens) + request.fixed
+        engine, rank = self.engine, self.ranks[0]
+        tokens, room = request.input_tokens + request.output_tokens - 1, engine.limits.kv_blocks
+        request.fixed = engine.limits.fixed_blocks(tokens)
+        needed = rank.blocks(tokens) + request.fixed
         if needed > room:
             raise InputError(
                 f"request {request.number}",
@@ -305,46 +322,71 @@ class _Loop:
 
     def run(self, horizon_s: float) -> None:
         """Runs until nothing is left to do, or to the horizon."""
-        ahead = self.limits.async_scheduling
+        ahead = self.engine.limits.async_scheduling
         began: float | None = None  # of the step before, if the engine did not pause
         while self.now < horizon_s:
-            known = self.now if began is None or not ahead else began
-            self._arrive(known)
-            if known == self.now:
+            if self.idle:
+                known = self.now if began is None or not ahead else began
+                self._arrive(known)
+                if known == self.now:
+                    self._release()
+                alone = self._form(self.idle[0])
                 self._release()
-            chunks, preempted = self._schedule()
-            # What was given up in this step can be had in the next.
-            alone = bool(self.done) or preempted
-            self._release()
-            if not chunks and not self.decoding:
-                if self.waiting or self.prefilling:
-                    # All is held by requests that were done when this step was formed.
-                    began = None
+                if any(batch.chunks or batch.decoding for batch in self.idle[0]):
+                    self._look()
+                    self.flights.append(self._launch(self.idle.popleft(), alone, horizon_s))
                     continue
-                if not self.coming:
-                    break
+            if self.flights:
+                began = self._land(self.flights.popleft())
+            elif any(rank.waiting or rank.prefilling for rank in self.ranks):
+                # All is held by requests that were done when this step was formed.
+                began = None
+            elif self.coming:
                 self.now, began = max(self.now, self.coming[0][0]), None
-                continue
-            self._look()
-            began = self._step(chunks, alone, horizon_s)
+            else:
+                break
         self._arrive(min(self.now, horizon_s))
+
+    def _form(self, lane: list[Microbatch]) -> bool:
+        """Every rank forms a step; gives whether it must stay alone, for those who wait."""
+        alone = False
+        for rank, batch in zip(self.ranks, lane, strict=True):
+            preempted = rank.form(batch, self.now)
+            # What was given up in this step can be had in the next.
+            alone |= (bool(rank.done) or preempted) and bool(rank.waiting)
+        return alone
+
+    def _release(self) -> None:
+        for rank in self.ranks:
+            if rank.done:
+                rank.release()
 
     def _look(self) -> None:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
         if self.runs % self.apart == 0:
-            taken = self.limits.kv_blocks - self.cache.free
-            self.samples.extend((self.now, len(self.waiting), len(self.running), taken))
+            ranks = self.ranks
+            free = sum(rank.cache.free for rank in ranks)
+            waiting, running = (
+                sum(len(of) for of in kind)
+                for kind in ([rank.waiting for rank in ranks], [rank.running for rank in ranks])
+            )
+            taken = self.engine.kv_blocks - free
+            self.samples.extend((self.now, waiting, running, taken))
             if len(self.samples) == 4 * _MOST_SAMPLES:
                 self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
                 self.apart *= 2
         self.runs += 1
 
     def _arrive(self, known_s: float) -> None:
-        """Requests that reach the scheduler, and those whose clients have given up."""
+        """Requests that reach a scheduler, and those whose clients have given up."""
         coming = self.coming
         while coming and coming[0][0] <= known_s:
             request = heappop(coming)[2]
-            self.waiting.append(request)
+            rank = self.ranks[0]
+            if len(self.ranks) > 1:
+                rank = min(self.ranks, key=lambda one: one.load)
+                request.path = tuple(rank.own(segment) for segment in request.path)
+            rank.waiting.append(request)
             if self.timeout_s is not None:
                 self.deadlines.append(request)
         while self.deadlines and (
@@ -364,11 +406,14 @@ class _Loop:
             return
         assert self.timeout_s is not None
         request.dropped_s = request.arrival_s + self.timeout_s
-        if request in self.running:
-            self._stop(request)
-            self._give_up(request)
-        else:
-            self.waiting.remove(request)
+        for rank in self.ranks:
+            if request in rank.running:
+                rank.stop(request)
+                rank.give_up(request)
+                break
+            if request in rank.waiting:
+                rank.waiting.remove(request)
+                break
         self._follow(request, request.dropped_s)
 
     def _follow(self, request: Request, now_s: float) -> None:
@@ -376,258 +421,87 @@ class _Loop:
         if following is not None:
             self._send(following)
 
-    def _schedule(self) -> tuple[list[tuple[Request, int]], bool]:
-        """Forms a step: gives blocks to those that run, and starts others.
-
-        Returns:
-            The chunks to prefill, and whether a request was preempted.
-        """
-        limits, cache, waiting = self.limits, self.cache, self.waiting
-        caching = self.engine.prefix_caching
-        chunks: list[tuple[Request, int]] = []
-        preempted = False
-        need = self.phases[-self.age % limits.block_size]
-        if need > cache.free:
-            preempted = self._preempt_for_decode()
-        elif need:
-            cache.take(need)
-        left = limits.max_num_batched_tokens - self.decoding
-        for request in list(self.prefilling):
-            chunk = min(request.target - request.computed, left)
-            if request not in self.prefilling or chunk <= 0:
-                continue
-            blocks = self._blocks(request.computed + chunk) - self._blocks(request.computed)
-            while blocks > cache.free and request in self.running:
-                preempted = True
-                self._preempt(next(reversed(self.running)))
-            if request in self.running:
-                cache.take(blocks)
-                self._compute(request, chunk)
-                chunks.append((request, chunk))
-                left -= chunk
-        while waiting and left > 0 and not preempted:
-            if len(self.running) + len(self.done) >= limits.max_num_seqs:
-                break
-            request = waiting[0]
-            found = 0
-            if caching and request.path:
-                found = cache.found(request.path, (request.target - 1) // limits.block_size)
-            cached = found * limits.block_size
-            chunk = min(request.target - cached, left)
-            blocks = self._blocks(cached + chunk) - found + request.fixed
-            whole = self._blocks(request.target) - found + request.fixed
-            needed = whole if limits.whole_prompts else blocks
-            if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
-                break
-            waiting.popleft()
-            self._start(request, found)
-            cache.take(blocks)
-            self._compute(request, chunk)
-            chunks.append((request, chunk))
-            left -= chunk
-        return chunks, preempted
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.limits.block_size)
-
-    def _start(self, request: Request, found: int) -> None:
-        """A waiting request takes a slot, and the blocks that were found in the cache."""
-        self.running[request] = self.prefilling[request] = None
-        self.starts += 1
-        request.started = self.starts
-        if request.scheduled_s is None:
-            request.scheduled_s = self.now
-            request.cached_tokens = found * self.limits.block_size
-        request.computed = found * self.limits.block_size
-        request.shared = found
-        for segment in request.path:
-            if segment.first >= found:
-                break
-            self.cache.hold(segment)
-            request.held = (*request.held, segment)
-
-    def _compute(self, request: Request, chunk: int) -> None:
-        """Tokens of a request are computed; blocks of its path that they fill are shared."""
-        before = request.computed // self.limits.block_size
-        request.computed += chunk
-        if request.path and self.engine.prefix_caching:
-            self._share(request, before)
-
-    def _share(self, request: Request, before: int) -> None:
-        """Blocks that a request has filled since it had ``before`` become those of its path."""
-        full = request.computed // self.limits.block_size
-        for segment in request.path:
-            have = min(max(before, segment.first), segment.end)
-            filled = min(full, segment.end) - have
-            # If another request filled them meanwhile, this one's are copies that stay its own.
-            if filled <= 0 or segment.first + segment.present != have:
-                continue
-            if segment not in request.held:
-                self.cache.hold(segment)
-                request.held = (*request.held, segment)
-            segment.present += filled
-            request.shared += filled
-
-    def _step(self, chunks: list[tuple[Request, int]], alone: bool, horizon_s: float) -> float:
-        """Runs a step, or a run of decode-only steps; gives the time at which the last began."""
-        context = self.context + self.decoding
-        if chunks:
-            tokens = squares = cached = products = 0
-            for request, chunk in chunks:
-                before = request.computed - chunk
-                tokens += chunk
-                squares += chunk * chunk
-                cached += before
-                products += chunk * before
-            last = seconds = self.times.step(
-                decode_requests=self.decoding,
-                decode_context=context,
-                prefill_requests=len(chunks),
-                prefill_tokens=tokens,
-                prefill_squares=squares,
-                cached_tokens=cached,
-                cached_products=products,
-            )
-            steps = 1
+    def _launch(self, lane: list[Microbatch], alone: bool, horizon_s: float) -> _Flight:
+        """A step, or a run of decode-only steps, is on its way through the stages."""
+        steps = 1
+        if any(batch.chunks for batch in lane):
+            seconds = last = max(self._mixed(*one) for one in self._running(lane))
         else:
             until = min(
                 self._deadline_s(), horizon_s, self.coming[0][0] if self.coming else math.inf
             )
-            steps = 1 if until <= self.now or (alone and self.waiting) else self._most_steps()
-            steps, seconds, last = self.times.decode(
-                self.decoding, context, steps, until - self.now
-            )
-            # The first step's blocks were taken when it was formed.
-            self.cache.take(self._new_blocks(steps - 1))
-        self.now += seconds
-        if self.decoding:
-            self.gaps.extend((self.now, seconds / steps, steps * self.decoding))
+            pairs = [pair for pair in zip(self.ranks, lane, strict=True) if pair[1].decoding]
+            others = self.flights or any(batch.decoding for other in self.idle for batch in other)
+            if until > self.now and not alone and not others:
+                steps = min(batch.most_steps(rank.cache.free) for rank, batch in pairs)
+            steps, seconds, last = self._decodes(lane, steps, until - self.now)
+            for rank, batch in pairs:
+                # The first step's blocks were taken when it was formed.
+                rank.cache.take(batch.blocks_after(steps - 1))
+        # Each stage takes its share of a step, once the batch before has left it.
+        at, share = self.now + seconds - last, last / len(self.stages)
+        for stage, free in enumerate(self.stages):
+            at = self.stages[stage] = max(at, free) + share
+        return _Flight(lane, at, steps, last)
+
+    def _running(self, lane: list[Microbatch]) -> list[tuple[Microbatch, dict[str, int]]]:
+        """Ranks' batches that run, with the tokens of the others where there are others."""
+        if len(lane) == 1:
+            return [(lane[0], {})]
+        tokens = [batch.tokens for batch in lane]
+        return [
+            (batch, {"elsewhere": sum(tokens) - own})
+            for batch, own in zip(lane, tokens, strict=True)
+            if own
+        ]
+
+    def _mixed(self, batch: Microbatch, others: dict[str, int]) -> float:
+        """Time of a step with prefill."""
+        tokens = squares = cached = products = 0
+        for _, chunk, before, _ in batch.chunks:
+            tokens += chunk
+            squares += chunk * chunk
+            cached += before
+            products += chunk * before
+        return self.times.step(
+            decode_requests=batch.decoding,
+            decode_context=batch.context + batch.decoding,
+            prefill_requests=len(batch.chunks),
+            prefill_tokens=tokens,
+            prefill_squares=squares,
+            cached_tokens=cached,
+            cached_products=products,
+            **others,
+        )
+
+    def _decodes(
+        self, lane: list[Microbatch], steps: int, until_s: float
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps, of the rank whose first step takes longest."""
+
+        def run(batch: Microbatch, others: dict[str, int], most: int) -> tuple[int, float, float]:
+            context = batch.context + batch.decoding
+            return self.times.decode(batch.decoding, context, most, until_s, **others)
+
+        running = self._running(lane)
+        slowest = running[0]
+        if len(running) > 1:
+            slowest = max(running, key=lambda one: run(one[0], one[1], 1)[2])
+        return run(slowest[0], slowest[1], steps)
+
+    def _land(self, flight: _Flight) -> float:
+        """A step, or the last of a run, has ended; gives the time at which it began."""
+        lane, ended, steps, last = flight
+        began, self.now = self.now, ended
+        decoding = sum(batch.decoding for batch in lane)
+        if decoding:
+            since = self.given_s.get(id(lane), began) if len(self.stages) > 1 else began
+            self.gaps.extend((ended, (ended - since) / steps, steps * decoding))
+        self.given_s[id(lane)] = ended
         self.steps += steps
-        self.age += steps
-        self.context += steps * self.decoding
-        for request, _ in chunks:
-            if request.computed == request.target:
-                request.first_step_s = request.first_step_s or last
-                self._begin_decode(request)
-        while self.finishing and self.finishing[0][0] <= self.age:
-            if self._finishes(*self.finishing[0]):
-                self._stop(self.finishing[0][2])
-                self._finish(self.finishing[0][2])
-            heappop(self.finishing)
-        return self.now - last
-
-    def _finishes(self, age: int, _: int, request: Request) -> bool:
-        """Whether a request still decodes and finishes at an age: it may have lost its place."""
-        decodes = request in self.running and request not in self.prefilling
-        return decodes and request.began + request.output_tokens == age
-
-    def _most_steps(self) -> int:
-        """Decode-only steps until a request finishes or there may be too few blocks."""
-        while not self._finishes(*self.finishing[0]):
-            heappop(self.finishing)
-        steps = self.finishing[0][0] - self.age
-        # Every request takes a block in as many steps as a block has tokens.
-        size, free = self.limits.block_size, self.cache.free
-        rounds = free // self.decoding
-        safe, needed = 1 + rounds * size, rounds * self.decoding
-        while safe < steps:
-            needed += self.phases[-(self.age + safe) % size]
-            if needed > free:
-                break
-            safe += 1
-        return min(steps, safe)
-
-    def _new_blocks(self, steps: int) -> int:
-        """Blocks that decoding requests need for some steps after the next."""
-        rounds, rest = divmod(steps, len(self.phases))
-        more = (self.phases[-(self.age + 1 + i) % len(self.phases)] for i in range(rest))
-        return rounds * self.decoding + sum(more)
-
-    def _begin_decode(self, request: Request) -> None:
-        """A prompt is computed: its step has given the next token."""
-        del self.prefilling[request]
-        if request.first_token_s is None:
-            request.first_token_s = self.now
-        else:
-            self.gaps.extend((self.now, self.now - request.stopped_s, 1))
-        request.generated += 1
-        # The age at which it would have begun with no token generated.
-        request.began = self.age - request.generated
-        if request.generated == request.output_tokens:
-            del self.running[request]
-            self._finish(request)
-            return
-        self.decoding += 1
-        self.context += request.computed
-        self.phases[(request.computed - self.age) % len(self.phases)] += 1
-        heappush(self.finishing, (request.began + request.output_tokens, request.number, request))
-
-    def _stop(self, request: Request) -> None:
-        """A request leaves the batch; its counts of tokens are brought up to date."""
-        del self.running[request]
-        if request in self.prefilling:
-            del self.prefilling[request]
-            return
-        new = self.age - request.began - request.generated
-        request.generated += new
-        request.computed += new
-        self.decoding -= 1
-        self.context -= request.computed
-        self.phases[(request.computed - self.age) % len(self.phases)] -= 1
-
-    def _finish(self, request: Request) -> None:
-        """A request that was stopped has all its tokens; it gives up its blocks when released."""
-        request.finished_s = self.now
-        self.done.append(request)
-        if request.path and self.engine.prefix_caching:
-            self._share(request, request.target // self.limits.block_size)
-        late = self.engine.output_s + self.engine.output_per_token_s * request.output_tokens
-        self._follow(request, self.now + late)
-
-    def _release(self) -> None:
-        """Requests that are done give up their blocks and slots."""
-        self.done.sort(key=lambda request: request.started)
-        for request in self.done:
-            self._give_up(request)
-        self.done.clear()
-
-    def _give_up(self, request: Request) -> None:
-        own = self._blocks(request.computed) - request.shared + request.fixed
-        self.cache.give_up(request.held, own)
-        request.held = ()
-        request.shared = 0
-
-    def _preempt_for_decode(self) -> bool:
-        """Gives blocks to decoding requests in the order in which they started; True."""
-        size = self.limits.block_size
-        for request in list(self.running):
-            if request not in self.running or request in self.prefilling:
-                continue
-            tokens = request.computed + self.age - request.began - request.generated
-            if tokens % size:
-                continue
-            while not self.cache.free and request in self.running:
-                self._preempt(next(reversed(self.running)))
-            if request in self.running:
-                self.cache.take(1)
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        """A request loses its blocks and goes to the front of those that wait.
-
-        What was computed stays in the cache until others need the blocks.
-        """
-        if request not in self.prefilling:
-            request.stopped_s = self.now
-        self._stop(request)
-        request.preemptions += 1
-        size = self.limits.block_size
-        end = request.path[-1].end if request.path else 0
-        full = request.computed // size
-        if self.engine.prefix_caching and full > end and request.shared == end:
-            own = Segment(end * size, full * size, size)
-            request.path = (*request.path, own)
-            self._share(request, end)
-        self._give_up(request)
-        request.target = request.input_tokens + request.generated
-        self.waiting.appendleft(request)
+        for rank, batch in zip(self.ranks, lane, strict=True):
+            late, each = self.engine.output_s, self.engine.output_per_token_s
+            for request in rank.ran(batch, steps, ended, last):
+                self._follow(request, ended + late + each * request.output_tokens)
+        self.idle.appendleft(lane)
+        return ended - last

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -40,8 +40,9 @@ class StepTimes(Protocol):
         prefill_squares: int,
         cached_tokens: int,
         cached_products: int,
+        elsewhere: int = 0,
     ) -> float:
-        """Seconds of a step with prefill.
+        """Seconds of a step.
 
         Args:
             decode_requests: Requests that decode.
@@ -51,10 +52,11 @@ class StepTimes(Protocol):
             prefill_squares: Their squares, summed.
             cached_tokens: Tokens in the cache before the chunks, summed.
             cached_products: Products of each chunk's tokens with those before it, summed.
+            elsewhere: Tokens of other data-parallel ranks in the same step, if there are any.
         """
 
     def decode(
-        self, requests: int, context: int, steps: int, until_s: float
+        self, requests: int, context: int, steps: int, until_s: float, elsewhere: int = 0
     ) -> tuple[int, float, float]:
         """A run of decode-only steps.
 
@@ -65,6 +67,7 @@ class StepTimes(Protocol):
             context: Tokens that they attend to in the first step, summed.
             steps: Most steps, at least one.
             until_s: Seconds from the run's start.
+            elsewhere: Tokens of other data-parallel ranks in each step, if there are any.
 
         Returns:
             The steps that ran, their time together, and the time of the last, seconds.
@@ -82,10 +85,12 @@ class WalkedStepTimes:
     seconds: StepTimeOf
 
     def step(self, **sums: float) -> float:
-        """Seconds of a step with prefill."""
+        """Seconds of a step."""
         return self.seconds(**sums)
 
-    def decode(self, requests: int, context: int, *_: float) -> tuple[int, float, float]:
+    def decode(
+        self, requests: int, context: int, *_: float, **others: int
+    ) -> tuple[int, float, float]:
         """One decode-only step."""
         one = self.seconds(
             decode_requests=requests,
@@ -95,6 +100,7 @@ class WalkedStepTimes:
             prefill_squares=0,
             cached_tokens=0,
             cached_products=0,
+            **others,
         )
         return 1, one, one
 
@@ -111,10 +117,12 @@ class LinearStepTimes:
     beta2_s: float
 
     def step(self, *, decode_requests: int, prefill_tokens: int, **_: int) -> float:
-        """Seconds of a step with prefill."""
+        """Seconds of a step."""
         return self.beta0_s + self.beta1_s * prefill_tokens + self.beta2_s * decode_requests
 
-    def decode(self, requests: int, _: int, steps: int, until_s: float) -> tuple[int, float, float]:
+    def decode(
+        self, requests: int, _: int, steps: int, until_s: float, **__: int
+    ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
         one = self.beta0_s + self.beta2_s * requests
         if steps * one >= until_s:
@@ -123,7 +131,7 @@ class LinearStepTimes:
 
 
 # Knots of tables (tests/test_replay.py holds what is between them against the model).
-_CONTEXT_KNOTS, _CHUNK_KNOTS = 128, 64
+_CONTEXT_KNOTS, _CHUNK_KNOTS, _TOKEN_KNOTS = 128, 64, 512
 
 
 class ModelStepTimes:
@@ -139,13 +147,19 @@ class ModelStepTimes:
         max_requests: Most requests of a step.
         max_tokens: Most tokens of a step.
         max_context: Longest context, tokens.
+        ranks: Data-parallel ranks whose tokens the experts work on.
 
     Raises:
         InputError: Mixed steps are composed otherwise.
     """
 
     def __init__(
-        self, model: StepModel, max_requests: int, max_tokens: int, max_context: int
+        self,
+        model: StepModel,
+        max_requests: int,
+        max_tokens: int,
+        max_context: int,
+        ranks: int = 1,
     ) -> None:
         if not isinstance(model.mixing, Additive):
             name = type(model.mixing).__name__
@@ -155,6 +169,8 @@ class ModelStepTimes:
         self._contexts = _knots(max_context + 2, _CONTEXT_KNOTS)
         self._whole_contexts = np.arange(int(self._contexts[-1]) + 1)
         self._tabulate_linear(max_tokens)
+        if ranks > 1:
+            self._tabulate_routed(ranks * max_tokens)
         self._tabulate_prefill(max_tokens)
         count = self._requests + 1
         self._decode_attention: list[list[float] | None] = [None] * count
@@ -188,6 +204,15 @@ class ModelStepTimes:
         self._by_requests = (apart(ones, requests) - apart(ones, ones)).tolist()
         one = family_seconds(self._model, self._model.batch(decode_requests=1.0, context=1.0))
         self._without_prefill = float(one.over_sizes[0]) - self._by_tokens[1]
+
+    def _tabulate_routed(self, max_tokens: int) -> None:
+        """What more tokens of other ranks add, by the tokens of all."""
+        # Few enough for straight lines between them to keep to the model's own knots.
+        self._all_tokens = np.unique(np.rint(_knots(max_tokens, _TOKEN_KNOTS)))
+        alone = self._model.batch(decode_requests=1.0, context=1.0)
+        batches = replace(alone, elsewhere=self._all_tokens - 1)
+        seconds = np.asarray(family_seconds(self._model, batches).over_sizes)
+        self._by_all_tokens = seconds - seconds[0]
 
     def _tabulate_prefill(self, max_tokens: int) -> None:
         """Attention of chunks, by their number, root mean square length and cached tokens."""
@@ -250,8 +275,9 @@ class ModelStepTimes:
         prefill_squares: int,
         cached_tokens: int,  # noqa: ARG002
         cached_products: int,
+        elsewhere: int = 0,
     ) -> float:
-        """Seconds of a step with prefill."""
+        """Seconds of a step."""
         requests = decode_requests + prefill_requests
         tokens = decode_requests + prefill_tokens
         gpu = self._by_tokens[tokens] + self._by_requests[requests]
@@ -260,6 +286,11 @@ class ModelStepTimes:
             mean = decode_context / decode_requests
             low = int(mean)
             gpu += row[low] + (mean - low) * (row[low + 1] - row[low])
+        if elsewhere:
+            own, of_all = np.interp(
+                (tokens, tokens + elsewhere), self._all_tokens, self._by_all_tokens
+            )
+            gpu += float(of_all - own)
         beside = min(decode_requests, 1)
         gpu += self._prefill_seconds(beside, prefill_requests, prefill_squares, cached_products)
         return float(self._with_host(gpu, requests, tokens))
@@ -290,11 +321,34 @@ class ModelStepTimes:
         return math.exp(low + u * ((1 - v) * logs[2] + v * logs[3] - low) if u else low)
 
     def decode(
-        self, requests: int, context: int, steps: int, until_s: float
+        self, requests: int, context: int, steps: int, until_s: float, elsewhere: int = 0
     ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
+        if elsewhere:
+            return self._decode_beside(requests, context, steps, until_s, elsewhere)
         row = self._sums[requests] or self._run_row(requests)
         return run_of_decodes(row, context / requests, steps, until_s)
+
+    def _decode_beside(
+        self, requests: int, context: int, steps: int, until_s: float, elsewhere: int
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps beside other ranks: straight from its first to its last."""
+
+        def one(number: int) -> float:
+            return self.step(
+                decode_requests=requests,
+                decode_context=context + number * requests,
+                prefill_requests=0,
+                prefill_tokens=0,
+                prefill_squares=0,
+                cached_tokens=0,
+                cached_products=0,
+                elsewhere=elsewhere,
+            )
+
+        first = one(0)
+        slope = (one(steps - 1) - first) / max(steps - 1, 1)
+        return _run(lambda count: count * (first + slope * (count - 1) / 2), steps, until_s)
 
 
 def run_of_decodes(
@@ -317,6 +371,11 @@ def run_of_decodes(
         last = first + count
         return rest * sums[last] + part * sums[last + 1] - start
 
+    return _run(ended, steps, until_s)
+
+
+def _run(ended: Callable[[int], float], steps: int, until_s: float) -> tuple[int, float, float]:
+    """A run of steps, by when each of them ends, until a time."""
     seconds = ended(steps)
     if seconds >= until_s and steps > 1:
         # Steps grow slowly, so the first one's time says nearly how many there are.

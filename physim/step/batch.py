@@ -15,6 +15,20 @@ MAX_REQUESTS = 1024
 UNLIMITED = np.array([np.inf])
 
 
+def fullest(requests: Number, ranks: Number) -> Number:
+    """Requests of the fullest of some ranks that share them: up to one more than the mean.
+
+    Engines give a request to the rank with the fewest. Of less than one request on all, as a fluid
+    has of an engine that is idle, the fullest has all.
+
+    Args:
+        requests: Requests of all ranks.
+        ranks: How many ranks there are.
+    """
+    xp = jnp if isinstance(requests, jax.Array) or isinstance(ranks, jax.Array) else np
+    return xp.minimum(requests, requests / ranks + (1 - 1 / ranks))
+
+
 class Batch(eqx.Module):
     """Sums over the requests of a step, from which every component takes its work.
 
@@ -30,6 +44,7 @@ class Batch(eqx.Module):
         prefill_squares: Squares of the chunks' tokens, summed.
         cached_tokens: Tokens that the chunks' requests have in the cache already, summed.
         cached_products: Products of each chunk's tokens with its cached tokens, summed.
+        elsewhere: Tokens of other ranks, whose experts are this one's as well.
     """
 
     decode_requests: Number
@@ -40,6 +55,7 @@ class Batch(eqx.Module):
     prefill_squares: Number
     cached_tokens: Number
     cached_products: Number
+    elsewhere: Number = 0.0
 
     @classmethod
     def exact(
@@ -83,8 +99,13 @@ class Batch(eqx.Module):
         cached: Number = 0.0,
         tokens_each: Number = 1.0,
         windows: Float[AnyArray, " windows"] = UNLIMITED,
+        ranks: Number = 1,
+        stages: Number = 1,
     ) -> Batch:
         """A batch known by its means, or many of them.
+
+        Requests of several ranks give the batch of the fullest of them, for which the others wait;
+        those of a pipeline the fullest of the batches that are in it.
 
         Args:
             decode_requests: Requests that decode; need not be whole.
@@ -95,7 +116,11 @@ class Batch(eqx.Module):
             tokens_each: Tokens that each decoding request adds.
             windows: Tokens that the model's attention looks back, for each of its kinds
                 (`StepOps.windows`). Contexts are taken to be all alike.
+            ranks: Data-parallel ranks that share the requests.
+            stages: Stages of a pipeline, each with a batch of its own.
         """
+        decodes, prefills = (fullest(x, stages) for x in (decode_requests, prefill_requests))
+        decode_requests, prefill_requests = (fullest(x, ranks) for x in (decodes, prefills))
         traced = any(isinstance(x, jax.Array) for x in (decode_requests, context, windows))
         xp = jnp if traced else np
         seen = xp.minimum(xp.asarray(context)[..., None], windows)
@@ -108,12 +133,19 @@ class Batch(eqx.Module):
             prefill_squares=prefill_requests * chunk**2,
             cached_tokens=prefill_requests * cached,
             cached_products=prefill_requests * chunk * cached,
+            elsewhere=(decodes - decode_requests) * tokens_each
+            + (prefills - prefill_requests) * chunk,
         )
 
     @property
     def tokens(self) -> Number:
         """Tokens that the step's GEMMs work on."""
         return self.decode_requests * self.tokens_each + self.prefill_tokens
+
+    @property
+    def routed(self) -> Number:
+        """Tokens that the experts of all ranks work on."""
+        return self.tokens + self.elsewhere
 
     @property
     def sampled(self) -> Number:

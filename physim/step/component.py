@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
+from physim.inputs.parallelism import Parallelism
 from physim.models.architecture import ModelArch
 from physim.models.formats import WeightFormat
 from physim.models.layers import Attention
@@ -51,8 +52,13 @@ class Placement:
 
     @property
     def tp(self) -> int:
-        """GPUs that share every layer."""
-        return self.deployment.parallelism.tp
+        """GPUs that share every layer but routed experts."""
+        return self.layout.tp
+
+    @property
+    def layout(self) -> Parallelism:
+        """How GPUs share the model."""
+        return self.deployment.parallelism
 
     @property
     def grids(self) -> str:

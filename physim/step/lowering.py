@@ -41,6 +41,7 @@ class StepOps(eqx.Module):
         tp: GPUs that share every layer.
         host: The CPU's work.
         expert_load: How tokens spread over experts, an exponent.
+        alike: Data-parallel ranks that are taken to have the same batch.
     """
 
     over_sizes: SizeRows
@@ -51,6 +52,7 @@ class StepOps(eqx.Module):
     tp: Scalar
     expert_load: Scalar
     host: Host
+    alike: Scalar = 1.0
 
     @classmethod
     def of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -88,6 +89,14 @@ class StepModel(eqx.Module):
         """
         return Batch.summarised(**means, windows=self.ops.windows)
 
+    def of_alike_ranks(self, ranks: int) -> StepModel:
+        """Step times where so many data-parallel ranks have the same batch.
+
+        Args:
+            ranks: How many.
+        """
+        return replace(self, ops=replace(self.ops, alike=float(ranks)))
+
     def _composed(self, batch: Batch) -> StepTime:
         parts = sum(self.families(batch))
         gpu = jnp.sum(parts)
@@ -118,6 +127,7 @@ class StepModel(eqx.Module):
             "sampled": batch.sampled,
             "message_bytes": batch.tokens * self.ops.message_bytes,
             "has_prefill": jnp.minimum(batch.prefill_requests, 1.0),
+            "routed": batch.routed * self.ops.alike,
         }
 
     def row_seconds(self, sizes: dict[str, Scalar]) -> Float[AnyArray, " rows"]:
@@ -127,7 +137,7 @@ class StepModel(eqx.Module):
             sizes: The sizes of a step.
         """
         rows, theta = self.ops.over_sizes, self.corrections.logs()
-        compute, memory = rows.work(sizes, independent_tokens(sizes["tokens"], self.corrections))
+        compute, memory = rows.work(sizes, independent_tokens(sizes["routed"], self.corrections))
         seconds = jnp.maximum(jnp.exp(self._log_measured(sizes)), jnp.maximum(compute, memory))
         # How far FLOP/s bound it, from 0 to 1: a step of a hundred tokens, which memory bounds,
         # says nothing of how fast the GPU computes.
@@ -152,7 +162,7 @@ class StepModel(eqx.Module):
                 for size, start, end in zip(rows.counts, places, places[1:], strict=False)
             ]
         )
-        return alone + rows.kind @ self._log_of_experts(sizes["tokens"])
+        return alone + rows.kind @ self._log_of_experts(sizes["routed"])
 
     def _log_of_experts(self, tokens: Scalar) -> Float[AnyArray, " kinds"]:
         """Logarithm of the measured time of a layer of each kind of experts."""

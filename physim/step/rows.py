@@ -25,15 +25,17 @@ from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, SPREADS,
 from physim.types import AnyArray, Number, Scalar
 
 # Sizes of a step that operations work on, and the knots of curves over them: its tokens, the tokens
-# that have logits computed, the bytes of its hidden states, and whether it has prefill.
+# that have logits computed, the bytes of its hidden states, whether it has prefill, and the tokens
+# that experts work on: those of all ranks.
 KNOTS = {
     "tokens": TOKENS,
     "sampled": TOKENS,
     "message_bytes": MESSAGE_BYTES,
     "has_prefill": TOKENS,
+    "routed": TOKENS,
 }
 # Rows over each size, as many as today's models need at most; a model with more has a multiple.
-_SLOTS = {"tokens": 10, "sampled": 4, "message_bytes": 1, "has_prefill": 2}
+_SLOTS = {"tokens": 9, "sampled": 4, "message_bytes": 1, "has_prefill": 2, "routed": 2}
 # Fields of `SizeRows` that are of kinds of expert layers, not of rows.
 _OF_KINDS = ("experts", "experts_per_token", "by_spread")
 # The logarithm of a time that every roofline is above: of a row that nothing was measured of.
@@ -303,7 +305,7 @@ class SizeRows(eqx.Module):
         size = jnp.concatenate(
             [jnp.full(count, sizes[name], float) for name, count in self.counts.items()]
         )
-        visited = self.visited(sizes["tokens"] if independent is None else independent)
+        visited = self.visited(sizes["routed"] if independent is None else independent)
         return self.compute * size, self.fixed + self.memory * size + self.expert @ visited
 
 

@@ -91,12 +91,13 @@ def write_table(
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
     known_fit = load_fit(fit, case.gpu.key)
     corrections = known_fit.corrections
-    stepper = step_model_of(case, corrections)
+    layout = case.deployment.parallelism
+    stepper = step_model_of(case, corrections).of_alike_ranks(layout.dp)
     about: dict[str, Any] = {
         "physim_version": version("physim-llm"),
         "model": case.model.name,
         "gpu": case.gpu.key,
-        "tp": case.deployment.parallelism.tp,
+        "tp": layout.tp,
         "engine": case.deployment.to_dict(),
         "fit": known_fit.name,
         "sha256": _hashes(case, corrections),
@@ -104,7 +105,8 @@ def write_table(
         "assumptions": list(assumptions(case.model, case.gpu, case.deployment)),
     }
     with data.replacing_folder(folder, force) as temporary:
-        if case.load is not None:
+        # They are projected over the steps of one batch alone.
+        if case.load is not None and layout.dp == layout.pp == 1:
             about["coefficients"] = _coefficients(case, stepper, corrections)
         if kind == BLIS:
             about["kernel_profile"] = write_blis(
@@ -183,11 +185,19 @@ def write_tables(
 
 
 def _checked(case: Case, kind: str) -> Case:
-    """The case, which for BLIS has a load.
+    """The case, which for BLIS has a load and no layout that BLIS cannot simulate.
 
     Raises:
-        InputError: It has none.
+        InputError: It has none, or such a layout.
     """
+    layout = case.deployment.parallelism
+    for name in ("pp", "dp") if kind == BLIS else ():
+        if getattr(layout, name) > 1:
+            raise InputError(
+                name,
+                f"{getattr(layout, name)} is not what BLIS can simulate",
+                "use 1, or another format than blis",
+            )
     if kind == BLIS and case.load is None:
         raise InputError(
             "load",

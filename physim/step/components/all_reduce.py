@@ -63,14 +63,21 @@ def _lower(placement: Placement) -> Iterator[Row]:
         )
 
 
-def _assumptions(placement: Placement) -> list[str]:
-    gpu, tp = placement.gpu, placement.tp
-    if gpu.node_gpus is None or tp <= gpu.node_gpus:
+def spanning_notes(placement: Placement, degree: str, gpus: int) -> list[str]:
+    """A line where GPUs that exchange hidden states are more than a node has.
+
+    Args:
+        placement: The model on its GPU.
+        degree: The degree of parallelism that says how many they are.
+        gpus: How many.
+    """
+    gpu = placement.gpu
+    if gpu.node_gpus is None or gpus <= gpu.node_gpus or getattr(placement.layout, degree) == 1:
         return []
     return [
-        f"tp {tp} spans {math.ceil(tp / gpu.node_gpus)} nodes of {gpu.node_gpus} GPUs: all-reduces "
-        f"are taken at the speed of {_LINKS.get(gpu.link, gpu.link)} within a node, which a "
-        "network does not have"
+        f"{degree} {getattr(placement.layout, degree)} spans {math.ceil(gpus / gpu.node_gpus)} "
+        f"nodes of {gpu.node_gpus} GPUs: their exchange is taken at the speed of "
+        f"{_LINKS.get(gpu.link, gpu.link)} within a node, which a network does not have"
     ]
 
 
@@ -78,6 +85,6 @@ COMPONENT = Component(
     name="all_reduce",
     parts=(Part("all_reduce", "all-reduces", blis_table="allreduce"),),
     lower=_lower,
-    assumptions=_assumptions,
+    assumptions=lambda placement: spanning_notes(placement, "tp", placement.tp),
     source="custom all-reduce table of aiconfigurator-core 0.12.0",
 )

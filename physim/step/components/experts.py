@@ -2,11 +2,13 @@
 
 ``E (1 - (1 - k/E)^T)`` of ``E`` experts are visited by at least one of ``T`` tokens that choose
 ``k`` each on their own; their weights are what a small batch reads. `physim.step.routing` says how
-many of a step's tokens do, and under which spread the measured time is taken.
+many of a step's tokens do, and under which spread the measured time is taken. Where experts are
+spread whole over GPUs, each has a share of ``E`` and of ``k``, and the tokens of all.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -42,10 +44,11 @@ def _lower(placement: Placement) -> Iterator[Row]:
 def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeRow:
     hidden = experts.hidden_size or placement.model.hidden_size
     form = placement.multiplied(experts.form)
-    width, matrices = experts.intermediate_size / placement.tp, experts.matrices
+    width, matrices = experts.intermediate_size / placement.layout.expert_tp, experts.matrices
+    count, per_token = (x / placement.layout.ep for x in (experts.count, experts.per_token))
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
     work = roofline.experts(
-        *(TOKENS, hidden, width, experts.count, experts.per_token, form.bytes_per_weight),
+        *(TOKENS, hidden, width, count, per_token, form.bytes_per_weight),
         matrices=matrices,
     )
     bound = np.asarray(roofline.seconds(work, peak, bandwidth))
@@ -53,9 +56,7 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
     curves = []
     for spread in EXPERT_LOADS:
         load = measured[min(measured, key=lambda known: abs(known - spread))]
-        grid = load_expert_grid(placement.grids, load).nearest(
-            hidden, width, experts.per_token, experts.count
-        )
+        grid = load_expert_grid(placement.grids, load).nearest(hidden, width, per_token, count)
         curves.append(rising_log_seconds(grid.resampled(tokens=TOKENS), bound))
     if min(measured) == 0.0:
         even = curves[0]
@@ -66,12 +67,13 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
     return SizeRow(
         name="experts",
         part="experts",
+        size="routed",
         count=layers,
-        flops=2 * matrices * experts.per_token * hidden * width,
+        flops=2 * matrices * per_token * hidden * width,
         bytes=2 * roofline.BYTES_16_BIT * hidden,
         expert_bytes=matrices * hidden * width * form.bytes_per_weight,
-        experts=experts.count,
-        experts_per_token=experts.per_token,
+        experts=count,
+        experts_per_token=per_token,
         peak_flops=peak,
         bandwidth=bandwidth,
         by_spread=np.array(curves),
@@ -115,14 +117,16 @@ def _tables(placement: Placement, form: WeightFormat) -> dict[float, str]:
     """
     asked, known = placement.deployment.moe_kernel, tables(placement.grids)
     kernels = (asked, *(kernel for kernel in _KERNELS if kernel != asked))
-    for measured in form.expert_tables:
-        for kernel in kernels:
-            names = {
-                spread: f"moe_{measured}_{kernel}_{load}" for spread, load in EXPERT_LOADS.items()
-            }
-            found = {spread: name for spread, name in names.items() if name in known}
-            if found:
-                return found
+    # What was measured of a share of the experts comes first where a GPU has one.
+    shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
+    for share, measured, kernel in itertools.product(shares, form.expert_tables, kernels):
+        names = {
+            spread: f"moe_{measured}_{kernel}{share}_{load}"
+            for spread, load in EXPERT_LOADS.items()
+        }
+        found = {spread: name for spread, name in names.items() if name in known}
+        if found:
+            return found
     raise InputError(
         f"grids of {placement.grids}", "hold no expert layers", "run `physim grids build`"
     )

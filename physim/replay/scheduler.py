@@ -1,0 +1,366 @@
+"""The scheduler of a replayed engine: who runs, in which batch, and with which KV blocks.
+
+Steps are formed as vLLM V1 forms them: requests that run come first, in the order in which they
+started; then waiting ones, first come first served, while slots, KV blocks and the step's token
+budget last; prompts longer than what is left of the budget are computed in chunks. A request that
+finds no block takes those of the request that started last, which starts over.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from physim.inputs.deployment import Limits
+from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.workload import Request
+
+
+class Chunk(NamedTuple):
+    """What a step computes of a prompt.
+
+    Attributes:
+        request: The request.
+        tokens: Tokens that are computed,
+        before: and those that were before.
+        started: Which start of the request's it belongs to.
+    """
+
+    request: Request
+    tokens: int
+    before: int
+    started: int
+
+
+class Microbatch:
+    """Requests that decode together, step for step, and the prompts that a step computes with them.
+
+    They age together: a count of decode steps stands for all their ages.
+
+    Attributes:
+        age: That count.
+        decoding: How many they are,
+        context: and their tokens before the next step, summed.
+        chunks: Chunks of prompts in the step that was formed last.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.age = 0
+        self.decoding = 0
+        self.context = 0
+        self.chunks: list[Chunk] = []
+        # By age, when requests finish, and how many need a new block next.
+        self._finishing: list[tuple[int, int, Request]] = []
+        self._phases = [0] * block_size
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the step that was formed last."""
+        return self.decoding + sum(chunk.tokens for chunk in self.chunks)
+
+    def join(self, request: Request) -> None:
+        """A request whose prompt is computed begins to decode."""
+        # The age at which it would have begun with no token generated.
+        request.began = self.age - request.generated
+        self.decoding += 1
+        self.context += request.computed
+        self._phases[(request.computed - self.age) % len(self._phases)] += 1
+        ends = request.began + request.output_tokens
+        heappush(self._finishing, (ends, request.number, request))
+
+    def leave(self, request: Request) -> None:
+        """A request decodes no more; its counts of tokens are brought up to date."""
+        new = self.tokens_since(request)
+        request.generated += new
+        request.computed += new
+        self.decoding -= 1
+        self.context -= request.computed
+        self._phases[(request.computed - self.age) % len(self._phases)] -= 1
+
+    def tokens_since(self, request: Request) -> int:
+        """Tokens that a request has generated since its counts were last brought up to date."""
+        return self.age - request.began - request.generated
+
+    def ran(self, steps: int) -> None:
+        """Steps have run."""
+        self.age += steps
+        self.context += steps * self.decoding
+
+    def finished(self) -> list[Request]:
+        """Requests that have all their tokens, which leave."""
+        done = []
+        while self._finishing and self._finishing[0][0] <= self.age:
+            ends, _, request = self._finishing[0]
+            if self._finishes(request, ends) and request not in done:
+                done.append(request)
+            heappop(self._finishing)
+        return done
+
+    def _finishes(self, request: Request, age: int) -> bool:
+        """Whether a request still decodes here and ends at an age: it may have lost its place."""
+        return request.batch is self and request.began + request.output_tokens == age
+
+    def blocks_of_next_step(self) -> int:
+        """Blocks that decoding requests need for the next step."""
+        return self._phases[-self.age % len(self._phases)]
+
+    def blocks_after(self, steps: int) -> int:
+        """Blocks that they need for some steps after the next."""
+        rounds, rest = divmod(steps, len(self._phases))
+        more = (self._phases[-(self.age + 1 + i) % len(self._phases)] for i in range(rest))
+        return rounds * self.decoding + sum(more)
+
+    def most_steps(self, free: int) -> int:
+        """Decode-only steps until a request finishes or there may be too few blocks.
+
+        Args:
+            free: Blocks beside those of the next step.
+        """
+        while not self._finishes(self._finishing[0][2], self._finishing[0][0]):
+            heappop(self._finishing)
+        steps = self._finishing[0][0] - self.age
+        # Every request takes a block in as many steps as a block has tokens.
+        size = len(self._phases)
+        rounds = free // self.decoding
+        safe, needed = 1 + rounds * size, rounds * self.decoding
+        while safe < steps:
+            needed += self._phases[-(self.age + safe) % size]
+            if needed > free:
+                break
+            safe += 1
+        return min(steps, safe)
+
+
+class Scheduler:
+    """A rank of an engine: its requests, and their slots and KV blocks.
+
+    Attributes:
+        cache: Its KV blocks.
+        waiting: Requests that wait.
+        running: Requests that run, in the order in which they started.
+        prefilling: Of them, those whose prompt is not yet computed.
+        done: Requests that are done and still hold their slot and blocks.
+    """
+
+    def __init__(self, limits: Limits, prefix_caching: bool, gaps: array[float]) -> None:
+        self.limits = limits
+        self.prefix_caching = prefix_caching
+        self.cache = KVCache(limits.kv_blocks)
+        self.waiting: deque[Request] = deque()
+        self.running: dict[Request, None] = {}
+        self.prefilling: dict[Request, None] = {}
+        self.done: list[Request] = []
+        # Time, gap and count of tokens, to which those are added that a preemption held up.
+        self._gaps = gaps
+        self._starts = 0
+        self._own: dict[Segment, Segment] = {}
+
+    @property
+    def load(self) -> int:
+        """What vLLM's balancer of data-parallel ranks compares: who waits counts four times."""
+        return 4 * len(self.waiting) + len(self.running)
+
+    def own(self, segment: Segment) -> Segment:
+        """What stands in this rank's cache for content that others may hold as well."""
+        if segment not in self._own:
+            size = self.limits.block_size
+            self._own[segment] = Segment(segment.first * size, segment.end * size, size)
+        return self._own[segment]
+
+    def blocks(self, tokens: int) -> int:
+        """KV blocks of so many tokens."""
+        return -(-tokens // self.limits.block_size)
+
+    def form(self, batch: Microbatch, now_s: float) -> bool:
+        """Forms a step: gives blocks to those that run, and starts others.
+
+        Args:
+            batch: The batch that is to run.
+            now_s: The time.
+
+        Returns:
+            Whether a request was preempted.
+        """
+        limits, cache, waiting = self.limits, self.cache, self.waiting
+        chunks: list[Chunk] = []
+        batch.chunks = chunks
+        preempted = False
+        need = batch.blocks_of_next_step()
+        if need > cache.free:
+            self._preempt_for_decode(batch, now_s)
+            preempted = True
+        elif need:
+            cache.take(need)
+        left = limits.max_num_batched_tokens - batch.decoding
+        for request in list(self.prefilling):
+            chunk = min(request.target - request.computed, left)
+            if request not in self.prefilling or chunk <= 0:
+                continue
+            blocks = self.blocks(request.computed + chunk) - self.blocks(request.computed)
+            while blocks > cache.free and request in self.running:
+                preempted = True
+                self._preempt(next(reversed(self.running)), now_s)
+            if request in self.running:
+                cache.take(blocks)
+                chunks.append(Chunk(request, chunk, request.computed, request.started))
+                self._compute(request, chunk)
+                left -= chunk
+        while waiting and left > 0 and not preempted:
+            if len(self.running) + len(self.done) >= limits.max_num_seqs:
+                break
+            request = waiting[0]
+            found = 0
+            if self.prefix_caching and request.path:
+                found = cache.found(request.path, (request.target - 1) // limits.block_size)
+            cached = found * limits.block_size
+            chunk = min(request.target - cached, left)
+            blocks = self.blocks(cached + chunk) - found + request.fixed
+            whole = self.blocks(request.target) - found + request.fixed
+            needed = whole if limits.whole_prompts else blocks
+            if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
+                break
+            waiting.popleft()
+            self._start(request, found, now_s)
+            cache.take(blocks)
+            chunks.append(Chunk(request, chunk, cached, request.started))
+            self._compute(request, chunk)
+            left -= chunk
+        return preempted
+
+    def _start(self, request: Request, found: int, now_s: float) -> None:
+        """A waiting request takes a slot, and the blocks that were found in the cache."""
+        self.running[request] = self.prefilling[request] = None
+        self._starts += 1
+        request.started = self._starts
+        if request.scheduled_s is None:
+            request.scheduled_s = now_s
+            request.cached_tokens = found * self.limits.block_size
+        request.computed = found * self.limits.block_size
+        request.shared = found
+        for segment in request.path:
+            if segment.first >= found:
+                break
+            self.cache.hold(segment)
+            request.held = (*request.held, segment)
+
+    def _compute(self, request: Request, chunk: int) -> None:
+        """Tokens of a request are computed; blocks of its path that they fill are shared."""
+        before = request.computed // self.limits.block_size
+        request.computed += chunk
+        if request.path and self.prefix_caching:
+            self._share(request, before)
+
+    def _share(self, request: Request, before: int) -> None:
+        """Blocks that a request has filled since it had ``before`` become those of its path."""
+        full = request.computed // self.limits.block_size
+        for segment in request.path:
+            have = min(max(before, segment.first), segment.end)
+            filled = min(full, segment.end) - have
+            # If another request filled them meanwhile, this one's are copies that stay its own.
+            if filled <= 0 or segment.first + segment.present != have:
+                continue
+            if segment not in request.held:
+                self.cache.hold(segment)
+                request.held = (*request.held, segment)
+            segment.present += filled
+            request.shared += filled
+
+    def ran(self, batch: Microbatch, steps: int, now_s: float, last_s: float) -> list[Request]:
+        """Steps of a batch have run; gives the requests that are done.
+
+        Args:
+            batch: The batch.
+            steps: How many steps.
+            now_s: When the last ended.
+            last_s: How long it took.
+        """
+        batch.ran(steps)
+        done = []
+        for request, tokens, before, started in batch.chunks:
+            # It may have lost its blocks while the step was under way.
+            is_there = request in self.prefilling and request.started == started
+            if is_there and before + tokens == request.target:
+                request.first_step_s = request.first_step_s or last_s
+                if self._begin_decode(request, batch, now_s):
+                    done.append(request)
+        finished = batch.finished()
+        for request in finished:
+            self.stop(request)
+        for request in done + finished:
+            request.finished_s = now_s
+            self.done.append(request)
+            if request.path and self.prefix_caching:
+                self._share(request, request.target // self.limits.block_size)
+        return done + finished
+
+    def _begin_decode(self, request: Request, batch: Microbatch, now_s: float) -> bool:
+        """A prompt is computed: its step has given the next token. Gives whether it is the last."""
+        del self.prefilling[request]
+        if request.first_token_s is None:
+            request.first_token_s = now_s
+        else:
+            self._gaps.extend((now_s, now_s - request.stopped_s, 1))
+        request.generated += 1
+        if request.generated == request.output_tokens:
+            del self.running[request]
+            return True
+        request.batch = batch
+        batch.join(request)
+        return False
+
+    def stop(self, request: Request) -> None:
+        """A request runs no more."""
+        del self.running[request]
+        if request in self.prefilling:
+            del self.prefilling[request]
+        elif request.batch is not None:
+            request.batch.leave(request)
+            request.batch = None
+
+    def release(self) -> None:
+        """Requests that are done give up their blocks and slots."""
+        self.done.sort(key=lambda request: request.started)
+        for request in self.done:
+            self.give_up(request)
+        self.done.clear()
+
+    def give_up(self, request: Request) -> None:
+        """A request gives up its blocks."""
+        own = self.blocks(request.computed) - request.shared + request.fixed
+        self.cache.give_up(request.held, own)
+        request.held = ()
+        request.shared = 0
+
+    def _preempt_for_decode(self, batch: Microbatch, now_s: float) -> None:
+        """Gives blocks to a batch's decoding requests in the order in which they started."""
+        for request in list(self.running):
+            if request not in self.running or request.batch is not batch:
+                continue
+            if (request.computed + batch.tokens_since(request)) % self.limits.block_size:
+                continue
+            while not self.cache.free and request in self.running:
+                self._preempt(next(reversed(self.running)), now_s)
+            if request in self.running:
+                self.cache.take(1)
+
+    def _preempt(self, request: Request, now_s: float) -> None:
+        """A request loses its blocks and goes to the front of those that wait.
+
+        What was computed stays in the cache until others need the blocks.
+        """
+        if request not in self.prefilling:
+            request.stopped_s = now_s
+        self.stop(request)
+        request.preemptions += 1
+        size = self.limits.block_size
+        end = request.path[-1].end if request.path else 0
+        full = request.computed // size
+        if self.prefix_caching and full > end and request.shared == end:
+            own = Segment(end * size, full * size, size)
+            request.path = (*request.path, own)
+            self._share(request, end)
+        self.give_up(request)
+        request.target = request.input_tokens + request.generated
+        self.waiting.appendleft(request)

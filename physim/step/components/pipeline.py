@@ -1,0 +1,40 @@
+"""Hidden states on their way from one stage of a pipeline to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from physim import roofline
+from physim.step.component import Component, Part, Placement
+from physim.step.components.all_reduce import spanning_notes
+from physim.step.rows import Row, SizeRow
+
+# A send and its receipt, between the last kernel of a stage and the first of the next: as long as
+# the smallest exchange of two GPUs takes (NCCL's tables of aiconfigurator-core 0.12.0, 5 us), with
+# the launch of each, which no CUDA graph hides.
+SEND_S = 2 * 5e-6
+
+
+def _lower(placement: Placement) -> Iterator[Row]:
+    stages = placement.layout.pp
+    if stages == 1:
+        return
+    yield SizeRow(
+        name="pipeline_send",
+        part="pipeline",
+        count=stages - 1,
+        # The residual stream and what the last layer adds to it, of which each GPU sends a share.
+        bytes=2 * roofline.BYTES_16_BIT * placement.model.hidden_size / placement.tp,
+        fixed_seconds=SEND_S,
+        bandwidth=placement.gpu.link_bandwidth,
+        correction="all_reduce",
+    )
+
+
+COMPONENT = Component(
+    name="pipeline",
+    parts=(Part("pipeline", "sends between stages"),),
+    lower=_lower,
+    assumptions=lambda placement: spanning_notes(placement, "pp", placement.layout.gpus),
+    source="bytes over the link; starts from NCCL's tables of aiconfigurator-core 0.12.0",
+)

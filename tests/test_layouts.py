@@ -1,0 +1,259 @@
+"""Layouts beyond tensor parallelism: their rows by hand, and what holds of any of them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import physim
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.grids.store import load_grid
+from physim.prediction.arrays import step_model_of
+from physim.replay.engine import Engine, replay
+from physim.replay.step_times import LinearStepTimes, WalkedStepTimes
+from physim.replay.workload import Request, Workload
+from physim.step.batch import Batch
+from physim.step.components.all_reduce import SKEW_S
+from physim.step.components.pipeline import SEND_S
+from physim.step.lowering import assumptions, rows_of
+
+MIXTURE, DENSE = "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-14B"
+LOAD = {"input_tokens": 500, "output_tokens": 100, "max_model_len": 4096}
+
+
+def case_of(model=MIXTURE, **options):
+    return physim.Case.of(model, **{"gpu": "h100_sxm", "concurrency": 32, **LOAD, **options})
+
+
+def row_of(case, name):
+    (row,) = [r for r in rows_of(case.model, case.gpu, case.deployment) if r.name == name]
+    return row
+
+
+def step_of(case):
+    return step_model_of(case, Corrections())
+
+
+def decoding(model, requests, **layout):
+    return model.batch(decode_requests=requests, context=1000.0, **layout)
+
+
+def test_experts_of_a_rank_by_hand():
+    # 128 experts of which a token visits 8, each 768 wide, over 4 GPUs that hold whole ones.
+    row = row_of(case_of(dp=4, ep=4), "experts")
+    assert (row.experts, row.experts_per_token) == (32, 2)
+    assert row.flops == 2 * 3 * 2 * 2048 * 768
+    assert row.expert_bytes == 3 * 2048 * 768 * 2
+    # Shared out in width, each GPU has a quarter of every expert.
+    row = row_of(case_of(dp=4), "experts")
+    assert (row.experts, row.experts_per_token) == (128, 8)
+    assert row.flops == 2 * 3 * 8 * 2048 * 768 / 4
+
+
+def test_an_exchange_between_ranks_by_hand():
+    # Of four ranks three quarters of every message come over the link, at 450 GB/s: hidden states
+    # of 2,048 numbers of 16 bit, to the experts and back.
+    case = case_of(dp=4, ep=4)
+    row = row_of(case, "expert_exchange")
+    assert row.count == 48
+    assert row.bytes == 2 * 2 * 2048 * 3 / 4
+    # At 1,024 tokens each way is a message of 4 MiB, at the efficiency that was measured.
+    measured = 2 * SKEW_S
+    for name in ("all_gather", "reduce_scatter"):
+        grid = load_grid("h100_sxm", name).at(gpus=4)
+        (efficiency,) = np.exp(grid.resampled(message_bytes=np.array([2.0**22])))
+        measured += 2**22 * 3 / 4 / case.gpu.link_bandwidth / efficiency
+    from physim.step.curves import TOKENS
+
+    at = np.exp(np.interp(math.log(1024), np.log(TOKENS), row.log_seconds))
+    assert at == pytest.approx(measured, rel=0.02)
+
+
+def test_a_pipeline_sends_hidden_states_between_stages():
+    row = row_of(case_of(DENSE, tp=2, pp=4), "pipeline_send")
+    # The residual stream and the layer's output, of 5,120 numbers, half from each of two GPUs.
+    assert (row.count, row.bytes, row.fixed_seconds) == (3, 2 * 2 * 5120 / 2, SEND_S)
+    assert not [
+        r
+        for r in rows_of(*(lambda c: (c.model, c.gpu, c.deployment))(case_of(DENSE)))
+        if r.part in ("pipeline", "expert_exchange")
+    ]
+
+
+def test_several_nodes_are_said():
+    case = case_of("deepseek-ai/DeepSeek-V3", gpu="h200_sxm", dp=16, ep=16)
+    notes = assumptions(case.model, case.gpu, case.deployment)
+    assert any("dp 16 spans 2 nodes of 8 GPUs" in note for note in notes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ranks=st.integers(1, 16),
+    decodes=st.floats(0, 500),
+    prompts=st.floats(0, 50),
+    chunk=st.floats(1, 4000),
+)
+def test_ranks_sum_to_the_whole_load(ranks, decodes, prompts, chunk):
+    batch = Batch.summarised(decodes, 100.0, prompts, chunk, ranks=ranks)
+    assert batch.routed == pytest.approx(decodes + prompts * chunk)
+    # The fullest rank has its share at least, and at most one request of each kind more.
+    assert decodes / ranks <= batch.decode_requests * (1 + 1e-12)
+    assert batch.decode_requests <= decodes / ranks + 1
+    assert batch.decode_requests <= decodes
+
+
+@settings(max_examples=15, deadline=None)
+@given(requests=st.floats(1, 400))
+def test_one_rank_and_one_stage_are_what_they_always_were(requests):
+    plain = Batch.summarised(requests, 700.0, 2.0, 300.0)
+    spread = Batch.summarised(requests, 700.0, 2.0, 300.0, ranks=1, stages=1)
+    for field in dataclasses.fields(Batch):
+        assert np.all(getattr(plain, field.name) == getattr(spread, field.name))
+
+
+def test_more_ranks_of_experts_never_raise_the_work_of_one():
+    tokens = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    for layouts in (
+        [{"dp": n, "ep": n} for n in (2, 4, 8)],
+        [{"tp": n, "ep": n} for n in (2, 4)],
+    ):
+        bounds = []
+        for layout in layouts:
+            rows = step_of(case_of(**layout)).ops.over_sizes
+            of_experts = np.flatnonzero(rows.expert.sum(axis=1))
+            bounds.append(
+                [
+                    [float(np.asarray(x)[of_experts].sum()) for x in rows.work(sizes(one))]
+                    for one in tokens
+                ]
+            )
+        for more, fewer in zip(bounds[1:], bounds, strict=False):
+            assert np.all(np.array(more) <= np.array(fewer) * (1 + 1e-6))
+
+
+def sizes(tokens):
+    return dict.fromkeys(("tokens", "sampled", "message_bytes", "has_prefill", "routed"), tokens)
+
+
+def test_a_pipeline_has_the_latency_of_its_stages_and_at_most_their_throughput():
+    one, four = (step_of(case_of(DENSE, pp=pp, async_scheduling=False)) for pp in (1, 4))
+    batch = decoding(one, 16.0)
+    sends = float(four(batch).parts["pipeline"])
+    assert float(four(batch).latency) == pytest.approx(float(one(batch).latency) + sends, rel=1e-6)
+    alone, piped = (
+        physim.predict(case_of(DENSE, pp=pp, concurrency=256), fit="none") for pp in (1, 4)
+    )
+    assert piped.requests_per_s <= 4 * alone.requests_per_s
+    assert piped.requests_per_s > 1.5 * alone.requests_per_s
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"model": DENSE, "dp": 2}, "dp: 2 shares experts, and Qwen/Qwen3-14B has none"),
+        ({"model": DENSE, "tp": 2, "ep": 2}, "ep: 2 shares experts"),
+        ({"tp": 2, "dp": 2, "ep": 2}, "ep: 2 of 4 GPUs is not what vllm can do"),
+        ({"ep": 3}, "ep: 3 does not divide the 1 GPUs"),
+        ({"dp": 3, "ep": 3}, "ep: 3 does not divide the 128 experts"),
+        ({"pp": 49}, "pp: 49 stages for the 48 layers"),
+    ],
+)
+def test_layouts_that_cannot_be_are_refused(options, complaint):
+    with pytest.raises(InputError) as caught:
+        case_of(**options)
+    assert str(caught.value).startswith(complaint)
+
+
+# Ten milliseconds a step and one for each request.
+LINEAR = LinearStepTimes(10e-3, 0.0, 1e-3)
+
+
+def limits_of(**options):
+    limits = case_of(DENSE, async_scheduling=False).deployment.limits
+    return dataclasses.replace(limits, async_scheduling=False, **options)
+
+
+def finished(engine, requests, times=LINEAR):
+    return replay(Workload(requests, longest=4000), times, engine).to_frame().set_index("number")
+
+
+def test_ranks_share_requests_and_wait_for_the_fullest():
+    engine = Engine(limits_of(), physim.Parallelism(dp=2))
+    frame = finished(engine, [Request(n, 0.0, 10, 11) for n in range(3)])
+    # A step that prefills all; then one rank decodes two requests, ten steps of 12 ms.
+    assert frame["ttft_s"].tolist() == pytest.approx([10e-3] * 3)
+    assert frame["e2e_s"].tolist() == pytest.approx([10e-3 + 10 * 12e-3] * 3)
+
+
+def test_experts_see_the_tokens_of_all_ranks():
+    seen = []
+
+    def seconds(**sums):
+        seen.append((sums["decode_requests"] + sums["prefill_tokens"], sums["elsewhere"]))
+        return 10e-3
+
+    engine = Engine(limits_of(), physim.Parallelism(dp=2))
+    finished(engine, [Request(n, 0.0, 10 * (n + 1), 2) for n in range(3)], WalkedStepTimes(seconds))
+    assert set(seen) == {(40, 20), (20, 40), (2, 1), (1, 2)}
+
+
+def test_a_pipeline_has_batches_under_way_that_the_budget_parts():
+    # Two prompts of a step's budget each: the second follows half a step behind the first.
+    engine = Engine(limits_of(max_num_batched_tokens=10), physim.Parallelism(pp=2))
+    frame = finished(engine, [Request(n, 0.0, 10, 3) for n in range(2)])
+    first, second = frame["ttft_s"].tolist()
+    assert (first, second) == pytest.approx((10e-3, 15e-3))
+    # Each then decodes alone, 11 ms a token, 5.5 of them in the first stage: there the second waits
+    # for half a millisecond, as the first has begun at 10 ms.
+    assert frame["e2e_s"].tolist() == pytest.approx([10e-3 + 22e-3, 15.5e-3 + 22e-3])
+
+
+def test_who_waits_joins_the_batch_that_comes_out_next():
+    # While one batch is under way, two requests arrive. There is room for both beside it.
+    engine = Engine(limits_of(max_num_batched_tokens=100), physim.Parallelism(pp=2))
+    frame = finished(
+        engine, [Request(0, 0.0, 10, 3), Request(1, 1e-3, 10, 1), Request(2, 2e-3, 10, 1)]
+    )
+    # The first's prompt takes 10 ms; its next step has both prompts in it, 11 ms.
+    assert frame["ttft_s"].tolist() == pytest.approx([10e-3, 20e-3, 19e-3])
+
+
+@pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"pp": 2}, {"tp": 2, "ep": 2}])
+def test_fluid_and_replay_agree(layout):
+    load = {"concurrency": None, "rate": 6.0, "arrival": "poisson"}
+    fluid, replayed = (
+        physim.predict(case_of(**load, **layout), fit="none", method=method)
+        for method in ("fluid", "replay")
+    )
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.04)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.08)
+
+
+def test_the_command_names_the_layout():
+    from physim.prediction.commands import serve_command
+
+    words = serve_command(case_of(tp=2, dp=2, ep=4, pp=2))
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 2 --data-parallel-size 2" in words
+    assert "--enable-expert-parallel" in words
+
+
+def test_a_table_is_of_ranks_that_all_have_its_batch(tmp_path):
+    from physim.tables.files import load
+    from physim.tables.writer import write_table
+
+    engine = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 1024}
+    case = physim.Case.of(MIXTURE, gpu="h100_sxm", dp=2, ep=2, **engine)
+    write_table(case, tmp_path / "table", tolerance=0.03, fit="none")
+    model = step_of(case)
+    exact = model(decoding(model, 16.0, ranks=2))
+    both = model(dataclasses.replace(decoding(model, 16.0), elsewhere=16.0))
+    assert float(exact.latency) < float(both.latency)
+    table = load(tmp_path / "table")
+    found = table(16, 1000, 0, 0)
+    assert found == pytest.approx(float(both.latency), rel=0.03)
+    with pytest.raises(InputError, match="dp: 2 is not what BLIS can simulate"):
+        write_table(case, tmp_path / "blis", kind="blis")
