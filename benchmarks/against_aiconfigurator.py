@@ -1,7 +1,7 @@
 """AIConfigurator's estimates of NVIDIA's measured serving points, beside physim's.
 
-The rows are those of ``physim data convert silicon``: of vLLM, neither disaggregated nor data or
-expert parallel. The estimates come of the package ``aiconfigurator`` 0.12.0, which pins other
+The rows are those of ``physim data convert silicon``: of three engines, not disaggregated. The
+estimates come of the package ``aiconfigurator`` 0.12.0, which pins other
 packages than physim and is installed apart; physim's of ``physim evaluate``.
 
     python -m venv peer && peer/bin/pip install aiconfigurator==0.12.0
@@ -9,8 +9,8 @@ packages than physim and is installed apart; physim's of ``physim evaluate``.
     physim evaluate --data silicon.csv --fit none --out evaluation.json
     python benchmarks/against_aiconfigurator.py compare silicon.csv evaluation.json estimates.csv
 
-An estimate takes a second or two; docs/accuracy.md has every third row of silicon.csv
-(``awk 'NR == 1 || NR % 3 == 2'``).
+An estimate takes a second or two; docs/accuracy.md has every fifth row of silicon.csv
+(``awk 'NR == 1 || NR % 5 == 2'``).
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ Errors = Sequence[float]
 _NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
+    "nvidia/DeepSeek-R1-NVFP4": "nvidia/DeepSeek-V3.1-NVFP4",
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
 }
 # Models without experts.
 _DENSE = ("Llama", "Qwen3-32B")
@@ -58,9 +62,11 @@ def _estimate(row: tuple[dict[str, str], dict[str, str]]) -> dict[str, Any]:
     from aiconfigurator.cli.api import cli_estimate
 
     ours, point = row
-    tp = int(float(point["tp_size"]))
+    tp, dp, ep = (int(ours[degree]) for degree in ("tp", "dp", "ep"))
     is_mixture = not any(dense in point["model_path"] for dense in _DENSE)
-    layout: dict[str, Any] = {"moe_tp_size": tp, "moe_ep_size": 1} if is_mixture else {}
+    layout: dict[str, Any] = {"tp_size": tp}
+    if is_mixture:
+        layout |= {"attention_dp_size": dp, "moe_tp_size": tp * dp // ep, "moe_ep_size": ep}
     fields = ("gemm_quant_mode", "moe_quant_mode") if is_mixture else ("gemm_quant_mode",)
     formats = {field: point[field] for field in fields if point[field]}
     if point["model_path"] in _FORMATS_OF_ITS_OWN:
@@ -72,11 +78,10 @@ def _estimate(row: tuple[dict[str, str], dict[str, str]]) -> dict[str, Any]:
             result = cli_estimate(
                 model_path=_NAMES.get(point["model_path"], point["model_path"]),
                 system_name=point["system"],
-                backend_name="vllm",
+                backend_name=ours["engine"],
                 isl=round(float(ours["input_len_mean"])),
                 osl=round(float(ours["output_len"])),
-                batch_size=int(float(ours["concurrency"])),
-                tp_size=tp,
+                batch_size=max(int(float(ours["concurrency"])) // dp, 1),
                 **options,
             )
         except (Exception, SystemExit) as error:  # whatever it refuses a row with
@@ -91,13 +96,13 @@ def _estimate(row: tuple[dict[str, str], dict[str, str]]) -> dict[str, Any]:
 
 
 def compare(data: Path, evaluation: Path, estimates: Path) -> None:
-    """Prints median and mean errors by model and GPU, in the form of a table in Markdown."""
+    """Prints mean errors by engine, GPU and layout, in the form of a table in Markdown."""
     with data.open(encoding="utf-8") as file:
         rows = {row["experiment"]: row for row in csv.DictReader(file)}
     with estimates.open(encoding="utf-8") as file:
         theirs = {row["experiment"]: row for row in csv.DictReader(file)}
     ours = {row["experiment"]: row["metrics"] for row in json.loads(evaluation.read_text())["rows"]}
-    groups: dict[tuple[str, str], list[Errors]] = {}
+    groups: dict[tuple[str, str, str], list[Errors]] = {}
     for name, row in rows.items():
         errors: list[float] = []
         for metric, key in (("itl_mean", "tpot_s"), ("ttft_mean", "ttft_s")):
@@ -106,13 +111,19 @@ def compare(data: Path, evaluation: Path, estimates: Path) -> None:
             peer = theirs.get(name, {}).get(key)
             errors.append(abs(found["error_pct"]) if found else math.nan)
             errors.append(abs(float(peer) / observed - 1) * 100 if peer else math.nan)
-        groups.setdefault((row["model"], row["hardware"]), []).append(errors)
-    print("| model | GPU | rows | ITL physim | AIConfigurator | TTFT physim | AIConfigurator |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for (model, gpu), some in sorted(groups.items()):
-        print(f"| {model} | {gpu} | {len(some)} | {' | '.join(_columns(some))} |")
-    every = [one for some in groups.values() for one in some]
-    print(f"| all | | {len(every)} | {' | '.join(_columns(every))} |")
+        for key in (_group(row), (row["engine"], "all", "")):
+            groups.setdefault(key, []).append(errors)
+    print("| engine | GPU | layout | rows | ITL physim | AIConfigurator | TTFT physim | theirs |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for (engine, gpu, layout), some in sorted(groups.items()):
+        print(f"| {engine} | {gpu} | {layout} | {len(some)} | {' | '.join(_columns(some))} |")
+
+
+def _group(row: dict[str, str]) -> tuple[str, str, str]:
+    """The engine, the GPU and the kind of layout of a row."""
+    dp, ep = int(row["dp"]), int(row["ep"])
+    kind = "data parallel" if dp > 1 else "experts spread" if ep > 1 else "tensor parallel"
+    return row["engine"], row["hardware"], kind
 
 
 def _columns(errors: Sequence[Errors]) -> list[str]:

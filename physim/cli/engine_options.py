@@ -23,7 +23,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "block_size": (int, 16, "Tokens of a KV block."),
     "kv_blocks": (int | None, None, "KV blocks, instead of computing them."),
     "kv_cache_dtype": (str, "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8."),
-    "moe_kernel": (str, "triton", "fp8 expert kernel: triton or flashinfer."),
+    "moe_kernel": (str | None, None, "Expert kernel, such as triton or flashinfer."),
     "expert_load": (
         float | None,
         None,
@@ -35,6 +35,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         "Read the model as this architecture class, such as LlamaForCausalLM.",
     ),
     "async_scheduling": (bool | None, None, "Schedule a step while one runs."),
+    "receive_every": (int, 1, "Steps between looks at what has arrived, of SGLang."),
     "sampling": (
         str,
         "model",

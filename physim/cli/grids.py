@@ -24,6 +24,9 @@ def build(
     gpus: Annotated[
         list[str] | None, typer.Option("--gpu", help="GPU to build; all known ones if not given.")
     ] = None,
+    engines: Annotated[
+        list[str] | None, typer.Option("--engine", help="Engine; all with tables if not given.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to, instead of the shipped one.")
     ] = None,
@@ -39,17 +42,22 @@ def build(
     """
     from physim import data
     from physim.grids.build import build_gpu
-    from physim.grids.store import measured_gpus
+    from physim.grids.store import grids_of, measured_gpus
+    from physim.inputs.engine import shipped_engines
     from physim.inputs.hardware import load_hardware
 
     console = stdout()
     folder = out or data.folder("bench_data")
     for key in gpus or measured_gpus():
         gpu = load_hardware(key)
-        for table in build_gpu(gpu, folder / gpu.key):
+        for engine, table in (
+            (one, table)
+            for one in engines or shipped_engines()
+            for table in build_gpu(gpu, folder / grids_of(gpu.key, one), one)
+        ):
             console.print(
-                f"{gpu.key}/{table.table}: {table.rows} rows, {table.cells} cells, error on "
-                f"{table.held_out_rows} rows left out: median {table.held_out_median_pct:.1f}%, "
+                f"{grids_of(gpu.key, engine)}/{table.table}: {table.rows} rows, {table.cells} "
+                f"cells, error on {table.held_out_rows} rows left out: median {table.held_out_median_pct:.1f}%, "
                 f"95th percentile {table.held_out_p95_pct:.1f}%"
             )
 

@@ -124,7 +124,9 @@ def engines(as_json: AsJson = False) -> None:
             f"{one.gpu_memory_utilization:g}",
             f"{one.limits[0].max_num_batched_tokens} on {one.limits[0].gpu_memory_gib:g} GiB",
             "yes" if one.async_scheduling else "no",
-            "all of it" if one.admits_whole_prompts else "its first chunk",
+            {"chunk": "its first chunk", "prompt": "all of it", "request": "its answer too"}[
+                one.admission
+            ],
             one.sampler,
         )
         for one in found

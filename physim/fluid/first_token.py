@@ -61,6 +61,7 @@ def local(
         limits: The engine's limits.
     """
     waited = handover_steps(corrections, limits.async_scheduling) + steps.spread / 2
+    waited += (limits.receive_every - 1) / 2
     first = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
     # Of the prompts that came in the same step, half were before this one.
     same_step = beyond_budget(steps.together / 2, steps.budget) * steps.own_s

@@ -34,7 +34,9 @@ def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
 
 def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     """Requests that the KV cache has room for."""
-    own = own_blocks(limits, demand, demand.age)
+    # Where room is kept for whole answers, each counts as if it were at its end.
+    kept = limits.whole_requests * (demand.output_tokens - demand.age)
+    own = own_blocks(limits, demand, demand.age + kept)
     shared = demand.cached_tokens / limits.block_size
     # Every rank keeps prefixes of its own.
     return requests_held(limits.kv_blocks, own, shared, demand.prefixes * limits.ranks)

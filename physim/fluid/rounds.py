@@ -43,7 +43,9 @@ class Engine(NamedTuple):
         longer: and for each prompt in it.
         first: Times to first token of prompts that come all at once to an idle engine, in order.
         steps: Steps in which a request decodes.
-        waited: Steps that it waits for before its own in a busy engine.
+        waited: Steps that it waits for before its own in a busy engine, apart from
+        seen: those until it is seen, of which the requests that come meanwhile start together.
+        sooner: How much sooner a prompt's token is there than the next step can start.
         turn: Steps from a client's request to its next.
         absent: In step, requests that do not decode in a step with prefill,
         before: prompts that are computed while a request waits for its own step, mean,
@@ -61,6 +63,8 @@ class Engine(NamedTuple):
     first: Float[AnyArray, " prompts"]
     steps: Scalar
     waited: Scalar
+    seen: Scalar
+    sooner: Scalar
     turn: Scalar
     absent: Scalar
     before: Scalar
@@ -139,7 +143,11 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         (late, rest, new),
     ]
     columns = [jnp.stack(jnp.broadcast_arrays(*column)) for column in zip(*kinds, strict=True)]
-    decode, thin, single, full, begin, end, last = jax.vmap(time)(*columns).latency
+    times = jax.vmap(time)(*columns)
+    decode, thin, single, full, *_ = times.interval
+    begin, end, last = times.latency[4:]
+    # How far a step is watched for arrivals: one in so many.
+    seen = limits.receive_every - 1.0
     longer = (full - single) / (several - one)
     # Steps with prefill grow evenly longer while the first prompts are computed.
     whole = jnp.minimum(place, jnp.maximum(groups - 1, 1.0))
@@ -160,7 +168,9 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         first=around + passed,
         steps=steps,
         waited=waited,
-        turn=steps + chunks + waited,
+        seen=comes * seen,
+        sooner=single - times.latency[2],
+        turn=steps + chunks + waited + comes * seen / 2,
         absent=absent,
         before=room * jnp.mean(jnp.clip(place - chunks, 0.0, waited)),
         after=jnp.mean(jnp.maximum(running - place * room, 0.0)),
@@ -187,7 +197,9 @@ def met(engine: Engine, drift: Float[AnyArray, "*n"]) -> Met:
     # Prompts of others in a request's own step, and in the steps that it waits for: by chance, or
     # as many as the budget has room for.
     within = jnp.minimum(engine.waited, 1 / density)
-    by_chance = others * density
+    # Who comes between two looks at what has arrived starts with all that came.
+    seen = jnp.minimum(engine.seen, 1 / density)
+    by_chance = others * density * (1 + seen)
     beside = (1 - even) * by_chance + even * (engine.together - 1)
     before = (others + even) * density * (within - density * within * (within + 1) / 2)
     strictly = in_step**_SHARPNESS
@@ -198,14 +210,14 @@ def met(engine: Engine, drift: Float[AnyArray, "*n"]) -> Met:
     queue = in_step ** (jnp.sqrt(2 * (servers + 1)) - 1) * (1 - in_step) * (1 + in_step) ** 2
     queue *= engine.chunks / servers / 2
     before += queue * jnp.minimum(engine.room, 1.0)
-    arriving = engine.running * density
+    arriving = engine.running * density * (1 + seen)
     count = (1 - even) * arriving / -jnp.expm1(-arriving) + even * engine.together
     each = engine.longer + engine.mixed * engine.chunks / count
-    own = engine.chunks * engine.mixed + engine.longer * (1 + beside)
+    own = engine.chunks * (engine.mixed - engine.sooner) + engine.longer * (1 + beside)
     # Those in step do not decode meanwhile; two thirds of all make a step so much longer.
     less = strictly * engine.absent / engine.running * 1.5 * (engine.decode - engine.thin)
     busy = 1 - density**others
-    steps = engine.waited + queue + engine.chunks
+    steps = engine.waited + engine.seen / 2 + queue + engine.chunks
     ttft = steps * (engine.decode - less) + before * each + own
     return Met(
         ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first),

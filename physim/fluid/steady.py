@@ -153,6 +153,7 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     slots = jnp.minimum(limits.max_num_seqs, by_kv)
     # What is done again where requests wait for KV blocks rather than for slots.
     again = full_cache(limits, by_kv) * recomputed_tokens(demand.input_tokens, demand.output_tokens)
+    again *= 1.0 - limits.whole_requests
     outside = outside_s(model.corrections)
     ahead = handover_steps(model.corrections, limits.async_scheduling)
     closed, clients = demand.closed, demand.clients

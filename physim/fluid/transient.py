@@ -203,6 +203,7 @@ class Fluid(eqx.Module):
             demand.new_tokens / jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
         )
         again = recomputed_tokens(demand.input_tokens, demand.output_tokens) / demand.new_tokens
+        again *= 1.0 - limits.whole_requests
         more = full_cache(limits, by_kv) * again
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.

@@ -1,12 +1,14 @@
 """NVIDIA's measured kernel tables in ``aiconfigurator-core``, as coordinates, roofline and time.
 
-The package (Apache-2.0) holds one Parquet file for each GPU, kind of operation and engine. vLLM's
-are read here. Where a file holds several kernels for one number format, each becomes a table of
-its own, so that an engine's choice stays visible and can be changed by name.
+The package (Apache-2.0) holds one Parquet file for each GPU, kind of operation and engine. Where a
+file holds several kernels for one number format, each becomes a table of its own, so that an
+engine's choice stays visible and can be changed by name. Of SGLang and TensorRT-LLM what differs
+from vLLM is read: GEMMs in 16 bit are cuBLAS's in all three.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -19,8 +21,18 @@ from physim import roofline
 from physim.errors import InputError
 from physim.grids.measurements import Measurements, Rows
 from physim.grids.mixer_tables import MIXER_READERS
+from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.hardware import Hardware
-from physim.models.formats import BFLOAT16, FP8, KV_BYTES, MXFP4, MXFP4_MXFP8, NVFP4, int4
+from physim.models.formats import (
+    BFLOAT16,
+    FP8,
+    KV_BYTES,
+    MXFP4,
+    MXFP4_MXFP8,
+    NVFP4,
+    WeightFormat,
+    int4,
+)
 from physim.types import Number
 
 if TYPE_CHECKING:
@@ -32,13 +44,21 @@ PACKAGE_VERSION = "0.12.0"
 _KV_CACHES = (("", "bfloat16"), ("_fp8_kv", "fp8"))
 _SHAPE = ["batch_size", "num_heads", "num_key_value_heads", "head_dim"]
 EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
+# Tables that are alike in all engines: how much less a window takes; and the folders whose layers'
+# attention was measured as vLLM's was.
+_ALIKE = "_window"
+_MIXERS = {"sglang": (), "trtllm": ("mla",)}
+# Share of rows from which on they are what an engine does.
+_MOST = 0.3
 # Sizes of a shape that make no curve.
 _FEW = 3
 # Rows that say what the smallest call takes, and the time of a kernel that moves next to nothing
 # (`physim.step.components.elementwise`), ms.
 _SMALLEST, _KERNEL_MS = 20, 2e-3
-# Tables of experts: the format of their weights, what NVIDIA calls it, and the kernels' names.
-_MOE_TABLES = {
+# Tables of experts, by engine: the format of their weights, what NVIDIA calls it, and the kernels'
+# names.
+_EXPERT_TABLES: dict[str, dict[str, tuple[WeightFormat, tuple[str, ...], str]]] = {}
+_EXPERT_TABLES["vllm"] = {
     "moe_bfloat16_triton": (BFLOAT16, ("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
     "moe_bfloat16_flashinfer": (BFLOAT16, ("bfloat16",), "flashinfer"),
     # vLLM runs per-channel and block fp8 experts through one Triton kernel.
@@ -52,10 +72,39 @@ _MOE_TABLES = {
     "moe_mxfp4_marlin": (MXFP4, ("w4a16_mxfp4",), "marlin"),
     "moe_mxfp4_mxfp8_flashinfer": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "flashinfer"),
 }
+# SGLang runs FlashInfer's kernel on Blackwell, Triton's before.
+_EXPERT_TABLES["sglang"] = {
+    "moe_bfloat16_triton": (BFLOAT16, ("bfloat16",), "fused_moe_triton"),
+    "moe_bfloat16_flashinfer": (BFLOAT16, ("bfloat16",), "flashinfer_trtllm"),
+    "moe_fp8_block_triton": (FP8, ("fp8_block",), "fused_moe_triton"),
+    "moe_fp8_block_flashinfer": (FP8, ("fp8_block",), "flashinfer_trtllm"),
+    "moe_int4_marlin": (int4(-1), ("int4_wo",), "marlin"),
+    "moe_nvfp4_flashinfer": (NVFP4, ("nvfp4",), "flashinfer_trtllm"),
+    "moe_mxfp4_triton": (MXFP4, ("w4a16_mxfp4",), "fused_moe_triton"),
+    "moe_mxfp4_flashinfer": (MXFP4, ("w4a16_mxfp4",), "flashinfer_trtllm"),
+    "moe_mxfp4_mxfp8_flashinfer": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "mxfp4_flashinfer_trtllm"),
+}
+# TensorRT-LLM's kernel of low latency is what it calls its TRTLLM backend.
+_EXPERT_TABLES["trtllm"] = {
+    "moe_bfloat16_cutlass": (BFLOAT16, ("bfloat16",), "cutlass"),
+    "moe_fp8_cutlass": (FP8, ("fp8",), "cutlass"),
+    "moe_fp8_block_cutlass": (FP8, ("fp8_block",), "cutlass"),
+    "moe_fp8_block_deepgemm": (FP8, ("fp8_block",), "deepgemm"),
+    "moe_nvfp4_cutlass": (NVFP4, ("nvfp4",), "cutlass"),
+    "moe_nvfp4_min_latency": (NVFP4, ("nvfp4",), "min_latency"),
+    "moe_mxfp4_cutlass": (MXFP4, ("w4a16_mxfp4",), "torch_flow$"),
+    "moe_mxfp4_mxfp8_cutlass": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "torch_flow$"),
+}
+# Versions whose tables are complete where newer ones hold a few.
+_COMPLETE = {"trtllm": "1.3.0rc20"}
 
 
-def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
-    """Every table that the package has for a GPU.
+def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[Measurements]:
+    """Every table that the package has for a GPU and an engine.
+
+    Args:
+        gpu: The GPU.
+        engine: The engine; of others than vLLM the tables that differ from its.
 
     Raises:
         InputError: The package is not installed, or has no tables for this GPU.
@@ -65,11 +114,13 @@ def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
         raise InputError(
             f"GPU {gpu.key!r}", f"{PACKAGE} has no tables for it", "name one that it has measured"
         )
-    for kind, read in _READERS.items():
-        path = _newest(root, kind)
+    for kind, read in _readers(engine).items():
+        path = _newest(root, kind, _COMPLETE.get(engine, ""))
         if path:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             for rows in read(_read_parquet(path), gpu):
+                if engine != DEFAULT_ENGINE and _ALIKE in rows.table:
+                    continue
                 yield Measurements(
                     rows.table,
                     {name: np.asarray(values, float) for name, values in rows.coordinates.items()},
@@ -83,13 +134,15 @@ def read_measurements(gpu: Hardware) -> Iterator[Measurements]:
                 )
 
 
-def _gemm(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
-    # Block-scaled fp8 was timed with the launch of its kernels (55 to 280 us at any size), which
-    # an engine's CUDA graphs hide, so it is left out.
-    for name, form in (("bfloat16", BFLOAT16), ("fp8", FP8), ("nvfp4", NVFP4)):
+def _gemm(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
+    # vLLM's block-scaled fp8 was timed with the launch of its kernels (55 to 280 us at any size),
+    # which an engine's CUDA graphs hide, and TensorRT-LLM's fp8 and nvfp4 with the kernels that
+    # cast activations (5 to 8 us more than the other two at any size), which it fuses with what is
+    # before; so these are left out.
+    for name, form in _GEMM_FORMATS[engine]:
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
         picked = rows[rows["gemm_dtype"] == name]
-        if name == "fp8" and gpu.peak(NVFP4.compute):
+        if name == "fp8" and engine == DEFAULT_ENGINE and gpu.peak(NVFP4.compute):
             # On Blackwell vLLM multiplies fp8 by FlashInfer's kernel, of cuBLAS as those of 16 bit
             # (vllm/model_executor/layers/quantization/utils/w8a8_utils.py), where it is installed.
             # Cutlass's was measured, which takes longer at 16 rows than at 64.
@@ -156,18 +209,18 @@ def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
             yield Rows(f"prefill_attention_window{suffix}", _timed(even), axes, bound)
 
 
-def _moe(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
+def _moe(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
     rows = rows.assign(width=rows["inter_size"] / rows["moe_tp_size"])
     # A GPU with a share of the experts sees as much of each token: it has fewer of both.
     spread = rows["moe_ep_size"] > 1
     ranks = rows[spread]["moe_ep_size"]
     of_a_rank = {name: rows[spread][name] / ranks for name in ("topk", "num_experts")}
-    yield from _expert_tables(rows[~spread], gpu, "")
-    yield from _expert_tables(rows[spread].assign(**of_a_rank), gpu, "_spread")
+    yield from _expert_tables(rows[~spread], gpu, engine, "")
+    yield from _expert_tables(rows[spread].assign(**of_a_rank), gpu, engine, "_spread")
 
 
-def _expert_tables(rows: pd.DataFrame, gpu: Hardware, suffix: str) -> Iterator[Rows]:
-    for name, (form, theirs, kernel) in _MOE_TABLES.items():
+def _expert_tables(rows: pd.DataFrame, gpu: Hardware, engine: str, suffix: str) -> Iterator[Rows]:
+    for name, (form, theirs, kernel) in _EXPERT_TABLES[engine].items():
         form = form if gpu.peak(form.compute) else form.stored
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
         of_kernel = rows["moe_dtype"].isin(theirs) & rows["kernel_source"].str.contains(kernel)
@@ -186,7 +239,7 @@ def _expert_tables(rows: pd.DataFrame, gpu: Hardware, suffix: str) -> Iterator[R
 
 
 def _all_reduce(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
-    rows = rows[rows["kernel_source"] == "vLLM_custom_graph"]
+    rows = rows[~rows["kernel_source"].str.endswith("_eager")]
     # Sizes are of elements, not bytes: the collector sums tensors of so many (NVIDIA's
     # collect_all_reduce.py), which NCCL's own table, counted likewise, confirms within a tenth.
     message = rows["message_size"].to_numpy(float) * roofline.BYTES_16_BIT
@@ -207,15 +260,31 @@ def _nccl(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
             yield Rows(name, picked, {"gpus": gpus, "message_bytes": message}, bound)
 
 
-_READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[Rows]]] = {
-    "gemm/vllm/*/gemm_perf.parquet": _gemm,
-    "attention/vllm/*/generation_attention_perf.parquet": _decode,
-    "attention/vllm/*/context_attention_perf.parquet": _prefill,
-    "moe/vllm/*/moe_perf.parquet": _moe,
-    "comm/vllm/*/custom_allreduce_perf.parquet": _all_reduce,
-    "comm/nccl/*/nccl_perf.parquet": _nccl,
-    **MIXER_READERS,
+_GEMM_FORMATS = {
+    "vllm": (("bfloat16", BFLOAT16), ("fp8", FP8), ("nvfp4", NVFP4)),
+    "sglang": (("fp8", FP8), ("fp8_block", FP8), ("nvfp4", NVFP4)),
+    "trtllm": (("fp8_block", FP8),),
 }
+
+_Reader = Callable[["pd.DataFrame", Hardware], Iterator[Rows]]
+
+
+def _readers(engine: str) -> dict[str, _Reader]:
+    """What reads each file of an engine."""
+    readers: dict[str, _Reader] = {
+        f"gemm/{engine}/*/gemm_perf.parquet": functools.partial(_gemm, engine=engine),
+        f"attention/{engine}/*/generation_attention_perf.parquet": _decode,
+        f"attention/{engine}/*/context_attention_perf.parquet": _prefill,
+        f"moe/{engine}/*/moe_perf.parquet": functools.partial(_moe, engine=engine),
+        f"comm/{engine}/*/custom_allreduce_perf.parquet": _all_reduce,
+    }
+    if engine == DEFAULT_ENGINE:
+        readers["comm/nccl/*/nccl_perf.parquet"] = _nccl
+    return readers | {
+        f"{folder}/{engine}/{file}": read
+        for (folder, file), read in MIXER_READERS.items()
+        if folder in _MIXERS.get(engine, (folder,))
+    }
 
 
 def _by_kv_cache(
@@ -226,7 +295,10 @@ def _by_kv_cache(
     Rows whose tokens just fill their window are left out: they still are full attention.
     """
     rows = rows.assign(latency=rows["latency"] - _launch_ms(rows))
-    rows = rows[rows["attn_dtype"] == "bfloat16"]
+    # SGLang multiplies prompts in 8 bit for an fp8 cache where the others cast to 16.
+    in_16_bit, fp8 = rows["attn_dtype"] == "bfloat16", rows["kv_cache_dtype"] == "fp8"
+    casts = in_16_bit[fp8].mean() > _MOST
+    rows = rows[np.where(fp8 & (not casts), ~in_16_bit, in_16_bit)]
     rows = rows[rows["num_heads"] >= rows["num_key_value_heads"]]
     if "window_size" not in rows:
         rows = rows.assign(window_size=0)
@@ -292,9 +364,12 @@ def _package_data() -> Path:
     return Path(str(package)) / "systems" / "data"
 
 
-def _newest(root: Path, pattern: str) -> Path | None:
-    def version(path: Path) -> tuple[int, ...]:
-        return tuple(int(part) for part in path.parent.name.split(".") if part.isdigit())
+def _newest(root: Path, pattern: str, complete: str) -> Path | None:
+    """The file of the version whose tables are complete, or else of the newest."""
+
+    def version(path: Path) -> tuple[bool, tuple[int, ...]]:
+        parts = path.parent.name.split(".")
+        return path.parent.name == complete, tuple(int(part) for part in parts if part.isdigit())
 
     found = sorted(root.glob(pattern), key=version)
     return found[-1] if found else None

@@ -17,7 +17,8 @@ from physim.grids.aiconfigurator import (
 )
 from physim.grids.efficiency import ExpertGrid, Grid, hat_weights
 from physim.grids.measurements import Measurements
-from physim.grids.store import save_grid
+from physim.grids.store import load_grid, save_grid
+from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.hardware import Hardware
 
 _HELD_OUT_SHARE = 0.1
@@ -57,8 +58,13 @@ class BuiltTable:
     held_out_p95_pct: float
 
 
-def build_gpu(gpu: Hardware, folder: Path) -> Iterator[BuiltTable]:
-    """Builds all tables of a GPU into a folder, with ``provenance.json``.
+def build_gpu(gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE) -> Iterator[BuiltTable]:
+    """Builds all tables of a GPU and an engine into a folder, with ``provenance.json``.
+
+    Args:
+        gpu: The GPU.
+        folder: Where.
+        engine: The engine.
 
     Yields:
         The record of each table, once its file is written.
@@ -67,8 +73,9 @@ def build_gpu(gpu: Hardware, folder: Path) -> Iterator[BuiltTable]:
         InputError: The source package is missing or has no tables for this GPU.
     """
     built = []
-    gemms: Grid | None = None
-    for measured in read_measurements(gpu):
+    is_default = engine == DEFAULT_ENGINE
+    gemms = None if is_default else load_grid(gpu.key, "gemm_bfloat16")
+    for measured in read_measurements(gpu, engine):
         folder.mkdir(parents=True, exist_ok=True)
         if measured.beside and gemms is not None:
             measured = without_gemms(measured, gemms, gpu)
@@ -82,9 +89,10 @@ def build_gpu(gpu: Hardware, folder: Path) -> Iterator[BuiltTable]:
         yield record
     provenance = {
         "gpu": gpu.key,
+        "engine": engine,
         "package": f"{PACKAGE}=={PACKAGE_VERSION}",
         "licence": "Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES",
-        "command": f"physim grids build --gpu {gpu.key}",
+        "command": f"physim grids build --gpu {gpu.key} --engine {engine}",
         "held_out": f"{_HELD_OUT_SHARE:.0%} of the rows, seed {_SEED}, left out of a second build",
         "tables": [asdict(record) for record in built],
     }

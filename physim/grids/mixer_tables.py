@@ -228,17 +228,18 @@ def _model(name: str) -> ModelArch:
     return read_architecture({**config, "quantization_config": None, "expert_dtype": None}, name)
 
 
-MIXER_READERS: dict[str, Callable[[pd.DataFrame, Hardware], Iterator[Rows]]] = {
-    f"{folder}/*/{prefix}_{theirs}_module_perf.parquet": functools.partial(read, phase=phase)
+# By the folder and the pattern of the files in an engine's folder within.
+MIXER_READERS: dict[tuple[str, str], Callable[[pd.DataFrame, Hardware], Iterator[Rows]]] = {
+    (folder, f"*/{prefix}_{theirs}_module_perf.parquet"): functools.partial(read, phase=phase)
     for folder, prefix, read in (
-        ("mla/vllm", "mla", read_latent),
-        ("sparse_attention/vllm", "dsa", read_sparse_latent),
-        ("msa/vllm", "msa", read_block_sparse),
-        ("sparse_attention/vllm", "dsv4_csa", read_compressed),
-        ("sparse_attention/vllm", "dsv4_hca", read_compressed),
+        ("mla", "mla", read_latent),
+        ("sparse_attention", "dsa", read_sparse_latent),
+        ("msa", "msa", read_block_sparse),
+        ("sparse_attention", "dsv4_csa", read_compressed),
+        ("sparse_attention", "dsv4_hca", read_compressed),
     )
     for theirs, phase in (("context", "prefill"), ("generation", "decode"))
 } | {
-    "linear_attention/vllm/*/gdn_perf.parquet": read_gated_delta,
-    "kda/vllm/*/kda_perf.parquet": read_kimi_delta,
+    ("linear_attention", "*/gdn_perf.parquet"): read_gated_delta,
+    ("kda", "*/kda_perf.parquet"): read_kimi_delta,
 }

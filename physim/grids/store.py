@@ -12,6 +12,7 @@ import numpy as np
 from physim import data
 from physim.errors import InputError
 from physim.grids.efficiency import ExpertGrid, Grid
+from physim.inputs.engine import DEFAULT_ENGINE
 
 # Where a GPU has no grids of its own, efficiencies are taken from this one: the best measured.
 _STAND_IN = "h100_sxm"
@@ -26,22 +27,47 @@ def measured_gpus() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in found))
 
 
+@functools.lru_cache
+def measured_grids() -> tuple[str, ...]:
+    """GPUs that have grids, and those with an engine that has some there (`grids_of`)."""
+    root = data.folder("bench_data")
+    found = (path.parent.relative_to(root) for path in root.glob("**/provenance.json"))
+    return tuple(sorted(path.as_posix() for path in found))
+
+
 def gpu_or_stand_in(gpu: str) -> str:
     """The GPU itself where it has grids, else the one whose efficiencies stand in for it."""
     return gpu if gpu in measured_gpus() else _STAND_IN
 
 
-def with_table(gpu: str, table: str) -> str:
-    """The GPU itself where it has a table, else the one whose efficiencies stand in for it."""
-    alike = (gpu, _SAME_CHIP.get(gpu, _STAND_IN))
+def grids_of(gpu: str, engine: str) -> str:
+    """The folder of the tables of a GPU that were measured with an engine.
+
+    vLLM's are the GPU's own; those of others stand in it, and have vLLM's beside them.
+    """
+    return gpu if engine == DEFAULT_ENGINE else f"{gpu}/{engine}"
+
+
+def with_table(grids: str, table: str) -> str:
+    """The grids themselves where they have a table, else those whose efficiencies stand in."""
+    gpu = grids.partition("/")[0]
+    alike = (grids, grids.replace(gpu, _SAME_CHIP.get(gpu, _STAND_IN)))
     return next((one for one in alike if table in tables(one)), _STAND_IN)
 
 
 @functools.lru_cache
-def tables(gpu: str) -> tuple[str, ...]:
-    """Names of a GPU's tables."""
-    found = (data.folder("bench_data") / gpu).glob("*.npz")
-    return tuple(sorted(path.stem for path in found))
+def tables(grids: str) -> tuple[str, ...]:
+    """Names of the tables of a GPU, or of a GPU and an engine (`grids_of`).
+
+    What was not measured with another engine is there as it was with vLLM, but for experts, whose
+    kernels each engine has of its own.
+    """
+    found = {path.stem for path in (data.folder("bench_data") / grids).glob("*.npz")}
+    gpu, _, engine = grids.partition("/")
+    if engine:
+        has_experts = any(name.startswith("moe_") for name in found)
+        found |= {name for name in tables(gpu) if not (has_experts and name.startswith("moe_"))}
+    return tuple(sorted(found))
 
 
 def provenance(gpu: str) -> dict[str, Any]:
@@ -98,6 +124,8 @@ def save_grid(path: Path, grid: Grid | ExpertGrid) -> None:
 @functools.lru_cache(maxsize=64)
 def _load(gpu: str, table: str) -> dict[str, np.ndarray]:
     path = data.folder("bench_data") / gpu / f"{table}.npz"
+    if not path.is_file() and table in tables(gpu):
+        return _load(gpu.partition("/")[0], table)
     if not path.is_file():
         known = ", ".join(tables(gpu)) or f"none; GPUs with grids are {', '.join(measured_gpus())}"
         raise InputError(f"grid {gpu}/{table}", "does not exist", f"use one of {known}")

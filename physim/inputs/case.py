@@ -47,9 +47,10 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     kv_blocks: int | None
     kv_cache_dtype: str
-    moe_kernel: str
+    moe_kernel: str | None
     expert_load: float | None
     async_scheduling: bool | None
+    receive_every: int
     sampling: str
 
 
@@ -94,6 +95,7 @@ _TEXT, _WHOLE = (
 _DEGREES = ("tp", "pp", "dp", "ep")
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
+APART = "apart"
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,15 @@ class Case:
         if self.load is None:
             raise InputError("load", "is missing", "give lengths, and a rate, clients or stages")
         return self.load
+
+    @property
+    def composition(self) -> str:
+        """How its steps are composed: ``apart`` where the engine gives prompts steps of their own.
+
+        Otherwise as ``mixed`` says.
+        """
+        apart = self.deployment.limits.prompts_apart and self.mixed == MIXED[0]
+        return APART if apart else self.mixed
 
     @property
     def where(self) -> str:

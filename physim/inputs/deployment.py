@@ -15,7 +15,7 @@ from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
 
 GIB = 2**30
-MOE_KERNELS = ("triton", "flashinfer")
+MOE_KERNELS = ("triton", "flashinfer", "cutlass", "min_latency", "deepgemm")
 # Loads of experts that were measured: exponents of their power laws, and their tables' names.
 EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
 KV_CACHE_DTYPES = ("auto", *KV_BYTES)
@@ -35,7 +35,10 @@ class Limits:
         block_size: Tokens of a KV block.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         whole_prompts: Whether a prompt starts only if all of it has KV blocks, not just its first
-            chunk.
+            chunk,
+        whole_requests: or only if its answer has them too, which then are kept for it.
+        prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
+        receive_every: Steps that only decode between two looks at what has arrived.
         window_share: KV blocks that layers with a window fill for each that the others do, up to
         window: so many tokens; no window if 0.
         state_blocks: KV blocks that a request holds whatever its length, such as those of layers
@@ -51,6 +54,9 @@ class Limits:
     block_size: int = 16
     async_scheduling: bool = True
     whole_prompts: bool = False
+    whole_requests: bool = False
+    prompts_apart: bool = False
+    receive_every: int = 1
     window_share: float = 0.0
     window: float = 0.0
     state_blocks: float = 0.0
@@ -113,11 +119,14 @@ class Deployment:
         kv_blocks: KV blocks as the engine reports them; None to compute them from memory.
         kv_cache_dtype: Format of the KV cache: ``bfloat16`` (any of 16 bit), ``fp8``, or ``auto``
             for what the checkpoint says.
-        moe_kernel: Kernel of fp8 expert layers. vLLM runs the Triton kernel by default.
+        moe_kernel: Kernel of expert layers, where it was measured; None for what the engine
+            prefers.
         expert_load: How tokens spread over experts: the exponent of a power law, from 0, an even
             load, to 1.2; None for what runs of the model's family showed.
         async_scheduling: Whether the engine schedules a step while the one before it runs; None for
             its default.
+        receive_every: Steps that only decode between two looks at what has arrived: 1, or in SGLang
+            more (its ``scheduler_recv_interval``).
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -138,13 +147,15 @@ class Deployment:
     block_size: int = 16
     kv_blocks: int | None = None
     kv_cache_dtype: str = "auto"
-    moe_kernel: str = "triton"
+    moe_kernel: str | None = None
     expert_load: float | None = None
     async_scheduling: bool | None = None
+    receive_every: int = 1
     sampling: str = "model"
 
     def __post_init__(self) -> None:
         self._check_positive("block_size", self.block_size)
+        self._check_positive("receive_every", self.receive_every)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):
             if getattr(self, name) is not None:
                 self._check_positive(name, getattr(self, name))
@@ -163,12 +174,14 @@ class Deployment:
             )
         for name, known in (
             ("kv_cache_dtype", KV_CACHE_DTYPES),
-            ("moe_kernel", MOE_KERNELS),
+            ("moe_kernel", (None, *MOE_KERNELS)),
             ("sampling", SAMPLINGS),
         ):
             if getattr(self, name) not in known:
                 raise InputError(
-                    name, f"{getattr(self, name)!r} is unknown", f"use one of {', '.join(known)}"
+                    name,
+                    f"{getattr(self, name)!r} is unknown",
+                    f"use one of {', '.join(filter(None, known))}",
                 )
 
     @staticmethod
@@ -209,7 +222,10 @@ class Deployment:
             # A pipeline has other batches under way instead of one that is formed ahead.
             async_scheduling=self.parallelism.pp == 1
             and (profile.async_scheduling if is_async is None else is_async),
-            whole_prompts=profile.admits_whole_prompts,
+            whole_prompts=profile.admission == "prompt",
+            whole_requests=profile.admission == "request",
+            prompts_apart=profile.prompts_apart,
+            receive_every=self.receive_every,
             window_share=cache.window_share,
             window=cache.window,
             state_blocks=cache.state_bytes / memory.kv_block,
@@ -222,7 +238,7 @@ class Deployment:
             limits=limits,
             memory=replace(memory, kv_cache=limits.kv_blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
-            moe_kernel=self.moe_kernel,
+            moe_kernel=self.moe_kernel or profile.expert_kernels[0],
             expert_load=self._expert_load(model),
             sampling=self._sampling(model),
             sampling_is_known=self.sampling != "unknown",
@@ -255,7 +271,8 @@ class Deployment:
         share = self.gpu_memory_utilization or profile.gpu_memory_utilization
         return Memory(
             share=share,
-            usable=share * gpu.memory_bytes,
+            usable=gpu.memory_bytes if profile.memory_left else share * gpu.memory_bytes,
+            kept_share=share if profile.memory_left else 1.0,
             weights=model.weight_bytes(layout.tp, layout.dp, layout.ep, layout.pp),
             graphs=kept.graph_bytes
             + kept.graph_bytes_per_layer * model.layers * model.fullest_stage(layout.pp),
@@ -269,7 +286,7 @@ class Deployment:
     def _kv_blocks(self, model: ModelArch, gpu: Hardware, memory: Memory) -> int:
         """KV blocks that fit beside the weights and the engine's own memory."""
         taken = memory.weights + memory.activations + memory.graphs
-        blocks = math.floor((memory.usable - taken) / memory.kv_block)
+        blocks = math.floor(memory.kept_share * (memory.usable - taken) / memory.kv_block)
         if blocks < 1:
             needed = (taken + memory.kv_block) / GIB
             raise InputError(
@@ -297,6 +314,10 @@ class Deployment:
     def _check_layout(self, model: ModelArch) -> None:
         """Refuses degrees that the model has nothing for, or that the engine does not offer."""
         layout, experts = self.parallelism, model.experts
+        if self.receive_every > 1 and self.engine != "sglang":
+            raise InputError(
+                "receive_every", f"{self.receive_every} is for sglang, not {self.engine}", "use 1"
+            )
         if layout.pp > model.layers:
             raise InputError(
                 "pp",
@@ -317,7 +338,11 @@ class Deployment:
                 f"{layout.ep} does not divide the {experts.count} experts of {model.name}",
                 "use a divisor",
             )
-        if layout.ep not in (1, layout.stage_gpus):
+        if self.engine == "trtllm" and layout.tp > 1 and layout.dp > 1:
+            raise InputError(
+                "dp", f"{layout.dp} with tp {layout.tp} is not what trtllm can do", "use tp 1"
+            )
+        if self.engine == "vllm" and layout.ep not in (1, layout.stage_gpus):
             raise InputError(
                 "ep",
                 f"{layout.ep} of {layout.stage_gpus} GPUs is not what {self.engine} can do",
@@ -354,6 +379,7 @@ class Memory:
         activations: activations, with what else the engine keeps,
         kv_block: a block of the KV cache,
         kv_cache: and all blocks.
+        kept_share: Share of what the others leave that the KV cache takes.
     """
 
     share: float
@@ -363,6 +389,7 @@ class Memory:
     activations: float
     kv_block: float
     kv_cache: float = 0.0
+    kept_share: float = 1.0
 
 
 @dataclass(frozen=True)

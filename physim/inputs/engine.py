@@ -15,6 +15,7 @@ from physim.errors import InputError
 _SUFFIX = ".json"
 DEFAULT_ENGINE = "vllm"
 SAMPLERS = ("sort", "triton", "flashinfer")
+ADMISSIONS = ("chunk", "prompt", "request")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ class EngineProfile:
         limits: Limits by default, of which the first that fits the GPU holds.
         kv_reserve: Memory that is kept from the KV cache.
         async_scheduling: Whether it schedules a step while the one before it runs.
-        admits_whole_prompts: Whether a prompt starts only if all of it has KV blocks.
+        admission: What must have KV blocks for a prompt to start, of `ADMISSIONS`: its first
+            chunk, all of it, or its answer too.
+        prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
+        expert_kernels: Kernels of expert layers, those first that it prefers.
         sampler: Kernel of top-k and top-p sampling, of `SAMPLERS`,
         sampler_from: from so many requests on; fewer are sorted.
         penalty_step_s: Time of penalties a step, seconds,
@@ -74,6 +78,11 @@ class EngineProfile:
         captured_tokens: Tokens of the largest step that is a CUDA graph; larger ones launch their
             kernels one by one.
         kernel_tables: The version that measured kernels were run with.
+        memory_left: Whether the share of memory is of what weights and activations leave, all of
+            which is for the KV cache, rather than of all memory.
+        casts_mxfp4: Whether activations beside mxfp4 weights are cast to mxfp8 where a GPU
+            multiplies them.
+        caveat: What is not known of it.
         note: What stands for what, if the version that was asked for has no profile of its own.
     """
 
@@ -83,13 +92,18 @@ class EngineProfile:
     limits: tuple[DefaultLimits, ...]
     kv_reserve: KVReserve
     async_scheduling: bool
-    admits_whole_prompts: bool
+    admission: str
+    prompts_apart: bool
+    expert_kernels: tuple[str, ...]
     sampler: str
     sampler_from: int
     penalty_step_s: float
     penalty_request_s: float
     captured_tokens: int
     kernel_tables: str
+    memory_left: bool = False
+    casts_mxfp4: bool = False
+    caveat: str = ""
     note: str = ""
 
     def limits_on(self, key: str, memory_gib: float) -> DefaultLimits:
@@ -187,17 +201,30 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             ),
             kv_reserve=KVReserve(**value("kv_reserve")),
             async_scheduling=bool(value("async_scheduling")),
-            admits_whole_prompts=bool(value("admits_whole_prompts")),
+            admission=str(value("admission")),
+            prompts_apart=bool(value("prompts_apart")),
+            expert_kernels=tuple(value("expert_kernels")),
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),
             penalty_request_s=float(penalties["request_s"]),
             captured_tokens=int(value("captured_tokens")),
             kernel_tables=str(value("kernel_tables")),
+            memory_left="memory_left" in fields and bool(value("memory_left")),
+            casts_mxfp4="casts_mxfp4" in fields and bool(value("casts_mxfp4")),
+            caveat=str(fields.get("caveat", "")),
             note=note,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), f"is damaged ({error})", "reinstall physim") from error
-    if profile.sampler not in SAMPLERS or not math.isfinite(profile.gpu_memory_utilization):
-        raise InputError(f"{path}: sampler", f"{profile.sampler!r} is unknown", "correct it")
+    for field, named, known in (
+        ("sampler", profile.sampler, SAMPLERS),
+        ("admission", profile.admission, ADMISSIONS),
+    ):
+        if named not in known:
+            raise InputError(
+                f"{path}: {field}", f"{named!r} is unknown", f"use one of {', '.join(known)}"
+            )
+    if not math.isfinite(profile.gpu_memory_utilization):
+        raise InputError(f"{path}: gpu_memory_utilization", "is not a number", "correct it")
     return profile

@@ -128,13 +128,14 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
                 f"differs between stages ({', '.join(sorted(map(str, values)))})",
                 "give each its own experiment",
             )
-    kv_blocks = number_of(row, "kv_blocks")
+    kv_blocks, every = number_of(row, "kv_blocks"), number_of(row, "receive_every")
     deployment = Deployment(
         parallelism_of(row),
         engine=_text(row, "engine") or DEFAULT_ENGINE,
         engine_version=_text(row, "engine_version"),
         sampling=_text(row, "sampling") or "unknown",
         async_scheduling=_flag(row, "async_scheduling"),
+        receive_every=1 if every is None else int(every),
         max_num_seqs=int(row["max_num_seqs"]),
         max_num_batched_tokens=int(row["max_num_batched_tokens"]),
         max_model_len=int(row["max_model_len"]),

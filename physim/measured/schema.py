@@ -55,6 +55,7 @@ class RunRow(BaseModel):
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         kv_cache_dtype: Number format of the KV cache.
         async_scheduling: Whether a step is scheduled while the one before it runs.
+        receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.
@@ -92,6 +93,7 @@ class RunRow(BaseModel):
     sampling: Text | None = None
     kv_cache_dtype: Text | None = None
     async_scheduling: bool | None = None
+    receive_every: Whole | None = None
     prefix_caching: bool
     prompt_groups: Count
     prompts_per_group: Whole | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
+from physim.inputs.parallelism import Parallelism
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator_core"
 # The checkpoints that rows of a number format were measured with.
+_DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
 _CHECKPOINTS = {
     ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
     ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): "nvidia/Llama-3.1-8B-Instruct-FP8",
@@ -38,12 +41,35 @@ _CHECKPOINTS = {
     ("moonshotai/Kimi-K2.5", "int4"): "moonshotai/Kimi-K2.5",
     ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
     ("openai/gpt-oss-120b", "fp4"): "openai/gpt-oss-120b",
+    ("openai/gpt-oss-120b", "fp8"): "openai/gpt-oss-120b",
+    ("meta-llama/Llama-3.1-8B-Instruct", ""): "meta-llama/Llama-3.1-8B-Instruct",
+    ("meta-llama/Llama-3.1-8B-Instruct", "fp8"): "nvidia/Llama-3.1-8B-Instruct-FP8",
+    ("Qwen/Qwen3.5-397B-A17B", "bf16"): "Qwen/Qwen3.5-397B-A17B",
+    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "Qwen/Qwen3.5-397B-A17B-FP8",
+    ("Qwen/Qwen3.5-397B-A17B", "fp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
+    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
+    ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
+    ("nvidia/DeepSeek-V3.1-NVFP4", "fp4"): "nvidia/DeepSeek-V3.1-NVFP4",
+    ("nvidia/DeepSeek-R1-NVFP4", "fp4"): "nvidia/DeepSeek-V3.1-NVFP4",
+    **{(model, "fp8"): model for model in _DEEPSEEK},
+    **{(model, "fp4"): "nvidia/DeepSeek-V3.1-NVFP4" for model in _DEEPSEEK},
 }
+# What each engine was started with where rows do not say: its share of memory, and the version of
+# rows without one (those of InferenceX, late in October 2025).
+_MEMORY = {"vllm": 0.9, "sglang": 0.85, "trtllm": 0.9}
+_UNSTATED = {"vllm": "0.11.0", "sglang": "0.5.4", "trtllm": "1.1.0"}
+_NIGHTLY = {"vllm": "0.19.0", "sglang": "0.5.9", "trtllm": "1.1.0"}
 _REQUESTS_PER_CLIENT = 10
 # Lengths of InferenceX: even between these shares of what is stated.
 _SHORTEST, _LONGEST = 0.8, 1.0
 # InferenceX sets 2,068 tokens for 1,024 in and out, and 9,416 where one side is 8,192.
 _MAX_MODEL_LEN = {2048: 2068, 9216: 9416}
+_MANY_CLIENTS = 16
+# Tokens of a step that it sets.
+_BUDGETS = {"vllm": 8192, "sglang": 16384}
+_DEGREES = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+# Rows of GB200 that count more GPUs in an engine are of several, of different layouts.
+_MOST_GPUS = 8
 # Tokens that AIConfigurator's generator of benchmarks adds to a request's for the longest, and to a
 # prompt and all clients for a step's budget (its `rule_plugin/benchmark/vllm.rule`).
 _GENERATED_ROOM = 1500
@@ -54,9 +80,9 @@ _MOST_OF_PEAK = 0.85
 
 
 def read() -> pd.DataFrame:
-    """The rows of vLLM, neither disaggregated nor data or expert parallel, in the common form.
+    """The rows that are not disaggregated, in the common form.
 
-    Rows of models that physim does not know are left out.
+    Rows of models that physim does not know are left out, and those whose layout cannot be told.
 
     ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
     more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read.
@@ -73,7 +99,7 @@ def read() -> pd.DataFrame:
             "silicon rows", "need aiconfigurator-core", "pip install aiconfigurator-core pyarrow"
         ) from error
     frame = pd.read_csv(package / "systems" / "silicon_sample.csv")
-    frame = frame[(frame["backend"] == "vllm") & (frame["mode"] == "agg")]
+    frame = frame[frame["mode"] == "agg"]
     rows = [_row(record) for record in frame.to_dict("records")]
     return pd.DataFrame([row for row in rows if row is not None])
 
@@ -81,12 +107,13 @@ def read() -> pd.DataFrame:
 def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     """A row in the common form; None where the model is none that is known here."""
     form = "" if not isinstance(record["precision"], str) else record["precision"]
-    model = _CHECKPOINTS.get((record["model_path"], form))
-    if model is None or _is_spread(record):
+    model, layout = _CHECKPOINTS.get((record["model_path"], form)), _layout(record)
+    if model is None or layout is None:
         return None
+    engine = str(record["backend"])
     source = str(record["silicon_data_source"])
     varied = source.startswith(("source_file=2026", "db-dump"))
-    clients = _clients(source, float(record["batch_size"]))
+    clients = _clients(source, record)
     ttft, tpot = record["silicon_ttft_ms"] * 1e-3, record["silicon_tpot_ms"] * 1e-3
     stated_in, stated_out = float(record["isl"]), float(record["osl"])
     mean, spread = (1.0, 0.0)
@@ -96,25 +123,25 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     prompt, output = mean * stated_in, mean * stated_out
     e2e = ttft + tpot * (output - 1)
     rate = clients / e2e
-    arch, gpu, tp = load_model(model), load_hardware(record["system"]), int(record["tp_size"])
-    version = record["backend_version"]
-    odd = _contradiction(arch, gpu, tp, rate, prompt, output, tpot)
+    arch, gpu = load_model(model), load_hardware(record["system"])
+    odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
     return {
         "experiment": record["id"],
         "stage": 0,
         "model": model,
         "hardware": record["system"],
-        "tp": tp,
+        **asdict(layout),
         "weight_dtype": form or "bf16",
-        "engine": "vllm",
-        "engine_version": _version(version),
-        "kv_cache_dtype": _kv_cache_dtype(varied, record["system"], model),
+        "engine": engine,
+        "engine_version": _version(engine, record["backend_version"]),
+        "kv_cache_dtype": _kv_cache_dtype(engine, varied, gpu, model),
         # InferenceX's requests are greedy. What NVIDIA's are is not stated: at tp 8 steps of
         # Qwen3-32B are longer by just the sort that the model's own default asks for, at 8 to 128
         # clients.
         "sampling": "greedy" if varied else "unknown",
-        **_limits(varied, int(clients), int(stated_in), int(stated_out)),
-        "gpu_memory_utilization": 0.9,
+        "receive_every": _receive_every(engine, varied, gpu, int(clients)),
+        **_limits(engine, varied, int(clients), int(stated_in), int(stated_out)),
+        "gpu_memory_utilization": _MEMORY[engine],
         "prefix_caching": False,
         "prompt_groups": 0,
         "arrival": "constant",
@@ -132,54 +159,76 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     }
 
 
-def _is_spread(record: Mapping[Any, Any]) -> bool:
-    """Whether attention is data parallel, or experts are spread whole over GPUs.
+def _layout(record: Mapping[Any, Any]) -> Parallelism | None:
+    """How GPUs share a row's model; None where that cannot be told.
 
-    Where a mixture's rows do not say how often attention is repeated, it is so often that the GPUs
-    of attention are those of the experts.
+    InferenceX's rows give some degrees as products. Its rows of SGLang and TensorRT-LLM on ``n``
+    GPUs whose experts are spread say ``n x n`` for those of attention, and ``n`` for both of the
+    experts'; those of vLLM with attention that is data parallel say ``n`` for tensor and data
+    parallelism, and their product for experts.
     """
+    tp, dp, moe_tp, moe_ep = (_degree(record, name) for name in _DEGREES)
+    if moe_tp == moe_ep > 1 and max(tp, dp) == moe_tp**2:
+        layout = (moe_tp, 1) if tp > dp else (1, moe_tp)
+        return Parallelism(tp=layout[0], dp=layout[1], ep=moe_ep)
+    if tp == dp > 1 and moe_ep == tp * dp:
+        return Parallelism(dp=dp, ep=dp)
+    # Where a row does not say how often attention is repeated, as often as it takes.
+    dp = max(dp, moe_tp * moe_ep // tp)
+    is_whole = tp & (tp - 1) == 0 and tp <= _MOST_GPUS
+    return Parallelism(tp=tp, dp=dp, ep=moe_ep) if is_whole else None
 
-    def degree(field: str) -> float:
-        value = record[field]
-        return 1.0 if value is None or math.isnan(value) else max(value, 1.0)
 
-    spread, shared = degree("moe_ep_size"), degree("moe_tp_size") / degree("tp_size")
-    return max(degree("attention_dp_size"), spread, spread * shared) > 1
+def _degree(record: Mapping[Any, Any], field: str) -> int:
+    value = record[field]
+    return 1 if value is None or math.isnan(value) else max(int(value), 1)
 
 
-def _clients(source: str, batch: float) -> float:
-    """Clients of a row: what its source says, or the requests of the only rank."""
+def _clients(source: str, record: Mapping[Any, Any]) -> float:
+    """Clients of a row: what its source says, or the requests of all ranks."""
     said = re.search(r"silicon_concurrency=(\d+)", source)
-    return float(said[1]) if said else batch
+    alone = float(record["batch_size"]) * _degree(record, "attention_dp_size")
+    return float(said[1]) if said else alone
 
 
-def _version(said: Any) -> str:
-    """The version of vLLM of a row.
-
-    Rows of InferenceX that state none were measured late in October 2025; nightly builds among them
-    are of April 2026.
-    """
+def _version(engine: str, said: Any) -> str:
+    """The version of a row's engine; nightly and other builds are of early in 2026."""
     if not isinstance(said, str):
-        return "0.11.0"
-    return "0.19.0" if said.startswith("nightly") else said
+        return _UNSTATED[engine]
+    return said if said[0].isdigit() else _NIGHTLY[engine]
 
 
-def _kv_cache_dtype(varied: bool, system: str, model: str) -> str:
+def _kv_cache_dtype(engine: str, varied: bool, gpu: Hardware, model: str) -> str:
     """The KV cache that a row's engine kept.
 
-    InferenceX's scripts ask for fp8. Its H100 rows agree with 16 bit all the same; its H200 rows,
-    and those of MiniMax-M2.5, serve more tokens at once than a 16-bit cache would hold.
+    InferenceX's scripts ask for fp8. Its H100 rows of vLLM agree with 16 bit all the same; its H200
+    rows, and those of MiniMax-M2.5, serve more tokens at once than a 16-bit cache would hold. Those
+    of SGLang ask for it on Blackwell.
     """
-    if varied and system == "h100_sxm":
+    if not varied:
+        return "auto"
+    if engine == "trtllm" or (engine == "sglang" and gpu.peak("fp4")):
+        return "fp8"
+    if engine == "vllm" and gpu.key == "h100_sxm":
         return "bfloat16"
-    return "fp8" if varied and "MiniMax" in model else "auto"
+    return "fp8" if "MiniMax" in model else "auto"
 
 
-def _limits(varied: bool, clients: int, prompt: int, output: int) -> dict[str, int | bool]:
+def _receive_every(engine: str, varied: bool, gpu: Hardware, clients: int) -> int:
+    """What InferenceX's scripts for SGLang on Blackwell set for ``--scheduler-recv-interval``."""
+    if engine != "sglang" or not varied or not gpu.peak("fp4"):
+        return 1
+    return 10 if clients < _MANY_CLIENTS else 30
+
+
+def _limits(
+    engine: str, varied: bool, clients: int, prompt: int, output: int
+) -> dict[str, int | bool]:
     """The engine's limits: as InferenceX sets them, or as NVIDIA's own benchmarks are generated."""
     if varied:
         longest = _MAX_MODEL_LEN.get(prompt + output, 16384)
-        budget = 8192
+        # TensorRT-LLM is given room for a prompt and a token of each client, in steps of 64.
+        budget = _BUDGETS.get(engine, (clients + prompt + 127) // 64 * 64)
     else:
         longest = prompt + output + _GENERATED_ROOM
         budget = clients + prompt + _GENERATED_ROOM
@@ -188,29 +237,39 @@ def _limits(varied: bool, clients: int, prompt: int, output: int) -> dict[str, i
         "max_num_seqs": clients,
         "max_num_batched_tokens": budget,
         # InferenceX asks for it; by default it came with vLLM 0.14, after those of NVIDIA.
-        "async_scheduling": varied,
+        "async_scheduling": varied or engine != "vllm",
     }
 
 
 def _contradiction(
-    arch: ModelArch, gpu: Hardware, tp: int, rate: float, prompt: float, output: float, tpot: float
+    arch: ModelArch,
+    gpu: Hardware,
+    layout: Parallelism,
+    rate: float,
+    prompt: float,
+    output: float,
+    tpot: float,
 ) -> str:
     """Why a row cannot be what it says; empty if it can."""
     form = arch.weight_format
     peak = gpu.peak(form.compute) or gpu.peak("bfloat16")
     assert peak is not None  # every Hardware has bfloat16: load_hardware
-    flops = rate * 2 * (arch.active_parameters - arch.embedding_parameters) * (prompt + output) / tp
+    flops = rate * 2 * (arch.active_parameters - arch.embedding_parameters) * (prompt + output)
+    flops /= layout.stage_gpus
     if flops > _MOST_OF_PEAK * peak:
         return f"needs {flops / peak:.0%} of the peak FLOP/s"
     # By Little's law so many requests decode, each with its prompt and half of its answer.
-    decoding = rate * tpot * (output - 1)
+    decoding = rate * tpot * (output - 1) / layout.dp
     context = prompt + output / 2
     cache = decoding * sum(
-        layers * token_bytes(mixer, tp, _LEAST_KV_BYTES) * min(context, mixer.window or context)
+        layers
+        * token_bytes(mixer, layout.tp, _LEAST_KV_BYTES)
+        * min(context, mixer.window or context)
         for mixer, layers in arch.attention_layers.items()
     )
     # Of routed experts a step reads those of one token at least.
-    weights = sum(form.bytes_per_weight * own for form, own in arch.visited_weights.items()) / tp
+    weights = sum(form.bytes_per_weight * own for form, own in arch.visited_weights.items())
+    weights /= layout.stage_gpus
     read_s = (weights + cache) / gpu.memory_bandwidth
     if tpot < read_s:
         return f"its tokens come in {tpot / read_s:.0%} of the time that reading memory takes"

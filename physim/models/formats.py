@@ -47,10 +47,12 @@ class WeightFormat:
 BFLOAT16 = WeightFormat("bfloat16", BYTES_16_BIT, "bfloat16")
 _FP8_TABLES = ("fp8", "bfloat16")
 FP8 = WeightFormat("fp8", 1.0, "fp8", 1.0, _FP8_TABLES, ("fp8", "fp8_block", "bfloat16"))
-# One float32 scale for each 128 x 128 weights. Its GEMMs were timed with the launch of their
-# kernels (55 to 280 us at any size), which an engine's CUDA graphs hide: per-tensor fp8 stands in.
+# One float32 scale for each 128 x 128 weights. vLLM's GEMMs were timed with the launch of their
+# kernels (55 to 280 us at any size), which CUDA graphs hide: there per-tensor fp8 stands in.
 FP8_BLOCK = WeightFormat(
-    "fp8_block", 1.0 + 4.0 / 128**2, "fp8", 1.0, _FP8_TABLES, ("fp8_block", "fp8", "bfloat16")
+    *("fp8_block", 1.0 + 4.0 / 128**2, "fp8", 1.0),
+    gemm_tables=("fp8_block", *_FP8_TABLES),
+    expert_tables=("fp8_block", "fp8", "bfloat16"),
 )
 # One 8-bit scale for each 32 weights (OCP microscaling formats).
 MXFP8 = WeightFormat(

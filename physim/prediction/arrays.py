@@ -30,7 +30,7 @@ def step_model_of(case: Case, corrections: Corrections) -> StepModel:
         corrections: Corrections of the components.
     """
     ops = lower(case.model, case.gpu, case.deployment)
-    return StepModel(ops, corrections, MIXINGS[case.mixed])
+    return StepModel(ops, corrections, MIXINGS[case.composition])
 
 
 class CaseArrays(eqx.Module):
@@ -65,7 +65,7 @@ class CaseArrays(eqx.Module):
                 [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
             ),
             limits=stack(limits),
-            mixing=MIXINGS[cases[0].mixed],
+            mixing=MIXINGS[cases[0].composition],
         )
         if len(apart) == len(cases):
             return systems

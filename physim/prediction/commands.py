@@ -1,8 +1,9 @@
-"""The commands that start a server and put it under a load, as vLLM takes them."""
+"""The commands that start a server, as its engine takes them, and put it under a load."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 
 from physim.errors import InputError
 from physim.inputs.case import Case
@@ -16,17 +17,19 @@ _EVEN = 1000.0
 
 
 def serve_command(case: Case) -> str:
-    """The ``vllm serve`` command of a case's server, every limit given.
+    """The command that starts a case's server, every limit given.
 
     Raises:
-        InputError: The engine is another.
+        InputError: The engine has none that is known.
     """
-    known = case.deployment
-    if known.profile.engine != "vllm":
-        raise InputError(
-            "--serve-command", f"is for vllm, not {known.profile.engine}", "leave it out"
-        )
-    limits = known.limits
+    engine = case.deployment.profile.engine
+    if engine not in _SERVE:
+        raise InputError("--serve-command", f"is not known of {engine}", "leave it out")
+    return _SERVE[engine](case)
+
+
+def _vllm(case: Case) -> str:
+    known, limits = case.deployment, case.deployment.limits
     words = ["vllm", "serve", case.model.name]
     layout = known.parallelism
     words += ["--tensor-parallel-size", str(layout.tp)]
@@ -47,6 +50,62 @@ def serve_command(case: Case) -> str:
         words += ["--kv-cache-dtype", known.kv_cache_dtype]
     words.append("--async-scheduling" if limits.async_scheduling else "--no-async-scheduling")
     return shlex.join(words)
+
+
+def _sglang(case: Case) -> str:
+    known, limits = case.deployment, case.deployment.limits
+    layout = known.parallelism
+    words = ["python", "-m", "sglang.launch_server", "--model-path", case.model.name]
+    # Here attention's ranks share the GPUs that tp counts.
+    words += ["--tp-size", str(layout.stage_gpus)]
+    if layout.dp > 1:
+        words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
+    for flag, value in (
+        ("ep-size", layout.ep if layout.ep > 1 else None),
+        ("pp-size", layout.pp if layout.pp > 1 else None),
+        ("max-running-requests", limits.max_num_seqs * layout.dp),
+        ("chunked-prefill-size", limits.max_num_batched_tokens * layout.dp),
+        ("context-length", limits.max_model_len),
+        ("mem-fraction-static", f"{known.memory.share:g}"),
+        ("kv-cache-dtype", _other_kv_cache(case, {"fp8": "fp8_e4m3", "bfloat16": "bfloat16"})),
+    ):
+        words += [] if value is None else [f"--{flag}", str(value)]
+    if limits.receive_every > 1:
+        words += ["--scheduler-recv-interval", str(limits.receive_every)]
+    if not limits.async_scheduling:
+        words.append("--disable-overlap-schedule")
+    return shlex.join(words)
+
+
+def _trtllm(case: Case) -> str:
+    known, limits = case.deployment, case.deployment.limits
+    layout = known.parallelism
+    words = ["trtllm-serve", case.model.name, "--tp_size", str(layout.stage_gpus)]
+    for flag, value in (
+        ("ep_size", layout.ep if layout.ep > 1 else None),
+        ("pp_size", layout.pp if layout.pp > 1 else None),
+        ("max_batch_size", limits.max_num_seqs),
+        ("max_num_tokens", limits.max_num_batched_tokens),
+        ("max_seq_len", limits.max_model_len),
+        ("kv_cache_free_gpu_memory_fraction", f"{known.memory.share:g}"),
+        ("kv_cache_dtype", _other_kv_cache(case, {"fp8": "fp8", "bfloat16": "auto"})),
+    ):
+        words += [] if value is None else [f"--{flag}", str(value)]
+    # What has no option of its own is read from a file.
+    more = [("enable_attention_dp", layout.dp > 1, True)]
+    more.append(("disable_overlap_scheduler", not limits.async_scheduling, True))
+    lines = "\\n".join(f"{name}: {str(value).lower()}" for name, said, value in more if said)
+    config = f" --extra_llm_api_options <(printf '{lines}\\n')" if lines else ""
+    return shlex.join(words) + config
+
+
+def _other_kv_cache(case: Case, names: Mapping[str, str]) -> str | None:
+    """What a KV cache is called that is not the checkpoint's; None where it is."""
+    asked = case.deployment.kv_cache_dtype
+    return None if asked == case.model.kv_cache_dtype else names[asked]
+
+
+_SERVE: dict[str, Callable[[Case], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
 
 
 def bench_command(case: Case) -> str:

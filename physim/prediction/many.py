@@ -81,7 +81,7 @@ def _predicted(
     if isinstance(corrections, Corrections):
         corrections = [corrections] * len(cases)
     predictions: dict[int, Prediction] = {}
-    for rows in _alike([case.mixed for case in cases]):
+    for rows in _alike([case.composition for case in cases]):
         own = [cases[row] for row in rows], [corrections[row] for row in rows]
         predictions.update(zip(rows, steady(*own, fit), strict=True))
     found = [predictions[row] for row in range(len(cases))]
@@ -115,7 +115,7 @@ def _predicted(
 def _shape(case: Case) -> Hashable:
     """What loads that end must have in common to be run together."""
     load = case.demanded
-    return len(load.schedule()), load.timeout_s is None, case.mixed
+    return len(load.schedule()), load.timeout_s is None, case.composition
 
 
 def _alike(keys: Sequence[Hashable]) -> list[list[int]]:

@@ -293,6 +293,8 @@ class _Loop:
         # When each stage of the pipeline is free, and when each batch gave its last tokens.
         self.stages = [0.0] * layout.pp
         self.given_s: dict[int, float] = {}
+        # Seconds that requests of a batch have waited for prompts since, summed over them.
+        self.held_s: dict[int, float] = {}
         # Requests on their way to a scheduler, by when they reach it.
         self.coming: list[tuple[float, int, Request]] = []
         self.sent: list[Request] = []
@@ -301,6 +303,8 @@ class _Loop:
         self.deadlines: deque[Request] = deque()
         self.now = 0.0
         self.steps = 0
+        # Steps that only decode since a look at what has arrived; any prompt's step counts for all.
+        self.unseen = 0
         self.runs, self.apart = 0, 1
 
     def _send(self, request: Request) -> None:
@@ -322,12 +326,14 @@ class _Loop:
 
     def run(self, horizon_s: float) -> None:
         """Runs until nothing is left to do, or to the horizon."""
-        ahead = self.engine.limits.async_scheduling
+        ahead, every = self.engine.limits.async_scheduling, self.engine.limits.receive_every
         began: float | None = None  # of the step before, if the engine did not pause
         while self.now < horizon_s:
             if self.idle:
                 known = self.now if began is None or not ahead else began
-                self._arrive(known)
+                if self.unseen >= every or not any(rank.running for rank in self.ranks):
+                    self._arrive(known)
+                    self.unseen = 0
                 if known == self.now:
                     self._release()
                 alone = self._form(self.idle[0])
@@ -427,13 +433,15 @@ class _Loop:
         if any(batch.chunks for batch in lane):
             seconds = last = max(self._mixed(*one) for one in self._running(lane))
         else:
-            until = min(
-                self._deadline_s(), horizon_s, self.coming[0][0] if self.coming else math.inf
-            )
+            every = self.engine.limits.receive_every
+            comes = self.coming[0][0] if self.coming and every == 1 else math.inf
+            until = min(self._deadline_s(), horizon_s, comes)
             pairs = [pair for pair in zip(self.ranks, lane, strict=True) if pair[1].decoding]
             others = self.flights or any(batch.decoding for other in self.idle for batch in other)
             if until > self.now and not alone and not others:
                 steps = min(batch.most_steps(rank.cache.free) for rank, batch in pairs)
+                if every > 1:
+                    steps = min(steps, every - self.unseen)
             steps, seconds, last = self._decodes(lane, steps, until - self.now)
             for rank, batch in pairs:
                 # The first step's blocks were taken when it was formed.
@@ -464,8 +472,8 @@ class _Loop:
             cached += before
             products += chunk * before
         return self.times.step(
-            decode_requests=batch.decoding,
-            decode_context=batch.context + batch.decoding,
+            decode_requests=batch.stepping,
+            decode_context=batch.context + batch.decoding if batch.stepping else 0,
             prefill_requests=len(batch.chunks),
             prefill_tokens=tokens,
             prefill_squares=squares,
@@ -493,12 +501,18 @@ class _Loop:
         """A step, or the last of a run, has ended; gives the time at which it began."""
         lane, ended, steps, last = flight
         began, self.now = self.now, ended
-        decoding = sum(batch.decoding for batch in lane)
+        decoding = sum(batch.stepping for batch in lane)
+        waiting = sum(batch.decoding for batch in lane) - decoding
+        since = self.given_s.get(id(lane), began) if len(self.stages) > 1 else began
+        # Steps of prompts alone are a part of the next gap of all that decode.
+        self.held_s[id(lane)] = self.held_s.get(id(lane), 0.0) + waiting * (ended - since)
         if decoding:
-            since = self.given_s.get(id(lane), began) if len(self.stages) > 1 else began
-            self.gaps.extend((ended, (ended - since) / steps, steps * decoding))
+            gap = (ended - since) / steps + self.held_s.pop(id(lane)) / (steps * decoding)
+            self.gaps.extend((ended, gap, steps * decoding))
         self.given_s[id(lane)] = ended
         self.steps += steps
+        has_prompt = any(batch.chunks for batch in lane)
+        self.unseen += self.engine.limits.receive_every if has_prompt else steps
         for rank, batch in zip(self.ranks, lane, strict=True):
             late, each = self.engine.output_s, self.engine.output_per_token_s
             for request in rank.ran(batch, steps, ended, last):

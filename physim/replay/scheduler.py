@@ -3,7 +3,9 @@
 Steps are formed as vLLM V1 forms them: requests that run come first, in the order in which they
 started; then waiting ones, first come first served, while slots, KV blocks and the step's token
 budget last; prompts longer than what is left of the budget are computed in chunks. A request that
-finds no block takes those of the request that started last, which starts over.
+finds no block takes those of the request that started last, which starts over. Where prompts have
+steps of their own, as in SGLang, they come before those that decode; where room is kept for whole
+requests, as in TensorRT-LLM, none is ever short of blocks.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Microbatch:
         decoding: How many they are,
         context: and their tokens before the next step, summed.
         chunks: Chunks of prompts in the step that was formed last.
+        decodes: Whether requests decode in it.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -51,6 +54,7 @@ class Microbatch:
         self.decoding = 0
         self.context = 0
         self.chunks: list[Chunk] = []
+        self.decodes = True
         # By age, when requests finish, and how many need a new block next.
         self._finishing: list[tuple[int, int, Request]] = []
         self._phases = [0] * block_size
@@ -58,7 +62,12 @@ class Microbatch:
     @property
     def tokens(self) -> int:
         """Tokens of the step that was formed last."""
-        return self.decoding + sum(chunk.tokens for chunk in self.chunks)
+        return self.stepping + sum(chunk.tokens for chunk in self.chunks)
+
+    @property
+    def stepping(self) -> int:
+        """Requests that decode in the step that was formed last."""
+        return self.decoding if self.decodes else 0
 
     def join(self, request: Request) -> None:
         """A request whose prompt is computed begins to decode."""
@@ -85,6 +94,8 @@ class Microbatch:
 
     def ran(self, steps: int) -> None:
         """Steps have run."""
+        if not self.decodes:
+            return
         self.age += steps
         self.context += steps * self.decoding
 
@@ -155,6 +166,8 @@ class Scheduler:
         # Time, gap and count of tokens, to which those are added that a preemption held up.
         self._gaps = gaps
         self._starts = 0
+        # KV blocks that running requests may come to hold, where room is kept for all of them.
+        self._kept = 0
         self._own: dict[Segment, Segment] = {}
 
     @property
@@ -183,17 +196,34 @@ class Scheduler:
         Returns:
             Whether a request was preempted.
         """
-        limits, cache, waiting = self.limits, self.cache, self.waiting
+        limits, cache = self.limits, self.cache
         chunks: list[Chunk] = []
         batch.chunks = chunks
-        preempted = False
-        need = batch.blocks_of_next_step()
+        preempted, batch.decodes = False, True
+        if limits.prompts_apart:
+            preempted = self._form_prompts(chunks, limits.max_num_batched_tokens, False, now_s)
+            batch.decodes = not chunks
+        need = batch.blocks_of_next_step() if batch.decodes else 0
         if need > cache.free:
             self._preempt_for_decode(batch, now_s)
             preempted = True
         elif need:
             cache.take(need)
-        left = limits.max_num_batched_tokens - batch.decoding
+        if not limits.prompts_apart:
+            left = limits.max_num_batched_tokens - batch.decoding
+            preempted = self._form_prompts(chunks, left, preempted, now_s)
+        return preempted
+
+    def _form_prompts(self, chunks: list[Chunk], left: int, preempted: bool, now_s: float) -> bool:
+        """Gives blocks to prompts, those that were begun first; gives whether one was preempted.
+
+        Args:
+            chunks: What is computed, to which is added.
+            left: Tokens that the step has room for.
+            preempted: Whether a request was preempted for it before.
+            now_s: The time.
+        """
+        limits, cache, waiting = self.limits, self.cache, self.waiting
         for request in list(self.prefilling):
             chunk = min(request.target - request.computed, left)
             if request not in self.prefilling or chunk <= 0:
@@ -219,9 +249,15 @@ class Scheduler:
             blocks = self.blocks(cached + chunk) - found + request.fixed
             whole = self.blocks(request.target) - found + request.fixed
             needed = whole if limits.whole_prompts else blocks
+            if limits.whole_requests:
+                tokens = request.input_tokens + request.output_tokens - 1
+                request.kept = self.blocks(tokens) - found + request.fixed
+                if self._kept + request.kept > limits.kv_blocks:
+                    break
             if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
                 break
             waiting.popleft()
+            self._kept += request.kept
             self._start(request, found, now_s)
             cache.take(blocks)
             chunks.append(Chunk(request, chunk, cached, request.started))
@@ -330,6 +366,7 @@ class Scheduler:
         """A request gives up its blocks."""
         own = self.blocks(request.computed) - request.shared + request.fixed
         self.cache.give_up(request.held, own)
+        self._kept -= request.kept
         request.held = ()
         request.shared = 0
 

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from physim.errors import InputError
 from physim.step.host import beside_host, host_sharpness
 from physim.step.many_batches import family_seconds
-from physim.step.mixed_steps import Additive
+from physim.step.mixed_steps import Additive, Apart
 from physim.step.model import StepModel
 from physim.types import AnyArray, Number
 
@@ -161,7 +161,7 @@ class ModelStepTimes:
         max_context: int,
         ranks: int = 1,
     ) -> None:
-        if not isinstance(model.mixing, Additive):
+        if not isinstance(model.mixing, Additive | Apart):
             name = type(model.mixing).__name__
             raise InputError("mixed", f"{name} cannot be replayed", "use additive")
         self._model = model

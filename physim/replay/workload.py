@@ -44,9 +44,9 @@ class Request:
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
-    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks, and
-    # `fixed` ones do not grow with it; it was the `started`-th to start, and, had it always
-    # decoded, `began` at that count of steps of the `batch` that it decodes in.
+    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks, `fixed`
+    # ones do not grow with it, `kept` is what room is kept for; it was the `started`-th to start,
+    # and, had it always decoded, `began` at that count of steps of the `batch` that it decodes in.
     __slots__ = (
         "arrival_s",
         "batch",
@@ -62,6 +62,7 @@ class Request:
         "generated",
         "held",
         "input_tokens",
+        "kept",
         "number",
         "output_tokens",
         "path",
@@ -95,7 +96,7 @@ class Request:
         self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
             self.started
         ) = 0
-        self.preemptions = self.fixed = 0
+        self.preemptions = self.fixed = self.kept = 0
         self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: tuple[Segment, ...] = ()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from physim.grids.store import gpu_or_stand_in
+from physim.grids.store import gpu_or_stand_in, grids_of
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
 from physim.models.architecture import ModelArch
-from physim.models.formats import WeightFormat
+from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
 from physim.models.layers import Attention
 from physim.step.rows import Row
 
@@ -62,8 +62,8 @@ class Placement:
 
     @property
     def grids(self) -> str:
-        """The GPU whose measured efficiencies are taken."""
-        return gpu_or_stand_in(self.gpu.key)
+        """The GPU, and the engine if not vLLM, whose measured efficiencies are taken."""
+        return grids_of(gpu_or_stand_in(self.gpu.key), self.deployment.profile.engine)
 
     def heads(self, attention: Attention) -> tuple[int, int]:
         """Query heads and KV heads on one GPU; KV heads are replicated where they are fewer."""
@@ -74,6 +74,10 @@ class Placement:
 
         One without tensor cores for it keeps the weights and multiplies in 16 bit.
         """
+        # GPUs that multiply fp4 multiply the microscaling formats too.
+        casts = self.deployment.profile.casts_mxfp4 and self.gpu.peak("fp4")
+        if form.name == MXFP4.name and casts:
+            return replace(MXFP4_MXFP8, padded_to=form.padded_to)
         return form if self.gpu.peak(form.compute) else form.stored
 
     def peak_flops(self, form: WeightFormat) -> float:

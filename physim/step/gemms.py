@@ -105,7 +105,7 @@ def format_notes(placement: Placement, form: WeightFormat) -> list[str]:
         form: The format.
     """
     lines, taken = [], placement.multiplied(form)
-    if taken != form:
+    if not placement.gpu.peak(form.compute):
         lines.append(
             f"{placement.gpu.key} has no {form.compute} tensor cores: {form.name} weights, 16-bit "
             "compute"

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
+from physim.grids.store import gpu_or_stand_in, grids_of, measured_grids
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.models.architecture import ModelArch
@@ -154,10 +155,12 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
     """Where a lowered model leans on physics because nothing was measured, one line each."""
     placement = Placement(model, gpu, deployment)
     lines = [model.note] if model.note else []
-    if placement.grids != gpu.key:
-        lines.append(
-            f"no measured kernels for {gpu.key}: efficiencies of {placement.grids} are used"
-        )
-    lines += [deployment.profile.note] if deployment.profile.note else []
+    stand_in = gpu_or_stand_in(gpu.key)
+    if stand_in != gpu.key:
+        lines.append(f"no measured kernels for {gpu.key}: efficiencies of {stand_in} are used")
+    profile = deployment.profile
+    lines += [line for line in (profile.note, profile.caveat) if line]
+    if grids_of(stand_in, profile.engine) not in measured_grids():
+        lines.append(f"no kernels of {profile.engine} measured on {stand_in}: vllm's are taken")
     lines += [line for component in COMPONENTS for line in component.assumptions(placement)]
     return lines + [line for form in model.weight_formats for line in format_notes(placement, form)]

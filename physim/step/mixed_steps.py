@@ -9,7 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from physim.inputs.case import MIXED
+from physim.inputs.case import APART, MIXED
 from physim.step.batch import Batch
 from physim.types import Scalar
 
@@ -49,11 +49,29 @@ class SmoothWeighted(eqx.Module):
         )
 
 
-Mixing: TypeAlias = Additive | WeightedAverage | SmoothWeighted
+class Apart(eqx.Module):
+    """A step for prompts, in which nothing decodes, and one for requests that decode.
+
+    What is prefilled is there after the first; who decodes waits for both.
+    """
+
+    def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
+        """The time of a batch."""
+        prefill, decode = time_of(batch.prefill_only()), time_of(batch.decode_only())
+        has_prompt = jnp.asarray(batch.prefill_requests) > 0
+        has_others = jnp.asarray(batch.decode_requests) > 0
+        kept = jax.tree.map(lambda x: jnp.where(has_others, x, 0.0), decode)
+        both = jax.tree.map(lambda p, d: p + d, prefill, kept)
+        # Their parts sum to both steps, as their interval does.
+        mixed = eqx.tree_at(lambda time: time.latency, both, prefill.latency)
+        return jax.tree.map(lambda m, d: jnp.where(has_prompt, m, d), mixed, decode)
+
+
+Mixing: TypeAlias = Additive | WeightedAverage | SmoothWeighted | Apart
 
 ADDITIVE = Additive()
 MIXINGS: dict[str, Mixing] = dict(
-    zip(MIXED, (ADDITIVE, WeightedAverage(), SmoothWeighted()), strict=True)
+    zip((*MIXED, APART), (ADDITIVE, WeightedAverage(), SmoothWeighted(), Apart()), strict=True)
 )
 
 

@@ -90,6 +90,7 @@ def _gemms(case: Case, model: StepModel) -> list[str]:
     tokens = np.array(_TOKENS, float)
     none = np.zeros_like(tokens)
     sizes = {"tokens": tokens, "sampled": tokens, "message_bytes": none, "has_prefill": none}
+    sizes["routed"] = tokens
     seconds = np.asarray(_row_seconds(model, sizes))
     operations = rows_of(case.model, case.gpu, case.deployment)
     _, placed = in_order([row for row in operations if isinstance(row, SizeRow)])

@@ -27,7 +27,7 @@ from physim.step.rows import Row, SizeRow
 
 # Kernels of experts, those that an engine prefers where it has the choice first: of FlashInfer, of
 # Marlin (which multiplies in 16 bit) and of Triton.
-_KERNELS = ("flashinfer", "marlin", "triton")
+_KERNELS = ("flashinfer", "marlin", "triton", "min_latency", "cutlass", "deepgemm")
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
@@ -116,7 +116,8 @@ def _tables(placement: Placement, form: WeightFormat) -> dict[float, str]:
         InputError: There is none.
     """
     asked, known = placement.deployment.moe_kernel, tables(placement.grids)
-    kernels = (asked, *(kernel for kernel in _KERNELS if kernel != asked))
+    preferred = (asked, *placement.deployment.profile.expert_kernels, *_KERNELS)
+    kernels = tuple(dict.fromkeys(preferred))
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
     for share, measured, kernel in itertools.product(shares, form.expert_tables, kernels):
