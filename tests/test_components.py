@@ -799,7 +799,8 @@ def test_gaps_in_the_measurements_are_said():
     assert lines("Qwen/Qwen3-14B", "h100_sxm", tp=8) == ""
     two_nodes = lines("meta-llama/Llama-2-70b-hf", "h100_sxm", tp=16)
     assert (
-        "tp 16 spans 2 nodes of 8 GPUs: their exchange is taken at the speed of NVLink" in two_nodes
+        "tp 16 spans 2 nodes of 8 GPUs: their exchange is taken by the bandwidth of the network"
+        in two_nodes
     )
     a100 = lines(SCOUT, "a100_sxm", tp=4, max_num_seqs=128)
     assert "no fp8 tensor cores" in a100

@@ -14,6 +14,7 @@ from physim.grids.store import (
     load_expert_grid,
     load_grid,
     measured_gpus,
+    measured_grids,
     provenance,
     tables,
 )
@@ -154,7 +155,9 @@ def test_large_work_takes_a_tenth_of_the_peak_or_more_and_never_exceeds_it(gpu):
             fixed = next(at for start, at in BOUND.items() if table.startswith(start))
             largest = {name: knots[-1] for name, knots in grid.axes} | fixed
             efficiency = float(grid.efficiency(**largest))
-        assert 0.1 < efficiency <= 1.02, table
+        # The fullest of several GPUs has more to do than the share that the roofline is of.
+        least = 0.05 if "_spread_power" in table or "/" in gpu else 0.1
+        assert least < efficiency <= 1.02, table
 
 
 def test_all_reduces_between_l40s_are_slow_in_nccl_s_own_table_too():

@@ -17,9 +17,11 @@ from physim.replay.engine import Engine, replay
 from physim.replay.step_times import LinearStepTimes, WalkedStepTimes
 from physim.replay.workload import Request, Workload
 from physim.step.batch import Batch
+from physim.step.component import Placement
 from physim.step.components.all_reduce import SKEW_S
 from physim.step.components.pipeline import SEND_S
 from physim.step.lowering import assumptions, rows_of
+from physim.step.nodes import between_nodes
 
 MIXTURE, DENSE = "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-14B"
 LOAD = {"input_tokens": 500, "output_tokens": 100, "max_model_len": 4096}
@@ -82,6 +84,18 @@ def test_a_pipeline_sends_hidden_states_between_stages():
         for r in rows_of(*(lambda c: (c.model, c.gpu, c.deployment))(case_of(DENSE)))
         if r.part in ("pipeline", "expert_exchange")
     ]
+
+
+def test_an_exchange_between_nodes_by_hand():
+    # Of 16 MiB on two nodes each gets the other's half, an eighth over each network interface of
+    # 50 GB/s, 10 us after it was asked for.
+    one, two = (case_of("deepseek-ai/DeepSeek-V3", gpu="h200_sxm", dp=n, ep=n) for n in (8, 16))
+    placement = Placement(two.model, two.gpu, two.deployment)
+    assert between_nodes(placement, 16, 2.0**24) == pytest.approx(10e-6 + 2**24 / 2 / 8 / 50e9)
+    assert between_nodes(Placement(one.model, one.gpu, one.deployment), 8, 2.0**24) == 0.0
+    assert np.all(
+        row_of(two, "expert_exchange").log_seconds > row_of(one, "expert_exchange").log_seconds
+    )
 
 
 def test_several_nodes_are_said():

@@ -17,7 +17,12 @@ WHERE = {"gpu": "h100_sxm", "tp": TP}
 LOAD = {"input_tokens": 786, "output_tokens": 251, "cached_tokens": 0.0}
 GPUS = {"a100_sxm": "tab:green", "h100_sxm": "tab:blue", "h200_sxm": "tab:purple"}
 # Parts of a step that are drawn of another model, since this one has little or none of them.
-ELSEWHERE = {"experts": ("mistralai/Mixtral-8x7B-v0.1", TP), "host": ("Qwen/Qwen3-0.6B", 1)}
+ELSEWHERE = {
+    "experts": ("mistralai/Mixtral-8x7B-v0.1", {"tp": TP}),
+    "host": ("Qwen/Qwen3-0.6B", {"tp": 1}),
+    "expert_exchange": ("Qwen/Qwen3-235B-A22B-FP8", {"dp": 8, "ep": 8}),
+    "pipeline": ("meta-llama/Llama-3.1-70B-Instruct", {"tp": 2, "pp": 4}),
+}
 # A model of each kind of attention; the time is a mean over its layers.
 ATTENTION_KINDS = {
     "full (Llama-3.1-70B)": "meta-llama/Llama-3.1-70B-Instruct",
@@ -62,8 +67,8 @@ def draw_overview():
 def draw_components():
     """A picture of each component."""
     for part in PARTS:
-        model, tp = ELSEWHERE.get(part, (MODEL, TP))
-        yield part, plot.draw_component(model, part, gpu="h100_sxm", tp=tp)
+        model, layout = ELSEWHERE.get(part, (MODEL, {"tp": TP}))
+        yield part, plot.draw_component(model, part, gpu="h100_sxm", **layout)
 
 
 def draw_attention_kinds():

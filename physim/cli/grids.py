@@ -57,8 +57,8 @@ def build(
         ):
             console.print(
                 f"{grids_of(gpu.key, engine)}/{table.table}: {table.rows} rows, {table.cells} "
-                f"cells, error on {table.held_out_rows} rows left out: median {table.held_out_median_pct:.1f}%, "
-                f"95th percentile {table.held_out_p95_pct:.1f}%"
+                f"cells, error on {table.held_out_rows} rows left out: median "
+                f"{table.held_out_median_pct:.1f}%, 95th percentile {table.held_out_p95_pct:.1f}%"
             )
 
 

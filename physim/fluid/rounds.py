@@ -28,6 +28,8 @@ from physim.types import AnyArray, Scalar
 _SHARPNESS = 8.0
 # Of the first prompts as many are followed, and a step is full that lacks this share of a prompt.
 _PROMPTS, _WHOLE = 256, 1e-6
+# Steps beyond any wait.
+_ALL = 1e6
 
 
 class Engine(NamedTuple):
@@ -51,6 +53,8 @@ class Engine(NamedTuple):
         before: prompts that are computed while a request waits for its own step, mean,
         after: of the first ones, those that are computed after it,
         together: and those in its own step.
+        apart: One where prompts are computed in steps of their own, so that all requests that begin
+            together decode together too.
     """
 
     running: Scalar
@@ -70,6 +74,7 @@ class Engine(NamedTuple):
     before: Scalar
     after: Scalar
     together: Scalar
+    apart: Scalar
 
 
 class Met(NamedTuple):
@@ -172,7 +177,9 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         sooner=single - times.latency[2],
         turn=steps + chunks + waited + comes * seen / 2,
         absent=absent,
-        before=room * jnp.mean(jnp.clip(place - chunks, 0.0, waited)),
+        # Where prompts come before all that decodes, a request waits for all before its own.
+        before=room * jnp.mean(jnp.clip(place - chunks, 0.0, waited + _ALL * limits.prompts_apart)),
+        apart=jnp.asarray(limits.prompts_apart, float),
         after=jnp.mean(jnp.maximum(running - place * room, 0.0)),
         together=jnp.maximum(jnp.mean(jnp.where(place < groups, group, rest)), 1.0),
     )
@@ -189,7 +196,7 @@ def met(engine: Engine, drift: Float[AnyArray, "*n"]) -> Met:
         drift: Variance of how far a client has drifted, in steps squared.
     """
     others = engine.running - 1
-    begun = jnp.maximum(engine.running / engine.room, 1.0)
+    begun = jnp.maximum((1 - engine.apart) * engine.running / engine.room, 1.0)
     width = jnp.sqrt(begun**2 + 4 * jnp.pi * drift)
     density = (width**-_SHARPNESS + engine.turn**-_SHARPNESS) ** (1 / _SHARPNESS)
     in_step = jnp.minimum(begun * density, 1.0)

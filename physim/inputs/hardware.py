@@ -13,6 +13,7 @@ from physim import data
 from physim.errors import InputError
 
 _SUFFIX = ".json"
+_NETWORK = "network_bandwidth_bytes_per_s"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Hardware:
         link: ``nvlink`` or ``pcie``.
         link_bandwidth: Bandwidth to the other GPUs of the node, bytes/s in one direction.
         node_gpus: GPUs that the link connects, those of a node; None if the file does not say.
+        network_bandwidth: Bandwidth to other nodes for each GPU, bytes/s in one direction; None if
+            the file does not say.
     """
 
     key: str
@@ -38,6 +41,7 @@ class Hardware:
     link: str
     link_bandwidth: float
     node_gpus: int | None = None
+    network_bandwidth: float | None = None
 
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
@@ -80,6 +84,7 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
         link=str(fields.get("link") or "pcie"),
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
         node_gpus=int(_figure(fields, "node_gpus", where)) if "node_gpus" in fields else None,
+        network_bandwidth=_figure(fields, _NETWORK, where) if _NETWORK in fields else None,
     )
 
 

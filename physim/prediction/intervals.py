@@ -11,6 +11,7 @@ import numpy as np
 from physim.corrections.files import TWO_SIDED_90, Fit
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
+from physim.inputs.engine import DEFAULT_ENGINE
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.step.component import Placement
@@ -21,6 +22,10 @@ _PAIRS = 15
 _BEYOND = 1.05
 # A GPU without measured kernels is as far from the runs as what is so many e-folds beyond them.
 _UNMEASURED = 3.0
+# An engine that no run was of, likewise; and how its predictions scatter, in logarithm: those of
+# SGLang's and TensorRT-LLM's rows that docs/accuracy.md has, with nothing fitted.
+_OTHER_ENGINE = 2.0
+_ENGINE_SCATTER = {"ttft": 0.5, "itl": 0.2, "e2e": 0.2}
 _SCATTER_OF = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e", "saturation_rps": "itl"}
 # What extrapolation is said of, in words.
 _WORDS = {
@@ -64,7 +69,10 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
         if value is None or metric not in fit.scatter:
             continue
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
-        low, high = _width(ratios, fit.scatter[metric])
+        scatter = fit.scatter[metric]
+        if case.deployment.profile.engine != DEFAULT_ENGINE:
+            scatter = math.hypot(scatter, _ENGINE_SCATTER[metric])
+        low, high = _width(ratios, scatter)
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)
 
@@ -115,10 +123,16 @@ def extrapolations(case: Case, prediction: Prediction, fit: Fit) -> tuple[str, .
 
 
 def _unmeasured(case: Case) -> list[tuple[float, str]]:
-    """A line where no kernel of the GPU was measured: corrections are then nearly unknown."""
-    if gpu_or_stand_in(case.gpu.key) == case.gpu.key:
-        return []
-    return [(_UNMEASURED, f"a {case.gpu.key}, of which no kernel was measured")]
+    """A line where no kernel of the GPU was measured, or no run of the engine is known.
+
+    Corrections are then nearly unknown.
+    """
+    lines, engine = [], case.deployment.profile.engine
+    if gpu_or_stand_in(case.gpu.key) != case.gpu.key:
+        lines.append((_UNMEASURED, f"a {case.gpu.key}, of which no kernel was measured"))
+    if engine != DEFAULT_ENGINE:
+        lines.append((_OTHER_ENGINE, f"{engine}, of which the fit has no runs"))
+    return lines
 
 
 def _beyond(

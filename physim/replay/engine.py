@@ -507,8 +507,12 @@ class _Loop:
         # Steps of prompts alone are a part of the next gap of all that decode.
         self.held_s[id(lane)] = self.held_s.get(id(lane), 0.0) + waiting * (ended - since)
         if decoding:
-            gap = (ended - since) / steps + self.held_s.pop(id(lane)) / (steps * decoding)
-            self.gaps.extend((ended, gap, steps * decoding))
+            gap, held = (ended - since) / steps, self.held_s.pop(id(lane)) / decoding
+            first = 1 if held else 0
+            if first:
+                self.gaps.extend((ended, gap + held, decoding))
+            if steps > first:
+                self.gaps.extend((ended, gap, (steps - first) * decoding))
         self.given_s[id(lane)] = ended
         self.steps += steps
         has_prompt = any(batch.chunks for batch in lane)

@@ -44,8 +44,8 @@ class Request:
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
-    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks, `fixed`
-    # ones do not grow with it, `kept` is what room is kept for; it was the `started`-th to start,
+    # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks,
+    # `fixed` ones do not grow with it, room is kept for `kept`; it was the `started`-th to start,
     # and, had it always decoded, `began` at that count of steps of the `batch` that it decodes in.
     __slots__ = (
         "arrival_s",

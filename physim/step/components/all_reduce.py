@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,14 +11,13 @@ from physim.grids.store import load_grid
 from physim.models.layers import Attention
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
+from physim.step.nodes import between_nodes, spanning_notes
 from physim.step.rows import Row, SizeRow
 
 # GPUs come to an all-reduce some microseconds apart, and the first waits for the last; measured
 # alone they are in step. From trainval.csv and seed16.csv: bf16 models at tp 2 and 4 take so much
 # longer for each, beside tp 1 (2 to 5 us; an order of magnitude).
 SKEW_S = 3e-6
-
-_LINKS = {"nvlink": "NVLink", "pcie": "PCIe"}
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
@@ -29,6 +27,9 @@ def _lower(placement: Placement) -> Iterator[Row]:
     curve = load_grid(placement.grids, "all_reduce").at(gpus=tp)
     message = np.maximum(MESSAGE_BYTES, LEAST_MESSAGE_BYTES)
     sent = np.asarray(roofline.all_reduce(message, tp))
+    within = np.exp(rising_log_seconds(curve.resampled(message_bytes=message), sent / link))
+    # Between nodes sums are scattered and gathered again.
+    across = 2 * between_nodes(placement, tp, message)
     yield SizeRow(
         name="all_reduce",
         part="all_reduce",
@@ -37,9 +38,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         count=2.0 * placement.model.reduced_layers + 1.0,
         bytes=float(roofline.all_reduce(1.0, tp)),
         bandwidth=link,
-        log_seconds=np.log(
-            SKEW_S + np.exp(rising_log_seconds(curve.resampled(message_bytes=message), sent / link))
-        ),
+        log_seconds=np.log(SKEW_S + within + across),
         correction="all_reduce",
         is_bent=True,
     )
@@ -57,28 +56,11 @@ def _lower(placement: Placement) -> Iterator[Row]:
             part="all_reduce",
             count=spanning,
             bytes=8.0,
-            fixed_seconds=SKEW_S + float(sent / np.exp(least[0])),
+            fixed_seconds=SKEW_S
+            + float(sent / np.exp(least[0]) + 2 * between_nodes(placement, tp, 8.0)),
             bandwidth=link,
             correction="all_reduce",
         )
-
-
-def spanning_notes(placement: Placement, degree: str, gpus: int) -> list[str]:
-    """A line where GPUs that exchange hidden states are more than a node has.
-
-    Args:
-        placement: The model on its GPU.
-        degree: The degree of parallelism that says how many they are.
-        gpus: How many.
-    """
-    gpu = placement.gpu
-    if gpu.node_gpus is None or gpus <= gpu.node_gpus or getattr(placement.layout, degree) == 1:
-        return []
-    return [
-        f"{degree} {getattr(placement.layout, degree)} spans {math.ceil(gpus / gpu.node_gpus)} "
-        f"nodes of {gpu.node_gpus} GPUs: their exchange is taken at the speed of "
-        f"{_LINKS.get(gpu.link, gpu.link)} within a node, which a network does not have"
-    ]
 
 
 COMPONENT = Component(

@@ -14,8 +14,9 @@ import numpy as np
 from physim import roofline
 from physim.grids.store import load_grid
 from physim.step.component import Component, Part, Placement
-from physim.step.components.all_reduce import SKEW_S, spanning_notes
+from physim.step.components.all_reduce import SKEW_S
 from physim.step.curves import TOKENS, rising_log_seconds
+from physim.step.nodes import between_nodes, spanning_notes
 from physim.step.rows import Row, SizeRow
 
 
@@ -51,7 +52,8 @@ def _seconds(placement: Placement, name: str, token_bytes: float) -> np.ndarray:
     ranks, message = placement.layout.dp, TOKENS * token_bytes
     curve = load_grid(placement.grids, name).at(gpus=ranks).resampled(message_bytes=message)
     sent = np.asarray(roofline.all_gather(message, ranks)) / placement.gpu.link_bandwidth
-    return np.exp(rising_log_seconds(curve, sent))
+    across = between_nodes(placement, placement.layout.stage_gpus, message)
+    return np.asarray(np.exp(rising_log_seconds(curve, sent)) + across)
 
 
 COMPONENT = Component(

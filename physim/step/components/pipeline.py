@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from physim import roofline
 from physim.step.component import Component, Part, Placement
-from physim.step.components.all_reduce import spanning_notes
+from physim.step.nodes import nodes_of, spanning_notes
 from physim.step.rows import Row, SizeRow
 
 # A send and its receipt, between the last kernel of a stage and the first of the next: as long as
@@ -16,9 +16,12 @@ SEND_S = 2 * 5e-6
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    stages = placement.layout.pp
+    stages, gpu = placement.layout.pp, placement.gpu
     if stages == 1:
         return
+    # In several nodes each send is taken to be between two of them.
+    spans = nodes_of(placement, placement.layout.gpus) > 1
+    link = gpu.network_bandwidth if spans and gpu.network_bandwidth else gpu.link_bandwidth
     yield SizeRow(
         name="pipeline_send",
         part="pipeline",
@@ -26,7 +29,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         # The residual stream and what the last layer adds to it, of which each GPU sends a share.
         bytes=2 * roofline.BYTES_16_BIT * placement.model.hidden_size / placement.tp,
         fixed_seconds=SEND_S,
-        bandwidth=placement.gpu.link_bandwidth,
+        bandwidth=link,
         correction="all_reduce",
     )
 

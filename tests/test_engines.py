@@ -1,0 +1,183 @@
+"""SGLang and TensorRT-LLM: how they schedule, by hand, which kernels they run, how they start."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import physim
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.grids.store import load_grid, tables
+from physim.prediction.arrays import step_model_of
+from physim.prediction.commands import serve_command
+from physim.replay.engine import Engine, replay
+from physim.replay.step_times import LinearStepTimes
+from physim.replay.workload import Request, Workload
+from physim.step.lowering import assumptions, rows_of
+
+MODEL = "Qwen/Qwen3-32B"
+LOAD = {"input_tokens": 1000, "output_tokens": 100, "concurrency": 16, "max_model_len": 8192}
+# A millisecond, ten microseconds for each prompt token, and one millisecond for each that decodes.
+LINEAR = LinearStepTimes(1e-3, 10e-6, 1e-3)
+
+
+VARIED = physim.Lengths.normal(100, 30)
+
+
+def case_of(engine, model=MODEL, **options):
+    return physim.Case.of(model, engine=engine, **{"gpu": "h200_sxm", "tp": 2, **LOAD, **options})
+
+
+def served(requests, **limits):
+    own = case_of("vllm").deployment.limits
+    engine = Engine(dataclasses.replace(own, async_scheduling=False, **limits))
+    found = replay(Workload(requests, longest=4000), LINEAR, engine)
+    return found.to_frame().set_index("number"), found
+
+
+def test_prompts_of_sglang_have_steps_of_their_own():
+    def requests():
+        return [Request(0, 0.0, 100, 4), Request(1, 2.5e-3, 100, 1)]
+
+    frame, found = served(requests(), prompts_apart=True)
+    # Its prompt takes 2 ms, its first token 2; while that is made the other prompt comes, which has
+    # the next 2 ms alone. Two more tokens follow, 2 ms each.
+    assert frame["ttft_s"].tolist() == pytest.approx([2e-3, 3.5e-3])
+    assert frame["e2e_s"].tolist() == pytest.approx([10e-3, 3.5e-3])
+    # The gap that the other prompt is in is 4 ms.
+    assert sorted(found.gaps.gap_s.tolist()) == pytest.approx([2e-3, 2e-3, 4e-3])
+    # In vLLM it decodes in the same step: 1 + 1 + 1 ms.
+    mixed, _ = served(requests(), prompts_apart=False)
+    assert mixed["e2e_s"].tolist() == pytest.approx([9e-3, 4.5e-3])
+
+
+def test_tensorrt_llm_keeps_room_for_whole_requests():
+    # Blocks of 16 tokens: a request comes to hold 12, and there are 20.
+    def requests():
+        return [Request(number, 0.0, 96, 97) for number in range(2)]
+
+    frame, _ = served(requests(), kv_blocks=20, whole_requests=True)
+    assert frame["preemptions"].tolist() == [0, 0]
+    assert frame["scheduled_s"][1] >= frame["finished_s"][0]
+    frame, _ = served(requests(), kv_blocks=20)
+    assert frame["preemptions"].sum() > 0
+
+
+def test_arrivals_are_seen_every_so_many_steps():
+    def requests():
+        return [Request(0, 0.0, 100, 50), Request(1, 2.1e-3, 100, 1)]
+
+    frame, _ = served(requests(), prompts_apart=True, receive_every=10)
+    # After the first prompt, 2 ms, ten steps of 2 ms pass before the next look.
+    assert frame["scheduled_s"][1] == pytest.approx(22e-3)
+    frame, _ = served(requests(), prompts_apart=True)
+    assert frame["scheduled_s"][1] == pytest.approx(4e-3)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+@pytest.mark.parametrize("load", [{"requests": 160}, {"concurrency": None, "rate": 4.0}])
+def test_fluid_and_replay_agree(engine, load):
+    fluid, exact = (
+        physim.predict(case_of(engine, **load), fit="none", method=method)
+        for method in ("fluid", "replay")
+    )
+    assert fluid.itl_s == pytest.approx(exact.itl_s, rel=0.03)
+    assert fluid.ttft_s == pytest.approx(exact.ttft_s, rel=0.06)
+
+
+def test_looks_at_arrivals_make_first_tokens_late():
+    rare, often = (
+        physim.predict(
+            case_of("sglang", receive_every=every, requests=160, output_tokens=VARIED), fit="none"
+        )
+        for every in (30, 1)
+    )
+    assert rare.ttft_s > 1.1 * often.ttft_s
+    open_loop = {"concurrency": None, "rate": 4.0}
+    rare, often = (
+        physim.predict(case_of("sglang", receive_every=every, **open_loop), fit="none")
+        for every in (30, 1)
+    )
+    # Half of 29 steps.
+    assert rare.ttft_s - often.ttft_s == pytest.approx(14.5 * often.itl_s, rel=0.25)
+    with pytest.raises(InputError, match="receive_every: 30 is for sglang, not vllm"):
+        case_of("vllm", receive_every=30)
+
+
+def test_each_engine_has_kernels_of_its_own():
+    vllm, sglang = (set(tables(grids)) for grids in ("h200_sxm", "h200_sxm/sglang"))
+    assert "moe_fp8_block_triton_balanced" in sglang - vllm
+    # Experts' kernels are an engine's own; what was not measured apart is as with vLLM.
+    assert "moe_fp8_triton_balanced" not in sglang
+    assert "sparse_latent_decode" in sglang & vllm
+    own, other = (load_grid(grids, "all_reduce") for grids in ("h200_sxm/sglang", "h200_sxm"))
+    assert not np.array_equal(own.log_efficiency, other.log_efficiency)
+    shared = load_grid("h200_sxm/sglang", "gemm_bfloat16")
+    assert shared is not None
+    case = case_of("trtllm", gpu="l40s", model="Qwen/Qwen3-8B")
+    notes = assumptions(case.model, case.gpu, case.deployment)
+    assert "no kernels of trtllm measured on l40s: vllm's are taken" in notes
+    assert any("less validated" in note for note in notes)
+
+
+def test_tensorrt_llm_casts_what_is_beside_mxfp4_on_blackwell():
+    peaks = []
+    for engine in ("vllm", "trtllm"):
+        case = case_of(engine, model="openai/gpt-oss-120b", gpu="b200_sxm", tp=1)
+        (row,) = [r for r in rows_of(case.model, case.gpu, case.deployment) if r.name == "experts"]
+        peaks.append(row.peak_flops)
+    assert peaks == [case.gpu.peak("bfloat16"), case.gpu.peak("fp8")]
+
+
+def test_a_share_of_what_is_left_is_for_the_kv_cache():
+    memory = case_of("trtllm").deployment.memory
+    left = memory.usable - memory.weights - memory.activations - memory.graphs
+    assert memory.usable == case_of("trtllm").gpu.memory_bytes
+    assert memory.kv_cache == pytest.approx(0.9 * left, rel=1e-3)
+
+
+def test_commands():
+    layout = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "b200_sxm", "tp": 1, "dp": 8, "ep": 8}
+    words = serve_command(case_of("sglang", **layout, receive_every=30))
+    for option in (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp-size 8",
+        "--dp-size 8 --enable-dp-attention --ep-size 8",
+        "--scheduler-recv-interval 30",
+    ):
+        assert option in words
+    words = serve_command(case_of("trtllm", **layout))
+    assert words.startswith("trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 ")
+    assert words.endswith("--extra_llm_api_options <(printf 'enable_attention_dp: true\\n')")
+    assert "extra" not in serve_command(case_of("trtllm"))
+
+
+def test_what_tensorrt_llm_cannot_do_is_refused():
+    with pytest.raises(InputError, match="dp: 2 with tp 2 is not what trtllm can do"):
+        case_of("trtllm", model="Qwen/Qwen3-30B-A3B", dp=2, ep=4)
+    # Experts may be shared and spread at once, as in vLLM they may not.
+    case = case_of("trtllm", model="Qwen/Qwen3-30B-A3B", tp=4, ep=2)
+    assert case.deployment.parallelism.expert_tp == 2
+
+
+def test_an_engine_that_no_fit_knows_widens_intervals():
+    widths = []
+    for engine in ("vllm", "sglang"):
+        low, high = physim.predict(case_of(engine)).intervals["itl_s"]
+        widths.append(high / low)
+    assert widths[1] > 1.5 * widths[0]
+    assert (
+        "sglang, of which the fit has no runs" in physim.predict(case_of("sglang")).extrapolations
+    )
+
+
+def test_steps_apart_take_both():
+    case = case_of("sglang")
+    model = step_model_of(case, Corrections())
+    both = model(
+        model.batch(decode_requests=8.0, context=1000.0, prefill_requests=1.0, chunk=500.0)
+    )
+    decode = model(model.batch(decode_requests=8.0, context=1000.0))
+    prompt = model(model.batch(prefill_requests=1.0, chunk=500.0))
+    assert float(both.latency) == pytest.approx(float(prompt.latency))
+    assert float(both.interval) == pytest.approx(float(prompt.latency + decode.latency))
