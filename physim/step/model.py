@@ -34,8 +34,8 @@ class StepTime(eqx.Module):
 
     Attributes:
         latency: From the step's start until its tokens are there.
-        interval: From its start until the next can start: the same, unless layers are spread over
-            a pipeline.
+        interval: From its start until requests that decode get their next token: the same, unless
+            prompts have steps of their own.
         seconds: Its parts in the order of `PART_NAMES`; they sum to ``latency``.
     """
 
