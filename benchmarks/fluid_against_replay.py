@@ -74,8 +74,11 @@ def case(seed: int, kind: str) -> tuple[Any, float]:
     return physim.Case.from_parts(model, "h100_sxm", deployment, load), share
 
 
-def below(seed: int, kind: str = "below") -> dict[str, float]:
-    """Errors of the steady state, percent."""
+def below(seed: int, kind: str = "below") -> dict[str, float] | None:
+    """Errors of the steady state, percent; None where the fluid finds the load above capacity.
+
+    A pipeline's capacity is that of full batches, which a load that never fills one does not reach.
+    """
     import physim
     from physim.corrections.fields import Corrections
 
@@ -87,6 +90,8 @@ def below(seed: int, kind: str = "below") -> dict[str, float]:
     count = int(np.clip(rate * (alone.e2e_s or 1.0) * lives, 12_000, 150_000))
     steady = one.under(replace(one.demanded, rate=rate))
     (fluid,) = physim.predict_cases([steady], Corrections())
+    if fluid.saturated:
+        return None
     frame = replayed(one.under(replace(one.demanded, rate=rate, requests=count)), seed)
     middle = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
     whole = fluid.whole.latencies
@@ -168,12 +173,15 @@ def main() -> None:
         spread = list(
             pool.map(functools.partial(below, kind="layouts"), range(LAYOUTS), chunksize=5)
         )
-        table(spread, "Layouts, 5% to 80% of the saturation throughput")
+        known = [row for row in spread if row is not None]
+        table(known, "Layouts, 5% to 80% of the saturation throughput")
+        print(f"\n{LAYOUTS - len(known)} of {LAYOUTS} above capacity by the fluid")
         if sys.argv[1:] == ["layouts"]:
             return
         under = list(pool.map(below, range(BELOW), chunksize=5))
         found = list(pool.map(above, range(ABOVE), chunksize=5))
     over = [row for row in found if row is not None]
+    under = [row for row in under if row is not None]
     table(under, "5% to 95% of the saturation throughput")
     table([row for row in under if row["share"] < 0.8], "5% to 80% of the saturation throughput")
     table(over, "1.1 to 2 times the saturation throughput")

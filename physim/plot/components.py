@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ _SWEEPS = {
     ),
 }
 _MOST_ON_HOST = 64
+# Letters of a line of a title.
+_TITLE = 64
 
 
 def draw_component(
@@ -135,7 +138,7 @@ def draw_component(
     else:
         axes.set_ylim(bottom=0)
     plain_ticks(axes)
-    axes.set_title(f"{part.label}: {case.server}", fontsize=9)
+    axes.set_title(textwrap.fill(f"{part.label}: {case.server}", _TITLE), fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return axes

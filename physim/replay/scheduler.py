@@ -55,6 +55,7 @@ class Microbatch:
         self.context = 0
         self.chunks: list[Chunk] = []
         self.decodes = True
+        self._members: set[Request] = set()
         # By age, when requests finish, and how many need a new block next.
         self._finishing: list[tuple[int, int, Request]] = []
         self._phases = [0] * block_size
@@ -69,8 +70,13 @@ class Microbatch:
         """Requests that decode in the step that was formed last."""
         return self.decoding if self.decodes else 0
 
+    def __contains__(self, request: Request) -> bool:
+        """Whether a request decodes here."""
+        return request in self._members
+
     def join(self, request: Request) -> None:
         """A request whose prompt is computed begins to decode."""
+        self._members.add(request)
         # The age at which it would have begun with no token generated.
         request.began = self.age - request.generated
         self.decoding += 1
@@ -81,6 +87,7 @@ class Microbatch:
 
     def leave(self, request: Request) -> None:
         """A request decodes no more; its counts of tokens are brought up to date."""
+        self._members.remove(request)
         new = self.tokens_since(request)
         request.generated += new
         request.computed += new
@@ -111,7 +118,7 @@ class Microbatch:
 
     def _finishes(self, request: Request, age: int) -> bool:
         """Whether a request still decodes here and ends at an age: it may have lost its place."""
-        return request.batch is self and request.began + request.output_tokens == age
+        return request in self and request.began + request.output_tokens == age
 
     def blocks_of_next_step(self) -> int:
         """Blocks that decoding requests need for the next step."""
@@ -166,6 +173,8 @@ class Scheduler:
         # Time, gap and count of tokens, to which those are added that a preemption held up.
         self._gaps = gaps
         self._starts = 0
+        # Where each request that decodes does.
+        self._batches: dict[Request, Microbatch] = {}
         # KV blocks that running requests may come to hold, where room is kept for all of them.
         self._kept = 0
         self._own: dict[Segment, Segment] = {}
@@ -342,7 +351,7 @@ class Scheduler:
         if request.generated == request.output_tokens:
             del self.running[request]
             return True
-        request.batch = batch
+        self._batches[request] = batch
         batch.join(request)
         return False
 
@@ -351,9 +360,8 @@ class Scheduler:
         del self.running[request]
         if request in self.prefilling:
             del self.prefilling[request]
-        elif request.batch is not None:
-            request.batch.leave(request)
-            request.batch = None
+        else:
+            self._batches.pop(request).leave(request)
 
     def release(self) -> None:
         """Requests that are done give up their blocks and slots."""
@@ -373,7 +381,7 @@ class Scheduler:
     def _preempt_for_decode(self, batch: Microbatch, now_s: float) -> None:
         """Gives blocks to a batch's decoding requests in the order in which they started."""
         for request in list(self.running):
-            if request not in self.running or request.batch is not batch:
+            if request not in self.running or request not in batch:
                 continue
             if (request.computed + batch.tokens_since(request)) % self.limits.block_size:
                 continue

@@ -19,8 +19,6 @@ from physim.replay.kv_cache import Segment
 if TYPE_CHECKING:
     import pandas as pd
 
-    from physim.replay.scheduler import Microbatch
-
 
 class Request:
     """A request and what becomes of it.
@@ -46,10 +44,9 @@ class Request:
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
     # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks,
     # `fixed` ones do not grow with it, room is kept for `kept`; it was the `started`-th to start,
-    # and, had it always decoded, `began` at that count of steps of the `batch` that it decodes in.
+    # and, had it always decoded, `began` at that count of steps of its batch.
     __slots__ = (
         "arrival_s",
-        "batch",
         "began",
         "cached_tokens",
         "computed",
@@ -100,7 +97,6 @@ class Request:
         self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: tuple[Segment, ...] = ()
-        self.batch: Microbatch | None = None
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.finished_s: float | None = None
