@@ -224,6 +224,22 @@ def all_gather(message_bytes: Number, gpus: Number) -> Number:
     return message_bytes * (gpus - 1) / gpus
 
 
+def all_to_all(tokens: Number, hidden: Number, top_k: Number, ranks: Number) -> Number:
+    """Bytes that a GPU sends so that each token is where its experts are, and back.
+
+    A token goes once to each rank that has any of its experts, if these are chosen evenly: in 8 bit
+    on the way there, in 16 back.
+
+    Args:
+        tokens: Tokens of the GPU.
+        hidden: Width of the hidden state.
+        top_k: Experts that a token visits.
+        ranks: GPUs over which experts are spread.
+    """
+    others = (ranks - 1) * (1 - (1 - 1 / ranks) ** top_k)
+    return tokens * others * hidden * (1 + BYTES_16_BIT)
+
+
 def seconds(work: Work, peak_flops: Number, bandwidth: Number) -> Number:
     """Roofline time of NumPy or float work; traced code takes the maximum itself."""
     flops, moved = work

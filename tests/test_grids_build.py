@@ -129,6 +129,7 @@ BOUND = {
     "all_reduce": {"gpus": 2.0},
     "all_gather": {"gpus": 2.0},
     "reduce_scatter": {"gpus": 2.0},
+    "all_to_all": {"topk": 8.0},
 }
 # Tables of whole layers, whose kernels are far from their roofline: a unit that is off would still
 # show, in the largest of all.
@@ -156,7 +157,9 @@ def test_large_work_takes_a_tenth_of_the_peak_or_more_and_never_exceeds_it(gpu):
             largest = {name: knots[-1] for name, knots in grid.axes} | fixed
             efficiency = float(grid.efficiency(**largest))
         # The fullest of several GPUs has more to do than the share that the roofline is of.
-        least = 0.05 if "_spread_power" in table or "/" in gpu else 0.1
+        # Kernels of low latency were measured up to 256 tokens.
+        slow = "_spread_power" in table or "/" in gpu or table == "all_to_all_ll"
+        least = 0.05 if slow else 0.1
         assert least < efficiency <= 1.02, table
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import physim
+from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.grids.store import load_grid
@@ -20,6 +21,7 @@ from physim.step.batch import Batch
 from physim.step.component import Placement
 from physim.step.components.all_reduce import SKEW_S
 from physim.step.components.pipeline import SEND_S
+from physim.step.curves import TOKENS
 from physim.step.lowering import assumptions, rows_of
 from physim.step.nodes import between_nodes
 
@@ -69,10 +71,27 @@ def test_an_exchange_between_ranks_by_hand():
         grid = load_grid("h100_sxm", name).at(gpus=4)
         (efficiency,) = np.exp(grid.resampled(message_bytes=np.array([2.0**22])))
         measured += 2**22 * 3 / 4 / case.gpu.link_bandwidth / efficiency
-    from physim.step.curves import TOKENS
-
     at = np.exp(np.interp(math.log(1024), np.log(TOKENS), row.log_seconds))
     assert at == pytest.approx(measured, rel=0.02)
+
+
+def test_deepep_sends_tokens_to_their_experts():
+    # Of eight ranks 7 (1 - (7/8)^8) others, 4.6, have an expert of a token that visits eight.
+    assert roofline.all_to_all(1.0, 2048, 8, 8) == pytest.approx(7 * (1 - (7 / 8) ** 8) * 3 * 2048)
+    # Measured rows: 1,024 tokens a rank on H200, 403 + 393 us with 256 experts, 405 + 468 with 384.
+    layout = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200_sxm", "dp": 8, "ep": 8}
+    deepep = case_of(**layout, all2all="deepep_high_throughput")
+    at = np.interp(
+        math.log(8 * 1024), np.log(TOKENS), row_of(deepep, "expert_exchange").log_seconds
+    )
+    assert np.exp(at) == pytest.approx(834.5e-6 + 2 * SKEW_S, rel=0.01)
+    # For small batches the kernels of low latency are faster.
+    low = row_of(case_of(**layout, all2all="deepep_low_latency"), "expert_exchange").log_seconds
+    assert np.all(low[TOKENS < 64] < row_of(deepep, "expert_exchange").log_seconds[TOKENS < 64])
+    with pytest.raises(
+        InputError, match="all2all: deepep_low_latency is for experts that are spread"
+    ):
+        case_of(dp=8, all2all="deepep_low_latency")
 
 
 def test_a_pipeline_sends_hidden_states_between_stages():

@@ -35,6 +35,11 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         "Read the model as this architecture class, such as LlamaForCausalLM.",
     ),
     "async_scheduling": (bool | None, None, "Schedule a step while one runs."),
+    "all2all": (
+        str,
+        "allgather",
+        "Ranks to experts: allgather or deepep_{high_throughput,low_latency}.",
+    ),
     "receive_every": (int, 1, "Steps between looks at what has arrived, of SGLang."),
     "sampling": (
         str,

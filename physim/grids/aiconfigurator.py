@@ -260,6 +260,23 @@ def _nccl(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
             yield Rows(name, picked, {"gpus": gpus, "message_bytes": message}, bound)
 
 
+def _all_to_all(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
+    # Tokens are those of each rank, and times are in microseconds, of the way to the experts and of
+    # that back: 8,192 tokens would else be beyond the links. How many experts there are hardly
+    # matters.
+    keys = ["comm_backend", "ep_size", "hidden_size", "topk", "num_tokens"]
+    for mode in ("ht", "ll"):
+        own = rows[rows["comm_backend"] == f"deepep_{mode}"]
+        each = own.groupby([*keys, "num_experts"], as_index=False)["latency"].sum()
+        both = each.groupby(keys, as_index=False)["latency"].mean()
+        both = both.assign(latency=both["latency"] * 1e-3, kernel_source="deepep")
+        columns = ("num_tokens", "hidden_size", "topk", "ep_size")
+        tokens, hidden, top_k, ranks = (both[name].to_numpy(float) for name in columns)
+        sent = roofline.all_to_all(tokens, hidden, top_k, ranks)
+        axes = {"topk": top_k, "hidden_size": hidden, "tokens": tokens}
+        yield Rows(f"all_to_all_{mode}", both, axes, sent / gpu.link_bandwidth)
+
+
 _GEMM_FORMATS = {
     "vllm": (("bfloat16", BFLOAT16), ("fp8", FP8), ("nvfp4", NVFP4)),
     "sglang": (("fp8", FP8), ("fp8_block", FP8), ("nvfp4", NVFP4)),
@@ -280,6 +297,7 @@ def _readers(engine: str) -> dict[str, _Reader]:
     }
     if engine == DEFAULT_ENGINE:
         readers["comm/nccl/*/nccl_perf.parquet"] = _nccl
+        readers["comm/vllm/*/moe_a2a_perf.parquet"] = _all_to_all
     return readers | {
         f"{folder}/{engine}/{file}": read
         for (folder, file), read in MIXER_READERS.items()

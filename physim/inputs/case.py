@@ -51,6 +51,7 @@ class EngineOptions(TypedDict, total=False):
     expert_load: float | None
     async_scheduling: bool | None
     receive_every: int
+    all2all: str
     sampling: str
 
 

@@ -18,6 +18,7 @@ GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer", "cutlass", "min_latency", "deepgemm")
 # Loads of experts that were measured: exponents of their power laws, and their tables' names.
 EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
+ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
 KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
@@ -125,6 +126,8 @@ class Deployment:
             load, to 1.2; None for what runs of the model's family showed.
         async_scheduling: Whether the engine schedules a step while the one before it runs; None for
             its default.
+        all2all: How data-parallel ranks exchange tokens with experts, of `ALL2ALL`: ``allgather``,
+            or DeepEP's kernels of high throughput or low latency.
         receive_every: Steps that only decode between two looks at what has arrived: 1, or in SGLang
             more (its ``scheduler_recv_interval``).
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
@@ -150,6 +153,7 @@ class Deployment:
     moe_kernel: str | None = None
     expert_load: float | None = None
     async_scheduling: bool | None = None
+    all2all: str = ALL2ALL[0]
     receive_every: int = 1
     sampling: str = "model"
 
@@ -176,6 +180,7 @@ class Deployment:
             ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("moe_kernel", (None, *MOE_KERNELS)),
             ("sampling", SAMPLINGS),
+            ("all2all", ALL2ALL),
         ):
             if getattr(self, name) not in known:
                 raise InputError(
@@ -240,6 +245,7 @@ class Deployment:
             kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel or profile.expert_kernels[0],
             expert_load=self._expert_load(model),
+            all2all=self.all2all,
             sampling=self._sampling(model),
             sampling_is_known=self.sampling != "unknown",
         )
@@ -314,6 +320,12 @@ class Deployment:
     def _check_layout(self, model: ModelArch) -> None:
         """Refuses degrees that the model has nothing for, or that the engine does not offer."""
         layout, experts = self.parallelism, model.experts
+        if self.all2all != ALL2ALL[0] and layout.ep < layout.stage_gpus:
+            raise InputError(
+                "all2all",
+                f"{self.all2all} is for experts that are spread whole over all GPUs",
+                f"give ep {layout.stage_gpus}, or leave it out",
+            )
         if self.receive_every > 1 and self.engine != "sglang":
             raise InputError(
                 "receive_every", f"{self.receive_every} is for sglang, not {self.engine}", "use 1"
@@ -404,6 +416,7 @@ class ResolvedDeployment:
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of fp8 expert layers.
         expert_load: How tokens spread over experts, an exponent.
+        all2all: How ranks exchange tokens with experts, of `ALL2ALL`.
         sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
         sampling_is_known: Whether that is known, or taken for what it may be.
     """
@@ -417,6 +430,7 @@ class ResolvedDeployment:
     expert_load: float
     sampling: str
     sampling_is_known: bool = True
+    all2all: str = ALL2ALL[0]
 
     @property
     def weight_bytes(self) -> float:

@@ -60,7 +60,9 @@ MXFP8 = WeightFormat(
 )
 # One fp8 scale for each 16 weights.
 NVFP4 = WeightFormat(
-    "nvfp4", 0.5 + 1.0 / 16, "fp4", 0.5 + 1.0 / 16, ("nvfp4", *_FP8_TABLES), ("nvfp4", "mxfp4")
+    *("nvfp4", 0.5 + 1.0 / 16, "fp4", 0.5 + 1.0 / 16),
+    gemm_tables=("nvfp4", *_FP8_TABLES),
+    expert_tables=("nvfp4", "mxfp4", "int4", "bfloat16"),
 )
 NVFP4_WEIGHTS = WeightFormat(
     "nvfp4_w4a16", 0.5 + 1.0 / 16, "bfloat16", expert_tables=("mxfp4", "int4", "bfloat16")

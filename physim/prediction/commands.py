@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from physim.errors import InputError
 from physim.inputs.case import Case
+from physim.inputs.deployment import ALL2ALL
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 
@@ -38,6 +39,8 @@ def _vllm(case: Case) -> str:
             words += [f"--{flag}-parallel-size", str(degree)]
     if layout.ep > 1:
         words.append("--enable-expert-parallel")
+    if known.all2all != ALL2ALL[0]:
+        words += ["--all2all-backend", known.all2all]
     for flag, value in (
         ("max-num-seqs", limits.max_num_seqs),
         ("max-num-batched-tokens", limits.max_num_batched_tokens),

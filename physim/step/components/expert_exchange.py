@@ -1,7 +1,8 @@
 """Tokens of data-parallel ranks on their way to the experts of all, and back.
 
 Before experts every rank gathers the tokens of all; behind them each gets the sums of its own, a
-reduce-scatter (vLLM's ``allgather_reducescatter``, which it takes by default).
+reduce-scatter (vLLM's ``allgather_reducescatter``, which it takes by default). Or DeepEP's kernels
+send each token to the ranks that have its experts, and what they made of it back.
 """
 
 from __future__ import annotations
@@ -12,39 +13,70 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.grids.store import load_grid
+from physim.grids.store import load_grid, with_table
+from physim.inputs.deployment import ALL2ALL
+from physim.models.layers import Experts
 from physim.step.component import Component, Part, Placement
 from physim.step.components.all_reduce import SKEW_S
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.nodes import between_nodes, spanning_notes
 from physim.step.rows import Row, SizeRow
+from physim.types import Number
+
+_MODES = dict(zip(ALL2ALL[1:], ("all_to_all_ht", "all_to_all_ll"), strict=True))
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
     ranks, link = placement.layout.dp, placement.gpu.link_bandwidth
     if ranks == 1:
         return
-    layers: Counter[tuple[int, float]] = Counter()
+    layers: Counter[Experts] = Counter()
     for group in placement.model.groups:
         if group.experts:
-            width = group.experts.hidden_size or placement.model.hidden_size
-            form = placement.multiplied(group.experts.form)
-            layers[width, form.activation_bytes] += group.layers
-    for (width, sent_bytes), count in layers.items():
+            layers[group.experts] += group.layers
+    gathers = placement.deployment.all2all == ALL2ALL[0]
+    for experts, count in layers.items():
+        width = experts.hidden_size or placement.model.hidden_size
         # Numbers are cast to what the experts multiply before they are sent, and come back in 16
         # bit.
-        ways = (("all_gather", sent_bytes), ("reduce_scatter", roofline.BYTES_16_BIT))
-        seconds = sum(_seconds(placement, name, width * size) for name, size in ways)
+        sent_bytes = placement.multiplied(experts.form).activation_bytes
+        if gathers:
+            ways = (("all_gather", sent_bytes), ("reduce_scatter", roofline.BYTES_16_BIT))
+            seconds = sum(_seconds(placement, name, width * size) for name, size in ways)
+            moved = roofline.all_gather(width * (sent_bytes + roofline.BYTES_16_BIT), ranks)
+        else:
+            seconds = _all_to_all_seconds(placement, width, experts.per_token)
+            moved = _sent(placement, 1.0, width, experts.per_token) / ranks
         yield SizeRow(
             name="expert_exchange",
             part="expert_exchange",
             size="routed",
             count=count,
-            bytes=float(roofline.all_gather(width * (sent_bytes + roofline.BYTES_16_BIT), ranks)),
+            bytes=float(moved),
             bandwidth=link,
             log_seconds=np.log(2 * SKEW_S + seconds),
             correction="all_reduce",
         )
+
+
+def _sent(placement: Placement, tokens: Number, width: int, per_token: int) -> Number:
+    """Bytes that a rank sends of so many tokens of its own."""
+    return roofline.all_to_all(tokens, width, per_token, placement.layout.ep)
+
+
+def _all_to_all_seconds(placement: Placement, width: int, per_token: int) -> np.ndarray:
+    """Time of DeepEP's two kernels, at `TOKENS` of all ranks."""
+    name = _MODES[placement.deployment.all2all]
+    grid = load_grid(with_table(placement.grids, name), name)
+    # Fewer tokens than were measured take as long as the fewest.
+    least = dict(grid.axes)["tokens"][0]
+    own = np.maximum(TOKENS / placement.layout.dp, least)
+    curve = grid.at(topk=float(per_token), hidden_size=float(width)).resampled(tokens=own)
+    sent = np.asarray(_sent(placement, own, width, per_token)) / placement.gpu.link_bandwidth
+    # Between nodes at most as much as all have.
+    moved = TOKENS * width * (1 + roofline.BYTES_16_BIT)
+    across = between_nodes(placement, placement.layout.ep, moved)
+    return np.asarray(np.exp(rising_log_seconds(curve, sent)) + across)
 
 
 def _seconds(placement: Placement, name: str, token_bytes: float) -> np.ndarray:
