@@ -111,8 +111,8 @@ def compare(data: Path, evaluation: Path, estimates: Path) -> None:
             peer = theirs.get(name, {}).get(key)
             errors.append(abs(found["error_pct"]) if found else math.nan)
             errors.append(abs(float(peer) / observed - 1) * 100 if peer else math.nan)
-        for key in (_group(row), (row["engine"], "all", "")):
-            groups.setdefault(key, []).append(errors)
+        for group in (_group(row), (row["engine"], "all", "")):
+            groups.setdefault(group, []).append(errors)
     print("| engine | GPU | layout | rows | ITL physim | AIConfigurator | TTFT physim | theirs |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for (engine, gpu, layout), some in sorted(groups.items()):

@@ -178,10 +178,10 @@ def main() -> None:
         print(f"\n{LAYOUTS - len(known)} of {LAYOUTS} above capacity by the fluid")
         if sys.argv[1:] == ["layouts"]:
             return
-        under = list(pool.map(below, range(BELOW), chunksize=5))
+        steady = list(pool.map(below, range(BELOW), chunksize=5))
         found = list(pool.map(above, range(ABOVE), chunksize=5))
     over = [row for row in found if row is not None]
-    under = [row for row in under if row is not None]
+    under = [row for row in steady if row is not None]
     table(under, "5% to 95% of the saturation throughput")
     table([row for row in under if row["share"] < 0.8], "5% to 80% of the saturation throughput")
     table(over, "1.1 to 2 times the saturation throughput")

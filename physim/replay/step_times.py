@@ -121,7 +121,12 @@ class LinearStepTimes:
         return self.beta0_s + self.beta1_s * prefill_tokens + self.beta2_s * decode_requests
 
     def decode(
-        self, requests: int, _: int, steps: int, until_s: float, **__: int
+        self,
+        requests: int,
+        _: int,
+        steps: int,
+        until_s: float,
+        elsewhere: int = 0,  # noqa: ARG002
     ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
         one = self.beta0_s + self.beta2_s * requests

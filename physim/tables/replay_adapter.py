@@ -31,15 +31,21 @@ class TableStepTimes:
         prefill_squares: int,
         cached_tokens: int,
         cached_products: int,
+        elsewhere: int = 0,  # noqa: ARG002
     ) -> float:
-        """Seconds of a step with prefill."""
+        """Seconds of a step; other ranks are as alike as the table has them."""
         context = decode_context / decode_requests if decode_requests else 0.0
         before = prefill_context(prefill_tokens, prefill_squares, cached_products)
         more = self._table.more_prompts_s(prefill_requests, cached_tokens)
         return self._table(decode_requests, context, prefill_tokens, before) + more
 
     def decode(
-        self, requests: int, context: int, steps: int, until_s: float
+        self,
+        requests: int,
+        context: int,
+        steps: int,
+        until_s: float,
+        elsewhere: int = 0,  # noqa: ARG002
     ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
         sums = self._sums.get(requests)
