@@ -106,7 +106,10 @@ def test_evaluate_writes_the_documented_json(tmp_path):
     content = json.loads(out.read_text())
     assert set(content) == {"rows", "summary", "skipped"}
     row = content["rows"][0]
-    assert set(row) == {"experiment", "stage", "model", "hardware", "tp", "metrics"}
+    assert set(row) == {
+        *("experiment", "stage", "model", "hardware", "tp", "layout"),
+        *("engine", "engine_version", "concurrency", "metrics"),
+    }
     assert set(row["metrics"]) == {"e2e_mean", "ttft_mean", "itl_mean", "tpot_mean"}
     assert row["metrics"]["tpot_mean"] == row["metrics"]["itl_mean"]
     assert set(row["metrics"]["e2e_mean"]) == {"observed", "predicted", "error_pct"}

@@ -9,6 +9,9 @@ import pytest
 import physim
 from physim.errors import InputError
 from physim.measured.runs_csv import cached_tokens, case_of, read_table
+from physim.plot import draw_groups
+from physim.validation.by_group import by_group
+from physim.validation.suspects import suspect
 
 ROW = {
     "experiment": "run",
@@ -246,3 +249,56 @@ def test_zero_shot_accuracy_on_the_measured_runs(ground_truth):
     assert np.mean(errors("bf16", "e2e_mean")) <= 3
     assert np.mean(errors("fp8", "itl_mean")) <= 9
     assert len(everything.rows) + len(everything.skipped) == 34
+
+
+def test_errors_by_group_count_what_is_not_predicted(tmp_path):
+    path = table(
+        tmp_path,
+        {"experiment": "a"},
+        {"experiment": "b", "concurrency": 16.0, "engine": "sglang"},
+        {"experiment": "c", "ep": 3},
+    )
+    found = physim.evaluate([path])
+    groups = by_group(found, ["backend", "concurrency"])
+    assert [(g["backend"], g["concurrency"], g["rows"], g["predicted_pct"]) for g in groups] == [
+        ("sglang", "up to 64", 1, 100.0),
+        ("vllm", "open loop", 2, 50.0),
+    ]
+    (row,) = [row for row in found.rows if row["experiment"] == "a"]
+    error = abs(row["metrics"]["ttft_mean"]["error_pct"])
+    assert groups[1]["ttft_mean"]["mape"] == pytest.approx(error)
+    assert {row["layout"] for row in (*found.rows, *found.skipped)} == {"tp1", "ep3"}
+    with pytest.raises(InputError, match="by: 'colour': is nothing to group by; use model, gpu"):
+        by_group(found, ["colour"])
+
+
+def test_intervals_of_rows_are_those_of_predictions(tmp_path):
+    clients = {"concurrency": 16.0, "requests": 160}
+    path = table(tmp_path, clients, {"experiment": "far", "e2e_mean": 9.0, **clients})
+    found = physim.evaluate([path], intervals=True)
+    alone = physim.predict(found.cases[0])
+    for metric, name in (("ttft_mean", "ttft_s"), ("tpot_mean", "itl_s"), ("e2e_mean", "e2e_s")):
+        pair = found.rows[0]["metrics"][metric]
+        assert (pair["low"], pair["high"]) == pytest.approx(alone.intervals[name], rel=1e-6)
+    # Nine seconds are beyond any interval about two.
+    assert found.summary["e2e_mean"]["in_interval_pct"] <= 50
+    with pytest.raises(InputError, match="intervals: are not known of the replay"):
+        physim.evaluate([path], method="replay", intervals=True)
+
+
+def test_a_suspect_explains_an_error(tmp_path):
+    found = physim.evaluate([table(tmp_path, {"concurrency": 64.0})])
+    (case,) = found.cases
+    culprit = suspect(case, "itl", 1.15)
+    moved = physim.Corrections(**{culprit.name: np.log(culprit.factor)})
+    bare, corrected = physim.predict_cases([case, case], [physim.Corrections(), moved])
+    assert culprit.factor > 1
+    assert corrected.itl_s / bare.itl_s == pytest.approx(1.15, rel=0.03)
+
+
+def test_groups_are_drawn_with_their_errors(tmp_path):
+    found = physim.evaluate([table(tmp_path, {}, {"experiment": "other", "tp": 2})])
+    axes = draw_groups(found, ["layout"])
+    labels = [text.get_text() for text in axes[1].get_legend().get_texts()]
+    errors = {row["layout"]: abs(row["metrics"]["itl_mean"]["error_pct"]) for row in found.rows}
+    assert sorted(labels) == sorted(f"{name}: {error:.0f}%" for name, error in errors.items())

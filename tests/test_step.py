@@ -242,7 +242,7 @@ def test_gradients_are_finite_for_an_empty_prefill(mixed):
 # Corrections that multiply no row: of the CPU's time beside the GPU's, with their direction, and of
 # what a request spends outside of steps.
 ON_HOST = {"host_step": +1, "host_request": +1, "host_sharpness": -1}
-OUTSIDE_OF_STEPS = ("front_end", "handover", "output_handling")
+OUTSIDE_OF_STEPS = ("front_end", "handover", "output_handling", "warm_up")
 # And those of which experts a step's tokens visit, which is no factor either.
 ON_ROUTING = ("expert_spread", "expert_independence")
 
@@ -310,8 +310,11 @@ def test_routing_moves_experts_alone(name, model):
 def test_a_correction_outside_of_steps_moves_the_first_token_alone(name):
     from physim.prediction.many import predict_cases
 
+    load = {"rate": 40.0}
+    if name == "warm_up":
+        load = {"concurrency": 16, "requests": 160, "warm_up_s": 1.0}
     case = physim.Case.of(
-        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=40.0, input_tokens=500, output_tokens=100
+        "Qwen/Qwen3-8B", gpu="h100_sxm", input_tokens=500, output_tokens=100, **load
     )
     bare, moved = predict_cases([case] * 2, [Corrections(), Corrections(**{name: 0.3})])
     assert moved.ttft_s > 1.001 * bare.ttft_s

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Out, Plot, print_json, write
 from physim.cli.subject_options import FitName
@@ -36,6 +38,16 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to print.")] = 10,
+    by: Annotated[
+        str,
+        typer.Option(help="Errors by group, by commas: model, gpu, backend, layout, concurrency."),
+    ] = "",
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Count the rows within their 90% interval, too.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what would explain each of the worst rows.")
+    ] = False,
     as_json: AsJson = False,
     out: Out = None,
     plot: Plot = None,
@@ -44,33 +56,47 @@ def evaluate(
 
     For example:
 
-    physim evaluate --data runs.csv --where "stage >= 0" --out errors.json
+    physim evaluate --data runs.csv --where "stage >= 0" --by model,gpu
     """
     import physim
     from physim import data
     from physim.cli.progress import running
     from physim.errors import InputError
+    from physim.validation.by_group import by_group
 
+    names = names_in(by)
+    by_group(physim.Evaluation([], {}, []), names)
     with running("predicting"):
-        evaluation = physim.evaluate(tables, fit, where, method, timeout, seed)
+        evaluation = physim.evaluate(tables, fit, where, method, timeout, seed, intervals)
+    content = evaluation.to_dict()
+    if names:
+        content["groups"] = by_group(evaluation, names)
     if out is not None:
-        data.write_json(out, evaluation.to_dict())
+        data.write_json(out, content)
     if not evaluation.rows:
         reasons = sorted({row["reason"] for row in evaluation.skipped})
         raise InputError(
             ", ".join(map(str, tables)), "has no row to predict", "; ".join(reasons) or "fill it"
         )
     if as_json:
-        print_json(evaluation.to_dict())
+        print_json(content)
     else:
-        _print_evaluation(evaluation, worst)
+        _print_evaluation(evaluation, worst, names, content.get("groups", []), explain)
     if plot is not None:
-        from physim.plot import draw_evaluation
+        from physim.plot import draw_evaluation, draw_groups
 
-        write(lambda: draw_evaluation(evaluation), plot)
+        write(
+            lambda: draw_groups(evaluation, names) if names else draw_evaluation(evaluation), plot
+        )
 
 
-def _print_evaluation(evaluation: Evaluation, worst: int) -> None:
+def _print_evaluation(
+    evaluation: Evaluation,
+    worst: int,
+    names: Sequence[str],
+    groups: Sequence[Mapping[str, Any]],
+    explain: bool,
+) -> None:
     from rich.text import Text
 
     console = stdout()
@@ -79,23 +105,30 @@ def _print_evaluation(evaluation: Evaluation, worst: int) -> None:
         console.print(
             f"{min(worst, count)} worst of {count} rows: observed, and error of the prediction"
         )
-        console.print(_rows(evaluation, worst))
+        console.print(_rows(evaluation, worst, explain))
     console.print("errors, percent")
     console.print(_summary(evaluation))
+    if groups:
+        console.print("mean errors by group, percent, and rows within their interval")
+        console.print(_groups(names, groups))
     for line in by_reason(evaluation.skipped):
         console.print(Text(f"skipped {line}", style="yellow"))
 
 
-def _rows(evaluation: Evaluation, worst: int) -> Table:
+def _rows(evaluation: Evaluation, worst: int, explain: bool) -> Table:
     columns = ["experiment", "stage"]
     for metric in _SHOWN:
         columns += [f"{METRICS[metric].label} {METRICS[metric].unit}", "error"]
+    if explain:
+        from physim.validation.suspects import suspect
+
+        columns.append("explained by")
     # By E2E where it was measured, else by what was.
-    ranked = sorted(
-        evaluation.rows, key=lambda row: -abs(next(iter(row["metrics"].values()))["error_pct"])
-    )
+    first = [next(iter(row["metrics"].items())) for row in evaluation.rows]
+    ranked = sorted(range(len(first)), key=lambda place: -abs(first[place][1]["error_pct"]))
     rows = []
-    for row in ranked[:worst]:
+    for place in ranked[:worst]:
+        row = evaluation.rows[place]
         cells = [row["experiment"], str(row["stage"])]
         for metric in _SHOWN:
             values, scale = row["metrics"].get(f"{metric}_mean"), METRICS[metric].scale
@@ -103,6 +136,35 @@ def _rows(evaluation: Evaluation, worst: int) -> Table:
                 cells += ["-", "-"]
             else:
                 cells += [f"{values['observed'] * scale:.2f}", f"{values['error_pct']:+.1f}%"]
+        if explain:
+            metric, pair = first[place]
+            ratio = pair["observed"] / pair["predicted"]
+            found = suspect(evaluation.cases[place], metric.removesuffix("_mean"), ratio)
+            cells.append("-" if found is None else f"{found.name} x {found.factor:.2f}")
+        rows.append(cells)
+    return table_of(columns, rows)
+
+
+def _groups(names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Table:
+    bounded = any("in_interval_pct" in group["ttft_mean"] for group in groups)
+    columns = [*names, "rows", "predicted"]
+    for metric in _SHOWN:
+        columns += [METRICS[metric].label, "median", *(["within"] if bounded else [])]
+    rows = []
+    for group in groups:
+        cells = [*(group[name] for name in names), str(group["rows"])]
+        cells.append(f"{group['predicted_pct']:.0f}%")
+        for metric in _SHOWN:
+            values = group[f"{metric}_mean"]
+            kinds = ["mape", "median_ape", *(["in_interval_pct"] if bounded else [])]
+            cells += [
+                f"{values[kind]:.0f}%"
+                if kind == "in_interval_pct" and kind in values
+                else f"{values[kind]:.1f}"
+                if kind in values
+                else "-"
+                for kind in kinds
+            ]
         rows.append(cells)
     return table_of(columns, rows)
 
@@ -121,6 +183,8 @@ def _summary(evaluation: Evaluation) -> Table:
                     f"{values['max_ape']:.1f}",
                     f"{values['bias_pct']:+.2f}",
                     f"{values['within_10pct']:.0f}%",
+                    f"{values['in_interval_pct']:.0f}%" if "in_interval_pct" in values else "-",
                 )
             )
-    return table_of(("metric", "rows", "mean", "median", "worst", "bias", "within 10%"), rows)
+    columns = ("metric", "rows", "mean", "median", "worst", "bias", "within 10%", "in interval")
+    return table_of(columns, rows)

@@ -63,6 +63,13 @@ def predict(
         float | None,
         typer.Option(help="Seconds after which clients give up.", rich_help_panel=_LOAD),
     ] = None,
+    warm_up: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that the first requests of clients wait while the engine warms up.",
+            rich_help_panel=_LOAD,
+        ),
+    ] = 0.0,
     slo: Annotated[
         list[str] | None,
         typer.Option(
@@ -120,6 +127,7 @@ def predict(
             **load,
             requests=requests,
             timeout_s=timeout,
+            warm_up_s=warm_up,
             mixed=mixed,
             **engine,
         )

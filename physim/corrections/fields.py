@@ -42,7 +42,8 @@ class Corrections(eqx.Module):
 
     gemm_memory: Scalar = _correction(0.10, "dense GEMMs, where memory bounds them")
     gemm_compute: Scalar = _correction(0.15, "dense GEMMs, where FLOP/s bound them")
-    experts: Scalar = _correction(0.20, "expert layers with their router")
+    experts: Scalar = _correction(0.20, "expert layers with their router, where memory bounds them")
+    experts_compute: Scalar = _correction(0.30, "expert layers, where FLOP/s bound them")
     expert_spread: Scalar = _correction(
         0.50, "spread of tokens over experts, added to the exponent of its power law", True
     )
@@ -79,6 +80,9 @@ class Corrections(eqx.Module):
     )
     output_handling: Scalar = _correction(
         0.70, "detokenisation: the time in which a step's tokens leave the API server", True
+    )
+    warm_up: Scalar = _correction(
+        1.00, "time that the first requests of a benchmark wait for the engine to warm up", True
     )
     residual: Residual = eqx.field(default_factory=Residual.silent)
 

@@ -124,7 +124,8 @@ class Fit:
         if self.covariance is None:
             return []
         values, vectors = np.linalg.eigh(self.covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        # The symmetric root: the signs of eigenvectors are whatever the library makes them.
+        root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
         normal = np.random.default_rng(seed).normal(size=(pairs, len(values)))
         centre = flat(self.corrections)
         return [unflat(centre + sign * root @ row) for row in normal for sign in (1, -1)]

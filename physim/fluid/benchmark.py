@@ -46,7 +46,7 @@ class Benchmark(NamedTuple):
     clients: Clients
 
 
-def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
+def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -> Benchmark:
     """What clients see who begin at once, from their first request to the last.
 
     The first requests of the slots are prefilled together; in the rounds after them clients drift
@@ -59,8 +59,10 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
         turn: Time from a request of a slot to the slot's next if clients are anywhere in their
             requests, seconds.
         demand: The load.
+        warm_up_s: Time that the first requests wait for the engine to warm up, seconds.
     """
     running, steps = engine.running, engine.steps
+    firsts = engine.first + warm_up_s
     requests = jnp.minimum(demand.requests, _ENDLESS)
     rounds = jnp.maximum(requests / running, 1.0)
     begun = 1 / rounds
@@ -90,7 +92,7 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
         return begun * first + (1 - begun) * jnp.sum(weight * later)
 
     decoding = mean(first_decode, decode)
-    ttft = mean(jnp.mean(engine.first), e2e - decode)
+    ttft = mean(jnp.mean(firsts), e2e - decode)
     # Of the turns that clients without a slot wait for, the first clients find half.
     line = (ttft + decoding) * (demand.clients / running - 1)
     line *= 1 - demand.clients / requests / 2
@@ -104,7 +106,7 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand) -> Benchmark:
         clients=Clients(
             closed=demand.closed,
             begun=begun,
-            first=engine.first,
+            first=firsts,
             round=jnp.cumsum(weight) - weight / 2,
             later=e2e - decode,
             chance=1 - each.in_step**2,

@@ -44,6 +44,8 @@ class Demand(eqx.Module):
             compiled; infinite for an open loop among loads of clients.
         requests: Requests that the clients send in all; None where there are no clients, infinite
             without end.
+        warm_up: Time that the first of them wait for the engine to warm up, seconds; None where
+            there are no clients.
         input_tokens: Prompt tokens, mean.
         cached_tokens: Of them, found in the prefix cache.
         prefixes: Different prefixes in the cache.
@@ -55,6 +57,7 @@ class Demand(eqx.Module):
     rate: Scalar
     concurrency: Scalar | None
     requests: Scalar | None
+    warm_up: Scalar | None
     input_tokens: Scalar
     cached_tokens: Scalar
     prefixes: Scalar
@@ -71,6 +74,7 @@ class Demand(eqx.Module):
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
             requests=None if load.concurrency is None else float(load.requests or math.inf),
+            warm_up=None if load.concurrency is None else load.warm_up_s,
             input_tokens=load.mean_input,
             cached_tokens=cached,
             prefixes=float(load.prefixes),
@@ -84,7 +88,7 @@ class Demand(eqx.Module):
         """Loads as one record with a leading axis, in NumPy."""
         if any(demand.concurrency is not None for demand in demands):
             demands = [
-                replace(demand, concurrency=math.inf, requests=math.inf)
+                replace(demand, concurrency=math.inf, requests=math.inf, warm_up=0.0)
                 if demand.concurrency is None
                 else demand
                 for demand in demands

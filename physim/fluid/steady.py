@@ -27,7 +27,7 @@ from physim.fluid.root_finding import bracketed_root
 from physim.fluid.rounds import engine_of
 from physim.fluid.step_mix import Occupancy, Steps, steps_at
 from physim.inputs.deployment import Limits
-from physim.step.front_end import handover_steps, outside_s
+from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
 
@@ -109,7 +109,8 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     if demand.concurrency is None:
         return _counted(state, balance, demand, limits)
     engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
-    whole = benchmark(engine, engine.running / state.throughput, demand)
+    waited = warm_up_s(model.corrections, demand.warm_up)
+    whole = benchmark(engine, engine.running / state.throughput, demand, waited)
 
     def seen(of_clients: Scalar, otherwise: Scalar) -> Scalar:
         return jnp.where(demand.closed, of_clients, otherwise)

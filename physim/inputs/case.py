@@ -33,6 +33,7 @@ class LoadOptions(TypedDict, total=False):
     requests: int | None
     prefixes: int
     timeout_s: float | None
+    warm_up_s: float
 
 
 class EngineOptions(TypedDict, total=False):

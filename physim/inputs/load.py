@@ -70,6 +70,8 @@ class Load:
             first at once; None without end.
         prefixes: Different cached prefixes, ``cached_tokens`` long, that requests have in turn.
         timeout_s: Time after which a client gives up; None for never.
+        warm_up_s: Time that the engine takes to compile and tune kernels when the first requests of
+            clients come, who send a number of them; their first tokens wait for it.
 
     Raises:
         InputError: A figure is not positive, not finite or out of range, or not one of ``rate``,
@@ -87,6 +89,7 @@ class Load:
     requests: int | None = None
     prefixes: int = 1
     timeout_s: float | None = None
+    warm_up_s: float = 0.0
 
     def __post_init__(self) -> None:
         named = {"rate": self.rate, "concurrency": self.concurrency, "stages": self.stages or None}
@@ -127,6 +130,12 @@ class Load:
                 "arrival",
                 "says nothing of clients, who send when they are answered",
                 "leave it out, with its burstiness",
+            )
+        if not 0 <= self.warm_up_s < math.inf:
+            raise InputError("warm_up_s", f"{self.warm_up_s} is not 0 or more", "correct it")
+        if self.warm_up_s and (self.concurrency is None or self.requests is None):
+            raise InputError(
+                "warm_up_s", "is of clients who send a number of requests", "give both, or leave it"
             )
         if self.requests is not None and self.stages:
             raise InputError("requests", "are set by the stages", "leave one of the two out")

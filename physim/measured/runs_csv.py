@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ def number_of(row: Row, column: str) -> float | None:
     return None if value is None or math.isnan(float(value)) else float(value)
 
 
-def _text(row: Row, column: str) -> str | None:
+def text_of(row: Row, column: str) -> str | None:
     """A text that a row may lack."""
     value = row.get(column)
     return value if isinstance(value, str) and value else None
@@ -131,9 +132,9 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     kv_blocks, every = number_of(row, "kv_blocks"), number_of(row, "receive_every")
     deployment = Deployment(
         parallelism_of(row),
-        engine=_text(row, "engine") or DEFAULT_ENGINE,
-        engine_version=_text(row, "engine_version"),
-        sampling=_text(row, "sampling") or "unknown",
+        engine=text_of(row, "engine") or DEFAULT_ENGINE,
+        engine_version=text_of(row, "engine_version"),
+        sampling=text_of(row, "sampling") or "unknown",
         async_scheduling=_flag(row, "async_scheduling"),
         receive_every=1 if every is None else int(every),
         max_num_seqs=int(row["max_num_seqs"]),
@@ -141,7 +142,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         max_model_len=int(row["max_model_len"]),
         gpu_memory_utilization=float(row["gpu_memory_utilization"]),
         kv_blocks=None if kv_blocks is None else int(kv_blocks),
-        kv_cache_dtype=_text(row, "kv_cache_dtype") or "auto",
+        kv_cache_dtype=text_of(row, "kv_cache_dtype") or "auto",
     )
     clients, requests = clients_of(row), number_of(row, "requests")
     open_loop = () if clients else stages
@@ -150,6 +151,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         output_tokens=_lengths(row, "output_len", "output_len_std"),
         concurrency=clients,
         requests=int(requests) if clients and requests else None,
+        warm_up_s=number_of(row, "warm_up_s") or 0.0,
         cached_tokens=cached_tokens(row, deployment.block_size),
         arrival="constant" if clients else row["arrival"],
         stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
@@ -159,10 +161,32 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     return Case.from_parts(row["model"], row["hardware"], deployment, load)
 
 
+def lasting(case: Case, row: Row) -> Case:
+    """The case of a row's run under the load of the row's own stage, as if that lasted.
+
+    Args:
+        case: The run's.
+        row: One of its stages.
+    """
+    load = case.demanded
+    if load.concurrency is None:
+        load = replace(load, stages=(), rate=float(row["rate_rps"]))
+    return case.under(load)
+
+
 def parallelism_of(row: Row) -> Parallelism:
+    """How the GPUs of a row share its model.
+
+    Raises:
+        InputError: Its degrees do not go together.
+    """
+    return Parallelism(**degrees_of(row))
+
+
+def degrees_of(row: Row) -> dict[str, int]:
     """Degrees of parallelism of a row: ``tp``, and ``pp``, ``dp`` and ``ep`` where it has them."""
     degrees = {name: number_of(row, name) for name in ("tp", "pp", "dp", "ep")}
-    return Parallelism(**{name: int(x) for name, x in degrees.items() if x is not None})
+    return {name: int(x) for name, x in degrees.items() if x is not None}
 
 
 def stages_of(run: Sequence[Row]) -> list[Row]:

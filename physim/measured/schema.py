@@ -64,6 +64,7 @@ class RunRow(BaseModel):
         duration_s: How long requests were sent.
         concurrency: Clients that send the next request when the last is answered.
         requests: Requests that the clients send.
+        warm_up_s: Time that the first of them wait for the engine to warm up.
         input_len_mean: Prompt, with its standard deviation ``input_len_std``.
         output_len: Generated tokens, with their standard deviation ``output_len_std``.
         ttft_mean: Mean time to first token.
@@ -102,6 +103,7 @@ class RunRow(BaseModel):
     duration_s: Positive
     concurrency: Length | None = None
     requests: Whole | None = None
+    warm_up_s: Spread | None = None
     input_len_mean: Length
     input_len_std: Spread | None = None
     output_len: Length
@@ -142,7 +144,7 @@ class RunRow(BaseModel):
 
 # What the stages of one run share: whatever does not say how much came, or what was measured.
 _OF_A_STAGE = (
-    *("stage", "rate_rps", "duration_s", "concurrency", "requests"),
+    *("stage", "rate_rps", "duration_s", "concurrency", "requests", "warm_up_s"),
     *("ttft_mean", "e2e_mean", "itl_mean", "n_success", "n_failed"),
 )
 COLUMNS = tuple(RunRow.model_fields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
 from physim.inputs.parallelism import Parallelism
+from physim.measured.split import part_of
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 
@@ -60,6 +61,11 @@ _MEMORY = {"vllm": 0.9, "sglang": 0.85, "trtllm": 0.9}
 _UNSTATED = {"vllm": "0.11.0", "sglang": "0.5.4", "trtllm": "1.1.0"}
 _NIGHTLY = {"vllm": "0.19.0", "sglang": "0.5.9", "trtllm": "1.1.0"}
 _REQUESTS_PER_CLIENT = 10
+# How long the first requests of InferenceX wait: most of its rows of SGLang and TensorRT-LLM have
+# TTFTs that are longer than their prompts take by 20 to 200 ms, whatever the prompt and however
+# many clients, which is what a tenth of the requests makes that waits for a second or two. Medians
+# over models, of rows that are not of the test (benchmarks/warm_up.py).
+_WARM_UP_S = {"vllm": 0.0, "sglang": 0.7, "trtllm": 0.6}
 # Lengths of InferenceX: even between these shares of what is stated.
 _SHORTEST, _LONGEST = 0.8, 1.0
 # InferenceX sets 2,068 tokens for 1,024 in and out, and 9,416 where one side is 8,192.
@@ -85,7 +91,9 @@ def read() -> pd.DataFrame:
     Rows of models that physim does not know are left out, and those whose layout cannot be told.
 
     ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
-    more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read.
+    more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read; or
+    it is of a series with such a row.
+    ``part`` says what it is for: see `physim.measured.split`.
 
     Raises:
         InputError: The package ``aiconfigurator-core`` is not installed.
@@ -100,8 +108,24 @@ def read() -> pd.DataFrame:
         ) from error
     frame = pd.read_csv(package / "systems" / "silicon_sample.csv")
     frame = frame[frame["mode"] == "agg"]
-    rows = [_row(record) for record in frame.to_dict("records")]
-    return pd.DataFrame([row for row in rows if row is not None])
+    rows = [row for record in frame.to_dict("records") if (row := _row(record)) is not None]
+    return pd.DataFrame(_with_series(rows))
+
+
+def _with_series(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with a note for those of a series of which one contradicts physics.
+
+    A series is what one version of an engine was measured at with a model on a GPU. Where a row of
+    it cannot be, the others were measured in the same way.
+    """
+
+    def series(row: Mapping[str, Any]) -> tuple[str, ...]:
+        columns = ("model", "weight_dtype", "hardware", "engine", "engine_version")
+        return (*(row[column] for column in columns), str(bool(row["output_len_std"])))
+
+    odd = {series(row) for row in rows if row["note"]}
+    of_odd = "is of a series with a row that contradicts physics"
+    return [row | {"note": row["note"] or of_odd * (series(row) in odd)} for row in rows]
 
 
 def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
@@ -125,7 +149,7 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     rate = clients / e2e
     arch, gpu = load_model(model), load_hardware(record["system"])
     odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
-    return {
+    row = {
         "experiment": record["id"],
         "stage": 0,
         "model": model,
@@ -147,6 +171,7 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "arrival": "constant",
         "concurrency": clients,
         "requests": int(clients) * _REQUESTS_PER_CLIENT,
+        "warm_up_s": _WARM_UP_S[engine] if varied else 0.0,
         "rate_rps": rate,
         "duration_s": _REQUESTS_PER_CLIENT * e2e,
         "input_len_mean": prompt,
@@ -157,6 +182,7 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "e2e_mean": e2e,
         "note": odd,
     }
+    return row | {"part": part_of(row)}
 
 
 def _layout(record: Mapping[Any, Any]) -> Parallelism | None:

@@ -19,6 +19,7 @@ from physim.plot.fits import (
     draw_observed,
 )
 from physim.plot.grids import draw_surface
+from physim.plot.groups import draw_groups
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
 from physim.plot.tables import draw_table
@@ -35,6 +36,7 @@ __all__ = [
     "draw_fit",
     "draw_fold_errors",
     "draw_folds",
+    "draw_groups",
     "draw_load",
     "draw_losses",
     "draw_observed",

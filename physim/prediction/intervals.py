@@ -18,6 +18,8 @@ from physim.step.component import Placement
 
 # Pairs of draws from the fit's distribution: with the fit itself 31, which a power of two holds.
 _PAIRS = 15
+# Cases that are predicted at once, and whose draws are.
+_CASES, _DRAWN = 1024, 64
 # A quantity is beyond what was measured by this share before it is said.
 _BEYOND = 1.05
 # A GPU without measured kernels is as far from the runs as what is so many e-folds beyond them.
@@ -59,10 +61,72 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     prediction = fluid
     if method != "fluid":
         prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]
-    beyond = _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
-    prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
+    beyond = _outside(case, prediction, fit)
     if fit.scatter and beyond:
-        fluid, *others = _members(case, fit.beyond(sum(abs(log) for log, _ in beyond)))
+        fluid, *others = _members(case, _known(fit, beyond))
+    return _bounded(case, prediction, fit, beyond, fluid, others)
+
+
+def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Fit]) -> list[Prediction]:
+    """Predictions of many cases, each with what its fit knows of its uncertainty.
+
+    Args:
+        cases: What to predict.
+        fits: The fit of each.
+
+    Raises:
+        InputError: A case cannot be predicted.
+    """
+    found: list[Prediction] = []
+    for start in range(0, len(cases), _CASES):
+        some, own = cases[start : start + _CASES], fits[start : start + _CASES]
+        found += predict_cases(some, [fit.corrections for fit in own])
+    bounded: list[Prediction] = []
+    for start in range(0, len(cases), _DRAWN):
+        chunk = list(zip(cases, found, fits, strict=True))[start : start + _DRAWN]
+        outside = [_outside(case, prediction, fit) for case, prediction, fit in chunk]
+        draws = [
+            _known(fit, beyond).draws(_PAIRS)
+            for (_, _, fit), beyond in zip(chunk, outside, strict=True)
+        ]
+        every = [case for (case, _, _), own in zip(chunk, draws, strict=True) for _ in own]
+        others = iter(predict_cases(every, [draw for own in draws for draw in own]))
+        for (case, prediction, fit), beyond, drawn in zip(chunk, outside, draws, strict=True):
+            members = [next(others) for _ in drawn]
+            named = replace(prediction, fit=fit.name)
+            bounded.append(_bounded(case, named, fit, beyond, prediction, members))
+    return bounded
+
+
+def _outside(case: Case, prediction: Prediction, fit: Fit) -> list[tuple[float, str]]:
+    """In what a prediction is beyond the runs that a fit knows: how far, and a line for each."""
+    return _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
+
+
+def _known(fit: Fit, beyond: Sequence[tuple[float, str]]) -> Fit:
+    """What of a fit is known so far outside of its runs."""
+    return fit.beyond(sum(abs(log) for log, _ in beyond)) if beyond else fit
+
+
+def _bounded(
+    case: Case,
+    prediction: Prediction,
+    fit: Fit,
+    beyond: Sequence[tuple[float, str]],
+    fluid: Prediction,
+    others: Sequence[Prediction],
+) -> Prediction:
+    """A prediction with its intervals.
+
+    Args:
+        case: The case.
+        prediction: Its prediction.
+        fit: The fit.
+        beyond: In what the case is outside of the fit's runs.
+        fluid: The fluid's prediction,
+        others: and those with draws from what is known of the corrections.
+    """
+    prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     intervals, least = {}, least_s(case)
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
@@ -118,8 +182,7 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
 
 def extrapolations(case: Case, prediction: Prediction, fit: Fit) -> tuple[str, ...]:
     """In what a prediction is beyond the runs that a fit knows, one line each."""
-    beyond = _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
-    return tuple(line for _, line in beyond)
+    return tuple(line for _, line in _outside(case, prediction, fit))
 
 
 def _unmeasured(case: Case) -> list[tuple[float, str]]:

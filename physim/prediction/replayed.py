@@ -22,7 +22,7 @@ from physim.prediction.steady import steady
 from physim.replay.engine import Engine, Replayed, completed_of, replay
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
-from physim.step.front_end import handover_beyond_steps, output_s, outside_s
+from physim.step.front_end import handover_beyond_steps, output_s, outside_s, warm_up_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,13 +41,14 @@ def engine_of(case: Case, corrections: Corrections, requests: float) -> Engine:
         corrections: Corrections of the constants.
         requests: Requests of a step, mean, whose output is handled together.
     """
-    limits = case.deployment.limits
+    limits, load = case.deployment.limits, case.load
     return Engine(
         limits,
         case.deployment.parallelism,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
         output_steps=float(handover_beyond_steps(corrections, limits.async_scheduling)),
+        warm_up_s=0.0 if load is None else float(warm_up_s(corrections, load.warm_up_s)),
     )
 
 

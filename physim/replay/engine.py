@@ -46,6 +46,7 @@ class Engine:
             not wait for it.
         output_steps: More of it, in units of the step that gave the first token.
         output_per_token_s: Time that every token of a request adds to that of the others, seconds.
+        warm_up_s: Time before its first step, seconds.
     """
 
     limits: Limits
@@ -56,6 +57,7 @@ class Engine:
     output_s: float = 0.0
     output_steps: float = 0.0
     output_per_token_s: float = 0.0
+    warm_up_s: float = 0.0
 
     @property
     def kv_blocks(self) -> int:
@@ -301,7 +303,7 @@ class _Loop:
         for request in workload.requests:
             self._send(request)
         self.deadlines: deque[Request] = deque()
-        self.now = 0.0
+        self.now = engine.warm_up_s
         self.steps = 0
         # Steps that only decode since a look at what has arrived; any prompt's step counts for all.
         self.unseen = 0

@@ -21,6 +21,16 @@ def outside_s(corrections: Corrections) -> Scalar:
     return FRONT_END_S * jnp.exp(corrections.front_end)
 
 
+def warm_up_s(corrections: Corrections, load_s: Number) -> Number:
+    """Time that the first requests wait for the engine to warm up, seconds.
+
+    Args:
+        corrections: Corrections of the constants.
+        load_s: What the load says of it, seconds.
+    """
+    return load_s * jnp.exp(corrections.warm_up)
+
+
 def output_s(corrections: Corrections, requests: Number) -> Number:
     """Time in which the tokens of a step leave the API server, for the mean one, seconds.
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.case import Case
+from physim.inputs.engine import DEFAULT_ENGINE
 from physim.measured.condition import filtered
-from physim.measured.runs_csv import WHOLE_RUN, case_of, measured, read_table, stages_of
+from physim.measured.runs_csv import (
+    WHOLE_RUN,
+    case_of,
+    clients_of,
+    degrees_of,
+    lasting,
+    measured,
+    read_table,
+    stages_of,
+    text_of,
+)
 from physim.measured.schema import Row
+from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Part, Prediction
 
@@ -28,14 +41,17 @@ class Evaluation:
 
     Attributes:
         rows: For each row that could be predicted its identity and, by metric, what was observed
-            and predicted (seconds) and the error (percent).
+            and predicted (seconds), the error (percent) and, if asked for, the ends ``low`` and
+            ``high`` of the interval that nine of ten rows should be in.
         summary: For each metric the number of rows and statistics of their errors, percent.
-        skipped: The other rows, each with the reason.
+        skipped: The other rows, each with its identity and the reason.
+        cases: The case of each of the rows, under the load of its stage alone.
     """
 
     rows: list[dict[str, Any]]
     summary: dict[str, dict[str, float]]
     skipped: list[dict[str, Any]]
+    cases: Sequence[Case] = field(default=(), repr=False)
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a table, a column for each metric's observed, predicted and error."""
@@ -63,6 +79,7 @@ def evaluate(
     method: str = "fluid",
     timeout_s: float | None = None,
     seed: int = 0,
+    intervals: bool = False,
 ) -> Evaluation:
     """Predicts every row of tables of measured runs and compares.
 
@@ -81,13 +98,17 @@ def evaluate(
         method: ``fluid`` or ``replay``.
         timeout_s: Time after which the clients gave up; None for never.
         seed: Seed of the replay's requests.
+        intervals: Whether to give each prediction its interval, which takes some thirty more; only
+            of the fluid's.
 
     Raises:
         InputError: A file cannot be read, lacks a column, or holds a value that is missing, out
-            of range or in contradiction with another.
+            of range or in contradiction with another; or the replay is asked for intervals.
     """
     import pandas as pd
 
+    if intervals and method != "fluid":
+        raise InputError("intervals", f"are not known of the {method}", "use --method fluid")
     frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
     kept = frame if where is None else filtered(frame, where)
     runs = {
@@ -101,15 +122,24 @@ def evaluate(
             cases.append(case_of(runs[key], timeout_s))
             wanted.append(records)
         except InputError as error:
-            skipped += [_skipped(row, str(error)) for row in records]
-    corrections = [load_fit(fit, case.gpu.key).corrections for case in cases]
-    predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
+            skipped += [_identity(row) | {"reason": str(error)} for row in records]
+    known = {gpu: load_fit(fit, gpu) for gpu in {case.gpu.key for case in cases}}
+    fits = [known[case.gpu.key] for case in cases]
+    if intervals:
+        predictions = predict_with_intervals(cases, fits)
+    else:
+        corrections = [fit.corrections for fit in fits]
+        predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
     rows = [
-        _compared(row, _part_of(row, runs[row["table"], row["run"]], prediction))
+        _compared(row, _part_of(row, runs[row["table"], row["run"]], prediction), prediction)
         for records, prediction in zip(wanted, predictions, strict=True)
         for row in records
     ]
-    return Evaluation(rows, {metric: _summary(rows, metric) for metric in METRICS}, skipped)
+    summary = {metric: summary_of(rows, metric) for metric in METRICS}
+    of_rows = [
+        lasting(case, row) for records, case in zip(wanted, cases, strict=True) for row in records
+    ]
+    return Evaluation(rows, summary, skipped, of_rows)
 
 
 def _part_of(row: Row, run: Sequence[Row], prediction: Prediction) -> Part:
@@ -119,11 +149,23 @@ def _part_of(row: Row, run: Sequence[Row], prediction: Prediction) -> Part:
     return prediction.stages[[stage["stage"] for stage in stages_of(run)].index(row["stage"])]
 
 
-def _skipped(row: Row, reason: str) -> dict[str, Any]:
-    return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
+def _identity(row: Row) -> dict[str, Any]:
+    """What a row is of."""
+    degrees = {name: degree for name, degree in degrees_of(row).items() if degree > 1}
+    return {
+        "experiment": row["experiment"],
+        "stage": int(row["stage"]),
+        "model": row["model"],
+        "hardware": row["hardware"],
+        "tp": int(row["tp"]),
+        "layout": " ".join(f"{name}{degree}" for name, degree in degrees.items()) or "tp1",
+        "engine": text_of(row, "engine") or DEFAULT_ENGINE,
+        "engine_version": text_of(row, "engine_version"),
+        "concurrency": clients_of(row),
+    }
 
 
-def _compared(row: Row, part: Part) -> dict[str, Any]:
+def _compared(row: Row, part: Part, prediction: Prediction) -> dict[str, Any]:
     means = {metric: values["mean"] for metric, values in part.latencies.items()}
     seen = measured(row)
     observed = {f"{metric}_mean": value for metric, value in seen.items()}
@@ -131,32 +173,46 @@ def _compared(row: Row, part: Part) -> dict[str, Any]:
     if "itl" in means:
         observed["tpot_mean"] = observed["itl_mean"]
         predicted["itl_mean"] = predicted["tpot_mean"] = means["tpot"]
-    return {
-        "experiment": row["experiment"],
-        "stage": int(row["stage"]),
-        "model": row["model"],
-        "hardware": row["hardware"],
-        "tp": int(row["tp"]),
-        "metrics": {
-            metric: {
-                "observed": observed[metric],
-                "predicted": predicted[metric],
-                "error_pct": (predicted[metric] / observed[metric] - 1) * 100,
-            }
-            for metric in METRICS
-            if metric in observed
-        },
+    metrics = {
+        metric: {
+            "observed": observed[metric],
+            "predicted": predicted[metric],
+            "error_pct": (predicted[metric] / observed[metric] - 1) * 100,
+            **_ends(metric, predicted[metric], prediction),
+        }
+        for metric in METRICS
+        if metric in observed
     }
+    return _identity(row) | {"metrics": metrics}
 
 
-def _summary(rows: list[dict[str, Any]], metric: str) -> dict[str, float]:
+def _ends(metric: str, predicted: float, prediction: Prediction) -> dict[str, float]:
+    """The ends of the interval of a row's mean, as far apart as those of the run's."""
+    name = {"tpot_mean": "itl_s"}.get(metric, metric.replace("_mean", "_s"))
+    value = getattr(prediction, name)
+    if value is None or name not in prediction.intervals:
+        return {}
+    low, high = prediction.intervals[name]
+    return {"low": predicted * low / value, "high": predicted * high / value}
+
+
+def summary_of(rows: Sequence[dict[str, Any]], metric: str) -> dict[str, float]:
+    """Number of the rows that have a metric, and statistics of their errors, percent.
+
+    Args:
+        rows: Rows of an `Evaluation`.
+        metric: One of `METRICS`.
+    """
     import statistics
 
-    errors = [row["metrics"][metric]["error_pct"] for row in rows if metric in row["metrics"]]
+    pairs = [row["metrics"][metric] for row in rows if metric in row["metrics"]]
+    errors = [pair["error_pct"] for pair in pairs]
     if not errors:
         return {"n": 0}
     absolute = [abs(error) for error in errors]
-    return {
+    within = [pair["low"] <= pair["observed"] <= pair["high"] for pair in pairs if "low" in pair]
+    bounded = {"in_interval_pct": 100 * statistics.fmean(within)} if within else {}
+    return bounded | {
         "n": len(errors),
         "mape": statistics.fmean(absolute),
         "median_ape": statistics.median(absolute),

@@ -78,6 +78,7 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
         bandwidth=bandwidth,
         by_spread=np.array(curves),
         correction="experts",
+        compute_correction="experts_compute",
         is_matrix=True,
         is_bent=True,
     )

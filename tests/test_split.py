@@ -1,0 +1,69 @@
+"""NVIDIA's measured points: which contradict physics, and which a fit may see."""
+
+import pandas as pd
+import pytest
+
+from physim.measured.split import part_of
+
+ROW = {
+    "model": "openai/gpt-oss-120b",
+    "hardware": "h100_sxm",
+    "engine": "vllm",
+    "engine_version": "0.18.0",
+    "tp": 4,
+    "ep": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def points() -> pd.DataFrame:
+    pytest.importorskip("aiconfigurator_core")
+    from physim.measured import silicon
+
+    return silicon.read()
+
+
+def test_what_is_held_out_whole():
+    assert part_of(ROW) == "fit"
+    for change in (
+        {"model": "zai-org/GLM-5-FP8"},
+        {"hardware": "b300_sxm"},
+        {"engine_version": "0.16.0"},
+        {"tp": 8, "ep": 8},
+    ):
+        assert part_of(ROW | change) == "test"
+
+
+def test_a_model_on_a_gpu_with_an_engine_is_of_one_part(points):
+    cells = points.groupby(["model", "hardware", "engine"])["part"].unique()
+    # Beside its rows of what is held out whole.
+    assert {len(set(parts) - {"test"}) for parts in cells} <= {0, 1}
+    share = points["part"].value_counts(normalize=True)
+    assert set(share.index) == {"fit", "validation", "test"}
+    assert share.min() > 0.25
+
+
+def test_no_fit_row_is_of_what_is_tested_alone(points):
+    seen = points[points["part"] != "test"]
+    assert not seen["model"].str.contains("GLM-5").any()
+    assert not seen["hardware"].isin(["b300_sxm", "gb200"]).any()
+    assert not ((seen["tp"] == 8) & (seen["ep"] > 1)).any()
+    assert not ((seen["engine"] == "vllm") & (seen["engine_version"] == "0.16.0")).any()
+
+
+def test_a_series_with_a_row_that_cannot_be_is_left_out(points):
+    odd = points[points["note"] != ""]
+    (alone,) = odd[odd["note"].str.startswith("needs")].to_dict("records")
+    assert alone["note"] == "needs 87% of the peak FLOP/s"
+    series = (
+        (points["model"] == alone["model"])
+        & (points["hardware"] == alone["hardware"])
+        & (points["engine"] == alone["engine"])
+        & (points["engine_version"] == alone["engine_version"])
+    )
+    assert len(odd) == series.sum() == 21
+
+
+def test_most_points_are_read(points):
+    # Of 3,619 that are not disaggregated.
+    assert (points["note"] == "").sum() == 3537
