@@ -61,13 +61,15 @@ def main() -> None:
 
 def _loss(problem: Problem) -> Callable[[jax.Array], jax.Array]:
     """The fit's loss as one traced function."""
-    # As JAX's arrays, since these are constants of what is compiled.
+    # As JAX's arrays, since these are constants of what is compiled; so few rows are one chunk.
     stages = jax.tree.map(jnp.asarray, problem.stages)
+    (chunk,) = stages.chunks
     widths, centre = jnp.asarray(problem.widths), jnp.asarray(flat(Corrections()))
     weights = stages.known * stages.weight[:, None] * np.array([1.0, 0.5, 0.5])
 
     def loss(parameters: jax.Array) -> jax.Array:
-        found = log_predicted(unflat(centre + parameters * widths), stages)
+        every = log_predicted(unflat(centre + parameters * widths), chunk.systems)
+        found = every[: len(chunk.places)]
         sizes = jnp.where(weights > 0, (found - stages.observed) / NOISE, 0.0)
         bent = 4 * (jnp.sqrt(1 + (sizes / 2) ** 2) - 1)
         return jnp.sum(weights * bent) + jnp.sum(parameters**2) / 2

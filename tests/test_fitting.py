@@ -23,7 +23,7 @@ from physim.corrections.files import Fit, load_fit
 from physim.errors import InputError
 from physim.fitting.fit import fit
 from physim.fitting.objective import Deviations, Problem
-from physim.fitting.observations import groups, observe
+from physim.fitting.observations import NOISE, groups, observe
 from physim.fitting.optimise import minimise
 from physim.fitting.shrinkage import shrinkage
 from physim.fitting.step_cycles import log_cycles, observe_steps
@@ -198,7 +198,7 @@ def test_a_fit_file_is_read_as_it_was_written(outcome, tmp_path):
     [
         (
             {"covariance": {"labels": labels(), "rows": [[1.0]]}},
-            "covariance.rows: has the shape (1, 1), not (50, 50)",
+            "covariance.rows: has the shape (1, 1), not (52, 52)",
         ),
         (
             {"covariance": [[1.0]], "schema_version": 1},
@@ -565,3 +565,21 @@ def test_what_models_have_in_common_is_earned_and_what_sets_them_apart_is_not(ru
     frame.to_csv(path, index=False)
     apart = observe([path])
     assert shrinkage(Problem.of(apart.stages), apart.rows).scales["kernels"] == 0
+
+
+def test_rows_of_engines_that_compose_steps_differently_are_each_predicted_in_their_way(tmp_path):
+    path = tmp_path / "runs.csv"
+    clients = {"concurrency": 8.0, "requests": 80}
+    rows = [
+        ROW | clients | {"experiment": engine, "engine": engine} for engine in ("sglang", "vllm")
+    ]
+    pd.DataFrame(rows).to_csv(path, index=False)
+    both = observe([path])
+    assert len(both.stages.chunks) == 2
+    problem = Problem.of(both.stages)
+    sizes = problem.deviations(np.zeros(len(problem.widths))).sizes.reshape(2, 3)
+    logs = both.stages.observed + sizes * NOISE
+    predicted = physim.predict_cases(both.cases, physim.Corrections())
+    expected = [[one.ttft_s, one.itl_s, one.e2e_s] for one in predicted]
+    assert np.exp(logs) == pytest.approx(np.array(expected), rel=1e-6)
+    assert expected[0][0] != pytest.approx(expected[1][0], rel=0.01)

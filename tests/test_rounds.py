@@ -9,7 +9,7 @@ import pytest
 
 import physim
 from physim.corrections.fields import Corrections
-from physim.fitting.observations import Stages, log_predicted
+from physim.fitting.observations import log_predicted
 from physim.fluid.benchmark import benchmark
 from physim.fluid.demand import Demand
 from physim.fluid.rounds import engine_of, met
@@ -61,7 +61,7 @@ def test_the_first_prompts_by_hand():
 
 def test_as_many_requests_as_clients_are_prefilled_and_decode_together():
     engine, demand = by_hand(Load(1000, 101, concurrency=8, requests=8))
-    found = benchmark(engine, jnp.asarray(7.0), demand)  # a turn that nobody takes
+    found = benchmark(engine, jnp.asarray(7.0), demand, jnp.zeros(()))  # a turn that nobody takes
     assert found.ttft == pytest.approx(float(np.mean(engine.first)))
     # A request meets the prompts after its own: of 6, 6, 4, 2, 2 and none, in a hundred steps.
     assert found.itl == pytest.approx(0.01 + 20 / 8 * 0.01 / 100, rel=1e-3)
@@ -110,9 +110,7 @@ def spread(share, outputs=500):
 def test_a_fit_sees_what_is_predicted():
     (found,) = predicted([Load(1000, spread(0.01), concurrency=32, requests=320)])
     case = physim.Case.of(MODEL, tp=2, gpu="h100_sxm", output_tokens=spread(0.01), **BENCHMARK)
-    one = np.ones((1, 3))
-    stages = Stages(CaseArrays.of([case]), observed=one, known=one > 0, weight=one[:, 0])
-    seen = np.exp(log_predicted(Corrections(), stages))[0]
+    seen = np.exp(log_predicted(Corrections(), CaseArrays.of([case])))[0]
     assert seen == pytest.approx([found.ttft_s, found.itl_s, found.e2e_s], rel=1e-6)
 
 
@@ -176,7 +174,7 @@ def test_gradients_in_the_load():
     def ttft(clients, factor):
         own = replace(demand, concurrency=clients, outputs=demand.outputs * factor)
         engine = engine_of(CONSTANT, own, LIMITS, clients)
-        return benchmark(engine, jnp.asarray(1.2), own).e2e
+        return benchmark(engine, jnp.asarray(1.2), own, jnp.zeros(())).e2e
 
     at = jnp.asarray(8.2), jnp.asarray(1.01)
     slopes = jax.grad(ttft, (0, 1))(*at)
@@ -186,3 +184,24 @@ def test_gradients_in_the_load():
         moved[1][place] -= 1e-4
         difference = (ttft(*moved[0]) - ttft(*moved[1])) / 2e-4
         assert slope == pytest.approx(float(difference), rel=1e-3)
+
+
+def test_the_first_requests_wait_for_a_warm_up():
+    load = {"concurrency": 16, "requests": 160, "input_tokens": 786}
+    case = {"gpu": "h100_sxm", "tp": 2, "output_tokens": 151, "fit": "none", **load}
+    for method, within in (("fluid", 1e-6), ("replay", 0.02)):
+        without, waited = (
+            physim.predict("Qwen/Qwen3-14B", method=method, warm_up_s=seconds, **case)
+            for seconds in (0.0, 2.0)
+        )
+        # One request in ten is a client's first.
+        assert waited.ttft_s - without.ttft_s == pytest.approx(0.2, rel=within)
+        assert waited.e2e_s - without.e2e_s == pytest.approx(0.2, rel=within)
+        assert waited.itl_s == pytest.approx(without.itl_s, rel=within)
+        assert waited.requests_per_s < without.requests_per_s
+
+
+def test_a_warm_up_is_of_clients_who_send_a_number_of_requests():
+    for load in ({"rate": 2.0}, {"concurrency": 4}):
+        with pytest.raises(physim.InputError, match="warm_up_s: is of clients"):
+            physim.Load(100, 100, warm_up_s=1.0, **load)

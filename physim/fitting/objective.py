@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from physim.fitting.observations import NOISE, Stages, log_predicted
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.fitting.step_cycles import Cycles, log_cycles
 from physim.kept import kept
-from physim.prediction.arrays import row_of
+from physim.prediction.arrays import CaseArrays
 from physim.types import AnyArray
 
 # ITL and E2E of a stage are nearly one number, so each counts half.
@@ -100,9 +100,8 @@ class Problem:
 
     def loss(self, parameters: Vector) -> float:
         """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
-        flat_corrections = flat(self.corrections(parameters))
-        values = self._own(_values(flat_corrections, self._padded, self.cycles))
-        found = self._deviations(values, np.zeros((len(values), 1)))
+        values, no_slopes = self._predicted(parameters, _stage_values, _cycle_values)
+        found = self._deviations(values, no_slopes)
         if not np.all(np.isfinite(values[found.weights > 0])):
             return np.inf
         bent, _ = found.bent()
@@ -110,29 +109,35 @@ class Problem:
 
     def deviations(self, parameters: Vector) -> Deviations:
         """Deviations and their slopes."""
-        flat_corrections = flat(self.corrections(parameters))
-        found = _values_and_slopes(flat_corrections, self._padded, self.cycles)
-        values, slopes = map(self._own, found)
+        values, slopes = self._predicted(parameters, _stage_slopes, _cycle_slopes)
         return self._deviations(values, slopes * self.widths)
 
-    @functools.cached_property
-    def _padded(self) -> Stages:
-        """The stages and the last of them again, so that few sizes are ever compiled.
+    def _predicted(
+        self, parameters: Vector, of_stages: Predictor, of_cycles: Predictor
+    ) -> tuple[Sizes, Slopes]:
+        """Logarithms of all that is predicted, and their slopes in the corrections.
 
-        Of many at most a quarter more: a power of two would have a fit take twice as long.
+        Args:
+            parameters: The parameters.
+            of_stages: Gives both of a chunk of stages,
+            of_cycles: and of cycles.
         """
-        count = len(self.stages.observed)
-        unit = max(16, 2 ** (count.bit_length() - 3))
-        rows = np.arange(math.ceil(count / unit) * unit)
-        return row_of(self.stages, np.minimum(rows, count - 1))
-
-    def _own(self, found: AnyArray) -> np.ndarray:
-        """What was found of the stages, without those that `_padded` adds, and of the cycles."""
-        numbers = np.asarray(found, float)
-        cycles = 0 if self.cycles is None else len(self.cycles.observed)
-        return np.concatenate(
-            [numbers[: self.stages.observed.size], numbers[len(numbers) - cycles :]]
-        )
+        corrections = flat(self.corrections(parameters))
+        observed = self.stages.observed
+        values, slopes = np.zeros(observed.shape), None
+        for chunk in self.stages.chunks:
+            own = slice(len(chunk.places))
+            found, slope = map(np.asarray, of_stages(corrections, chunk.systems))
+            values[chunk.places] = found[own]
+            if slopes is None:
+                slopes = np.zeros((*observed.shape, slope.shape[-1]))
+            slopes[chunk.places] = slope[own]
+        assert slopes is not None  # a problem has rows: observe
+        values, slopes = values.ravel(), slopes.reshape(observed.size, -1)
+        if self.cycles is not None:
+            found, slope = map(np.asarray, of_cycles(corrections, self.cycles))
+            values, slopes = np.append(values, found), np.concatenate([slopes, slope])
+        return values, slopes
 
     def _deviations(self, predicted: Sizes, slopes: Slopes) -> Deviations:
         stages = self.stages
@@ -151,25 +156,45 @@ class Problem:
         return Deviations(sizes, slopes, weights)
 
 
-@kept
-def _values(
-    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None
-) -> Float[AnyArray, " values"]:
-    """Logarithms of all that is predicted."""
-    own = unflat(corrections)
-    values = jnp.ravel(log_predicted(own, stages))
-    return values if cycles is None else jnp.append(values, log_cycles(own, cycles))
+# From corrections and what is predicted with them to logarithms of times and their slopes, of which
+# there are none where they are not asked for.
+Predictor = Callable[[Vector, Any], tuple[AnyArray, AnyArray]]
 
 
-@kept
-def _values_and_slopes(
-    corrections: Float[AnyArray, " n"], stages: Stages, cycles: Cycles | None
-) -> tuple[Float[AnyArray, " values"], Float[AnyArray, "values n"]]:
-    """Logarithms of all that is predicted, and their derivatives."""
-
-    def values(corrections: Float[AnyArray, " n"]) -> tuple[AnyArray, AnyArray]:
-        found = _values(corrections, stages, cycles)
+def _with_slopes(
+    function: Callable[[Corrections, Any], AnyArray], corrections: AnyArray, of: Any
+) -> tuple[AnyArray, AnyArray]:
+    def values(corrections: AnyArray) -> tuple[AnyArray, AnyArray]:
+        found = function(unflat(corrections), of)
         return found, found
 
     slopes, found = jax.jacfwd(values, has_aux=True)(corrections)
     return found, slopes
+
+
+def _without_slopes(values: AnyArray) -> tuple[AnyArray, AnyArray]:
+    return values, jnp.zeros((*values.shape, 1))
+
+
+@kept
+def _stage_values(
+    corrections: Float[AnyArray, " n"], systems: CaseArrays
+) -> tuple[AnyArray, AnyArray]:
+    return _without_slopes(log_predicted(unflat(corrections), systems))
+
+
+@kept
+def _stage_slopes(
+    corrections: Float[AnyArray, " n"], systems: CaseArrays
+) -> tuple[AnyArray, AnyArray]:
+    return _with_slopes(log_predicted, corrections, systems)
+
+
+@kept
+def _cycle_values(corrections: Float[AnyArray, " n"], cycles: Cycles) -> tuple[AnyArray, AnyArray]:
+    return _without_slopes(log_cycles(unflat(corrections), cycles))
+
+
+@kept
+def _cycle_slopes(corrections: Float[AnyArray, " n"], cycles: Cycles) -> tuple[AnyArray, AnyArray]:
+    return _with_slopes(log_cycles, corrections, cycles)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case
 from physim.measured.condition import filtered
-from physim.measured.runs_csv import case_of, measured, read_table, stages_of
+from physim.measured.runs_csv import case_of, lasting, measured, read_table, stages_of
 from physim.measured.schema import Row
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.many import predict_cases
@@ -31,19 +32,35 @@ NOISE = np.array([0.06, 0.03, 0.03])
 # A queue, if so much of the time of a request is spent before its first token.
 _QUEUE_SHARE = 0.5
 _FAILED_SHARE = 0.01
+# Rows that are predicted at once.
+_AT_ONCE = 256
+
+
+class Chunk(eqx.Module):
+    """Stages that are predicted at once, so that thousands take no more memory than some.
+
+    Attributes:
+        places: Which of the rows they are.
+        systems: Their models, loads and engines, and the last of them again up to a size that few
+            chunks differ in, so that little is compiled.
+    """
+
+    places: Int[AnyArray, " own"]
+    systems: CaseArrays
 
 
 class Stages(eqx.Module):
     """Load stages that last, as arrays with one row each.
 
     Attributes:
-        systems: The models, loads and engines.
+        chunks: The models, loads and engines of all rows, those whose steps are composed alike
+            together.
         observed: Logarithms of the measured TTFT, ITL and E2E, seconds.
         known: Which of them were measured.
         weight: Weight of each row.
     """
 
-    systems: CaseArrays
+    chunks: tuple[Chunk, ...]
     observed: Float[AnyArray, "rows metrics"]
     known: Bool[AnyArray, "rows metrics"]
     weight: Float[AnyArray, " rows"]
@@ -68,10 +85,8 @@ class Observed:
     def pick(self, chosen: Sequence[bool] | np.ndarray) -> Observed:
         """Some of the rows; the weights are theirs alone."""
         places = np.flatnonzero(np.asarray(chosen)).tolist()
-        stages = jax.tree.map(lambda leaf: leaf[places], self.stages)
-        rows = [self.rows[i] for i in places]
-        stages = eqx.tree_at(lambda s: s.weight, stages, _weights(rows))
-        return Observed(stages, rows, [self.cases[i] for i in places], ())
+        rows, cases = [self.rows[i] for i in places], [self.cases[i] for i in places]
+        return Observed(_stages(rows, cases), rows, cases, ())
 
     def column(self, name: str) -> np.ndarray:
         """A column of the tables."""
@@ -115,10 +130,7 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
                 left_out.append(_left_out(row, reason))
                 continue
             rows.append(row)
-            load = case.demanded
-            if load.concurrency is None:
-                load = replace(load, stages=(), rate=float(row["rate_rps"]))
-            cases.append(case.under(load))
+            cases.append(lasting(case, row))
     if rows:
         bare = predict_cases(cases, Corrections())
         above = [prediction.saturated for prediction in bare]
@@ -172,21 +184,37 @@ def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
     seen = [measured(row) for row in rows]
     known = np.array([[metric in one for metric in METRICS] for one in seen])
     observed = np.array([[np.log(one.get(metric, 1.0)) for metric in METRICS] for one in seen])
-    return Stages(CaseArrays.of(cases), observed=observed, known=known, weight=_weights(rows))
+    return Stages(_chunks(cases), observed=observed, known=known, weight=weights_of(rows))
 
 
-def _weights(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
+def _chunks(cases: Sequence[Case]) -> tuple[Chunk, ...]:
+    chunks: list[Chunk] = []
+    for composition in dict.fromkeys(case.composition for case in cases):
+        places = [i for i, case in enumerate(cases) if case.composition == composition]
+        # Of few at most a quarter more: a power of two would have a fit take twice as long.
+        unit = max(16, 2 ** (len(places).bit_length() - 3))
+        size = min(math.ceil(len(places) / unit) * unit, _AT_ONCE)
+        filled = [*places, *[places[-1]] * (-len(places) % size)]
+        parts = CaseArrays.chunks([cases[i] for i in filled], size)
+        chunks += [
+            Chunk(np.array(places[start : start + size]), systems)
+            for start, systems in zip(range(0, len(filled), size), parts, strict=True)
+        ]
+    return tuple(chunks)
+
+
+def weights_of(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
     """Weight of each row: a model's rows count together as the root of their number."""
     models = [row["model"] for row in rows]
     weights = np.array([models.count(model) ** -0.5 for model in models])
     return weights * len(weights) / np.sum(weights)
 
 
-def log_predicted(corrections: Corrections, stages: Stages) -> Float[AnyArray, "rows metrics"]:
-    """Logarithms of the TTFT, ITL and E2E that stages have in their steady state."""
+def log_predicted(corrections: Corrections, systems: CaseArrays) -> Float[AnyArray, "rows metrics"]:
+    """Logarithms of the TTFT, ITL and E2E that loads have in their steady state."""
 
     def one(system: CaseArrays) -> Float[AnyArray, " metrics"]:
         state = steady_state(system.model(corrections), system.demand, system.limits)
         return jnp.log(jnp.stack([state.ttft, state.itl, state.e2e]))
 
-    return jax.vmap(one)(stages.systems)
+    return jax.vmap(one)(systems)

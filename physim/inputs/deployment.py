@@ -404,6 +404,9 @@ class Memory:
     kept_share: float = 1.0
 
 
+_NO_MEMORY = Memory(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class ResolvedDeployment:
     """A deployment whose every limit is known.
@@ -441,6 +444,16 @@ class ResolvedDeployment:
     def shared_limits(self) -> Limits:
         """What the engine allows all its ranks and stages together."""
         return self.limits.of_all(self.parallelism)
+
+    @property
+    def of_steps(self) -> ResolvedDeployment:
+        """What of it the time of a step depends on, and of the rest whatever is the same for all.
+
+        Deployments that differ in slots, budgets and memory alone share their lowered models.
+        """
+        limits = Limits(1, 1, self.limits.max_model_len, 1)
+        limits = replace(limits, async_scheduling=self.limits.async_scheduling)
+        return replace(self, limits=limits, memory=_NO_MEMORY, sampling_is_known=True)
 
     @property
     def kv_cache_bytes(self) -> float:

@@ -55,21 +55,36 @@ class CaseArrays(eqx.Module):
         Args:
             cases: Cases whose mixed steps are composed alike.
         """
-        # Members of an ensemble are one case many times over, which is lowered once.
+        return cls.chunks(cases, len(cases))[0]
+
+    @classmethod
+    def chunks(cls, cases: Sequence[Case], most: int) -> list[CaseArrays]:
+        """The cases as numbers, so many of them at a time, all of the same shapes.
+
+        Args:
+            cases: Cases whose mixed steps are composed alike.
+            most: Cases of a chunk; the last one is of those that are left.
+        """
+        # Members of an ensemble are one case many times over, and many cases share their steps.
         apart = {id(case): case for case in cases}
         places = {key: place for place, key in enumerate(apart)}
-        limits = [case.deployment.shared_limits for case in apart.values()]
-        systems = cls(
-            ops=stack_ops([lower(c.model, c.gpu, c.deployment) for c in apart.values()]),
-            demand=Demand.stacked(
-                [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
-            ),
-            limits=stack(limits),
-            mixing=MIXINGS[cases[0].composition],
+        lowered = [lower(c.model, c.gpu, c.deployment) for c in apart.values()]
+        different = {id(ops): ops for ops in lowered}
+        steps = {key: place for place, key in enumerate(different)}
+        ops, step_of = stack_ops(list(different.values())), [steps[id(own)] for own in lowered]
+        demand = Demand.stacked(
+            [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
         )
-        if len(apart) == len(cases):
-            return systems
-        return row_of(systems, [places[id(case)] for case in cases])
+        limits = stack([case.deployment.shared_limits for case in apart.values()])
+        found = []
+        for start in range(0, len(cases), most):
+            rows = [places[id(case)] for case in cases[start : start + most]]
+            own = row_of(ops, [step_of[row] for row in rows])
+            chunk = cls(
+                own, row_of(demand, rows), row_of(limits, rows), MIXINGS[cases[0].composition]
+            )
+            found.append(chunk)
+        return found
 
     def model(self, corrections: Corrections) -> StepModel:
         """Step times, of one case or of stacked ones."""

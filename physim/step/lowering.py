@@ -87,7 +87,6 @@ class StepOps(eqx.Module):
         )
 
 
-@functools.lru_cache(maxsize=1024)
 def rows_of(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> tuple[Row, ...]:
     """The operations of a step, each with its work and its measured time at the model's shapes.
 
@@ -97,6 +96,11 @@ def rows_of(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> 
         InputError: A layer's attention is of a kind that no component describes, or a grid file is
             damaged.
     """
+    return _rows(model, gpu, deployment.of_steps)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> tuple[Row, ...]:
     known = {kind for component in COMPONENTS for kind in component.attention_kinds}
     for attention in model.attention_layers:
         if attention.kind not in known:
@@ -109,14 +113,18 @@ def rows_of(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> 
     return tuple(row for component in COMPONENTS for row in component.lower(placement))
 
 
-@functools.lru_cache(maxsize=1024)
 def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> StepOps:
-    """The operations of a step as arrays.
+    """The operations of a step as arrays: one object for all that differ in no step's time.
 
     Raises:
         InputError: As for `rows_of`.
     """
-    rows, host = rows_of(model, gpu, deployment), Host.of(Placement(model, gpu, deployment))
+    return _lowered(model, gpu, deployment.of_steps)
+
+
+@functools.lru_cache(maxsize=1024)
+def _lowered(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> StepOps:
+    rows, host = _rows(model, gpu, deployment), Host.of(Placement(model, gpu, deployment))
     parallelism, load = deployment.parallelism, deployment.expert_load
     return StepOps.of(rows, host, 2.0 * model.hidden_size, parallelism.tp, load)
 

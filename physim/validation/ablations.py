@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -11,12 +12,16 @@ import numpy as np
 
 from physim.corrections.fields import Corrections, labels
 from physim.fitting.objective import Problem
+from physim.fitting.step_cycles import Cycles
+from physim.prediction.arrays import CaseArrays
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.host import HOST_SHARPNESS
 from physim.step.lowering import StepOps
 from physim.step.mixed_steps import MIXINGS
 from physim.step.rows import KNOTS, UNMEASURED
 from physim.types import AnyArray
+
+Lowered = TypeVar("Lowered", CaseArrays, Cycles)
 
 ABLATIONS = ("no residual", "constant MFU", "additive host")
 # The seed study's mixed steps. They are not fitted: a step with prefill may be shorter than one
@@ -43,15 +48,20 @@ def ablated(name: str, problem: Problem) -> Problem:
         # At a sharpness of one the smooth maximum is the sum.
         centre = Corrections(host_sharpness=-float(np.log(HOST_SHARPNESS)))
         return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
-    systems, cycles = problem.stages.systems, problem.cycles
+    stages, cycles = problem.stages, problem.cycles
+    chunks = [replace(chunk, systems=_changed(name, chunk.systems)) for chunk in stages.chunks]
+    return replace(
+        problem,
+        stages=replace(stages, chunks=tuple(chunks)),
+        cycles=None if cycles is None else _changed(name, cycles),
+    )
+
+
+def _changed(name: str, of: Lowered) -> Lowered:
+    """Systems, or cycles, with other mixed steps or other operations."""
     if name in BLENDS:
-        mixing = MIXINGS[name]
-        systems = replace(systems, mixing=mixing)
-        cycles = cycles and replace(cycles, mixing=mixing)
-    else:
-        systems = replace(systems, ops=_all_constant(systems.ops))
-        cycles = cycles and replace(cycles, ops=_all_constant(cycles.ops))
-    return replace(problem, stages=replace(problem.stages, systems=systems), cycles=cycles)
+        return replace(of, mixing=MIXINGS[name])
+    return replace(of, ops=_all_constant(of.ops))
 
 
 def _all_constant(ops: StepOps) -> StepOps:

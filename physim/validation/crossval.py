@@ -15,7 +15,7 @@ from physim.corrections.files import TWO_SIDED_90
 from physim.errors import InputError
 from physim.fitting.fit import check_options
 from physim.fitting.objective import Problem
-from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe
+from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe, weights_of
 from physim.fitting.optimise import minimise
 from physim.fitting.shrinkage import shrinkage
 from physim.fitting.step_cycles import Cycles, observe_steps
@@ -157,9 +157,8 @@ def _predictor(
         return lambda _: (observed.stages.observed + values * NOISE, None)
 
     def fitted(outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        inside = observed.pick(~outside)
         weight = np.zeros(len(outside))
-        weight[~outside] = inside.stages.weight
+        weight[~outside] = weights_of([observed.rows[i] for i in np.flatnonzero(~outside).tolist()])
         known = observed.column("experiment")[~outside].tolist()
         own = replace(
             problem,
