@@ -40,7 +40,9 @@ def evaluate(
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to print.")] = 10,
     by: Annotated[
         str,
-        typer.Option(help="Errors by group, by commas: model, gpu, backend, layout, concurrency."),
+        typer.Option(
+            help="Errors by group, by commas: model, gpu, backend, version, layout, concurrency."
+        ),
     ] = "",
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Count the rows within their 90% interval, too.")
@@ -62,10 +64,10 @@ def evaluate(
     from physim import data
     from physim.cli.progress import running
     from physim.errors import InputError
-    from physim.validation.by_group import by_group
+    from physim.validation.by_group import by_group, check_names
 
     names = names_in(by)
-    by_group(physim.Evaluation([], {}, []), names)
+    check_names(names)
     with running("predicting"):
         evaluation = physim.evaluate(tables, fit, where, method, timeout, seed, intervals)
     content = evaluation.to_dict()

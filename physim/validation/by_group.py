@@ -41,6 +41,19 @@ def group_of(row: Mapping[str, Any], names: Sequence[str]) -> str:
     return ", ".join(GROUPS[name](row) for name in names)
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Refuses names that rows cannot be grouped by.
+
+    Raises:
+        InputError: A name is not of `GROUPS`.
+    """
+    for name in names:
+        if name not in GROUPS:
+            raise InputError(
+                f"by: {name!r}", "is nothing to group by", f"use {', '.join(GROUPS)}, by commas"
+            )
+
+
 def by_group(found: Evaluation, names: Sequence[str]) -> list[dict[str, Any]]:
     """Errors of each group of an evaluation's rows.
 
@@ -56,11 +69,7 @@ def by_group(found: Evaluation, names: Sequence[str]) -> list[dict[str, Any]]:
     Raises:
         InputError: A name is unknown.
     """
-    for name in names:
-        if name not in GROUPS:
-            raise InputError(
-                f"by: {name!r}", "is nothing to group by", f"use {', '.join(GROUPS)}, by commas"
-            )
+    check_names(names)
     asked: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in (*found.rows, *found.skipped):
         asked.setdefault(tuple(GROUPS[name](row) for name in names), []).append(row)
