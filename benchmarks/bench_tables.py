@@ -82,11 +82,12 @@ def hundred(folder: Path) -> None:
 
 
 def replays(folder: Path) -> None:
-    corrections: Corrections = load_fit("default", GPU).corrections
+    known = load_fit("default")
     print("| general workload | steps from | TTFT | ITL | E2E | error of a step, projected |")
     print("| --- | --- | --- | --- | --- | --- |")
     for model, tp in REPLAYED:
         case = Case.from_parts(model, GPU, Deployment(Parallelism(tp), **LIMITS), GENERAL)
+        corrections: Corrections = known.on(case).corrections
         exact = step_model_of(case, corrections)
         region = operating_region(case, exact, corrections)
         projection = blackbox(region)

@@ -98,7 +98,7 @@ def errors(path: str, fit: str) -> tuple[dict[str, list[float]], int]:
         except physim.InputError:
             refused += 1
     corrections = [
-        Corrections() if fit == "none" else physim.load_fit(fit, case.gpu.key).corrections
+        Corrections() if fit == "none" else physim.load_fit(fit).on(case).corrections
         for case in cases
     ]
     found: dict[str, list[float]] = {metric: [] for metric in METRICS}

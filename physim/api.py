@@ -26,8 +26,8 @@ def predict(
     Args:
         model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
             case beside it.
-        fit: Name or path of a fit, ``default`` for the shipped one or what of it carries over to
-            this GPU, or ``none`` for the physics alone.
+        fit: Name or path of a fit, ``default`` for the shipped one, or ``none`` for the physics
+            alone.
         method: ``fluid``, or ``replay`` for a request-by-request simulation.
         seed: Seed of the replay's requests.
         **options: GPU, deployment and load; see `CaseOptions`.
@@ -36,7 +36,7 @@ def predict(
         InputError: Some input cannot be used; the message says which and what to do.
     """
     case = Case.of(model, **options)
-    return predict_with_interval(case, load_fit(fit, case.gpu.key), method, seed)
+    return predict_with_interval(case, load_fit(fit).on(case), method, seed)
 
 
 def predict_trace(
@@ -63,7 +63,7 @@ def predict_trace(
     from physim.prediction.replayed import replay_trace
 
     case = Case.of(model, **options)
-    known = load_fit(fit, case.gpu.key)
+    known = load_fit(fit).on(case)
     return replay_trace(case, Path(trace), known.corrections, known.name, timeout_s)
 
 
@@ -89,4 +89,4 @@ def step_model(
         InputError: Some input cannot be used; the message says which and what to do.
     """
     case = Case.of(model, **options)
-    return step_model_of(case, load_fit(fit, case.gpu.key).corrections)
+    return step_model_of(case, load_fit(fit).on(case).corrections)

@@ -160,15 +160,12 @@ def test_what_tensorrt_llm_cannot_do_is_refused():
     assert case.deployment.parallelism.expert_tp == 2
 
 
-def test_an_engine_that_no_fit_knows_widens_intervals():
+def test_an_engine_that_is_less_known_has_wider_intervals():
     widths = []
     for engine in ("vllm", "sglang"):
         low, high = physim.predict(case_of(engine)).intervals["itl_s"]
         widths.append(high / low)
-    assert widths[1] > 1.5 * widths[0]
-    assert (
-        "sglang, of which the fit has no runs" in physim.predict(case_of("sglang")).extrapolations
-    )
+    assert widths[1] > 1.2 * widths[0]
 
 
 def test_steps_apart_take_both():

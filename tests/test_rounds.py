@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import physim
-from physim.corrections.fields import Corrections
+from physim.corrections.fields import Corrections, flat
 from physim.fitting.observations import log_predicted
 from physim.fluid.benchmark import benchmark
 from physim.fluid.demand import Demand
@@ -16,7 +16,7 @@ from physim.fluid.rounds import engine_of, met
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.prediction.arrays import CaseArrays, step_model_of
+from physim.prediction.arrays import CaseArrays, row_of, step_model_of
 from physim.step.front_end import FRONT_END_S, output_s
 from physim.step.model import StepModel, StepTime
 
@@ -110,7 +110,8 @@ def spread(share, outputs=500):
 def test_a_fit_sees_what_is_predicted():
     (found,) = predicted([Load(1000, spread(0.01), concurrency=32, requests=320)])
     case = physim.Case.of(MODEL, tp=2, gpu="h100_sxm", output_tokens=spread(0.01), **BENCHMARK)
-    seen = np.exp(log_predicted(Corrections(), CaseArrays.of([case])))[0]
+    system = row_of(CaseArrays.of([case]), 0)
+    seen = np.exp(log_predicted(flat(Corrections()), system))
     assert seen == pytest.approx([found.ttft_s, found.itl_s, found.e2e_s], rel=1e-6)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from physim.corrections.files import load_fit
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
@@ -45,7 +45,7 @@ ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 
 LENGTHS = {"input_tokens": 575, "output_tokens": 248, "cached_tokens": 560}
 STAGES = (Stage(8.0, 600.0), Stage(20.0, 600.0))
 GENERAL = Load(**LENGTHS, stages=STAGES)
-CORRECTIONS = load_fit("vllm-h100").corrections
+CORRECTIONS = Corrections()
 
 
 def case_of(model=QWEN, tp=2, load=GENERAL, **engine):
@@ -74,7 +74,9 @@ def table(general):
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("tables") / "blis"
     load = {**LENGTHS, "stages": STAGES}
-    return place, write_table(QWEN, place, gpu="h100_sxm", tp=2, kind="blis", **load, **ENGINE)
+    return place, write_table(
+        QWEN, place, gpu="h100_sxm", tp=2, kind="blis", fit="none", **load, **ENGINE
+    )
 
 
 def straight():
@@ -349,7 +351,7 @@ def test_the_kernel_profile_is_the_model(model, tp, cached, tmp_path):
     load = {"input_tokens": 600, "output_tokens": 248, "cached_tokens": cached, "rate": 4.0}
     about = write_table(
         *(model, tmp_path / "blis"),
-        **{"gpu": "h100_sxm", "tp": tp, "kind": "blis", "fit": "vllm-h100", **load, **ENGINE},
+        **{"gpu": "h100_sxm", "tp": tp, "kind": "blis", "fit": "none", **load, **ENGINE},
     )
     profile = about["kernel_profile"]
     assert profile["cached_tokens"] == cached
@@ -377,7 +379,7 @@ def test_the_kernel_profile_is_the_model(model, tp, cached, tmp_path):
 def test_the_kernel_profile_has_a_cached_prompt_of_the_load(tp, tmp_path):
     about = write_table(
         *(QWEN, tmp_path / "blis"),
-        **{"gpu": "h100_sxm", "tp": tp, "kind": "blis", "fit": "vllm-h100", **LENGTHS, **ENGINE},
+        **{"gpu": "h100_sxm", "tp": tp, "kind": "blis", "fit": "none", **LENGTHS, **ENGINE},
         rate=8.0,
     )
     lookup = blis_reader.kernel_lookup(tmp_path / "blis")
@@ -483,7 +485,7 @@ def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
     """A replay as BLIS runs it, on what the files hold, against one of the model."""
     load = replace(GENERAL, **change)
     case = case_of(QWEN, tp, load)
-    write_table(case, tmp_path / "blis", kind="blis", fit="vllm-h100")
+    write_table(case, tmp_path / "blis", kind="blis", fit="none")
     (entry,) = yaml.safe_load((tmp_path / "blis" / "defaults_blackbox.yaml").read_text())["models"]
     alpha = [1e-6 * value for value in entry["alpha_coeffs"]]
     times = LinearStepTimes(*(1e-6 * value for value in entry["beta_coeffs"]))

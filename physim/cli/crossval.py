@@ -40,7 +40,11 @@ def crossval(
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
-    freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
+    base: Annotated[
+        str,
+        typer.Option("--from", help="The fit that each starts from; it must not know the rows."),
+    ] = "none",
+    freeze: Annotated[str, typer.Option(help="Corrections that stay as they are, by commas.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     csv_out: Annotated[
         Path | None,
@@ -77,6 +81,7 @@ def crossval(
                 frozen=frozen,
                 prior_scale=prior_scale,
                 steps=steps,
+                base=base,
                 progress=lambda method, fold: say(f"{method} without {fold}"),
             )
     if out is not None:

@@ -11,6 +11,7 @@ import typer
 from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
+from physim.cli.subject_options import known_fits
 from physim.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -33,16 +34,28 @@ def fit(
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
-    freeze: Annotated[str, typer.Option(help="Corrections that stay at zero, by commas.")] = "",
+    base: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="The fit to start from: default, another, or none.",
+            autocompletion=known_fits,
+        ),
+    ] = "default",
+    freeze: Annotated[str, typer.Option(help="Corrections that stay as they are, by commas.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Where to start; 0 at the prior's centre.")] = 0,
+    optimiser: Annotated[
+        str, typer.Option(help="levenberg-marquardt, lbfgs or adam.")
+    ] = "levenberg-marquardt",
+    seed: Annotated[int, typer.Option(help="Where to start; 0 where the fit before is.")] = 0,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Fit the corrections to measured runs and write them with their covariance.
+    """Fit the corrections to measured runs and write them with what is known of them.
 
-    Rows of overloaded stages are left out, and listed. The errors printed are in sample: for those
-    on unseen runs use `physim crossval`.
+    It starts from the default fit, and moves it as far as the runs can tell beside those that it
+    knows. Rows of overloaded stages are left out, and listed. The errors printed are in sample: for
+    those on unseen runs use `physim crossval`.
 
     For example:
 
@@ -57,8 +70,10 @@ def fit(
             tables,
             steps=steps,
             where=where,
+            base=base,
             frozen=frozen,
             prior_scale=prior_scale,
+            optimiser=optimiser,
             seed=seed,
             name=out.stem,
             progress=lambda step, loss: say(f"step {step + 1}, loss {loss:.2f}"),
@@ -82,9 +97,11 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
     losses = outcome.losses
     lines: list[RenderableType] = [
         Text(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}"),
-        *_held_back(outcome),
         "",
-        *_estimates(outcome),
+        Text(
+            "factors on components of what all rows have in common: before and after the fit, 90%"
+        ),
+        estimates_table(outcome.estimates),
         Text("mean absolute error of an experiment, percent, in sample: before and after"),
         _experiments(outcome),
     ]
@@ -99,51 +116,14 @@ def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
             )
             for row in outcome.distrusted
         ]
-    scatter = ", ".join(
-        f"{METRICS[name].label} {value:.1%}" for name, value in outcome.fit.scatter.items()
-    )
-    lines.append(f"scatter of unseen runs, beyond the fit's own uncertainty: {scatter}")
+    lines.append("scatter of unseen runs, beyond the fit's own uncertainty:")
+    lines += [
+        f"  {name}: "
+        + ", ".join(f"{METRICS[name].label} {value:.1%}" for name, value in own.items())
+        for name, own in outcome.fit.scatter.items()
+    ]
     lines.append(f"written to {out}")
     return lines
-
-
-def _estimates(outcome: Outcome) -> list[RenderableType]:
-    from rich.text import Text
-
-    if outcome.shrinkage is not None and outcome.shrinkage.earns_nothing:
-        return []
-    title = "factors on components: prior and fitted, 90% interval, and who determined it"
-    return [Text(title), estimates_table(outcome.estimates)]
-
-
-def _held_back(outcome: Outcome) -> list[RenderableType]:
-    """What runs that were held back say of the fit."""
-    from rich.text import Text
-
-    found = outcome.shrinkage
-    if found is None:
-        return []
-    if found.held_back is None:
-        line = (
-            "Fewer than three experiments: nothing could be held back, so it is not known whether "
-            "the fit holds for other runs."
-        )
-        return [Text(line, style="yellow")]
-    errors = ", ".join(
-        f"{METRICS[metric].label} {found.before[metric]:.1f} to {found.after[metric]:.1f}"
-        for metric in found.after
-    )
-    if found.earns_nothing:
-        line = (
-            f"Held back one {found.held_back} at a time: fits to the rest did not predict it "
-            "significantly better (95%) than no fit, so the corrections stay at their prior."
-        )
-        return [Text(line, style="yellow")]
-    widths = ", ".join(f"{block} {scale:g}" for block, scale in found.scales.items() if scale)
-    return [
-        Text(f"held back one {found.held_back} at a time: mean error, percent, {errors}"),
-        Text(f"widths of priors scaled by: {widths}"),
-    ]
 
 
 def _curve(losses: Sequence[float]) -> str:

@@ -168,7 +168,7 @@ def fit(
 
     For example:
 
-    physim show fit vllm-h100 --plot corrections.png
+    physim show fit default --plot corrections.png
     """
     from physim.corrections.files import load_fit
 
@@ -188,30 +188,53 @@ def _print_fit(known: Fit) -> None:
 
     import numpy as np
 
+    from physim.corrections.calibration import TWO_SIDED_90
     from physim.corrections.fields import CORRECTIONS, flat
-    from physim.corrections.files import TWO_SIDED_90
 
-    values = flat(known.corrections)
-    spreads = None if known.covariance is None else np.sqrt(np.diag(known.covariance))
+    about = known.at(known.common)
+    values = flat(about.corrections)
+    spreads = None if about.covariance is None else np.sqrt(np.diag(about.covariance))
     rows = []
-    for place, (label, about) in enumerate(CORRECTIONS.items()):
+    for place, (label, one) in enumerate(CORRECTIONS.items()):
         interval = "-"
         if spreads is not None:
             half = TWO_SIDED_90 * spreads[place]
             low, high = math.exp(values[place] - half), math.exp(values[place] + half)
             interval = f"{low:.2f} to {high:.2f}"
-        prior = f"1 x/ {math.exp(about.prior):.2f}"
-        rows.append([about.meaning, label, prior, f"{math.exp(values[place]):.3f}", interval])
+        prior = f"1 x/ {math.exp(one.prior):.2f}"
+        rows.append([one.meaning, label, prior, f"{math.exp(values[place]):.3f}", interval])
     console = stdout()
     console.print(f"{known.name}: the factor on each component, without unit")
+    console.print(
+        f"of {', '.join(filter(None, known.common))}; for another case like its runs, 90%"
+    )
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
     console.print("residual: a small network for what is left in the work on all tokens of a step")
-    for key in ("gpus", "scatter", "ranges"):
+    offsets = _offsets(known)
+    if offsets:
+        console.print("\nfactors beside those, the three largest of each")
+        console.print(table_of(("level", "of", "factors"), offsets))
+    for key in ("noise", "scatter", "ranges"):
         if getattr(known, key):
             console.print(f"{key}: {_plain(getattr(known, key))}")
     for key, value in known.record.items():
         if value and key not in ("losses", "left_out", "distrusted"):
             console.print(f"{key}: {_plain(value)}")
+
+
+def _offsets(known: Fit) -> list[list[str]]:
+    """What each node differs by that not all runs share."""
+    import math
+
+    from physim.corrections.fields import CORRECTIONS
+
+    rows = []
+    for (level, name), values in known.offsets.items():
+        own = sorted(zip(CORRECTIONS, values.tolist(), strict=False), key=lambda one: -abs(one[1]))
+        shown = [f"{label} {math.exp(value):.2f}" for label, value in own[:3] if abs(value) > 0.005]
+        if level != "shared" and name not in known.common and shown:
+            rows.append([level, name, ", ".join(shown)])
+    return rows
 
 
 def _plain(value: object) -> str:

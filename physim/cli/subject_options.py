@@ -24,7 +24,8 @@ def _gpus(incomplete: str) -> list[str]:
     return _starting(data.names("hardware", ".json"), incomplete)
 
 
-def _fits(incomplete: str) -> list[str]:
+def known_fits(incomplete: str) -> list[str]:
+    """Names of fits that begin so."""
     return _starting(["default", "none", *data.names("fits", ".json")], incomplete)
 
 
@@ -66,12 +67,11 @@ Tp = Annotated[int, typer.Option(help="GPUs that share every layer.")]
 FitName = Annotated[
     str,
     typer.Option(
-        help="default, a fit of `physim show fits`, a fit file, or none; whole:FIT takes it as it "
-        "is on a GPU that it was not fitted on.",
-        autocompletion=_fits,
+        help="default, a fit of `physim show fits`, a fit file, or none.",
+        autocompletion=known_fits,
     ),
 ]
 ShownFit = Annotated[
     str,
-    typer.Argument(help="A fit of `physim show fits`, or a fit file.", autocompletion=_fits),
+    typer.Argument(help="A fit of `physim show fits`, or a fit file.", autocompletion=known_fits),
 ]

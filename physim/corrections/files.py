@@ -1,148 +1,147 @@
-"""Fit files: corrections with their covariance, and where they come from."""
+"""Fit files: offsets of corrections by level, how well they are known, and where they come from."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from jaxtyping import Float
 
 from physim import data
-from physim.corrections.fields import CORRECTIONS, PRIOR_WIDTHS, Corrections, flat, labels, unflat
+from physim.corrections.calibration import Calibration
+from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
+from physim.corrections.levels import (
+    LEVELS,
+    Branch,
+    Evidence,
+    Spread,
+    Tree,
+    Vector,
+    Widths,
+    branch_of,
+    population_of,
+)
 from physim.corrections.residual import Residual
 from physim.errors import InputError
+from physim.inputs.case import Case
 
 NO_FIT = "none"
 DEFAULT_FIT = "default"
-# The fit that `default` stands for; where it was made on another GPU, what carries over of it.
-STANDS_FOR_DEFAULT = "vllm-h100"
+# The fit that `default` stands for.
+STANDS_FOR_DEFAULT = "public-2026-11"
 _SUFFIX = ".json"
-_WHOLE = "whole:"
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 # Marks what is a line of numbers in the file.
 _ROW = "@"
-# What the rows of the covariance are of in files of version 1, which do not say so.
-_LABELS_1 = (
-    "gemm_memory",
-    "gemm_compute",
-    "experts",
-    "prefill_attention",
-    "cached_attention",
-    "decode_attention",
-    "decode_context",
-    "elementwise",
-    "all_reduce",
-    "lm_head",
-    "sampling",
-    "penalties",
-    "step_overhead",
-    "layer_overhead",
-    "host_step",
-    "host_request",
-    "host_sharpness",
-    "front_end",
-    "handover",
-    "output_handling",
-    *(f"residual[{i}]" for i in range(28)),
-)
-# How many standard deviations hold 90% of a normal distribution.
-TWO_SIDED_90 = 1.645
+_DIGITS = 5
+# The corrections that have offsets; the residual is shared, and taken as known.
+_COUNT = len(CORRECTIONS)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Corrections, how well they are known, and what is left between prediction and measurement.
+    """Corrections by level, how well they are known, and what is left beside them.
 
     Attributes:
         name: Name, for the record.
-        corrections: The corrections.
-        covariance: Of the numbers that `physim.corrections.fields.labels` names; None if it is not
-            known.
+        offsets: The corrections of each node, by level and name; see `physim.corrections.levels`.
+        widths: Standard deviations of offsets by level; None if nothing is known of them.
+        evidence: What runs tell of the corrections; None if it is not known.
+        common: What all of its own runs are of. If these are of one campaign, it is for that one,
+            whose offsets hold for whatever is predicted.
+        noise: Standard deviation of the logarithm of what was measured, by metric ``ttft``,
+            ``itl``, ``e2e``: what runs like these scatter.
         scatter: Standard deviation of the logarithm of what was measured over what is predicted,
-            for models that the fit has not seen; by metric ``ttft``, ``itl``, ``e2e``.
+            for models that the fit has not seen; by population
+            (`physim.corrections.levels.population_of`) and metric.
         ranges: Least and largest of what the measured runs covered, by quantity.
-        gpus: Keys of the GPUs that it was fitted on; empty for any.
         record: Everything else that the file holds: data and their hashes, report, metrics.
     """
 
     name: str
-    corrections: Corrections
-    covariance: Float[np.ndarray, "n n"] | None = None
-    scatter: Mapping[str, float] = field(default_factory=dict)
+    offsets: Mapping[tuple[str, str], Vector] = field(default_factory=dict)
+    widths: Widths | None = None
+    evidence: Evidence | None = None
+    common: Branch = ("all", *[""] * (len(LEVELS) - 1))
+    noise: Mapping[str, float] = field(default_factory=dict)
+    scatter: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    gpus: Sequence[str] = ()
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def on(self, gpu: str) -> Fit:
-        """What of the fit holds on a GPU: on one that it was not fitted on, what carries over.
+    @classmethod
+    def of(cls, name: str, corrections: Corrections) -> Fit:
+        """A fit that has the same corrections for all, of which nothing more is known."""
+        return cls(name, {("shared", "all"): flat(corrections)})
 
-        The other corrections go back to their prior, and so does their uncertainty.
-        """
-        if not self.gpus or gpu in self.gpus:
-            return self
-        names = [name for name, one in CORRECTIONS.items() if one.carries_over]
-        carried: dict[str, Any] = {name: getattr(self.corrections, name) for name in names}
-        kept = np.isin(labels(), names)
-        covariance = np.diag(flat(PRIOR_WIDTHS) ** 2)
-        if self.covariance is not None:
-            covariance[np.ix_(kept, kept)] = self.covariance[np.ix_(kept, kept)]
-        return dataclasses.replace(
-            self,
-            name=f"{self.name}, as far as it carries over",
-            corrections=Corrections(**carried),
-            covariance=covariance,
-        )
+    def on(self, case: Case) -> Calibration:
+        """What the fit says of a case."""
+        found = self.at(branch_of(case, self.common[-1]))
+        return dataclasses.replace(found, scatter=self._scatter(population_of(case)))
 
-    def beyond(self, distance: float) -> Fit:
-        """What is known of the corrections for a case outside the runs that it was fitted to.
+    def at(self, branch: Branch) -> Calibration:
+        """What the fit says of a branch, with the scatter of no engine."""
+        nodes = zip(LEVELS, branch, strict=True)
+        own = [self.offsets[node] for node in nodes if node in self.offsets]
+        covariance = None if self._spread is None else self._covariance(branch)
+        values = np.sum(own, axis=0) if own else flat(Corrections())
+        return Calibration(self.name, unflat(values), covariance, {}, self.ranges)
 
-        The further, the more of each one's variance is the prior's again.
+    @functools.cached_property
+    def _spread(self) -> Spread | None:
+        if self.widths is None or self.evidence is None:
+            return None
+        return self.evidence.spread(self.widths)
 
-        Args:
-            distance: How far outside: the logarithm of the ratio, summed over `ranges`.
-        """
-        prior = np.diag(flat(PRIOR_WIDTHS) ** 2)
-        known = np.zeros_like(prior) if self.covariance is None else self.covariance
-        share = -math.expm1(-distance)
-        return dataclasses.replace(self, covariance=(1 - share) * known + share * prior)
+    @functools.cached_property
+    def _covariances(self) -> dict[Branch, Float[np.ndarray, "n n"]]:
+        return {}
 
-    def draws(self, pairs: int, seed: int = 0) -> list[Corrections]:
-        """Corrections drawn from their distribution, in pairs that mirror each other.
+    def _covariance(self, branch: Branch) -> Float[np.ndarray, "n n"]:
+        """Of all numbers of the corrections; branches are asked for often."""
+        if branch not in self._covariances:
+            assert self._spread is not None
+            found = np.zeros((len(labels()),) * 2)
+            found[:_COUNT, :_COUNT] = self._spread.at(branch)
+            self._covariances[branch] = found
+        return self._covariances[branch]
 
-        No draws if nothing is known of their spread.
-
-        Args:
-            pairs: How many pairs.
-            seed: Seed of the draws.
-        """
-        if self.covariance is None:
-            return []
-        values, vectors = np.linalg.eigh(self.covariance)
-        # The symmetric root: the signs of eigenvectors are whatever the library makes them.
-        root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-        normal = np.random.default_rng(seed).normal(size=(pairs, len(values)))
-        centre = flat(self.corrections)
-        return [unflat(centre + sign * root @ row) for row in normal for sign in (1, -1)]
+    def _scatter(self, population: str) -> Mapping[str, float]:
+        """That of a population; of one that no run was of, the largest."""
+        if population in self.scatter or not self.scatter:
+            return self.scatter.get(population, {})
+        metrics = {metric for own in self.scatter.values() for metric in own}
+        every = self.scatter.values()
+        return {metric: max(own.get(metric, 0.0) for own in every) for metric in sorted(metrics)}
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as its file holds it."""
-        content = {
+        shared = self.offsets.get(("shared", "all"), flat(Corrections()))
+        levels: dict[str, Any] = {}
+        for (level, name), values in self.offsets.items():
+            if level != "shared":
+                levels.setdefault(level, {})[name] = _named(values)
+        content: dict[str, Any] = {
             "schema_version": _SCHEMA_VERSION,
-            "corrections": _plain(self.corrections),
-            "gpus": list(self.gpus),
-            "scatter": dict(self.scatter),
+            "corrections": _plain(unflat(shared)),
+            "levels": levels,
+            "common": list(self.common),
+            "noise": dict(self.noise),
+            "scatter": {name: dict(own) for name, own in self.scatter.items()},
             "ranges": {name: list(pair) for name, pair in self.ranges.items()},
             **self.record,
         }
-        if self.covariance is not None:
-            rows = [[float(f"{x:.4g}") for x in row] for row in self.covariance]
-            content["covariance"] = {"labels": labels(), "rows": rows}
+        if self.widths is not None:
+            rows = zip(LEVELS, self.widths, strict=True)
+            content["widths"] = {level: _named(own) for level, own in rows}
+        if self.evidence is not None:
+            content["evidence"] = _told(self.evidence)
         return content
 
     def write(self, path: Path) -> None:
@@ -152,12 +151,11 @@ class Fit:
             InputError: The file cannot be written.
         """
         content = self.to_dict()
-        if self.covariance is not None:
-            rows = content["covariance"]["rows"]
-            content["covariance"]["rows"] = [f"{_ROW}{json.dumps(row)}{_ROW}" for row in rows]
+        for one in content.get("evidence", []):
+            one["curvature"] = f"{_ROW}{json.dumps(one['curvature'])}{_ROW}"
         text = json.dumps(content, indent=1) + "\n"
         with data.replacing(path) as temporary:
-            # Rows of the covariance on one line each, which is how one reads a matrix.
+            # Each matrix on a line.
             temporary.write_text(
                 text.replace(f'"{_ROW}', "").replace(f'{_ROW}"', ""), encoding="utf-8"
             )
@@ -168,89 +166,165 @@ def shipped_fits() -> list[str]:
     return [NO_FIT, *data.names("fits", _SUFFIX)]
 
 
-def load_fit(fit: str | Path, gpu: str | None = None) -> Fit:
+def load_fit(fit: str | Path) -> Fit:
     """A fit: a shipped name, the path of a file, ``default`` or ``none``.
 
-    A fit file is a JSON object with ``schema_version`` 2 and ``corrections``, an object that
-    gives some or all of the fields of `Corrections`; the others stay zero. Its ``covariance`` names
-    what its rows are of; what it does not name has its prior's. Files of version 1 are read too.
+    A fit file is a JSON object with ``schema_version`` 3 and ``corrections``, an object that
+    gives some or all of the fields of `Corrections`; the others stay zero.
 
     Args:
-        fit: Name or path; after ``whole:`` it is taken as it is on any GPU.
-        gpu: The GPU that it is for. Of a fit that was made on others, only what carries over is
-            taken.
+        fit: Name or path.
 
     Raises:
         InputError: The fit is unknown, of another version, or holds a value that cannot be used.
     """
     name = str(fit)
-    found = _load(name.removeprefix(_WHOLE))
-    carried = found if gpu is None else found.on(gpu)
-    if carried is not found and name.startswith(_WHOLE):
-        return dataclasses.replace(found, name=f"{found.name}, whole, from another GPU")
-    return carried
-
-
-def _load(name: str) -> Fit:
-    if name == NO_FIT:
-        return Fit(NO_FIT, Corrections())
     if name == DEFAULT_FIT:
-        if STANDS_FOR_DEFAULT not in shipped_fits():
-            return Fit(NO_FIT, Corrections())
-        return _load(STANDS_FOR_DEFAULT)
+        name = STANDS_FOR_DEFAULT if STANDS_FOR_DEFAULT in shipped_fits() else NO_FIT
+    if name == NO_FIT:
+        return Fit(NO_FIT)
     path = Path(name) if name.endswith(_SUFFIX) else data.folder("fits") / f"{name}{_SUFFIX}"
     if not name.endswith(_SUFFIX) and not path.is_file():
         known = ", ".join([DEFAULT_FIT, *shipped_fits()])
         raise InputError(f"fit {name!r}", "is unknown", f"use one of {known}, or pass a file")
+    return _read(name, path, data.modified_ns(path))
+
+
+@functools.lru_cache(maxsize=16)
+def _read(name: str, path: Path, _: int) -> Fit:
+    """A file, once for each time that it was changed."""
     content = data.read_json(path)
     version = content.pop("schema_version", None)
-    if version not in (1, _SCHEMA_VERSION):
+    if version in (1, 2):
         raise InputError(
-            f"{path}: schema_version",
-            f"{version!r} is unknown",
-            f"physim reads 1 and {_SCHEMA_VERSION}",
+            f"{path}: schema_version", f"{version} is of an older physim", "run physim fit again"
         )
-    corrections = _corrections(path, content.pop("corrections", None))
-    covariance = content.pop("covariance", None)
-    if covariance is not None:
-        named = {"labels": list(_LABELS_1), "rows": covariance} if version == 1 else covariance
-        covariance = _covariance(path, named)
-    scatter, ranges = content.pop("scatter", {}), content.pop("ranges", {})
-    gpus = content.pop("gpus", [])
-    for field_name, values, kind in (
-        ("scatter", scatter, dict),
-        ("ranges", ranges, dict),
-        ("gpus", gpus, list),
-    ):
-        if not isinstance(values, kind):
-            raise InputError(f"{path}: {field_name}", "is damaged", "write the fit again")
+    if version != _SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema_version", f"{version!r} is unknown", f"physim reads {_SCHEMA_VERSION}"
+        )
+    taken = {
+        key: content.pop(key, {})
+        for key in ("corrections", "levels", "noise", "scatter", "ranges", "widths")
+    }
+    for key, value in taken.items():
+        if not isinstance(value, dict):
+            raise _damaged(path, key)
+    common, told = content.pop("common", list(Fit.common)), content.pop("evidence", [])
+    if not _are_texts(common) or len(common) != len(LEVELS):
+        raise _damaged(path, "common")
+    offsets = {("shared", "all"): flat(_corrections(path, taken["corrections"]))}
+    for level, own in _levels(path, "levels", taken["levels"]):
+        for node, values in own.items():
+            offsets[level, node] = _vector(path, f"levels.{level}.{node}", values)
+    widths = np.zeros((len(LEVELS), _COUNT))
+    for level, own in _levels(path, "widths", taken["widths"]):
+        widths[LEVELS.index(level)] = _vector(path, f"widths.{level}", own)[:_COUNT]
+    scatter = {
+        population: _by_metric(path, f"scatter.{population}", own)
+        for population, own in taken["scatter"].items()
+    }
+    ranges = {
+        quantity: tuple(_numbers(path, f"ranges.{quantity}", pair, (2,)))
+        for quantity, pair in taken["ranges"].items()
+    }
     return Fit(
         name,
-        corrections,
-        covariance,
-        {m: float(_numbers(path, f"scatter.{m}", value, ())) for m, value in scatter.items()},
-        {q: tuple(_numbers(path, f"ranges.{q}", pair, (2,))) for q, pair in ranges.items()},
-        gpus,
+        offsets,
+        widths if taken["widths"] else None,
+        _evidence(path, told) if told else None,
+        tuple(common),
+        _by_metric(path, "noise", taken["noise"]),
+        scatter,
+        ranges,
         content,
     )
 
 
-def _covariance(path: Path, named: Any) -> Float[np.ndarray, "n n"]:
-    """The covariance of all corrections: as the file has it, and the prior's of what it lacks."""
-    own = labels()
-    names = named.get("labels") if isinstance(named, dict) else None
-    if not isinstance(names, list) or any(names.count(x) > 1 or x not in own for x in names):
-        raise InputError(f"{path}: covariance.labels", "is damaged", "write the fit again")
-    known = _numbers(path, "covariance.rows", named.get("rows"), (len(names),) * 2)
-    covariance = np.diag(flat(PRIOR_WIDTHS) ** 2)
-    places = [own.index(name) for name in names]
-    covariance[np.ix_(places, places)] = known
-    return covariance
+def _damaged(path: Path, key: str) -> InputError:
+    return InputError(f"{path}: {key}", "is damaged", "write the fit again")
 
 
-def _corrections(path: Path, values: Any) -> Corrections:
+def _levels(path: Path, key: str, values: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    for level, own in values.items():
+        if level not in LEVELS or not isinstance(own, dict):
+            raise _damaged(path, f"{key}.{level}")
+    return list(values.items())
+
+
+def _by_metric(path: Path, key: str, values: Any) -> dict[str, float]:
     if not isinstance(values, dict):
-        raise InputError(f"{path}: corrections", "is not a JSON object", "write the fit again")
+        raise _damaged(path, key)
+    return {m: float(_numbers(path, f"{key}.{m}", value, ())) for m, value in values.items()}
+
+
+def _named(values: Vector) -> dict[str, float]:
+    """The corrections that are not zero, by name."""
+    own = zip(CORRECTIONS, values[:_COUNT].tolist(), strict=True)
+    return {name: float(f"{value:.{_DIGITS}g}") for name, value in own if value}
+
+
+def _vector(path: Path, key: str, values: Any) -> Vector:
+    """What `_named` made a dictionary of."""
+    if not isinstance(values, dict):
+        raise _damaged(path, key)
+    found = np.zeros(len(labels()))
+    for name, value in values.items():
+        if name not in CORRECTIONS:
+            raise InputError(f"{path}: {key}.{name}", "is no correction", "write the fit again")
+        found[labels().index(name)] = _numbers(path, f"{key}.{name}", value, ())
+    return found
+
+
+def _told(evidence: Evidence) -> list[dict[str, Any]]:
+    """Of each branch its curvature: the corrections that it says something of, and the triangle."""
+    found = []
+    for branch, curvature in zip(evidence.tree.branches, evidence.curvature, strict=True):
+        own = np.flatnonzero(np.diag(curvature)[:_COUNT] > 0)
+        rows, columns = np.tril_indices(len(own))
+        triangle = curvature[np.ix_(own, own)][rows, columns]
+        found.append(
+            {
+                "branch": list(branch),
+                "corrections": [labels()[place] for place in own.tolist()],
+                "curvature": [float(f"{value:.{_DIGITS}g}") for value in triangle],
+            }
+        )
+    return found
+
+
+def _evidence(path: Path, told: Any) -> Evidence:
+    """What `_told` wrote."""
+    if not isinstance(told, list):
+        raise _damaged(path, "evidence")
+    names = list(CORRECTIONS)
+    branches, curvatures = [], []
+    for place, one in enumerate(told):
+        key = f"evidence[{place}]"
+        if not isinstance(one, dict):
+            raise _damaged(path, key)
+        branch, own = one.get("branch"), one.get("corrections")
+        if not _are_texts(branch) or len(branch) != len(LEVELS):
+            raise _damaged(path, f"{key}.branch")
+        if not _are_texts(own) or len(set(own)) < len(own) or not set(own) <= set(names):
+            raise _damaged(path, f"{key}.corrections")
+        rows, columns = np.tril_indices(len(own))
+        triangle = _numbers(path, f"{key}.curvature", one.get("curvature"), (len(rows),))
+        some = np.zeros((len(own),) * 2)
+        some[rows, columns] = some[columns, rows] = triangle
+        places = [names.index(name) for name in own]
+        whole = np.zeros((_COUNT, _COUNT))
+        whole[np.ix_(places, places)] = some
+        branches.append(tuple(branch))
+        curvatures.append(whole)
+    return Evidence(Tree(tuple(branches)), np.array(curvatures))
+
+
+def _are_texts(values: Any) -> TypeGuard[list[str]]:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _corrections(path: Path, values: Mapping[str, Any]) -> Corrections:
     known = {field.name for field in dataclasses.fields(Corrections)}
     read: dict[str, Any] = {}
     for name, value in values.items():

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
-from physim.corrections.fields import Corrections, flat, labels
-from physim.corrections.files import DEFAULT_FIT, TWO_SIDED_90, Fit, load_fit
+from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
+from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
+from physim.corrections.levels import Evidence, common
 from physim.errors import InputError
-from physim.fitting.objective import Problem, Vector
-from physim.fitting.observations import METRICS, NOISE, Observed, observe
-from physim.fitting.optimise import minimise
-from physim.fitting.shrinkage import Shrinkage, shrinkage
+from physim.fitting.empirical_bayes import solve
+from physim.fitting.objective import Deviations, Problem, Vector
+from physim.fitting.observations import METRICS, Observed, observe
 from physim.fitting.step_cycles import observe_steps
-from physim.fitting.uncertainty import covariance, unseen
+from physim.fitting.uncertainty import unseen
 from physim.prediction.intervals import quantities
 from physim.prediction.many import predict_cases
 
-# From so many standard deviations on a row is distrusted.
+# From so many standard deviations of its campaign's noise on a row is distrusted.
 _DISTRUST = 3.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A fitted correction, as a logarithm.
+    """A fitted correction, as a logarithm, of what all rows have in common.
 
     Attributes:
         name: Its name.
-        prior: Standard deviation of its prior, whose mean is zero.
-        value: What the fit found; zero if it was held fast.
-        low: The 5th percentile of what it may be.
-        high: The 95th.
+        prior: Standard deviation of its prior, whose mean is what the fit started from.
+        value: What the fit found.
+        low: The 5th percentile of what it may be for another case like the rows,
+        high: and the 95th.
         moved_by: Experiments that determine it most, each with its share in what is known of it.
     """
 
@@ -54,12 +56,11 @@ class Outcome:
 
     Attributes:
         fit: The fit, ready to be written.
-        estimates: Its corrections; of the residual only whether it is used.
+        estimates: Its corrections, of what all rows have in common.
         rows: Each measured stage with its errors before and after, percent, in sample.
         distrusted: Rows that the fit bends away from.
         left_out: Rows that were not used, each with the reason.
         losses: The loss after each step.
-        shrinkage: What runs that were held back say of it; None if none were.
     """
 
     fit: Fit
@@ -68,31 +69,36 @@ class Outcome:
     distrusted: Sequence[Mapping[str, Any]]
     left_out: Sequence[Mapping[str, Any]]
     losses: Sequence[float]
-    shrinkage: Shrinkage | None = None
 
 
 def fit(
     tables: Sequence[str | Path],
     steps: str | Path | None = None,
     where: str | None = None,
+    base: str | Path = DEFAULT_FIT,
     frozen: Sequence[str] = (),
     prior_scale: float = 1.0,
+    optimiser: str = "levenberg-marquardt",
     seed: int = 0,
     name: str = "fit",
     progress: Callable[[int, float], Any] = lambda *_: None,
 ) -> Outcome:
-    """Fits the corrections to measured runs, as far as that predicts runs held back.
+    """Fits the corrections to measured runs, level by level.
 
-    Groups of runs are held back in turn (`physim.fitting.shrinkage`); where a fit to the rest does
-    not predict them better than none for sure, the corrections stay at their prior.
+    What all runs share moves what is shared by all, what one GPU's have in common that GPU's
+    offsets, and so on (`physim.corrections.levels`). From a fit that knows other runs, new ones
+    move the corrections as far as they can tell beside those. Without one, how wide the levels are
+    is learned from the rows (`physim.fitting.empirical_bayes`).
 
     Args:
-        tables: CSV files in the common form; see `physim.evaluate`.
+        tables: CSV files in the common form; see `physim.evaluate`. Each is a campaign.
         steps: Measured steps of runs in the tables; see `physim.measured.step_trace.read_steps`.
         where: Keeps only rows for which this expression over the columns holds.
-        frozen: Corrections that stay at zero.
+        base: Name or path of the fit to start from, or ``none``.
+        frozen: Corrections that stay as they are in it.
         prior_scale: Factor on the widths of all priors.
-        seed: Seed of the residual's first weights, beside the prior's centre; 0 for the centre.
+        optimiser: One of `physim.fitting.optimise.OPTIMISERS`.
+        seed: Seed of parameters beside those to start from; 0 for these.
         name: Name of the fit.
         progress: Called after each step with its number and the loss.
 
@@ -102,24 +108,32 @@ def fit(
     check_options(frozen, prior_scale)
     if seed < 0:
         raise InputError("seed", f"{seed} is negative", "use 0 or more")
-    observed = observe(tables, where)
-    cycles = observe_steps(steps, tables)[0] if steps is not None else None
-    whole = Problem.of(observed.stages, cycles, tuple(frozen), prior_scale)
-    shrunk = shrinkage(whole, observed.rows)
-    problem = shrunk.of(whole)
-    parameters, losses = solve(problem, seed, progress)
+    before, observed = load_fit(base), observe(tables, where)
+    hashes = {Path(path).name: _hash(Path(path)) for path in (*tables, *([steps] if steps else []))}
+    for name_of, own in hashes.items():
+        if own in before.record.get("data", {}).values():
+            raise InputError(
+                name_of, f"is in the fit {before.name} already", "start from another (--from none)"
+            )
+    trace = observe_steps(steps, tables) if steps is not None else None
+    problem = Problem.of(observed, trace, tuple(frozen), prior_scale, before)
+    start = problem.centre
+    if seed:
+        start = start + 0.1 * np.random.default_rng(seed).normal(size=len(start))
+    problem, parameters, losses = solve(
+        problem, before.evidence is None, progress, optimiser, start
+    )
     record = {
         "physim_version": version("physim-llm"),
-        "data": {
-            Path(path).name: _hash(Path(path)) for path in (*tables, *([steps] if steps else []))
-        },
+        "data": hashes,
+        "from": before.name,
         "where": where,
         "frozen": list(frozen),
         "prior_scale": prior_scale,
+        "optimiser": optimiser,
         "seed": seed,
-        "shrinkage": asdict(shrunk),
     }
-    return concluded(observed, problem, parameters, losses, name, record, shrunk)
+    return concluded(observed, problem, parameters, losses, name, record, before)
 
 
 def check_options(frozen: Sequence[str], prior_scale: float) -> None:
@@ -138,16 +152,6 @@ def check_options(frozen: Sequence[str], prior_scale: float) -> None:
         raise InputError("prior scale", f"{prior_scale:g} is not positive", "correct it")
 
 
-def solve(
-    problem: Problem, seed: int = 0, progress: Callable[[int, float], Any] = lambda *_: None
-) -> tuple[Vector, list[float]]:
-    """The solution of a problem, from the prior's centre or, with a seed, from beside it."""
-    start = np.zeros(len(problem.widths))
-    if seed:
-        start = 0.1 * np.random.default_rng(seed).normal(size=len(start)) * (problem.widths > 0)
-    return minimise(problem, start, progress)
-
-
 def concluded(
     observed: Observed,
     problem: Problem,
@@ -155,7 +159,7 @@ def concluded(
     losses: Sequence[float],
     name: str,
     record: Mapping[str, Any],
-    shrunk: Shrinkage | None = None,
+    base: Fit,
 ) -> Outcome:
     """A solved problem as a fit with a report.
 
@@ -166,12 +170,11 @@ def concluded(
         losses: How it was found.
         name: Name of the fit.
         record: What else the fit's file is to say.
-        shrunk: What runs that were held back say of it.
+        base: The fit that it started from.
     """
-    corrections = problem.corrections(parameters)
-    # Corrections that all stay at their prior say nothing of their spread but what rows scatter.
-    found = covariance(problem, parameters) if np.any(problem.widths) else None
-    before, after = _errors(problem, np.zeros_like(parameters)), _errors(problem, parameters)
+    known, noise = observed.stages.known, problem.noise[problem.source]
+    found = problem.deviations(parameters)
+    before, after = _errors(problem, problem.deviations(problem.centre)), _errors(problem, found)
     rows = [
         {
             "experiment": row["experiment"],
@@ -181,12 +184,11 @@ def concluded(
                 f"{metric}_{when}": round(float(errors[place, column]), 2)
                 for column, metric in enumerate(METRICS)
                 for when, errors in (("before", before), ("after", after))
-                if observed.stages.known[place, column]
+                if known[place, column]
             },
         }
         for place, row in enumerate(observed.rows)
     ]
-    known = observed.stages.known
     metrics = {
         metric: {
             when: round(float(np.mean(np.abs(errors[known[:, column], column]))), 2)
@@ -201,80 +203,110 @@ def concluded(
         for place, row in enumerate(observed.rows)
         for column, metric in enumerate(METRICS)
         if known[place, column]
-        and abs(np.log1p(after[place, column] / 100)) > _DISTRUST * NOISE[column]
+        and abs(np.log1p(after[place, column] / 100)) > _DISTRUST * noise[place, column]
     ]
+    sources = list(dict.fromkeys(observed.sources))
+    offsets = dict(zip(problem.tree.nodes, problem.offsets(parameters), strict=True))
+    told = problem.evidence(found)
     result = Fit(
         name=name,
-        corrections=corrections,
-        covariance=found,
+        offsets={**base.offsets, **offsets},
+        widths=problem.widths[:, : len(CORRECTIONS)],
+        evidence=Evidence(told.tree, told.curvature[:, : len(CORRECTIONS), : len(CORRECTIONS)]),
+        common=common(observed.branches),
+        noise=_pooled(problem),
         # What the runs do not tell is as uncertain as before them.
-        scatter={**load_fit(DEFAULT_FIT).scatter, **unseen(problem, parameters, observed.rows)},
-        ranges=_ranges(observed, corrections),
-        gpus=sorted({case.gpu.key for case in observed.cases}),
+        scatter=merged(load_fit(DEFAULT_FIT).scatter, unseen(problem, parameters, observed)),
+        ranges=_ranges(
+            observed, [unflat(own) for own in problem.corrections(parameters)[problem.branch]], base
+        ),
         record={
             **record,
             "rows": len(observed.rows),
+            "noise_of": {
+                source: dict(zip(METRICS, np.round(own, 4).tolist(), strict=True))
+                for source, own in zip(sources, problem.noise, strict=True)
+            },
             "in_sample_mape": metrics,
             "distrusted": distrusted,
             "left_out": list(observed.left_out),
             "losses": [round(loss, 3) for loss in losses],
         },
     )
-    estimates = _estimates(observed, problem, parameters, result)
-    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses, shrunk)
+    estimates = _estimates(observed, problem, found, result)
+    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses)
 
 
-def _errors(problem: Problem, parameters: Vector) -> np.ndarray:
+def _errors(problem: Problem, found: Deviations) -> Float[np.ndarray, "rows metrics"]:
     """Errors of the stages, percent."""
-    values = problem.deviations(parameters).sizes[: problem.stages.observed.size]
-    logs = values.reshape(problem.stages.observed.shape) * NOISE
-    return np.asarray(100 * np.expm1(logs))
+    shape = problem.stages.observed.shape
+    sizes = found.sizes[: problem.stages.observed.size].reshape(shape)
+    return np.asarray(100 * np.expm1(sizes * problem.noise[problem.source]))
 
 
-def _ranges(observed: Observed, corrections: Corrections) -> dict[str, tuple[float, float]]:
-    """Least and largest of what the stages covered."""
+def _pooled(problem: Problem) -> dict[str, float]:
+    """The noise to expect of other runs: the geometric mean of these."""
+    known = problem.stages.known
+    found = {}
+    for column, metric in enumerate(METRICS):
+        of = np.unique(problem.source[known[:, column]])
+        if len(of):
+            found[metric] = float(np.exp(np.mean(np.log(problem.noise[of, column]))))
+    return found
+
+
+def merged(
+    before: Mapping[str, Mapping[str, float]], own: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Scatter by population and metric: what is known now in the place of what was before."""
+    return {name: {**before.get(name, {}), **own.get(name, {})} for name in {**before, **own}}
+
+
+def _ranges(
+    observed: Observed, corrections: Sequence[Corrections], base: Fit
+) -> dict[str, tuple[float, float]]:
+    """Least and largest of what the stages covered, and those of the fit before."""
     predictions = predict_cases(observed.cases, corrections)
     found = [
         quantities(case, prediction)
         for case, prediction in zip(observed.cases, predictions, strict=True)
     ]
-    return {
-        name: (min(one[name] for one in found), max(one[name] for one in found))
-        for name in found[0]
-    }
+    ranges = {}
+    for name in found[0]:
+        values = [*(one[name] for one in found), *base.ranges.get(name, ())]
+        ranges[name] = (min(values), max(values))
+    return ranges
 
 
 def _estimates(
-    observed: Observed, problem: Problem, parameters: Vector, result: Fit
+    observed: Observed, problem: Problem, found: Deviations, result: Fit
 ) -> list[Estimate]:
     """Corrections with intervals, and the experiments that determine each.
 
     An experiment's share is that of the curvature along the correction which its rows make up.
     """
-    _, slopes = problem.deviations(parameters).bent()
     count = problem.stages.observed.size
     experiments = np.repeat([str(row["experiment"]) for row in observed.rows], len(METRICS))
-    values = flat(result.corrections)
-    known = result.covariance
-    spreads = np.zeros_like(values) if known is None else np.sqrt(np.diag(known))
+    known = result.at(result.common)
+    assert known.covariance is not None  # rows tell how well
+    values, spreads = flat(known.corrections), np.sqrt(np.diag(known.covariance))
+    squares = found.pull[:, None] * found.slopes**2
+    prior = np.sum(problem.widths**2, axis=0)
     estimates = []
-    for place, label in enumerate(labels()):
-        if "[" in label:
-            continue
-        squares = slopes[:, place] ** 2
+    for place, label in enumerate(CORRECTIONS):
         shares = {
-            str(experiment): float(np.sum(squares[:count][experiments == experiment]))
+            str(experiment): float(np.sum(squares[:count][experiments == experiment, place]))
             for experiment in dict.fromkeys(experiments)
         }
-        shares["steps"] = float(np.sum(squares[count:]))
-        # What the prior contributes, whose curvature is one.
-        whole = sum(shares.values()) + 1.0
+        shares["steps"] = float(np.sum(squares[count:, place]))
+        before = 1 / prior[place] if prior[place] else np.inf
+        whole = sum(shares.values()) + before
         ranked = sorted(shares.items(), key=lambda item: -item[1])[:3]
         half = TWO_SIDED_90 * spreads[place]
         estimates.append(
             Estimate(
                 name=label,
-                prior=float(problem.widths[place]),
+                prior=float(np.sqrt(prior[place])),
                 value=float(values[place]),
                 low=float(values[place] - half),
                 high=float(values[place] + half),

@@ -1,200 +1,388 @@
-"""The loss of a fit: a sum of squares of the errors of predictions, and of the prior."""
+"""The loss of a fit: how far predictions are off, and how far corrections are from their priors."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
-from physim.corrections.fields import PRIOR_WIDTHS, Corrections, flat, labels, unflat
-from physim.fitting.observations import NOISE, Stages, log_predicted
+from physim.corrections.fields import CORRECTIONS, labels
+from physim.corrections.files import Fit
+from physim.corrections.levels import Evidence, Tree, Widths, prior_widths
+from physim.fitting.observations import METRICS, NOISE, Observed, Stages, groups, log_predicted
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
-from physim.fitting.step_cycles import Cycles, log_cycles
+from physim.fitting.step_cycles import Cycles, Trace, log_cycle
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays
+from physim.step.batch import Batch
 from physim.types import AnyArray
 
 # ITL and E2E of a stage are nearly one number, so each counts half.
 _SHARES = np.array([1.0, 0.5, 0.5])
-# From so many standard deviations on a deviation counts by its size, not its square.
-_HUBER = 2.0
+# The network of the residual takes so many campaigns: fewer do not tell it from their own ways.
+_CAMPAIGNS = 3
+# Degrees of freedom of Student's distribution of deviations: a few rows are far off whatever is
+# fitted, and a deviation of many standard deviations should pull less than one of two (Lange,
+# Little and Taylor, JASA 84, 1989, who find four robust).
+_FREEDOM = 4.0
 
-Vector = Float[np.ndarray, " n"]
+Vector = Float[np.ndarray, " p"]
+Matrix = Float[np.ndarray, "p p"]
 Sizes = Float[np.ndarray, " deviations"]
-Slopes = Float[np.ndarray, "deviations _"]
+Slopes = Float[np.ndarray, "deviations n"]
+Offsets = Float[np.ndarray, "nodes n"]
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """Errors of predictions, in standard deviations, and their slopes in the parameters.
+    """Errors of predictions, in standard deviations, and their slopes in their own corrections.
 
     Attributes:
         sizes: Deviations: those of stages metric by metric, then those of steps.
-        slopes: Their derivatives.
-        weights: How much the square of each counts.
+        slopes: Their derivatives in the corrections of their branch.
+        weights: How much each counts.
+        branch: The branch of each, by its place in the tree.
     """
 
     sizes: Sizes
     slopes: Slopes
     weights: Sizes
+    branch: Int[np.ndarray, " deviations"]
 
-    def bent(self) -> tuple[Sizes, Slopes]:
-        """Weighted deviations and slopes whose squares are the loss, those of bad rows bent.
+    @property
+    def loss(self) -> float:
+        """Minus the logarithm of Student's density, up to a constant."""
+        logs = np.log1p(self.sizes**2 / _FREEDOM)
+        return float((_FREEDOM + 1) / 2 * np.sum(self.weights * logs))
 
-        The pseudo-Huber loss (Charbonnier and others, ICIP 1994): squares near zero, sizes far off.
+    @property
+    def pull(self) -> Sizes:
+        """The weight of each in a least-squares problem that has the loss's slopes here."""
+        return self.weights * (_FREEDOM + 1) / (_FREEDOM + self.sizes**2)
+
+    def told(self, branches: int) -> tuple[Float[np.ndarray, "b n n"], Float[np.ndarray, "b n"]]:
+        """Curvature, after Gauss and Newton, and gradient in the corrections of each branch."""
+        size = self.slopes.shape[1]
+        curvature, gradient = np.zeros((branches, size, size)), np.zeros((branches, size))
+        pulled = self.pull[:, None] * self.slopes
+        for branch in np.unique(self.branch).tolist():
+            own = self.branch == branch
+            curvature[branch] = self.slopes[own].T @ pulled[own]
+            gradient[branch] = pulled[own].T @ self.sizes[own]
+        return curvature, gradient
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """The loss near some parameters, to second order.
+
+    Attributes:
+        gradient: Its gradient.
+        free: Parameters that rows tell something of; of the others the curvature is the prior's, 1.
+        curvature: Among the free ones.
+    """
+
+    gradient: Vector
+    free: Bool[np.ndarray, " p"]
+    curvature: Float[np.ndarray, "f f"]
+
+    def step(self, damping: float = 0.0) -> Vector:
+        """The step to the minimum.
+
+        Args:
+            damping: Share by which curvatures are raised (Marquardt).
         """
-        root = np.sqrt(1 + (self.sizes / _HUBER) ** 2)
-        factor = np.sqrt(2 / (root + 1))
-        # The derivative of what is bent, from the loss's own: r / root = bent * bent'.
-        slope = np.sqrt(self.weights) / (root * factor)
-        return np.sqrt(self.weights) * self.sizes * factor, slope[:, None] * self.slopes
+        found = -self.gradient / (1 + damping)
+        damped = self.curvature + damping * np.diag(np.diag(self.curvature))
+        found[self.free] = -np.linalg.solve(damped, self.gradient[self.free])
+        return found
+
+    @functools.cached_property
+    def inverse(self) -> Float[np.ndarray, "f f"]:
+        """Covariance of the free parameters."""
+        return np.linalg.inv(self.curvature)
 
 
 @dataclass(frozen=True)
 class Problem:
     """What is fitted, to what.
 
-    Parameters are corrections in units of their prior's standard deviation, so that all are of
-    order one; those that are held fast have a width of zero.
+    Parameters are the offsets of nodes that may move, in units of their prior's standard
+    deviation, so that all are of order one.
 
     Attributes:
         stages: Measured stages.
         cycles: Measured steps, if there are any.
-        widths: Prior standard deviations of all corrections.
-        centre: The corrections at which all parameters are zero.
+        tree: The branches of both, and of the fit that it starts from.
+        branch: The branch of each stage, by its place in the tree,
+        run_branch: and of each run of the steps.
+        source: The campaign and population of each stage, by number.
+        widths: Prior standard deviations of offsets, by level; zero for what is held.
+        noise: Standard deviations of the logarithms of what was measured, by source and metric.
+        start: Offsets to start from, and of what is held.
+        base: What the fit that it starts from was told of each branch, at ``start``.
     """
 
     stages: Stages
     cycles: Cycles | None
-    widths: Vector
-    centre: Corrections = field(default_factory=Corrections)
+    tree: Tree
+    branch: Int[np.ndarray, " rows"]
+    run_branch: Int[np.ndarray, " runs"]
+    source: Int[np.ndarray, " rows"]
+    widths: Widths
+    noise: Float[np.ndarray, "sources metrics"]
+    start: Offsets
+    base: Float[np.ndarray, "b n n"]
 
     @classmethod
     def of(
         cls,
-        stages: Stages,
-        cycles: Cycles | None = None,
+        observed: Observed,
+        trace: Trace | None = None,
         frozen: tuple[str, ...] = (),
         prior_scale: float = 1.0,
+        base: Fit | None = None,
     ) -> Problem:
-        """A problem.
+        """A problem: the residual is in it where there are campaigns enough.
 
         Args:
-            stages: Measured stages.
-            cycles: Measured steps.
-            frozen: Corrections that stay at zero.
+            observed: Measured stages.
+            trace: Measured steps.
+            frozen: Corrections that stay as they are.
             prior_scale: Factor on the widths of all priors.
+            base: A fit to start from.
         """
-        fast = np.array([label.partition("[")[0] in frozen for label in labels()])
-        widths = np.where(fast, 0.0, flat(PRIOR_WIDTHS) * prior_scale)
-        return cls(stages, cycles, widths)
+        evidence = None if base is None else base.evidence
+        of_rows = observed.branches
+        of_runs = [] if trace is None else list(trace.branches)
+        of_base = () if evidence is None else evidence.tree.branches
+        tree = Tree(tuple(dict.fromkeys((*of_rows, *of_runs, *of_base))))
+        place = {branch: number for number, branch in enumerate(tree.branches)}
+        names = [label.partition("[")[0] for label in labels()]
+        widths = prior_widths()
+        if base is not None and base.widths is not None:
+            widths = np.zeros_like(widths)
+            widths[:, : len(CORRECTIONS)] = base.widths
+        campaigns = set(groups(observed.rows, "campaign"))
+        held = frozen if len(campaigns) >= _CAMPAIGNS else (*frozen, "residual")
+        widths = np.where(np.isin(names, held), 0.0, widths * prior_scale)
+        start, told = (
+            np.zeros((len(tree.nodes), len(names))),
+            np.zeros((len(tree.branches), len(names), len(names))),
+        )
+        noise = NOISE
+        if base is not None:
+            for row, node in enumerate(tree.nodes):
+                start[row] = base.offsets.get(node, 0.0)
+            noise = np.array([base.noise.get(metric, NOISE[m]) for m, metric in enumerate(METRICS)])
+        if evidence is not None:
+            size = evidence.curvature.shape[-1]
+            for branch, curvature in zip(of_base, evidence.curvature, strict=True):
+                told[place[branch], :size, :size] = curvature
+        sources = list(dict.fromkeys(observed.sources))
+        return cls(
+            observed.stages,
+            None if trace is None else trace.cycles,
+            tree,
+            np.array([place[branch] for branch in of_rows]),
+            np.array([place[branch] for branch in of_runs], int),
+            np.array([sources.index(name) for name in observed.sources]),
+            widths,
+            np.tile(noise, (len(sources), 1)),
+            start,
+            told,
+        )
 
-    def corrections(self, parameters: Vector) -> Corrections:
-        """The corrections that parameters stand for."""
-        return unflat(flat(self.centre) + parameters * self.widths)
+    @functools.cached_property
+    def moved(self) -> Bool[np.ndarray, "nodes n"]:
+        """Which corrections of which nodes are parameters."""
+        found: Bool[np.ndarray, "nodes n"] = self.widths[self.tree.level] > 0
+        return found
+
+    @property
+    def centre(self) -> Vector:
+        """The parameters to start from."""
+        return self.standardised(self.start)
+
+    def standardised(self, offsets: Offsets) -> Vector:
+        """The parameters that stand for offsets."""
+        found: Vector = offsets[self.moved] / self.widths[self.tree.level][self.moved]
+        return found
+
+    def offsets(self, parameters: Vector) -> Offsets:
+        """The offsets that parameters stand for."""
+        found = self.start.copy()
+        found[self.moved] = parameters * self.widths[self.tree.level][self.moved]
+        return found
+
+    def corrections(self, parameters: Vector) -> Float[np.ndarray, "b n"]:
+        """The corrections of each branch."""
+        return self.tree.along @ self.offsets(parameters)
 
     def loss(self, parameters: Vector) -> float:
-        """Half the sum of squares; infinite where a stage is predicted to be above capacity."""
-        values, no_slopes = self._predicted(parameters, _stage_values, _cycle_values)
-        found = self._deviations(values, no_slopes)
-        if not np.all(np.isfinite(values[found.weights > 0])):
+        """The loss; infinite where a stage that counts is predicted to be above capacity."""
+        found = self._deviations(parameters, None)
+        if not np.all(np.isfinite(found.sizes)):
             return np.inf
-        bent, _ = found.bent()
-        return float(bent @ bent + parameters @ parameters) / 2
+        off = self.corrections(parameters) - self.tree.along @ self.start
+        before = float(np.einsum("bi,bij,bj->", off, self.base, off))
+        return found.loss + (before + float(parameters @ parameters)) / 2
+
+    def about(self, found: Deviations, parameters: Vector) -> Quadratic:
+        """The loss near some parameters, after Gauss and Newton.
+
+        Args:
+            found: The deviations there.
+            parameters: The parameters.
+        """
+        curvature, gradient = found.told(len(self.tree.branches))
+        off = self.corrections(parameters) - self.tree.along @ self.start
+        gradient += np.einsum("bij,bj->bi", self.base, off)
+        curvature += self.base
+        free = self.moved & (self.tree.told(curvature) > 0)
+        scale = self.widths[self.tree.level]
+        some = self.tree.assembled(curvature, free) * np.outer(scale[free], scale[free])
+        return Quadratic(
+            (self.tree.along.T @ gradient)[self.moved] * scale[self.moved] + parameters,
+            free[self.moved],
+            some + np.eye(len(some)),
+        )
 
     def deviations(self, parameters: Vector) -> Deviations:
-        """Deviations and their slopes."""
-        values, slopes = self._predicted(parameters, _stage_slopes, _cycle_slopes)
-        return self._deviations(values, slopes * self.widths)
+        """Deviations and their slopes; those of rows without a prediction count for nothing."""
+        found = self._deviations(parameters, self._directions)
+        counts = np.isfinite(found.sizes)
+        return replace(
+            found,
+            sizes=np.where(counts, found.sizes, 0.0),
+            slopes=np.where(counts[:, None], found.slopes, 0.0),
+            weights=np.where(counts, found.weights, 0.0),
+        )
 
-    def _predicted(
-        self, parameters: Vector, of_stages: Predictor, of_cycles: Predictor
-    ) -> tuple[Sizes, Slopes]:
-        """Logarithms of all that is predicted, and their slopes in the corrections.
+    def spread_of(self, near: Quadratic) -> Float[np.ndarray, "b n n"]:
+        """Covariance of the corrections of each branch.
+
+        Args:
+            near: The loss near its minimum.
+        """
+        scale, free = self.widths[self.tree.level], np.zeros_like(self.moved)
+        free[self.moved] = near.free
+        inverse = near.inverse
+        found = np.zeros((len(self.tree.branches), *[self.moved.shape[1]] * 2))
+        place = np.full(free.shape, -1)
+        place[free] = np.arange(len(inverse))
+        for branch, own in zip(self.tree.branches, found, strict=True):
+            nodes = self.tree.places(branch)
+            which, columns = np.nonzero(place[nodes] >= 0)
+            rows = place[nodes][which, columns]
+            width = scale[nodes][which, columns]
+            sums = np.zeros((self.moved.shape[1], len(rows)))
+            sums[columns, np.arange(len(rows))] = width
+            own[:] = sums @ inverse[np.ix_(rows, rows)] @ sums.T
+            # What nothing is told of is as uncertain as its prior.
+            held = self.moved[nodes] & ~free[nodes]
+            own[np.diag_indices(len(own))] += np.sum(np.where(held, scale[nodes] ** 2, 0.0), axis=0)
+        return found
+
+    def evidence(self, found: Deviations) -> Evidence:
+        """What the deviations and the fit that it starts from tell of each branch."""
+        curvature, _ = found.told(len(self.tree.branches))
+        return Evidence(self.tree, curvature + self.base)
+
+    def held(self, which: Bool[np.ndarray, " n"], value: float = 0.0) -> Problem:
+        """The same problem, some corrections held at a value for all branches."""
+        start = np.where(which, 0.0, self.start)
+        start[self.tree.level == 0] += np.where(which, value, 0.0)
+        return replace(self, widths=np.where(which, 0.0, self.widths), start=start)
+
+    @functools.cached_property
+    def _directions(self) -> Float[np.ndarray, "k n"]:
+        """The corrections that have slopes: all, but for the residual where it is held."""
+        size, named = self.widths.shape[1], len(CORRECTIONS)
+        return np.eye(size)[: size if np.any(self.widths[:, named:]) else named]
+
+    def _deviations(
+        self, parameters: Vector, directions: Float[np.ndarray, "k n"] | None
+    ) -> Deviations:
+        """Deviations, not finite where there is no prediction or it does not count.
 
         Args:
             parameters: The parameters.
-            of_stages: Gives both of a chunk of stages,
-            of_cycles: and of cycles.
+            directions: The corrections that slopes are wanted in; without any, slopes are zero.
         """
-        corrections = flat(self.corrections(parameters))
-        observed = self.stages.observed
-        values, slopes = np.zeros(observed.shape), None
-        for chunk in self.stages.chunks:
-            own = slice(len(chunk.places))
-            found, slope = map(np.asarray, of_stages(corrections, chunk.systems))
-            values[chunk.places] = found[own]
-            if slopes is None:
-                slopes = np.zeros((*observed.shape, slope.shape[-1]))
-            slopes[chunk.places] = slope[own]
-        assert slopes is not None  # a problem has rows: observe
-        values, slopes = values.ravel(), slopes.reshape(observed.size, -1)
-        if self.cycles is not None:
-            found, slope = map(np.asarray, of_cycles(corrections, self.cycles))
-            values, slopes = np.append(values, found), np.concatenate([slopes, slope])
-        return values, slopes
-
-    def _deviations(self, predicted: Sizes, slopes: Slopes) -> Deviations:
-        stages = self.stages
-        noise = np.broadcast_to(NOISE, stages.observed.shape).ravel()
-        weights = np.ravel(stages.known * stages.weight[:, None] * _SHARES)
-        observed = np.ravel(stages.observed)
-        if self.cycles is not None:
-            steps = self.cycles
-            noise = np.append(noise, np.full(len(steps.observed), STEP_NOISE))
-            weights = np.append(weights, steps.weight)
-            observed = np.append(observed, steps.observed)
-        # A row has no prediction where its load is above capacity.
-        counts = (weights > 0) & np.isfinite(predicted)
-        sizes = np.where(counts, (predicted - observed) / noise, 0.0)
-        slopes = np.where(counts[:, None], slopes / noise[:, None], 0.0)
-        return Deviations(sizes, slopes, weights)
-
-
-# From corrections and what is predicted with them to logarithms of times and their slopes, of which
-# there are none where they are not asked for.
-Predictor = Callable[[Vector, Any], tuple[AnyArray, AnyArray]]
+        corrections = self.corrections(parameters)
+        stages, own = self.stages, corrections[self.branch]
+        values = np.zeros(stages.observed.shape)
+        slopes = np.zeros((*stages.observed.shape, corrections.shape[1]))
+        for chunk in stages.chunks:
+            asked = chunk.filled(own)
+            logs, slope = _of_stages(asked, directions, chunk.systems)
+            count = len(chunk.places)
+            values[chunk.places] = logs[:count]
+            if slope is not None:
+                slopes[chunk.places] = slope[:count] @ directions
+        noise = self.noise[self.source]
+        weights = stages.known * stages.weight[:, None] * _SHARES
+        sizes = np.where(weights > 0, (values - stages.observed) / noise, 0.0)
+        slopes = np.where(weights[..., None] > 0, slopes / noise[..., None], 0.0)
+        found = Deviations(
+            sizes.ravel(),
+            slopes.reshape(sizes.size, -1),
+            weights.ravel(),
+            np.repeat(self.branch, len(METRICS)),
+        )
+        if self.cycles is None:
+            return found
+        steps, of_runs = self.cycles, corrections[self.run_branch]
+        logs, slope = _of_cycles(of_runs, directions, steps)
+        along = 0.0 if slope is None else np.asarray(slope) @ directions
+        of_steps = np.zeros((len(steps.observed), corrections.shape[1])) + along
+        return Deviations(
+            np.append(found.sizes, (np.asarray(logs) - steps.observed) / STEP_NOISE),
+            np.concatenate([found.slopes, of_steps / STEP_NOISE]),
+            np.append(found.weights, steps.weight),
+            np.append(found.branch, self.run_branch[steps.run]),
+        )
 
 
-def _with_slopes(
-    function: Callable[[Corrections, Any], AnyArray], corrections: AnyArray, of: Any
-) -> tuple[AnyArray, AnyArray]:
-    def values(corrections: AnyArray) -> tuple[AnyArray, AnyArray]:
-        found = function(unflat(corrections), of)
+def _along(
+    function: Callable[[AnyArray], AnyArray], numbers: AnyArray, directions: AnyArray | None
+) -> tuple[AnyArray, AnyArray | None]:
+    """A function's value, and its slopes along directions if there are any."""
+    if directions is None:
+        return function(numbers), None
+
+    def values(steps: AnyArray) -> tuple[AnyArray, AnyArray]:
+        found = function(numbers + steps @ directions)
         return found, found
 
-    slopes, found = jax.jacfwd(values, has_aux=True)(corrections)
+    slopes, found = jax.jacfwd(values, has_aux=True)(jnp.zeros(len(directions)))
     return found, slopes
 
 
-def _without_slopes(values: AnyArray) -> tuple[AnyArray, AnyArray]:
-    return values, jnp.zeros((*values.shape, 1))
+@kept
+def _of_stages(
+    numbers: AnyArray, directions: AnyArray | None, systems: CaseArrays
+) -> tuple[AnyArray, AnyArray | None]:
+    def one(own: AnyArray, system: CaseArrays) -> tuple[AnyArray, AnyArray | None]:
+        return _along(lambda moved: log_predicted(moved, system), own, directions)
+
+    return jax.vmap(one)(numbers, systems)
 
 
 @kept
-def _stage_values(
-    corrections: Float[AnyArray, " n"], systems: CaseArrays
-) -> tuple[AnyArray, AnyArray]:
-    return _without_slopes(log_predicted(unflat(corrections), systems))
+def _of_cycles(
+    numbers: AnyArray, directions: AnyArray | None, cycles: Cycles
+) -> tuple[AnyArray, AnyArray | None]:
+    def one(run: AnyArray, batch: Batch) -> tuple[AnyArray, AnyArray | None]:
+        def log(moved: AnyArray) -> AnyArray:
+            return log_cycle(moved, cycles.of_run(run), batch, cycles.mixing)
 
+        return _along(log, jnp.asarray(numbers)[run], directions)
 
-@kept
-def _stage_slopes(
-    corrections: Float[AnyArray, " n"], systems: CaseArrays
-) -> tuple[AnyArray, AnyArray]:
-    return _with_slopes(log_predicted, corrections, systems)
-
-
-@kept
-def _cycle_values(corrections: Float[AnyArray, " n"], cycles: Cycles) -> tuple[AnyArray, AnyArray]:
-    return _without_slopes(log_cycles(unflat(corrections), cycles))
-
-
-@kept
-def _cycle_slopes(corrections: Float[AnyArray, " n"], cycles: Cycles) -> tuple[AnyArray, AnyArray]:
-    return _with_slopes(log_cycles, corrections, cycles)
+    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch)

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from physim.corrections.fields import Corrections
+from physim.corrections.fields import Corrections, unflat
+from physim.corrections.levels import Branch, branch_of, population_of
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case
 from physim.measured.condition import filtered
-from physim.measured.runs_csv import case_of, lasting, measured, read_table, stages_of
+from physim.measured.runs_csv import (
+    case_of,
+    degrees_of,
+    lasting,
+    measured,
+    read_table,
+    stages_of,
+    text_of,
+)
 from physim.measured.schema import Row
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.many import predict_cases
@@ -34,6 +43,9 @@ _QUEUE_SHARE = 0.5
 _FAILED_SHARE = 0.01
 # Rows that are predicted at once.
 _AT_ONCE = 256
+# How much the errors of a deployment's rows have in common: however many they are, they count as
+# six that have nothing in common (Kish, Survey Sampling, 1965, 8.2).
+_ALIKE = 1 / 6
 
 
 class Chunk(eqx.Module):
@@ -47,6 +59,12 @@ class Chunk(eqx.Module):
 
     places: Int[AnyArray, " own"]
     systems: CaseArrays
+
+    def filled(self, rows: Float[np.ndarray, "all n"]) -> Float[np.ndarray, "filled n"]:
+        """Of something of all rows what is this chunk's, and the last of it as often again."""
+        size = len(np.asarray(self.systems.limits.max_num_seqs))
+        places = np.append(self.places, np.full(size - len(self.places), self.places[-1]))
+        return rows[places]
 
 
 class Stages(eqx.Module):
@@ -87,6 +105,18 @@ class Observed:
         places = np.flatnonzero(np.asarray(chosen)).tolist()
         rows, cases = [self.rows[i] for i in places], [self.cases[i] for i in places]
         return Observed(_stages(rows, cases), rows, cases, ())
+
+    @property
+    def branches(self) -> list[Branch]:
+        """The branch of each row, its table as the campaign."""
+        own = zip(self.cases, self.rows, strict=True)
+        return [branch_of(case, campaign_of(row)) for case, row in own]
+
+    @property
+    def sources(self) -> list[str]:
+        """Campaign and population of each row: what scatters alike."""
+        own = zip(self.cases, self.rows, strict=True)
+        return [f"{campaign_of(row)}, {population_of(case)}" for case, row in own]
 
     def column(self, name: str) -> np.ndarray:
         """A column of the tables."""
@@ -151,18 +181,31 @@ def groups(rows: Sequence[Row], kind: str) -> list[str]:
 
     Args:
         rows: The rows.
-        kind: A column; ``campaign``, the table that a row is of; or ``workload``: rows whose
-            prompts are as long to the hundred, since each tokeniser counts otherwise, and whose
-            outputs are.
+        kind: A column; ``campaign``, the table that a row is of; ``deployment``, the model, GPU,
+            engine and layout; or ``workload``: rows whose prompts are as long to the hundred, since
+            each tokeniser counts otherwise, and whose outputs are.
     """
     if kind == "campaign":
-        return [str(row["table"]) for row in rows]
+        return [campaign_of(row) for row in rows]
+    if kind == "deployment":
+        return [
+            " ".join(
+                str(part)
+                for part in (row["model"], row["hardware"], text_of(row, "engine"), degrees_of(row))
+            )
+            for row in rows
+        ]
     if kind != "workload":
         return [str(row[kind]) for row in rows]
     return [
         f"{round(float(row['input_len_mean']), -2):.0f} in, {float(row['output_len']):.0f} out"
         for row in rows
     ]
+
+
+def campaign_of(row: Row) -> str:
+    """The name of the table that a row is of."""
+    return Path(str(row["table"])).stem
 
 
 def _left_out(row: Row, reason: str) -> dict[str, Any]:
@@ -204,17 +247,20 @@ def _chunks(cases: Sequence[Case]) -> tuple[Chunk, ...]:
 
 
 def weights_of(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
-    """Weight of each row: a model's rows count together as the root of their number."""
-    models = [row["model"] for row in rows]
-    weights = np.array([models.count(model) ** -0.5 for model in models])
-    return weights * len(weights) / np.sum(weights)
+    """Weight of each row: those of one deployment err alike, and so count for less."""
+    members = groups(rows, "deployment")
+    counts = Counter(members)
+    return np.array([1 / (1 + _ALIKE * (counts[own] - 1)) for own in members])
 
 
-def log_predicted(corrections: Corrections, systems: CaseArrays) -> Float[AnyArray, "rows metrics"]:
-    """Logarithms of the TTFT, ITL and E2E that loads have in their steady state."""
+def log_predicted(
+    numbers: Float[AnyArray, " n"], system: CaseArrays
+) -> Float[AnyArray, " metrics"]:
+    """Logarithms of the TTFT, ITL and E2E that a load has in its steady state.
 
-    def one(system: CaseArrays) -> Float[AnyArray, " metrics"]:
-        state = steady_state(system.model(corrections), system.demand, system.limits)
-        return jnp.log(jnp.stack([state.ttft, state.itl, state.e2e]))
-
-    return jax.vmap(one)(systems)
+    Args:
+        numbers: Its corrections, flat.
+        system: Its model, load and engine.
+    """
+    state = steady_state(system.model(unflat(numbers)), system.demand, system.limits)
+    return jnp.log(jnp.stack([state.ttft, state.itl, state.e2e]))

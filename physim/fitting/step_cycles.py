@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from physim.corrections.fields import Corrections
+from physim.corrections.fields import unflat
+from physim.corrections.levels import Branch, branch_of
 from physim.errors import InputError
+from physim.fitting.observations import campaign_of
 from physim.measured.runs_csv import cached_tokens, case_of, read_table
 from physim.measured.step_trace import read_steps
 from physim.step.batch import Batch
@@ -50,11 +53,36 @@ class Cycles(eqx.Module):
     weight: Float[AnyArray, " steps"]
     mixing: Mixing = ADDITIVE
 
+    def of_run(self, run: Int[AnyArray, ""]) -> StepOps:
+        """The lowered model of a run."""
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], self.ops)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Measured steps, and what runs they are of.
+
+    Attributes:
+        cycles: The steps.
+        branches: The branch of each run, its table as the campaign.
+        frame: The steps' table: ``experiment``, ``step`` and what each carried.
+    """
+
+    cycles: Cycles
+    branches: Sequence[Branch]
+    frame: pd.DataFrame
+
+    def of(self, experiments: Sequence[str]) -> Trace:
+        """The same steps, of which only those of some experiments count."""
+        counts = self.frame["experiment"].isin(list(experiments)).to_numpy()
+        weight = np.where(counts, self.cycles.weight, 0.0)
+        return replace(self, cycles=eqx.tree_at(lambda cycles: cycles.weight, self.cycles, weight))
+
 
 def observe_steps(
     path: str | Path, tables: Sequence[str | Path], share: tuple[float, float] = (0.0, 1.0)
-) -> tuple[Cycles, pd.DataFrame]:
-    """Reads cycles of measured steps, and the tables that say of what engine and load they are.
+) -> Trace:
+    """Reads cycles of measured steps, with the tables that say of what engine and load they are.
 
     A trace knows a step's requests but not their contexts, so the mean of the run's load is taken:
     the prompt and half of the output.
@@ -73,7 +101,7 @@ def observe_steps(
     runs = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
     rank = frame.groupby("experiment")["start_s"].rank(method="first", pct=True)
     frame = frame[(rank > share[0]) & (rank <= share[1])].reset_index(drop=True)
-    ops, contexts, cached = [], {}, {}
+    ops, branches, contexts, cached = [], [], {}, {}
     names = list(dict.fromkeys(frame["experiment"]))
     for name in names:
         records = runs[runs["experiment"] == name].to_dict("records")
@@ -83,6 +111,7 @@ def observe_steps(
             )
         case = case_of(records, None)
         ops.append(lower(case.model, case.gpu, case.deployment))
+        branches.append(branch_of(case, campaign_of(records[0])))
         load = case.demanded
         contexts[name] = load.mean_input + load.mean_output / 2
         cached[name] = cached_tokens(records[0], case.deployment.limits.block_size)
@@ -103,14 +132,32 @@ def observe_steps(
         observed=np.log(frame["cycle_s"].to_numpy(float)),
         weight=np.minimum(_INDEPENDENT / counts, 1.0),
     )
-    return cycles, frame
+    return Trace(cycles, branches, frame)
 
 
-def log_cycles(corrections: Corrections, cycles: Cycles) -> Float[AnyArray, " steps"]:
-    """Logarithms of the cycle times that steps are predicted to have."""
+def log_cycles(corrections: Float[AnyArray, "runs n"], cycles: Cycles) -> Float[AnyArray, " steps"]:
+    """Logarithms of the cycle times that steps are predicted to have.
+
+    Args:
+        corrections: Those of each run, flat.
+        cycles: The steps.
+    """
 
     def one(run: Int[AnyArray, ""], batch: Batch) -> Float[AnyArray, ""]:
-        ops = jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], cycles.ops)
-        return jnp.log(StepModel(ops, corrections, cycles.mixing)(batch).interval)
+        return log_cycle(jnp.asarray(corrections)[run], cycles.of_run(run), batch, cycles.mixing)
 
     return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch)
+
+
+def log_cycle(
+    numbers: Float[AnyArray, " n"], ops: StepOps, batch: Batch, mixing: Mixing
+) -> Float[AnyArray, ""]:
+    """Logarithm of the cycle time that a step is predicted to have.
+
+    Args:
+        numbers: The corrections of its run, flat.
+        ops: The lowered model of its run.
+        batch: What it carries.
+        mixing: How steps of both prefill and decode are composed.
+    """
+    return jnp.log(StepModel(ops, unflat(numbers), mixing)(batch).interval)

@@ -1,64 +1,80 @@
-"""How well a fit's corrections are known, and its error on models that it has not seen."""
+"""A fit's error on runs that it has not seen, beyond what it knows of its corrections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 
-from physim.corrections.files import TWO_SIDED_90
-from physim.fitting.objective import Deviations, Problem, Vector
-from physim.fitting.observations import METRICS, NOISE, groups
-from physim.measured.schema import Row
+from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.levels import population_of
+from physim.fitting.objective import Problem, Vector
+from physim.fitting.observations import METRICS, Observed, groups
 
 # The least scatter: repeated runs of one experiment differ by so much.
 _LEAST_SCATTER = 0.005
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
+# What may be new; of kinds of which there are more, not each can be left out in turn.
+_KINDS, _MOST_GROUPS = ("campaign", "model", "deployment", "workload", "experiment"), 60
 
 
-def covariance(problem: Problem, parameters: Vector) -> Float[np.ndarray, "n n"]:
-    """Covariance of the corrections, from the loss's curvature after Gauss and Newton.
+def unseen(
+    problem: Problem, parameters: Vector, observed: Observed
+) -> Mapping[str, Mapping[str, float]]:
+    """Scatter of rows that a fit has not seen: of a campaign, a model, a workload and so on.
 
-    Where deviations scatter more than `NOISE` says, it is larger by as much.
-    """
-    found = problem.deviations(parameters)
-    values, slopes = found.bent()
-    excess = max(float(values @ values / np.sum(found.weights)), 1.0)
-    curvature = slopes.T @ slopes / excess + np.eye(len(parameters))
-    inverse = np.linalg.inv(curvature)
-    return np.outer(problem.widths, problem.widths) * inverse
-
-
-def unseen(problem: Problem, parameters: Vector, rows: Sequence[Row]) -> Mapping[str, float]:
-    """Scatter of rows that a fit has not seen: of a campaign, a model, a workload, an experiment.
-
-    For each metric the largest of these: nine of ten rows are within their interval whichever of
-    them is new. Of what there is but one, nothing can be said: rows of one campaign do not tell how
-    far another is off. Nor can it of a metric that was not measured, or of fewer than three
+    For each population (`physim.corrections.levels.population_of`) and metric the largest of these,
+    and that of the rows themselves: nine of ten rows are within their interval whichever of them is
+    new. Of what there is but one, nothing can be said: rows of one campaign do not tell how far
+    another is off. Nor can it of a metric that was not measured, or of fewer than three
     experiments: these are left out.
 
     Args:
         problem: The problem.
         parameters: Its solution.
-        rows: The rows of its stages; those without weight do not count.
+        observed: Its stages; those without weight do not count.
     """
-    known = problem.stages.known & (problem.stages.weight > 0)[:, None]
-    campaigns = groups(rows, "campaign")
-    counts = {name: np.count_nonzero(np.array(campaigns) == name) for name in set(campaigns)}
-    weight = np.array([1.0 / counts[name] for name in campaigns])
-    members = [groups(rows, kind) for kind in ("campaign", "model", "workload", "experiment")]
-    if len(set(members[-1])) < _LEAST_EXPERIMENTS:
-        return {}
-    # Without the only group of a kind there is no fit.
-    several = [one for one in members if len(set(one)) > 1]
-    found = [scatter(*left_out(problem, parameters, one), known, weight) for one in several]
-    return {metric: max(one[metric] for one in found) for metric in found[0]}
+    counted, weight = problem.stages.weight > 0, problem.stages.weight
+    members = [np.array(groups(observed.rows, kind)) for kind in _KINDS]
+    populations = np.array([population_of(case) for case in observed.cases])
+    several = [one for one in members if 1 < len(set(one[counted])) <= _MOST_GROUPS]
+    found = [(one, *left_out(problem, parameters, one)) for one in several]
+    sizes = problem.deviations(parameters).sizes[: problem.stages.observed.size]
+    seen = sizes.reshape(problem.stages.observed.shape) * problem.noise[problem.source]
+    scatters: dict[str, dict[str, float]] = {}
+    for population in dict.fromkeys(populations[counted].tolist()):
+        own = counted & (populations == population)
+        if len(set(members[-1][own])) < _LEAST_EXPERIMENTS:
+            continue
+        known = problem.stages.known & own[:, None]
+        each = [scatter(seen, np.zeros_like(seen), known, weight)]
+        for member, off, spread in found:
+            known = own & ~_is_most(member, np.where(own, weight, 0.0))
+            each.append(scatter(off, spread, problem.stages.known & known[:, None], weight))
+        metrics = {metric for one in each for metric in one}
+        scatters[population] = {
+            metric: max(one.get(metric, 0.0) for one in each)
+            for metric in METRICS
+            if metric in metrics
+        }
+    return scatters
+
+
+def _is_most(
+    members: Shaped[np.ndarray, " rows"], weight: Float[np.ndarray, " rows"]
+) -> Bool[np.ndarray, " rows"]:
+    """Which rows are of a group that is most of what is known: without it there is no fit."""
+    found = np.zeros(len(members), bool)
+    for group in np.unique(members):
+        found |= (members == group) & (np.sum(weight[members == group]) > np.sum(weight) / 2)
+    return found
 
 
 def left_out(
-    problem: Problem, parameters: Vector, members: Sequence[str]
+    problem: Problem, parameters: Vector, members: Sequence[str] | np.ndarray
 ) -> tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics"]]:
     """The error of each row if its group is left out, and the spread that the fit expects there.
 
@@ -74,19 +90,20 @@ def left_out(
     count = len(members) * len(METRICS)
     row_of = np.repeat(np.arange(len(members)), len(METRICS))
     off, spread = np.zeros(count), np.zeros(count)
-    for group in dict.fromkeys(members):
-        outside = np.array(members)[row_of] == group
+    there = problem.offsets(parameters)
+    for group in dict.fromkeys(np.asarray(members).tolist()):
+        rows = np.flatnonzero(np.asarray(members)[row_of] == group)
         weights = found.weights.copy()
-        weights[:count][outside] = 0.0
-        values, slopes = Deviations(found.sizes, found.slopes, weights).bent()
-        inverse = np.linalg.inv(slopes.T @ slopes + np.eye(len(parameters)))
-        step = -inverse @ (slopes.T @ values + parameters)
-        rows = np.flatnonzero(outside)
-        there = found.slopes[rows]
-        off[rows] = found.sizes[rows] + there @ step
-        spread[rows] = np.sqrt(np.einsum("ij,jk,ik->i", there, inverse, there))
+        weights[rows] = 0.0
+        near = problem.about(replace(found, weights=weights), parameters)
+        step = problem.tree.along @ (problem.offsets(parameters + near.step()) - there)
+        slopes, branch = found.slopes[rows], found.branch[rows]
+        known = problem.spread_of(near)[branch]
+        off[rows] = found.sizes[rows] + np.einsum("di,di->d", slopes, step[branch])
+        spread[rows] = np.sqrt(np.einsum("di,dij,dj->d", slopes, known, slopes))
     shape = (len(members), len(METRICS))
-    return off.reshape(shape) * NOISE, spread.reshape(shape) * NOISE
+    noise = problem.noise[problem.source]
+    return off.reshape(shape) * noise, spread.reshape(shape) * noise
 
 
 def scatter(
@@ -101,7 +118,7 @@ def scatter(
         off: Errors of left-out rows, in logarithms.
         spread: What the fit's own uncertainty makes of that.
         known: Which of them were measured.
-        weight: How much each counts: campaigns alike, however many rows they have.
+        weight: How much each counts.
     """
     scatters = {}
     for column, metric in enumerate(METRICS):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
 from physim.inputs.parallelism import Parallelism
-from physim.measured.split import part_of
+from physim.measured.split import PARTS, part_of
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 
@@ -88,7 +88,8 @@ _MOST_OF_PEAK = 0.85
 def read() -> pd.DataFrame:
     """The rows that are not disaggregated, in the common form.
 
-    Rows of models that physim does not know are left out, and those whose layout cannot be told.
+    Rows of models that physim does not know are left out, and those whose layout cannot be told. A
+    measurement that comes several times is one row.
 
     ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
     more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read; or
@@ -109,7 +110,7 @@ def read() -> pd.DataFrame:
     frame = pd.read_csv(package / "systems" / "silicon_sample.csv")
     frame = frame[frame["mode"] == "agg"]
     rows = [row for record in frame.to_dict("records") if (row := _row(record)) is not None]
-    return pd.DataFrame(_with_series(rows))
+    return _distinct(pd.DataFrame(_with_series(rows)))
 
 
 def _with_series(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -158,7 +159,7 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "weight_dtype": form or "bf16",
         "engine": engine,
         "engine_version": _version(engine, record["backend_version"]),
-        "kv_cache_dtype": _kv_cache_dtype(engine, varied, gpu, model),
+        "kv_cache_dtype": _kv_cache_dtype(engine, varied, gpu, model, form),
         # InferenceX's requests are greedy. What NVIDIA's are is not stated: at tp 8 steps of
         # Qwen3-32B are longer by just the sort that the model's own default asks for, at 8 to 128
         # clients.
@@ -183,6 +184,17 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
         "note": odd,
     }
     return row | {"part": part_of(row)}
+
+
+def _distinct(found: pd.DataFrame) -> pd.DataFrame:
+    """Each measurement once: under several names, or as of DeepSeek-R1 and of V3, which are alike.
+
+    Of those that are in several parts, the one that a fit may see stays: no other part has it then.
+    """
+    seen = found.sort_values("part", key=lambda part: part.map(PARTS.index), kind="stable")
+    # Copies differ in the last digits. No two measurements agree to a microsecond.
+    times = seen[["hardware", "engine", "concurrency", "ttft_mean", "e2e_mean"]].round(6)
+    return found.drop(index=seen.index[times.duplicated()]).reset_index(drop=True)
 
 
 def _layout(record: Mapping[Any, Any]) -> Parallelism | None:
@@ -224,15 +236,18 @@ def _version(engine: str, said: Any) -> str:
     return said if said[0].isdigit() else _NIGHTLY[engine]
 
 
-def _kv_cache_dtype(engine: str, varied: bool, gpu: Hardware, model: str) -> str:
+def _kv_cache_dtype(engine: str, varied: bool, gpu: Hardware, model: str, form: str) -> str:
     """The KV cache that a row's engine kept.
+
+    Of NVIDIA's own rows, TensorRT-LLM's of Qwen3-32B in fp8 serve 64 clients of 4,224 tokens on an
+    H100 at once: a 16-bit cache has room for half of them.
 
     InferenceX's scripts ask for fp8. Its H100 rows of vLLM agree with 16 bit all the same; its H200
     rows, and those of MiniMax-M2.5, serve more tokens at once than a 16-bit cache would hold. Those
     of SGLang ask for it on Blackwell.
     """
     if not varied:
-        return "auto"
+        return "fp8" if engine == "trtllm" and form in ("fp8", "nvfp4") else "auto"
     if engine == "trtllm" or (engine == "sglang" and gpu.peak("fp4")):
         return "fp8"
     if engine == "vllm" and gpu.key == "h100_sxm":

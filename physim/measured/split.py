@@ -9,7 +9,7 @@ import hashlib
 
 from physim.measured.schema import Row
 
-FIT, VALIDATION, TEST = "fit", "validation", "test"
+PARTS = FIT, VALIDATION, TEST = "fit", "validation", "test"
 
 # No fit sees any row of these. The model, layout and engine version are those whose hash is least
 # among those of 50 rows and more; the GPUs are those of fewer than 300 rows.

@@ -16,6 +16,7 @@ class ModelArch:
 
     Attributes:
         name: Where the configuration came from, for messages.
+        family: The architecture class that it was read as.
         groups: Its layers, those that are alike together, in the order in which they come first.
         hidden_size: Width of the residual stream.
         vocab_size: Rows of the embedding and of lm_head.
@@ -33,6 +34,7 @@ class ModelArch:
     """
 
     name: str
+    family: str
     groups: tuple[LayerGroup, ...]
     hidden_size: int
     vocab_size: int

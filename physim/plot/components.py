@@ -109,7 +109,7 @@ def draw_component(
         known = ", ".join(PARTS)
         raise InputError("component", f"{component!r} is unknown", f"use one of {known}")
     case, part = Case.of(model, **options), PARTS[component]
-    fitted = step_model_of(case, load_fit(fit, case.gpu.key).corrections)
+    fitted = step_model_of(case, load_fit(fit).on(case).corrections)
     bare = StepModel(fitted.ops, Corrections())
     ideal = StepModel(_at_roofline(fitted.ops), Corrections())
     sweep = _SWEEPS[part.sweep]

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.fields import PRIOR_WIDTHS, flat, labels
-from physim.corrections.files import TWO_SIDED_90
 from physim.plot.figures import COLORS, axes_or_new, new_figure, plain_ticks
 
 if TYPE_CHECKING:
@@ -48,16 +48,18 @@ def draw_fit(outcome: Outcome) -> list[Axes]:
 def draw_corrections(fit: Fit, axes: Axes | None = None) -> Axes:
     """Draws each correction as a factor: its prior (grey), the fit's and its 90% interval.
 
-    Corrections that were held fast are left out.
+    It is that of what all of the fit's runs have in common. Corrections that were held fast are
+    left out.
 
     Args:
         fit: The fit.
         axes: Where; None for a new figure.
     """
     axes = axes_or_new(axes, 6.0, 5.0)
-    values = flat(fit.corrections)
+    about = fit.at(fit.common)
+    values = flat(about.corrections)
     priors = float(fit.record.get("prior_scale", 1.0)) * flat(PRIOR_WIDTHS)
-    spreads = None if fit.covariance is None else np.sqrt(np.diag(fit.covariance))
+    spreads = None if about.covariance is None else np.sqrt(np.diag(about.covariance))
     frozen = fit.record.get("frozen", ())
     shown = [
         (place, name)

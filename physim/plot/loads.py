@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from physim.corrections.files import Fit
+    from physim.corrections.calibration import Calibration
     from physim.prediction.results import Prediction
     from physim.questions.objectives import Objective
 
@@ -65,7 +65,7 @@ def draw_load(
     if one.concurrency is None:
         one = replace(one, stages=(), rate=one.rate or 1.0)
     case = case.under(one)
-    known = load_fit(fit, case.gpu.key)
+    known = load_fit(fit).on(case)
     most, sizes, loads = _loads(case, known)
     found = [predict_with_interval(case.under(load), known) for load in loads]
     if axes is None:
@@ -129,7 +129,7 @@ def _draw_metric(
     axes.grid(alpha=0.3)
 
 
-def _loads(case: Case, fit: Fit) -> tuple[float | None, Sizes, list[Load]]:
+def _loads(case: Case, fit: Calibration) -> tuple[float | None, Sizes, list[Load]]:
     """The capacity of an open loop; rates or clients up to where to draw; and loads of as many."""
     load = case.demanded
     if load.concurrency is not None:

@@ -78,7 +78,7 @@ def write_report(
     rate = case.demanded.rate
     if rate is None or case.demanded.requests is not None:
         raise InputError("report", "needs an open-ended rate", "give --rate")
-    prediction = predict_with_interval(case, load_fit(fit, case.gpu.key))
+    prediction = predict_with_interval(case, load_fit(fit).on(case))
     pictures: list[tuple[str, Axes | Sequence[Axes]]] = [
         ("Latency against the load", draw_load(case, mark=rate, fit=fit)),
         ("Where the time of a decode step goes", draw_breakdown(case, fit=fit)),

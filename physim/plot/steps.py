@@ -58,7 +58,7 @@ def draw_roofline(
         **options: GPU and deployment; see `ServerOptions`.
     """
     case = Case.of(model, **options)
-    stepper = step_model_of(case, load_fit(fit, case.gpu.key).corrections)
+    stepper = step_model_of(case, load_fit(fit).on(case).corrections)
     hardware = case.gpu
     axes = axes_or_new(axes, 6.5, 4.5)
     from matplotlib.lines import Line2D
@@ -162,7 +162,7 @@ def draw_breakdown(
     if against not in ("batch", "context"):
         raise ValueError(f"against is {against!r}, not batch or context")
     case = Case.of(model, **options)
-    stepper = step_model_of(case, load_fit(fit, case.gpu.key).corrections)
+    stepper = step_model_of(case, load_fit(fit).on(case).corrections)
     limits = case.deployment.limits
     if against == "batch":
         most = max(min(limits.max_num_seqs, limits.kv_tokens / context), 2.0)

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from physim.corrections.files import TWO_SIDED_90, Fit
+from physim.corrections.calibration import TWO_SIDED_90, Calibration
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
-from physim.inputs.engine import DEFAULT_ENGINE
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.step.component import Placement
@@ -24,10 +23,6 @@ _CASES, _DRAWN = 1024, 64
 _BEYOND = 1.05
 # A GPU without measured kernels is as far from the runs as what is so many e-folds beyond them.
 _UNMEASURED = 3.0
-# An engine that no run was of, likewise; and how its predictions scatter, in logarithm: those of
-# SGLang's and TensorRT-LLM's rows that docs/accuracy.md has, with nothing fitted.
-_OTHER_ENGINE = 2.0
-_ENGINE_SCATTER = {"ttft": 0.5, "itl": 0.2, "e2e": 0.2}
 _SCATTER_OF = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e", "saturation_rps": "itl"}
 # What extrapolation is said of, in words.
 _WORDS = {
@@ -41,16 +36,18 @@ _WORDS = {
 _SCALES = {"weight_bytes": 1e-9, "step_s": 1e3}
 
 
-def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int = 0) -> Prediction:
+def predict_with_interval(
+    case: Case, fit: Calibration, method: str = "fluid", seed: int = 0
+) -> Prediction:
     """A prediction with what the fit knows of its uncertainty.
 
     The fit's distribution says how uncertain the corrections are, its scatter what models that it
     has not seen err beyond that. The further a case is outside the range of the measured runs, the
-    more are the corrections as uncertain as before any fit (`Fit.beyond`).
+    more are the corrections as uncertain as before any fit (`Calibration.beyond`).
 
     Args:
         case: What to predict.
-        fit: The fit.
+        fit: What a fit says of it.
         method: ``fluid`` or ``replay``; the interval's width is the fluid's for both.
         seed: Seed of the replay's requests.
 
@@ -67,12 +64,12 @@ def predict_with_interval(case: Case, fit: Fit, method: str = "fluid", seed: int
     return _bounded(case, prediction, fit, beyond, fluid, others)
 
 
-def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Fit]) -> list[Prediction]:
+def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Calibration]) -> list[Prediction]:
     """Predictions of many cases, each with what its fit knows of its uncertainty.
 
     Args:
         cases: What to predict.
-        fits: The fit of each.
+        fits: What a fit says of each.
 
     Raises:
         InputError: A case cannot be predicted.
@@ -98,12 +95,12 @@ def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Fit]) -> list[P
     return bounded
 
 
-def _outside(case: Case, prediction: Prediction, fit: Fit) -> list[tuple[float, str]]:
+def _outside(case: Case, prediction: Prediction, fit: Calibration) -> list[tuple[float, str]]:
     """In what a prediction is beyond the runs that a fit knows: how far, and a line for each."""
     return _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
 
 
-def _known(fit: Fit, beyond: Sequence[tuple[float, str]]) -> Fit:
+def _known(fit: Calibration, beyond: Sequence[tuple[float, str]]) -> Calibration:
     """What of a fit is known so far outside of its runs."""
     return fit.beyond(sum(abs(log) for log, _ in beyond)) if beyond else fit
 
@@ -111,7 +108,7 @@ def _known(fit: Fit, beyond: Sequence[tuple[float, str]]) -> Fit:
 def _bounded(
     case: Case,
     prediction: Prediction,
-    fit: Fit,
+    fit: Calibration,
     beyond: Sequence[tuple[float, str]],
     fluid: Prediction,
     others: Sequence[Prediction],
@@ -121,7 +118,7 @@ def _bounded(
     Args:
         case: The case.
         prediction: Its prediction.
-        fit: The fit.
+        fit: What a fit says of it.
         beyond: In what the case is outside of the fit's runs.
         fluid: The fluid's prediction,
         others: and those with draws from what is known of the corrections.
@@ -133,15 +130,12 @@ def _bounded(
         if value is None or metric not in fit.scatter:
             continue
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
-        scatter = fit.scatter[metric]
-        if case.deployment.profile.engine != DEFAULT_ENGINE:
-            scatter = math.hypot(scatter, _ENGINE_SCATTER[metric])
-        low, high = _width(ratios, scatter)
+        low, high = _width(ratios, fit.scatter[metric])
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)
 
 
-def _members(case: Case, fit: Fit) -> list[Prediction]:
+def _members(case: Case, fit: Calibration) -> list[Prediction]:
     """The fluid's prediction with a fit, and those with draws from its distribution."""
     members = [fit.corrections, *fit.draws(_PAIRS)]
     return predict_cases([case] * len(members), members, fit.name)
@@ -180,22 +174,16 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
     }
 
 
-def extrapolations(case: Case, prediction: Prediction, fit: Fit) -> tuple[str, ...]:
+def extrapolations(case: Case, prediction: Prediction, fit: Calibration) -> tuple[str, ...]:
     """In what a prediction is beyond the runs that a fit knows, one line each."""
     return tuple(line for _, line in _outside(case, prediction, fit))
 
 
 def _unmeasured(case: Case) -> list[tuple[float, str]]:
-    """A line where no kernel of the GPU was measured, or no run of the engine is known.
-
-    Corrections are then nearly unknown.
-    """
-    lines, engine = [], case.deployment.profile.engine
-    if gpu_or_stand_in(case.gpu.key) != case.gpu.key:
-        lines.append((_UNMEASURED, f"a {case.gpu.key}, of which no kernel was measured"))
-    if engine != DEFAULT_ENGINE:
-        lines.append((_OTHER_ENGINE, f"{engine}, of which the fit has no runs"))
-    return lines
+    """A line where no kernel of the GPU was measured: corrections are then nearly unknown."""
+    if gpu_or_stand_in(case.gpu.key) == case.gpu.key:
+        return []
+    return [(_UNMEASURED, f"a {case.gpu.key}, of which no kernel was measured")]
 
 
 def _beyond(

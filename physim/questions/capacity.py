@@ -103,7 +103,7 @@ def capacity(
         options = {"arrival": "poisson", **options, "rate": 1.0}
     case = Case.of(model, **options)
     load = replace(case.demanded, rate=1.0, concurrency=None, stages=(), requests=None)
-    known = load_fit(fit, case.gpu.key)
+    known = load_fit(fit).on(case)
 
     def at(rates: np.ndarray) -> list[Prediction]:
         cases = [case.under(replace(load, rate=float(rate))) for rate in rates]
@@ -115,12 +115,16 @@ def capacity(
     if kept == 0:
         raise _never(asked, limited_by, at(np.array([_LEAST * most]))[0])
     final = predict_with_interval(case.under(replace(load, rate=kept)), known)
+    # At half the rate no queue makes more of what is not known of the server.
+    light = predict_with_interval(case.under(replace(load, rate=kept / 2)), known)
+    faster, slower = _factors(light, limited_by)
     interval = None
-    factors = _factors(final, limited_by)
-    if factors is not None:
-        # A server that is slower in all that it does has longer latencies at a lower rate.
-        high, low = (_highest(at, most, asked.tightened(one))[0] / one for one in factors)
-        interval = low, high
+    if "saturation_rps" in light.intervals:
+        least, largest = (rate / light.saturation_rps for rate in light.intervals["saturation_rps"])
+        interval = (
+            least * _highest(at, most, asked.tightened(slower))[0],
+            largest * _highest(at, most, asked.tightened(faster))[0],
+        )
     share = share_within(objectives, final)
     return Capacity(kept, limited_by, objectives, share, interval, final)
 
@@ -178,22 +182,15 @@ def _highest(
     return kept, limited_by
 
 
-def _factors(prediction: Prediction, limited_by: str) -> tuple[float, float] | None:
-    """By how much the server may be faster or slower in what limits it, in nine of ten cases."""
-    name = f"{limited_by.partition('_')[0]}_s"
-    name = {"tpot_s": "itl_s", f"{_GOODPUT}_s": "itl_s"}.get(name, name)
-    if limited_by == _THROUGHPUT:
-        low, high = prediction.intervals.get("saturation_rps", (None, None))
-        found = None if low is None or high is None else (1 / high, 1 / low)
-        centre = 1 / prediction.saturation_rps
-    else:
-        found, centre = prediction.intervals.get(name), getattr(prediction, name)
-    if found is None:
-        return None
+def _factors(prediction: Prediction, limited_by: str) -> tuple[float, float]:
+    """By how much the latency that limits a server may be shorter or longer than predicted."""
+    metric = limited_by.partition("_")[0]
+    name = f"{metric}_s" if metric in ("ttft", "e2e") else "itl_s"
+    centre = getattr(prediction, name)
+    low, high = prediction.intervals.get(name, (centre, centre))
     # Where the load may be above capacity, a latency has no upper bound, and its lower one stands
     # for both.
-    low, high = (bound / centre for bound in found)
-    return low, high if math.isfinite(high) else 1 / low
+    return low / centre, high / centre if math.isfinite(high) else centre / low
 
 
 def _never(asked: _Asked, name: str, prediction: Prediction) -> InputError:

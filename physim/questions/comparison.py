@@ -117,7 +117,7 @@ def compare(
             raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
         if gpu not in compared:
             raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
-    fits = [load_fit(fit, case.gpu.key) for case in cases]
+    fits = [load_fit(fit).on(case) for case in cases]
     predictions = predict_cases(cases, [one.corrections for one in fits], str(fit))
     rows: list[dict[str, Any]] = []
     for case, known, one in zip(cases, fits, predictions, strict=True):

@@ -107,7 +107,7 @@ def explain(
     load = case.demanded
     if not load.endless or load.stages:
         raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
-    known = load_fit(fit, case.gpu.key)
+    known = load_fit(fit).on(case)
     numbers, names = flat(known.corrections), np.array(labels())
     system = row_of(CaseArrays.of([case]), 0)
     system = dataclasses.replace(system, ops=_lowered(case, case.gpu))

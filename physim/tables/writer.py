@@ -89,7 +89,7 @@ def write_table(
     case = _checked(Case.of(model, **options), kind)
     if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
-    known_fit = load_fit(fit, case.gpu.key)
+    known_fit = load_fit(fit).on(case)
     corrections = known_fit.corrections
     layout = case.deployment.parallelism
     stepper = step_model_of(case, corrections).of_alike_ranks(layout.dp)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from physim.corrections.fields import Corrections, labels
+from physim.corrections.fields import labels
 from physim.fitting.objective import Problem
 from physim.fitting.step_cycles import Cycles
 from physim.prediction.arrays import CaseArrays
@@ -42,12 +42,11 @@ def ablated(name: str, problem: Problem) -> Problem:
     """
     if name == "no residual":
         fast = np.array([label.startswith("residual") for label in labels()])
-        return replace(problem, widths=np.where(fast, 0.0, problem.widths))
+        return problem.held(fast)
     if name == "additive host":
         fast = np.array(labels()) == "host_sharpness"
         # At a sharpness of one the smooth maximum is the sum.
-        centre = Corrections(host_sharpness=-float(np.log(HOST_SHARPNESS)))
-        return replace(problem, widths=np.where(fast, 0.0, problem.widths), centre=centre)
+        return problem.held(fast, -float(np.log(HOST_SHARPNESS)))
     stages, cycles = problem.stages, problem.cycles
     chunks = [replace(chunk, systems=_changed(name, chunk.systems)) for chunk in stages.chunks]
     return replace(

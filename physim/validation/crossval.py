@@ -11,15 +11,16 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.files import TWO_SIDED_90
+from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.files import NO_FIT, load_fit
+from physim.corrections.levels import population_of
 from physim.errors import InputError
-from physim.fitting.fit import check_options
+from physim.fitting.empirical_bayes import solve
+from physim.fitting.fit import check_options, merged
 from physim.fitting.objective import Problem
-from physim.fitting.observations import METRICS, NOISE, Observed, groups, observe, weights_of
-from physim.fitting.optimise import minimise
-from physim.fitting.shrinkage import shrinkage
-from physim.fitting.step_cycles import Cycles, observe_steps
-from physim.fitting.uncertainty import covariance, unseen
+from physim.fitting.observations import METRICS, Observed, groups, observe, weights_of
+from physim.fitting.step_cycles import Trace, observe_steps
+from physim.fitting.uncertainty import unseen
 from physim.validation.ablations import ABLATIONS, BLENDS, ablated
 from physim.validation.baselines import BASELINES, require_packages
 
@@ -66,6 +67,7 @@ def crossval(
     frozen: Sequence[str] = (),
     prior_scale: float = 1.0,
     steps: str | Path | None = None,
+    base: str | Path = NO_FIT,
     progress: Callable[[str, str], Any] = lambda *_: None,
 ) -> Crossval:
     """Leaves out a group of rows at a time, fits to the others, and predicts it.
@@ -82,6 +84,7 @@ def crossval(
         prior_scale: Factor on the widths of all priors.
         steps: Measured steps of runs in the tables, which each fit learns from too, but for those
             of runs that it leaves out; see `physim.measured.step_trace.read_steps`.
+        base: Name or path of the fit that each starts from, which should not know the rows.
         progress: Called before each fold with the method's and the fold's name.
 
     Raises:
@@ -103,13 +106,10 @@ def crossval(
         raise InputError(
             "leave-out", f"all rows are of one {leave_out}", "pass more data, or leave out another"
         )
-    cycles = None
-    if steps is not None:
-        found, frame = observe_steps(steps, tables)
-        cycles = Trace(found, frame["experiment"].to_numpy(str))
+    trace = observe_steps(steps, tables) if steps is not None else None
     rows = []
     for method in methods:
-        predict = _predictor(method, observed, cycles, tuple(frozen), prior_scale)
+        predict = _predictor(method, observed, trace, tuple(frozen), prior_scale, base)
         for fold in dict.fromkeys(folds):
             progress(method, fold)
             outside = np.array(folds) == fold
@@ -124,37 +124,27 @@ Predictor = Callable[
 ]
 
 
-@dataclass(frozen=True)
-class Trace:
-    """Measured cycles, and the experiment of each."""
-
-    cycles: Cycles
-    experiments: np.ndarray
-
-    def of(self, experiments: Sequence[str]) -> Cycles:
-        """The same cycles, of which only those of some experiments count."""
-        weight = np.where(np.isin(self.experiments, experiments), self.cycles.weight, 0.0)
-        return eqx.tree_at(lambda cycles: cycles.weight, self.cycles, weight)
-
-
 def _predictor(
     method: str,
     observed: Observed,
     trace: Trace | None,
     frozen: tuple[str, ...],
     prior_scale: float,
+    base: str | Path,
 ) -> Predictor:
     """A function from the rows left out to logarithms of all predictions and intervals' halves."""
     if method in BASELINES:
         return lambda outside: (BASELINES[method](observed, ~outside), None)
-    problem = Problem.of(observed.stages, trace.cycles if trace else None, frozen, prior_scale)
+    before = load_fit(base)
+    problem = Problem.of(observed, trace, frozen, prior_scale, before)
     if method in (*ABLATIONS, *BLENDS):
         problem = ablated(method, problem)
     shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
-    everywhere = np.zeros(len(problem.widths))
+    populations = [population_of(case) for case in observed.cases]
     if method in ("zero-shot", *BLENDS):
-        values = problem.deviations(everywhere).sizes[stages].reshape(shape)
-        return lambda _: (observed.stages.observed + values * NOISE, None)
+        bare = replace(problem, start=np.zeros_like(problem.start))
+        values = bare.deviations(bare.centre).sizes[stages].reshape(shape)
+        return lambda _: (observed.stages.observed + values * problem.noise[problem.source], None)
 
     def fitted(outside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weight = np.zeros(len(outside))
@@ -163,22 +153,22 @@ def _predictor(
         own = replace(
             problem,
             stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
-            cycles=trace.of(known) if trace else None,
+            cycles=trace.of(known).cycles if trace else None,
         )
-        own = shrinkage(own, observed.rows).of(own)
-        parameters, _ = minimise(own)
+        own, parameters, _ = solve(own, before.evidence is None)
+        spread = own.spread_of(own.about(own.deviations(parameters), parameters))
         # Deviations of rows without weight are not counted, so all rows are asked apart.
-        asked = replace(problem, widths=own.widths)
-        found = asked.deviations(parameters)
-        off = found.sizes[stages].reshape(shape) * NOISE
-        scatters = unseen(own, parameters, observed.rows)
-        scattered = np.array([scatters[metric] for metric in METRICS])
-        sigma = covariance(own, parameters)
-        scaled = np.where(own.widths > 0, own.widths, 1.0)
-        slopes = found.slopes[stages] / scaled
-        slopes = np.where(np.isfinite(slopes), slopes, 0.0)
-        variance = np.einsum("ij,jk,ik->i", slopes, sigma, slopes).reshape(shape) * NOISE**2
-        return observed.stages.observed + off, TWO_SIDED_90 * np.sqrt(variance + scattered**2)
+        found = replace(own, stages=problem.stages, cycles=None).deviations(parameters)
+        noise = own.noise[own.source]
+        off = found.sizes[stages].reshape(shape) * noise
+        branch, slopes = found.branch, found.slopes
+        variance = np.einsum("di,dij,dj->d", slopes, spread[branch], slopes)
+        scatters = merged(before.scatter, unseen(own, parameters, observed))
+        scattered = np.array(
+            [[scatters.get(one, {}).get(m, 0.0) for m in METRICS] for one in populations]
+        )
+        half = np.sqrt(variance.reshape(shape) * noise**2 + scattered**2)
+        return observed.stages.observed + off, TWO_SIDED_90 * half
 
     return fitted
 

@@ -123,8 +123,8 @@ def evaluate(
             wanted.append(records)
         except InputError as error:
             skipped += [_identity(row) | {"reason": str(error)} for row in records]
-    known = {gpu: load_fit(fit, gpu) for gpu in {case.gpu.key for case in cases}}
-    fits = [known[case.gpu.key] for case in cases]
+    known = load_fit(fit)
+    fits = [known.on(case) for case in cases]
     if intervals:
         predictions = predict_with_intervals(cases, fits)
     else:

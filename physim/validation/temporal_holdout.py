@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from physim.corrections.fields import Corrections
+from physim.fitting.empirical_bayes import solve
 from physim.fitting.fit import check_options
 from physim.fitting.objective import Problem
 from physim.fitting.observations import observe
-from physim.fitting.optimise import minimise
 from physim.fitting.step_cycles import log_cycles, observe_steps
 from physim.kept import kept
 from physim.validation.crossval import Crossval
@@ -50,21 +49,18 @@ def crossval_in_time(
         InputError: A file or an option cannot be used.
     """
     check_options(frozen, prior_scale)
-    early, _ = observe_steps(steps, tables, _EARLY)
-    late, frame = observe_steps(steps, tables, _LATE)
-    problem = Problem.of(observe(tables, where).stages, early, tuple(frozen), prior_scale)
-    parameters, _ = minimise(problem)
-    seen = np.exp(np.asarray(late.observed))
+    early, late = (observe_steps(steps, tables, share) for share in (_EARLY, _LATE))
+    problem = Problem.of(observe(tables, where), early, tuple(frozen), prior_scale)
+    problem, parameters, _ = solve(problem, learns_widths=True)
+    frame, seen = late.frame, np.exp(np.asarray(late.cycles.observed))
     runs = frame["experiment"].to_numpy(str)
     decoding = (frame["prefill_requests"] == 0).to_numpy()
     batch = frame["decode_requests"].to_numpy(float)
     rows: list[dict[str, Any]] = []
     summary = []
-    for method, corrections in (
-        ("physim", problem.corrections(parameters)),
-        ("zero-shot", Corrections()),
-    ):
-        predicted = np.exp(np.asarray(_log_cycles(corrections, late)))
+    fitted = problem.corrections(parameters)[problem.run_branch]
+    for method, corrections in (("physim", fitted), ("zero-shot", np.zeros_like(fitted))):
+        predicted = np.exp(np.asarray(_log_cycles(corrections, late.cycles)))
         errors = 100 * (predicted / seen - 1)
         rows += [
             {

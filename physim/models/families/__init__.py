@@ -62,7 +62,7 @@ def read_architecture(
     says = str(architectures[0])
     family = _family(says, read_as, where)
     _check_fields(merged, read_as or says, where)
-    model = _read(ConfigFields(merged, where), family)
+    model = _read(ConfigFields(merged, where), read_as or says, family)
     if read_as and read_as != says:
         model = replace(model, note=f"{says} is read as {read_as}, as was asked for")
     return model
@@ -102,7 +102,7 @@ def _supported() -> str:
     return f"supported: {', '.join(sorted(FAMILIES))}"
 
 
-def _read(config: ConfigFields, family: Family) -> ModelArch:
+def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     layers = family.layers(config)
     if layers > _MOST_LAYERS:
         raise InputError(
@@ -119,6 +119,7 @@ def _read(config: ConfigFields, family: Family) -> ModelArch:
     is_compressed = any(isinstance(one.attention, CompressedAttention) for one in groups)
     return ModelArch(
         name=config.where,
+        family=name,
         groups=groups,
         hidden_size=reading.hidden,
         vocab_size=config.count("vocab_size"),
