@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from physim.questions.comparison import Comparison, compare
     from physim.questions.elasticities import Elasticities, explain
     from physim.questions.objectives import Objective
+    from physim.questions.recommendation import Choice, Recommendation, recommend
+    from physim.questions.sweep import CaseGrid, sweep
     from physim.replay.workload import Conversations
     from physim.step.batch import Batch
     from physim.step.model import StepModel, StepTime
@@ -36,6 +38,8 @@ _HOME = {
     "Batch": "physim.step.batch",
     "Capacity": "physim.questions.capacity",
     "Case": "physim.inputs.case",
+    "Choice": "physim.questions.recommendation",
+    "CaseGrid": "physim.questions.sweep",
     "CaseOptions": "physim.inputs.case",
     "Comparison": "physim.questions.comparison",
     "Conversations": "physim.replay.workload",
@@ -53,6 +57,7 @@ _HOME = {
     "Prediction": "physim.prediction.results",
     "Stage": "physim.inputs.load",
     "Parallelism": "physim.inputs.parallelism",
+    "Recommendation": "physim.questions.recommendation",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
@@ -66,14 +71,18 @@ _HOME = {
     "predict_cases": "physim.prediction.many",
     "predict_trace": "physim.api",
     "read_report": "physim.measured.reports",
+    "recommend": "physim.questions.recommendation",
     "step_model": "physim.api",
+    "sweep": "physim.questions.sweep",
 }
 
 __all__ = [
     "Batch",
     "Capacity",
     "Case",
+    "CaseGrid",
     "CaseOptions",
+    "Choice",
     "Comparison",
     "Conversations",
     "Corrections",
@@ -89,6 +98,7 @@ __all__ = [
     "Outcome",
     "Parallelism",
     "Prediction",
+    "Recommendation",
     "Stage",
     "StepModel",
     "StepTime",
@@ -103,7 +113,9 @@ __all__ = [
     "predict_cases",
     "predict_trace",
     "read_report",
+    "recommend",
     "step_model",
+    "sweep",
 ]
 
 

@@ -23,7 +23,9 @@ from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
 from physim.cli.fit import fit
 from physim.cli.predict import predict
+from physim.cli.recommend import recommend
 from physim.cli.report import report
+from physim.cli.sweep import sweep
 from physim.cli.table import table
 from physim.errors import InputError
 
@@ -40,12 +42,14 @@ app = typer.Typer(
 app.command()(predict)
 app.command()(capacity)
 app.command()(compare)
+app.command()(recommend)
 app.command()(explain)
 app.command()(report)
 app.command()(evaluate)
 app.command()(fit)
 app.command()(crossval)
 app.command()(table)
+app.command()(sweep)
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")

@@ -21,6 +21,7 @@ from physim.cli.load_options import (
     load_options,
 )
 from physim.cli.output_options import AsJson, Plot, print_json, write
+from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Models
 
 if TYPE_CHECKING:
@@ -40,10 +41,7 @@ def compare(
     prefixes: Prefixes = 1,
     arrival: Arrival = "constant",
     burstiness: Burstiness = 1.0,
-    price: Annotated[
-        list[str] | None,
-        typer.Option(help="GPU=PRICE of one GPU for an hour, such as h100_sxm=2.5; repeat it."),
-    ] = None,
+    price: Price = None,
     sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or saturation.")] = None,
     fit: FitName = "default",
     as_json: AsJson = False,
@@ -61,7 +59,7 @@ def compare(
     import physim
     from physim.cli.progress import running
 
-    prices = _prices(price or [])
+    prices = prices_in(price)
     with running("comparing"):
         found = physim.compare(
             models,
@@ -105,21 +103,6 @@ def _print_comparison(found: Comparison) -> None:
 
 def _has_costs(found: Comparison) -> bool:
     return any(row["cost_per_million_tokens"] is not None for row in found.rows)
-
-
-def _prices(texts: list[str]) -> dict[str, float]:
-    from physim.errors import InputError
-
-    prices = {}
-    for text in texts:
-        gpu, _, value = text.partition("=")
-        try:
-            prices[gpu.strip()] = float(value)
-        except ValueError as error:
-            raise InputError(
-                f"price {text!r}", "is not a price", "write it like h100_sxm=2.5"
-            ) from error
-    return prices
 
 
 def _compared(found: Comparison) -> Any:

@@ -52,19 +52,21 @@ Command = Callable[..., None]
 Engine = dict[str, Any]
 
 
-def with_engine(command: Command) -> Command:
+def with_engine(command: Command, layout: bool = True) -> Command:
     """Gives a command the engine's options; what they are given comes as its ``engine``.
 
     Args:
         command: A command with a parameter ``engine``, options of a case by name.
+        layout: Whether degrees of parallelism are among them.
     """
+    options = {name: own for name, own in _OPTIONS.items() if layout or len(name) > 2}
     own = inspect.signature(command, eval_str=True)
     parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for parameter in own.parameters.values()
         if parameter.name != "engine"
     ]
-    for name, (kind, default, told) in _OPTIONS.items():
+    for name, (kind, default, told) in options.items():
         # A flag and its opposite would leave the other options' names no room.
         panel = (
             "Scheduling"
@@ -83,7 +85,7 @@ def with_engine(command: Command) -> Command:
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
-        engine = {name: given.pop(name) for name in _OPTIONS}
+        engine = {name: given.pop(name) for name in options}
         command(**given, engine=engine)
 
     # From these typer makes the options.

@@ -26,7 +26,12 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
-def _drawable(path: Path | None) -> Path | None:
+def drawable(path: Path | None) -> Path | None:
+    """A picture that can be drawn and written, or none.
+
+    Raises:
+        InputError: matplotlib is missing, the format is unknown, or the file cannot be written.
+    """
     if path is not None:
         from physim.plot.figures import check
 
@@ -35,7 +40,7 @@ def _drawable(path: Path | None) -> Path | None:
 
 
 Plot = Annotated[
-    Path | None, typer.Option(help="Draw it: a PNG or SVG (extra `plot`).", callback=_drawable)
+    Path | None, typer.Option(help="Draw it: a PNG or SVG (extra `plot`).", callback=drawable)
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]

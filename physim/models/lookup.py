@@ -15,6 +15,8 @@ from physim.models.families import read_architecture
 _SUFFIX = ".json"
 _MODELOPT = "hf_quant_config.json"
 _HUB_TIMEOUT_S = 10.0
+# What names of checkpoints end with that are the same model in fewer bits.
+_FORMATS = ("-fp8", "-nvfp4", "-fp4")
 
 
 @functools.lru_cache
@@ -94,6 +96,17 @@ def config_path(model: str | Path) -> Path:
     if model.endswith(_SUFFIX):
         raise InputError(model, "does not exist", "check the path")
     return _shipped(model) or _from_hub(model)
+
+
+def formats_of(model: str | Path) -> list[str]:
+    """A model and, of a shipped one, the shipped checkpoints that hold it in fewer bits."""
+    path = config_path(model)
+    if path.parent != data.folder("model_configs"):
+        return [str(model)]
+    own = path.name.removesuffix(_SUFFIX).replace("--", "/")
+    stem = own.split("/")[1].lower()
+    smaller = {stem + ending for ending in _FORMATS}
+    return [own, *(name for name in shipped_models() if name.split("/")[1].lower() in smaller)]
 
 
 def _shipped(model: str) -> Path | None:

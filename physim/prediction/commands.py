@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 
@@ -147,3 +149,81 @@ def _arrivals(load: Load) -> list[tuple[str, float]]:
     assert load.rate is not None
     shape = {"constant": _EVEN, "poisson": 1.0, "gamma": load.burstiness}[load.arrival]
     return [("request-rate", load.rate), ("burstiness", shape)]
+
+
+# Images of engines, of the version that is predicted.
+_IMAGES = {
+    "vllm": "vllm/vllm-openai:v{}",
+    "sglang": "lmsysorg/sglang:v{}",
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{}",
+}
+_PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
+
+
+def manifest_of(case: Case, replicas: int) -> str:
+    """A skeleton of a Kubernetes manifest: servers of a case, and a service before them.
+
+    Args:
+        case: The case.
+        replicas: How many servers.
+
+    Raises:
+        InputError: The engine has no command that is known.
+    """
+    deployment = case.deployment
+    engine, version = deployment.profile.engine, deployment.profile.version
+    name = re.sub(r"[^a-z0-9]+", "-", case.model.name.split("/")[-1].lower()).strip("-")
+    # Releases have three numbers.
+    image = _IMAGES[engine].format(version if version.count(".") > 1 else f"{version}.0")
+    document = {
+        "name": name,
+        "image": image,
+        "command": json.dumps(["/bin/bash", "-c", serve_command(case)]),
+        "gpus": deployment.parallelism.gpus,
+        "replicas": replicas,
+        "port": _PORTS[engine],
+    }
+    return _MANIFEST.format(**document)
+
+
+_MANIFEST = """\
+# A skeleton: say where the weights come from, and which nodes have these GPUs.
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {name}
+spec:
+  replicas: {replicas}
+  selector:
+    matchLabels: {{app: {name}}}
+  template:
+    metadata:
+      labels: {{app: {name}}}
+    spec:
+      containers:
+        - name: server
+          image: {image}
+          command: {command}
+          ports:
+            - containerPort: {port}
+          resources:
+            limits:
+              nvidia.com/gpu: {gpus}
+          readinessProbe:
+            httpGet: {{path: /health, port: {port}}}
+          volumeMounts:
+            - {{name: memory, mountPath: /dev/shm}}
+      volumes:
+        - name: memory
+          emptyDir: {{medium: Memory}}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+spec:
+  selector: {{app: {name}}}
+  ports:
+    - port: 80
+      targetPort: {port}
+"""

@@ -63,29 +63,47 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
     ]
 
 
+Solved = tuple[SteadyState, Drawn, dict[str, AnyArray]]
+
+
 @kept
-def _solve(
-    systems: CaseArrays, corrections: Corrections
-) -> tuple[SteadyState, Drawn, dict[str, AnyArray]]:
+def _solve(systems: CaseArrays, corrections: Corrections) -> Solved:
     """Steady states of the loads, then of the same requests without end; latencies of the first.
 
     The throughput of requests without end is the saturation throughput.
     """
-
-    def one(system: CaseArrays, corrections: Corrections) -> SteadyState:
-        return steady_state(system.model(corrections), system.demand, system.limits)
-
     both = jax.tree.map(
-        lambda *x: jnp.concatenate(x),
-        (systems, corrections),
-        (replace(systems, demand=jax.vmap(Demand.unending)(systems.demand)), corrections),
+        lambda *x: jnp.concatenate(x), (systems, corrections), (_unending(systems), corrections)
     )
-    states: SteadyState = jax.vmap(one)(*both)
-    demands = systems.demand
-    count = demands.rate.shape[0]
-    offered = jax.tree.map(lambda x: x[:count], states)
-    drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demands)
-    return states, drawn, jax.vmap(Drawn.percentiles)(drawn)
+    states = jax.vmap(_state)(*both)
+    count = systems.demand.rate.shape[0]
+    return states, *_latencies(jax.tree.map(lambda x: x[:count], states), systems.demand)
+
+
+@kept
+def solve_offered(systems: CaseArrays, corrections: Corrections) -> Solved:
+    """Steady states of the loads, their latencies at points that stand for all, and percentiles."""
+    states = jax.vmap(_state)(systems, corrections)
+    return states, *_latencies(states, systems.demand)
+
+
+@kept
+def solve_saturated(systems: CaseArrays, corrections: Corrections) -> AnyArray:
+    """Saturation throughputs: those of the same requests without end, requests per second."""
+    return jax.vmap(_state)(_unending(systems), corrections).throughput
+
+
+def _state(system: CaseArrays, corrections: Corrections) -> SteadyState:
+    return steady_state(system.model(corrections), system.demand, system.limits)
+
+
+def _unending(systems: CaseArrays) -> CaseArrays:
+    return replace(systems, demand=jax.vmap(Demand.unending)(systems.demand))
+
+
+def _latencies(offered: SteadyState, demand: Demand) -> tuple[Drawn, dict[str, AnyArray]]:
+    drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
+    return drawn, jax.vmap(Drawn.percentiles)(drawn)
 
 
 def _prediction(

@@ -16,15 +16,13 @@ from physim.inputs.case import Case, CaseOptions
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
-from physim.questions.objectives import EACH, Objective, objectives_of, share_within
+from physim.questions.objectives import GOODPUT, THROUGHPUT, Asked, Objective, share_within
 
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
 # above it is said to hold nowhere.
 _TOGETHER, _LEAST = 64, 1e-3
 # Rounds of narrowing: each by the number of rates, so that the last is within 1e-5.
 _ROUNDS = 2
-# What limits a rate, beside objectives by their names.
-_THROUGHPUT, _GOODPUT = "throughput", "goodput"
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,7 @@ def capacity(
     Raises:
         InputError: Some input cannot be used, or an objective is missed at any rate.
     """
-    objectives = objectives_of(slo)
-    if not objectives:
-        raise InputError("slo", "is missing", "give at least one, such as ttft_p99=500ms")
-    if not 0 < goodput <= 1:
-        raise InputError(
-            "goodput", f"{goodput:g} is no share", "give one above 0, up to 1, such as 0.9"
-        )
+    asked = Asked.of(slo, goodput)
     if not isinstance(model, Case):
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
@@ -110,7 +102,6 @@ def capacity(
         return predict_cases(cases, known.corrections, known.name)
 
     most = at(np.array([1.0]))[0].saturation_rps
-    asked = _Asked(objectives, goodput)
     kept, limited_by = _highest(at, most, asked)
     if kept == 0:
         raise _never(asked, limited_by, at(np.array([_LEAST * most]))[0])
@@ -125,41 +116,12 @@ def capacity(
             least * _highest(at, most, asked.tightened(slower))[0],
             largest * _highest(at, most, asked.tightened(faster))[0],
         )
-    share = share_within(objectives, final)
-    return Capacity(kept, limited_by, objectives, share, interval, final)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is asked of latencies.
-
-    Attributes:
-        objectives: The objectives.
-        goodput: Share of requests that keep to what is asked of each.
-    """
-
-    objectives: tuple[Objective, ...]
-    goodput: float
-
-    def tightened(self, factor: float) -> _Asked:
-        """All bounds divided by a factor."""
-        bounds = (replace(one, seconds=one.seconds / factor) for one in self.objectives)
-        return replace(self, objectives=tuple(bounds))
-
-    def missed(self, prediction: Prediction) -> str | None:
-        """The objective that a prediction misses, ``throughput`` where it is above capacity."""
-        if prediction.saturated:
-            return _THROUGHPUT
-        for objective in self.objectives:
-            late = objective.latency_s(prediction) > objective.seconds
-            if late and objective.statistic != EACH:
-                return objective.name
-        share = share_within(self.objectives, prediction)
-        return _GOODPUT if share is not None and share < self.goodput else None
+    share = share_within(asked.objectives, final)
+    return Capacity(kept, limited_by, asked.objectives, share, interval, final)
 
 
 def _highest(
-    at: Callable[[np.ndarray], list[Prediction]], most: float, asked: _Asked
+    at: Callable[[np.ndarray], list[Prediction]], most: float, asked: Asked
 ) -> tuple[float, str]:
     """The highest rate up to which nothing is missed, 0 if there is none, and what is then.
 
@@ -173,7 +135,7 @@ def _highest(
         missed = [asked.missed(prediction) for prediction in at(rates)]
         first = next((row for row, name in enumerate(missed) if name), None)
         if first is None:
-            return float(rates[-1]), _THROUGHPUT
+            return float(rates[-1]), THROUGHPUT
         limited_by = missed[first] or ""
         if first == 0:
             break
@@ -193,10 +155,10 @@ def _factors(prediction: Prediction, limited_by: str) -> tuple[float, float]:
     return low / centre, high / centre if math.isfinite(high) else centre / low
 
 
-def _never(asked: _Asked, name: str, prediction: Prediction) -> InputError:
+def _never(asked: Asked, name: str, prediction: Prediction) -> InputError:
     """The error for an objective that is missed when hardly anything is served."""
     remedy = "relax it, or take more or faster GPUs"
-    if name == _GOODPUT:
+    if name == GOODPUT:
         share = share_within(asked.objectives, prediction)
         return InputError(
             f"goodput {asked.goodput:g}",

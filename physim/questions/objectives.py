@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from physim.errors import InputError
 from physim.metrics import METRICS, STATISTICS
@@ -13,6 +13,8 @@ from physim.prediction.results import OF_A_REQUEST, Prediction
 
 # What every single request is held to, rather than a statistic of all.
 EACH = "each"
+# What limits a server, beside objectives by their names.
+THROUGHPUT, GOODPUT = "throughput", "goodput"
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _EXAMPLE = "ttft_p99=500ms"
 
@@ -104,3 +106,48 @@ def share_within(objectives: Sequence[Objective], prediction: Prediction) -> flo
     """Share of the requests that keep to all that each is held to; None if that is nothing."""
     bounds = {one.metric: one.seconds for one in objectives if one.statistic == EACH}
     return prediction.goodput(**bounds) if bounds else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of latencies.
+
+    Attributes:
+        objectives: The objectives.
+        goodput: Share of requests that keep to all that is asked of each.
+    """
+
+    objectives: tuple[Objective, ...]
+    goodput: float
+
+    @classmethod
+    def of(cls, slo: Iterable[str | Objective], goodput: float) -> Asked:
+        """Objectives from texts, with the share of requests that must keep to them.
+
+        Raises:
+            InputError: There are none, one cannot be read, or the share is none.
+        """
+        objectives = objectives_of(slo)
+        if not objectives:
+            raise InputError("slo", "is missing", f"give at least one, such as {_EXAMPLE}")
+        if not 0 < goodput <= 1:
+            raise InputError(
+                "goodput", f"{goodput:g} is no share", "give one above 0, up to 1, such as 0.9"
+            )
+        return cls(objectives, goodput)
+
+    def tightened(self, factor: float) -> Asked:
+        """All bounds divided by a factor."""
+        bounds = (replace(one, seconds=one.seconds / factor) for one in self.objectives)
+        return replace(self, objectives=tuple(bounds))
+
+    def missed(self, prediction: Prediction) -> str | None:
+        """The objective that a prediction misses, ``throughput`` where it is above capacity."""
+        if prediction.saturated:
+            return THROUGHPUT
+        for objective in self.objectives:
+            late = objective.latency_s(prediction) > objective.seconds
+            if late and objective.statistic != EACH:
+                return objective.name
+        share = share_within(self.objectives, prediction)
+        return GOODPUT if share is not None and share < self.goodput else None

@@ -1,0 +1,171 @@
+"""``physim recommend``."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from physim.cli.comma_lists import names_in
+from physim.cli.console import stdout, table_of
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import (
+    Arrival,
+    Burstiness,
+    Cached,
+    Concurrency,
+    Input,
+    Output,
+    Prefixes,
+    Rate,
+    load_options,
+)
+from physim.cli.output_options import AsJson, drawable, print_json, writable, write
+from physim.cli.prices import Price, prices_in
+from physim.cli.subject_options import FitName, Model
+
+if TYPE_CHECKING:
+    from physim.questions.recommendation import Choice, Recommendation
+
+
+@functools.partial(with_engine, layout=False)
+def recommend(
+    model: Model,
+    input_tokens: Input,
+    output_tokens: Output,
+    slo: Annotated[
+        list[str],
+        typer.Option(
+            help="An upper bound, such as ttft_p99=500ms: ttft, itl, tpot or e2e; mean, p50, p90, "
+            "p95 or p99. Or ttft=500ms, asked of each request. May be repeated."
+        ),
+    ],
+    goodput: Annotated[
+        float,
+        typer.Option(help="Share of requests that must keep to all that is asked of each."),
+    ] = 0.9,
+    gpus: Annotated[
+        str | None,
+        typer.Option(help="GPUs, by commas; those with a price, or all that were measured."),
+    ] = None,
+    price: Price = None,
+    max_gpus: Annotated[int, typer.Option(help="Most GPUs in all.")] = 8,
+    count: Annotated[int, typer.Option(help="Deployments to show.")] = 5,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Arrival = "poisson",
+    burstiness: Burstiness = 1.0,
+    fit: FitName = "default",
+    as_json: AsJson = False,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw tokens/s of a GPU against those of a user: a PNG or SVG (extra `plot`).",
+            callback=drawable,
+        ),
+    ] = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(help="Write a Kubernetes manifest of the best, YAML.", callback=writable),
+    ] = None,
+    *,
+    engine: Engine,
+) -> None:
+    """Find the cheapest deployments that keep to objectives on latency.
+
+    Searched are GPUs, layouts, limits, formats and numbers of servers. For example:
+
+    physim recommend Qwen3-32B --rate 20 --input 2000 --output 300 --slo ttft_p99=2s
+    """
+    load = load_options(locals())
+    import physim
+    from physim.cli.progress import running
+
+    with running("searching"):
+        found = physim.recommend(
+            model,
+            slo=slo,
+            gpus=names_in(gpus) if gpus else (),
+            prices=prices_in(price),
+            max_gpus=max_gpus,
+            goodput=goodput,
+            count=count,
+            fit=fit,
+            **load,
+            **engine,
+        )
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_recommendation(found)
+    if manifest is not None:
+        from physim import data
+        from physim.prediction.commands import manifest_of
+
+        best = found.choices[0]
+        with data.replacing(manifest) as temporary:
+            temporary.write_text(manifest_of(best.case, best.replicas), encoding="utf-8")
+    if pareto is not None:
+        from physim.plot import draw_pareto
+
+        write(lambda: draw_pareto(found), pareto)
+
+
+def _print_recommendation(found: Recommendation) -> None:
+    from physim.prediction.commands import serve_command
+
+    console = stdout()
+    costs = any(one.cost is not None for one in found.choices)
+    columns = ["", "servers", "GPUs", "TTFT ms", "ITL ms", "E2E s", "room", "chance", "limited by"]
+    rows = []
+    for place, one in enumerate(found.choices, 1):
+        cells = [
+            str(place),
+            _server(one),
+            str(one.gpus),
+            _milliseconds(one.prediction.ttft_s),
+            _milliseconds(one.prediction.itl_s),
+            "-" if one.prediction.e2e_s is None else f"{one.prediction.e2e_s:.2f}",
+            f"{one.headroom:.0%}",
+            f"{min(one.chances.values()):.0%}" if one.chances else "-",
+            one.limited_by,
+        ]
+        if costs:
+            cells.append("-" if one.cost is None else f"{one.cost:.2f}")
+        rows.append(cells)
+    console.print(table_of([*columns, "per 1M"] if costs else columns, rows))
+    notes = [
+        f"of {len(found.servers.cases):,} servers with every number of replicas",
+        "room: least share of a bound, or of the throughput, that is left",
+        "chance: that the objective most in doubt is met",
+    ]
+    if costs:
+        notes.append("per 1M: price of a million generated tokens")
+    console.print("; ".join(notes), style="dim")
+    for place, one in enumerate(found.choices, 1):
+        console.print(f"{place}: {serve_command(one.case)}", highlight=False)
+    for line in dict.fromkeys(x for one in found.choices for x in one.prediction.extrapolations):
+        console.print(f"Beyond what was measured: {line}.", style="yellow")
+    if found.refused:
+        total = sum(found.refused.values())
+        reason = next(iter(found.refused))
+        console.print(f"{total:,} more cannot be, such as: {reason}", style="dim")
+
+
+def _server(one: Choice) -> str:
+    """Such as ``2 x Qwen3-32B on 4 x h100_sxm (tp 4), 64 requests, 8192 tokens``."""
+    case, limits = one.case, one.case.deployment.limits
+    layout = case.deployment.parallelism
+    name = case.model.name.split("/")[-1]
+    return (
+        f"{one.replicas} x {name} on {case.where} ({layout}), "
+        f"{limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step"
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"

@@ -1,0 +1,44 @@
+"""``physim sweep``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from physim.cli.console import stdout
+
+
+def sweep(
+    grid: Annotated[Path, typer.Argument(help="YAML: for each option a value, a list or a range.")],
+    out: Annotated[Path, typer.Option(help="Folder for the Parquet files.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
+    backend: Annotated[str, typer.Option(help="loky (this machine), dask or ray.")] = "loky",
+    jobs: Annotated[
+        int | None, typer.Option(help="Parts at once; as many as cores if not given.")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Of the cluster's scheduler.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Cases of a part.")] = 256,
+) -> None:
+    """Predict a whole grid of cases, on all cores or on a cluster.
+
+    A folder of Parquet files is written, one for each part of the grid. For example:
+
+    physim sweep grid.yaml --out results --resume
+    """
+    import physim
+    from physim.cli.progress import running
+
+    with running("predicting") as say:
+        count = physim.sweep(
+            grid,
+            out,
+            resume=resume,
+            backend=backend,
+            jobs=jobs,
+            address=address,
+            size=size,
+            progress=lambda done, of: say(f"{done} of {of} parts"),
+        )
+    stdout().print(f"{count:,} cases in {out}")

@@ -1,0 +1,417 @@
+"""The cheapest deployments of a model that keep to objectives under a load."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
+from physim.errors import InputError
+from physim.grids.store import measured_gpus
+from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.hardware import load_hardware
+from physim.models.lookup import formats_of, load_model
+from physim.prediction.intervals import predict_with_intervals
+from physim.prediction.many import predict_cases
+from physim.prediction.results import Prediction
+from physim.questions.elasticities import explain
+from physim.questions.objectives import EACH, THROUGHPUT, Asked, Objective
+from physim.questions.pareto import Tradeoff, tradeoff
+from physim.questions.servers import Latencies, Servers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What is searched where nothing is said. Powers of two, as engines are set.
+_DEGREES = (1, 2, 4, 8)
+_STAGES = (1, 2, 4)
+_SEQS = (16, 32, 64, 128, 256, 512, 1024)
+_BUDGETS = (2048, 4096, 8192, 16384)
+# What is known of ITL stands for TPOT, which has the same mean.
+_OF_ITL = {"tpot": "itl"}
+# GPUs that share layers are within a node of so many.
+_NODE = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A deployment that keeps to the objectives.
+
+    Attributes:
+        case: One of its servers with its share of the load.
+        replicas: Servers of which each has such a share.
+        prediction: What is predicted of each,
+        replayed: and what a request-by-request replay of it gives, which keeps to the objectives.
+        chances: Chance that an objective is met, by its name, from the prediction's intervals;
+            ``throughput`` that the load is below capacity. Empty without a fit that knows.
+        headroom: Least share of a bound that is left: of latencies, and of the saturation
+            throughput.
+        limited_by: What the latency with the least of it depends on most.
+        cost: Price of a million generated tokens; None without prices.
+    """
+
+    case: Case
+    replicas: int
+    prediction: Prediction
+    replayed: Prediction
+    chances: Mapping[str, float]
+    headroom: float
+    limited_by: str
+    cost: float | None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all servers."""
+        return self.replicas * self.case.deployment.parallelism.gpus
+
+    def to_dict(self) -> dict[str, Any]:
+        """The choice as plain values, for JSON."""
+        layout, limits = self.case.deployment.parallelism, self.case.deployment.limits
+        one = self.prediction
+        return {
+            "model": self.case.model.name,
+            "gpu": self.case.gpu.key,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "dp": layout.dp,
+            "ep": layout.ep,
+            "replicas": self.replicas,
+            "gpus": self.gpus,
+            "max_num_seqs": limits.max_num_seqs,
+            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "ttft_s": one.ttft_s,
+            "itl_s": one.itl_s,
+            "e2e_s": one.e2e_s,
+            "replayed": {
+                name: getattr(self.replayed, name) for name in ("ttft_s", "itl_s", "e2e_s")
+            },
+            "intervals": {name: list(pair) for name, pair in one.intervals.items()},
+            "requests_per_s": self.replicas * one.requests_per_s,
+            "output_tokens_per_s": self.replicas * one.output_tokens_per_s,
+            "saturation_rps": self.replicas * one.saturation_rps,
+            "headroom": self.headroom,
+            "chances": dict(self.chances),
+            "limited_by": self.limited_by,
+            "cost_per_million_tokens": self.cost,
+            "extrapolations": list(one.extrapolations),
+        }
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Deployments that keep to objectives, the cheapest first.
+
+    Attributes:
+        choices: The best of each model, GPU, layout and number of servers.
+        asked: What is asked.
+        servers: All servers that were searched, each with every number of replicas.
+        refused: How many more cannot be, by the reason.
+    """
+
+    choices: Sequence[Choice]
+    asked: Asked
+    servers: Servers = field(repr=False)
+    refused: Mapping[str, int] = field(repr=False)
+
+    @functools.cached_property
+    def tradeoff(self) -> Tradeoff:
+        """What the servers trade: tokens of a GPU against tokens of a user."""
+        return tradeoff(self.servers, self.asked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
+        return {
+            "choices": [one.to_dict() for one in self.choices],
+            "objectives": {one.name: one.seconds for one in self.asked.objectives},
+            "searched": len(self.servers.cases),
+            "refused": dict(self.refused),
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """The choices as a table."""
+        import pandas as pd
+
+        return pd.DataFrame([one.to_dict() for one in self.choices])
+
+
+def recommend(
+    model: str | Path,
+    *,
+    slo: Sequence[str | Objective],
+    gpus: Sequence[str] = (),
+    prices: Mapping[str, float] | None = None,
+    max_gpus: int = 8,
+    goodput: float = 0.9,
+    count: int = 5,
+    fit: str | Path = DEFAULT_FIT,
+    **options: Unpack[LoadAndEngineOptions],
+) -> Recommendation:
+    """The cheapest deployments that keep to objectives, of all that can be made.
+
+    Searched are GPUs, degrees of parallelism, limits of the engine, the checkpoint's formats that
+    ship with physim, and numbers of servers that share the load evenly. What is predicted to keep
+    to the objectives is replayed request by request, and gets a server more where it misses them.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        slo: Objectives; see `physim.capacity`.
+        gpus: GPUs to choose from; those with a price if none are given, or all with measured
+            kernels.
+        prices: Price of one GPU for an hour, by its key, in any currency. Without prices the fewest
+            GPUs are best.
+        max_gpus: Most GPUs in all.
+        goodput: Share of the requests that must keep to all that is asked of each.
+        count: Deployments wanted.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        **options: The whole load and the engine; see `CaseOptions`. Limits that are given are not
+            searched. Arrivals are ``poisson`` unless another kind is given.
+
+    Raises:
+        InputError: Some input cannot be used, or no deployment keeps to the objectives.
+    """
+    check_names(options)
+    asked = Asked.of(slo, goodput)
+    if max_gpus < 1:
+        raise InputError("max GPUs", f"{max_gpus} is not positive", "correct it")
+    hourly = _hourly(prices or {})
+    keys = [load_hardware(gpu).key for gpu in gpus] or [*hourly] or [*measured_gpus()]
+    lacking = [key for key in keys if hourly and key not in hourly]
+    if lacking:
+        raise InputError(f"price of {lacking[0]}", "is missing", "give it, or give none")
+    cases, refused = _servers(model, keys, max_gpus, {"arrival": "poisson", **options})
+    known = load_fit(fit)
+    servers = Servers(cases, known)
+    gpus_of = np.array([case.deployment.parallelism.gpus for case in cases])
+    price = np.array([hourly.get(case.gpu.key, 1.0) for case in cases])
+    most = max_gpus // gpus_of
+    replicas, found = _fewest(servers, asked, most)
+    if not replicas.any():
+        raise _never(servers, asked, most)
+    left = _headroom(servers, found, asked)
+    # The cheapest first; of those that cost the same, what leaves most room.
+    queue = [
+        (replicas[place] * gpus_of[place] * price[place], -left[place], place, replicas[place])
+        for place in np.flatnonzero(replicas).tolist()
+    ]
+    heapq.heapify(queue)
+    replayed: dict[object, tuple[Case, int, Prediction]] = {}
+    tried = set()
+    while queue and len(replayed) < count:
+        cost, room, place, number = heapq.heappop(queue)
+        case = shared(cases[place], int(number))
+        key = (case.model.name, case.gpu.key, case.deployment.parallelism, number)
+        if key in tried:
+            continue
+        tried.add(key)
+        (replay,) = predict_cases([case], known.on(case).corrections, known.name, "replay")
+        if asked.missed(replay) is None:
+            replayed[key] = case, int(number), replay
+        elif number < most[place]:
+            more = cost * (number + 1) / number
+            heapq.heappush(queue, (more, room, place, number + 1))
+    if not replayed:
+        raise InputError(
+            "objectives",
+            "are missed by every deployment that is replayed, if by little",
+            "relax them, or allow more GPUs (--max-gpus)",
+        )
+    choices = _choices(list(replayed.values()), known, asked, hourly)
+    return Recommendation(choices, asked, servers, refused)
+
+
+def _hourly(prices: Mapping[str, float]) -> dict[str, float]:
+    """Prices by keys of GPUs, whatever these are called here."""
+    for gpu, price in prices.items():
+        if not (math.isfinite(price) and price > 0):
+            raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
+    return {load_hardware(gpu).key: price for gpu, price in prices.items()}
+
+
+def _servers(
+    model: str | Path, gpus: Sequence[str], max_gpus: int, options: Mapping[str, Any]
+) -> tuple[list[Case], dict[str, int]]:
+    """Every server that can be, under the whole load; how many cannot, by the reason."""
+    read_as = options.get("read_as")
+    found: list[Case] = []
+    refused: Counter[str] = Counter()
+    for name in formats_of(model):
+        has_experts = load_model(name, read_as).experts is not None
+        for gpu, layout in itertools.product(gpus, _layouts(max_gpus, has_experts)):
+            for limits in _limits(options):
+                try:
+                    found.append(Case.of(name, gpu=gpu, **{**options, **layout, **limits}))
+                except InputError as error:
+                    refused[str(error)] += 1
+    if not found:
+        reason, _ = refused.most_common(1)[0]
+        raise InputError(
+            str(model), f"cannot be served by any of these GPUs: {reason}", "see there"
+        )
+    return found, dict(refused.most_common())
+
+
+def _layouts(max_gpus: int, has_experts: bool) -> Iterator[dict[str, int]]:
+    """Degrees of parallelism to try: powers of two, within a node but for stages."""
+    for tp, pp, dp in itertools.product(_DEGREES, _STAGES, _DEGREES if has_experts else (1,)):
+        if tp * dp > _NODE or tp * dp * pp > max_gpus:
+            continue
+        for ep in {1, tp * dp} if has_experts else {1}:
+            yield {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
+
+
+def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    """Limits to try of those that are not given."""
+    tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
+    open_ones = {name: values for name, values in tried.items() if options.get(name) is None}
+    for values in itertools.product(*open_ones.values()):
+        yield dict(zip(open_ones, values, strict=True))
+
+
+def _fewest(
+    servers: Servers, asked: Asked, most: Int[np.ndarray, " n"]
+) -> tuple[Int[np.ndarray, " n"], Latencies]:
+    """The fewest replicas of each server that keep to objectives, 0 if none do, and what they get.
+
+    What keeps to them does so with more replicas, so these are found by bisection.
+
+    Args:
+        servers: The servers.
+        asked: What is asked.
+        most: Replicas that are allowed of each.
+    """
+    every = np.arange(len(servers.cases))
+    too_few, enough = np.zeros(len(every), int), most.copy()
+    served = servers.under(every, 1.0 / most).met(asked)
+    while (unsure := every[served & (enough - too_few > 1)]).size:
+        middle = (too_few[unsure] + enough[unsure]) // 2
+        met = servers.under(unsure, 1.0 / middle).met(asked)
+        enough[unsure[met]], too_few[unsure[~met]] = middle[met], middle[~met]
+    replicas = np.where(served, enough, 0)
+    return replicas, servers.under(every, 1.0 / np.maximum(enough, 1))
+
+
+def _headroom(servers: Servers, found: Latencies, asked: Asked) -> Float[np.ndarray, " n"]:
+    """The least share of a bound that is left of each."""
+    bounds = [one for one in asked.objectives if one.statistic != EACH]
+    left = [1 - found.of(one) / one.seconds for one in bounds]
+    least: Float[np.ndarray, " n"] = np.min(
+        [*left, 1 - found.throughput / servers.saturation], axis=0
+    )
+    return least
+
+
+def _choices(
+    chosen: Sequence[tuple[Case, int, Prediction]],
+    known: Fit,
+    asked: Asked,
+    hourly: Mapping[str, float],
+) -> list[Choice]:
+    """Chosen servers with all that there is to say of them."""
+    cases = [case for case, _, _ in chosen]
+    predictions = predict_with_intervals(cases, [known.on(case) for case in cases])
+    found = []
+    for (case, replicas, replay), one in zip(chosen, predictions, strict=True):
+        hour = hourly.get(case.gpu.key)
+        gpus = replicas * case.deployment.parallelism.gpus
+        tokens = replicas * one.output_tokens_per_s * 3600
+        rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}
+        left = {own: 1 - 1 / room for own, room in rooms.items()}
+        tightest = min(left, key=lambda own: left[own])
+        found.append(
+            Choice(
+                case,
+                replicas,
+                one,
+                replay,
+                _chances(one, rooms),
+                min(1 - one.requests_per_s / one.saturation_rps, *left.values()),
+                _limit(case, known.name, tightest.metric),
+                None if hour is None else hour * gpus / tokens * 1e6,
+            )
+        )
+    return found
+
+
+def shared(case: Case, replicas: int) -> Case:
+    """A server with its share of a load that so many share evenly.
+
+    Args:
+        case: The server with the whole load.
+        replicas: How many servers share it.
+    """
+    load = case.demanded
+    if load.concurrency is not None:
+        return case.under(replace(load, concurrency=load.concurrency / replicas))
+    assert load.rate is not None
+    return case.under(replace(load, rate=load.rate / replicas))
+
+
+def _latency(objective: Objective, prediction: Prediction, asked: Asked) -> float:
+    """What an objective bounds: of one on each request, what so many must be within."""
+    if objective.statistic != EACH:
+        return objective.latency_s(prediction)
+    of_each = getattr(prediction.whole.requests, f"{objective.metric}_s")
+    return float(np.quantile(of_each, asked.goodput))
+
+
+def _chances(prediction: Prediction, rooms: Mapping[Objective, float]) -> dict[str, float]:
+    """The chance that each objective is met, where the prediction has intervals.
+
+    Args:
+        prediction: The prediction.
+        rooms: How many times what is predicted each objective allows.
+    """
+    found = {
+        one.name: _chance(prediction, f"{_OF_ITL.get(one.metric, one.metric)}_s", room)
+        for one, room in rooms.items()
+    }
+    room = prediction.saturation_rps / prediction.requests_per_s
+    found[THROUGHPUT] = _chance(prediction, "saturation_rps", room)
+    return {name: chance for name, chance in found.items() if chance is not None}
+
+
+def _chance(prediction: Prediction, name: str, room: float) -> float | None:
+    """The chance that what is predicted is off by less than a factor."""
+    interval, centre = prediction.intervals.get(name), getattr(prediction, name)
+    if interval is None or centre is None:
+        return None
+    low, high = interval
+    # Above, an interval has no end where the load may be above capacity.
+    half = math.log(high / centre) if math.isfinite(high) else math.log(centre / low)
+    return 0.5 * (1 + math.erf(math.log(room) / (half / TWO_SIDED_90) / math.sqrt(2)))
+
+
+def _limit(case: Case, fit: str, metric: str) -> str:
+    """What a latency depends on most."""
+    found = explain(case, fit=fit)
+    metric = _OF_ITL.get(metric, metric)
+    return max(found.notable().items(), key=lambda item: abs(item[1][metric]))[0]
+
+
+def _never(servers: Servers, asked: Asked, most: Int[np.ndarray, " n"]) -> InputError:
+    """The error where no server keeps to the objectives: what the nearest lacks."""
+    found = servers.under(np.arange(len(most)), 1.0 / most)
+    for one in asked.objectives:
+        best = float(np.min(found.of(one)))
+        if one.statistic != EACH and best > one.seconds:
+            return InputError(
+                f"slo {one.name}={one.seconds * 1e3:g}ms",
+                f"is missed by all {len(most)} servers: {best * 1e3:.3g} ms at best",
+                "relax it, or allow more GPUs (--max-gpus) or others",
+            )
+    return InputError(
+        "objectives",
+        f"are met one by one, but not together, by any of {len(most)} servers",
+        "relax one, or allow more GPUs (--max-gpus) or others",
+    )

@@ -1,0 +1,159 @@
+"""Servers under shares of a load, by the thousand, without a record for each prediction."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from physim.corrections.files import Fit
+from physim.inputs.case import Case
+from physim.metrics import PERCENTILES
+from physim.prediction.arrays import CaseArrays, row_of, stack
+from physim.prediction.steady import solve_offered, solve_saturated
+from physim.questions.objectives import EACH, Asked, Objective
+
+# Predictions that are made at once; of fewer, the next power of two. More at once are no faster,
+# since all wait for the one that takes most iterations, and take ten times as long to compile.
+_CHUNK = 128
+
+Numbers = Float[np.ndarray, " n"]
+Result = TypeVar("Result")
+# Places of some rows, and how many of them count.
+Chunk = tuple[Int[np.ndarray, " size"], int]
+
+
+class Latencies(eqx.Module):
+    """What requests get of a number of servers, seconds; infinite above capacity.
+
+    Attributes:
+        means: Mean latencies, by metric.
+        percentiles: Those of `physim.metrics.PERCENTILES`, by metric.
+        requests: Latencies of requests that stand for all, by metric.
+        throughput: Requests that are served per second.
+    """
+
+    means: dict[str, Numbers]
+    percentiles: dict[str, Float[np.ndarray, "n percentiles"]]
+    requests: dict[str, Float[np.ndarray, "n points"]]
+    throughput: Numbers
+
+    def of(self, objective: Objective) -> Numbers:
+        """The latency that an objective bounds; the mean for one on each request."""
+        if objective.statistic in ("mean", EACH):
+            return self.means[objective.metric]
+        place = PERCENTILES.index(int(objective.statistic[1:]))
+        found: Numbers = self.percentiles[objective.metric][:, place]
+        return np.where(np.isfinite(self.means[objective.metric]), found, np.inf)
+
+    def met(self, asked: Asked) -> Bool[np.ndarray, " n"]:
+        """Where nothing that is asked is missed."""
+        kept = np.isfinite(self.means["e2e"])
+        within = np.ones(self.requests["ttft"].shape, bool)
+        for one in asked.objectives:
+            if one.statistic == EACH:
+                within &= self.requests[one.metric] <= one.seconds
+            else:
+                kept &= self.of(one) <= one.seconds
+        found: Bool[np.ndarray, " n"] = kept & (np.mean(within, axis=1) >= asked.goodput)
+        return found
+
+
+class Servers:
+    """Servers of one engine under one load, as arrays that are made once.
+
+    Attributes:
+        cases: The servers.
+    """
+
+    def __init__(self, cases: Sequence[Case], fit: Fit) -> None:
+        self.cases = tuple(cases)
+        self._systems = CaseArrays.of(self.cases)
+        self._corrections = stack([fit.on(case).corrections for case in cases])
+
+    def under(self, which: Int[np.ndarray, " n"], shares: Numbers) -> Latencies:
+        """Latencies of some servers that get shares of the load.
+
+        Args:
+            which: The servers, by their places in ``cases``.
+            shares: Which share of the load's rate, or of its clients, each gets.
+        """
+        demand = self._systems.demand
+        clients = None if demand.concurrency is None else demand.concurrency[which] * shares
+        return self._found(which, demand.rate[which] * shares, clients)
+
+    def at(self, which: Int[np.ndarray, " n"], rates: Numbers) -> Latencies:
+        """Latencies of some servers to which the load's requests come at rates of their own.
+
+        Args:
+            which: The servers, by their places in ``cases``.
+            rates: Arrivals per second.
+        """
+        closed = self._systems.demand.concurrency is not None
+        return self._found(which, rates, np.full(len(which), np.inf) if closed else None)
+
+    @functools.cached_property
+    def saturation(self) -> Numbers:
+        """What each serves at most, requests per second."""
+        every = np.arange(len(self.cases))
+        return np.concatenate(_run(self._saturated, _chunks(every)))
+
+    def _found(
+        self, which: Int[np.ndarray, " n"], rates: Numbers, clients: Numbers | None
+    ) -> Latencies:
+        def of(chunk: Chunk) -> Latencies:
+            places, count = chunk
+            own = None if clients is None else clients[places]
+            return self._latencies(which[places], rates[places], own, count)
+
+        parts = _run(of, _chunks(which))
+        found: Latencies = jax.tree.map(lambda *own: np.concatenate(own), *parts)
+        return found
+
+    def _latencies(
+        self, rows: Int[np.ndarray, " n"], rates: Numbers, clients: Numbers | None, count: int
+    ) -> Latencies:
+        systems, corrections = row_of((self._systems, self._corrections), rows)
+        demand = eqx.tree_at(lambda own: own.rate, systems.demand, rates)
+        if clients is not None:
+            demand = eqx.tree_at(lambda own: own.concurrency, demand, clients)
+        state, drawn, percentiles = jax.tree.map(
+            lambda leaf: np.asarray(leaf)[:count],
+            solve_offered(replace(systems, demand=demand), corrections),
+        )
+        above = {"ttft": state.saturated, "e2e": state.saturated, "itl": False}
+        means = {
+            metric: np.where(over, np.inf, getattr(state, metric)) for metric, over in above.items()
+        }
+        requests = {metric: getattr(drawn, metric) for metric in ("ttft", "tpot", "e2e")}
+        return Latencies(means | {"tpot": means["itl"]}, percentiles, requests, state.throughput)
+
+    def _saturated(self, chunk: Chunk) -> Numbers:
+        places, count = chunk
+        found = solve_saturated(*row_of((self._systems, self._corrections), places))
+        return np.asarray(found)[:count]
+
+
+def _chunks(rows: Int[np.ndarray, " n"]) -> list[Chunk]:
+    """Places of rows by the chunk, the last one filled up so that all have one shape."""
+    size = min(_CHUNK, 2 ** int(np.ceil(np.log2(len(rows)))))
+    counts = [min(size, len(rows) - start) for start in range(0, len(rows), size)]
+    return [
+        (place * size + np.minimum(np.arange(size), count - 1), count)
+        for place, count in enumerate(counts)
+    ]
+
+
+def _run(function: Callable[[Chunk], Result], chunks: Sequence[Chunk]) -> list[Result]:
+    """A function's results, on all cores: what XLA compiled of a chunk runs on one."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        first = function(chunks[0])  # compiles
+        return [first, *pool.map(function, chunks[1:])]

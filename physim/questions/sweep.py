@@ -1,0 +1,329 @@
+"""Predictions of a whole grid of cases, on many processes or machines, in parts that survive.
+
+What is written is a folder with a Parquet file for each part of the grid, whole or not at all, and
+``_grid.json``, which says what of. A sweep that was interrupted goes on with the parts that are
+missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from physim import data
+from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.errors import InputError
+from physim.inputs.case import Case, check_names
+from physim.inputs.lengths import Lengths
+from physim.prediction.many import predict_cases
+from physim.prediction.results import Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_EXTRA = "pip install 'physim-llm[sweep]'"
+# Cases of a part.
+_SIZE = 256
+_RANGE = {"from", "to", "steps"}
+_SCALES: Mapping[str, Callable[..., np.ndarray]] = {"linear": np.linspace, "log": np.geomspace}
+_LENGTHS = ("input_tokens", "output_tokens")
+# Beside the options of a case.
+_OWN = ("model", "fit")
+
+Value = str | float | int | bool
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CaseGrid:
+    """Every combination of some values of options.
+
+    Attributes:
+        axes: The values of each option; those of the last one change first.
+    """
+
+    axes: Mapping[str, Sequence[Value]]
+
+    @classmethod
+    def read(cls, path: str | Path) -> CaseGrid:
+        """A grid from a YAML file: for each option a value, a list, or a range.
+
+        Options are ``model``, ``fit`` and those of `physim.predict`. A range is ``{from: 1, to: 20,
+        steps: 5}``, evenly spaced, or with ``scale: log`` in equal ratios.
+
+        Raises:
+            InputError: The file cannot be read, an option is unknown, or it has no values.
+        """
+        path = Path(path)
+        try:
+            import yaml
+        except ModuleNotFoundError as error:
+            raise InputError("sweep", "needs PyYAML, joblib and pyarrow", _EXTRA) from error
+        try:
+            with data.reading(path):
+                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            said = " ".join(str(error).split())[:200]
+            raise InputError(str(path), f"is no YAML: {said}", "correct it") from error
+        if not isinstance(content, dict) or not content:
+            raise InputError(str(path), "holds no options", "write lines such as `tp: [1, 2]`")
+        check_names(str(name) for name in content if name not in _OWN)
+        if "model" not in content:
+            raise InputError(f"{path}: model", "is missing", "name one, or a list")
+        return cls({str(k): _values(f"{path}: {k}", value) for k, value in content.items()})
+
+    def __len__(self) -> int:
+        return math.prod(len(values) for values in self.axes.values())
+
+    def options(self, place: int) -> dict[str, Value]:
+        """The options of one case.
+
+        Args:
+            place: Its place in the grid.
+        """
+        found: dict[str, Value] = {}
+        for name, values in reversed(list(self.axes.items())):
+            place, own = divmod(place, len(values))
+            found[name] = values[own]
+        return {name: found[name] for name in self.axes}
+
+
+def _values(where: str, value: Any) -> list[Value]:
+    if isinstance(value, dict):
+        scale = value.get("scale", "linear")
+        if not _RANGE <= set(value) <= {*_RANGE, "scale"} or scale not in _SCALES:
+            raise InputError(where, "is no range", "write {from: 1, to: 20, steps: 5, scale: log}")
+        first, last, steps = (value[name] for name in ("from", "to", "steps"))
+        numbers = (isinstance(one, int | float) for one in (first, last))
+        if not all(numbers) or not isinstance(steps, int) or steps < 1:
+            raise InputError(where, "is no range of numbers", "correct it")
+        if scale == "log" and not (first > 0 and last > 0):
+            raise InputError(where, "has equal ratios above zero alone", "correct it")
+        return [float(one) for one in _SCALES[scale](first, last, steps)]
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(one, str | int | float | bool) for one in values):
+        raise InputError(where, "is no value, list or range", "correct it")
+    return values
+
+
+def sweep(
+    grid: CaseGrid | str | Path,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    backend: str = "loky",
+    jobs: int | None = None,
+    address: str | None = None,
+    size: int = _SIZE,
+    progress: Callable[[int, int], Any] = lambda *_: None,
+) -> int:
+    """Predicts every case of a grid and writes a folder of Parquet files.
+
+    A row has the case's options, its mean latencies and their 99th percentiles in seconds,
+    throughputs and the batch; or under ``problem`` why there is no prediction.
+
+    Args:
+        grid: The grid, or the YAML file that holds it; see `CaseGrid.read`.
+        out: The folder. ``pandas.read_parquet`` reads it as one table.
+        resume: Go on with what is there, of the same grid.
+        backend: ``loky`` for processes on this machine, ``dask`` or ``ray`` for a cluster; workers
+            need physim, and no files in common with this machine.
+        jobs: Parts that are predicted at once; None for as many as there are cores.
+        address: Of the cluster's scheduler.
+        size: Cases of a part.
+        progress: Called after each part with how many are there, and of how many.
+
+    Returns:
+        The number of cases.
+
+    Raises:
+        InputError: The grid cannot be used, or the folder is there and is not to be gone on with,
+            or is of another grid.
+    """
+    grid = grid if isinstance(grid, CaseGrid) else CaseGrid.read(grid)
+    out, count = Path(out), math.ceil(len(grid) / size)
+    _begin(grid, out, size, resume)
+    missing = [place for place in range(count) if not _file(out, place).is_file()]
+    done = count - len(missing)
+    progress(done, count)
+    for place, rows in _parts(grid, missing, size, backend, jobs, address):
+        with data.replacing(_file(out, place)) as temporary:
+            _frame(grid, rows).to_parquet(temporary, index=False)
+        done += 1
+        progress(done, count)
+    return len(grid)
+
+
+def _file(out: Path, place: int) -> Path:
+    return out / f"part-{place:07d}.parquet"
+
+
+def _begin(grid: CaseGrid, out: Path, size: int, resume: bool) -> None:
+    """Makes the folder, or refuses one that is there."""
+    about = out / "_grid.json"
+    content = {"physim_version": version("physim-llm"), "size": size, "axes": dict(grid.axes)}
+    if about.is_file():
+        if not resume:
+            raise InputError(str(out), "holds a sweep", "name another folder, or pass --resume")
+        if data.read_json(about) != json.loads(json.dumps(content)):
+            raise InputError(
+                str(out), "is of another grid, size or version of physim", "name another folder"
+            )
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(str(out), "already exists and holds no sweep", "name another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    data.write_json(about, content)
+
+
+def _parts(
+    grid: CaseGrid,
+    places: Iterable[int],
+    size: int,
+    backend: str,
+    jobs: int | None,
+    address: str | None,
+) -> Iterator[tuple[int, list[Row]]]:
+    """Parts as they are done, in any order."""
+    if backend not in _CLUSTERS:
+        known = ", ".join(_CLUSTERS)
+        raise InputError("backend", f"{backend!r} is unknown", f"use one of {known}")
+    if address is not None and backend == "loky":
+        raise InputError("address", f"is of no use to {backend}", "pick dask or ray")
+    try:
+        import joblib
+
+        cluster = _CLUSTERS[backend](address)
+    except ModuleNotFoundError as error:
+        raise InputError(f"backend {backend}", f"needs {error.name}", _EXTRA) from error
+    with cluster as options, joblib.parallel_config(backend, n_jobs=jobs or -1, **options):
+        tasks = (joblib.delayed(_part)(grid, place, size) for place in places)
+        yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(tasks)
+
+
+def _here(_: str | None) -> contextlib.AbstractContextManager[dict[str, Any]]:
+    return contextlib.nullcontext({})
+
+
+@contextlib.contextmanager
+def _dask(address: str | None) -> Iterator[dict[str, Any]]:
+    from distributed import Client
+
+    with Client(address) as client:
+        yield {"client": client}
+
+
+@contextlib.contextmanager
+def _ray(address: str | None) -> Iterator[dict[str, Any]]:
+    import ray
+    from ray.util.joblib import register_ray
+
+    ray.init(address=address)
+    register_ray()
+    try:
+        yield {}
+    finally:
+        ray.shutdown()
+
+
+# What joblib is to be told of each backend, while its cluster is there.
+_CLUSTERS: Mapping[
+    str, Callable[[str | None], contextlib.AbstractContextManager[dict[str, Any]]]
+] = {"loky": _here, "dask": _dask, "ray": _ray}
+
+
+def _part(grid: CaseGrid, place: int, size: int) -> tuple[int, list[Row]]:
+    """The rows of one part, with its place."""
+    rows, cases, fits = [], [], []
+    for number in range(place * size, min((place + 1) * size, len(grid))):
+        options = grid.options(number)
+        row: Row = {"case": number, **options, "problem": ""}
+        rows.append(row)
+        try:
+            case, fit = _case(options)
+        except InputError as error:
+            row["problem"] = str(error)
+        else:
+            cases.append((row, case))
+            fits.append(load_fit(fit).on(case).corrections)
+    for (row, _), one in zip(cases, _predictions([c for _, c in cases], fits), strict=True):
+        row |= {"problem": one} if isinstance(one, str) else _columns(one)
+    return place, rows
+
+
+def _case(options: Mapping[str, Value]) -> tuple[Case, str]:
+    own: dict[str, Any] = dict(options)
+    model, fit = str(own.pop("model")), str(own.pop("fit", DEFAULT_FIT))
+    for name in _LENGTHS:
+        if isinstance(own.get(name), str):
+            own[name] = Lengths.parse(own[name])
+    case = Case.of(model, **own)
+    _ = case.demanded
+    return case, fit
+
+
+def _predictions(cases: Sequence[Case], corrections: Sequence[Any]) -> list[Prediction | str]:
+    """Predictions of all, or if one has none, of each alone."""
+    if not cases:
+        return []
+    try:
+        return list(predict_cases(cases, corrections))
+    except InputError as error:
+        if len(cases) == 1:
+            return [str(error)]
+    pairs = zip(cases, corrections, strict=True)
+    return list(itertools.chain.from_iterable(_predictions([c], [own]) for c, own in pairs))
+
+
+_LATENCIES = {
+    f"{metric}_{which}_s": (metric, which)
+    for metric in ("ttft", "itl", "e2e")
+    for which in ("mean", "p99")
+}
+_OTHERS = (
+    "requests_per_s",
+    "output_tokens_per_s",
+    "saturation_rps",
+    "batch",
+    "kv_use",
+    "step_s",
+)
+
+
+def _columns(one: Prediction) -> Row:
+    latencies = {
+        name: one.whole.latencies.get(metric, {}).get(which)
+        for name, (metric, which) in _LATENCIES.items()
+    }
+    return latencies | {name: getattr(one, name) for name in _OTHERS}
+
+
+def _kind(types: set[type]) -> str:
+    """What a column of values of some types is."""
+    if len(types) == 1 and types <= {bool, int}:
+        return {bool: "bool", int: "int64"}[types.pop()]
+    return "float64" if types <= {int, float} else "string"
+
+
+def _frame(grid: CaseGrid, rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a table whose columns have one type in every part."""
+    import pandas as pd
+
+    kinds: dict[str, str] = {"case": "int64"}
+    for name, values in grid.axes.items():
+        kinds[name] = _kind({type(value) for value in values})
+    kinds |= dict.fromkeys((*_LATENCIES, *_OTHERS), "float64") | {"problem": "string"}
+    columns = {name: [row.get(name) for row in rows] for name in kinds}
+    for name, kind in kinds.items():
+        if kind == "string":
+            columns[name] = [str(value) for value in columns[name]]
+    return pd.DataFrame(columns).astype(kinds)

@@ -1,0 +1,122 @@
+"""Recommendations: what is recommended keeps to the objectives, and nothing cheaper does."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import physim
+from physim.cli import app
+from physim.errors import InputError
+from physim.models.lookup import formats_of
+from physim.prediction.commands import manifest_of
+from physim.questions.servers import Servers
+
+LOAD = {"input_tokens": 786, "output_tokens": 251, "rate": 40.0}
+SMALL = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+ASKED = {"slo": ["ttft_p99=500ms", "itl_mean=15ms"], "gpus": ["h100_sxm", "a100_sxm"]}
+
+
+@pytest.fixture(scope="module")
+def found():
+    prices = {"h100_sxm": 2.5, "a100_sxm": 1.5}
+    return physim.recommend("Qwen/Qwen3-14B", prices=prices, count=2, **ASKED, **LOAD, **SMALL)
+
+
+def test_what_is_recommended_keeps_to_the_objectives(found):
+    for one in found.choices:
+        for objective in found.asked.objectives:
+            assert objective.latency_s(one.prediction) <= objective.seconds
+            assert objective.latency_s(one.replayed) <= objective.seconds
+        assert 0 <= one.headroom < 1
+        assert set(one.chances) == {"ttft_p99", "itl_mean", "throughput"}
+        # What is predicted to be met is met more likely than not.
+        assert all(0.5 <= chance <= 1 for chance in one.chances.values())
+    costs = [one.cost for one in found.choices]
+    assert costs == sorted(costs)
+
+
+def test_a_server_fewer_does_not_keep_to_them(found):
+    for one in found.choices:
+        if one.replicas == 1:
+            continue
+        load = one.case.demanded
+        more = load.rate * one.replicas / (one.replicas - 1)
+        case = one.case.under(replace(load, rate=more))
+        both = [physim.predict(case, method=method) for method in ("fluid", "replay")]
+        assert any(found.asked.missed(fewer) for fewer in both)
+
+
+def test_servers_together_are_predicted_as_one_by_one(found):
+    cases = found.servers.cases[::7]
+    fit = physim.load_fit("default")
+    servers = Servers(cases, fit)
+    together = servers.under(np.arange(len(cases)), np.full(len(cases), 0.25))
+    for place, case in enumerate(cases):
+        one = physim.predict(case.under(replace(case.demanded, rate=10.0)))
+        assert servers.saturation[place] == pytest.approx(one.saturation_rps, rel=1e-4)
+        assert together.means["itl"][place] == pytest.approx(one.itl_s, rel=1e-4)
+        expected = np.inf if one.ttft_s is None else one.ttft_s
+        assert together.means["ttft"][place] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_cost_is_that_of_all_servers(found):
+    best = found.choices[0]
+    tokens = 40.0 * 251 * 3600
+    price = {"h100_sxm": 2.5, "a100_sxm": 1.5}[best.case.gpu.key]
+    assert best.cost == pytest.approx(best.gpus * price / tokens * 1e6, rel=1e-3)
+    assert json.loads(json.dumps(found.to_dict()))["choices"][0]["gpus"] == best.gpus
+    assert found.to_frame()["gpus"].tolist() == [one.gpus for one in found.choices]
+
+
+def test_no_point_of_a_frontier_has_less_of_both(found):
+    trade = found.tradeoff
+    best = trade.frontier(np.ones(len(trade.servers), bool))
+    assert np.all(np.diff(trade.of_a_gpu[best]) <= 0)
+    assert np.all(np.diff(trade.of_a_user[best]) >= 0)
+    for place in best:
+        more = (trade.of_a_gpu > trade.of_a_gpu[place]) & (trade.of_a_user > trade.of_a_user[place])
+        assert not more.any()
+
+
+def test_checkpoints_in_fewer_bits_are_found():
+    assert formats_of("Qwen3-32B") == ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8"]
+    assert formats_of("Qwen/Qwen3-8B") == ["Qwen/Qwen3-8B"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"slo": []}, "slo: is missing"),
+        ({"slo": ["itl_mean=1ms"]}, "slo itl_mean=1ms: is missed by all .* ms at best"),
+        ({"max_gpus": 0}, "max GPUs: 0 is not positive"),
+        ({"prices": {"h100_sxm": 2.0}}, "price of a100_sxm: is missing"),
+        ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
+        ({"goodput": 2.0}, "goodput: 2 is no share"),
+        ({"tpx": 2}, "option 'tpx': is unknown"),
+    ],
+)
+def test_what_cannot_be_asked(change, complaint):
+    with pytest.raises(InputError, match=complaint):
+        physim.recommend("Qwen/Qwen3-14B", **{**ASKED, **LOAD, **SMALL, **change})
+
+
+def test_a_manifest_has_the_server_and_its_gpus(found):
+    best = found.choices[0]
+    text = manifest_of(best.case, best.replicas)
+    assert f"replicas: {best.replicas}\n" in text
+    assert f"nvidia.com/gpu: {best.case.deployment.parallelism.gpus}\n" in text
+    assert "vllm serve Qwen/Qwen3-14B --tensor-parallel-size" in text
+
+
+def test_the_command(tmp_path):
+    words = "recommend Qwen/Qwen3-14B --rate 40 --input 786 --output 251 --slo itl_mean=15ms"
+    limits = "--gpus h100_sxm --max-num-seqs 256 --max-num-batched-tokens 8192 --count 1"
+    files = [str(tmp_path / name) for name in ("pareto.png", "server.yaml")]
+    more = ["--pareto", files[0], "--manifest", files[1]]
+    done = CliRunner().invoke(app, [*words.split(), *limits.split(), *more])
+    assert done.exit_code == 0, done.output
+    assert "vllm serve" in done.stdout
+    assert all((tmp_path / name).stat().st_size > 500 for name in ("pareto.png", "server.yaml"))

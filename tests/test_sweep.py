@@ -1,0 +1,126 @@
+"""Sweeps: every case once, whatever happens on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import physim
+from physim.errors import InputError
+from physim.questions.sweep import CaseGrid
+
+GRID = """\
+model: Qwen/Qwen3-14B
+gpu: [h100_sxm, a100_sxm]
+tp: [1, 2, 3]
+rate: {from: 1, to: 16, steps: 5, scale: log}
+input_tokens: [786, "normal:600:100"]
+output_tokens: 251
+"""
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    path = tmp_path_factory.mktemp("grid") / "grid.yaml"
+    path.write_text(GRID)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(grid, tmp_path_factory):
+    """A sweep that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole") / "results"
+    assert physim.sweep(grid, out, size=8, jobs=2) == 60
+    return out
+
+
+def parts(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.parquet"))}
+
+
+def test_a_grid_is_every_combination(grid):
+    read = CaseGrid.read(grid)
+    assert len(read) == 2 * 3 * 5 * 2
+    assert read.axes["rate"] == pytest.approx([1, 2, 4, 8, 16])
+    options = [tuple(read.options(place).values()) for place in range(len(read))]
+    assert len(set(options)) == len(read)
+    assert options[1][-2:] == ("normal:600:100", 251)
+
+
+def test_rows_are_what_predict_says(whole):
+    frame = pd.read_parquet(whole)
+    assert frame["case"].tolist() == list(range(60))
+    row = frame[(frame["tp"] == 2) & (frame["rate"] > 7) & (frame["gpu"] == "h100_sxm")].iloc[0]
+    one = physim.predict(
+        "Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, rate=8, input_tokens=786, output_tokens=251
+    )
+    assert row["ttft_mean_s"] == pytest.approx(one.ttft_s, rel=1e-4)
+    assert row["e2e_p99_s"] == pytest.approx(one.whole.latencies["e2e"]["p99"], rel=1e-3)
+    refused = frame[frame["tp"] == 3]
+    assert refused["problem"].str.contains("3 does not divide the 40 attention heads").all()
+    assert refused["ttft_mean_s"].isna().all()
+    assert (frame[frame["tp"] != 3]["problem"] == "").all()
+
+
+def test_a_sweep_that_was_killed_goes_on(grid, whole, tmp_path):
+    out = tmp_path / "results"
+    physim_of_these = Path(sys.executable).with_name("physim")
+    words = ["sweep", str(grid), "--out", str(out), "--size", "8", "--jobs", "1"]
+    running = subprocess.Popen([physim_of_these, *words], start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(out.glob("*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    some = parts(out)
+    assert 0 < len(some) < 8
+    with pytest.raises(InputError, match=r"holds a sweep; name another folder, or pass --resume"):
+        physim.sweep(grid, out, size=8)
+    physim.sweep(grid, out, size=8, jobs=2, resume=True)
+    assert parts(out) == parts(whole)
+    assert some.items() <= parts(out).items()
+    with pytest.raises(InputError, match="is of another grid, size or version"):
+        physim.sweep(grid, out, size=9, resume=True)
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same(grid, whole, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as own:
+        address = own.scheduler_address
+        physim.sweep(grid, tmp_path / "out", size=8, backend="dask", address=address)
+    assert parts(tmp_path / "out") == parts(whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("tp: [1, 2]", "grid.yaml: model: is missing"),
+        ("model: x\ntpx: 1", "option 'tpx': is unknown"),
+        ("model: x\nrate: {from: 1, to: 2}", "rate: is no range"),
+        ("model: x\nrate: {from: 0, to: 2, steps: 2, scale: log}", "has equal ratios above zero"),
+        ("model: [", "is no YAML"),
+        ("model: []", "model: is no value, list or range"),
+        ("- 1", "holds no options"),
+    ],
+)
+def test_what_is_no_grid(text, complaint, tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=complaint):
+        CaseGrid.read(path)
+
+
+def test_what_cannot_be_swept(grid, tmp_path):
+    with pytest.raises(InputError, match="backend: 'mpi' is unknown; use one of loky, dask, ray"):
+        physim.sweep(grid, tmp_path / "one", backend="mpi")
+    with pytest.raises(InputError, match="address: is of no use to loky"):
+        physim.sweep(grid, tmp_path / "two", address="tcp://somewhere:8786")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="already exists and holds no sweep"):
+        physim.sweep(grid, tmp_path, resume=True)
