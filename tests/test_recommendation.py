@@ -81,6 +81,21 @@ def test_no_point_of_a_frontier_has_less_of_both(found):
         assert not more.any()
 
 
+def test_a_load_of_clients_is_shared_out():
+    clients = {"input_tokens": 786, "output_tokens": 251, "concurrency": 160}
+    asked = {"slo": ["itl_mean=15ms"], "gpus": ["h100_sxm"], "count": 1}
+    (one,) = physim.recommend("Qwen/Qwen3-14B", **asked, **clients, **SMALL).choices
+    assert one.case.demanded.concurrency == pytest.approx(160 / one.replicas)
+    assert one.replayed.itl_s <= 0.015
+
+
+def test_a_model_that_does_not_fit_says_what_it_needs():
+    with pytest.raises(InputError, match=r"on up to 2 of h100_sxm: cannot be served; .* needs"):
+        physim.recommend(
+            "deepseek-ai/DeepSeek-V3", slo=["itl_mean=1s"], gpus=["h100_sxm"], max_gpus=2, **LOAD
+        )
+
+
 def test_checkpoints_in_fewer_bits_are_found():
     assert formats_of("Qwen3-32B") == ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8"]
     assert formats_of("Qwen/Qwen3-8B") == ["Qwen/Qwen3-8B"]
@@ -96,6 +111,9 @@ def test_checkpoints_in_fewer_bits_are_found():
         ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
         ({"goodput": 2.0}, "goodput: 2 is no share"),
         ({"tpx": 2}, "option 'tpx': is unknown"),
+        ({"rate": None}, "^load: has no rate"),
+        ({"engine": "foo"}, "^engine 'foo': is unknown"),
+        ({"rate": 1e6}, "^load: is above the capacity of all .* requests/s at best"),
     ],
 )
 def test_what_cannot_be_asked(change, complaint):

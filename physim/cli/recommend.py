@@ -12,7 +12,6 @@ from physim.cli.comma_lists import names_in
 from physim.cli.console import stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
-    Arrival,
     Burstiness,
     Cached,
     Concurrency,
@@ -57,7 +56,10 @@ def recommend(
     concurrency: Concurrency = None,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,
-    arrival: Arrival = "poisson",
+    arrival: Annotated[
+        str | None,
+        typer.Option(help="poisson unless given, constant or gamma.", rich_help_panel="Load"),
+    ] = None,
     burstiness: Burstiness = 1.0,
     fit: FitName = "default",
     as_json: AsJson = False,

@@ -189,7 +189,10 @@ def recommend(
     lacking = [key for key in keys if hourly and key not in hourly]
     if lacking:
         raise InputError(f"price of {lacking[0]}", "is missing", "give it, or give none")
-    cases, refused = _servers(model, keys, max_gpus, {"arrival": "poisson", **options})
+    given = {name: value for name, value in options.items() if value is not None}
+    if "concurrency" not in given:
+        given.setdefault("arrival", "poisson")
+    cases, refused = _servers(model, keys, max_gpus, given)
     known = load_fit(fit)
     servers = Servers(cases, known)
     gpus_of = np.array([case.deployment.parallelism.gpus for case in cases])
@@ -244,7 +247,7 @@ def _servers(
     """Every server that can be, under the whole load; how many cannot, by the reason."""
     read_as = options.get("read_as")
     found: list[Case] = []
-    refused: Counter[str] = Counter()
+    errors: list[InputError] = []
     for name in formats_of(model):
         has_experts = load_model(name, read_as).experts is not None
         for gpu, layout in itertools.product(gpus, _layouts(max_gpus, has_experts)):
@@ -252,13 +255,18 @@ def _servers(
                 try:
                     found.append(Case.of(name, gpu=gpu, **{**options, **layout, **limits}))
                 except InputError as error:
-                    refused[str(error)] += 1
-    if not found:
-        reason, _ = refused.most_common(1)[0]
-        raise InputError(
-            str(model), f"cannot be served by any of these GPUs: {reason}", "see there"
-        )
-    return found, dict(refused.most_common())
+                    errors.append(error)
+    refused = Counter(map(str, errors))
+    if found:
+        return found, dict(refused.most_common())
+    # What is the same for all is wrong with the load or the engine.
+    if len(refused) == 1:
+        raise errors[0]
+    raise InputError(
+        f"{model} on up to {max_gpus} of {', '.join(gpus)}",
+        f"cannot be served; of the largest layout: {errors[-1].where}: {errors[-1].what}",
+        "allow more GPUs (--max-gpus), or others",
+    )
 
 
 def _layouts(max_gpus: int, has_experts: bool) -> Iterator[dict[str, int]]:
@@ -402,6 +410,13 @@ def _limit(case: Case, fit: str, metric: str) -> str:
 def _never(servers: Servers, asked: Asked, most: Int[np.ndarray, " n"]) -> InputError:
     """The error where no server keeps to the objectives: what the nearest lacks."""
     found = servers.under(np.arange(len(most)), 1.0 / most)
+    if not np.any(np.isfinite(found.means["e2e"])):
+        best = float(np.max(most * servers.saturation))
+        return InputError(
+            "load",
+            f"is above the capacity of all {len(most)} servers: {best:.3g} requests/s at best",
+            "send less, or allow more GPUs (--max-gpus) or others",
+        )
     for one in asked.objectives:
         best = float(np.min(found.of(one)))
         if one.statistic != EACH and best > one.seconds:
