@@ -12,6 +12,7 @@ from physim.cli import app
 from physim.errors import InputError
 from physim.models.lookup import formats_of
 from physim.prediction.commands import manifest_of
+from physim.questions.recommendation import shared
 from physim.questions.servers import Servers
 
 LOAD = {"input_tokens": 786, "output_tokens": 251, "rate": 40.0}
@@ -81,12 +82,12 @@ def test_no_point_of_a_frontier_has_less_of_both(found):
         assert not more.any()
 
 
-def test_a_load_of_clients_is_shared_out():
-    clients = {"input_tokens": 786, "output_tokens": 251, "concurrency": 160}
-    asked = {"slo": ["itl_mean=15ms"], "gpus": ["h100_sxm"], "count": 1}
-    (one,) = physim.recommend("Qwen/Qwen3-14B", **asked, **clients, **SMALL).choices
-    assert one.case.demanded.concurrency == pytest.approx(160 / one.replicas)
-    assert one.replayed.itl_s <= 0.015
+def test_a_load_is_shared_out_evenly():
+    lengths = {"input_tokens": 786, "output_tokens": 251}
+    clients = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", concurrency=160, **lengths)
+    assert shared(clients, 4).demanded.concurrency == 40
+    rate = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", rate=40, **lengths)
+    assert shared(rate, 4).demanded.rate == 10
 
 
 def test_a_model_that_does_not_fit_says_what_it_needs():

@@ -202,35 +202,62 @@ def recommend(
     if not replicas.any():
         raise _never(servers, asked, most)
     left = _headroom(servers, found, asked)
-    # The cheapest first; of those that cost the same, what leaves most room.
+    each = gpus_of * price
+    chosen = _checked(servers, replicas, most, each, left, asked, known, count)
+    if not chosen:
+        raise InputError(
+            "objectives",
+            "are missed by every deployment that is replayed, if by little",
+            "relax them, or allow more GPUs (--max-gpus)",
+        )
+    return Recommendation(_choices(chosen, known, asked, hourly), asked, servers, refused)
+
+
+def _checked(
+    servers: Servers,
+    replicas: Int[np.ndarray, " n"],
+    most: Int[np.ndarray, " n"],
+    price: Float[np.ndarray, " n"],
+    left: Float[np.ndarray, " n"],
+    asked: Asked,
+    known: Fit,
+    count: int,
+) -> list[tuple[Case, int, Prediction]]:
+    """The cheapest servers that keep to what is asked when they are replayed.
+
+    Of those that cost the same what leaves most room comes first. What misses an objective is tried
+    again with a server more.
+
+    Args:
+        servers: The servers.
+        replicas: The fewest of each that are predicted to keep to what is asked; 0 for none,
+        most: and how many are allowed.
+        price: What one of each costs.
+        left: What of the tightest bound each leaves.
+        asked: What is asked.
+        known: The fit.
+        count: How many are wanted, of different formats, GPUs, layouts or numbers of servers.
+    """
     queue = [
-        (replicas[place] * gpus_of[place] * price[place], -left[place], place, replicas[place])
+        (price[place] * replicas[place], -left[place], place, int(replicas[place]))
         for place in np.flatnonzero(replicas).tolist()
     ]
     heapq.heapify(queue)
-    replayed: dict[object, tuple[Case, int, Prediction]] = {}
+    found: list[tuple[Case, int, Prediction]] = []
     tried = set()
-    while queue and len(replayed) < count:
-        cost, room, place, number = heapq.heappop(queue)
-        case = shared(cases[place], int(number))
+    while queue and len(found) < count:
+        _, room, place, number = heapq.heappop(queue)
+        case = shared(servers.cases[place], number)
         key = (case.model.name, case.gpu.key, case.deployment.parallelism, number)
         if key in tried:
             continue
         tried.add(key)
         (replay,) = predict_cases([case], known.on(case).corrections, known.name, "replay")
         if asked.missed(replay) is None:
-            replayed[key] = case, int(number), replay
+            found.append((case, number, replay))
         elif number < most[place]:
-            more = cost * (number + 1) / number
-            heapq.heappush(queue, (more, room, place, number + 1))
-    if not replayed:
-        raise InputError(
-            "objectives",
-            "are missed by every deployment that is replayed, if by little",
-            "relax them, or allow more GPUs (--max-gpus)",
-        )
-    choices = _choices(list(replayed.values()), known, asked, hourly)
-    return Recommendation(choices, asked, servers, refused)
+            heapq.heappush(queue, (price[place] * (number + 1), room, place, number + 1))
+    return found
 
 
 def _hourly(prices: Mapping[str, float]) -> dict[str, float]:
