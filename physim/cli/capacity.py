@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from physim.cli.console import stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
@@ -17,6 +15,7 @@ from physim.cli.load_options import (
     Prefixes,
     load_options,
 )
+from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
@@ -30,17 +29,8 @@ def capacity(
     gpu: Gpu,
     input_tokens: Input,
     output_tokens: Output,
-    slo: Annotated[
-        list[str],
-        typer.Option(
-            help="An upper bound, such as ttft_p99=500ms: ttft, itl, tpot or e2e; mean, p50, p90, "
-            "p95 or p99. Or ttft=500ms, asked of each request. May be repeated."
-        ),
-    ],
-    goodput: Annotated[
-        float,
-        typer.Option(help="Share of requests that must keep to all that is asked of each."),
-    ] = 0.9,
+    slo: Slo,
+    goodput: Goodput = 0.9,
     tp: Tp = 1,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,

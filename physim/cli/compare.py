@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from physim.cli.comma_lists import degrees_in, names_in
-from physim.cli.console import stdout, table_of
+from physim.cli.console import milliseconds, stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Arrival,
@@ -106,9 +106,6 @@ def _has_costs(found: Comparison) -> bool:
 
 
 def _compared(found: Comparison) -> Any:
-    def milliseconds(seconds: float | None) -> str:
-        return "-" if seconds is None else f"{seconds * 1e3:.1f}"
-
     columns = ["model", "GPU", "tp", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
     costs, common = _has_costs(found), found.common_extrapolations()
     rows = []

@@ -26,6 +26,11 @@ def stdout() -> Console:
     return Console(highlight=False, width=_UNFOLDED)
 
 
+def milliseconds(seconds: float | None) -> str:
+    """A time in a cell of a table; a dash where there is none."""
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
 def by_reason(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Why rows were not used, a line for each reason, with the names of the few or their number.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.comma_lists import names_in
-from physim.cli.console import stdout, table_of
+from physim.cli.console import milliseconds, stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Burstiness,
@@ -21,6 +21,7 @@ from physim.cli.load_options import (
     Rate,
     load_options,
 )
+from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, drawable, print_json, writable, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
@@ -34,17 +35,8 @@ def recommend(
     model: Model,
     input_tokens: Input,
     output_tokens: Output,
-    slo: Annotated[
-        list[str],
-        typer.Option(
-            help="An upper bound, such as ttft_p99=500ms: ttft, itl, tpot or e2e; mean, p50, p90, "
-            "p95 or p99. Or ttft=500ms, asked of each request. May be repeated."
-        ),
-    ],
-    goodput: Annotated[
-        float,
-        typer.Option(help="Share of requests that must keep to all that is asked of each."),
-    ] = 0.9,
+    slo: Slo,
+    goodput: Goodput = 0.9,
     gpus: Annotated[
         str | None,
         typer.Option(help="GPUs, by commas; those with a price, or all that were measured."),
@@ -129,8 +121,8 @@ def _print_recommendation(found: Recommendation) -> None:
             str(place),
             _server(one),
             str(one.gpus),
-            _milliseconds(one.prediction.ttft_s),
-            _milliseconds(one.prediction.itl_s),
+            milliseconds(one.prediction.ttft_s),
+            milliseconds(one.prediction.itl_s),
             "-" if one.prediction.e2e_s is None else f"{one.prediction.e2e_s:.2f}",
             f"{one.headroom:.0%}",
             f"{min(one.chances.values()):.0%}" if one.chances else "-",
@@ -167,7 +159,3 @@ def _server(one: Choice) -> str:
         f"{one.replicas} x {name} on {case.where} ({layout}), "
         f"{limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step"
     )
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.1f}"

@@ -14,6 +14,7 @@ from physim.inputs.case import Case, LoadAndEngineOptions, check_names
 from physim.inputs.hardware import load_hardware
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
+from physim.questions.prices import hourly_prices, per_million_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,8 +84,7 @@ def compare(
         InputError: Nothing is compared, or an option cannot be used. A combination that cannot be
             deployed is listed in ``refused``.
     """
-    # By keys, whatever a GPU is called here.
-    prices = {load_hardware(gpu).key: price for gpu, price in (prices or {}).items()}
+    prices = hourly_prices(prices)
     # What the order by saturation throughput was called until version 0.1.
     order = {"capacity": "saturation"}.get(order or "", order)
     order = order or ("cost" if prices else "e2e")
@@ -112,17 +112,14 @@ def compare(
             refused[0]["reason"] if refused else "name models, GPUs and tp",
         )
     compared = {case.gpu.key for case in cases}
-    for gpu, price in prices.items():
-        if not (math.isfinite(price) and price > 0):
-            raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
+    for gpu in prices:
         if gpu not in compared:
             raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
     fits = [load_fit(fit).on(case) for case in cases]
     predictions = predict_cases(cases, [one.corrections for one in fits], str(fit))
     rows: list[dict[str, Any]] = []
     for case, known, one in zip(cases, fits, predictions, strict=True):
-        parallelism, hour = case.deployment.parallelism, prices.get(case.gpu.key)
-        hourly = None if hour is None else hour * parallelism.gpus
+        parallelism = case.deployment.parallelism
         rows.append(
             {
                 "model": case.model.name,
@@ -136,9 +133,9 @@ def compare(
                 # What it was called until version 0.1.
                 "capacity_rps": one.saturation_rps,
                 "use": one.requests_per_s / one.saturation_rps,
-                "cost_per_million_tokens": None
-                if hourly is None
-                else hourly / 3600 / one.output_tokens_per_s * 1e6,
+                "cost_per_million_tokens": per_million_tokens(
+                    prices.get(case.gpu.key), parallelism.gpus, one.output_tokens_per_s
+                ),
                 "extrapolations": list(extrapolations(case, one, known)),
             }
         )

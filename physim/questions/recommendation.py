@@ -28,6 +28,7 @@ from physim.prediction.results import Prediction
 from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Asked, Objective
 from physim.questions.pareto import Tradeoff, tradeoff
+from physim.questions.prices import hourly_prices, per_million_tokens
 from physim.questions.servers import Latencies, Servers
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def recommend(
     asked = Asked.of(slo, goodput)
     if max_gpus < 1:
         raise InputError("max GPUs", f"{max_gpus} is not positive", "correct it")
-    hourly = _hourly(prices or {})
+    hourly = hourly_prices(prices)
     keys = [load_hardware(gpu).key for gpu in gpus] or [*hourly] or [*measured_gpus()]
     lacking = [key for key in keys if hourly and key not in hourly]
     if lacking:
@@ -258,14 +259,6 @@ def _checked(
         elif number < most[place]:
             heapq.heappush(queue, (price[place] * (number + 1), room, place, number + 1))
     return found
-
-
-def _hourly(prices: Mapping[str, float]) -> dict[str, float]:
-    """Prices by keys of GPUs, whatever these are called here."""
-    for gpu, price in prices.items():
-        if not (math.isfinite(price) and price > 0):
-            raise InputError(f"price of {gpu}", f"{price:g} is not positive", "correct it")
-    return {load_hardware(gpu).key: price for gpu, price in prices.items()}
 
 
 def _servers(
@@ -357,9 +350,6 @@ def _choices(
     predictions = predict_with_intervals(cases, [known.on(case) for case in cases])
     found = []
     for (case, replicas, replay), one in zip(chosen, predictions, strict=True):
-        hour = hourly.get(case.gpu.key)
-        gpus = replicas * case.deployment.parallelism.gpus
-        tokens = replicas * one.output_tokens_per_s * 3600
         rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}
         left = {own: 1 - 1 / room for own, room in rooms.items()}
         tightest = min(left, key=lambda own: left[own])
@@ -372,7 +362,11 @@ def _choices(
                 _chances(one, rooms),
                 min(1 - one.requests_per_s / one.saturation_rps, *left.values()),
                 _limit(case, known.name, tightest.metric),
-                None if hour is None else hour * gpus / tokens * 1e6,
+                per_million_tokens(
+                    hourly.get(case.gpu.key),
+                    case.deployment.parallelism.gpus,
+                    one.output_tokens_per_s,
+                ),
             )
         )
     return found
