@@ -22,6 +22,7 @@ from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
 from physim.cli.fit import fit
+from physim.cli.page import page
 from physim.cli.predict import predict
 from physim.cli.recommend import recommend
 from physim.cli.report import report
@@ -45,6 +46,7 @@ app.command()(compare)
 app.command()(recommend)
 app.command()(explain)
 app.command()(report)
+app.command()(page)
 app.command()(evaluate)
 app.command()(fit)
 app.command()(crossval)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from physim import data
+from physim.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +38,18 @@ def drawable(path: Path | None) -> Path | None:
 
         check(path)
     return writable(path)
+
+
+def html_file(path: Path) -> Path:
+    """A page that can be written.
+
+    Raises:
+        InputError: It is called something else, or its folder cannot be written to.
+    """
+    if path.suffix not in (".html", ".htm"):
+        raise InputError(str(path), "is not an HTML file", "end it in .html")
+    data.check_writable(path)
+    return path
 
 
 Plot = Annotated[

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from physim import data
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Arrival,
@@ -18,16 +17,8 @@ from physim.cli.load_options import (
     Prefixes,
     load_options,
 )
+from physim.cli.output_options import html_file
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
-from physim.errors import InputError
-
-
-def _page(path: Path) -> Path:
-    """Refuses what is no page before anything is computed for it."""
-    if path.suffix not in (".html", ".htm"):
-        raise InputError(str(path), "is not an HTML file", "end it in .html")
-    data.check_writable(path)
-    return path
 
 
 @with_engine
@@ -37,7 +28,7 @@ def report(
     input_tokens: Input,
     output_tokens: Output,
     rate: Annotated[float, typer.Option(help="Arrivals per second.", rich_help_panel="Load")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=_page)],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=html_file)],
     tp: Tp = 1,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,

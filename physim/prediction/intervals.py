@@ -20,12 +20,12 @@ _PAIRS = 15
 # Cases that are predicted at once, and whose draws are.
 _CASES, _DRAWN = 1024, 64
 # A quantity is beyond what was measured by this share before it is said.
-_BEYOND = 1.05
+BEYOND = 1.05
 # A GPU without measured kernels is as far from the runs as what is so many e-folds beyond them.
 _UNMEASURED = 3.0
 _SCATTER_OF = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e", "saturation_rps": "itl"}
-# What extrapolation is said of, in words.
-_WORDS = {
+# What extrapolation is said of, in words, and the units that these are in.
+WORDS = {
     "weight_bytes": "weights of {:.3g} GB on each GPU",
     "tp": "tp {:g}",
     "batch": "a batch of {:.3g}",
@@ -33,7 +33,7 @@ _WORDS = {
     "new_tokens": "prompts of {:.0f} tokens to compute",
     "step_s": "steps of {:.3g} ms",
 }
-_SCALES = {"weight_bytes": 1e-9, "step_s": 1e3}
+SCALES = {"weight_bytes": 1e-9, "step_s": 1e3}
 
 
 def predict_with_interval(
@@ -192,10 +192,10 @@ def _beyond(
     """Logarithm of how far each quantity is outside its range, and a line that says so."""
     lines = []
     for name, (least, largest) in ranges.items():
-        value, words, scale = found[name], _WORDS[name], _SCALES.get(name, 1.0)
-        if value > largest * _BEYOND:
+        value, words, scale = found[name], WORDS[name], SCALES.get(name, 1.0)
+        if value > largest * BEYOND:
             edge, side = largest, "more than"
-        elif value < least / _BEYOND:
+        elif value < least / BEYOND:
             edge, side = least, "less than"
         else:
             continue

@@ -39,12 +39,18 @@ class Latencies(eqx.Module):
         percentiles: Those of `physim.metrics.PERCENTILES`, by metric.
         requests: Latencies of requests that stand for all, by metric.
         throughput: Requests that are served per second.
+        batch: Requests that decode, mean over time.
+        kv_use: Share of the KV blocks that running requests hold.
+        step_parts: Time of a mean step by part, in the order of `physim.step.lowering.PART_NAMES`.
     """
 
     means: dict[str, Numbers]
     percentiles: dict[str, Float[np.ndarray, "n percentiles"]]
     requests: dict[str, Float[np.ndarray, "n points"]]
     throughput: Numbers
+    batch: Numbers
+    kv_use: Numbers
+    step_parts: Float[np.ndarray, "n parts"]
 
     def of(self, objective: Objective) -> Numbers:
         """The latency that an objective bounds; the mean for one on each request."""
@@ -134,7 +140,15 @@ class Servers:
             metric: np.where(over, np.inf, getattr(state, metric)) for metric, over in above.items()
         }
         requests = {metric: getattr(drawn, metric) for metric in ("ttft", "tpot", "e2e")}
-        return Latencies(means | {"tpot": means["itl"]}, percentiles, requests, state.throughput)
+        return Latencies(
+            means | {"tpot": means["itl"]},
+            percentiles,
+            requests,
+            state.throughput,
+            state.batch,
+            state.kv_use,
+            state.step.seconds,
+        )
 
     def _saturated(self, chunk: Chunk) -> Numbers:
         places, count = chunk

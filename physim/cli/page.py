@@ -1,0 +1,86 @@
+"""``physim page``."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from physim.cli.comma_lists import degrees_in, names_in
+from physim.cli.engine_options import Engine, with_engine
+from physim.cli.load_options import Burstiness, Cached, Prefixes
+from physim.cli.output_options import html_file
+from physim.cli.prices import Price, prices_in
+from physim.cli.subject_options import FitName, Model
+from physim.errors import InputError
+
+
+def _ends(option: str, text: str) -> tuple[float, float]:
+    """A range of lengths.
+
+    Raises:
+        InputError: The text is none.
+    """
+    first, _, last = text.partition(":")
+    try:
+        return float(first), float(last)
+    except ValueError:
+        raise InputError(f"{option} {text!r}", "is not FROM:TO", "write, say, 128:8192") from None
+
+
+@functools.partial(with_engine, layout=False)
+def page(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=html_file)],
+    gpus: Annotated[
+        str, typer.Option(help="GPUs to choose from, by commas.")
+    ] = "a100_sxm,h100_sxm,h200_sxm,b200_sxm",
+    tps: Annotated[str, typer.Option(help="Degrees of tensor parallelism, likewise.")] = "1,2,4,8",
+    inputs: Annotated[
+        str, typer.Option("--input", help="Prompt tokens, FROM:TO.", rich_help_panel="Load")
+    ] = "128:16384",
+    outputs: Annotated[
+        str, typer.Option("--output", help="Generated tokens, FROM:TO.", rich_help_panel="Load")
+    ] = "16:2048",
+    price: Price = None,
+    cached: Cached = 0.0,
+    prefixes: Prefixes = 1,
+    arrival: Annotated[
+        str, typer.Option(help="poisson, constant or gamma.", rich_help_panel="Load")
+    ] = "poisson",
+    burstiness: Burstiness = 1.0,
+    fit: FitName = "default",
+    *,
+    engine: Engine,
+) -> None:
+    """Write a page with sliders for the load and the deployment: one HTML file, no server.
+
+    It holds tables of some hundred thousand predictions, and says how far off they are. For
+    example:
+
+    physim page Qwen3-14B --gpus h100_sxm,a100_sxm --price h100_sxm=2.5 --out page.html
+    """
+    from physim.cli.progress import running
+    from physim.page.document import write_page
+
+    with running("predicting"):
+        found = write_page(
+            model,
+            out,
+            gpus=names_in(gpus),
+            tps=degrees_in(tps),
+            inputs=_ends("--input", inputs),
+            outputs=_ends("--output", outputs),
+            prices=prices_in(price),
+            cached_tokens=cached,
+            prefixes=prefixes,
+            arrival=arrival,
+            burstiness=burstiness,
+            fit=fit,
+            **engine,
+        )
+    for line in found.refused:
+        typer.echo(f"left out: {line}", err=True)
+    typer.echo(f"written to {out}: {len(found.servers)} servers")

@@ -1,0 +1,256 @@
+"""Tables of a model's servers for a page, and how far they are off."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
+from physim.errors import InputError
+from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.hardware import load_hardware
+from physim.page.interpolation import Table
+from physim.page.tables import SATURATION, VALUES, Axes, Axis, Numbers, Packed, Tables
+from physim.page.widths import LOADS, Widths, half_widths, under
+from physim.prediction.intervals import predict_with_intervals
+from physim.questions.prices import hourly_prices
+from physim.questions.servers import Latencies, Servers
+
+# What a page offers where nothing is said.
+GPUS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm")
+# Limits of the engine that a page offers where none are given.
+_SEQS = (32, 128, 256, 1024)
+_BUDGETS = (2048, 8192)
+# How far points of a table are apart at most: octaves of the lengths, logits of the load.
+_INPUT_STEP, _OUTPUT_STEP = 0.5, 1.75
+# Loads from half a percent of the saturation throughput to 98.5%.
+_LOADS = Axis(-5.4, 0.8, 13)
+# Up to this share of the saturation throughput errors are told apart from those above it.
+KNEE = 0.8
+CHECKED, _CHECKED_WIDTHS = 512, 64
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """All that a page knows.
+
+    Attributes:
+        servers: The servers, each under some load.
+        groups: Of those that differ in limits alone, one; and
+        group_of: the place there of each server's.
+        tables: Predictions of the servers, as exact as the page has them.
+        widths: How wide the intervals of the groups are; None without a fit that knows.
+        packed: Tables and widths, as the page holds them.
+        errors: How far the tables are off up to `KNEE` and above it: by name the median, the 95th
+            percentile and the most; of ``interval`` by how much the ends of ITL's are.
+        prices: Of one GPU for an hour, by its key.
+        refused: Servers that cannot be, one line each.
+        fit: The fit.
+    """
+
+    servers: Sequence[Case]
+    groups: Sequence[Case]
+    group_of: Sequence[int]
+    tables: Tables
+    widths: Widths | None
+    packed: Packed
+    errors: Mapping[str, Mapping[str, list[float]]]
+    prices: Mapping[str, float]
+    refused: Sequence[str]
+    fit: Fit
+
+
+def predicted(
+    model: str | Path,
+    *,
+    gpus: Sequence[str] = GPUS,
+    tps: Sequence[int] = (1, 2, 4, 8),
+    inputs: tuple[float, float] = (128, 16384),
+    outputs: tuple[float, float] = (16, 2048),
+    prices: Mapping[str, float] | None = None,
+    fit: str | Path = DEFAULT_FIT,
+    **options: Unpack[LoadAndEngineOptions],
+) -> Predicted:
+    """Tables of all that a page offers of a model.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        gpus: GPUs to choose from.
+        tps: GPUs that share every layer, to choose from.
+        inputs: Prompt lengths from and to, tokens.
+        outputs: Generated lengths from and to, tokens.
+        prices: Price of one GPU for an hour, by its key, in any currency.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        **options: The rest of the load, and the engine; see `CaseOptions`. Limits that are given
+            are not offered. Arrivals are ``poisson`` unless another kind is given.
+
+    Raises:
+        InputError: Some input cannot be used, or no server can be.
+    """
+    check_names(options)
+    for name, (first, last), least in (("input", inputs, 1), ("output", outputs, 2)):
+        if not (math.isfinite(last) and least <= first < last):
+            raise InputError(
+                f"--{name} {first:g}:{last:g}", f"is no range from {least} on", "give FROM:TO"
+            )
+    for name in ("rate", "concurrency", "input_tokens", "output_tokens"):
+        if options.get(name) is not None:
+            raise InputError(name, "is what the page varies", "leave it out")
+    hourly = hourly_prices(prices)
+    keys = [load_hardware(gpu).key for gpu in gpus]
+    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+    given = {"arrival": "poisson", **given}
+    ends = [(math.log2(first), math.log2(last)) for first, last in (inputs, outputs)]
+    axes = Axes.between(ends[0], ends[1], (_INPUT_STEP, _OUTPUT_STEP), _LOADS)
+    known = load_fit(fit)
+    servers, refused = _servers(model, keys, tps, axes, given)
+    groups = {_group(case): case for case in servers}
+    group_of = [[*groups].index(_group(case)) for case in servers]
+    exact = _tables(servers, axes, known)
+    halves = ((last - first) / 2 for first, last in ends)
+    width_axes = Axes.between(ends[0], ends[1], tuple(halves), LOADS)
+    widths = Widths.of(servers, group_of, exact, width_axes, known) if known.scatter else None
+    packed = Packed.of(exact.named | ({} if widths is None else widths.named_apart))
+    tables = Tables.of(axes, packed.unpacked())
+    found = Predicted(
+        servers, [*groups.values()], group_of, tables, widths, packed, {}, hourly, refused, known
+    )
+    return replace(found, errors=_errors(found))
+
+
+def _group(case: Case) -> tuple[str, object]:
+    """What servers that differ in limits alone have in common."""
+    return case.gpu.key, case.deployment.parallelism
+
+
+def _servers(
+    model: str | Path,
+    gpus: Sequence[str],
+    tps: Sequence[int],
+    axes: Axes,
+    options: Mapping[str, Any],
+) -> tuple[list[Case], list[str]]:
+    """Every server that can be, under a load that fits, and why others cannot be."""
+    tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
+    limits = [[options[name]] if name in options else values for name, values in tried.items()]
+    inputs, outputs = 2.0 ** axes.inputs.points[0], 2.0 ** axes.outputs.points[0]
+    found, refused = [], {}
+    for gpu, tp, seqs, budget in itertools.product(gpus, tps, *limits):
+        server = {**options, "gpu": gpu, "tp": tp, "max_num_seqs": seqs}
+        server |= {"max_num_batched_tokens": budget, "rate": 1.0}
+        try:
+            found.append(Case.of(model, input_tokens=inputs, output_tokens=outputs, **server))
+        except InputError as error:
+            refused[gpu, tp] = error
+    if not found:
+        raise next(iter(refused.values()))
+    return found, [f"{tp} x {gpu}: {error}" for (gpu, tp), error in refused.items()]
+
+
+def _lengths(
+    servers: Sequence[Case], inputs: Axis, outputs: Axis
+) -> tuple[list[Case], tuple[Int[np.ndarray, " n"], ...]]:
+    """Servers at all lengths that fit, and where these are: server, input and output."""
+    cases, places = [], []
+    for row, i, o in itertools.product(
+        range(len(servers)), range(inputs.count), range(outputs.count)
+    ):
+        with contextlib.suppress(InputError):
+            lengths = 2.0 ** inputs.points[i], 2.0 ** outputs.points[o]
+            cases.append(under(servers[row], *lengths, rate=1.0))
+            places.append((row, i, o))
+    return cases, tuple(np.array(places).T)
+
+
+def _tables(first: Sequence[Case], axes: Axes, known: Fit) -> Tables:
+    """Predicts servers at all lengths and loads."""
+    cases, index = _lengths(first, axes.inputs, axes.fine)
+    saturation = np.full((len(first), axes.inputs.count, axes.fine.count), np.nan)
+    saturation[index] = np.log(Servers(cases, known).saturation)
+    cases, index = _lengths(first, axes.inputs, axes.outputs)
+    servers = Servers(cases, known)
+    which, shares = (
+        grid.ravel() for grid in np.meshgrid(np.arange(len(cases)), axes.shares, indexing="ij")
+    )
+    found = servers.at(which, shares * servers.saturation[which])
+
+    def table(value: Table) -> Table:
+        rest = (axes.loads.count, *value.shape[1:])
+        full = np.full((len(first), axes.inputs.count, axes.outputs.count, *rest), np.nan)
+        full[index] = value.reshape(len(cases), *rest)
+        return full
+
+    values = {name: table(np.log(value)) for name, value in _values(found).items()}
+    parts = table(found.step_parts / found.step_parts.sum(axis=1, keepdims=True))
+    return Tables(axes, saturation, values, parts)
+
+
+def _values(found: Latencies) -> dict[str, Float[np.ndarray, " n"]]:
+    """What a table holds of servers, in the order of `VALUES`."""
+    p99 = {name: found.percentiles[name][:, -1] for name in ("ttft", "e2e")}
+    every = {
+        **found.means,
+        "ttft_p99": p99["ttft"],
+        "e2e_p99": p99["e2e"],
+        "step": found.step_parts.sum(axis=1),
+        "batch": found.batch,
+        "kv_use": found.kv_use,
+    }
+    return {name: every[name] for name in VALUES}
+
+
+def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
+    """How far tables are off between their points, at some of which servers are predicted."""
+    rng, axes, known = np.random.default_rng(0), found.tables.axes, found.fit
+    rows = rng.integers(len(found.servers), size=CHECKED)
+    inputs, outputs, shares = (
+        rng.uniform(axis.points[0], axis.points[-1], CHECKED)
+        for axis in (axes.inputs, axes.outputs, axes.loads)
+    )
+    inputs, outputs, shares = np.rint(2**inputs), np.rint(2**outputs), 1 / (1 + np.exp(-shares))
+    fits = ~np.isnan(found.tables.saturation_of(rows, inputs, outputs))
+    rows, inputs, outputs, shares = (own[fits] for own in (rows, inputs, outputs, shares))
+    cases = [
+        under(found.servers[row], prompt, output, 1.0)
+        for row, prompt, output in zip(rows.tolist(), inputs, outputs, strict=True)
+    ]
+    every = Servers(cases, known)
+    rates = shares * every.saturation
+    right = {SATURATION: every.saturation, **_values(every.at(np.arange(len(cases)), rates))}
+    off = {
+        name: np.abs(value / right[name] - 1)
+        for name, value in found.tables.at(rows, inputs, outputs, rates).items()
+    }
+    found_errors = _by_side(off, shares)
+    if found.widths is not None:
+        some = slice(_CHECKED_WIDTHS)
+        groups = np.array(found.group_of)[rows[some]]
+        widths = found.widths.at(groups, inputs[some], outputs[some], shares[some])
+        bounded = [
+            under(case, inputs[place], outputs[place], rates[place])
+            for place, case in enumerate(cases[some])
+        ]
+        exact = predict_with_intervals(bounded, [known.on(case) for case in bounded])
+        wide = [half_widths(one)["itl"] for one in exact]
+        apart = {"interval": np.abs(np.expm1(widths["itl"] - np.array(wide)))}
+        for side, own in _by_side(apart, shares[some]).items():
+            found_errors[side] |= own
+    return found_errors
+
+
+def _by_side(off: Mapping[str, Numbers], shares: Numbers) -> dict[str, dict[str, list[float]]]:
+    """The median, the 95th percentile and the most of errors, up to `KNEE` and above it."""
+    return {
+        side: {
+            name: np.quantile(own[where], [0.5, 0.95, 1.0]).tolist() for name, own in off.items()
+        }
+        for side, where in (("below", shares <= KNEE), ("above", shares > KNEE))
+    }

@@ -1,0 +1,212 @@
+"""The page: one HTML file that holds tables of predictions, and scripts that look them up."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import re
+import shlex
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from physim import data
+from physim.corrections.files import DEFAULT_FIT
+from physim.grids.store import gpu_or_stand_in
+from physim.inputs.case import Case, LoadAndEngineOptions
+from physim.inputs.deployment import Deployment
+from physim.inputs.load import Load
+from physim.page.build import CHECKED, GPUS, KNEE, Predicted, predicted
+from physim.page.tables import VALUES
+from physim.prediction.intervals import BEYOND, SCALES, WORDS, least_s
+from physim.step.lowering import PART_NAMES, PARTS
+
+_SCRIPTS = ("tables.js", "pictures.js", "page.js")
+# Options of commands that are not called as in Python.
+_FLAGS = {"cached_tokens": "cached", "read_as": "as"}
+# Where the page starts, if there is such a server.
+_FIRST = {"seqs": 256, "budget": 8192, "count": 1}
+
+
+def write_page(
+    model: str | Path,
+    path: Path,
+    *,
+    gpus: Sequence[str] = GPUS,
+    tps: Sequence[int] = (1, 2, 4, 8),
+    inputs: tuple[float, float] = (128, 16384),
+    outputs: tuple[float, float] = (16, 2048),
+    prices: Mapping[str, float] | None = None,
+    fit: str | Path = DEFAULT_FIT,
+    **options: Unpack[LoadAndEngineOptions],
+) -> Predicted:
+    """Writes a page on a model that needs no server: it moves with its controls in any browser.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        path: The HTML file; it appears whole or not at all.
+        gpus: GPUs to choose from.
+        tps: GPUs that share every layer, to choose from.
+        inputs: Prompt lengths from and to, tokens.
+        outputs: Generated lengths from and to, tokens.
+        prices: Price of one GPU for an hour, by its key, in any currency.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        **options: The rest of the load, and the engine; see `CaseOptions`. Limits that are given
+            are not offered. Arrivals are ``poisson`` unless another kind is given.
+
+    Returns:
+        What the page holds.
+
+    Raises:
+        InputError: Some input cannot be used, or no server can be.
+    """
+    found = predicted(
+        model,
+        gpus=gpus,
+        tps=tps,
+        inputs=inputs,
+        outputs=outputs,
+        prices=prices,
+        fit=fit,
+        **options,
+    )
+    text = _document(found, _command(model, fit, options))
+    with data.replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return found
+
+
+def _command(model: str | Path, fit: str | Path, options: Mapping[str, Any]) -> str:
+    """``physim predict`` of one of the servers, without what the page varies."""
+    words = ["physim", "predict", str(model)]
+    usual = {one.name: one.default for one in (*fields(Deployment), *fields(Load))}
+    said = {"arrival": "poisson", **options, "fit": fit}
+    for name, value in said.items():
+        if value in (None, usual.get(name, DEFAULT_FIT)) or name.startswith("max_num"):
+            continue
+        flag = _FLAGS.get(name, name).replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return shlex.join(words)
+
+
+def _document(found: Predicted, command: str) -> str:
+    """The HTML."""
+    case = found.servers[0]
+    version = metadata.version("physim-llm")
+    profile = case.deployment.profile
+    about = (
+        f"{profile.engine} {profile.version}, {case.demanded.arrival} arrivals. Predicted by "
+        f"physim {version}, fit {found.fit.name}; nothing leaves this page."
+    )
+    numbers = gzip.compress(found.packed.content, mtime=0)
+    return string.Template(_asset("page.html")).substitute(
+        title=html.escape(case.model.name),
+        about=html.escape(about),
+        style=_asset("page.css"),
+        # A name in it must not end the element.
+        facts=json.dumps(_facts(found, command)).replace("<", "\\u003c"),
+        numbers=base64.b64encode(numbers).decode(),
+        script="\n".join(map(_asset, _SCRIPTS)),
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("physim.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _facts(found: Predicted, command: str) -> dict[str, Any]:
+    """All that the page is told beside its tables."""
+    case = found.servers[0]
+    (inputs, outputs), rate = _middle(found)
+    return {
+        "command": command,
+        "axes": asdict(found.tables.axes),
+        "width_axes": None if found.widths is None else asdict(found.widths.axes),
+        "arrays": found.packed.arrays,
+        "values": VALUES,
+        "parts": [{"name": name, "label": PARTS[name].label} for name in PART_NAMES],
+        "gpus": {case.gpu.key: case.gpu.name for case in found.groups},
+        "groups": [_group(found, case) for case in found.groups],
+        "servers": [
+            {"group": group, **_server(case)}
+            for group, case in zip(found.group_of, found.servers, strict=True)
+        ],
+        "prices": dict(found.prices),
+        "cached_tokens": case.demanded.cached_tokens,
+        "beyond": BEYOND,
+        "errors": found.errors,
+        "knee": KNEE,
+        "checked": CHECKED,
+        "refused": list(found.refused),
+        "first": {
+            "gpu": case.gpu.key,
+            "tp": case.deployment.parallelism.tp,
+            **_FIRST,
+            "rate": rate,
+            "input": inputs,
+            "output": outputs,
+        },
+    }
+
+
+def _middle(found: Predicted) -> tuple[tuple[int, int], float]:
+    """Lengths in the middle of what the page offers, and a third of what its first server takes."""
+    axes = found.tables.axes
+    inputs, outputs = (
+        float(round(2 ** ((axis.points[0] + axis.points[-1]) / 2)))
+        for axis in (axes.inputs, axes.outputs)
+    )
+    one = (np.array([value]) for value in (inputs, outputs))
+    most = float(found.tables.saturation_of(np.array([0]), *one)[0])
+    return (int(inputs), int(outputs)), float(f"{most / 3:.3g}") if most > 0 else 1.0
+
+
+def _group(found: Predicted, case: Case) -> dict[str, Any]:
+    """What servers have in common that differ in limits alone."""
+    load = case.demanded
+    one = replace(load, input_tokens=load.cached_tokens + 1.0)
+    least = least_s(case.under(one))
+    ranges = found.fit.on(case).ranges
+    return {
+        "gpu": case.gpu.key,
+        "tp": case.deployment.parallelism.tp,
+        "gpus": case.deployment.parallelism.gpus,
+        "weight_bytes": case.deployment.weight_bytes,
+        "stands_in": gpu_or_stand_in(case.gpu.key) != case.gpu.key,
+        "least": {"ttft_s_per_token": least["ttft_s"], "itl_s": least["itl_s"]},
+        "ranges": [
+            {
+                "quantity": name,
+                "before": (words := re.split(r"\{.*\}", WORDS[name]))[0],
+                "after": words[1],
+                "scale": SCALES.get(name, 1.0),
+                "least": low,
+                "most": high,
+            }
+            for name, (low, high) in ranges.items()
+        ],
+    }
+
+
+def _server(case: Case) -> dict[str, Any]:
+    """A server's limits and memory."""
+    limits, memory = case.deployment.limits, case.deployment.memory
+    return {
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "kv_tokens": limits.reported_blocks * limits.block_size,
+        "memory": {
+            name: getattr(memory, name)
+            for name in ("weights", "kv_cache", "graphs", "activations", "usable")
+        },
+    }

@@ -1,0 +1,112 @@
+// Looks up what physim predicted, as physim/page/interpolation.py and tables.py do.
+
+/** Numbers of the page's tables by name, from their gzip in base64. */
+async function unpacked(text, arrays) {
+  const zipped = Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const content = new DataView(await new Response(stream).arrayBuffer());
+  const found = {};
+  let place = 0;
+  for (const { name, shape, bytes, low, high } of arrays) {
+    const values = new Float32Array(shape.reduce((a, b) => a * b));
+    const most = 256 ** bytes - 2;
+    for (let i = 0; i < values.length; i++, place += bytes) {
+      const whole = bytes === 1 ? content.getUint8(place) : content.getUint16(place, true);
+      values[i] = whole === 0 ? NaN : low + ((whole - 1) / most) * (high - low);
+    }
+    found[name] = { shape, values };
+  }
+  return found;
+}
+
+const harmonic = (one, other) => (one * other > 0 ? (2 * one * other) / (one + other) : 0);
+
+/** The value between two points, by a cubic that never overshoots. */
+function cubic(before, left, right, after, share) {
+  if (share === 0) return left;
+  if (share === 1) return right;
+  const slope = right - left;
+  const start = harmonic(Number.isNaN(before) ? slope : left - before, slope);
+  const end = harmonic(slope, Number.isNaN(after) ? slope : after - right);
+  return left + share * (start + share * (3 * slope - 2 * start - end + share * (start + end - 2 * slope)));
+}
+
+/**
+ * A value of a table between its points.
+ * @param places where along each axis but the first and, if `last` is given, the last.
+ */
+function lookUp(table, row, places, last = 0) {
+  const { shape, values } = table;
+  const strides = shape.map((_, axis) => shape.slice(axis + 1).reduce((a, b) => a * b, 1));
+  const along = (axis, offset) => {
+    if (axis > places.length) return values[offset + (axis < shape.length ? last : 0)];
+    const end = shape[axis] - 1;
+    const place = Math.min(Math.max(places[axis - 1], 0), end);
+    const left = Math.min(Math.floor(place), Math.max(end - 1, 0));
+    const at = (i) => (i < 0 || i > end ? NaN : along(axis + 1, offset + i * strides[axis]));
+    return cubic(at(left - 1), at(left), at(left + 1), at(left + 2), place - left);
+  };
+  return along(1, row * strides[0]);
+}
+
+const placeOn = (axis, value) => (value - axis.start) / axis.step;
+const logit = (share) => Math.log(share / (1 - share));
+const shareAt = (axis, place) => 1 / (1 + Math.exp(-(axis.start + axis.step * place)));
+
+/** What is known of a model's servers. */
+class Tables {
+  constructor(facts, tables) {
+    Object.assign(this, { facts, tables });
+    const { loads } = facts.axes;
+    this.shares = [shareAt(loads, 0), shareAt(loads, loads.count - 1)];
+  }
+
+  /** Requests per second at most; NaN where a request does not fit. */
+  saturation(row, input, output) {
+    const { inputs, fine } = this.facts.axes;
+    const places = [placeOn(inputs, Math.log2(input)), placeOn(fine, Math.log2(output))];
+    return Math.exp(lookUp(this.tables.saturation, row, places));
+  }
+
+  /** A server under a load: seconds, requests and shares. Above the last point, what is there. */
+  at(row, input, output, rate, names = this.facts.values) {
+    const saturation = this.saturation(row, input, output);
+    const share = rate / saturation;
+    const places = this.places(this.facts.axes, input, output, Math.min(Math.max(share, this.shares[0]), this.shares[1]));
+    const found = { saturation, share, saturated: share > this.shares[1] };
+    for (const name of names) found[name] = Math.exp(lookUp(this.tables[name], row, places));
+    return found;
+  }
+
+  /** Shares of a step's time by part. */
+  parts(row, input, output, rate) {
+    const share = rate / this.saturation(row, input, output);
+    const places = this.places(this.facts.axes, input, output, Math.min(Math.max(share, this.shares[0]), this.shares[1]));
+    const shares = this.facts.parts.map((_, part) => Math.max(lookUp(this.tables.parts, row, places, part), 0));
+    const sum = shares.reduce((a, b) => a + b);
+    return shares.map((one) => one / sum);
+  }
+
+  /** The 90% interval of a value; null where the fit knows of none. Without end where there is none. */
+  interval(name, value, server, input, output, share) {
+    const widths = this.tables[`width_${name}`];
+    if (!widths) return null;
+    const axes = this.facts.width_axes;
+    const kept = Math.min(Math.max(share, shareAt(axes.loads, 0)), shareAt(axes.loads, axes.loads.count - 1));
+    const places = this.places(axes, input, output, kept);
+    const factor = Math.exp(lookUp(widths, server.group, places));
+    const open = (name === "ttft" || name === "e2e") && lookUp(this.tables.open, server.group, places) > 0.5;
+    return [Math.max(value / factor, this.least(name, server, input, output)), open ? Infinity : value * factor];
+  }
+
+  /** What no measurement goes below, by the GPU's datasheet. */
+  least(name, server, input, output) {
+    const { ttft_s_per_token: token, itl_s: itl } = this.facts.groups[server.group].least;
+    const ttft = token * Math.max(input - this.facts.cached_tokens, 1);
+    return { ttft, itl, e2e: ttft + (output - 1) * itl }[name] ?? 0;
+  }
+
+  places(axes, input, output, share) {
+    return [placeOn(axes.inputs, Math.log2(input)), placeOn(axes.outputs, Math.log2(output)), placeOn(axes.loads, logit(share))];
+  }
+}

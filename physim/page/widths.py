@@ -1,0 +1,134 @@
+"""How wide the intervals of servers are, at a few lengths and loads.
+
+They change slowly and are dear: each takes thirty predictions. Servers that differ in limits alone
+share those of the one with most slots and budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.corrections.files import Fit
+from physim.inputs.case import Case
+from physim.page.interpolation import Table, look_up
+from physim.page.tables import SATURATION, Axes, Axis, Numbers, Rows, Tables
+from physim.prediction.intervals import predict_with_intervals
+from physim.prediction.results import Prediction
+
+# What has an interval, and the field of a prediction that it is of.
+BOUNDED = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s", SATURATION: "saturation_rps"}
+# Where TTFT and E2E have no upper end, since the load may be above capacity: 1, or 0.
+OPEN = "open"
+# From 12 to 95% of the saturation throughput.
+LOADS = Axis(-2.0, 1.0, 6)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Half of the width of 90% intervals, logarithms of a factor.
+
+    Attributes:
+        axes: Where there are points.
+        named: The widths by what they are of, of `BOUNDED`, and `OPEN`.
+    """
+
+    axes: Axes
+    named: Mapping[str, Float[np.ndarray, "groups inputs outputs loads"]]
+
+    @property
+    def named_apart(self) -> dict[str, Table]:
+        """The widths by names that tables do not have."""
+        return {name if name == OPEN else f"width_{name}": own for name, own in self.named.items()}
+
+    @classmethod
+    def of(
+        cls,
+        servers: Sequence[Case],
+        group_of: Sequence[int],
+        tables: Tables,
+        axes: Axes,
+        known: Fit,
+    ) -> Widths:
+        """Predicts the servers' intervals.
+
+        Args:
+            servers: The servers, each under some load.
+            group_of: The group of each: of those that differ in limits alone the last one counts.
+            tables: Their predictions.
+            axes: Where to have points.
+            known: A fit that knows of its uncertainty.
+        """
+        places, cases = [], []
+        for group, row in {group: row for row, group in enumerate(group_of)}.items():
+            for i, o in itertools.product(range(axes.inputs.count), range(axes.outputs.count)):
+                inputs, outputs = 2.0 ** axes.inputs.points[i], 2.0 ** axes.outputs.points[o]
+                (most,) = tables.saturation_of(*(np.array([one]) for one in (row, inputs, outputs)))
+                if math.isnan(most):
+                    continue
+                for w, share in enumerate(axes.shares.tolist()):
+                    places.append((group, i, o, w))
+                    cases.append(under(servers[row], inputs, outputs, most * share))
+        found = predict_with_intervals(cases, [known.on(case) for case in cases])
+        shape = (max(group_of) + 1, axes.inputs.count, axes.outputs.count, axes.loads.count)
+        named = {}
+        for name in (*BOUNDED, OPEN):
+            table = np.full(shape, np.nan)
+            for place, one in zip(places, found, strict=True):
+                table[place] = half_widths(one)[name]
+            # Where requests do not fit is next to where they do.
+            widest = np.nanmax(table, axis=(1, 2, 3), keepdims=True)
+            named[name] = np.where(np.isnan(table), widest, table)
+        return cls(axes, named)
+
+    def at(
+        self, groups: Rows, inputs: Numbers, outputs: Numbers, shares: Numbers
+    ) -> dict[str, Table]:
+        """Widths of groups of servers under loads.
+
+        Args:
+            groups: The groups.
+            inputs: Prompt lengths,
+            outputs: and generated lengths, tokens.
+            shares: Loads as shares of the saturation throughput.
+        """
+        loads = self.axes.loads.places(np.log(shares / (1 - shares)))
+        places = (*self.axes.lengths(inputs, outputs), loads)
+        return {name: look_up(table, groups, *places) for name, table in self.named.items()}
+
+
+def under(server: Case, inputs: float, outputs: float, rate: float) -> Case:
+    """A server under another load.
+
+    Args:
+        server: The server, under some load.
+        inputs: Prompt length,
+        outputs: and generated length, tokens.
+        rate: Arrivals per second.
+    """
+    load = replace(
+        server.demanded,
+        input_tokens=float(inputs),
+        output_tokens=float(outputs),
+        rate=float(rate),
+    )
+    return server.under(load)
+
+
+def half_widths(prediction: Prediction) -> dict[str, float]:
+    """Widths of a prediction's intervals, by the names of `Widths`; NaN for none."""
+    found = {}
+    for name, field in BOUNDED.items():
+        value, interval = getattr(prediction, field), prediction.intervals.get(field)
+        if value is None or interval is None:
+            found[name] = math.nan
+            continue
+        low, high = interval
+        found[name] = math.log(high / value if math.isfinite(high) else value / low)
+    _, most = prediction.intervals.get("ttft_s", (0.0, math.inf))
+    return found | {OPEN: float(math.isinf(most))}

@@ -1,0 +1,272 @@
+"""The page: tables that are looked up in a browser, and what they say of their error."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from physim.cli import app
+from physim.errors import InputError
+from physim.page.document import write_page
+from physim.page.interpolation import cubic, look_up
+from physim.page.tables import Packed
+
+numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
+
+
+@given(st.lists(numbers, min_size=4, max_size=4), st.floats(0, 1))
+def test_the_cubic_never_overshoots(values, share):
+    before, left, right, after = np.array(values)[:, None]
+    (found,) = cubic(before, left, right, after, np.array([share]))
+    assert min(left[0], right[0]) - 1e-9 <= found <= max(left[0], right[0]) + 1e-9
+
+
+def test_the_cubic_goes_through_its_points_and_straight_lines():
+    table = np.array([[0.0, 1.0, 4.0, 9.0, 16.0], [3.0, 5.0, 7.0, 9.0, 11.0]])
+    rows, places = np.array([0, 0, 0, 1, 1]), np.array([0.0, 2.0, 4.0, 0.25, 3.75])
+    np.testing.assert_allclose(look_up(table, rows, places), [0, 4, 16, 3.5, 10.5])
+    # Slopes 3 and 5 on both sides of 4 and 5 and 7 of 9 have harmonic means of 15/4 and 35/6:
+    # half way there is 6.5 + (15/4 - 35/6) / 8.
+    (half,) = look_up(table, np.array([0]), np.array([2.5]))
+    assert half == pytest.approx(6.5 + (3.75 - 35 / 6) / 8)
+
+
+def test_a_table_is_held_at_its_edges_and_empty_beyond_what_fits():
+    table = np.array([[[1.0, 2.0], [3.0, np.nan], [5.0, np.nan]]])
+    rows = np.zeros(4, int)
+    found = look_up(table, rows, np.array([-3.0, 9.0, 1.0, 1.0]), np.array([0.0, 0.0, 0.5, 0.0]))
+    np.testing.assert_allclose(found, [1, 5, np.nan, 3])
+
+
+def test_packed_tables_are_exact_to_16_bits():
+    rng = np.random.default_rng(0)
+    table, parts = rng.normal(size=(2, 3, 4)), rng.uniform(size=(2, 3))
+    table[0, 1, 2] = np.nan
+    found = Packed.of({"itl": table, "parts": parts}).unpacked()
+    np.testing.assert_allclose(found["itl"], table, atol=np.nanmax(np.abs(table)) / 2**15)
+    np.testing.assert_allclose(found["parts"], parts, atol=1 / 500)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page of two servers, its file, and all that it holds."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    found = write_page(
+        "Qwen/Qwen3-8B",
+        path,
+        gpus=["h100_sxm"],
+        tps=[1, 2],
+        inputs=(256, 4096),
+        outputs=(32, 512),
+        prices={"h100_sxm": 2.5},
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+    )
+    return path, found
+
+
+def test_a_page_is_one_file_that_loads_nothing(page):
+    text = page[0].read_text()
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
+    assert [group["tp"] for group in facts["groups"]] == [1, 2]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    # Nothing of the template is left.
+    assert "$" + "script" not in text
+
+
+def test_tables_are_exact_at_their_points_and_near_between_them(page):
+    import physim
+
+    _, found = page
+    axes = found.tables.axes
+    inputs, outputs = 2 ** axes.inputs.points[3], 2 ** axes.outputs.points[1]
+    case = found.servers[1]
+    share = float(axes.shares[6])
+    for lengths, off in (((inputs, outputs), 1e-3), ((700.0, 100.0), 0.02)):
+        most = found.tables.saturation_of(*(np.array([one]) for one in (1, *lengths)))
+        rate = share * float(most[0])
+        options = {"arrival": "poisson", "max_num_seqs": 256, "max_num_batched_tokens": 8192}
+        one = physim.predict(
+            case.model.name,
+            gpu="h100_sxm",
+            tp=2,
+            rate=rate,
+            input_tokens=float(lengths[0]),
+            output_tokens=float(lengths[1]),
+            **options,
+        )
+        at = found.tables.at(*(np.array([own]) for own in (1, *lengths, rate)))
+        assert at["itl"][0] == pytest.approx(one.itl_s, rel=off)
+        assert at["ttft"][0] == pytest.approx(one.ttft_s, rel=2 * off)
+        assert at["saturation"][0] == pytest.approx(one.saturation_rps, rel=off)
+
+
+def test_errors_are_small_far_from_saturation(page):
+    below = page[1].errors["below"]
+    for name in ("saturation", "ttft", "itl", "e2e"):
+        median, often, most = below[name]
+        assert 0 < median <= often <= most
+        assert often < 0.06
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--input", "9"], "--input '9': is not FROM:TO; write, say, 128:8192"),
+        (["--input", "900:100"], "--input 900:100: is no range from 1 on; give FROM:TO"),
+        (["--output", "1:100"], "--output 1:100: is no range from 2 on; give FROM:TO"),
+        (["--tps", "0"], "--tps: '0': is not a positive integer"),
+        (["--gpus", "h1000"], "h1000"),
+        (["--gpus", "l40s", "--tps", "1", "--max-model-len", "900000"], "900000"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, line, tmp_path):
+    out = tmp_path / "page.html"
+    found = CliRunner().invoke(app, ["page", "Qwen/Qwen3-8B", "--out", str(out), *arguments])
+    assert isinstance(found.exception, InputError)
+    assert line in str(found.exception)
+    assert not out.exists()
+
+
+def test_what_a_page_varies_is_not_given(tmp_path):
+    with pytest.raises(InputError, match="rate: is what the page varies"):
+        write_page("Qwen/Qwen3-8B", tmp_path / "page.html", rate=4.0)
+
+
+# ---- in a browser ----
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra `dev`)")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("needs Chromium")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, page):
+    """Opens the page from its file; fails where the browser complains."""
+    complaints, contexts = [], []
+
+    def open_page(**how):
+        context = browser.new_context(**how)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda said: complaints.append(said.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.goto(page[0].as_uri() + how.get("hash", ""))
+        tab.wait_for_selector("html[data-ready=true]")
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+def shown(tab, name):
+    text = tab.get_attribute(f"#{name}", "data-value")
+    return float(text) if text else None
+
+
+def full_model(tab):
+    """What the command on the page prints."""
+    words = shlex.split(tab.inner_text("#command"))
+    assert words[0] == "physim"
+    found = CliRunner().invoke(app, [*words[1:], "--json"])
+    assert found.exit_code == 0, found.output
+    return json.loads(found.output)
+
+
+def settle(tab):
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.slow
+def test_sliders_move_numbers_that_are_the_models(opened, page):
+    tab, errors = opened(), page[1].errors
+    moves = [
+        lambda: None,
+        lambda: [tab.focus("#rate"), *[tab.keyboard.press("ArrowRight") for _ in range(12)]],
+        lambda: [tab.focus("#input"), *[tab.keyboard.press("ArrowLeft") for _ in range(25)]],
+        lambda: [tab.focus("#output"), *[tab.keyboard.press("ArrowRight") for _ in range(40)]],
+        lambda: tab.select_option("#tp", "2"),
+        lambda: tab.fill("#input-typed", "3000"),
+        lambda: tab.fill("#count", "3"),
+    ]
+    seen = set()
+    for move in moves:
+        move()
+        settle(tab)
+        right = full_model(tab)
+        share = right["load"]["rate"] / right["saturation_rps"]
+        off = errors["below" if share < 0.8 else "above"]
+        for name, key in (
+            ("ttft", "ttft_s"),
+            ("itl", "itl_s"),
+            ("e2e", "e2e_s"),
+            ("saturation", "saturation_rps"),
+        ):
+            assert shown(tab, name) == pytest.approx(right[key], rel=off[name][2]), name
+        low, high = right["intervals"]["itl_s"]
+        said = re.match(r"90%: (\S+) ms to (\S+) ms", tab.inner_text("#itl-more"))
+        assert float(said[1]) == pytest.approx(low * 1e3, rel=0.1)
+        assert float(said[2]) == pytest.approx(high * 1e3, rel=0.1)
+        seen.add(shown(tab, "e2e"))
+    assert len(seen) == len(moves)
+
+
+def test_above_capacity_there_is_no_latency(opened):
+    tab = opened()
+    tab.fill("#rate-typed", "100000")
+    settle(tab)
+    assert "Above capacity" in tab.inner_text("#warning")
+    assert shown(tab, "ttft") is None
+    assert shown(tab, "itl") > 0
+
+
+def test_the_address_holds_what_is_chosen(opened):
+    tab = opened()
+    tab.select_option("#tp", "2")
+    tab.fill("#rate-typed", "2.5")
+    settle(tab)
+    address, ttft = tab.url, shown(tab, "ttft")
+    other = opened()
+    other.goto(address)
+    other.reload()
+    other.wait_for_selector("html[data-ready=true]")
+    assert shown(other, "ttft") == pytest.approx(ttft, rel=1e-6)
+    assert other.input_value("#tp") == "2"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_fits_its_window_in_both_themes(opened, scheme, width):
+    tab = opened(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 23, 26)")
+    tab.click("#theme")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != paper
+    cost = shown(tab, "cost")
+    gpus, rate, output = (
+        1,
+        float(tab.input_value("#rate-typed")),
+        float(tab.input_value("#output-typed")),
+    )
+    assert cost == pytest.approx(2.5 * gpus / 3600 / (rate * output) * 1e6, rel=1e-3)
+    assert not math.isnan(cost)
