@@ -1,10 +1,12 @@
 """The page: tables that are looked up in a browser, and what they say of their error."""
 
+import importlib.util
 import json
 import math
 import re
 import shlex
 import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -139,6 +141,52 @@ def test_bad_input_is_one_line(arguments, line, tmp_path):
 def test_what_a_page_varies_is_not_given(tmp_path):
     with pytest.raises(InputError, match="rate: is what the page varies"):
         write_page("Qwen/Qwen3-8B", tmp_path / "page.html", rate=4.0)
+
+
+# ---- the live form ----
+
+
+def test_the_live_form_predicts_what_is_chosen():
+    pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
+    import physim
+    from physim.page.live import app as live
+
+    _, found = live.run()
+    chosen = found["deployment"].value | found["load"].value
+    lengths = {name: float(chosen[name]) for name in ("input_tokens", "output_tokens")}
+    right = physim.predict("Qwen/Qwen3-8B", **{**chosen, **lengths})
+    assert found["prediction"].ttft_s == pytest.approx(right.ttft_s, rel=1e-9)
+    assert found["problem"] == ""
+    shown, problem = live.run(
+        defs={"given": {}, "model": "no/such-model", "fit": "default", "gpus": ["l40s"]}
+    )
+    assert problem["prediction"] is None
+    assert "no/such-model" in problem["problem"]
+    assert shown
+
+
+def test_the_live_form_is_served_by_marimo(monkeypatch):
+    pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
+    called = []
+
+    def run(words, **_):
+        called.append(words)
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ["app", "Qwen/Qwen3-8B", "--gpus", "h100,l40s", "--no-open", "--port", "4000"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (words,) = called
+    assert words[1:4] == ["-m", "marimo", "run"]
+    assert words[words.index("--") + 1 :] == [
+        *("--model", "Qwen/Qwen3-8B", "--fit", "default", "--gpus", "h100_sxm,l40s"),
+    ]
+
+
+def test_the_live_form_says_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    found = CliRunner().invoke(app, ["app", "Qwen/Qwen3-8B"])
+    assert str(found.exception) == "physim app: needs marimo; pip install 'physim-llm[app]'"
 
 
 # ---- in a browser ----

@@ -22,6 +22,7 @@ from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
 from physim.cli.fit import fit
+from physim.cli.live import live
 from physim.cli.page import page
 from physim.cli.predict import predict
 from physim.cli.recommend import recommend
@@ -47,6 +48,7 @@ app.command()(recommend)
 app.command()(explain)
 app.command()(report)
 app.command()(page)
+app.command("app")(live)
 app.command()(evaluate)
 app.command()(fit)
 app.command()(crossval)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from physim.inputs.case import Case
 from physim.plot.figures import new_figure, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from physim.questions.pareto import Tradeoff
     from physim.questions.recommendation import Recommendation
 
 
@@ -26,7 +29,26 @@ def draw_pareto(recommendation: Recommendation) -> Axes:
     Returns:
         The axes.
     """
-    found, cases = recommendation.tradeoff, recommendation.servers.cases
+    axes = draw_tradeoff(recommendation.tradeoff, recommendation.servers.cases)
+    for place, one in enumerate(recommendation.choices, 1):
+        if one.prediction.itl_s is None:
+            continue
+        at = 1 / one.prediction.itl_s, one.prediction.output_tokens_per_s * one.replicas / one.gpus
+        axes.plot(*at, "o", mfc="none", mec="black", ms=9)
+        axes.annotate(str(place), at, ha="center", va="center", fontsize=6)
+    return axes
+
+
+def draw_tradeoff(found: Tradeoff, cases: Sequence[Case]) -> Axes:
+    """Draws tokens per second of a GPU against those of a user, a line for each GPU and format.
+
+    Args:
+        found: From `physim.questions.pareto.tradeoff`,
+        cases: and the servers that it is of.
+
+    Returns:
+        The axes.
+    """
     axes = new_figure(7.5, 5).subplots()
     kinds = [f"{case.model.name.split('/')[-1]} on {case.gpu.key}" for case in cases]
     of_points = np.array(kinds)[found.servers]
@@ -36,12 +58,6 @@ def draw_pareto(recommendation: Recommendation) -> Axes:
         axes.plot(found.of_a_user[own], found.of_a_gpu[own], ".", color=color, alpha=0.12, ms=3)
         best = found.frontier(own)
         axes.plot(found.of_a_user[best], found.of_a_gpu[best], color=color, label=kind)
-    for place, one in enumerate(recommendation.choices, 1):
-        if one.prediction.itl_s is None:
-            continue
-        at = 1 / one.prediction.itl_s, one.prediction.output_tokens_per_s * one.replicas / one.gpus
-        axes.plot(*at, "o", mfc="none", mec="black", ms=9)
-        axes.annotate(str(place), at, ha="center", va="center", fontsize=6)
     axes.set(
         xscale="log",
         yscale="log",

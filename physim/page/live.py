@@ -1,0 +1,154 @@
+"""The live form of the page, with the full model: a marimo notebook that ``physim app`` runs."""
+
+import marimo
+
+app = marimo.App(width="full", app_title="physim")
+
+with app.setup:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    import marimo as mo
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+    import physim
+    from physim.errors import InputError
+    from physim.grids.store import measured_gpus
+    from physim.inputs.case import Case
+    from physim.inputs.lengths import Lengths
+    from physim.plot import draw_breakdown, draw_elasticities, draw_load
+    from physim.plot.pareto import draw_tradeoff
+    from physim.questions.objectives import Asked
+    from physim.questions.pareto import tradeoff
+    from physim.questions.servers import Servers
+
+    TPS = (1, 2, 4, 8)
+
+
+@app.function
+def case_of(model: str, deployment: Mapping[str, Any], load: Mapping[str, Any]) -> Case:
+    """The case that is chosen."""
+    demand = dict(load)
+    for length in ("input_tokens", "output_tokens"):
+        demand[length] = Lengths.parse(demand[length])
+    return Case.of(model, **deployment, **demand)
+
+
+@app.function
+def elsewhere(
+    model: str, gpus: Sequence[str], deployment: Mapping[str, Any], load: Mapping[str, Any]
+) -> Iterator[Case]:
+    """The same on every GPU and tp on which it fits."""
+    for gpu in gpus:
+        for tp in TPS:
+            try:
+                yield case_of(model, {**deployment, "gpu": gpu, "tp": tp}, load)
+            except InputError:
+                continue
+
+
+@app.function
+def figure_of(axes: Axes | Sequence[Axes]) -> FigureBase:
+    """The figure that something is drawn in."""
+    return (axes if isinstance(axes, Axes) else axes[0]).figure
+
+
+@app.cell
+def _():
+    given = mo.cli_args()
+    model = str(given.get("model", "Qwen/Qwen3-8B"))
+    fit = str(given.get("fit", "default"))
+    gpus = str(given.get("gpus", "")).split(",") if given.get("gpus") else [*measured_gpus()]
+    return fit, gpus, model
+
+
+@app.cell
+def _(gpus):
+    degrees = {str(degree): degree for degree in TPS}
+    deployment = mo.ui.dictionary(
+        {
+            "gpu": mo.ui.dropdown(gpus, value=gpus[0], label="GPU"),
+            **{name: mo.ui.dropdown(degrees, "1", label=name) for name in ("tp", "pp", "dp", "ep")},
+            "engine": mo.ui.dropdown(["vllm", "sglang", "trtllm"], "vllm", label="engine"),
+            "max_num_seqs": mo.ui.slider(
+                steps=[16, 32, 64, 128, 256, 512, 1024],
+                value=256,
+                label="requests at once",
+                show_value=True,
+            ),
+            "max_num_batched_tokens": mo.ui.slider(
+                steps=[1024, 2048, 4096, 8192, 16384],
+                value=8192,
+                label="tokens of a step",
+                show_value=True,
+            ),
+        }
+    )
+    rates = [round(0.1 * 1.1**step, 3) for step in range(80)]
+    load = mo.ui.dictionary(
+        {
+            "rate": mo.ui.slider(
+                steps=rates, value=rates[30], label="requests per second", show_value=True
+            ),
+            "input_tokens": mo.ui.text("1000", label="prompt tokens"),
+            "output_tokens": mo.ui.text("200", label="generated tokens"),
+            "cached_tokens": mo.ui.number(0, 1_000_000, value=0, label="cached prompt tokens"),
+            "arrival": mo.ui.dropdown(["poisson", "constant"], "poisson", label="arrivals"),
+        }
+    )
+    return deployment, load
+
+
+@app.cell
+def _(deployment, fit, load, model):
+    try:
+        case, problem = case_of(model, deployment.value, load.value), ""
+        prediction = physim.predict(case, fit=fit)
+    except InputError as error:
+        case, problem, prediction = None, str(error), None
+    return case, prediction, problem
+
+
+@app.cell
+def _(case, deployment, fit, gpus, load, model, prediction):
+    def drawn_load():
+        mark = None if prediction.saturated else case.demanded.rate
+        return draw_load(case, mark=mark, fit=fit)
+
+    def drawn_pareto():
+        cases = elsewhere(model, gpus, deployment.value, load.value)
+        servers = Servers([*cases], physim.load_fit(fit))
+        return draw_tradeoff(tradeoff(servers, Asked((), 1.0)), servers.cases)
+
+    drawings = {
+        "Load": drawn_load,
+        "Step": lambda: draw_breakdown(case, fit=fit),
+        "What it depends on": lambda: draw_elasticities(physim.explain(case, fit=fit)),
+        "Pareto": drawn_pareto,
+    }
+    return (drawings,)
+
+
+@app.cell
+def _(deployment, drawings, load, model, prediction, problem):
+    controls = [mo.md(f"## {model}"), *deployment.elements.values(), *load.elements.values()]
+    if prediction is None:
+        results: list[Any] = [mo.callout(problem, kind="danger")]
+    else:
+        warnings = [f"Beyond what was measured: {line}." for line in prediction.extrapolations]
+        if prediction.saturated:
+            warnings.append("Above capacity: the queue grows without end.")
+        tabs = {
+            name: mo.lazy(lambda draw=draw: figure_of(draw())) for name, draw in drawings.items()
+        }
+        results = [
+            mo.Html(prediction._repr_html_()),
+            *(mo.callout(line, kind="warn") for line in warnings),
+            mo.ui.tabs(tabs),
+        ]
+    mo.hstack([mo.vstack(controls), mo.vstack(results)], widths=[1, 3], gap=2)
+
+
+if __name__ == "__main__":
+    app.run()
