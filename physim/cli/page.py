@@ -57,8 +57,7 @@ def page(
 ) -> None:
     """Write a page with sliders for the load and the deployment: one HTML file, no server.
 
-    It holds tables of some hundred thousand predictions, and says how far off they are. For
-    example:
+    It holds some hundred thousand predictions, and says how far off it is. For example:
 
     physim page Qwen3-14B --gpus h100_sxm,a100_sxm --price h100_sxm=2.5 --out page.html
     """

@@ -1,0 +1,73 @@
+"""Load profiles from recorded traces of requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from physim.errors import InputError
+from physim.inputs.lengths import Lengths, Tokens
+from physim.inputs.profile import LoadProfile, Window
+from physim.replay.workload import Request, read_trace
+
+# Prefixes are as exact as a block of vLLM's.
+_BLOCK = 16
+
+
+def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
+    """The load profile of a trace.
+
+    Requests of a group find their prefix in the cache, but for the first of each group in a window.
+
+    Args:
+        path: A CSV; see `physim.replay.workload.read_trace`.
+        window_s: How long a window of the profile is, seconds.
+
+    Raises:
+        InputError: The trace cannot be read, or the window is not positive.
+    """
+    if not (math.isfinite(window_s) and window_s > 0):
+        raise InputError("window", f"{window_s:g} s is not positive", "correct it")
+    requests = read_trace(Path(path), _BLOCK).requests
+    arrivals = np.array([request.arrival_s for request in requests])
+    # The last window ends with the trace, so that its rate is not that of an empty rest.
+    count = max(round((arrivals[-1] - arrivals[0]) / window_s), 1)
+    edges = arrivals[0] + window_s * np.arange(count + 1)
+    places = np.minimum(((arrivals - arrivals[0]) // window_s).astype(int), count - 1)
+    edges[-1] = max(arrivals[-1], edges[-2] + 1e-3)
+    windows = []
+    for place in range(count):
+        own = [requests[row] for row in np.flatnonzero(places == place).tolist()]
+        if own:
+            duration = float(edges[place + 1] - edges[place])
+            windows.append(_window(own, float(edges[place] - edges[0]), duration))
+    return LoadProfile(tuple(windows))
+
+
+def _window(requests: Sequence[Request], start_s: float, duration_s: float) -> Window:
+    groups: dict[int, int] = {}
+    cached = 0.0
+    for request in requests:
+        for segment in request.path:
+            if id(segment) in groups:
+                cached += segment.end * _BLOCK
+            groups[id(segment)] = 1
+    return Window(
+        start_s,
+        duration_s,
+        len(requests) / duration_s,
+        _lengths([request.input_tokens for request in requests]),
+        _lengths([request.output_tokens for request in requests]),
+        cached_tokens=float(cached // len(requests)),
+        prefixes=max(len(groups), 1),
+    )
+
+
+def _lengths(tokens: Sequence[int]) -> Tokens:
+    """Some lengths: a number if they are one."""
+    if min(tokens) == max(tokens):
+        return float(tokens[0])
+    return Lengths.empirical(tuple(map(float, tokens)))
