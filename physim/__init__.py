@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from physim.inputs.lengths import Lengths
     from physim.inputs.load import Load, Stage
     from physim.inputs.parallelism import Parallelism
+    from physim.inputs.profile import LoadProfile
+    from physim.measured.profiles import read_profile
     from physim.measured.reports import read_report
     from physim.prediction.many import predict_cases
     from physim.prediction.results import Prediction
@@ -52,6 +54,7 @@ _HOME = {
     "InputError": "physim.errors",
     "Lengths": "physim.inputs.lengths",
     "Load": "physim.inputs.load",
+    "LoadProfile": "physim.inputs.profile",
     "Objective": "physim.questions.objectives",
     "Outcome": "physim.fitting.fit",
     "Prediction": "physim.prediction.results",
@@ -70,6 +73,7 @@ _HOME = {
     "predict": "physim.api",
     "predict_cases": "physim.prediction.many",
     "predict_trace": "physim.api",
+    "read_profile": "physim.measured.profiles",
     "read_report": "physim.measured.reports",
     "recommend": "physim.questions.recommendation",
     "step_model": "physim.api",
@@ -94,6 +98,7 @@ __all__ = [
     "InputError",
     "Lengths",
     "Load",
+    "LoadProfile",
     "Objective",
     "Outcome",
     "Parallelism",
@@ -112,6 +117,7 @@ __all__ = [
     "predict",
     "predict_cases",
     "predict_trace",
+    "read_profile",
     "read_report",
     "recommend",
     "step_model",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim import data
 from physim.cli.comma_lists import names_in
 from physim.cli.console import milliseconds, stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
@@ -15,8 +17,8 @@ from physim.cli.load_options import (
     Burstiness,
     Cached,
     Concurrency,
-    Input,
-    Output,
+    OptionalInput,
+    OptionalOutput,
     Prefixes,
     Rate,
     load_options,
@@ -25,6 +27,7 @@ from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, drawable, print_json, writable, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
+from physim.errors import InputError
 
 if TYPE_CHECKING:
     from physim.questions.recommendation import Choice, Recommendation
@@ -33,9 +36,9 @@ if TYPE_CHECKING:
 @functools.partial(with_engine, layout=False)
 def recommend(
     model: Model,
-    input_tokens: Input,
-    output_tokens: Output,
     slo: Slo,
+    input_tokens: OptionalInput = None,
+    output_tokens: OptionalOutput = None,
     goodput: Goodput = 0.9,
     gpus: Annotated[
         str | None,
@@ -53,6 +56,16 @@ def recommend(
         typer.Option(help="poisson unless given, constant or gamma.", rich_help_panel="Load"),
     ] = None,
     burstiness: Burstiness = 1.0,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A day to plan for: a trace (CSV), or Prometheus's counters (JSON; repeat it).",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    window: Annotated[
+        float, typer.Option(help="Seconds of a window of the day.", rich_help_panel="Load")
+    ] = 600.0,
     fit: FitName = "default",
     as_json: AsJson = False,
     pareto: Annotated[
@@ -61,6 +74,14 @@ def recommend(
             help="Draw tokens/s of a GPU against those of a user: a PNG or SVG (extra `plot`).",
             callback=drawable,
         ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the GPUs that each window of the day takes.", callback=drawable),
+    ] = None,
+    schedule: Annotated[
+        Path | None,
+        typer.Option(help="Write these windows for the best, CSV.", callback=writable),
     ] = None,
     manifest: Annotated[
         Path | None,
@@ -74,11 +95,22 @@ def recommend(
     Searched are GPUs, layouts, limits, formats and numbers of servers. For example:
 
     physim recommend Qwen3-32B --rate 20 --input 2000 --output 300 --slo ttft_p99=2s
+
+    physim recommend Qwen3-32B --profile day.csv --slo ttft_p99=2s --slo itl_mean=30ms
     """
-    load = load_options(locals())
+    given = locals()
+    if not profile and (plot or schedule):
+        raise InputError("--plot and --schedule", "are of a day", "give one (--profile)")
     import physim
     from physim.cli.progress import running
 
+    load: dict[str, Any] = {"arrival": arrival, "burstiness": burstiness}
+    day = None
+    if profile:
+        _check_no_load(given)
+        day = physim.read_profile(*profile, window_s=window)
+    else:
+        load = load_options(given)
     with running("searching"):
         found = physim.recommend(
             model,
@@ -88,6 +120,7 @@ def recommend(
             max_gpus=max_gpus,
             goodput=goodput,
             count=count,
+            profile=day,
             fit=fit,
             **load,
             **engine,
@@ -96,17 +129,31 @@ def recommend(
         print_json(found.to_dict())
     else:
         _print_recommendation(found)
+    best = found.choices[0]
+    if schedule is not None and best.schedule is not None:
+        with data.replacing(schedule) as temporary:
+            best.schedule.to_frame().to_csv(temporary, index=False)
+    if plot is not None:
+        from physim.plot import draw_schedule
+
+        write(lambda: draw_schedule(found), plot)
     if manifest is not None:
-        from physim import data
         from physim.prediction.commands import manifest_of
 
-        best = found.choices[0]
         with data.replacing(manifest) as temporary:
             temporary.write_text(manifest_of(best.case, best.replicas), encoding="utf-8")
     if pareto is not None:
         from physim.plot import draw_pareto
 
         write(lambda: draw_pareto(found), pareto)
+
+
+def _check_no_load(given: Mapping[str, Any]) -> None:
+    """Refuses a load beside a profile."""
+    named = {"--input": "input_tokens", "--output": "output_tokens"}
+    for option in ("--rate", "--concurrency", "--cached", *named):
+        if given[named.get(option, option[2:])]:
+            raise InputError(option, "is said by --profile", "leave it out")
 
 
 def _print_recommendation(found: Recommendation) -> None:
@@ -128,15 +175,25 @@ def _print_recommendation(found: Recommendation) -> None:
             f"{min(one.chances.values()):.0%}" if one.chances else "-",
             one.limited_by,
         ]
+        if one.schedule is not None:
+            hours = one.schedule.gpu_hours(one.replicas), one.schedule.gpu_hours()
+            cells += [f"{own:.0f}" for own in hours]
         if costs:
             cells.append("-" if one.cost is None else f"{one.cost:.2f}")
         rows.append(cells)
-    console.print(table_of([*columns, "per 1M"] if costs else columns, rows))
+    of_day = found.choices[0].schedule is not None
+    columns += [*(["GPU-hours", "scaled"] if of_day else []), *(["per 1M"] if costs else [])]
+    console.print(table_of(columns, rows))
     notes = [
         f"of {len(found.servers.cases):,} servers with every number of replicas",
         "room: least share of a bound, or of the throughput, that is left",
         "chance: that the objective most in doubt is met",
     ]
+    if of_day:
+        notes.append(
+            "latencies, room and chance: of the window that leaves least room; scaled: GPU-hours "
+            "with as many servers as each window takes"
+        )
     if costs:
         notes.append("per 1M: price of a million generated tokens")
     console.print("; ".join(notes), style="dim")

@@ -81,8 +81,8 @@ class LoadProfile:
     def peaks(self, most: int) -> list[Window]:
         """Windows that may need most servers, the busiest first.
 
-        They are those of which no other demands more in every way, of arrivals, of prompt tokens and
-        of generated tokens; a window that is beyond these by a fiftieth at most is left out.
+        They are those of which no other demands more in every way: of arrivals, of prompt tokens
+        and of generated tokens. A window that is beyond another by a fiftieth at most is left out.
 
         Args:
             most: How many at most.

@@ -22,6 +22,7 @@ from physim.plot.grids import draw_surface
 from physim.plot.groups import draw_groups
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.pareto import draw_pareto
+from physim.plot.schedules import draw_schedule
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
 from physim.plot.tables import draw_table
 
@@ -43,6 +44,7 @@ __all__ = [
     "draw_observed",
     "draw_pareto",
     "draw_roofline",
+    "draw_schedule",
     "draw_surface",
     "draw_table",
     "draw_timeline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 import itertools
@@ -19,8 +20,9 @@ from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.grids.store import measured_gpus
-from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.case import Case, LoadAndEngineOptions, LoadOptions, check_names
 from physim.inputs.hardware import load_hardware
+from physim.inputs.profile import LoadProfile, Window
 from physim.models.lookup import formats_of, load_model
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
@@ -29,7 +31,8 @@ from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Asked, Objective
 from physim.questions.pareto import Tradeoff, tradeoff
 from physim.questions.prices import hourly_prices, per_million_tokens
-from physim.questions.servers import Latencies, Servers
+from physim.questions.schedule import Arrivals, Schedule
+from physim.questions.servers import Servers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +46,8 @@ _BUDGETS = (2048, 4096, 8192, 16384)
 _OF_ITL = {"tpot": "itl"}
 # GPUs that share layers are within a node of so many.
 _NODE = 8
+# Windows of a profile by which servers are ranked before all are looked at.
+_PEAKS = 8
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Choice:
             throughput.
         limited_by: What the latency with the least of it depends on most.
         cost: Price of a million generated tokens; None without prices.
+        schedule: What each window of a load profile takes, if that is what is planned for; case and
+            predictions are then of the window that leaves least room.
     """
 
     case: Case
@@ -70,6 +77,7 @@ class Choice:
     headroom: float
     limited_by: str
     cost: float | None
+    schedule: Schedule | None = None
 
     @property
     def gpus(self) -> int:
@@ -106,6 +114,12 @@ class Choice:
             "limited_by": self.limited_by,
             "cost_per_million_tokens": self.cost,
             "extrapolations": list(one.extrapolations),
+        } | ({} if self.schedule is None else self._over_time(self.schedule))
+
+    def _over_time(self, schedule: Schedule) -> dict[str, Any]:
+        return {
+            "gpu_hours": schedule.gpu_hours(self.replicas),
+            "gpu_hours_scaled": schedule.gpu_hours(),
         }
 
 
@@ -155,6 +169,7 @@ def recommend(
     max_gpus: int = 8,
     goodput: float = 0.9,
     count: int = 5,
+    profile: LoadProfile | None = None,
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[LoadAndEngineOptions],
 ) -> Recommendation:
@@ -174,9 +189,12 @@ def recommend(
         max_gpus: Most GPUs in all.
         goodput: Share of the requests that must keep to all that is asked of each.
         count: Deployments wanted.
+        profile: A load over a day to plan for, instead of one that stays: objectives hold in every
+            window of it. See `physim.read_profile`.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: The whole load and the engine; see `CaseOptions`. Limits that are given are not
-            searched. Arrivals are ``poisson`` unless another kind is given.
+            searched. Arrivals are ``poisson`` unless another kind is given. Of the load a profile
+            leaves these alone to be said.
 
     Raises:
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
@@ -190,75 +208,160 @@ def recommend(
     lacking = [key for key in keys if hourly and key not in hourly]
     if lacking:
         raise InputError(f"price of {lacking[0]}", "is missing", "give it, or give none")
-    given = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     if "concurrency" not in given:
         given.setdefault("arrival", "poisson")
-    cases, refused = _servers(model, keys, max_gpus, given)
+    peaks: list[Window] = []
+    if profile is not None:
+        given, peaks = _whole(given, profile)
     known = load_fit(fit)
-    servers = Servers(cases, known)
+    cases, refused = _servers(model, keys, max_gpus, given)
+    arrivals = Arrivals(given.get("arrival", "poisson"), given.get("burstiness", 1.0))
+    cases, others = _under_all(cases, peaks[1:], arrivals)
+    plans = [Servers(own, known) for own in (cases, *others)]
     gpus_of = np.array([case.deployment.parallelism.gpus for case in cases])
-    price = np.array([hourly.get(case.gpu.key, 1.0) for case in cases])
     most = max_gpus // gpus_of
-    replicas, found = _fewest(servers, asked, most)
-    if not replicas.any():
-        raise _never(servers, asked, most)
-    left = _headroom(servers, found, asked)
-    each = gpus_of * price
-    chosen = _checked(servers, replicas, most, each, left, asked, known, count)
+    replicas = None
+    for plan in plans:
+        replicas = plan.fewest(asked, most, replicas)
+        if not replicas.any():
+            raise _never(plan, asked, most)
+    assert replicas is not None
+    left = np.min([plan.headroom(asked, np.maximum(replicas, 1)) for plan in plans], axis=0)
+    each = gpus_of * np.array([hourly.get(case.gpu.key, 1.0) for case in cases])
+    search = _Search(cases, replicas, most, each, left)
+    chosen = search.checked(asked, known, count, profile, arrivals)
     if not chosen:
         raise InputError(
             "objectives",
             "are missed by every deployment that is replayed, if by little",
             "relax them, or allow more GPUs (--max-gpus)",
         )
-    return Recommendation(_choices(chosen, known, asked, hourly), asked, servers, refused)
+    return Recommendation(_choices(chosen, known, asked, hourly), asked, plans[0], refused)
 
 
-def _checked(
-    servers: Servers,
-    replicas: Int[np.ndarray, " n"],
-    most: Int[np.ndarray, " n"],
-    price: Float[np.ndarray, " n"],
-    left: Float[np.ndarray, " n"],
-    asked: Asked,
-    known: Fit,
-    count: int,
-) -> list[tuple[Case, int, Prediction]]:
-    """The cheapest servers that keep to what is asked when they are replayed.
+def _whole(options: Mapping[str, Any], profile: LoadProfile) -> tuple[dict[str, Any], list[Window]]:
+    """Options with the load of a profile's busiest window, and all windows that may need most.
 
-    Of those that cost the same what leaves most room comes first. What misses an objective is tried
-    again with a server more.
+    Raises:
+        InputError: The options have a load of their own.
+    """
+    own = [name for name in LoadOptions.__annotations__ if name in options]
+    for name in own:
+        if name not in ("arrival", "burstiness"):
+            raise InputError(name, "is said by the load profile", "leave it out")
+    peaks = profile.peaks(_PEAKS)
+    busiest = {
+        name: getattr(peaks[0], name)
+        for name in ("rate", "input_tokens", "output_tokens", "cached_tokens", "prefixes")
+    }
+    return {**options, **busiest}, peaks
 
-    Args:
-        servers: The servers.
+
+def _under_all(
+    cases: Sequence[Case], peaks: Sequence[Window], arrivals: Arrivals
+) -> tuple[list[Case], list[list[Case]]]:
+    """Servers that take the requests of all windows, and these under each of the windows."""
+    kept, others = [], []
+    for case in cases:
+        with contextlib.suppress(InputError):
+            others.append([arrivals.under(case, window) for window in peaks])
+            kept.append(case)
+    if not kept:
+        arrivals.under(cases[0], peaks[-1])  # says why
+    return kept, [list(own) for own in zip(*others, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A server that keeps to what is asked when it is replayed.
+
+    Attributes:
+        case: The server under its share of the load.
+        replicas: How many there are.
+        replay: What the replay gives.
+        schedule: What each window of a profile takes, if that is what is planned for.
+    """
+
+    case: Case
+    replicas: int
+    replay: Prediction
+    schedule: Schedule | None
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Servers to choose from.
+
+    Attributes:
+        cases: The servers under the whole load.
         replicas: The fewest of each that are predicted to keep to what is asked; 0 for none,
         most: and how many are allowed.
         price: What one of each costs.
         left: What of the tightest bound each leaves.
-        asked: What is asked.
-        known: The fit.
-        count: How many are wanted, of different formats, GPUs, layouts or numbers of servers.
     """
-    queue = [
-        (price[place] * replicas[place], -left[place], place, int(replicas[place]))
-        for place in np.flatnonzero(replicas).tolist()
-    ]
-    heapq.heapify(queue)
-    found: list[tuple[Case, int, Prediction]] = []
-    tried = set()
-    while queue and len(found) < count:
-        _, room, place, number = heapq.heappop(queue)
-        case = shared(servers.cases[place], number)
-        key = (case.model.name, case.gpu.key, case.deployment.parallelism, number)
-        if key in tried:
-            continue
-        tried.add(key)
-        (replay,) = predict_cases([case], known.on(case).corrections, known.name, "replay")
-        if asked.missed(replay) is None:
-            found.append((case, number, replay))
-        elif number < most[place]:
-            heapq.heappush(queue, (price[place] * (number + 1), room, place, number + 1))
-    return found
+
+    cases: Sequence[Case]
+    replicas: Int[np.ndarray, " n"]
+    most: Int[np.ndarray, " n"]
+    price: Float[np.ndarray, " n"]
+    left: Float[np.ndarray, " n"]
+
+    def checked(
+        self,
+        asked: Asked,
+        known: Fit,
+        count: int,
+        profile: LoadProfile | None,
+        arrivals: Arrivals,
+    ) -> list[_Chosen]:
+        """The cheapest servers that keep to what is asked when they are replayed.
+
+        Of those that cost the same what leaves most room comes first. What misses an objective is
+        tried again with a server more; of a profile its telling windows are replayed.
+
+        Args:
+            asked: What is asked.
+            known: The fit.
+            count: How many are wanted, of different formats, GPUs, layouts or numbers of servers.
+            profile: The load profile, if that is what is planned for.
+            arrivals: How requests come in its windows.
+        """
+        queue = [
+            self._entry(place, number)
+            for place, number in enumerate(self.replicas.tolist())
+            if number
+        ]
+        heapq.heapify(queue)
+        found: list[_Chosen] = []
+        tried = set()
+        while queue and len(found) < count:
+            _, _, place, number = heapq.heappop(queue)
+            server = self.cases[place]
+            key = (server.model.name, server.gpu.key, server.deployment.parallelism, number)
+            if key in tried:
+                continue
+            tried.add(key)
+            loads, schedule, most = [server], None, int(self.most[place])
+            if profile is not None:
+                schedule = Schedule.of(server, profile, asked, known, most, arrivals)
+                if not schedule.most:
+                    continue
+                if schedule.most > number:
+                    heapq.heappush(queue, self._entry(place, schedule.most))
+                    continue
+                loads = [schedule.cases[row] for row in schedule.telling]
+            shares = [shared(case, number) for case in loads]
+            replays = predict_cases(shares, known.on(server).corrections, known.name, "replay")
+            if all(asked.missed(replay) is None for replay in replays):
+                found.append(_Chosen(shares[0], number, replays[0], schedule))
+            elif number < most:
+                heapq.heappush(queue, self._entry(place, number + 1))
+        return found
+
+    def _entry(self, place: int, number: int) -> tuple[float, float, int, int]:
+        """What a queue of the cheapest holds."""
+        return self.price[place] * number, -self.left[place], place, number
 
 
 def _servers(
@@ -306,67 +409,39 @@ def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:
         yield dict(zip(open_ones, values, strict=True))
 
 
-def _fewest(
-    servers: Servers, asked: Asked, most: Int[np.ndarray, " n"]
-) -> tuple[Int[np.ndarray, " n"], Latencies]:
-    """The fewest replicas of each server that keep to objectives, 0 if none do, and what they get.
-
-    What keeps to them does so with more replicas, so these are found by bisection.
-
-    Args:
-        servers: The servers.
-        asked: What is asked.
-        most: Replicas that are allowed of each.
-    """
-    every = np.arange(len(servers.cases))
-    too_few, enough = np.zeros(len(every), int), most.copy()
-    served = servers.under(every, 1.0 / most).met(asked)
-    while (unsure := every[served & (enough - too_few > 1)]).size:
-        middle = (too_few[unsure] + enough[unsure]) // 2
-        met = servers.under(unsure, 1.0 / middle).met(asked)
-        enough[unsure[met]], too_few[unsure[~met]] = middle[met], middle[~met]
-    replicas = np.where(served, enough, 0)
-    return replicas, servers.under(every, 1.0 / np.maximum(enough, 1))
-
-
-def _headroom(servers: Servers, found: Latencies, asked: Asked) -> Float[np.ndarray, " n"]:
-    """The least share of a bound that is left of each."""
-    bounds = [one for one in asked.objectives if one.statistic != EACH]
-    left = [1 - found.of(one) / one.seconds for one in bounds]
-    least: Float[np.ndarray, " n"] = np.min(
-        [*left, 1 - found.throughput / servers.saturation], axis=0
-    )
-    return least
-
-
 def _choices(
-    chosen: Sequence[tuple[Case, int, Prediction]],
+    chosen: Sequence[_Chosen],
     known: Fit,
     asked: Asked,
     hourly: Mapping[str, float],
 ) -> list[Choice]:
     """Chosen servers with all that there is to say of them."""
-    cases = [case for case, _, _ in chosen]
+    cases = [one.case for one in chosen]
     predictions = predict_with_intervals(cases, [known.on(case) for case in cases])
     found = []
-    for (case, replicas, replay), one in zip(chosen, predictions, strict=True):
+    for own_choice, one in zip(chosen, predictions, strict=True):
+        case, schedule = own_choice.case, own_choice.schedule
+        tokens_per_s = one.output_tokens_per_s
+        if schedule is not None:
+            tokens_per_s = schedule.tokens_per_s / own_choice.replicas
         rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}
         left = {own: 1 - 1 / room for own, room in rooms.items()}
         tightest = min(left, key=lambda own: left[own])
         found.append(
             Choice(
                 case,
-                replicas,
+                own_choice.replicas,
                 one,
-                replay,
+                own_choice.replay,
                 _chances(one, rooms),
                 min(1 - one.requests_per_s / one.saturation_rps, *left.values()),
                 _limit(case, known.name, tightest.metric),
                 per_million_tokens(
                     hourly.get(case.gpu.key),
                     case.deployment.parallelism.gpus,
-                    one.output_tokens_per_s,
+                    tokens_per_s,
                 ),
+                schedule,
             )
         )
     return found

@@ -21,9 +21,9 @@ from physim.prediction.arrays import CaseArrays, row_of, stack
 from physim.prediction.steady import solve_offered, solve_saturated
 from physim.questions.objectives import EACH, Asked, Objective
 
-# Predictions that are made at once; of fewer, the next power of two. More at once are no faster,
-# since all wait for the one that takes most iterations, and take ten times as long to compile.
-_CHUNK = 128
+# Predictions that are made at once, of few and of many. More at once are no faster, since all wait
+# for the one that takes most iterations, and take ten times as long to compile.
+_CHUNKS = (16, 128)
 
 Numbers = Float[np.ndarray, " n"]
 Result = TypeVar("Result")
@@ -96,6 +96,47 @@ class Servers:
         clients = None if demand.concurrency is None else demand.concurrency[which] * shares
         return self._found(which, demand.rate[which] * shares, clients)
 
+    def fewest(
+        self, asked: Asked, most: Int[np.ndarray, " n"], least: Int[np.ndarray, " n"] | None = None
+    ) -> Int[np.ndarray, " n"]:
+        """How few of each server keep to objectives if they share the load evenly; 0 if none do.
+
+        What keeps to them does so with more, so these are found by bisection.
+
+        Args:
+            asked: What is asked.
+            most: How many are allowed of each.
+            least: How many there are anyway; 0 for none. None for as few as can be.
+        """
+        every = np.arange(len(self.cases))
+        if least is None:
+            too_few, enough = np.zeros(len(every), int), most.copy()
+            served = self.under(every, 1.0 / most).met(asked)
+        else:
+            served = (least > 0) & self.under(every, 1.0 / np.maximum(least, 1)).met(asked)
+            enough, too_few = np.where(served, least, most), np.where(served, least - 1, least)
+            more = every[(least > 0) & ~served & (most > least)]
+            if more.size:
+                served[more] = self.under(more, 1.0 / most[more]).met(asked)
+        while (unsure := every[served & (enough - too_few > 1)]).size:
+            middle = (too_few[unsure] + enough[unsure]) // 2
+            met = self.under(unsure, 1.0 / middle).met(asked)
+            enough[unsure[met]], too_few[unsure[~met]] = middle[met], middle[~met]
+        return np.where(served, enough, 0)
+
+    def headroom(self, asked: Asked, replicas: Int[np.ndarray, " n"]) -> Numbers:
+        """The least share of a bound, or of the saturation throughput, that is left of each.
+
+        Args:
+            asked: What is asked.
+            replicas: How many of each share the load.
+        """
+        found = self.under(np.arange(len(self.cases)), 1.0 / replicas)
+        bounds = [one for one in asked.objectives if one.statistic != EACH]
+        left = [1 - found.of(one) / one.seconds for one in bounds]
+        least: Numbers = np.min([*left, 1 - found.throughput / self.saturation], axis=0)
+        return least
+
     def at(self, which: Int[np.ndarray, " n"], rates: Numbers) -> Latencies:
         """Latencies of some servers to which the load's requests come at rates of their own.
 
@@ -158,7 +199,7 @@ class Servers:
 
 def _chunks(rows: Int[np.ndarray, " n"]) -> list[Chunk]:
     """Places of rows by the chunk, the last one filled up so that all have one shape."""
-    size = min(_CHUNK, 2 ** int(np.ceil(np.log2(len(rows)))))
+    size = next((size for size in _CHUNKS if len(rows) <= size), _CHUNKS[-1])
     counts = [min(size, len(rows) - start) for start in range(0, len(rows), size)]
     return [
         (place * size + np.minimum(np.arange(size), count - 1), count)

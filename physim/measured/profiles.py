@@ -1,4 +1,4 @@
-"""Load profiles from recorded traces of requests."""
+"""Load profiles, from traces of requests or from what Prometheus recorded."""
 
 from __future__ import annotations
 
@@ -11,26 +11,50 @@ import numpy as np
 from physim.errors import InputError
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.profile import LoadProfile, Window
+from physim.measured.prometheus import read_prometheus
 from physim.replay.workload import Request, read_trace
 
 # Prefixes are as exact as a block of vLLM's.
 _BLOCK = 16
 
 
+def read_profile(*paths: str | Path, window_s: float = 600.0) -> LoadProfile:
+    """A load over a day, to plan for.
+
+    Args:
+        *paths: A trace of requests, CSV (see `physim.replay.workload.read_trace`), or JSON files
+            with Prometheus's counters of the engine (see `physim.measured.prometheus`).
+        window_s: How long a window of the profile is, seconds.
+
+    Raises:
+        InputError: A file cannot be read, holds something else, or the window is not positive.
+    """
+    if not (math.isfinite(window_s) and window_s > 0):
+        raise InputError("window", f"{window_s:g} s is not positive", "correct it")
+    kinds = {Path(path).suffix for path in paths}
+    if kinds == {".json"}:
+        return read_prometheus(paths, window_s)
+    if kinds != {".csv"} or len(paths) > 1:
+        raise InputError(
+            f"load profile {', '.join(map(str, paths))}",
+            "is not a trace (.csv) or what Prometheus returned (.json)",
+            "give one trace, or JSON files",
+        )
+    return profile_of_trace(paths[0], window_s)
+
+
 def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
     """The load profile of a trace.
 
-    Requests of a group find their prefix in the cache, but for the first of each group in a window.
+    Requests of a group find their prefix in the cache, but for the first of all.
 
     Args:
         path: A CSV; see `physim.replay.workload.read_trace`.
         window_s: How long a window of the profile is, seconds.
 
     Raises:
-        InputError: The trace cannot be read, or the window is not positive.
+        InputError: The trace cannot be read.
     """
-    if not (math.isfinite(window_s) and window_s > 0):
-        raise InputError("window", f"{window_s:g} s is not positive", "correct it")
     requests = read_trace(Path(path), _BLOCK).requests
     arrivals = np.array([request.arrival_s for request in requests])
     # The last window ends with the trace, so that its rate is not that of an empty rest.
@@ -38,23 +62,26 @@ def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
     edges = arrivals[0] + window_s * np.arange(count + 1)
     places = np.minimum(((arrivals - arrivals[0]) // window_s).astype(int), count - 1)
     edges[-1] = max(arrivals[-1], edges[-2] + 1e-3)
+    seen: set[int] = set()
     windows = []
     for place in range(count):
         own = [requests[row] for row in np.flatnonzero(places == place).tolist()]
         if own:
             duration = float(edges[place + 1] - edges[place])
-            windows.append(_window(own, float(edges[place] - edges[0]), duration))
+            windows.append(_window(own, float(edges[place] - edges[0]), duration, seen))
     return LoadProfile(tuple(windows))
 
 
-def _window(requests: Sequence[Request], start_s: float, duration_s: float) -> Window:
-    groups: dict[int, int] = {}
-    cached = 0.0
+def _window(
+    requests: Sequence[Request], start_s: float, duration_s: float, seen: set[int]
+) -> Window:
+    """A window of some requests; prefixes that were seen before are in the cache."""
+    cached, groups = 0.0, set()
     for request in requests:
         for segment in request.path:
-            if id(segment) in groups:
-                cached += segment.end * _BLOCK
-            groups[id(segment)] = 1
+            groups.add(id(segment))
+            cached += segment.end * _BLOCK if id(segment) in seen else 0
+            seen.add(id(segment))
     return Window(
         start_s,
         duration_s,

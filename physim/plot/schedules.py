@@ -1,0 +1,59 @@
+"""A picture of what a day takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from physim.errors import InputError
+from physim.plot.figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from physim.inputs.profile import Window
+    from physim.questions.recommendation import Recommendation
+
+# Pictures of more are hard to read.
+_SHOWN = 3
+
+
+def draw_schedule(recommendation: Recommendation) -> list[Axes]:
+    """Draws the rate of a load profile over time, and the GPUs that each window takes.
+
+    Args:
+        recommendation: From `physim.recommend` with a profile; the first few of its choices are
+            shown, dashed what holds at all times.
+
+    Returns:
+        The axes of both.
+
+    Raises:
+        InputError: It is not of a profile.
+    """
+    shown = [
+        (one, one.schedule) for one in recommendation.choices[:_SHOWN] if one.schedule is not None
+    ]
+    if not shown:
+        raise InputError("schedule", "is of a load profile", "give one (--profile)")
+    windows = shown[0][1].windows
+    hours = np.array([one.start_s for one in windows] + [_end(windows[-1])]) / 3600
+    above, below = new_figure(7.5, 5.5).subplots(2, sharex=True, height_ratios=[2, 3])
+    above.stairs([one.rate for one in windows], hours, fill=True, alpha=0.4)
+    above.set(ylabel="requests per second", ylim=(0, None))
+    for place, (one, schedule) in enumerate(shown):
+        layout = one.case.deployment.parallelism
+        label = f"{one.case.model.name.split('/')[-1]} on {one.case.gpu.key} ({layout})"
+        # Lines beside one another, where they would cover each other.
+        gpus = schedule.replicas * layout.gpus + 0.04 * place
+        below.stairs(gpus, hours, baseline=None, color=f"C{place}", label=label, lw=1.5)
+        below.axhline(one.gpus + 0.04 * place, color=f"C{place}", ls="--", lw=1)
+    below.set(xlabel="hours", ylabel="GPUs", ylim=(0, None), xlim=(hours[0], hours[-1]))
+    below.yaxis.get_major_locator().set_params(integer=True)
+    below.legend(fontsize=8)
+    return [above, below]
+
+
+def _end(window: Window) -> float:
+    return window.start_s + window.duration_s

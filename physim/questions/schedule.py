@@ -1,0 +1,143 @@
+"""How many servers a day takes, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from physim.corrections.files import Fit
+from physim.inputs.case import Case
+from physim.inputs.lengths import lengths
+from physim.inputs.profile import LoadProfile, Window
+from physim.questions.objectives import Asked
+from physim.questions.servers import Servers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """How requests come within a window.
+
+    Attributes:
+        arrival: ``poisson``, ``constant`` or ``gamma``.
+        burstiness: Shape of the gamma distribution.
+    """
+
+    arrival: str = "poisson"
+    burstiness: float = 1.0
+
+    def under(self, server: Case, window: Window) -> Case:
+        """A server under the whole load of a window.
+
+        Raises:
+            InputError: Its requests do not fit.
+        """
+        return server.under(window.load(self.arrival, self.burstiness))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many of a server keep to objectives in each window of a load profile.
+
+    Attributes:
+        cases: The server under the whole load of each window.
+        windows: The windows.
+        replicas: The fewest in each; 0 where more would be needed than are allowed.
+        room: Share of the tightest bound that is left of each if all have the most of these.
+    """
+
+    cases: Sequence[Case]
+    windows: Sequence[Window]
+    replicas: Int[np.ndarray, " windows"]
+    room: Float[np.ndarray, " windows"]
+
+    @classmethod
+    def of(
+        cls,
+        server: Case,
+        profile: LoadProfile,
+        asked: Asked,
+        known: Fit,
+        most: int,
+        arrivals: Arrivals,
+    ) -> Schedule:
+        """Finds how many of a server each window takes.
+
+        Args:
+            server: The server, under any load.
+            profile: The windows.
+            asked: What is asked in each.
+            known: The fit.
+            most: Servers that are allowed.
+            arrivals: How requests come within a window.
+
+        Raises:
+            InputError: The requests of a window do not fit.
+        """
+        cases = [arrivals.under(server, window) for window in profile.windows]
+        servers = Servers(cases, known)
+        replicas = servers.fewest(asked, np.full(len(cases), most))
+        every = np.full(len(cases), max(int(replicas.max()), 1))
+        return cls(cases, profile.windows, replicas, servers.headroom(asked, every))
+
+    @property
+    def most(self) -> int:
+        """Servers that are enough in every window; 0 if too many are needed in one."""
+        return int(self.replicas.max()) if self.replicas.all() else 0
+
+    @property
+    def telling(self) -> list[int]:
+        """Places of windows to look at closely if no server is ever turned off.
+
+        First the one that leaves least room, then those with most arrivals, prompt tokens and
+        generated tokens, and with the longest prompts.
+        """
+        longest = [lengths(window.input_tokens).strata()[-1] for window in self.windows]
+        demands = np.array([window.demands for window in self.windows])
+        kinds = (-self.room, *demands.T, np.array(longest))
+        return list(dict.fromkeys(int(np.argmax(kind)) for kind in kinds))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens, mean over the windows."""
+        tokens = sum(one.duration_s * one.demands[2] for one in self.windows)
+        return float(tokens / sum(one.duration_s for one in self.windows))
+
+    def gpu_hours(self, replicas: int | None = None) -> float:
+        """GPU-hours of all windows.
+
+        Args:
+            replicas: Servers at all times; None for as many as each window takes.
+        """
+        gpus = self.cases[0].deployment.parallelism.gpus
+        number = self.replicas if replicas is None else np.full(len(self.windows), replicas)
+        durations = np.array([window.duration_s for window in self.windows])
+        return float(gpus * np.sum(number * durations) / _HOUR)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each window: when it is, its load, and the servers and GPUs that it takes."""
+        import pandas as pd
+
+        gpus = self.cases[0].deployment.parallelism.gpus
+        rows = [
+            {
+                "start_s": window.start_s,
+                "duration_s": window.duration_s,
+                "rate": window.rate,
+                "input_tokens": lengths(window.input_tokens).mean,
+                "output_tokens": lengths(window.output_tokens).mean,
+                "cached_tokens": window.cached_tokens,
+                "replicas": replicas,
+                "gpus": replicas * gpus,
+            }
+            for window, replicas in zip(self.windows, self.replicas.tolist(), strict=True)
+        ]
+        return pd.DataFrame(rows)

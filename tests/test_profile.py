@@ -1,0 +1,298 @@
+"""Loads over a day: read from traces and from Prometheus, and what they take."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import physim
+from physim.cli import app
+from physim.errors import InputError
+from physim.inputs.lengths import lengths
+from physim.inputs.profile import LoadProfile, Window
+from physim.questions.objectives import Asked
+from physim.questions.servers import Servers
+
+SMALL = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+
+
+def window(rate, prompt=1000.0, output=100.0, **more):
+    return Window(0.0, 60.0, rate, prompt, output, **more)
+
+
+# ---- traces ----
+
+
+def test_a_trace_is_cut_into_windows(tmp_path):
+    path = tmp_path / "day.csv"
+    path.write_text(
+        "arrival_s,input_tokens,output_tokens,prefix_group\n"
+        "5,100,10,\n8,300,10,\n25,64,20,a\n31,64,20,a\n39,64,20,a\n45,500,7,\n"
+    )
+    found = physim.read_profile(path, window_s=20)
+    first, second = found.windows
+    assert (first.start_s, first.duration_s, first.rate) == (0, 20, 2 / 20)
+    assert lengths(first.input_tokens).mean == 200
+    assert first.output_tokens == 10.0
+    # From 25 s to the last arrival at 45; the first of the group finds nothing in the cache.
+    assert (second.start_s, second.duration_s, second.rate) == (20, 20, 4 / 20)
+    assert second.cached_tokens == 2 * 64 // 4
+    assert found.hours == pytest.approx(40 / 3600)
+
+
+def test_a_window_without_requests_is_left_out(tmp_path):
+    path = tmp_path / "day.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,9,9\n1,9,9\n100,9,9\n")
+    starts = [one.start_s for one in physim.read_profile(path, window_s=10).windows]
+    assert starts == [0, 90]
+
+
+# ---- Prometheus ----
+
+
+def dump(path, series, kind="matrix"):
+    result = [
+        {"metric": {"__name__": name, **labels}, "values": [[t, str(v)] for t, v in values]}
+        for name, labels, values in series
+    ]
+    content = {"status": "success", "data": {"resultType": kind, "result": result}}
+    path.write_text(json.dumps(content))
+    return path
+
+
+def counters(engine="vllm:", requests="request_success_total"):
+    """Two servers; the second restarts between 60 and 120 s, after which it counts from zero."""
+    times = [0, 60, 120]
+    return [
+        (f"{engine}{name}", {"pod": pod}, list(zip(times, values, strict=True)))
+        for name, of_pods in {
+            requests: {"a": [100, 160, 220], "b": [50, 110, 30]},
+            "prompt_tokens_total": {"a": [0, 6e4, 12e4], "b": [0, 12e4, 3e4]},
+            "generation_tokens_total": {"a": [0, 6e3, 12e3], "b": [0, 6e3, 6e3]},
+        }.items()
+        for pod, values in of_pods.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "requests"),
+    [
+        ("vllm:", "request_success_total"),
+        ("vllm_", "request_success_total"),
+        ("sglang:", "num_requests_total"),
+    ],
+)
+def test_counters_become_windows(tmp_path, engine, requests):
+    path = dump(tmp_path / "day.json", counters(engine, requests))
+    first, second = physim.read_profile(path, window_s=60).windows
+    # 60 of each server; 18e4 prompt tokens and 12e3 generated ones.
+    assert (first.rate, first.input_tokens, first.output_tokens) == (2.0, 1500.0, 100.0)
+    # After its restart the second server counted 30 requests, 3e4 tokens and none or 6e3.
+    assert second.rate == pytest.approx(90 / 60)
+    assert second.input_tokens == pytest.approx(9e4 / 90)
+
+
+def test_files_of_one_counter_each_are_read_together(tmp_path):
+    every = counters()
+    paths = [dump(tmp_path / f"{place}.json", [one]) for place, one in enumerate(every)]
+    together = physim.read_profile(dump(tmp_path / "all.json", every), window_s=60)
+    assert physim.read_profile(*paths, window_s=60) == together
+
+
+def test_a_histogram_gives_the_shape_and_a_counter_the_mean(tmp_path):
+    times = [0, 60]
+    buckets = {"500": 30, "1000": 60, "4000": 120, "+Inf": 120}
+    series = [
+        ("vllm:request_prompt_tokens_bucket", {"le": edge}, list(zip(times, [0, n], strict=True)))
+        for edge, n in buckets.items()
+    ]
+    hits = ("vllm:prefix_cache_hits_total", {}, [(0, 0), (60, 24e3)])
+    series += [(name, own, values[:2]) for name, own, values in counters()] + [hits]
+    (only,) = physim.read_profile(dump(tmp_path / "day.json", series), window_s=60).windows
+    drawn = np.array(only.input_tokens.values)
+    assert drawn.mean() == pytest.approx(1500)
+    # Half of the requests are of up to 1000 tokens; these have 500 in the mean, the others 2500.
+    assert drawn[len(drawn) // 2 - 1] < 1000 <= drawn[len(drawn) // 2]
+    assert only.cached_tokens == 24e3 / 120
+    assert only.output_tokens == 100.0
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("{", "broken JSON"),
+        ('{"status": "error", "error": "bad query"}', "bad query; save what query_range returns"),
+        ('{"status": "success", "data": {"resultType": "vector"}}', "holds a vector, no range"),
+        (
+            '{"status": "success", "data": {"resultType": "matrix", "result": [{"values": 1}]}}',
+            "has a series without a name or values",
+        ),
+        (
+            '{"status": "success", "data": {"resultType": "matrix", "result": []}}',
+            "has no vllm:request_success_total or sglang:num_requests_total; query it too",
+        ),
+    ],
+)
+def test_what_is_no_dump_is_refused(tmp_path, content, line):
+    path = tmp_path / "day.json"
+    path.write_text(content)
+    with pytest.raises(InputError) as error:
+        physim.read_profile(path)
+    assert line in str(error.value)
+    assert "day.json" in str(error.value)
+
+
+def test_what_is_no_profile_is_refused(tmp_path):
+    with pytest.raises(InputError, match="is not a trace"):
+        physim.read_profile(tmp_path / "day.txt")
+    with pytest.raises(InputError, match="window: 0 s is not positive"):
+        physim.read_profile(tmp_path / "day.csv", window_s=0)
+    with pytest.raises(InputError, match="has no window with requests"):
+        LoadProfile(())
+
+
+# ---- what a day takes ----
+
+
+def test_peaks_are_the_windows_that_nothing_covers():
+    windows = [window(1.0), window(4.0), window(2.0, prompt=9000.0), window(3.9), window(0.5)]
+    found = LoadProfile(tuple(windows)).peaks(9)
+    # 4 requests/s have more arrivals and outputs, 2 of 9000 tokens more prompt tokens.
+    assert found == [windows[2], windows[1]]
+    assert LoadProfile(tuple(windows)).peaks(1) == [windows[2]]
+
+
+@pytest.fixture(scope="module")
+def day():
+    """Eight windows of ten minutes: busy at noon, few but long prompts at night."""
+    rates = [3.0, 6.0, 14.0, 40.0, 40.0, 12.0, 5.0, 4.0]
+    prompts = [6000.0, 786.0, 786.0, 786.0, 700.0, 786.0, 786.0, 6000.0]
+    return LoadProfile(
+        tuple(
+            Window(600.0 * place, 600.0, rate, prompt, 251.0)
+            for place, (rate, prompt) in enumerate(zip(rates, prompts, strict=True))
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def found(day):
+    return physim.recommend(
+        "Qwen/Qwen3-14B",
+        slo=["ttft_p99=500ms", "itl_mean=15ms"],
+        gpus=["h100_sxm"],
+        prices={"h100_sxm": 2.5},
+        profile=day,
+        count=1,
+        **SMALL,
+    )
+
+
+def test_a_days_servers_hold_in_every_window(found, day):
+    known = physim.load_fit("default")
+    for one in found.choices:
+        assert one.schedule.most <= one.replicas
+        cases = [one.case.under(own.load()) for own in day.windows]
+        servers = Servers(cases, known)
+        every = np.arange(len(cases))
+        needed = one.schedule.replicas
+        assert servers.under(every, 1.0 / needed).met(found.asked).all()
+        fewer = np.flatnonzero(needed > 1)
+        if fewer.size:
+            assert not servers.under(fewer, 1.0 / (needed[fewer] - 1)).met(found.asked).any()
+        assert found.asked.missed(one.replayed) is None
+
+
+def test_gpu_hours_are_those_of_the_windows(found, day):
+    best = found.choices[0]
+    gpus = best.case.deployment.parallelism.gpus
+    assert best.schedule.gpu_hours(best.replicas) == pytest.approx(best.gpus * 8 * 600 / 3600)
+    by_hand = gpus * sum(best.schedule.replicas) * 600 / 3600
+    assert best.schedule.gpu_hours() == pytest.approx(by_hand)
+    tokens = 251.0 * 600 * sum(own.rate for own in day.windows)
+    price = 2.5 * best.gpus * 8 * 600 / 3600
+    assert best.cost == pytest.approx(price / tokens * 1e6)
+    frame = best.schedule.to_frame()
+    assert frame["gpus"].tolist() == [gpus * own for own in best.schedule.replicas]
+    assert frame["start_s"].tolist() == [own.start_s for own in day.windows]
+    assert best.to_dict()["gpu_hours"] == best.schedule.gpu_hours(best.replicas)
+
+
+def test_the_fewest_are_found_from_any_number_on(found):
+    servers = found.servers
+    most = np.full(len(servers.cases), 6)
+    fewest = servers.fewest(found.asked, most)
+    for least in (1, 3, 6):
+        given = np.full(len(servers.cases), least)
+        from_there = servers.fewest(found.asked, most, given)
+        np.testing.assert_array_equal(
+            from_there, np.where(fewest > 0, np.maximum(fewest, given), 0)
+        )
+    nothing = np.zeros(len(servers.cases), int)
+    assert not servers.fewest(found.asked, most, nothing).any()
+    assert not servers.fewest(Asked.of(["itl_mean=1us"], 0.9), most).any()
+
+
+def test_a_day_is_planned_for_in_a_shell(tmp_path):
+    rng = np.random.default_rng(0)
+    arrivals = np.concatenate(
+        [np.sort(rng.uniform(0, 300, 300)), np.sort(rng.uniform(300, 600, 2400))]
+    )
+    trace = pd.DataFrame(
+        {
+            "arrival_s": arrivals,
+            "input_tokens": rng.integers(200, 900, len(arrivals)),
+            "output_tokens": rng.integers(50, 150, len(arrivals)),
+        }
+    )
+    path, plan, picture = (tmp_path / name for name in ("day.csv", "plan.csv", "day.png"))
+    trace.to_csv(path, index=False)
+    words = ["recommend", "Qwen/Qwen3-14B", "--gpus", "h100_sxm", "--slo", "itl_mean=15ms"]
+    words += ["--profile", str(path), "--window", "300", "--count", "1"]
+    words += ["--max-num-seqs", "256", "--max-num-batched-tokens", "8192"]
+    found = CliRunner().invoke(app, [*words, "--schedule", str(plan), "--plot", str(picture)])
+    assert found.exit_code == 0, found.output
+    assert "GPU-hours" in found.output
+    windows = pd.read_csv(plan)
+    assert windows["rate"].tolist() == pytest.approx([1, 8], rel=0.02)
+    assert (windows["replicas"] >= 1).all()
+    assert picture.stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--profile", "day.csv", "--rate", "3"], "--rate: is said by --profile; leave it out"),
+        (["--profile", "day.csv", "--input", "3"], "--input: is said by --profile; leave it out"),
+        (["--profile", "no.csv"], "no.csv: No such file"),
+        (["--rate", "3"], "--input and --output: are missing; give both"),
+        (
+            ["--rate", "3", "--input", "9", "--output", "9", "--schedule", "plan.csv"],
+            "--plot and --schedule: are of a day; give one (--profile)",
+        ),
+    ],
+)
+def test_a_profile_and_a_load_exclude_each_other(words, line):
+    found = CliRunner().invoke(app, ["recommend", "Qwen/Qwen3-14B", "--slo", "ttft_p99=1s", *words])
+    assert isinstance(found.exception, InputError)
+    assert line in str(found.exception)
+
+
+def test_a_profile_says_the_load_in_python_too(day):
+    with pytest.raises(InputError, match="rate: is said by the load profile"):
+        physim.recommend("Qwen/Qwen3-14B", slo=["itl_mean=15ms"], profile=day, rate=3.0)
+
+
+def test_a_picture_of_a_day_needs_a_day(found):
+    from dataclasses import replace
+
+    from physim.plot import draw_schedule
+
+    above, below = draw_schedule(found)
+    assert above.get_ylabel() == "requests per second"
+    assert len(below.get_legend().get_texts()) == 1
+    without = replace(found, choices=[replace(one, schedule=None) for one in found.choices])
+    with pytest.raises(InputError, match="schedule: is of a load profile"):
+        draw_schedule(without)
