@@ -3,7 +3,8 @@
 Run with ``python benchmarks/kills.py``. Of each kind of output ten are killed, at moments spread
 over the second half of the time that such a command takes; what it was to write is then compared
 with what a command that was left alone wrote. It ends at the first that differs, or that leaves
-anything beside it.
+anything beside it. A sweep is killed and taken up again ten times; its parts are then those of a
+sweep that was left alone, byte for byte.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ RUNS = ROOT / "bench_data" / "runs.csv"
 CASE = ["Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--input", "575", "--output", "248"]
 SMALL = ["--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--max-model-len", "1024"]
 FOLDS = ["--leave-out", "tp", "--methods", "zero-shot"]
+GRID = """
+model: [Qwen/Qwen3-8B, Qwen/Qwen3-14B]
+gpu: [h100_sxm, a100_sxm]
+tp: [1, 2]
+rate: {from: 1, to: 40, steps: 40, scale: log}
+input_tokens: 786
+output_tokens: 251
+"""
 COMMANDS = {
     "picture": ["predict", *CASE, "--rate", "4", "--plot", "OUT.png"],
     "drawing": ["predict", *CASE, "--rate", "4", "--plot", "OUT.svg"],
@@ -47,6 +56,38 @@ def started(kind: str, folder: Path) -> subprocess.Popen[bytes]:
         [str(Path(sys.executable).with_name("physim")), *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+    )
+
+
+def check_sweep(times: int, rng: np.random.Generator) -> None:
+    """Kills a sweep at random moments, resumes it, and compares its parts."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        grid = folder / "grid.yaml"
+        grid.write_text(GRID, encoding="utf-8")
+        physim = str(Path(sys.executable).with_name("physim"))
+
+        def sweep(out: Path, *options: str) -> list[str]:
+            return [physim, "sweep", str(grid), "--out", str(out), "--size", "16", *options]
+
+        for name in ("first", "whole"):  # the second has nothing to compile
+            begun = time.perf_counter()
+            subprocess.run(sweep(folder / name), check=True, capture_output=True)
+            taken = time.perf_counter() - begun
+        whole, missing = content(folder / "whole"), 0
+        for number, wait in enumerate(rng.uniform(0.4, 1.0, times) * taken):
+            out = folder / f"killed-{number}"
+            with subprocess.Popen(
+                sweep(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as process:
+                time.sleep(wait)
+                process.kill()
+            missing += len(whole) - len(content(out))
+            subprocess.run(sweep(out, "--resume"), check=True, capture_output=True)
+            assert content(out) == whole, f"sweep: other parts after {wait:.2f} s"
+    print(
+        f"sweep: {times} killed, {missing / times:.0f} of {len(whole)} files missing in the mean, "
+        "the same bytes after --resume"
     )
 
 
@@ -77,6 +118,7 @@ def main() -> None:
                 assert left in ({}, whole), f"{kind}: {sorted(left)} after {wait:.2f} s"
                 absent += not left
         print(f"{kind}: {times} killed, {absent} before the output was there, none in part")
+    check_sweep(times, rng)
 
 
 if __name__ == "__main__":

@@ -198,10 +198,10 @@ def test_a_days_servers_hold_in_every_window(found, day):
         servers = Servers(cases, known)
         every = np.arange(len(cases))
         needed = one.schedule.replicas
-        assert servers.under(every, 1.0 / needed).met(found.asked).all()
+        assert servers.under(every, 1.0 / needed, found.asked).met.all()
         fewer = np.flatnonzero(needed > 1)
         if fewer.size:
-            assert not servers.under(fewer, 1.0 / (needed[fewer] - 1)).met(found.asked).any()
+            assert not servers.under(fewer, 1.0 / (needed[fewer] - 1), found.asked).met.any()
         assert found.asked.missed(one.replayed) is None
 
 

@@ -97,6 +97,16 @@ def test_a_cluster_gives_the_same(grid, whole, tmp_path):
     assert parts(tmp_path / "out") == parts(whole)
 
 
+@pytest.mark.slow
+def test_ray_gives_the_same(grid, whole, tmp_path):
+    pytest.importorskip("ray", reason="needs Ray (extra `ray`)")
+    words = ["sweep", str(grid), "--out", str(tmp_path / "out"), "--size", "8", "--backend", "ray"]
+    # Ray warns of many things, and leaves processes of its own behind for a while.
+    command = Path(sys.executable).with_name("physim")
+    subprocess.run([command, *words], check=True, start_new_session=True, timeout=300)
+    assert parts(tmp_path / "out") == parts(whole)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -261,12 +261,26 @@ class Drawn(eqx.Module):
     e2e: Float[AnyArray, "*n"]
     itl: Float[AnyArray, "*n"]
 
-    def percentiles(self) -> dict[str, Float[AnyArray, " percentiles"]]:
-        """Percentiles of each latency."""
-        alike = jnp.ones(self.ttft.shape[-1])
+    def percentiles(self) -> dict[str, Float[np.ndarray, "... percentiles"]]:
+        """Percentiles `PERCENTILES` of each latency, in NumPy, which sorts faster than XLA."""
         return {
-            name: quantiles(getattr(self, name), alike) for name in ("ttft", "itl", "tpot", "e2e")
+            name: _of_alike(np.asarray(getattr(self, name)))
+            for name in ("ttft", "itl", "tpot", "e2e")
         }
+
+
+def _of_alike(values: Float[np.ndarray, "*n points"]) -> Float[np.ndarray, "*n percentiles"]:
+    """Percentiles of values that are all as likely, along the last axis; see `quantiles`."""
+    last = values.shape[-1] - 1
+    places = np.clip(np.array(PERCENTILES) / 100 * (last + 1) - 0.5, 0, last)
+    below = np.floor(places).astype(int)
+    ordered = np.sort(values, axis=-1)
+    low, high = ordered[..., below], ordered[..., np.minimum(below + 1, last)]
+    share = (places - below).astype(values.dtype)
+    found: Float[np.ndarray, "*n percentiles"] = np.where(
+        low == high, low, low + share * (high - low)
+    )
+    return found
 
 
 def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:

@@ -19,7 +19,7 @@ with app.setup:
     from physim.inputs.lengths import Lengths
     from physim.plot import draw_breakdown, draw_elasticities, draw_load
     from physim.plot.pareto import draw_tradeoff
-    from physim.questions.objectives import Asked
+    from physim.questions.objectives import NOTHING
     from physim.questions.pareto import tradeoff
     from physim.questions.servers import Servers
 
@@ -119,7 +119,7 @@ def _(case, deployment, fit, gpus, load, model, prediction):
     def drawn_pareto():
         cases = elsewhere(model, gpus, deployment.value, load.value)
         servers = Servers([*cases], physim.load_fit(fit))
-        return draw_tradeoff(tradeoff(servers, Asked((), 1.0)), servers.cases)
+        return draw_tradeoff(tradeoff(servers, NOTHING), servers.cases)
 
     drawings = {
         "Load": drawn_load,

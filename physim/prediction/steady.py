@@ -43,9 +43,8 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
         fit: Their name, for the record.
     """
     every = stack(padded(corrections))
-    solved, drawn, percentiles = jax.tree.map(
-        np.asarray, _solve(CaseArrays.of(padded(cases)), every)
-    )
+    solved, drawn = jax.tree.map(np.asarray, _solve(CaseArrays.of(padded(cases)), every))
+    percentiles = drawn.percentiles()
     rows = len(drawn.ttft)
     states: list[SteadyState] = [
         jax.tree.map(lambda leaf, i=row: leaf[i].tolist(), solved) for row in range(2 * rows)
@@ -63,7 +62,7 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
     ]
 
 
-Solved = tuple[SteadyState, Drawn, dict[str, AnyArray]]
+Solved = tuple[SteadyState, Drawn]
 
 
 @kept
@@ -77,14 +76,14 @@ def _solve(systems: CaseArrays, corrections: Corrections) -> Solved:
     )
     states = jax.vmap(_state)(*both)
     count = systems.demand.rate.shape[0]
-    return states, *_latencies(jax.tree.map(lambda x: x[:count], states), systems.demand)
+    return states, _latencies(jax.tree.map(lambda x: x[:count], states), systems.demand)
 
 
 @kept
 def solve_offered(systems: CaseArrays, corrections: Corrections) -> Solved:
-    """Steady states of the loads, their latencies at points that stand for all, and percentiles."""
+    """Steady states of the loads, and their latencies at points that stand for all."""
     states = jax.vmap(_state)(systems, corrections)
-    return states, *_latencies(states, systems.demand)
+    return states, _latencies(states, systems.demand)
 
 
 @kept
@@ -101,9 +100,9 @@ def _unending(systems: CaseArrays) -> CaseArrays:
     return replace(systems, demand=jax.vmap(Demand.unending)(systems.demand))
 
 
-def _latencies(offered: SteadyState, demand: Demand) -> tuple[Drawn, dict[str, AnyArray]]:
-    drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
-    return drawn, jax.vmap(Drawn.percentiles)(drawn)
+def _latencies(offered: SteadyState, demand: Demand) -> Drawn:
+    found: Drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
+    return found
 
 
 def _prediction(

@@ -151,3 +151,7 @@ class Asked:
                 return objective.name
         share = share_within(self.objectives, prediction)
         return GOODPUT if share is not None and share < self.goodput else None
+
+
+# Of a server of which nothing is asked but that it serves its load.
+NOTHING = Asked((), 1.0)

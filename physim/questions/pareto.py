@@ -52,11 +52,13 @@ def tradeoff(servers: Servers, asked: Asked) -> Tradeoff:
     of_ttft = tuple(one for one in asked.objectives if one.metric == "ttft")
     most = servers.saturation[chosen]
     which, shares = (grid.ravel() for grid in np.meshgrid(chosen, _SHARES, indexing="ij"))
-    found = servers.at(which, shares * np.repeat(most, len(_SHARES)))
-    kept = found.met(replace(asked, objectives=of_ttft))
+    rates = shares * np.repeat(most, len(_SHARES))
+    found = servers.at(which, rates, replace(asked, objectives=of_ttft))
     gpus = np.array([case.deployment.parallelism.gpus for case in servers.cases])[which]
     tokens = found.throughput * servers.cases[0].demanded.mean_output
-    return Tradeoff(which[kept], (tokens / gpus)[kept], (1 / found.means["itl"])[kept])
+    return Tradeoff(
+        which[found.met], (tokens / gpus)[found.met], (1 / found.means["itl"])[found.met]
+    )
 
 
 def _with_most_slots(servers: Servers) -> Int[np.ndarray, " n"]:

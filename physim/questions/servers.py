@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -19,7 +19,7 @@ from physim.inputs.case import Case
 from physim.metrics import PERCENTILES
 from physim.prediction.arrays import CaseArrays, row_of, stack
 from physim.prediction.steady import solve_offered, solve_saturated
-from physim.questions.objectives import EACH, Asked, Objective
+from physim.questions.objectives import EACH, NOTHING, Asked, Objective
 
 # Predictions that are made at once, of few and of many. More at once are no faster, since all wait
 # for the one that takes most iterations, and take ten times as long to compile.
@@ -37,7 +37,7 @@ class Latencies(eqx.Module):
     Attributes:
         means: Mean latencies, by metric.
         percentiles: Those of `physim.metrics.PERCENTILES`, by metric.
-        requests: Latencies of requests that stand for all, by metric.
+        met: Where nothing that is asked is missed.
         throughput: Requests that are served per second.
         batch: Requests that decode, mean over time.
         kv_use: Share of the KV blocks that running requests hold.
@@ -46,7 +46,7 @@ class Latencies(eqx.Module):
 
     means: dict[str, Numbers]
     percentiles: dict[str, Float[np.ndarray, "n percentiles"]]
-    requests: dict[str, Float[np.ndarray, "n points"]]
+    met: Bool[np.ndarray, " n"]
     throughput: Numbers
     batch: Numbers
     kv_use: Numbers
@@ -54,23 +54,7 @@ class Latencies(eqx.Module):
 
     def of(self, objective: Objective) -> Numbers:
         """The latency that an objective bounds; the mean for one on each request."""
-        if objective.statistic in ("mean", EACH):
-            return self.means[objective.metric]
-        place = PERCENTILES.index(int(objective.statistic[1:]))
-        found: Numbers = self.percentiles[objective.metric][:, place]
-        return np.where(np.isfinite(self.means[objective.metric]), found, np.inf)
-
-    def met(self, asked: Asked) -> Bool[np.ndarray, " n"]:
-        """Where nothing that is asked is missed."""
-        kept = np.isfinite(self.means["e2e"])
-        within = np.ones(self.requests["ttft"].shape, bool)
-        for one in asked.objectives:
-            if one.statistic == EACH:
-                within &= self.requests[one.metric] <= one.seconds
-            else:
-                kept &= self.of(one) <= one.seconds
-        found: Bool[np.ndarray, " n"] = kept & (np.mean(within, axis=1) >= asked.goodput)
-        return found
+        return _bounded(objective, self.means, self.percentiles)
 
 
 class Servers:
@@ -85,16 +69,19 @@ class Servers:
         self._systems = CaseArrays.of(self.cases)
         self._corrections = stack([fit.on(case).corrections for case in cases])
 
-    def under(self, which: Int[np.ndarray, " n"], shares: Numbers) -> Latencies:
+    def under(
+        self, which: Int[np.ndarray, " n"], shares: Numbers, asked: Asked = NOTHING
+    ) -> Latencies:
         """Latencies of some servers that get shares of the load.
 
         Args:
             which: The servers, by their places in ``cases``.
             shares: Which share of the load's rate, or of its clients, each gets.
+            asked: What is asked of them.
         """
         demand = self._systems.demand
         clients = None if demand.concurrency is None else demand.concurrency[which] * shares
-        return self._found(which, demand.rate[which] * shares, clients)
+        return self._found(which, demand.rate[which] * shares, clients, asked)
 
     def fewest(
         self, asked: Asked, most: Int[np.ndarray, " n"], least: Int[np.ndarray, " n"] | None = None
@@ -111,16 +98,16 @@ class Servers:
         every = np.arange(len(self.cases))
         if least is None:
             too_few, enough = np.zeros(len(every), int), most.copy()
-            served = self.under(every, 1.0 / most).met(asked)
+            served = self.under(every, 1.0 / most, asked).met
         else:
-            served = (least > 0) & self.under(every, 1.0 / np.maximum(least, 1)).met(asked)
+            served = (least > 0) & self.under(every, 1.0 / np.maximum(least, 1), asked).met
             enough, too_few = np.where(served, least, most), np.where(served, least - 1, least)
             more = every[(least > 0) & ~served & (most > least)]
             if more.size:
-                served[more] = self.under(more, 1.0 / most[more]).met(asked)
+                served[more] = self.under(more, 1.0 / most[more], asked).met
         while (unsure := every[served & (enough - too_few > 1)]).size:
             middle = (too_few[unsure] + enough[unsure]) // 2
-            met = self.under(unsure, 1.0 / middle).met(asked)
+            met = self.under(unsure, 1.0 / middle, asked).met
             enough[unsure[met]], too_few[unsure[~met]] = middle[met], middle[~met]
         return np.where(served, enough, 0)
 
@@ -137,15 +124,16 @@ class Servers:
         least: Numbers = np.min([*left, 1 - found.throughput / self.saturation], axis=0)
         return least
 
-    def at(self, which: Int[np.ndarray, " n"], rates: Numbers) -> Latencies:
+    def at(self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Asked = NOTHING) -> Latencies:
         """Latencies of some servers to which the load's requests come at rates of their own.
 
         Args:
             which: The servers, by their places in ``cases``.
             rates: Arrivals per second.
+            asked: What is asked of them.
         """
         closed = self._systems.demand.concurrency is not None
-        return self._found(which, rates, np.full(len(which), np.inf) if closed else None)
+        return self._found(which, rates, np.full(len(which), np.inf) if closed else None, asked)
 
     @functools.cached_property
     def saturation(self) -> Numbers:
@@ -154,25 +142,37 @@ class Servers:
         return np.concatenate(_run(self._saturated, _chunks(every)))
 
     def _found(
-        self, which: Int[np.ndarray, " n"], rates: Numbers, clients: Numbers | None
+        self,
+        which: Int[np.ndarray, " n"],
+        rates: Numbers,
+        clients: Numbers | None,
+        asked: Asked,
     ) -> Latencies:
         def of(chunk: Chunk) -> Latencies:
             places, count = chunk
             own = None if clients is None else clients[places]
-            return self._latencies(which[places], rates[places], own, count)
+            return self._latencies(which[places], rates[places], own, asked, count)
 
-        parts = _run(of, _chunks(which))
-        found: Latencies = jax.tree.map(lambda *own: np.concatenate(own), *parts)
+        # All of a chunk wait for the one that takes most iterations, which depends on its load.
+        order = np.argsort(rates / self.saturation[which] if clients is None else clients)
+        place = np.argsort(order)
+        parts = _run(of, [(order[rows], count) for rows, count in _chunks(which)])
+        found: Latencies = jax.tree.map(lambda *own: np.concatenate(own)[place], *parts)
         return found
 
     def _latencies(
-        self, rows: Int[np.ndarray, " n"], rates: Numbers, clients: Numbers | None, count: int
+        self,
+        rows: Int[np.ndarray, " n"],
+        rates: Numbers,
+        clients: Numbers | None,
+        asked: Asked,
+        count: int,
     ) -> Latencies:
         systems, corrections = row_of((self._systems, self._corrections), rows)
         demand = eqx.tree_at(lambda own: own.rate, systems.demand, rates)
         if clients is not None:
             demand = eqx.tree_at(lambda own: own.concurrency, demand, clients)
-        state, drawn, percentiles = jax.tree.map(
+        state, drawn = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:count],
             solve_offered(replace(systems, demand=demand), corrections),
         )
@@ -180,11 +180,18 @@ class Servers:
         means = {
             metric: np.where(over, np.inf, getattr(state, metric)) for metric, over in above.items()
         }
-        requests = {metric: getattr(drawn, metric) for metric in ("ttft", "tpot", "e2e")}
+        means["tpot"] = means["itl"]
+        percentiles = drawn.percentiles()
+        met, within = ~state.saturated, np.ones(drawn.ttft.shape, bool)
+        for one in asked.objectives:
+            if one.statistic == EACH:
+                within &= getattr(drawn, one.metric) <= one.seconds
+            else:
+                met &= _bounded(one, means, percentiles) <= one.seconds
         return Latencies(
-            means | {"tpot": means["itl"]},
+            means,
             percentiles,
-            requests,
+            met & (np.mean(within, axis=1) >= asked.goodput),
             state.throughput,
             state.batch,
             state.kv_use,
@@ -195,6 +202,19 @@ class Servers:
         places, count = chunk
         found = solve_saturated(*row_of((self._systems, self._corrections), places))
         return np.asarray(found)[:count]
+
+
+def _bounded(
+    objective: Objective,
+    means: Mapping[str, Numbers],
+    percentiles: Mapping[str, Float[np.ndarray, "n percentiles"]],
+) -> Numbers:
+    """The latency that an objective bounds; the mean for one on each request."""
+    if objective.statistic in ("mean", EACH):
+        return means[objective.metric]
+    place = PERCENTILES.index(int(objective.statistic[1:]))
+    found: Numbers = percentiles[objective.metric][:, place]
+    return np.where(np.isfinite(means[objective.metric]), found, np.inf)
 
 
 def _chunks(rows: Int[np.ndarray, " n"]) -> list[Chunk]:

@@ -30,6 +30,8 @@ from physim.prediction.results import Prediction
 if TYPE_CHECKING:
     import pandas as pd
 
+# Parts of each worker that Ray is given at a time.
+_ROUND = 8
 _EXTRA = "pip install 'physim-llm[sweep]'"
 # Cases of a part.
 _SIZE = 256
@@ -206,8 +208,14 @@ def _parts(
     except ModuleNotFoundError as error:
         raise InputError(f"backend {backend}", f"needs {error.name}", _EXTRA) from error
     with cluster as options, joblib.parallel_config(backend, n_jobs=jobs or -1, **options):
-        tasks = (joblib.delayed(_part)(grid, place, size) for place in places)
-        yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(tasks)
+        tasks = [joblib.delayed(_part)(grid, place, size) for place in places]
+        if backend != "ray":
+            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(tasks)
+            return
+        # Ray's backend gives results when all are there: some at a time, so that they are written.
+        some = _ROUND * joblib.effective_n_jobs()
+        for start in range(0, len(tasks), some):
+            yield from joblib.Parallel(batch_size=1)(tasks[start : start + some])
 
 
 def _here(_: str | None) -> contextlib.AbstractContextManager[dict[str, Any]]:
