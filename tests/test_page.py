@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from physim.cli import app
 from physim.errors import InputError
+from physim.page.build import predicted
 from physim.page.document import write_page
 from physim.page.interpolation import cubic, look_up
 from physim.page.tables import Packed
@@ -60,9 +61,8 @@ def test_packed_tables_are_exact_to_16_bits():
 def page(tmp_path_factory):
     """A page of two servers, its file, and all that it holds."""
     path = tmp_path_factory.mktemp("page") / "page.html"
-    found = write_page(
+    found = predicted(
         "Qwen/Qwen3-8B",
-        path,
         gpus=["h100_sxm"],
         tps=[1, 2],
         inputs=(256, 4096),
@@ -71,6 +71,7 @@ def page(tmp_path_factory):
         max_num_seqs=256,
         max_num_batched_tokens=8192,
     )
+    write_page(found, path)
     return path, found
 
 
@@ -138,9 +139,9 @@ def test_bad_input_is_one_line(arguments, line, tmp_path):
     assert not out.exists()
 
 
-def test_what_a_page_varies_is_not_given(tmp_path):
+def test_what_a_page_varies_is_not_given():
     with pytest.raises(InputError, match="rate: is what the page varies"):
-        write_page("Qwen/Qwen3-8B", tmp_path / "page.html", rate=4.0)
+        predicted("Qwen/Qwen3-8B", rate=4.0)
 
 
 # ---- the live form ----

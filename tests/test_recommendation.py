@@ -63,6 +63,17 @@ def test_servers_together_are_predicted_as_one_by_one(found):
         assert together.means["ttft"][place] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
+def test_clients_are_shared_among_servers():
+    asked = {**ASKED, "slo": ["ttft_mean=1s", "tpot_mean=12ms"], "gpus": ["h100_sxm"]}
+    load = {**LOAD, "rate": None, "concurrency": 48.0}
+    found = physim.recommend("Qwen/Qwen3-14B", max_gpus=2, count=1, **asked, **load, **SMALL)
+    (best,) = found.choices
+    assert best.case.demanded.concurrency == 48.0 / best.replicas
+    assert found.asked.missed(best.replayed) is None
+    assert found.asked.missed(physim.predict(best.case)) is None
+
+
 def test_the_cost_is_that_of_all_servers(found):
     best = found.choices[0]
     tokens = 40.0 * 251 * 3600

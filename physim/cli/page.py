@@ -62,12 +62,12 @@ def page(
     physim page Qwen3-14B --gpus h100_sxm,a100_sxm --price h100_sxm=2.5 --out page.html
     """
     from physim.cli.progress import running
+    from physim.page.build import predicted
     from physim.page.document import write_page
 
     with running("predicting"):
-        found = write_page(
+        found = predicted(
             model,
-            out,
             gpus=names_in(gpus),
             tps=degrees_in(tps),
             inputs=_ends("--input", inputs),
@@ -80,6 +80,7 @@ def page(
             fit=fit,
             **engine,
         )
+    write_page(found, out)
     for line in found.refused:
         typer.echo(f"left out: {line}", err=True)
     typer.echo(f"written to {out}: {len(found.servers)} servers")

@@ -39,10 +39,26 @@ CHECKED, _CHECKED_WIDTHS = 512, 64
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a page is asked for.
+
+    Attributes:
+        model: The model, as it was named,
+        fit: and the fit.
+        options: The rest of the load, and the engine.
+    """
+
+    model: str | Path
+    fit: str | Path
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Predicted:
     """All that a page knows.
 
     Attributes:
+        asked: What was asked for.
         servers: The servers, each under some load.
         groups: Of those that differ in limits alone, one; and
         group_of: the place there of each server's.
@@ -56,6 +72,7 @@ class Predicted:
         fit: The fit.
     """
 
+    asked: Asked
     servers: Sequence[Case]
     groups: Sequence[Case]
     group_of: Sequence[int]
@@ -121,7 +138,17 @@ def predicted(
     packed = Packed.of(exact.named | ({} if widths is None else widths.named_apart))
     tables = Tables.of(axes, packed.unpacked())
     found = Predicted(
-        servers, [*groups.values()], group_of, tables, widths, packed, {}, hourly, refused, known
+        Asked(model, fit, given),
+        servers,
+        [*groups.values()],
+        group_of,
+        tables,
+        widths,
+        packed,
+        {},
+        hourly,
+        refused,
+        known,
     )
     return replace(found, errors=_errors(found))
 

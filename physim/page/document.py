@@ -9,21 +9,20 @@ import json
 import re
 import shlex
 import string
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
 from physim import data
 from physim.corrections.files import DEFAULT_FIT
 from physim.grids.store import gpu_or_stand_in
-from physim.inputs.case import Case, LoadAndEngineOptions
+from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
-from physim.page.build import CHECKED, GPUS, KNEE, Predicted, predicted
+from physim.page.build import CHECKED, KNEE, Asked, Predicted
 from physim.page.tables import VALUES
 from physim.prediction.intervals import BEYOND, SCALES, WORDS, least_s
 from physim.step.lowering import PART_NAMES, PARTS
@@ -35,60 +34,23 @@ _FLAGS = {"cached_tokens": "cached", "read_as": "as"}
 _FIRST = {"seqs": 256, "budget": 8192, "count": 1}
 
 
-def write_page(
-    model: str | Path,
-    path: Path,
-    *,
-    gpus: Sequence[str] = GPUS,
-    tps: Sequence[int] = (1, 2, 4, 8),
-    inputs: tuple[float, float] = (128, 16384),
-    outputs: tuple[float, float] = (16, 2048),
-    prices: Mapping[str, float] | None = None,
-    fit: str | Path = DEFAULT_FIT,
-    **options: Unpack[LoadAndEngineOptions],
-) -> Predicted:
+def write_page(found: Predicted, path: Path) -> None:
     """Writes a page on a model that needs no server: it moves with its controls in any browser.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
+        found: What it shows, of `physim.page.build.predicted`.
         path: The HTML file; it appears whole or not at all.
-        gpus: GPUs to choose from.
-        tps: GPUs that share every layer, to choose from.
-        inputs: Prompt lengths from and to, tokens.
-        outputs: Generated lengths from and to, tokens.
-        prices: Price of one GPU for an hour, by its key, in any currency.
-        fit: Name or path of a fit, ``default`` or ``none``.
-        **options: The rest of the load, and the engine; see `CaseOptions`. Limits that are given
-            are not offered. Arrivals are ``poisson`` unless another kind is given.
-
-    Returns:
-        What the page holds.
-
-    Raises:
-        InputError: Some input cannot be used, or no server can be.
     """
-    found = predicted(
-        model,
-        gpus=gpus,
-        tps=tps,
-        inputs=inputs,
-        outputs=outputs,
-        prices=prices,
-        fit=fit,
-        **options,
-    )
-    text = _document(found, _command(model, fit, options))
+    text = _document(found)
     with data.replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    return found
 
 
-def _command(model: str | Path, fit: str | Path, options: Mapping[str, Any]) -> str:
+def _command(asked: Asked) -> str:
     """``physim predict`` of one of the servers, without what the page varies."""
-    words = ["physim", "predict", str(model)]
+    words = ["physim", "predict", str(asked.model)]
     usual = {one.name: one.default for one in (*fields(Deployment), *fields(Load))}
-    said = {"arrival": "poisson", **options, "fit": fit}
-    for name, value in said.items():
+    for name, value in {**asked.options, "fit": asked.fit}.items():
         if value in (None, usual.get(name, DEFAULT_FIT)) or name.startswith("max_num"):
             continue
         flag = _FLAGS.get(name, name).replace("_", "-")
@@ -99,7 +61,7 @@ def _command(model: str | Path, fit: str | Path, options: Mapping[str, Any]) -> 
     return shlex.join(words)
 
 
-def _document(found: Predicted, command: str) -> str:
+def _document(found: Predicted) -> str:
     """The HTML."""
     case = found.servers[0]
     version = metadata.version("physim-llm")
@@ -114,7 +76,7 @@ def _document(found: Predicted, command: str) -> str:
         about=html.escape(about),
         style=_asset("page.css"),
         # A name in it must not end the element.
-        facts=json.dumps(_facts(found, command)).replace("<", "\\u003c"),
+        facts=json.dumps(_facts(found)).replace("<", "\\u003c"),
         numbers=base64.b64encode(numbers).decode(),
         script="\n".join(map(_asset, _SCRIPTS)),
     )
@@ -124,12 +86,12 @@ def _asset(name: str) -> str:
     return resources.files("physim.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _facts(found: Predicted, command: str) -> dict[str, Any]:
+def _facts(found: Predicted) -> dict[str, Any]:
     """All that the page is told beside its tables."""
     case = found.servers[0]
     (inputs, outputs), rate = _middle(found)
     return {
-        "command": command,
+        "command": _command(found.asked),
         "axes": asdict(found.tables.axes),
         "width_axes": None if found.widths is None else asdict(found.widths.axes),
         "arrays": found.packed.arrays,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-import itertools
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,10 +21,10 @@ from physim.grids.store import measured_gpus
 from physim.inputs.case import Case, LoadAndEngineOptions, LoadOptions, check_names
 from physim.inputs.hardware import load_hardware
 from physim.inputs.profile import LoadProfile, Window
-from physim.models.lookup import formats_of, load_model
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.questions import candidates
 from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Asked, Objective
 from physim.questions.pareto import Tradeoff, tradeoff
@@ -37,15 +35,8 @@ from physim.questions.servers import Servers
 if TYPE_CHECKING:
     import pandas as pd
 
-# What is searched where nothing is said. Powers of two, as engines are set.
-_DEGREES = (1, 2, 4, 8)
-_STAGES = (1, 2, 4)
-_SEQS = (16, 32, 64, 128, 256, 512, 1024)
-_BUDGETS = (2048, 4096, 8192, 16384)
 # What is known of ITL stands for TPOT, which has the same mean.
 _OF_ITL = {"tpot": "itl"}
-# GPUs that share layers are within a node of so many.
-_NODE = 8
 # Windows of a profile by which servers are ranked before all are looked at.
 _PEAKS = 8
 
@@ -193,8 +184,8 @@ def recommend(
             window of it. See `physim.read_profile`.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: The whole load and the engine; see `CaseOptions`. Limits that are given are not
-            searched. Arrivals are ``poisson`` unless another kind is given. Of the load a profile
-            leaves these alone to be said.
+            searched. Arrivals are ``poisson`` unless another kind is given; beside a profile they
+            are all of a load that may be.
 
     Raises:
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
@@ -215,7 +206,7 @@ def recommend(
     if profile is not None:
         given, peaks = _whole(given, profile)
     known = load_fit(fit)
-    cases, refused = _servers(model, keys, max_gpus, given)
+    cases, refused = candidates.servers(model, keys, max_gpus, given)
     arrivals = Arrivals(given.get("arrival", "poisson"), given.get("burstiness", 1.0))
     cases, others = _under_all(cases, peaks[1:], arrivals)
     plans = [Servers(own, known) for own in (cases, *others)]
@@ -362,51 +353,6 @@ class _Search:
     def _entry(self, place: int, number: int) -> tuple[float, float, int, int]:
         """What a queue of the cheapest holds."""
         return self.price[place] * number, -self.left[place], place, number
-
-
-def _servers(
-    model: str | Path, gpus: Sequence[str], max_gpus: int, options: Mapping[str, Any]
-) -> tuple[list[Case], dict[str, int]]:
-    """Every server that can be, under the whole load; how many cannot, by the reason."""
-    read_as = options.get("read_as")
-    found: list[Case] = []
-    errors: list[InputError] = []
-    for name in formats_of(model):
-        has_experts = load_model(name, read_as).experts is not None
-        for gpu, layout in itertools.product(gpus, _layouts(max_gpus, has_experts)):
-            for limits in _limits(options):
-                try:
-                    found.append(Case.of(name, gpu=gpu, **{**options, **layout, **limits}))
-                except InputError as error:
-                    errors.append(error)
-    refused = Counter(map(str, errors))
-    if found:
-        return found, dict(refused.most_common())
-    # What is the same for all is wrong with the load or the engine.
-    if len(refused) == 1:
-        raise errors[0]
-    raise InputError(
-        f"{model} on up to {max_gpus} of {', '.join(gpus)}",
-        f"cannot be served; of the largest layout: {errors[-1].where}: {errors[-1].what}",
-        "allow more GPUs (--max-gpus), or others",
-    )
-
-
-def _layouts(max_gpus: int, has_experts: bool) -> Iterator[dict[str, int]]:
-    """Degrees of parallelism to try: powers of two, within a node but for stages."""
-    for tp, pp, dp in itertools.product(_DEGREES, _STAGES, _DEGREES if has_experts else (1,)):
-        if tp * dp > _NODE or tp * dp * pp > max_gpus:
-            continue
-        for ep in {1, tp * dp} if has_experts else {1}:
-            yield {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
-
-
-def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:
-    """Limits to try of those that are not given."""
-    tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
-    open_ones = {name: values for name, values in tried.items() if options.get(name) is None}
-    for values in itertools.product(*open_ones.values()):
-        yield dict(zip(open_ones, values, strict=True))
 
 
 def _choices(

@@ -1,0 +1,76 @@
+"""Every server that can be: GPUs, layouts, limits and formats."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from physim.errors import InputError
+from physim.inputs.case import Case
+from physim.models.lookup import formats_of, load_model
+
+# What is searched where nothing is said. Powers of two, as engines are set.
+_DEGREES = (1, 2, 4, 8)
+_STAGES = (1, 2, 4)
+_SEQS = (16, 32, 64, 128, 256, 512, 1024)
+_BUDGETS = (2048, 4096, 8192, 16384)
+# GPUs that share layers are within a node of so many.
+_NODE = 8
+
+
+def servers(
+    model: str | Path, gpus: Sequence[str], max_gpus: int, options: Mapping[str, Any]
+) -> tuple[list[Case], dict[str, int]]:
+    """Every server that can be, under a load; how many cannot, by the reason.
+
+    Args:
+        model: Path of a ``config.json``, shipped name or hub id.
+        gpus: GPUs to choose from.
+        max_gpus: Most GPUs of a server.
+        options: The load and the engine; limits that are given are not searched.
+
+    Raises:
+        InputError: There is none.
+    """
+    read_as = options.get("read_as")
+    found: list[Case] = []
+    errors: list[InputError] = []
+    for name in formats_of(model):
+        has_experts = load_model(name, read_as).experts is not None
+        for gpu, layout in itertools.product(gpus, _layouts(max_gpus, has_experts)):
+            for limits in _limits(options):
+                try:
+                    found.append(Case.of(name, gpu=gpu, **{**options, **layout, **limits}))
+                except InputError as error:
+                    errors.append(error)
+    refused = Counter(map(str, errors))
+    if found:
+        return found, dict(refused.most_common())
+    # What is the same for all is wrong with the load or the engine.
+    if len(refused) == 1:
+        raise errors[0]
+    raise InputError(
+        f"{model} on up to {max_gpus} of {', '.join(gpus)}",
+        f"cannot be served; of the largest layout: {errors[-1].where}: {errors[-1].what}",
+        "allow more GPUs (--max-gpus), or others",
+    )
+
+
+def _layouts(max_gpus: int, has_experts: bool) -> Iterator[dict[str, int]]:
+    """Degrees of parallelism to try: powers of two, within a node but for stages."""
+    for tp, pp, dp in itertools.product(_DEGREES, _STAGES, _DEGREES if has_experts else (1,)):
+        if tp * dp > _NODE or tp * dp * pp > max_gpus:
+            continue
+        for ep in {1, tp * dp} if has_experts else {1}:
+            yield {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
+
+
+def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    """Limits to try of those that are not given."""
+    tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
+    open_ones = {name: values for name, values in tried.items() if options.get(name) is None}
+    for values in itertools.product(*open_ones.values()):
+        yield dict(zip(open_ones, values, strict=True))
