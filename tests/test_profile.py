@@ -280,6 +280,22 @@ def test_a_profile_and_a_load_exclude_each_other(words, line):
     assert line in str(found.exception)
 
 
+@pytest.mark.parametrize("rate", [0.5, 90.0])
+def test_a_window_that_does_not_fit_is_named(rate):
+    """Whether it is among the busiest, or found when all are looked at."""
+    long = Window(600.0, 600.0, rate, 50_000.0, 100.0)
+    windows = (Window(0.0, 600.0, 10.0, 700.0, 200.0), long)
+    with pytest.raises(InputError, match=r"window at 600 s: input and output: 50100 tokens exceed"):
+        physim.recommend(
+            "Qwen/Qwen3-14B",
+            slo=["itl_mean=15ms"],
+            gpus=["h100_sxm"],
+            max_gpus=2,
+            profile=LoadProfile(windows),
+            **SMALL,
+        )
+
+
 def test_a_profile_says_the_load_in_python_too(day):
     with pytest.raises(InputError, match="rate: is said by the load profile"):
         physim.recommend("Qwen/Qwen3-14B", slo=["itl_mean=15ms"], profile=day, rate=3.0)

@@ -24,13 +24,13 @@ _NODE = 8
 def servers(
     model: str | Path, gpus: Sequence[str], max_gpus: int, options: Mapping[str, Any]
 ) -> tuple[list[Case], dict[str, int]]:
-    """Every server that can be, under a load; how many cannot, by the reason.
+    """Every server that can be; how many cannot, by the reason.
 
     Args:
         model: Path of a ``config.json``, shipped name or hub id.
         gpus: GPUs to choose from.
         max_gpus: Most GPUs of a server.
-        options: The load and the engine; limits that are given are not searched.
+        options: The engine, and the load if there is one; limits that are given are not searched.
 
     Raises:
         InputError: There is none.

@@ -200,16 +200,16 @@ def recommend(
     if lacking:
         raise InputError(f"price of {lacking[0]}", "is missing", "give it, or give none")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    if "concurrency" not in given:
+    arrivals = Arrivals() if profile is None else _arrivals(given)
+    if profile is None and "concurrency" not in given:
         given.setdefault("arrival", "poisson")
-    peaks: list[Window] = []
-    if profile is not None:
-        given, peaks = _whole(given, profile)
     known = load_fit(fit)
     cases, refused = candidates.servers(model, keys, max_gpus, given)
-    arrivals = Arrivals(given.get("arrival", "poisson"), given.get("burstiness", 1.0))
-    cases, others = _under_all(cases, peaks[1:], arrivals)
-    plans = [Servers(own, known) for own in (cases, *others)]
+    loaded = [cases]
+    if profile is not None:
+        loaded = _under_all(cases, profile.peaks(_PEAKS), arrivals)
+        cases = loaded[0]
+    plans = [Servers(own, known) for own in loaded]
     gpus_of = np.array([case.deployment.parallelism.gpus for case in cases])
     most = max_gpus // gpus_of
     replicas = None
@@ -231,36 +231,35 @@ def recommend(
     return Recommendation(_choices(chosen, known, asked, hourly), asked, plans[0], refused)
 
 
-def _whole(options: Mapping[str, Any], profile: LoadProfile) -> tuple[dict[str, Any], list[Window]]:
-    """Options with the load of a profile's busiest window, and all windows that may need most.
+def _arrivals(options: dict[str, Any]) -> Arrivals:
+    """Takes the pattern of arrivals out of options, which is all of a load beside a profile.
 
     Raises:
-        InputError: The options have a load of their own.
+        InputError: The options have more of a load.
     """
     own = [name for name in LoadOptions.__annotations__ if name in options]
     for name in own:
         if name not in ("arrival", "burstiness"):
             raise InputError(name, "is said by the load profile", "leave it out")
-    peaks = profile.peaks(_PEAKS)
-    busiest = {
-        name: getattr(peaks[0], name)
-        for name in ("rate", "input_tokens", "output_tokens", "cached_tokens", "prefixes")
-    }
-    return {**options, **busiest}, peaks
+    return Arrivals(**{name: options.pop(name) for name in own})
 
 
 def _under_all(
-    cases: Sequence[Case], peaks: Sequence[Window], arrivals: Arrivals
-) -> tuple[list[Case], list[list[Case]]]:
-    """Servers that take the requests of all windows, and these under each of the windows."""
-    kept, others = [], []
-    for case in cases:
+    servers: Sequence[Case], windows: Sequence[Window], arrivals: Arrivals
+) -> list[list[Case]]:
+    """Servers that take the requests of all windows, under each of the windows.
+
+    Raises:
+        InputError: There is none.
+    """
+    kept = []
+    for server in servers:
         with contextlib.suppress(InputError):
-            others.append([arrivals.under(case, window) for window in peaks])
-            kept.append(case)
+            kept.append([arrivals.under(server, window) for window in windows])
     if not kept:
-        arrivals.under(cases[0], peaks[-1])  # says why
-    return kept, [list(own) for own in zip(*others, strict=True)]
+        for window in windows:
+            arrivals.under(servers[0], window)  # one of them says why
+    return [list(own) for own in zip(*kept, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -317,6 +316,9 @@ class _Search:
             count: How many are wanted, of different formats, GPUs, layouts or numbers of servers.
             profile: The load profile, if that is what is planned for.
             arrivals: How requests come in its windows.
+
+        Raises:
+            InputError: The requests of a window fit on no server.
         """
         queue = [
             self._entry(place, number)
@@ -325,7 +327,7 @@ class _Search:
         ]
         heapq.heapify(queue)
         found: list[_Chosen] = []
-        tried = set()
+        tried, problem = set(), None
         while queue and len(found) < count:
             _, _, place, number = heapq.heappop(queue)
             server = self.cases[place]
@@ -335,7 +337,11 @@ class _Search:
             tried.add(key)
             loads, schedule, most = [server], None, int(self.most[place])
             if profile is not None:
-                schedule = Schedule.of(server, profile, asked, known, most, arrivals)
+                try:
+                    schedule = Schedule.of(server, profile, asked, known, most, arrivals)
+                except InputError as error:
+                    problem = error
+                    continue
                 if not schedule.most:
                     continue
                 if schedule.most > number:
@@ -348,6 +354,8 @@ class _Search:
                 found.append(_Chosen(shares[0], number, replays[0], schedule))
             elif number < most:
                 heapq.heappush(queue, self._entry(place, number + 1))
+        if problem is not None and not found:
+            raise problem
         return found
 
     def _entry(self, place: int, number: int) -> tuple[float, float, int, int]:

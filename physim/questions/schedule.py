@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from physim.corrections.files import Fit
+from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.lengths import lengths
 from physim.inputs.profile import LoadProfile, Window
@@ -40,7 +41,11 @@ class Arrivals:
         Raises:
             InputError: Its requests do not fit.
         """
-        return server.under(window.load(self.arrival, self.burstiness))
+        try:
+            return server.under(window.load(self.arrival, self.burstiness))
+        except InputError as error:
+            where = f"window at {window.start_s:g} s: {error.where}"
+            raise InputError(where, error.what, error.remedy) from error
 
 
 @dataclass(frozen=True)
