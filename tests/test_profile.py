@@ -111,6 +111,11 @@ def test_a_histogram_gives_the_shape_and_a_counter_the_mean(tmp_path):
     hits = ("vllm:prefix_cache_hits_total", {}, [(0, 0), (60, 24e3)])
     series += [(name, own, values[:2]) for name, own, values in counters()] + [hits]
     (only,) = physim.read_profile(dump(tmp_path / "day.json", series), window_s=60).windows
+    found = physim.read_profile(dump(tmp_path / "day.json", series), window_s=60)
+    assert found.notes == (
+        "lengths are the means of each window, since there is no "
+        "vllm:request_generation_tokens_bucket",
+    )
     drawn = np.array(only.input_tokens.values)
     assert drawn.mean() == pytest.approx(1500)
     # Half of the requests are of up to 1000 tokens; these have 500 in the mean, the others 2500.
@@ -268,9 +273,10 @@ def test_a_day_is_planned_for_in_a_shell(tmp_path):
         (["--profile", "day.csv", "--input", "3"], "--input: is said by --profile; leave it out"),
         (["--profile", "no.csv"], "no.csv: No such file"),
         (["--rate", "3"], "--input and --output: are missing; give both"),
+        (["--input", "3", "--output", "3"], "load: is missing; give --rate, --concurrency or"),
         (
             ["--rate", "3", "--input", "9", "--output", "9", "--schedule", "plan.csv"],
-            "--plot and --schedule: are of a day; give one (--profile)",
+            "--plot and --schedule: are about a day; give it with --profile",
         ),
     ],
 )

@@ -80,6 +80,8 @@ def test_the_cost_is_that_of_all_servers(found):
     price = {"h100_sxm": 2.5, "a100_sxm": 1.5}[best.case.gpu.key]
     assert best.cost == pytest.approx(best.gpus * price / tokens * 1e6, rel=1e-3)
     assert json.loads(json.dumps(found.to_dict()))["choices"][0]["gpus"] == best.gpus
+    assert best.price == best.gpus * price
+    assert best.to_dict()["command"].startswith("vllm serve Qwen/Qwen3-14B")
     assert found.to_frame()["gpus"].tolist() == [one.gpus for one in found.choices]
 
 
@@ -119,6 +121,7 @@ def test_checkpoints_in_fewer_bits_are_found():
         ({"slo": []}, "slo: is missing"),
         ({"slo": ["itl_mean=1ms"]}, "slo itl_mean=1ms: is missed by all .* ms at best"),
         ({"max_gpus": 0}, "max GPUs: 0 is not positive"),
+        ({"count": 0}, "count: 0 is not positive"),
         ({"prices": {"h100_sxm": 2.0}}, "price of a100_sxm: is missing"),
         ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
         ({"goodput": 2.0}, "goodput: 2 is no share"),

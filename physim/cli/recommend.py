@@ -100,7 +100,7 @@ def recommend(
     """
     given = locals()
     if not profile and (plot or schedule):
-        raise InputError("--plot and --schedule", "are of a day", "give one (--profile)")
+        raise InputError("--plot and --schedule", "are about a day", "give it with --profile")
     import physim
     from physim.cli.progress import running
 
@@ -110,6 +110,8 @@ def recommend(
         _check_no_load(given)
         day = physim.read_profile(*profile, window_s=window)
     else:
+        if rate is None and concurrency is None:
+            raise InputError("load", "is missing", "give --rate, --concurrency or --profile")
         load = load_options(given)
     with running("searching"):
         found = physim.recommend(
@@ -125,6 +127,8 @@ def recommend(
             **load,
             **engine,
         )
+    for line in day.notes if day is not None else ():
+        typer.echo(f"note: {line}", err=True)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -177,7 +181,7 @@ def _print_recommendation(found: Recommendation) -> None:
         ]
         if one.schedule is not None:
             hours = one.schedule.gpu_hours(one.replicas), one.schedule.gpu_hours()
-            cells += [f"{own:.0f}" for own in hours]
+            cells += [f"{own:.4g}" for own in hours]
         if costs:
             cells.append("-" if one.cost is None else f"{one.cost:.2f}")
         rows.append(cells)

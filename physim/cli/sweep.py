@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -30,15 +32,43 @@ def sweep(
     import physim
     from physim.cli.progress import running
 
+    parts = "no parts"
     with running("predicting") as say:
-        count = physim.sweep(
-            grid,
-            out,
-            resume=resume,
-            backend=backend,
-            jobs=jobs,
-            address=address,
-            size=size,
-            progress=lambda done, of: say(f"{done} of {of} parts"),
-        )
+
+        def progress(done: int, of: int) -> None:
+            nonlocal parts
+            parts = f"{done} of {of} parts"
+            say(parts)
+
+        try:
+            # What joblib says of tasks that are cancelled is said below.
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
+                count = physim.sweep(
+                    grid,
+                    out,
+                    resume=resume,
+                    backend=backend,
+                    jobs=jobs,
+                    address=address,
+                    size=size,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            typer.echo(f"stopped with {parts} in {out}; go on with --resume", err=True)
+            raise
     stdout().print(f"{count:,} cases in {out}")
+    problems = _problems(out)
+    if problems:
+        reason, most = problems.most_common(1)[0]
+        stdout().print(
+            f"{problems.total():,} of them have no prediction, {most:,} since: {reason}",
+            style="yellow",
+        )
+
+
+def _problems(out: Path) -> Counter[str]:
+    """Why cases have no prediction, and how many."""
+    import pandas as pd
+
+    problems = pd.read_parquet(out, columns=["problem"])["problem"]
+    return Counter(problems[problems != ""])

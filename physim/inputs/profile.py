@@ -61,12 +61,14 @@ class LoadProfile:
 
     Attributes:
         windows: Those in which requests arrive, in order.
+        notes: What is not known of it, one line each.
 
     Raises:
         InputError: There are none.
     """
 
     windows: tuple[Window, ...]
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.windows:

@@ -95,7 +95,9 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
                 cached_tokens=float(round(max(cached, 0.0))),
             )
         )
-    return LoadProfile(tuple(windows))
+    unknown = [name for what, name in _HISTOGRAMS.items() if shapes[what] is None]
+    line = f"lengths are the means of each window, since there is no {' or '.join(unknown)}"
+    return LoadProfile(tuple(windows), (line,) if unknown else ())
 
 
 def _series(path: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:

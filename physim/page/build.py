@@ -18,7 +18,17 @@ from physim.errors import InputError
 from physim.inputs.case import Case, LoadAndEngineOptions, check_names
 from physim.inputs.hardware import load_hardware
 from physim.page.interpolation import Table
-from physim.page.tables import SATURATION, VALUES, Axes, Axis, Numbers, Packed, Tables
+from physim.page.tables import (
+    FULL,
+    PARTS,
+    SATURATION,
+    VALUES,
+    Axes,
+    Axis,
+    Numbers,
+    Packed,
+    Tables,
+)
 from physim.page.widths import LOADS, Widths, half_widths, under
 from physim.prediction.intervals import predict_with_intervals
 from physim.questions.prices import hourly_prices
@@ -209,15 +219,27 @@ def _tables(first: Sequence[Case], axes: Axes, known: Fit) -> Tables:
     )
     found = servers.at(which, shares * servers.saturation[which])
 
-    def table(value: Table) -> Table:
-        rest = (axes.loads.count, *value.shape[1:])
+    above = servers.at(np.arange(len(cases)), 2 * servers.saturation)
+
+    def table(value: Table, *loads: int) -> Table:
+        rest = (*loads, *value.shape[1:])
         full = np.full((len(first), axes.inputs.count, axes.outputs.count, *rest), np.nan)
         full[index] = value.reshape(len(cases), *rest)
         return full
 
-    values = {name: table(np.log(value)) for name, value in _values(found).items()}
-    parts = table(found.step_parts / found.step_parts.sum(axis=1, keepdims=True))
-    return Tables(axes, saturation, values, parts)
+    loads = axes.loads.count
+    values = {name: table(np.log(value), loads) for name, value in _values(found).items()}
+    logs = {name: np.log(value) for name, value in _values(above).items() if name in FULL}
+    full = {name: table(value) for name, value in {**logs, PARTS: _parts(above)}.items()}
+    return Tables(axes, saturation, values, table(_parts(found), loads), full)
+
+
+def _parts(found: Latencies) -> Float[np.ndarray, "n parts"]:
+    """Shares of the time of a step."""
+    shares: Float[np.ndarray, "n parts"] = found.step_parts / found.step_parts.sum(
+        axis=1, keepdims=True
+    )
+    return shares
 
 
 def _values(found: Latencies) -> dict[str, Float[np.ndarray, " n"]]:

@@ -49,7 +49,11 @@ function prepare() {
 
 function readAddress() {
   const said = new URLSearchParams(location.hash.slice(1));
-  for (const [name, value] of said) if (name in choice) choice[name] = name === "gpu" ? value : Number(value);
+  for (const [name, value] of said) {
+    const [what, gpu] = name.split(".");
+    if (what === "price" && gpu in facts.gpus && Number(value) > 0) prices[gpu] = Number(value);
+    else if (name in choice) choice[name] = name === "gpu" ? value : Number(value);
+  }
   for (const name of ["rate", "input", "output"]) choice[name] = within(name, choice[name]);
   choice.count = Math.min(Math.max(Math.round(choice.count) || 1, 1), 32);
   if (groupOf(choice.gpu, choice.tp) < 0) ({ gpu: choice.gpu, tp: choice.tp } = facts.groups[0]);
@@ -76,7 +80,8 @@ function setControls(typed) {
   show("seqs-shown", choice.seqs.toLocaleString("en"));
   show("budget-shown", choice.budget.toLocaleString("en"));
   show("count-shown", choice.count);
-  by("price").value = prices[choice.gpu] ?? "";
+  for (const id of ["seqs", "budget", "count"]) by(id).setAttribute("aria-valuetext", by(`${id}-shown`).textContent);
+  if (typed !== "price") by("price").value = prices[choice.gpu] ?? "";
   for (const name of ["rate", "input", "output"]) {
     const slider = by(name);
     const [low, high] = ranges[name];
@@ -87,6 +92,7 @@ function setControls(typed) {
   }
   const said = new URLSearchParams(choice);
   said.set("rate", Number(choice.rate.toPrecision(3)));
+  for (const [gpu, price] of Object.entries(prices)) said.set(`price.${gpu}`, price);
   history.replaceState(null, "", `#${said}`);
 }
 
@@ -179,6 +185,7 @@ function showAnswers(now) {
   const fits = !Number.isNaN(now.saturation);
   const lines = [];
   if (!fits) lines.push("Such a request does not fit: it is longer than the model's context, or than the KV cache.");
+  else if (now.near) lines.push(`So near to saturation latencies are those at ${digits(tables.shares[1] * 100)}% of it.`);
   else if (now.saturated) lines.push(`Above capacity: the queue grows without end. ${choice.count > 1 ? "The servers take" : "The server takes"} ${digits(now.saturation * choice.count)} requests per second.`);
   if (fits) for (const line of beyond(now)) lines.push(`Beyond what was measured: ${line}.`);
   const own = now.server;
@@ -235,6 +242,22 @@ function showLoad(now) {
   }
 }
 
+/** The most tokens of a GPU that any line gives to a user who gets so many, or more. */
+function envelope(lines) {
+  const most = Math.max(...lines.flat().map(([x]) => x));
+  const found = [];
+  for (let i = 200, best = 0; i > 0; i--) {
+    const x = (i / 200) * most;
+    for (const points of lines)
+      for (let k = 1; k < points.length; k++) {
+        const [[a, b], [c, d]] = [points[k - 1], points[k]];
+        if (x <= Math.max(a, c) && x >= Math.min(a, c) && a !== c) best = Math.max(best, b * (d / b) ** ((x - a) / (c - a)));
+      }
+    if (best > 0) found.push([x, best]);
+  }
+  return found;
+}
+
 function showPareto(now) {
   const gpus = unique(facts.groups.map((group) => group.gpu));
   const lines = [];
@@ -247,8 +270,7 @@ function showPareto(now) {
     lines.push({ points, color: COLORS[gpus.indexOf(group.gpu)], faint: !current, wide: current });
   });
   if (!all.length) return void by("pareto-picture").replaceChildren();
-  const best = [];
-  for (const point of all.toSorted((a, b) => b[1] - a[1])) if (!best.length || point[0] > best.at(-1)[0]) best.push(point);
+  const best = envelope(lines.map((line) => line.points));
   const here = now.saturated ? [NaN] : [1 / now.itl, (now.served * choice.output) / now.gpus];
   const spread = (i) => [Math.min(...all.map((p) => p[i])), Math.max(...all.map((p) => p[i]))];
   draw(by("pareto-picture"), {
@@ -268,23 +290,29 @@ function showCommand(now) {
 
 function showErrors() {
   const percent = Math.round(facts.knee * 100);
-  show("errors-said", `What is shown lies between points that physim predicted. At ${facts.checked} lengths and loads between them it differs from physim's full model by so many percent; up to ${percent}% of the saturation, and above it:`);
+  show("errors-said", `What is shown lies between points that physim predicted. At ${facts.checked} lengths and loads between them it differs from physim's full model by this much, up to ${percent}% of the saturation throughput and above it:`);
   const names = { saturation: "saturation", ttft: "TTFT", ttft_p99: "TTFT p99", itl: "ITL", e2e: "E2E", e2e_p99: "E2E p99", interval: "ends of ITL's interval" };
-  const row = (cells) => {
+  const row = (cells, kind = "td") => {
     const made = document.createElement("tr");
     cells.forEach((text, i) => {
-      const cell = document.createElement(i ? "td" : "th");
+      const cell = document.createElement(i ? kind : "th");
       cell.textContent = text;
       made.append(cell);
     });
     return made;
   };
   const { below, above } = facts.errors;
-  const shown = (off) => off.map((share) => digits(share * 100, 2)).join(", ");
+  const shown = (off) => off.map((share) => `${digits(share * 100, 2)}%`);
   by("errors").replaceChildren(
-    row(["median, 95th, most", `to ${percent}%`, `above`]),
-    ...Object.entries(names).filter(([name]) => name in below).map(([name, label]) => row([label, shown(below[name]), shown(above[name])])),
+    row(["", "median", "95 of 100", "most", "median", "95 of 100", "most"], "th"),
+    ...Object.entries(names).filter(([name]) => name in below).map(([name, label]) => row([label, ...shown(below[name]), ...shown(above[name])])),
   );
+  const groups = by("errors").insertRow(0);
+  for (const [text, span] of [["off by", 1], [`to ${percent}%`, 3], ["above", 3]]) {
+    const cell = document.createElement("th");
+    Object.assign(cell, { textContent: text, colSpan: span });
+    groups.append(cell);
+  }
   by("refused").replaceChildren(...facts.refused.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
 }
 

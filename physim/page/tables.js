@@ -7,12 +7,11 @@ async function unpacked(text, arrays) {
   const content = new DataView(await new Response(stream).arrayBuffer());
   const found = {};
   let place = 0;
-  for (const { name, shape, bytes, low, high } of arrays) {
+  for (const { name, shape, low, high } of arrays) {
     const values = new Float32Array(shape.reduce((a, b) => a * b));
-    const most = 256 ** bytes - 2;
-    for (let i = 0; i < values.length; i++, place += bytes) {
-      const whole = bytes === 1 ? content.getUint8(place) : content.getUint16(place, true);
-      values[i] = whole === 0 ? NaN : low + ((whole - 1) / most) * (high - low);
+    for (let i = 0; i < values.length; i++, place += 2) {
+      const whole = content.getUint16(place, true);
+      values[i] = whole === 0 ? NaN : low + ((whole - 1) / 65534) * (high - low);
     }
     found[name] = { shape, values };
   }
@@ -68,13 +67,16 @@ class Tables {
     return Math.exp(lookUp(this.tables.saturation, row, places));
   }
 
-  /** A server under a load: seconds, requests and shares. Above the last point, what is there. */
+  /** A server under a load: seconds, requests and shares. Near saturation, those of the last point. */
   at(row, input, output, rate, names = this.facts.values) {
     const saturation = this.saturation(row, input, output);
     const share = rate / saturation;
     const places = this.places(this.facts.axes, input, output, Math.min(Math.max(share, this.shares[0]), this.shares[1]));
-    const found = { saturation, share, saturated: share > this.shares[1] };
-    for (const name of names) found[name] = Math.exp(lookUp(this.tables[name], row, places));
+    const found = { saturation, share, saturated: share > 1, near: share > this.shares[1] && share <= 1 };
+    for (const name of names) {
+      const full = share > 1 && this.tables[`full_${name}`];
+      found[name] = Math.exp(full ? lookUp(full, row, places.slice(0, 2)) : lookUp(this.tables[name], row, places));
+    }
     return found;
   }
 
@@ -82,7 +84,8 @@ class Tables {
   parts(row, input, output, rate) {
     const share = rate / this.saturation(row, input, output);
     const places = this.places(this.facts.axes, input, output, Math.min(Math.max(share, this.shares[0]), this.shares[1]));
-    const shares = this.facts.parts.map((_, part) => Math.max(lookUp(this.tables.parts, row, places, part), 0));
+    const [table, where] = share > 1 ? [this.tables.full_parts, places.slice(0, 2)] : [this.tables.parts, places];
+    const shares = this.facts.parts.map((_, part) => Math.max(lookUp(table, row, where, part), 0));
     const sum = shares.reduce((a, b) => a + b);
     return shares.map((one) => one / sum);
   }

@@ -18,8 +18,11 @@ VALUES = (*LATENCIES, "step", "batch", "kv_use")
 SATURATION, PARTS = "saturation", "parts"
 # Points of saturation throughputs to one of the rest, over generated lengths.
 _FINER = 4
-# Shares, which a byte holds well enough: the parts of a step are a picture.
-_SHARES = (PARTS, "open")
+# What there is of servers that are above their capacity too.
+FULL = ("itl", "step", "batch", "kv_use", PARTS)
+
+# The greatest of 16 bits, less the one that stands for none.
+_MOST = 2**16 - 2
 
 Numbers = Float[np.ndarray, " n"]
 Rows = Int[np.ndarray, " n"]
@@ -113,23 +116,27 @@ class Tables:
         saturation: Saturation throughput, requests per second.
         values: The rest by its name, of `VALUES`.
         parts: Shares of the time of a step, in the order of `physim.step.lowering.PART_NAMES`.
+        full: What `FULL` names, above capacity.
     """
 
     axes: Axes
     saturation: Float[np.ndarray, "servers inputs fine"]
     values: Mapping[str, Float[np.ndarray, "servers inputs outputs loads"]]
     parts: Float[np.ndarray, "servers inputs outputs loads parts"]
+    full: Mapping[str, Float[np.ndarray, "servers inputs outputs ..."]]
 
     @classmethod
     def of(cls, axes: Axes, named: Mapping[str, Table]) -> Tables:
         """Tables that have the names of `named`."""
         values = {name: named[name] for name in VALUES}
-        return cls(axes, named[SATURATION], values, named[PARTS])
+        full = {name: named[f"full_{name}"] for name in FULL}
+        return cls(axes, named[SATURATION], values, named[PARTS], full)
 
     @property
     def named(self) -> dict[str, Table]:
         """All of them by name."""
-        return {SATURATION: self.saturation, **self.values, PARTS: self.parts}
+        full = {f"full_{name}": table for name, table in self.full.items()}
+        return {SATURATION: self.saturation, **self.values, PARTS: self.parts, **full}
 
     def saturation_of(self, rows: Rows, inputs: Numbers, outputs: Numbers) -> Numbers:
         """Saturation throughputs, requests per second; NaN where a request does not fit.
@@ -168,7 +175,7 @@ class Packed:
     """Tables as whole numbers, as a page holds them.
 
     Attributes:
-        arrays: Name, shape, bytes of a number, and for what the least and the greatest stand.
+        arrays: Name, shape, and for what the least and the greatest number stand.
         content: Their numbers, one array after the other; 0 stands for none.
     """
 
@@ -177,29 +184,24 @@ class Packed:
 
     @classmethod
     def of(cls, named: Mapping[str, Table]) -> Packed:
-        """Tables in 16 bits a number, and shares in 8."""
+        """Tables in 16 bits a number."""
         arrays, content = [], bytearray()
         for name, table in named.items():
-            size = 1 if name in _SHARES else 2
-            most = 256**size - 1
-            low, high = (0.0, 1.0) if name in _SHARES else _ends(table)
-            scaled = np.rint((table - low) / (high - low) * (most - 1)) + 1
-            whole = np.where(np.isnan(table), 0, scaled).astype(f"<u{size}")
-            arrays.append(
-                {"name": name, "shape": [*table.shape], "bytes": size, "low": low, "high": high}
-            )
-            content += whole.tobytes()
+            low, high = _ends(table)
+            scaled = np.rint((table - low) / (high - low) * _MOST) + 1
+            content += np.where(np.isnan(table), 0, scaled).astype("<u2").tobytes()
+            arrays.append({"name": name, "shape": [*table.shape], "low": low, "high": high})
         return cls(arrays, bytes(content))
 
     def unpacked(self) -> dict[str, Table]:
         """The tables again, as exact as they are packed."""
         named, place = {}, 0
         for array in self.arrays:
-            shape, size, low = array["shape"], array["bytes"], array["low"]
+            shape, low = array["shape"], array["low"]
             count = int(np.prod(shape))
-            whole = np.frombuffer(self.content, f"<u{size}", count, place).reshape(shape)
-            place += count * size
-            scaled = low + (whole - 1.0) / (256**size - 2) * (array["high"] - low)
+            whole = np.frombuffer(self.content, "<u2", count, place).reshape(shape)
+            place += 2 * count
+            scaled = low + (whole - 1.0) / _MOST * (array["high"] - low)
             named[array["name"]] = np.where(whole == 0, np.nan, scaled)
         return named
 

@@ -36,7 +36,7 @@ def draw_schedule(recommendation: Recommendation) -> list[Axes]:
         (one, one.schedule) for one in recommendation.choices[:_SHOWN] if one.schedule is not None
     ]
     if not shown:
-        raise InputError("schedule", "is of a load profile", "give one (--profile)")
+        raise InputError("schedule", "is of a load profile", "give it with --profile")
     windows = shown[0][1].windows
     hours = np.array([one.start_s for one in windows] + [_end(windows[-1])]) / 3600
     above, below = new_figure(7.5, 5.5).subplots(2, sharex=True, height_ratios=[2, 3])
@@ -45,11 +45,16 @@ def draw_schedule(recommendation: Recommendation) -> list[Axes]:
     for place, (one, schedule) in enumerate(shown):
         layout = one.case.deployment.parallelism
         label = f"{one.case.model.name.split('/')[-1]} on {one.case.gpu.key} ({layout})"
-        # Lines beside one another, where they would cover each other.
-        gpus = schedule.replicas * layout.gpus + 0.04 * place
-        below.stairs(gpus, hours, baseline=None, color=f"C{place}", label=label, lw=1.5)
-        below.axhline(one.gpus + 0.04 * place, color=f"C{place}", ls="--", lw=1)
-    below.set(xlabel="hours", ylabel="GPUs", ylim=(0, None), xlim=(hours[0], hours[-1]))
+        # Later lines are thinner, so that none covers another.
+        gpus = schedule.replicas * layout.gpus
+        below.stairs(gpus, hours, baseline=None, color=f"C{place}", label=label, lw=5 - 1.5 * place)
+        below.axhline(one.gpus, color=f"C{place}", ls="--", lw=1)
+    below.set(
+        xlabel="hours from the beginning; dashed: servers that are never turned off",
+        ylabel="GPUs",
+        ylim=(0, None),
+        xlim=(hours[0], hours[-1]),
+    )
     below.yaxis.get_major_locator().set_params(integer=True)
     below.legend(fontsize=8)
     return [above, below]

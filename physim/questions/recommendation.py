@@ -21,6 +21,7 @@ from physim.grids.store import measured_gpus
 from physim.inputs.case import Case, LoadAndEngineOptions, LoadOptions, check_names
 from physim.inputs.hardware import load_hardware
 from physim.inputs.profile import LoadProfile, Window
+from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
@@ -55,7 +56,8 @@ class Choice:
         headroom: Least share of a bound that is left: of latencies, and of the saturation
             throughput.
         limited_by: What the latency with the least of it depends on most.
-        cost: Price of a million generated tokens; None without prices.
+        cost: Price of a million generated tokens,
+        price: and of an hour of all GPUs; None without prices.
         schedule: What each window of a load profile takes, if that is what is planned for; case and
             predictions are then of the window that leaves least room.
     """
@@ -68,6 +70,7 @@ class Choice:
     headroom: float
     limited_by: str
     cost: float | None
+    price: float | None
     schedule: Schedule | None = None
 
     @property
@@ -104,6 +107,8 @@ class Choice:
             "chances": dict(self.chances),
             "limited_by": self.limited_by,
             "cost_per_million_tokens": self.cost,
+            "cost_per_hour": self.price,
+            "command": serve_command(self.case),
             "extrapolations": list(one.extrapolations),
         } | ({} if self.schedule is None else self._over_time(self.schedule))
 
@@ -111,6 +116,7 @@ class Choice:
         return {
             "gpu_hours": schedule.gpu_hours(self.replicas),
             "gpu_hours_scaled": schedule.gpu_hours(),
+            "windows": schedule.to_frame().to_dict("records"),
         }
 
 
@@ -192,8 +198,9 @@ def recommend(
     """
     check_names(options)
     asked = Asked.of(slo, goodput)
-    if max_gpus < 1:
-        raise InputError("max GPUs", f"{max_gpus} is not positive", "correct it")
+    for name, number in (("max GPUs", max_gpus), ("count", count)):
+        if number < 1:
+            raise InputError(name, f"{number} is not positive", "correct it")
     hourly = hourly_prices(prices)
     keys = [load_hardware(gpu).key for gpu in gpus] or [*hourly] or [*measured_gpus()]
     lacking = [key for key in keys if hourly and key not in hourly]
@@ -375,7 +382,8 @@ def _choices(
     found = []
     for own_choice, one in zip(chosen, predictions, strict=True):
         case, schedule = own_choice.case, own_choice.schedule
-        tokens_per_s = one.output_tokens_per_s
+        tokens_per_s, hour = one.output_tokens_per_s, hourly.get(case.gpu.key)
+        gpus = case.deployment.parallelism.gpus
         if schedule is not None:
             tokens_per_s = schedule.tokens_per_s / own_choice.replicas
         rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}
@@ -390,11 +398,8 @@ def _choices(
                 _chances(one, rooms),
                 min(1 - one.requests_per_s / one.saturation_rps, *left.values()),
                 _limit(case, known.name, tightest.metric),
-                per_million_tokens(
-                    hourly.get(case.gpu.key),
-                    case.deployment.parallelism.gpus,
-                    tokens_per_s,
-                ),
+                per_million_tokens(hour, gpus, tokens_per_s),
+                None if hour is None else hour * gpus * own_choice.replicas,
                 schedule,
             )
         )

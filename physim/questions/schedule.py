@@ -145,4 +145,4 @@ class Schedule:
             }
             for window, replicas in zip(self.windows, self.replicas.tolist(), strict=True)
         ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows).round(6)
