@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import physim
+from physim.cli import app
 from physim.errors import InputError
 from physim.questions.sweep import CaseGrid
 
@@ -86,6 +88,19 @@ def test_a_sweep_that_was_killed_goes_on(grid, whole, tmp_path):
     assert some.items() <= parts(out).items()
     with pytest.raises(InputError, match="is of another grid, size or version"):
         physim.sweep(grid, out, size=9, resume=True)
+
+
+def test_what_has_no_prediction_is_counted(tmp_path):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        GRID.replace("steps: 5", "steps: 2").replace("[h100_sxm, a100_sxm]", "h100_sxm")
+    )
+    words = ["sweep", str(grid), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0, found.output
+    said = " ".join(found.output.split())
+    assert "12 cases in" in said
+    assert "4 of them have no prediction, 4 since: tp: 3 does not divide" in said
 
 
 @pytest.mark.slow
