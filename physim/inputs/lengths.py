@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -157,3 +158,10 @@ Tokens: TypeAlias = float | Lengths
 def lengths(tokens: Tokens) -> Lengths:
     """A number of tokens as a distribution of one length."""
     return tokens if isinstance(tokens, Lengths) else Lengths.fixed(tokens)
+
+
+def observed(tokens: Sequence[float]) -> Tokens:
+    """Some lengths that were observed: a number if they are one."""
+    if min(tokens) == max(tokens):
+        return float(tokens[0])
+    return Lengths.empirical(tuple(map(float, tokens)))

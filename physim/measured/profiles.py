@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from physim.errors import InputError
-from physim.inputs.lengths import Lengths, Tokens
+from physim.inputs.lengths import observed
 from physim.inputs.profile import LoadProfile, Window
 from physim.measured.prometheus import read_prometheus
 from physim.replay.workload import Request, read_trace
@@ -86,15 +86,8 @@ def _window(
         start_s,
         duration_s,
         len(requests) / duration_s,
-        _lengths([request.input_tokens for request in requests]),
-        _lengths([request.output_tokens for request in requests]),
+        observed([request.input_tokens for request in requests]),
+        observed([request.output_tokens for request in requests]),
         cached_tokens=float(cached // len(requests)),
         prefixes=max(len(groups), 1),
     )
-
-
-def _lengths(tokens: Sequence[int]) -> Tokens:
-    """Some lengths: a number if they are one."""
-    if min(tokens) == max(tokens):
-        return float(tokens[0])
-    return Lengths.empirical(tuple(map(float, tokens)))

@@ -36,10 +36,10 @@ def cubic(before: Table, left: Table, right: Table, after: Table, share: Table) 
 def look_up(
     table: Table, rows: Int[np.ndarray, " n"], *places: Float[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Table of a table between its points, along all axes but the first.
+    """Values of a table between its points, along all axes but the first.
 
     Args:
-        table: Table; NaN where there is none.
+        table: Values; NaN where there is none.
         rows: Where along the first axis.
         *places: Where along each of the others, in points from the first; clipped to the table.
     """

@@ -71,7 +71,7 @@ class Tables {
   at(row, input, output, rate, names = this.facts.values) {
     const saturation = this.saturation(row, input, output);
     const share = rate / saturation;
-    const places = this.places(this.facts.axes, input, output, Math.min(Math.max(share, this.shares[0]), this.shares[1]));
+    const places = this.places(this.facts.axes, input, output, share);
     const found = { saturation, share, saturated: share > 1, near: share > this.shares[1] && share <= 1 };
     for (const name of names) {
       const full = share > 1 && this.tables[`full_${name}`];
@@ -83,7 +83,7 @@ class Tables {
   /** Shares of a step's time by part. */
   parts(row, input, output, rate) {
     const share = rate / this.saturation(row, input, output);
-    const places = this.places(this.facts.axes, input, output, Math.min(Math.max(share, this.shares[0]), this.shares[1]));
+    const places = this.places(this.facts.axes, input, output, share);
     const [table, where] = share > 1 ? [this.tables.full_parts, places.slice(0, 2)] : [this.tables.parts, places];
     const shares = this.facts.parts.map((_, part) => Math.max(lookUp(table, row, where, part), 0));
     const sum = shares.reduce((a, b) => a + b);
@@ -94,9 +94,7 @@ class Tables {
   interval(name, value, server, input, output, share) {
     const widths = this.tables[`width_${name}`];
     if (!widths) return null;
-    const axes = this.facts.width_axes;
-    const kept = Math.min(Math.max(share, shareAt(axes.loads, 0)), shareAt(axes.loads, axes.loads.count - 1));
-    const places = this.places(axes, input, output, kept);
+    const places = this.places(this.facts.width_axes, input, output, share);
     const factor = Math.exp(lookUp(widths, server.group, places));
     const open = (name === "ttft" || name === "e2e") && lookUp(this.tables.open, server.group, places) > 0.5;
     return [Math.max(value / factor, this.least(name, server, input, output)), open ? Infinity : value * factor];
@@ -109,7 +107,9 @@ class Tables {
     return { ttft, itl, e2e: ttft + (output - 1) * itl }[name] ?? 0;
   }
 
-  places(axes, input, output, share) {
-    return [placeOn(axes.inputs, Math.log2(input)), placeOn(axes.outputs, Math.log2(output)), placeOn(axes.loads, logit(share))];
+  /** Where lengths and a load are on axes; of a load beyond these, at their end. */
+  places({ inputs, outputs, loads }, input, output, share) {
+    const kept = Math.min(Math.max(share, shareAt(loads, 0)), shareAt(loads, loads.count - 1));
+    return [placeOn(inputs, Math.log2(input)), placeOn(outputs, Math.log2(output)), placeOn(loads, logit(kept))];
   }
 }

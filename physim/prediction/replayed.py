@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Num
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.lengths import Lengths, Tokens
+from physim.inputs.lengths import observed
 from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
 from physim.prediction.results import OF_A_REQUEST, Part, Prediction, Requests, Timeline, over_time
@@ -107,20 +106,15 @@ def _stand_in(result: Replayed) -> Load:
     size, ranks = result.engine.limits.block_size, result.engine.parallelism.dp
     cached = float(np.rint(found.mean() / size) * size)
     return Load(
-        input_tokens=_lengths(cached + np.array([one.input_tokens for one in ran]) - found),
-        output_tokens=_lengths(np.array([one.output_tokens for one in ran])),
+        input_tokens=observed(
+            (cached + np.array([one.input_tokens for one in ran]) - found).tolist()
+        ),
+        output_tokens=observed([one.output_tokens for one in ran]),
         rate=len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3),
         cached_tokens=cached,
         # Every rank keeps prefixes of its own.
         prefixes=max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1),
     )
-
-
-def _lengths(tokens: Num[np.ndarray, " requests"]) -> Tokens:
-    """Some lengths: a number if they are one."""
-    if np.ptp(tokens) == 0:
-        return float(tokens[0])
-    return Lengths.empirical(tuple(tokens.tolist()))
 
 
 def _replay(
