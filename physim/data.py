@@ -7,16 +7,13 @@ import errno
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from physim.errors import InputError
-
-# Folders for what is not yet whole are called so, and by the process.
-_WORKSHOP = "physim-"
+from physim.workshop import put_file, put_folder, workshop
 
 
 def folder(name: str) -> Path:
@@ -98,81 +95,32 @@ def check_writable(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path, whose file takes the place of ``path`` when the block succeeds.
 
-    What a link names is replaced, not the link, and a file that was there keeps its permissions.
-    What is no file, such as a pipe, is written to as it is. A process that is killed leaves nothing
-    beside ``path``.
+    What a link names is replaced, not the link, and a file that was there keeps its owner, group
+    and permissions. What is no file, such as a pipe, is written to as it is. A process that is
+    killed leaves nothing beside ``path``.
 
     Raises:
-        InputError: The folder of ``path`` cannot be written to.
+        InputError: The folder of ``path`` cannot be written to, or the file that is there is
+            another user's and cannot stay so.
     """
     takes_all = path.exists() and not path.is_file()
     if not takes_all:
         path = path.resolve()
         check_writable(path)
-    with _workshop() as workshop:
-        temporary = workshop / path.name
+    with workshop() as place:
+        temporary = place / path.name
         yield temporary
         try:
             if takes_all:
                 with temporary.open("rb") as content, path.open("wb") as pipe:
                     shutil.copyfileobj(content, pipe)
             else:
-                temporary.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
-                _move(temporary, path)
+                temporary.chmod(0o666 & ~_umask())
+                put_file(temporary, path)
         except OSError as error:
             raise InputError(
                 str(path), error.strerror or "cannot be written", "choose another file"
             ) from error
-
-
-@contextlib.contextmanager
-def _workshop() -> Iterator[Path]:
-    """A folder for what is not yet whole, among the system's temporary ones.
-
-    It goes in the end; one of a process that was killed goes when the next is made.
-    """
-    root = Path(tempfile.gettempdir())
-    for old in root.glob(f"{_WORKSHOP}*"):
-        owner = old.name.removeprefix(_WORKSHOP).partition("-")[0]
-        if owner.isdigit() and not _runs(int(owner)):
-            shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{_WORKSHOP}{os.getpid()}-") as workshop:
-        yield Path(workshop)
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
-
-
-def _move(source: Path, target: Path) -> None:
-    """Renames a file or folder; what lies on another disk is copied beside the target first."""
-    try:
-        source.replace(target)
-        return
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-    hidden = target.parent / f".{target.name[:200]}.{os.getpid()}"
-    try:
-        if source.is_dir():
-            shutil.copytree(source, hidden)
-        else:
-            shutil.copy(source, hidden)
-        hidden.replace(target)
-    finally:
-        if hidden.is_dir():
-            shutil.rmtree(hidden, ignore_errors=True)
-        else:
-            hidden.unlink(missing_ok=True)
-    # A folder that was copied out of the way.
-    if source.is_dir():
-        shutil.rmtree(source)
 
 
 @contextlib.contextmanager
@@ -229,15 +177,12 @@ def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
             raise PermissionError(errno.EACCES, "Permission denied")
     except OSError as error:
         raise _cannot_be_made(path, error) from error
-    with _workshop() as workshop:
-        temporary = workshop / path.name
+    with workshop() as place:
+        temporary = place / path.name
         temporary.mkdir()
         yield temporary
         try:
-            if path.is_dir():
-                # Out of the way: a folder that is not empty cannot be renamed over.
-                _move(path, workshop / "old")
-            _move(temporary, path)
+            put_folder(temporary, path)
         except OSError as error:
             raise _cannot_be_made(path, error) from error
 

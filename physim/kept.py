@@ -10,22 +10,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import math
 import os
-import pickle
 import platform
-import shutil
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
 
-from physim import data
+from physim import compiled, sources
+from physim.trusted import doubt_of_folder
+
+_log = logging.getLogger(__name__)
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
@@ -43,15 +44,11 @@ _OPTIONS: dict[str, Any] = {
 # which takes longer than all else.
 _FEW = 100_000
 _QUICK = _OPTIONS | {"xla_backend_optimization_level": 0}
-# What nothing used for so long goes when something is added.
-_UNUSED_DAYS = 30
 # Of JAX's settings those that change what a function computes.
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
     "jax_numpy_dtype_promotion",
-    "jax_debug_nans",
-    "jax_debug_infs",
 )
 _PACKAGES = ("jax", "jaxlib", "equinox", "diffrax", "numpy")
 
@@ -65,7 +62,7 @@ class _Ready:
         result: The tree of the result.
     """
 
-    run: jax.stages.Compiled
+    run: compiled.Run
     result: Any
 
 
@@ -91,6 +88,8 @@ class Kept(Generic[*Arguments, Result]):
             jax.default_backend() != "cpu"
             or any(isinstance(leaf, jax.Array) for leaf in leaves)
             or config.jax_disable_jit
+            or config.jax_debug_nans
+            or config.jax_debug_infs
             or config.jax_default_device is not None
         ):
             return self._jitted(*args)
@@ -100,18 +99,18 @@ class Kept(Generic[*Arguments, Result]):
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = self._compiled(leaves, key)
-        found: Result = jax.tree.unflatten(ready.result, ready.run(*leaves))
+        found: Result = jax.tree.unflatten(ready.result, ready.run(leaves))
         return found
 
     def _compiled(self, leaves: Sequence[np.ndarray], key: tuple[Any, ...]) -> _Ready:
         """Loads what was compiled for such arguments, or compiles it and keeps it."""
         options = _options(leaves)
         name = f"{self._function.__module__}.{self._function.__qualname__}"
-        place = _place(name, options, key)
+        place = _place(name, self._function.__module__, options, key)
         if place is not None:
             # Whatever is wrong with what was kept, it can be made anew.
             with contextlib.suppress(Exception):
-                return _load(place, len(leaves))
+                return _Ready(*compiled.load(place))
         structures = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -119,15 +118,16 @@ class Kept(Generic[*Arguments, Result]):
             structures.append(structure)
             return found
 
-        lowered = jax.jit(flat, compiler_options=options).lower(*leaves)
+        lowered = jax.jit(flat, compiler_options=options, keep_unused=True).lower(*leaves)
         with _out_of_jaxs_cache():
-            compiled = lowered.compile()
-        ready = _Ready(compiled, structures[-1])
+            made = lowered.compile()
+        (structure,) = structures
         if place is not None:
-            # A function that calls back to Python cannot be kept, nor anything on a full disk.
+            # A tree of some other library's classes cannot be kept, nor anything on a full disk.
             with contextlib.suppress(Exception):
-                _save(place, ready)
-        return ready
+                result = jax.tree.unflatten(structure, range(structure.num_leaves))
+                compiled.save(place, made, result)
+        return _Ready(lambda leaves: made(*leaves), structure)
 
 
 def kept(
@@ -136,7 +136,7 @@ def kept(
     """Decorates a pure function of trees of NumPy arrays and numbers like `jax.jit`, and keeps it.
 
     What it was compiled to lies in the folder of `folder`, under a digest of all that it depends
-    on: physim's source, versions, settings, processor, shapes.
+    on: the source of its module and of what that imports, versions, settings, processor, shapes.
     """
     return Kept(function)
 
@@ -145,13 +145,24 @@ def folder() -> Path | None:
     """Where compiled functions are kept: as JAX is told, or in the user's cache; None if nowhere.
 
     JAX_COMPILATION_CACHE_DIR says where, JAX_ENABLE_COMPILATION_CACHE=false that nothing is kept.
+    Nor is anything where another user owns the folder or may write to it, which is logged once.
     """
     if not jax.config.jax_enable_compilation_cache:
         return None
     told = jax.config.jax_compilation_cache_dir
     if told:
-        return Path(told) / "physim"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "physim"
+        return _trusted(Path(told), Path(told) / "physim")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return _trusted(cache / "physim")
+
+
+@functools.cache
+def _trusted(*folders: Path) -> Path | None:
+    """The last of some folders; None if any of them cannot be trusted."""
+    for doubt in filter(None, map(doubt_of_folder, folders)):
+        _log.warning("physim: %s; compiled functions are not kept", doubt)
+        return None
+    return folders[-1]
 
 
 @contextlib.contextmanager
@@ -173,26 +184,31 @@ def _options(leaves: Sequence[np.ndarray]) -> dict[str, Any]:
     return _QUICK if sum(leaf.size for leaf in leaves) < _FEW else _OPTIONS
 
 
-def _place(name: str, options: dict[str, Any], key: tuple[Any, ...]) -> Path | None:
+def _place(name: str, module: str, options: dict[str, Any], key: tuple[Any, ...]) -> Path | None:
     """Where what is compiled of a function for such arguments is kept."""
     root = folder()
     if root is None:
         return None
     flags = os.environ.get("XLA_FLAGS", ""), os.environ.get("EQX_ON_ERROR", "")
-    digest = hashlib.sha256(repr((options, flags, *key)).encode()).hexdigest()
-    return root / _surroundings() / f"{name}-{digest[:24]}"
+    source = sources.digest_of({module, *_modules(key[0])})
+    digest = hashlib.sha256(repr((source, _surroundings(), options, flags, *key)).encode())
+    return compiled.place_of(root, f"{name}-{digest.hexdigest()[:24]}")
+
+
+def _modules(tree: jax.tree_util.PyTreeDef) -> Iterator[str]:
+    """Modules of the classes in a tree, whose methods a function may call."""
+    node = tree.node_data()
+    if node is not None:
+        yield node[0].__module__
+        for child in tree.children():
+            yield from _modules(child)
 
 
 @functools.cache
 def _surroundings() -> str:
-    """A digest of what stays as it is in a process: source, versions, processor."""
-    digest = hashlib.sha256()
-    package = Path(str(resources.files("physim")))
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    """What stays as it is in a process: versions and processor."""
     versions = [platform.python_version(), *map(metadata.version, _PACKAGES)]
-    digest.update(repr((versions, jax.device_count(), _processor())).encode())
-    return digest.hexdigest()[:24]
+    return repr((versions, jax.device_count(), _processor()))
 
 
 def _processor() -> str:
@@ -203,37 +219,3 @@ def _processor() -> str:
         return f"{platform.machine()} {platform.processor()}"
     told = ("flags", "Features", "model name", "CPU part")
     return "\n".join(sorted({line for line in lines if line.startswith(told)}))
-
-
-def _load(place: Path, leaves: int) -> _Ready:
-    from jax.experimental.serialize_executable import deserialize_and_load
-
-    content, result, lapack = pickle.loads(place.read_bytes())
-    if lapack:
-        # JAX looks LAPACK up when a call of it is lowered, and what is loaded takes it as found.
-        jax.jit(jax.scipy.linalg.lu_factor).lower(np.eye(2))
-    structure = jax.tree.structure(result)
-    taken = jax.tree.structure(((0,) * leaves, {}))
-    given = jax.tree.structure([0] * structure.num_leaves)
-    os.utime(place.parent)
-    return _Ready(deserialize_and_load(content, taken, given), structure)
-
-
-def _save(place: Path, ready: _Ready) -> None:
-    from jax.experimental.serialize_executable import serialize
-
-    # Trees of our own classes cannot be pickled, a record of such a tree can.
-    result = jax.tree.unflatten(ready.result, range(ready.result.num_leaves))
-    content, *_ = serialize(ready.run)
-    if not place.parent.is_dir():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _forget(place.parent.parent)
-    with data.replacing(place) as temporary:
-        temporary.write_bytes(pickle.dumps((content, result, "lapack_" in ready.run.as_text())))
-
-
-def _forget(root: Path) -> None:
-    """Removes what other versions kept and nothing has used for long."""
-    for old in root.iterdir():
-        if time.time() - old.stat().st_mtime > _UNUSED_DAYS * 86400:
-            shutil.rmtree(old, ignore_errors=True)

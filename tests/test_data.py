@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from physim import data
+from physim import data, workshop
 from physim.errors import InputError
 from physim.measured.stage_report import write_rows
 
@@ -81,61 +82,203 @@ def test_replacing_writes_all_or_nothing(tmp_path):
 
 # Writes a file and a folder again and again, a part at a time.
 WRITER = """
-import sys, time
+import shutil, sys, tempfile, time
 from pathlib import Path
 from physim import data
 
-place = Path(sys.argv[1])
+def slowly(source, target, length=0):
+    for line in source:
+        target.write(line)
+        target.flush()
+        time.sleep(0.0005)
+
+shutil.copyfileobj = slowly
+place, kind = Path(sys.argv[1]), sys.argv[2]
 for number in range(10**6):
-    with data.replacing(place / "file") as path, path.open("w") as file:
-        for _ in range(20):
-            print(number, file=file, flush=True)
-            time.sleep(0.0005)
-    with data.replacing_folder(place / "folder", force=True) as folder:
-        for name in range(20):
-            (folder / str(name)).write_text(str(number))
-            time.sleep(0.0005)
+    if kind == "file":
+        with data.replacing(place / "file") as path, path.open("w") as file:
+            for _ in range(20):
+                print(number, file=file, flush=True)
+                time.sleep(0.0005)
+    else:
+        with data.replacing_folder(place / "folder", force=True) as folder:
+            for name in range(20):
+                (folder / str(name)).write_text(str(number))
+                time.sleep(0.0005)
     print(number, flush=True)
 """
 
 
-def test_what_is_killed_leaves_what_is_whole(tmp_path):
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+@pytest.mark.parametrize("disk", ["same", "other"])
+def test_what_is_killed_leaves_what_is_whole(tmp_path, monkeypatch, kind, disk):
     out, temporary = tmp_path / "out", tmp_path / "temporary"
-    out.mkdir(), temporary.mkdir()
-    for wait in rng.uniform(0, 0.06, 10):
+    out.mkdir()
+    if disk == "other":
+        temporary = shared_memory()
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    for wait in np.random.default_rng(0).uniform(0, 0.04, 5):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(out)],
+            [sys.executable, "-c", WRITER, str(out), kind],
             stdout=subprocess.PIPE,
             env=os.environ | {"TMPDIR": str(temporary)},
         ) as process:
             process.stdout.readline()
             time.sleep(wait)
             process.kill()
-        numbers = (out / "file").read_text().split()
+        if kind == "file":
+            numbers = (out / "file").read_text().split()
+            assert [path.name for path in out.iterdir()] == ["file"]
+        else:
+            numbers = [path.read_text() for path in out.joinpath("folder").iterdir()]
         assert len(numbers) == 20
         assert len(set(numbers)) == 1
-        files = sorted(out.joinpath("folder").iterdir())
-        assert len(files) == 20
-        assert len({path.read_text() for path in files}) == 1
-        assert sorted(path.name for path in out.iterdir()) == ["file", "folder"]
     # What was under way goes with the next that writes.
-    assert len(list(temporary.iterdir())) <= 1
+    with data.replacing_folder(out / "folder", force=True) as folder:
+        (folder / "1").write_text("")
+    assert list(temporary.iterdir()) == []
+    assert {path.name for path in out.iterdir()} <= {"file", "folder"}
+    shutil.rmtree(temporary)
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no second file system")
+def shared_memory() -> Path:
+    """A place for a folder on another disk."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("there is no second file system")
+    return Path(tempfile.mkdtemp(dir="/dev/shm")) / "temporary"
+
+
 def test_what_is_made_on_another_disk(tmp_path, monkeypatch):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        monkeypatch.setattr(tempfile, "tempdir", elsewhere)
-        for number in range(2):
-            with data.replacing(tmp_path / "file") as path:
-                path.write_text(str(number))
-            with data.replacing_folder(tmp_path / "folder", force=True) as folder:
-                (folder / str(number)).write_text("")
-        assert list(Path(elsewhere).iterdir()) == []
+    elsewhere = shared_memory()
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    for number in range(2):
+        with data.replacing(tmp_path / "file") as path:
+            path.write_text(str(number))
+        with data.replacing_folder(tmp_path / "folder", force=True) as folder:
+            (folder / str(number)).write_text("")
+    assert list(elsewhere.iterdir()) == []
+    shutil.rmtree(elsewhere.parent)
     assert (tmp_path / "file").read_text() == "1"
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["1"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_disk_without_unnamed_files(tmp_path, monkeypatch):
+    elsewhere = shared_memory()
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    monkeypatch.delattr(os, "O_TMPFILE")
+    with data.replacing(tmp_path / "file") as path:
+        path.write_text("1")
+    shutil.rmtree(elsewhere.parent)
+    assert (tmp_path / "file").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """The folder of temporary files."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def left_behind(temporary: Path) -> Path:
+    """A workshop whose maker is gone."""
+    with workshop.workshop() as place:
+        shutil.copytree(place, temporary / "copy")
+    return (temporary / "copy").rename(place)
+
+
+def write(tmp_path: Path) -> None:
+    data.write_json(tmp_path / "out.json", {})
+
+
+def test_a_workshop_that_was_left_behind_goes(temporary, tmp_path):
+    left = left_behind(temporary)
+    assert left.is_dir()
+    write(tmp_path)
+    assert not left.exists()
+
+
+@pytest.mark.usefixtures("temporary")
+def test_a_workshop_in_use_stays(tmp_path):
+    with workshop.workshop() as place:
+        write(tmp_path)
+        assert place.is_dir()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["physim-2026-results", "physim-99999999999999999999", "physim-1", "physim--", "physim-²"],
+)
+@pytest.mark.parametrize("kind", ["folder", "file", "link", "pipe for a marker", "a copied marker"])
+def test_what_others_made_stays(temporary, tmp_path, name, kind):
+    place, elsewhere = temporary / name, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind == "file":
+        place.write_text("results")
+    elif kind == "link":
+        left = left_behind(temporary)
+        shutil.copytree(left, elsewhere, dirs_exist_ok=True)
+        place.symlink_to(elsewhere)
+    else:
+        place.mkdir()
+        (place / "results.csv").write_text("1")
+        if kind == "pipe for a marker":
+            os.mkfifo(place / ".physim-workshop")
+        elif kind == "a copied marker":
+            shutil.copy(left_behind(temporary) / ".physim-workshop", place)
+    before = sorted(elsewhere.rglob("*")) + sorted(place.rglob("*"))
+    write(tmp_path)
+    assert place.exists()
+    assert sorted(elsewhere.rglob("*")) + sorted(place.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_workshop_of_another_user_stays(temporary, tmp_path):
+    left = left_behind(temporary)
+    os.chown(left, 12345, -1)
+    write(tmp_path)
+    assert left.is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("disk", ["same", "other"])
+def test_a_file_keeps_its_owner_and_group(tmp_path, monkeypatch, disk):
+    place = tmp_path if disk == "same" else shared_memory().parent
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    path = tmp_path / "out.json"
+    path.write_text("{}")
+    os.chown(path, 12345, 23456)
+    path.chmod(0o640)
+    write(tmp_path)
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (12345, 23456, 0o640)
+
+
+def test_a_file_that_would_change_hands_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    path.write_text("theirs")
+    own, theirs = os.stat_result, path.stat().st_uid + 1
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    usual = Path.stat
+
+    def stat(self, **kwargs):
+        status = usual(self, **kwargs)
+        return own((*status[:4], theirs, *status[5:])) if self == path else status
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(InputError, match=r"out.json: belongs to another user or group, which a"):
+        write(tmp_path)
+    assert path.read_text() == "theirs"
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):

@@ -1,37 +1,35 @@
 """Functions that are compiled once on a machine."""
 
+import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from physim.kept import kept
+from physim import compiled, kept, sources
 
 # Says so whenever it is traced.
 MODULE = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
-from typing import NamedTuple
 from physim.kept import kept
-
-class Pair(NamedTuple):
-    total: object
-    solved: object
 
 @kept
 def both(matrix, right):
     print("traced")
     factors = jax.scipy.linalg.lu_factor(matrix)
-    return Pair(jnp.sum(matrix), jax.scipy.linalg.lu_solve(factors, right))
+    return {"total": jnp.sum(matrix), "solved": jax.scipy.linalg.lu_solve(factors, right)}
 
-size = int(sys.argv[1])
-found = both(2 * np.eye(size), np.arange(float(size)))
-print(type(found).__name__, float(found.total), np.asarray(found.solved).tolist())
+found = both(2 * np.eye(2), np.arange(2.0))
+print(float(found["total"]), np.asarray(found["solved"]).tolist())
 """
 
 # The sum of a matrix's products with vectors, of which jaxlib 0.10.2 lost the last.
@@ -50,62 +48,239 @@ print(float(sums(np.eye(3), np.arange(16_385.0)[:, None] * np.eye(3)[0])[-1]))
 """
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Calls a kept function in a process of its own, and says what that printed."""
-    (tmp_path / "solving.py").write_text(MODULE)
+class Pair(NamedTuple):
+    total: Any
+    solved: Any
 
-    def in_process(size: int, **environment: str) -> list[str]:
-        own = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), **environment}
-        command = [sys.executable, str(tmp_path / "solving.py"), str(size)]
+
+class Named(eqx.Module):
+    rows: dict[str, Any]
+    label: Any = None
+
+
+traced: list[str] = []
+
+
+def both(matrix, right):
+    traced.append("both")
+    factors = jax.scipy.linalg.lu_factor(matrix)
+    solved = jax.scipy.linalg.lu_solve(factors, right)
+    return Pair(jnp.sum(matrix), [Named({"solved": solved}), (right,)])
+
+
+@pytest.fixture(autouse=True)
+def told(tmp_path):
+    """The folder that JAX is told to keep things in, with nothing in it."""
+    traced.clear()
+    kept._trusted.cache_clear()
+    path = tmp_path / "cache"
+    usual = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    yield path
+    jax.config.update("jax_compilation_cache_dir", usual)
+    kept._trusted.cache_clear()
+
+
+def called(size: int = 2) -> Pair:
+    """What the function finds that a process calls which has not called it before."""
+    return kept.kept(both)(2 * np.eye(size), np.arange(float(size)))
+
+
+def files(told: Path) -> list[Path]:
+    return sorted((told / "physim").glob("*.compiled"))
+
+
+def solved(found: Pair) -> list[float]:
+    return np.asarray(found.solved[0].rows["solved"]).tolist()
+
+
+def test_the_next_process_does_not_trace(tmp_path):
+    (tmp_path / "solving.py").write_text(MODULE)
+    own = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+
+    def lines() -> list[str]:
+        command = [sys.executable, str(tmp_path / "solving.py")]
         done = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
 
-    return in_process
+    assert lines() == ["traced", "4.0 [0.0, 0.5]"]
+    assert lines() == ["4.0 [0.0, 0.5]"]
 
 
-def kept_files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and "physim" in path.parts]
-
-
-def test_the_next_process_does_not_trace(run, tmp_path):
-    first = run(2)
-    assert first == ["traced", "Pair 4.0 [0.0, 0.5]"]
-    assert run(2) == first[1:]
-    assert run(3)[0] == "traced"
+def test_what_was_kept_is_found_again(told):
+    for _ in range(2):
+        found = called()
+        assert isinstance(found, Pair)
+        assert isinstance(found.solved[0], Named)
+        assert (float(found.total), solved(found)) == (4.0, [0.0, 0.5])
+        assert np.asarray(found.solved[1][0]).tolist() == [0.0, 1.0]
+    assert traced == ["both"]
+    called(3)
     # A setting that changes what is computed.
-    assert run(2, JAX_ENABLE_X64="true")[0] == "traced"
-    assert len(kept_files(tmp_path / "cache")) == 3
+    jax.config.update("jax_enable_x64", False)
+    try:
+        called()
+    finally:
+        jax.config.update("jax_enable_x64", True)
+    assert traced == ["both"] * 3
+    assert len(files(told)) == 3
 
 
-def test_what_is_kept_may_be_broken(run, tmp_path):
-    run(2)
-    (place,) = kept_files(tmp_path / "cache")
-    place.write_bytes(b"half a fi")
-    assert run(2)[0] == "traced"
-    assert len(run(2)) == 1
+def test_any_damage_is_noticed_and_mended(told):
+    expected = solved(called())
+    (place,) = files(told)
+    whole = place.read_bytes()
+    rng = np.random.default_rng(0)
+    spoilt = [whole[:end] for end in (0, 1, 30, 100, len(whole) // 2, len(whole) - 1)]
+    for bit in rng.integers(0, 8 * len(whole), 80):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        spoilt.append(bytes(content))
+    for content in spoilt:
+        place.write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged"):
+            compiled.load(place)
+    assert solved(called()) == expected
+    assert traced == ["both"] * 2
+    called()
+    assert traced == ["both"] * 2
 
 
-def test_what_is_kept_is_made_again_beside_jaxs_cache(run, tmp_path):
-    own = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    first = run(2, **own)
-    for path in kept_files(tmp_path / "cache"):
-        path.unlink()
-    assert run(2, **own) == first
-    assert run(2, **own) == first[1:]
+class Payload:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path(os.environ["PHYSIM_TEST_VICTIM"]),)
 
 
-def test_nothing_is_kept_where_that_is_wanted_or_impossible(run, tmp_path):
-    run(2, JAX_ENABLE_COMPILATION_CACHE="false")
-    assert not (tmp_path / "cache").exists()
-    (tmp_path / "cache").write_text("a file")
-    assert len(run(2)) == len(run(2)) == 2
+def test_nothing_is_unpickled(told, tmp_path, monkeypatch):
+    monkeypatch.setenv("PHYSIM_TEST_VICTIM", str(tmp_path / "victim"))
+    called()
+    (place,) = files(told)
+    place.write_bytes(pickle.dumps(Payload()))
+    called()
+    assert not (tmp_path / "victim").exists()
+    assert traced == ["both"] * 2
+
+
+@pytest.mark.parametrize("inner", ["", "physim"])
+@pytest.mark.parametrize("how", ["group", "all", "owner"])
+def test_a_folder_of_others_is_refused_in_one_line(told, caplog, how, inner):
+    called()
+    folder = told / inner
+    if how == "owner":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give folders away")
+        os.chown(folder, 12345, -1)
+    else:
+        folder.chmod(0o770 if how == "group" else 0o777)
+    before = [path.stat().st_mtime_ns for path in files(told)]
+    kept._trusted.cache_clear()
+    for _ in range(2):
+        called()
+    assert traced == ["both"] * 3
+    assert [path.stat().st_mtime_ns for path in files(told)] == before
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "\n" not in line
+    why = "belongs to another user" if how == "owner" else "others may write to it; chmod go-w"
+    assert line.startswith(f"physim: {folder}: {why}")
+
+
+def test_a_folder_that_is_everybodys_may_hold_ones_own(told):
+    told.mkdir()
+    told.chmod(0o1777)
+    called(), called()
+    assert traced == ["both"]
+
+
+def test_a_file_of_others_is_made_anew(told):
+    called()
+    (place,) = files(told)
+    place.chmod(0o666)
+    with pytest.raises(ValueError, match="others may write to it"):
+        compiled.load(place)
+    called(), called()
+    assert traced == ["both"] * 2
+    assert place.stat().st_mode & 0o777 == 0o600
+
+
+def test_files_that_are_not_ours_stay(told):
+    called()
+    folder = told / "physim"
+    (own,) = files(told)
+    (folder / "results").mkdir()
+    (folder / "results" / "year.csv").write_text("1")
+    (folder / "theirs.compiled").write_text("of another program")
+    for path in (own, folder / "theirs.compiled", folder / "results"):
+        os.utime(path, (0, 0))
+    called(3)
+    assert not own.exists()
+    assert (folder / "results" / "year.csv").exists()
+    assert (folder / "theirs.compiled").exists()
+
+
+def test_what_is_kept_is_made_again_beside_jaxs_cache(told):
+    name = "jax_persistent_cache_min_compile_time_secs"
+    usual = getattr(jax.config, name)
+    jax.config.update(name, 0)
+    try:
+        called()
+        for path in files(told):
+            path.unlink()
+        called(), called()
+    finally:
+        jax.config.update(name, usual)
+    assert traced == ["both"] * 2
+
+
+def test_nothing_is_kept_where_that_is_wanted_or_impossible(told):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        called()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    assert not told.exists()
+    told.write_text("a file")
+    assert solved(called()) == [0.0, 0.5]
+
+
+def test_a_function_that_calls_python_is_not_kept(told):
+    @kept.kept
+    def doubled(x):
+        return jax.pure_callback(lambda value: 2 * np.asarray(value), jnp.zeros(2), x)
+
+    assert np.asarray(doubled(np.arange(2.0))).tolist() == [0.0, 2.0]
+    assert files(told) == []
+
+
+def test_what_a_result_is_made_of_is_named():
+    tree = Named({"b": (0, [1, None]), "a": Pair(2, 3)}, label=4)
+    content = json.loads(json.dumps(compiled._written(tree)))
+    assert jax.tree.structure(compiled._read(content)) == jax.tree.structure(tree)
+    with pytest.raises(TypeError, match=r"a builtins:set cannot be kept"):
+        compiled._written({"a": {1, 2}})
+    with pytest.raises(LookupError):
+        compiled._read({"no_such_module:Thing": {}})
+
+
+def test_source_that_is_not_reached_does_not_count(monkeypatch):
+    solving = "physim.prediction.steady"
+    reached = sources._reached([solving])
+    assert {"physim.fluid.steady", "physim.step.components.experts"} <= reached
+    assert not [name for name in reached if name.startswith(("physim.cli", "physim.plot"))]
+    before = sources.digest_of([solving])
+    own = sources._source
+    for name, counts in (("physim.cli.predict", False), ("physim.fluid.steady", True)):
+        monkeypatch.setattr(
+            sources, "_source", lambda module, name=name: own(module) + b"#" * (module == name)
+        )
+        assert (sources.digest_of([solving]) != before) == counts
 
 
 def test_within_what_is_traced_it_is_the_function():
     calls = []
 
-    @kept
+    @kept.kept
     def squared(x):
         calls.append(type(x))
         return {"square": x**2}

@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ from physim.cli.report import report
 from physim.cli.sweep import sweep
 from physim.cli.table import table
 from physim.errors import InputError
+from physim.trusted import doubt_of_folder
 
 # Of an error; more is of no use to anyone.
 _LONGEST_LINE = 1000
@@ -88,6 +90,7 @@ def main() -> None:
     gc.set_threshold(*_GARBAGE)
     # XLA's remarks on its own work are not for whoever asks for a prediction.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    _shun_cache_of_others()
     # A terminal that cannot show a letter gets another one.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -104,6 +107,15 @@ def main() -> None:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         _fail(f"{place}{error.strerror or error}; check the path and the room on the disk")
+
+
+def _shun_cache_of_others() -> None:
+    """Keeps JAX from running what somebody else may have put into the cache that it is told of."""
+    told = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    doubt = doubt_of_folder(Path(told)) if told else ""
+    if doubt:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        typer.echo(f"physim: {doubt}; compiled functions are not kept", err=True)
 
 
 def _fail(line: str) -> None:

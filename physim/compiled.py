@@ -1,0 +1,167 @@
+"""Files of compiled functions, read only if they are whole and nobody else can have written them.
+
+A file is a line that names the form, a line with the SHA-256 of the rest, a line of JSON, and the
+code as XLA serialises it. XLA runs whatever code it is given, and crashes on half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from physim.trusted import doubt_of
+from physim.workshop import put_file, workshop
+
+_FORM = b"physim compiled function 1\n"
+_SUFFIX = ".compiled"
+# What nothing used for so long goes when something is added.
+_UNUSED_DAYS = 30
+
+# From the leaves of the arguments to those of the result.
+Run = Callable[[Sequence[np.ndarray]], Sequence[jax.Array]]
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """The file of a name in a folder."""
+    return folder / f"{name}{_SUFFIX}"
+
+
+def save(path: Path, compiled: jax.stages.Compiled, result: Any) -> None:
+    """Keeps a compiled function; one that calls back to Python is not kept.
+
+    Args:
+        path: The file.
+        compiled: A function that takes all arrays that it is given to a list of arrays.
+        result: The tree that these become, with places in the list for leaves.
+
+    Raises:
+        OSError: The file cannot be written.
+        TypeError: The tree holds something that has no form in JSON.
+    """
+    text = compiled.as_text()
+    if "python_cpu_callback" in text:
+        return
+    told = {"lapack": "lapack_" in text, "result": _written(result)}
+    code = compiled.runtime_executable().serialize()
+    content = json.dumps(told).encode() + b"\n" + code
+    if not path.parent.is_dir():
+        path.parent.mkdir(mode=0o700, parents=True)
+    _forget(path.parent)
+    with workshop() as place:
+        temporary = place / path.name
+        temporary.write_bytes(_FORM + _digest(content) + content)
+        temporary.chmod(0o600)
+        # One that is there is damaged, or could have been written by others, and lends no mode.
+        path.unlink(missing_ok=True)
+        put_file(temporary, path)
+
+
+def load(path: Path) -> tuple[Run, Any]:
+    """A function that was kept, and the structure of its result.
+
+    Raises:
+        OSError: There is none.
+        ValueError: The file is damaged, or another user may have written it.
+        LookupError: Its result is of a class that is not known here.
+    """
+    with path.open("rb") as file:
+        doubt = doubt_of(os.fstat(file.fileno()), str(path))
+        if doubt:
+            raise ValueError(doubt)
+        form, digest, content = file.readline(), file.readline(), file.read()
+    if form != _FORM or digest != _digest(content):
+        raise ValueError(f"{path}: is damaged")
+    line, _, code = content.partition(b"\n")
+    told = json.loads(line)
+    if told["lapack"]:
+        # JAX looks LAPACK up when a call of it is lowered, and what is loaded takes it as found.
+        jax.jit(jax.scipy.linalg.lu_factor).lower(np.eye(2))
+    structure = jax.tree.structure(_read(told["result"]))
+    found = _runner(code), structure
+    os.utime(path)
+    return found
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _runner(code: bytes) -> Run:
+    from jaxlib.xla_client import DeviceList
+
+    (device, *_) = jax.devices()
+    executable = device.client.deserialize_executable(
+        code, executable_devices=DeviceList((device,))
+    )
+
+    def run(leaves: Sequence[np.ndarray]) -> Sequence[jax.Array]:
+        results = executable.execute_sharded(jax.device_put(list(leaves)))
+        return [one for (one,) in results.disassemble_into_single_device_arrays()]
+
+    return run
+
+
+def _written(tree: Any) -> Any:
+    """A tree with numbers for leaves as JSON: classes by name, tuples and lists told apart."""
+    if tree is None or isinstance(tree, int):
+        return tree
+    if isinstance(tree, dict):
+        return {"dict": {key: _written(value) for key, value in tree.items()}}
+    kind = type(tree)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if dataclasses.is_dataclass(tree):
+        fields = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+        return {name: {field: _written(value) for field, value in fields.items()}}
+    if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
+        return {name: {field: _written(value) for field, value in tree._asdict().items()}}
+    if kind in (list, tuple):
+        return {kind.__name__: [_written(value) for value in tree]}
+    raise TypeError(f"a {name} cannot be kept")
+
+
+def _read(content: Any) -> Any:
+    """The tree that `_written` wrote."""
+    if content is None or isinstance(content, int):
+        return content
+    ((name, held),) = content.items()
+    if name in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[name](map(_read, held))
+    fields = {field: _read(value) for field, value in held.items()}
+    if name == "dict":
+        return fields
+    module, _, path = name.partition(":")
+    # Only what is there already: a file makes nothing be imported.
+    kind: Any = sys.modules[module]
+    for part in path.split("."):
+        kind = getattr(kind, part)
+    if dataclasses.is_dataclass(kind):
+        # Past the constructor, as copies are made.
+        made = object.__new__(kind)  # type: ignore[arg-type]
+        for field, value in fields.items():
+            object.__setattr__(made, field, value)
+        return made
+    return kind(**fields)
+
+
+def _forget(folder: Path) -> None:
+    """Removes files of compiled functions that nothing has used for long."""
+    for old in folder.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _UNUSED_DAYS * 86400 and _is_form(old):
+                old.unlink()
+
+
+def _is_form(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline() == _FORM
