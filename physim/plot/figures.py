@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def save(drawn: Axes | Sequence[Axes], path: Path) -> None:
 
 
 def write_into(
-    drawn: Axes | Sequence[Axes], file: Path | IO[str], form: str, name: str = "physim"
+    drawn: Axes | Sequence[Axes], file: Path | io.StringIO, form: str, name: str = "physim"
 ) -> None:
     """Writes a picture, of which an SVG has no date, nor names made by chance.
 
