@@ -154,21 +154,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: Path, force: bool = False) -> Iterator[Path]:
+def replacing_folder(
+    path: Path, force: bool = False, remedy: str = "name another, or pass --force"
+) -> Iterator[Path]:
     """Yields a temporary folder, which takes the place of ``path`` when the block succeeds.
 
     Args:
         path: The folder to make; what is missing above it is made too.
         force: Whether one that is there, and not empty, is replaced.
+        remedy: What to do about one that is not.
 
     Raises:
         InputError: The folder is there and not empty, is a file, or cannot be made.
     """
     path = path.resolve()
     if path.is_dir() and any(path.iterdir()) and not force:
-        raise InputError(
-            str(path), "already exists and is not empty", "name another, or pass --force"
-        )
+        raise InputError(str(path), "already exists and is not empty", remedy)
     if path.exists() and not path.is_dir():
         raise InputError(str(path), "is a file", "name a folder")
     try:

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from commands import refused, run
 
 from physim import data, roofline
+from physim.errors import InputError
 from physim.grids.aiconfigurator import Measurements
-from physim.grids.build import build_gpu, build_table, fill_gaps, look_up_errors_pct
+from physim.grids.build import BuiltTable, build_gpu, build_table, fill_gaps, look_up_errors_pct
 from physim.grids.store import (
     load_expert_grid,
     load_grid,
@@ -119,6 +121,28 @@ def test_shipped_grids_are_what_the_command_builds(tmp_path):
             )
     built = json.loads((tmp_path / "a100_sxm" / "provenance.json").read_text())
     assert built == json.loads((shipped / "provenance.json").read_text())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_command_makes_a_new_folder_whole_or_not_at_all(tmp_path, monkeypatch, fails):
+    record = BuiltTable("gemm_bfloat16", "f", "0", ("k",), 9, 9, 0.0, 0.0, 1, 1.0, 2.0)
+
+    def build(gpu, folder, engine):
+        folder.mkdir(parents=True)
+        (folder / "provenance.json").write_text(f"{gpu.key} {engine}")
+        yield record
+        if fails and gpu.key == "l40s":
+            raise InputError("l40s", "has no tables", "choose another GPU")
+
+    monkeypatch.setattr("physim.grids.build.build_gpu", build)
+    words = ("grids", "build", "--gpu", "a100_sxm", "--gpu", "l40s", "--engine", "vllm", "--out")
+    done = run(*words, tmp_path / "grids")
+    assert done.returncode == fails
+    assert (tmp_path / "grids").exists() != fails
+    if not fails:
+        assert (tmp_path / "grids" / "l40s" / "provenance.json").read_text() == "l40s vllm"
+        assert "is not there yet" in refused(*words, tmp_path / "grids")
+    assert run(*words[:-1]).returncode == 2
 
 
 # Sizes at which nothing stays in a cache and nothing waits for a launch: the largest of each axis.

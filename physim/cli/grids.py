@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,9 +28,8 @@ def build(
     engines: Annotated[
         list[str] | None, typer.Option("--engine", help="Engine; all with tables if not given.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to write to, instead of the shipped one.")
-    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Folder to make; it appears whole, or not at all.")],
 ) -> None:
     """Build the grids of GPUs from NVIDIA's measured tables (extra `grids`).
 
@@ -47,19 +47,17 @@ def build(
     from physim.inputs.hardware import load_hardware
 
     console = stdout()
-    folder = out or data.folder("bench_data")
-    for key in gpus or measured_gpus():
-        gpu = load_hardware(key)
-        for engine, table in (
-            (one, table)
-            for one in engines or shipped_engines()
-            for table in build_gpu(gpu, folder / grids_of(gpu.key, one), one)
-        ):
-            console.print(
-                f"{grids_of(gpu.key, engine)}/{table.table}: {table.rows} rows, {table.cells} "
-                f"cells, error on {table.held_out_rows} rows left out: median "
-                f"{table.held_out_median_pct:.1f}%, 95th percentile {table.held_out_p95_pct:.1f}%"
-            )
+    wanted = [load_hardware(key) for key in gpus or measured_gpus()]
+    with data.replacing_folder(out, remedy="name a folder that is not there yet") as folder:
+        for gpu, engine in itertools.product(wanted, engines or shipped_engines()):
+            grids = grids_of(gpu.key, engine)
+            for table in build_gpu(gpu, folder / grids, engine):
+                console.print(
+                    f"{grids}/{table.table}: {table.rows} rows, {table.cells} cells, "
+                    f"error on {table.held_out_rows} rows left out: median "
+                    f"{table.held_out_median_pct:.1f}%, 95th percentile "
+                    f"{table.held_out_p95_pct:.1f}%"
+                )
 
 
 @app.command()

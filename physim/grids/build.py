@@ -92,7 +92,7 @@ def build_gpu(gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE) -> Iter
         "engine": engine,
         "package": f"{PACKAGE}=={PACKAGE_VERSION}",
         "licence": "Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES",
-        "command": f"physim grids build --gpu {gpu.key} --engine {engine}",
+        "command": f"physim grids build --gpu {gpu.key} --engine {engine} --out grids",
         "held_out": f"{_HELD_OUT_SHARE:.0%} of the rows, seed {_SEED}, left out of a second build",
         "tables": [asdict(record) for record in built],
     }

@@ -133,4 +133,4 @@ def _load(gpu: str, table: str) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(str(path), "is damaged", "rebuild it with `physim grids build`") from error
+        raise InputError(str(path), "is damaged", "install physim again") from error
