@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import shutil
-import tempfile
+import platform
 from pathlib import Path
 
 # Most of the time goes to compiling, so little is optimised, and workers, commands and notebooks
-# share what they compile. Without YNNPACK, as in physim.kept.
+# share what they compile, with those of the next run too. Without YNNPACK, as in physim.kept.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="physim-tests-")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    compiled = cache / "physim-tests" / platform.node()
+    compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiled)
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(10**9)
     os.environ["XLA_FLAGS"] = " ".join(
         [
             os.environ.get("XLA_FLAGS", ""),
@@ -29,6 +32,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 import physim
+import typechecking  # noqa: F401
 
 jax.config.update("jax_enable_x64", True)
 
@@ -44,12 +48,6 @@ _CHECKED = [one.name for one in pkgutil.iter_modules(physim.__path__, "physim.")
 _hook = install_import_hook(
     [*(name for name in _CHECKED if name not in _UNCHECKED), *_ARRAYS], "typechecking.check"
 )
-
-
-def pytest_unconfigure() -> None:
-    """Forgets what was compiled, when the last worker is done."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
