@@ -32,10 +32,16 @@ def test_parts_of_a_step_have_a_picture_in_the_physics(part):
     assert (ROOT / "docs" / "images" / f"{part}.png").is_file()
 
 
-def test_commands_are_in_the_reference():
-    commands = typer.main.get_command(app).commands
-    for name, command in commands.items():
-        assert f"`{name}" in REFERENCE, name
-        # Every command's help has an example.
-        for own in getattr(command, "commands", {name: command}).values():
-            assert "For example:" in own.help, own.name
+def leaves(command, *names):
+    """Every command that does something, with its words."""
+    for name, own in getattr(command, "commands", {}).items():
+        if hasattr(own, "commands"):
+            yield from leaves(own, *names, name)
+        else:
+            yield pytest.param(" ".join([*names, name]), own, id=" ".join([*names, name]))
+
+
+@pytest.mark.parametrize(("words", "command"), [*leaves(typer.main.get_command(app))])
+def test_commands_are_in_the_reference_and_have_an_example(words, command):
+    assert f"`{words}`" in REFERENCE
+    assert f"For example:\n\nphysim {words}" in command.help
