@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import physim
-from physim.corrections.fields import CORRECTIONS, PRIOR_WIDTHS, flat, labels
+from physim.corrections.fields import CORRECTIONS, PRIOR_WIDTHS, Corrections, flat, labels
+from physim.corrections.files import Fit, load_fit
 from physim.corrections.levels import (
     LEVELS,
     Evidence,
@@ -77,3 +78,23 @@ def test_levels_share_the_variance_of_the_prior():
             assert 0 < total <= prior[place] ** 2
     engine = labels().index("host_step")
     assert found[LEVELS.index("gpu"), engine] == 0
+
+
+def test_a_fit_file_keeps_any_name(tmp_path):
+    triangle = [float(number) for number in range(6)]
+    name = f'@"curvature": "[{triangle}]"@'
+    branch = ("all", name, *[""] * (len(LEVELS) - 2))
+    curvature = np.diag(np.where(np.arange(len(labels())) < 2, 25.0, 0.0))
+    known = Fit(
+        name,
+        {("shared", "all"): flat(Corrections()), ("gpu", name): flat(Corrections(lm_head=0.5))},
+        np.full((len(LEVELS), len(CORRECTIONS)), 0.1),
+        Evidence(Tree((branch,)), curvature[None]),
+        branch,
+    )
+    known.write(tmp_path / "fit.json")
+    found = load_fit(tmp_path / "fit.json")
+    assert found.offsets.keys() == known.offsets.keys()
+    assert found.common == branch
+    # Each matrix on a line.
+    assert '"curvature": [25.0, 0.0, 25.0]\n' in (tmp_path / "fit.json").read_text()

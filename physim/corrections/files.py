@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +39,6 @@ DEFAULT_FIT = "default"
 STANDS_FOR_DEFAULT = "public-2026-11"
 _SUFFIX = ".json"
 _SCHEMA_VERSION = 3
-# Marks what is a line of numbers in the file.
-_ROW = "@"
 _DIGITS = 5
 # The corrections that have offsets; the residual is shared, and taken as known.
 _COUNT = len(CORRECTIONS)
@@ -152,13 +151,11 @@ class Fit:
         """
         content = self.to_dict()
         for one in content.get("evidence", []):
-            one["curvature"] = f"{_ROW}{json.dumps(one['curvature'])}{_ROW}"
-        text = json.dumps(content, indent=1) + "\n"
+            one["curvature"] = json.dumps(one["curvature"])
+        # Each matrix on a line. Within a name the quotation marks have backslashes.
+        text = re.sub(r'"curvature": "([^"]*)"', r'"curvature": \1', json.dumps(content, indent=1))
         with data.replacing(path) as temporary:
-            # Each matrix on a line.
-            temporary.write_text(
-                text.replace(f'"{_ROW}', "").replace(f'{_ROW}"', ""), encoding="utf-8"
-            )
+            temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def shipped_fits() -> list[str]:
