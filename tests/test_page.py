@@ -1,5 +1,6 @@
 """The page: tables that are looked up in a browser, and what they say of their error."""
 
+import html
 import importlib.util
 import json
 import math
@@ -7,6 +8,8 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +19,13 @@ from typer.testing import CliRunner
 
 from physim.cli import app
 from physim.errors import InputError
+from physim.page import document
 from physim.page.build import predicted
 from physim.page.document import write_page
 from physim.page.interpolation import cubic, look_up
 from physim.page.tables import Packed
+from physim.prediction.commands import in_shell
+from physim.printable import printable
 
 numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
 
@@ -83,6 +89,34 @@ def test_a_page_is_one_file_that_loads_nothing(page):
     assert not re.search(r'(src|href)="(?!data:)', text)
     # Nothing of the template is left.
     assert "$" + "script" not in text
+
+
+def test_names_on_a_page_are_text(page, tmp_path):
+    _, found = page
+    evil = "</title></script><script>alert(1)</script>\x1b[31m\u202e $facts ${x}' \u2028"
+
+    def named(case):
+        gpu = replace(case.gpu, name=evil)
+        return replace(case, model=replace(case.model, name=evil), gpu=gpu)
+
+    path = tmp_path / "page.html"
+    groups, servers = ([named(case) for case in own] for own in (found.groups, found.servers))
+    asked = replace(found.asked, model=evil)
+    write_page(replace(found, groups=groups, servers=servers, asked=asked, refused=[evil]), path)
+    text = path.read_text()
+    assert text.count("<script") == page[0].read_text().count("<script")
+    assert printable(html.escape(evil)) in text
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
+    assert facts["gpus"] == {"h100_sxm": printable(evil)}
+    assert facts["refused"] == [printable(evil)]
+    assert facts["command"].startswith(f"physim predict {in_shell([evil])} ")
+
+
+def test_scripts_make_text_of_text():
+    """A page puts what it is told into elements as text, never as HTML."""
+    scripts = "".join(path.read_text() for path in Path(document.__file__).parent.glob("*.js"))
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert word not in scripts
 
 
 def test_tables_are_exact_at_their_points_and_near_between_them(page):

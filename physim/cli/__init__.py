@@ -19,6 +19,7 @@ import typer
 from physim.cli import data, grids, show
 from physim.cli.capacity import capacity
 from physim.cli.compare import compare
+from physim.cli.console import print_line
 from physim.cli.crossval import crossval
 from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
@@ -122,7 +123,7 @@ def _fail(line: str) -> None:
     """Ends with a line on stderr, and without Python's complaint about a stdout that is gone."""
     if line:
         shown = line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."
-        typer.echo(f"physim: error: {shown}", err=True)
+        print_line(f"physim: error: {shown}", err=True)
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from physim.cli.console import stdout, table_of
+from physim.cli.console import stdout, styled, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Arrival,
@@ -86,8 +86,11 @@ def _print_capacity(found: Capacity) -> None:
     if found.interval_rps is not None:
         between = f" (90%: {found.interval_rps[0]:.3g} to {found.interval_rps[1]:.3g})"
     console.print(
-        f"{prediction.model} on {prediction.gpus}: up to "
-        f"[bold]{found.rate_rps:.4g} requests/s[/bold]{between}, then {found.limited_by} is reached"
+        styled(
+            f"{prediction.model} on {prediction.gpus}: up to ",
+            (f"{found.rate_rps:.4g} requests/s", "bold"),
+            f"{between}, then {found.limited_by} is reached",
+        )
     )
     rows = [
         [one.name, f"{one.seconds * 1e3:g} ms", f"{one.latency_s(prediction) * 1e3:.1f} ms"]

@@ -1,4 +1,8 @@
-"""What is printed: a console as wide as its reader wants it, and tables that fit."""
+"""What is printed: a console as wide as its reader wants it, lines, and tables that fit.
+
+Names of models, files and runs are printed here and nowhere else, so that no character in them is
+taken for markup or obeyed by a terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from physim.printable import printable
+
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
+
+    from physim.cli.terminal import Terminal
 
 # Nothing that is printed is so long: a program that reads a pipe finds each row on one line.
 _UNFOLDED = 10_000
@@ -16,14 +27,36 @@ _UNFOLDED = 10_000
 _NAMED = 3
 
 
-def stdout() -> Console:
+def stdout() -> Terminal:
     """Stdout: as wide as the terminal or as COLUMNS says, and unfolded in a pipe or file."""
-    from rich.console import Console
+    from physim.cli.terminal import Terminal
 
-    terminal = Console(highlight=False)
+    terminal = Terminal()
     if terminal.is_terminal or "COLUMNS" in os.environ:
         return terminal
-    return Console(highlight=False, width=_UNFOLDED)
+    return Terminal(width=_UNFOLDED)
+
+
+def print_line(line: str, *, err: bool = False) -> None:
+    """Prints one line in one piece, to be pasted or read by a program.
+
+    Args:
+        line: The line.
+        err: Whether it goes to stderr.
+    """
+    typer.echo(printable(line), err=err)
+
+
+def styled(*pieces: str | tuple[str, str]) -> Text:
+    """Text for the console, in styles.
+
+    Args:
+        pieces: Strings, or strings with the style of each.
+    """
+    from rich.text import Text
+
+    pairs = ((piece, "") if isinstance(piece, str) else piece for piece in pieces)
+    return Text.assemble(*((printable(text), style) for text, style in pairs))
 
 
 def milliseconds(seconds: float | None) -> str:
@@ -56,11 +89,12 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]]) -
         rows: Cells, as many as headings.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
 
     cells = [list(row) for row in rows]
     widths = [
-        max([len(heading), *(len(str(row[index])) for row in cells)])
+        max(cell_len(printable(str(cell))) for cell in (heading, *(row[index] for row in cells)))
         for index, heading in enumerate(columns)
     ]
     # Each column is followed by one space, and the box adds one to either side.

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.console import print_line
 from physim.cli.output_options import writable
 from physim.cli.subject_options import Gpu
 from physim.measured.formats import FORMATS
@@ -99,14 +100,14 @@ def read(
     )
     write_rows(out, found, append)
     for row in found.to_dict("records"):
-        typer.echo(
+        print_line(
             f"stage {row['stage']}: {row['rate_rps']:g}/s, TTFT {row['ttft_mean'] * 1e3:.1f} ms, "
             f"E2E {row['e2e_mean']:.3f} s, {row['n_failed']} of "
             f"{row['n_success'] + row['n_failed']} failed"
         )
     for note in dict.fromkeys(filter(None, found["note"])):
-        typer.echo(f"note: {note}")
-    typer.echo(f"written to {out}")
+        print_line(f"note: {note}")
+    print_line(f"written to {out}")
 
 
 @app.command()
@@ -140,6 +141,6 @@ def convert(
         found = ml_energy.read(path)
     odd = found[found["note"] != ""]
     write_rows(out, found.drop(odd.index))
-    typer.echo(f"{len(found) - len(odd)} rows written to {out}")
+    print_line(f"{len(found) - len(odd)} rows written to {out}")
     for row in odd.to_dict("records"):
-        typer.echo(f"left out {row['experiment']}: {row['note']}")
+        print_line(f"left out {row['experiment']}: {row['note']}")

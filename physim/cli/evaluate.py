@@ -99,8 +99,6 @@ def _print_evaluation(
     groups: Sequence[Mapping[str, Any]],
     explain: bool,
 ) -> None:
-    from rich.text import Text
-
     console = stdout()
     if worst > 0:
         count = len(evaluation.rows)
@@ -114,7 +112,7 @@ def _print_evaluation(
         console.print("mean errors by group, percent, and rows within their interval")
         console.print(_groups(names, groups))
     for line in by_reason(evaluation.skipped):
-        console.print(Text(f"skipped {line}", style="yellow"))
+        console.print(f"skipped {line}", style="yellow")
 
 
 def _rows(evaluation: Evaluation, worst: int, explain: bool) -> Table:

@@ -15,7 +15,6 @@ from physim.cli.subject_options import known_fits
 from physim.metrics import METRICS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.table import Table
 
     from physim.fitting.fit import Estimate, Outcome
@@ -82,48 +81,38 @@ def fit(
     if as_json:
         print_json(outcome.fit.to_dict())
     else:
-        console = stdout()
-        for part in _rendered(outcome, out):
-            console.print(part)
+        _print_outcome(outcome, out)
     if plot is not None:
         from physim.plot import draw_fit
 
         write(lambda: draw_fit(outcome), plot)
 
 
-def _rendered(outcome: Outcome, out: Path) -> list[RenderableType]:
-    from rich.text import Text
-
-    losses = outcome.losses
-    lines: list[RenderableType] = [
-        Text(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}"),
-        "",
-        Text(
-            "factors on components of what all rows have in common: before and after the fit, 90%"
-        ),
-        estimates_table(outcome.estimates),
-        Text("mean absolute error of an experiment, percent, in sample: before and after"),
-        _experiments(outcome),
-    ]
-    lines += [Text(f"left out {line}", style="yellow") for line in by_reason(outcome.left_out)]
+def _print_outcome(outcome: Outcome, out: Path) -> None:
+    console, losses = stdout(), outcome.losses
+    console.print(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}")
+    console.print()
+    console.print(
+        "factors on components of what all rows have in common: before and after the fit, 90%"
+    )
+    console.print(estimates_table(outcome.estimates))
+    console.print("mean absolute error of an experiment, percent, in sample: before and after")
+    console.print(_experiments(outcome))
+    for line in by_reason(outcome.left_out):
+        console.print(f"left out {line}", style="yellow")
     if outcome.distrusted:
-        lines.append(Text("Outliers, which count less:", style="yellow"))
-        lines += [
-            Text(
-                f"  {row['experiment']} stage {row['stage']}: "
-                f"{METRICS[row['metric']].label} {row['error_pct']:+.1f}%",
-                style="yellow",
-            )
-            for row in outcome.distrusted
-        ]
-    lines.append("scatter of unseen runs, beyond the fit's own uncertainty:")
-    lines += [
-        f"  {name}: "
-        + ", ".join(f"{METRICS[name].label} {value:.1%}" for name, value in own.items())
-        for name, own in outcome.fit.scatter.items()
-    ]
-    lines.append(f"written to {out}")
-    return lines
+        console.print("Outliers, which count less:", style="yellow")
+    for row in outcome.distrusted:
+        console.print(
+            f"  {row['experiment']} stage {row['stage']}: "
+            f"{METRICS[row['metric']].label} {row['error_pct']:+.1f}%",
+            style="yellow",
+        )
+    console.print("scatter of unseen runs, beyond the fit's own uncertainty:")
+    for name, own in outcome.fit.scatter.items():
+        values = ", ".join(f"{METRICS[metric].label} {value:.1%}" for metric, value in own.items())
+        console.print(f"  {name}: {values}")
+    console.print(f"written to {out}")
 
 
 def _curve(losses: Sequence[float]) -> str:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.console import stdout, table_of
+from physim.cli.console import stdout, styled, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, write
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from physim.cli.terminal import Terminal
     from physim.grids.efficiency import Grid
 
 app = typer.Typer(no_args_is_help=True, help="Build and look at the grids of measured efficiency.")
@@ -102,7 +101,7 @@ def show(
         write(lambda: draw_surface(surface, title), plot)
 
 
-def _print_tables(console: Console, gpu: str, record: Mapping[str, Any]) -> None:
+def _print_tables(console: Terminal, gpu: str, record: Mapping[str, Any]) -> None:
     rows = [
         (
             entry["table"],
@@ -122,9 +121,8 @@ def _print_tables(console: Console, gpu: str, record: Mapping[str, Any]) -> None
     )
 
 
-def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str, float]) -> None:
+def _print_surface(console: Terminal, title: str, surface: Grid, fixed: dict[str, float]) -> None:
     import numpy as np
-    from rich.text import Text
 
     rows_name, knots = surface.axes[0]
     columns_name, columns = surface.axes[1] if len(surface.axes) > 1 else ("efficiency", np.ones(1))
@@ -140,7 +138,7 @@ def _print_surface(console: Console, title: str, surface: Grid, fixed: dict[str,
         console.print(f"down {rows_name}, across {columns_name}")
     rows = [
         [f"{knots[row]:g}"]
-        + [Text(f"{value:.3f}", style=_shade(value)) for value in values[row, shown]]
+        + [styled((f"{value:.3f}", _shade(value))) for value in values[row, shown]]
         for row in lines
     ]
     console.print(table_of([rows_name, *headings], rows))

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from physim.cli.comma_lists import degrees_in, names_in
+from physim.cli.console import print_line
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import Burstiness, Cached, Prefixes
 from physim.cli.output_options import html_file
@@ -82,5 +83,5 @@ def page(
         )
     write_page(found, out)
     for line in found.refused:
-        typer.echo(f"left out: {line}", err=True)
-    typer.echo(f"written to {out}: {len(found.servers)} servers")
+        print_line(f"left out: {line}", err=True)
+    print_line(f"written to {out}: {len(found.servers)} servers")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from physim.cli.console import stdout, table_of
+from physim.cli.console import print_line, stdout, styled, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Arrival,
@@ -140,14 +140,12 @@ def predict(
             prediction.to_dict() | ({} if goodput is None else {"goodput": goodput}) | commands
         )
     else:
-        console = stdout()
-        for part in _rendered(prediction):
-            console.print(part)
+        _print_prediction(prediction)
         if goodput is not None:
-            console.print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
+            stdout().print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
         for line in commands.values():
             # To be pasted, so in one piece.
-            typer.echo(line)
+            print_line(line)
     if plot is not None:
         from physim.plot import draw_deployment, draw_timeline
 
@@ -182,42 +180,39 @@ def _goodput(prediction: Prediction, slo: list[str]) -> float | None:
     return share_within(objectives, prediction)
 
 
-def _rendered(prediction: Prediction) -> list[RenderableType]:
+def _print_prediction(prediction: Prediction) -> None:
     from rich.table import Table
-    from rich.text import Text
 
+    console = stdout()
     how = "" if prediction.method == "fluid" else ", replayed"
-    title = Text(f"{prediction.describe()}; fit: {prediction.fit}{how}")
-    title.stylize("bold", 0, len(prediction.model))
+    about = prediction.describe().removeprefix(prediction.model)
+    console.print(styled((prediction.model, "bold"), f"{about}; fit: {prediction.fit}{how}"))
+    console.print(prediction.describe_engine(), style="dim")
+    console.print(prediction.describe_memory(), style="dim")
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(justify="left")
     numbers.add_column(justify="right", style="bold")
     numbers.add_column(style="dim")
     for row in _numbers(prediction):
         numbers.add_row(*row)
-    engine = Text(prediction.describe_engine(), style="dim")
-    memory = Text(prediction.describe_memory(), style="dim")
-    lines: list[RenderableType] = [title, engine, memory, "", numbers, "", _latencies(prediction)]
-    lines += ["", _bars(prediction)]
+    for part in (numbers, _latencies(prediction), _bars(prediction)):
+        console.print()
+        console.print(part)
     load = prediction.load
     if load is not None and load.concurrency is not None and load.requests is not None:
-        lines.append(
-            Text(f"All clients start at once, and means are over all {load.requests} requests.")
+        console.print(
+            f"All clients start at once, and means are over all {load.requests} requests."
         )
     if prediction.saturated and prediction.ttft_s is None:
-        lines.append(
-            Text(
-                f"The load is above capacity ({prediction.saturation_rps:.3g} req/s): the queue "
-                "grows without end, so TTFT and E2E have no steady value.",
-                style="yellow",
-            )
+        console.print(
+            f"The load is above capacity ({prediction.saturation_rps:.3g} req/s): the queue "
+            "grows without end, so TTFT and E2E have no steady value.",
+            style="yellow",
         )
-    lines += [Text(f"Note: {line}.", style="yellow") for line in prediction.assumptions]
-    lines += [
-        Text(f"Beyond what was measured: {line}.", style="yellow")
-        for line in prediction.extrapolations
-    ]
-    return lines
+    for line in prediction.assumptions:
+        console.print(f"Note: {line}.", style="yellow")
+    for line in prediction.extrapolations:
+        console.print(f"Beyond what was measured: {line}.", style="yellow")
 
 
 def _milliseconds(value: float | None) -> str:
@@ -226,14 +221,14 @@ def _milliseconds(value: float | None) -> str:
     return f"{value * 1e3:.1f} ms" if value < 10 else f"{value:.1f} s"
 
 
-def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
+def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
     e2e = "-" if prediction.e2e_s is None else f"{prediction.e2e_s:.3f} s"
     capacity, whole = prediction.saturation_rps, prediction.whole
     use = prediction.requests_per_s / capacity
     served = f"{prediction.requests_per_s:.3g} of at most {capacity:.3g} req/s ({use:.0%})"
     if prediction.timeline is not None:
         served = f"{prediction.requests_per_s:.3g} req/s, from the first to the last"
-    rows = [
+    rows: list[tuple[str, str, RenderableType]] = [
         (
             "TTFT",
             _milliseconds(prediction.ttft_s),
@@ -258,7 +253,7 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, str]]:
     if prediction.timeline is not None:
         # The engine's state below is no mean of a load that changes.
         stage = "the busiest stage" if prediction.stages else "such a load"
-        rows.append(("", "", f"[not dim]{stage}, if it stayed:[/not dim]"))
+        rows.append(("", "", styled((f"{stage}, if it stayed:", "not dim"))))
         rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
     batch = f"requests decode in a step, {prediction.running:.1f} run"
     return [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from physim.cli.console import styled
+
 
 @contextlib.contextmanager
 def running(what: str) -> Iterator[Callable[[str], None]]:
@@ -13,11 +15,10 @@ def running(what: str) -> Iterator[Callable[[str], None]]:
     Args:
         what: What goes on.
     """
-    from rich.console import Console
+    from physim.cli.terminal import Terminal
 
-    console = Console(stderr=True)
-    with console.status(what) as status:
-        yield lambda text: status.update(f"{what}: {text}")
+    with Terminal(stderr=True).status(styled(what)) as status:
+        yield lambda text: status.update(styled(f"{what}: {text}"))
 
 
 @contextlib.contextmanager
@@ -28,12 +29,16 @@ def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
         what: What goes on.
         total: How many there are.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
+    from physim.cli.terminal import Terminal
+    from physim.printable import printable
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    console = Terminal(stderr=True)
     off = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=off) as progress:
         task = progress.add_task(what, total=total)
-        yield lambda text: progress.update(task, advance=1, description=f"{what}: {text}")
+        yield lambda text: progress.update(
+            task, advance=1, description=printable(f"{what}: {text}")
+        )

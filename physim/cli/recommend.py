@@ -11,7 +11,7 @@ import typer
 
 from physim import data
 from physim.cli.comma_lists import names_in
-from physim.cli.console import milliseconds, stdout, table_of
+from physim.cli.console import milliseconds, print_line, stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Burstiness,
@@ -128,7 +128,7 @@ def recommend(
             **engine,
         )
     for line in day.notes if day is not None else ():
-        typer.echo(f"note: {line}", err=True)
+        print_line(f"note: {line}", err=True)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -202,7 +202,7 @@ def _print_recommendation(found: Recommendation) -> None:
         notes.append("per 1M: price of a million generated tokens")
     console.print("; ".join(notes), style="dim")
     for place, one in enumerate(found.choices, 1):
-        console.print(f"{place}: {serve_command(one.case)}", highlight=False)
+        console.print(f"{place}: {serve_command(one.case)}")
     for line in dict.fromkeys(x for one in found.choices for x in one.prediction.extrapolations):
         console.print(f"Beyond what was measured: {line}.", style="yellow")
     if found.refused:

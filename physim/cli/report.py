@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.console import print_line
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
     Arrival,
@@ -50,4 +51,4 @@ def report(
 
     with running("predicting and drawing"):
         write_report(model, out, fit=fit, gpu=gpu, tp=tp, **load, **engine)
-    typer.echo(f"written to {out}")
+    print_line(f"written to {out}")

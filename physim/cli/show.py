@@ -212,7 +212,8 @@ def _print_fit(known: Fit) -> None:
     console.print("residual: a small network for what is left in the work on all tokens of a step")
     offsets = _offsets(known)
     if offsets:
-        console.print("\nfactors beside those, the three largest of each")
+        console.print()
+        console.print("factors beside those, the three largest of each")
         console.print(table_of(("level", "of", "factors"), offsets))
     for key in ("noise", "scatter", "ranges"):
         if getattr(known, key):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from physim.cli.console import stdout
+from physim.cli.console import print_line, stdout
 
 
 def sweep(
@@ -54,7 +54,7 @@ def sweep(
                     progress=progress,
                 )
         except KeyboardInterrupt:
-            typer.echo(f"stopped with {parts} in {out}; go on with --resume", err=True)
+            print_line(f"stopped with {parts} in {out}; go on with --resume", err=True)
             raise
     stdout().print(f"{count:,} cases in {out}")
     problems = _problems(out)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
 import re
-import shlex
 import string
 from dataclasses import asdict, fields, replace
 from importlib import metadata, resources
@@ -24,7 +22,10 @@ from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
 from physim.page.build import CHECKED, KNEE, Asked, Predicted
 from physim.page.tables import VALUES
+from physim.prediction.commands import in_shell
+from physim.prediction.html import escaped
 from physim.prediction.intervals import BEYOND, SCALES, WORDS, least_s
+from physim.printable import printable
 from physim.step.lowering import PART_NAMES, PARTS
 
 _SCRIPTS = ("tables.js", "pictures.js", "page.js")
@@ -58,7 +59,7 @@ def _command(asked: Asked) -> str:
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words += [f"--{flag}", str(value)]
-    return shlex.join(words)
+    return in_shell(words)
 
 
 def _document(found: Predicted) -> str:
@@ -72,8 +73,8 @@ def _document(found: Predicted) -> str:
     )
     numbers = gzip.compress(found.packed.content, mtime=0)
     return string.Template(_asset("page.html")).substitute(
-        title=html.escape(case.model.name),
-        about=html.escape(about),
+        title=escaped(case.model.name),
+        about=escaped(about),
         style=_asset("page.css"),
         # A name in it must not end the element.
         facts=json.dumps(_facts(found)).replace("<", "\\u003c"),
@@ -97,7 +98,7 @@ def _facts(found: Predicted) -> dict[str, Any]:
         "arrays": found.packed.arrays,
         "values": VALUES,
         "parts": [{"name": name, "label": PARTS[name].label} for name in PART_NAMES],
-        "gpus": {case.gpu.key: case.gpu.name for case in found.groups},
+        "gpus": {case.gpu.key: printable(case.gpu.name) for case in found.groups},
         "groups": [_group(found, case) for case in found.groups],
         "servers": [
             {"group": group, **_server(case)}
@@ -109,7 +110,7 @@ def _facts(found: Predicted) -> dict[str, Any]:
         "errors": found.errors,
         "knee": KNEE,
         "checked": CHECKED,
-        "refused": list(found.refused),
+        "refused": [printable(line) for line in found.refused],
         "first": {
             "gpu": case.gpu.key,
             "tp": case.deployment.parallelism.tp,

@@ -19,6 +19,7 @@ with app.setup:
     from physim.inputs.lengths import Lengths
     from physim.plot import draw_breakdown, draw_elasticities, draw_load
     from physim.plot.pareto import draw_tradeoff
+    from physim.prediction.html import element
     from physim.questions.objectives import NOTHING
     from physim.questions.pareto import tradeoff
     from physim.questions.servers import Servers
@@ -132,9 +133,13 @@ def _(case, deployment, fit, gpus, load, model, prediction):
 
 @app.cell
 def _(deployment, drawings, load, model, prediction, problem):
-    controls = [mo.md(f"## {model}"), *deployment.elements.values(), *load.elements.values()]
+    controls = [
+        mo.Html(element("h2", model)),
+        *deployment.elements.values(),
+        *load.elements.values(),
+    ]
     if prediction is None:
-        results: list[Any] = [mo.callout(problem, kind="danger")]
+        results: list[Any] = [mo.callout(mo.Html(element("p", problem)), kind="danger")]
     else:
         warnings = [f"Beyond what was measured: {line}." for line in prediction.extrapolations]
         if prediction.saturated:
@@ -144,7 +149,7 @@ def _(deployment, drawings, load, model, prediction, problem):
         }
         results = [
             mo.Html(prediction._repr_html_()),
-            *(mo.callout(line, kind="warn") for line in warnings),
+            *(mo.callout(mo.Html(element("p", line)), kind="warn") for line in warnings),
             mo.ui.tabs(tabs),
         ]
     mo.hstack([mo.vstack(controls), mo.vstack(results)], widths=[1, 3], gap=2)

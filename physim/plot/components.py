@@ -16,7 +16,7 @@ from physim.corrections.fields import Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, ServerOptions
-from physim.plot.figures import axes_or_new, plain_ticks
+from physim.plot.figures import axes_or_new, literal, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
 from physim.step.host import PART as HOST
@@ -138,7 +138,7 @@ def draw_component(
     else:
         axes.set_ylim(bottom=0)
     plain_ticks(axes)
-    axes.set_title(textwrap.fill(f"{part.label}: {case.server}", _TITLE), fontsize=9)
+    axes.set_title(textwrap.fill(literal(f"{part.label}: {case.server}"), _TITLE), fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return axes

@@ -12,6 +12,7 @@ import numpy as np
 
 from physim import data
 from physim.errors import InputError
+from physim.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +38,16 @@ def new_figure(width: float, height: float) -> Figure:
 def axes_or_new(axes: Axes | None, width: float = 6.5, height: float = 4.0) -> Axes:
     """The axes that were given, or those of a new figure."""
     return new_figure(width, height).subplots() if axes is None else axes
+
+
+def literal(text: str) -> str:
+    """Text for a title, a label or a legend, of which nothing is taken for a formula or left out.
+
+    Whatever holds the name of a model, a GPU, a fit or a run is drawn through it.
+    """
+    shown = printable(text).replace("$", r"\$")
+    # A legend leaves out what begins so.
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def plain_ticks(*drawn: Axes) -> None:

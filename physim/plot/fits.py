@@ -8,7 +8,7 @@ import numpy as np
 
 from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.fields import PRIOR_WIDTHS, flat, labels
-from physim.plot.figures import COLORS, axes_or_new, new_figure, plain_ticks
+from physim.plot.figures import COLORS, axes_or_new, literal, new_figure, plain_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,7 +76,9 @@ def draw_corrections(fit: Fit, axes: Axes | None = None) -> Axes:
         axes.plot([np.exp(values[place])], [height], "o", color="C0")
     axes.axvline(1, color="0.5", lw=0.8)
     axes.set_yticks(range(len(shown)), [name.replace("_", " ") for _, name in shown])
-    axes.set(xscale="log", xlabel="factor: before a fit (grey) and after, 90%", title=fit.name)
+    axes.set(
+        xscale="log", xlabel="factor: before a fit (grey) and after, 90%", title=literal(fit.name)
+    )
     plain_ticks(axes)
     return axes
 
@@ -104,7 +106,7 @@ def draw_errors(outcome: Outcome, axes: Axes | None = None) -> Axes:
             )
     axes.axvline(0, color="0.5", lw=0.8)
     axes.set_xlabel("error of each row, percent (in sample)")
-    names = [f"{row['experiment'][:_NAME]} {row['stage']}" for row in outcome.rows]
+    names = [literal(f"{row['experiment'][:_NAME]} {row['stage']}") for row in outcome.rows]
     few = names if len(names) <= _NAMED_ROWS else []
     axes.set_yticks(range(len(few)), few, fontsize=6)
     axes.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
@@ -189,7 +191,7 @@ def draw_evaluation(found: Evaluation, axes: Axes | None = None) -> Axes:
     ]
     for _, row, pair in sorted(far, key=lambda one: -one[0])[:_FARTHEST]:
         axes.annotate(
-            f" {row['experiment'][:_NAME]} {row['stage']}: {pair['error_pct']:+.0f}%",
+            literal(f" {row['experiment'][:_NAME]} {row['stage']}: {pair['error_pct']:+.0f}%"),
             (pair["observed"], pair["predicted"]),
             fontsize=6,
             va="center",
@@ -227,7 +229,7 @@ def draw_fold_errors(found: Crossval, axes: Axes | None = None) -> Axes:
         values = [one["folds"].get(name, 0.0) for name in names]
         axes.barh(places, values, height, label=one["method"])
     middle = [place + 0.4 - height / 2 for place in range(len(names))]
-    axes.set_yticks(middle, [name.split("/")[-1][:30] for name in names], fontsize=7)
+    axes.set_yticks(middle, [literal(name.split("/")[-1][:30]) for name in names], fontsize=7)
     what = "median error of cycles" if shown == "cycle" else "mean absolute error of E2E"
     axes.set_xlabel(f"{what}, percent, {found.leave_out} left out")
     axes.legend(fontsize=7)

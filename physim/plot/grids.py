@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from physim.plot.figures import axes_or_new, plain_ticks
+from physim.plot.figures import axes_or_new, literal, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def draw_surface(surface: Grid, title: str = "", axes: Axes | None = None) -> Ax
     axes = axes_or_new(axes, 7.0, 4.5)
     efficiency = np.exp(surface.log_efficiency)
     across_name, across = surface.axes[0]
-    axes.set(xscale="log", xlabel=across_name.replace("_", " "), title=title)
+    axes.set(xscale="log", xlabel=across_name.replace("_", " "), title=literal(title))
     if len(surface.axes) == 1:
         axes.plot(across, efficiency, marker="o", markersize=3)
         axes.set(ylabel="efficiency relative to roofline", ylim=(0, None))

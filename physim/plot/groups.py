@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.metrics import METRICS
-from physim.plot.figures import new_figure, plain_ticks
+from physim.plot.figures import literal, new_figure, plain_ticks
 from physim.validation.by_group import group_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def draw_groups(found: Evaluation, names: Sequence[str]) -> list[Axes]:
                 ms=4,
                 alpha=0.7,
                 color=f"C{rank}" if own else "0.6",
-                label=f"{name}: {off:.0f}%" if own else None,
+                label=literal(f"{name}: {off:.0f}%") if own else None,
             )
             ends += [float(seen.min()), float(seen.max())]
         diagonal = np.array([min(ends), max(ends)])

@@ -14,7 +14,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.metrics import METRICS
-from physim.plot.figures import COLORS, new_figure, plain_ticks
+from physim.plot.figures import COLORS, literal, new_figure, plain_ticks
 from physim.prediction.intervals import predict_with_interval
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def draw_load(
             own.set_xlim(0, 1.05 * min(max(sizes[-1], mark), 2 * sizes[-1]))
         own.legend(fontsize=7, loc="lower right")
     plain_ticks(*axes)
-    title = case.server
+    title = literal(case.server)
     lengths = (
         f"{one.mean_input:g} tokens in ({one.cached_tokens:g} cached), {one.mean_output:g} out"
     )
@@ -183,5 +183,5 @@ def draw_timeline(prediction: Prediction) -> list[Axes]:
     first.set_xlim(0, 1.02 * max([*busy, *timeline.arrival_s]))
     where = f"{prediction.model} on {prediction.tp} x {prediction.gpu}, {prediction.method}"
     what = prediction.load.describe() if prediction.load is not None else "a trace"
-    figure.suptitle(f"{where}\n{what}", fontsize=10)
+    figure.suptitle(f"{literal(where)}\n{what}", fontsize=10)
     return [queue, batch, cache, first]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.inputs.case import Case
-from physim.plot.figures import new_figure, plain_ticks
+from physim.plot.figures import literal, new_figure, plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def draw_tradeoff(found: Tradeoff, cases: Sequence[Case]) -> Axes:
         The axes.
     """
     axes = new_figure(7.5, 5).subplots()
-    kinds = [f"{case.model.name.split('/')[-1]} on {case.gpu.key}" for case in cases]
+    kinds = [literal(f"{case.model.name.split('/')[-1]} on {case.gpu.key}") for case in cases]
     of_points = np.array(kinds)[found.servers]
     colors = {kind: f"C{place % 10}" for place, kind in enumerate(dict.fromkeys(kinds))}
     for kind, color in colors.items():

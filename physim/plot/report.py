@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import io
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -20,7 +19,7 @@ from physim.plot.figures import write_into
 from physim.plot.loads import draw_load
 from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
 from physim.prediction.commands import bench_command, serve_command
-from physim.prediction.html import prediction_tables
+from physim.prediction.html import Html, element, escaped, joined, prediction_tables
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
 from physim.questions.elasticities import explain
@@ -96,32 +95,36 @@ def _page(
     title = f"{prediction.model} on {prediction.tp} x {prediction.gpu}"
     load = prediction.describe().removeprefix(f"{title}, ")
     made = f"physim {version('physim-llm')}, fit {prediction.fit}, {date.today().isoformat()}"
-    commands = "\n".join(_commands(case))
     body = [
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p>Under {html.escape(load)}.</p>",
-        f"<p>Predicted by {html.escape(made)}.</p>",
-        "<h2>Latencies and throughput</h2>",
-        f'<div class="wide tables">{prediction_tables(prediction.to_dict())}</div>',
-        *(f"<h2>{html.escape(name)}</h2>{_picture(name, drawn)}" for name, drawn in pictures),
-        "<h2>The engine</h2>",
-        f"<p>{html.escape(prediction.describe_engine())}.</p>",
-        f"<p>{html.escape(prediction.describe_memory())}.</p>",
-        f"<p>Such a server, and this load:</p><pre>{html.escape(commands)}</pre>",
-        "<h2>What the words mean</h2>",
-        "<dl>",
-        *(
-            f"<dt>{html.escape(word)}</dt><dd>{html.escape(meaning)}</dd>"
-            for word, meaning in _DEFINITIONS.items()
+        element("h1", title),
+        element("p", f"Under {load}."),
+        element("p", f"Predicted by {made}."),
+        element("h2", "Latencies and throughput"),
+        element("div", prediction_tables(prediction.to_dict()), class_="wide tables"),
+        *(one for name, drawn in pictures for one in (element("h2", name), _picture(name, drawn))),
+        element("h2", "The engine"),
+        element("p", f"{prediction.describe_engine()}."),
+        element("p", f"{prediction.describe_memory()}."),
+        element("p", "Such a server, and this load:"),
+        element("pre", joined(_commands(case))),
+        element("h2", "What the words mean"),
+        element(
+            "dl",
+            *(
+                one
+                for word, meaning in _DEFINITIONS.items()
+                for one in (element("dt", word), element("dd", meaning))
+            ),
         ),
-        "</dl>",
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    head = element(
+        "head",
+        Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width">'),
+        element("title", title),
+        element("style", Html(_STYLE)),
     )
-    inside = "\n".join(body)
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{inside}\n</body></html>\n'
+    page = element("html", head, element("body", joined(body)), lang="en")
+    return f"<!doctype html>\n{page}\n"
 
 
 def _commands(case: Case) -> Iterator[str]:
@@ -131,10 +134,11 @@ def _commands(case: Case) -> Iterator[str]:
             yield command(case)
 
 
-def _picture(name: str, drawn: Axes | Sequence[Axes]) -> str:
+def _picture(name: str, drawn: Axes | Sequence[Axes]) -> Html:
     """A picture within the page, which scrolls where the screen is narrow."""
     file = io.StringIO()
     write_into(drawn, file, "svg", name)
     content = file.getvalue()
-    label = f'<svg role="img" aria-label="{html.escape(name)}" '
-    return f'<div class="wide">{content[content.index("<svg") :].replace("<svg ", label, 1)}</div>'
+    label = f'<svg role="img" aria-label="{escaped(name)}" '
+    svg = content[content.index("<svg") :].replace("<svg ", label, 1)
+    return element("div", Html(svg), class_="wide")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.errors import InputError
-from physim.plot.figures import new_figure
+from physim.plot.figures import literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def draw_schedule(recommendation: Recommendation) -> list[Axes]:
     above.set(ylabel="requests per second", ylim=(0, None))
     for place, (one, schedule) in enumerate(shown):
         layout = one.case.deployment.parallelism
-        label = f"{one.case.model.name.split('/')[-1]} on {one.case.gpu.key} ({layout})"
+        label = literal(f"{one.case.model.name.split('/')[-1]} on {one.case.gpu.key} ({layout})")
         # Later lines are thinner, so that none covers another.
         gpus = schedule.replicas * layout.gpus
         below.stairs(gpus, hours, baseline=None, color=f"C{place}", label=label, lw=5 - 1.5 * place)

@@ -11,7 +11,7 @@ import numpy as np
 from physim import roofline
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
-from physim.plot.figures import axes_or_new, plain_ticks
+from physim.plot.figures import axes_or_new, literal, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES, PARTS, rows_of
 from physim.step.many_batches import named_seconds, part_seconds
@@ -92,7 +92,7 @@ def draw_roofline(
         xlabel="FLOP for each byte moved",
         ylabel="TFLOP/s of one GPU",
     )
-    axes.set_title(case.server, fontsize=9)
+    axes.set_title(literal(case.server), fontsize=9)
     plain_ticks(axes)
     axes.grid(alpha=0.3)
     # Nothing is above the roof.
@@ -183,7 +183,7 @@ def draw_breakdown(
     colors = [*(_COLORS.get(PART_NAMES[part], f"C{part}") for part in shown), "0.6"]
     axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"], colors=colors)
     axes.set(xscale="log", xlabel=label, ylabel="time of a step, ms", xlim=(x[0], x[-1]))
-    axes.set_title(case.server, fontsize=9)
+    axes.set_title(literal(case.server), fontsize=9)
     plain_ticks(axes)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", fontsize=8)
@@ -217,7 +217,9 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
     axes.axvline(0, color="0.3", lw=0.8)
     axes.set_xlabel("change of each, percent, with one percent more of")
     # The legend is above, where no bar is.
-    axes.set_title(f"{found.case.server}, {found.case.demanded.describe()}", fontsize=9, pad=24)
+    axes.set_title(
+        literal(f"{found.case.server}, {found.case.demanded.describe()}"), fontsize=9, pad=24
+    )
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(
         handles[::-1],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from physim.plot.figures import new_figure
+from physim.plot.figures import literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +47,10 @@ def draw_table(table: Table) -> list[Axes]:
     about = table.metadata
     error = about["interpolation_error_pct"]
     figure.suptitle(
-        f"{about['model']} on {about['tp']} x {about['gpu']}; between knots 99% of steps are "
-        f"within {error['p99']}%",
+        literal(
+            f"{about['model']} on {about['tp']} x {about['gpu']}; between knots 99% of steps are "
+            f"within {error['p99']}%"
+        ),
         fontsize=10,
     )
     return [decoding, prefilling]

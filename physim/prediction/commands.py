@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from physim.errors import InputError
 from physim.inputs.case import Case
@@ -17,6 +17,27 @@ from physim.inputs.load import Load
 _PROMPTS = 1000
 # From this shape on arrivals after vLLM's gamma distribution are as good as evenly spaced.
 _EVEN = 1000.0
+
+
+def in_shell(words: Iterable[str]) -> str:
+    r"""A command on one line, as Bash reads it; what is not printable is ``$'\x1b'``."""
+    return " ".join(map(_word, words))
+
+
+def _word(text: str) -> str:
+    if text.isprintable():
+        return shlex.quote(text)
+    return f"$'{''.join(map(_letter, text))}'"
+
+
+def _letter(letter: str) -> str:
+    """A letter between ``$'`` and ``'``."""
+    if letter in "\\'":
+        return f"\\{letter}"
+    if letter.isprintable():
+        return letter
+    # In the bytes that a file's name has.
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode(errors="surrogateescape"))
 
 
 def serve_command(case: Case) -> str:
@@ -54,7 +75,7 @@ def _vllm(case: Case) -> str:
     if known.kv_cache_dtype != case.model.kv_cache_dtype:
         words += ["--kv-cache-dtype", known.kv_cache_dtype]
     words.append("--async-scheduling" if limits.async_scheduling else "--no-async-scheduling")
-    return shlex.join(words)
+    return in_shell(words)
 
 
 def _sglang(case: Case) -> str:
@@ -79,7 +100,7 @@ def _sglang(case: Case) -> str:
         words += ["--scheduler-recv-interval", str(limits.receive_every)]
     if not limits.async_scheduling:
         words.append("--disable-overlap-schedule")
-    return shlex.join(words)
+    return in_shell(words)
 
 
 def _trtllm(case: Case) -> str:
@@ -101,7 +122,7 @@ def _trtllm(case: Case) -> str:
     more.append(("disable_overlap_scheduler", not limits.async_scheduling, True))
     lines = "\\n".join(f"{name}: {str(value).lower()}" for name, said, value in more if said)
     config = f" --extra_llm_api_options <(printf '{lines}\\n')" if lines else ""
-    return shlex.join(words) + config
+    return in_shell(words) + config
 
 
 def _other_kv_cache(case: Case, names: Mapping[str, str]) -> str | None:
@@ -140,7 +161,7 @@ def bench_command(case: Case) -> str:
         *_arrivals(load),
     ):
         words += [] if value is None else [f"--{flag}", f"{value:g}"]
-    return shlex.join(words)
+    return in_shell(words)
 
 
 def _arrivals(load: Load) -> list[tuple[str, float]]:
@@ -158,6 +179,7 @@ _IMAGES = {
     "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{}",
 }
 _PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
+_LONGEST_NAME = 63
 
 
 def manifest_of(case: Case, replicas: int) -> str:
@@ -172,18 +194,25 @@ def manifest_of(case: Case, replicas: int) -> str:
     """
     deployment = case.deployment
     engine, version = deployment.profile.engine, deployment.profile.version
-    name = re.sub(r"[^a-z0-9]+", "-", case.model.name.split("/")[-1].lower()).strip("-")
     # Releases have three numbers.
     image = _IMAGES[engine].format(version if version.count(".") > 1 else f"{version}.0")
-    document = {
-        "name": name,
+    values = {
+        "name": _resource_name(case.model.name),
         "image": image,
-        "command": json.dumps(["/bin/bash", "-c", serve_command(case)]),
+        "command": ["/bin/bash", "-c", serve_command(case)],
         "gpus": deployment.parallelism.gpus,
         "replicas": replicas,
         "port": _PORTS[engine],
     }
-    return _MANIFEST.format(**document)
+    # Whatever is JSON is YAML.
+    return _MANIFEST.format(**{name: json.dumps(value) for name, value in values.items()})
+
+
+def _resource_name(model: str) -> str:
+    """A name as Kubernetes takes it: up to 63 small letters, digits and dashes, a letter first."""
+    name = re.sub(r"[^a-z0-9]+", "-", model.split("/")[-1].lower()).strip("-")
+    name = name if name[:1].isalpha() else f"model-{name}"
+    return name[:_LONGEST_NAME].strip("-")
 
 
 _MANIFEST = """\

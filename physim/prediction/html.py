@@ -1,12 +1,16 @@
-"""A prediction as tables of HTML, for pages and notebooks."""
+"""HTML for pages and notebooks: text in elements, and a prediction as tables.
+
+`element` is the one place that makes HTML of text.
+"""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from physim.metrics import METRICS, STATISTICS
+from physim.printable import printable
 
 # A prediction as plain values.
 Content = Mapping[str, Any]
@@ -15,7 +19,35 @@ Content = Mapping[str, Any]
 _MEANS = ("ttft", "itl", "e2e")
 
 
-def prediction_tables(prediction: Content) -> str:
+class Html(str):
+    """What is HTML already, and is put into other HTML as it is."""
+
+    __slots__ = ()
+
+
+def escaped(text: str) -> Html:
+    """Text, or the value of an attribute, as HTML; HTML stays as it is."""
+    return text if isinstance(text, Html) else Html(html.escape(printable(text)))
+
+
+def joined(pieces: Iterable[str]) -> Html:
+    """Pieces of HTML or text, each on lines of its own."""
+    return Html("\n".join(map(escaped, pieces)))
+
+
+def element(tag: str, *content: str, **attributes: str) -> Html:
+    """An element.
+
+    Args:
+        tag: Its name.
+        content: Text, or HTML.
+        attributes: By name; ``class_`` is ``class``.
+    """
+    words = [tag, *(f'{key.rstrip("_")}="{escaped(own)}"' for key, own in attributes.items())]
+    return Html(f"<{' '.join(words)}>{''.join(map(escaped, content))}</{tag}>")
+
+
+def prediction_tables(prediction: Content) -> Html:
     """Means with intervals, percentiles, where a step's time goes, and notes.
 
     Args:
@@ -26,12 +58,12 @@ def prediction_tables(prediction: Content) -> str:
         notes.append("The load is above capacity: the queue grows without end.")
     notes += [f"Beyond what was measured: {line}." for line in prediction["extrapolations"]]
     notes += [f"Note: {line}." for line in prediction["assumptions"]]
-    return "\n".join(
+    return joined(
         [
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),
             _table(("ms", *STATISTICS), _percentiles(prediction)),
             _table(("component of a step", "ms", "share"), _parts(prediction)),
-            *(f'<p class="note">{html.escape(note)}</p>' for note in notes),
+            *(element("p", note, class_="note") for note in notes),
         ]
     )
 
@@ -75,8 +107,8 @@ def _parts(prediction: Content) -> list[list[str]]:
     ]
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
+    def line(cells: Sequence[str], tag: str) -> Html:
+        return element("tr", *(element(tag, cell) for cell in cells))
 
-    return "<table>" + line(columns, "th") + "".join(line(row, "td") for row in rows) + "</table>"
+    return element("table", line(columns, "th"), *(line(row, "td") for row in rows))

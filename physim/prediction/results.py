@@ -12,7 +12,8 @@ import numpy as np
 from physim.errors import InputError
 from physim.inputs.deployment import GIB, ResolvedDeployment
 from physim.inputs.load import Load
-from physim.prediction.html import prediction_tables
+from physim.prediction.html import element, joined, prediction_tables
+from physim.printable import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -307,16 +308,21 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""
-        about = f"<p>{self.describe()}; fit: {self.fit}</p>\n<p>{self.describe_engine()}</p>"
-        about += f"\n<p>{self.describe_memory()}</p>"
-        return f"{about}\n{prediction_tables(self.to_dict())}"
+        about = (
+            f"{self.describe()}; fit: {self.fit}",
+            self.describe_engine(),
+            self.describe_memory(),
+        )
+        paragraphs = (element("p", line) for line in about)
+        return joined([*paragraphs, prediction_tables(self.to_dict())])
 
     def __repr__(self) -> str:
         if self.ttft_s is None or self.e2e_s is None:
             latency = f"above capacity ({self.saturation_rps:.3g}/s): the queue grows without end"
         else:
             latency = f"TTFT {_ms(self.ttft_s)}, ITL {_ms(self.itl_s)}, E2E {self.e2e_s:.3f} s"
-        return f"<Prediction {self.describe()}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
+        what = printable(self.describe())
+        return f"<Prediction {what}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
 
 
 def _ms(seconds: float | None) -> str:
