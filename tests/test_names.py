@@ -18,13 +18,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.text import Text
 from test_evaluation import ROW
 
 import physim
-from physim import cli, data
+from physim import cli, data, plot
 from physim.corrections.fields import Corrections
 from physim.corrections.files import Fit
+from physim.fitting.fit import Estimate, Outcome
+from physim.grids.efficiency import Grid
+from physim.inputs.profile import Window
 from physim.metrics import METRICS
+from physim.plot import loads, report
+from physim.plot.figures import literal, new_figure
+from physim.plot.pareto import draw_tradeoff
 from physim.prediction.commands import in_shell, manifest_of, serve_command
 from physim.prediction.html import element, escaped
 from physim.prediction.results import Part, Prediction, Requests, Timeline
@@ -35,7 +42,9 @@ from physim.questions.elasticities import Elasticities
 from physim.questions.objectives import Asked, Objective
 from physim.questions.pareto import Tradeoff
 from physim.questions.recommendation import Choice, Recommendation
+from physim.questions.schedule import Schedule
 from physim.questions.servers import Servers
+from physim.tables.table import Table
 from physim.validation.crossval import Crossval
 from physim.validation.evaluation import Evaluation
 
@@ -398,16 +407,18 @@ def test_a_cross_validation_is_shown(run, monkeypatch):
     assert printable(EVIL.split("/")[-1][:16]) in out
 
 
-def test_a_fit_that_is_made_is_shown(run, monkeypatch, tmp_path):
-    import physim.fitting.fit as module
-    from physim.fitting.fit import Estimate, Outcome
-
+def fitted():
     row = {"experiment": EVIL, "stage": 0, "metric": "e2e", "error_pct": 9.0, "e2e_after": 1.0}
     left = [{"experiment": EVIL, "stage": 1, "reason": EVIL}]
     estimate = Estimate("lm_head", 0.1, 0.1, 0.0, 0.2, {EVIL: 0.5})
     known = Fit.of(EVIL, Corrections(lm_head=0.1))
-    outcome = Outcome(known, [estimate], [row], [row], left, [2.0, 1.0])
-    monkeypatch.setattr(module, "fit", lambda *_, **__: outcome)
+    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0])
+
+
+def test_a_fit_that_is_made_is_shown(run, monkeypatch, tmp_path):
+    import physim.fitting.fit as module
+
+    monkeypatch.setattr(module, "fit", lambda *_, **__: fitted())
     out_file = tmp_path / f"{EVIL.split('/')[1]}.json"
     code, out, err = run("fit", "--data", "runs.csv", "--out", out_file)
     assert (code, err) == (0, "")
@@ -533,9 +544,6 @@ def test_a_prediction_in_a_notebook_is_text(prediction):
 
 
 def test_a_page_on_a_deployment_is_text(run, monkeypatch, tmp_path, model, place, case, prediction):
-    import physim.plot.report as report
-    from physim.plot.figures import literal, new_figure
-
     def drawn(*_, **__):
         axes = new_figure(2, 2).subplots()
         axes.set_title(literal(case.server))
@@ -576,48 +584,68 @@ def test_the_live_form_shows_names_as_text():
 
 # ---- pictures ----
 
+# Pictures that hold no name, or are made of others.
+NAMELESS = {"draw_losses", "draw_observed"}
+COMPOSED = {"draw_deployment", "draw_fit", "draw_folds", "draw_pareto"}
 
-def pictures(case, prediction, fit):
-    from physim import plot
-    from physim.plot.pareto import draw_tradeoff
 
+def pictures(case, prediction):
+    """Every picture of names, by what draws it."""
     timeline = Timeline(*([0.0, 1.0] for _ in range(6)))
-    points = np.array([0, 0]), np.array([1.0, 2.0]), np.array([2.0, 1.0])
+    points = Tradeoff(np.array([0, 0]), np.array([1.0, 2.0]), np.array([2.0, 1.0]))
+    choice = recommended(case, prediction).choices[0]
+    windows = [Window(0.0, 600.0, 1.0, 786, 251)]
+    schedule = Schedule([case], windows, np.array([2]), np.array([0.5]))
+    of_a_day = replace(recommended(case, prediction), choices=[replace(choice, schedule=schedule)])
+    error = {"interpolation_error_pct": {"p99": 1.0}}
+    about = {"model": EVIL, "gpu": EVIL, "tp": 1, **error}
+    knots = np.array([1.0, 200.0])
+    step_times = Table([knots] * 4, np.ones((2, 2, 2, 2)), {}, about)
+    fit = {"fit": "none"}
     return {
-        "comparison": lambda: plot.draw_comparison(compared(case.model.name)),
-        "elasticities": lambda: plot.draw_elasticities(elasticities(case)),
-        "corrections": lambda: plot.draw_corrections(fit),
-        "evaluation": lambda: plot.draw_evaluation(evaluated(case)),
-        "groups": lambda: plot.draw_groups(evaluated(case), ["model"]),
-        "folds": lambda: plot.fits.draw_fold_errors(crossvalidated()),
-        "timeline": lambda: plot.draw_timeline(replace(prediction, timeline=timeline)),
-        "tradeoff": lambda: draw_tradeoff(Tradeoff(*points), [case]),
+        "draw_breakdown": lambda: plot.draw_breakdown(case, **fit),
+        "draw_comparison": lambda: plot.draw_comparison(compared(case.model.name)),
+        "draw_component": lambda: plot.draw_component(case, "mlp", **fit),
+        "draw_corrections": lambda: plot.draw_corrections(Fit.of(EVIL, Corrections())),
+        "draw_elasticities": lambda: plot.draw_elasticities(elasticities(case)),
+        "draw_errors": lambda: plot.draw_errors(fitted()),
+        "draw_evaluation": lambda: plot.draw_evaluation(evaluated(case)),
+        "draw_fold_errors": lambda: plot.draw_fold_errors(crossvalidated()),
+        "draw_groups": lambda: plot.draw_groups(evaluated(case), ["model"]),
+        "draw_load": lambda: plot.draw_load(case, **fit),
+        "draw_roofline": lambda: plot.draw_roofline(case, **fit),
+        "draw_schedule": lambda: plot.draw_schedule(of_a_day),
+        "draw_surface": lambda: plot.draw_surface(Grid((("k", knots),), np.zeros(2)), EVIL),
+        "draw_table": lambda: plot.draw_table(step_times),
+        "draw_timeline": lambda: plot.draw_timeline(replace(prediction, timeline=timeline)),
+        "draw_tradeoff": lambda: draw_tradeoff(points, [case]),
     }
 
 
-def test_a_name_in_a_picture_is_text(case, prediction):
-    pytest.importorskip("matplotlib")
-    from matplotlib.text import Text
-
-    for name, draw in pictures(case, prediction, Fit.of(EVIL, Corrections())).items():
+def test_a_name_in_a_picture_is_text(monkeypatch, case, prediction):
+    monkeypatch.setattr(loads, "predict_with_interval", lambda *_: prediction)
+    drawings = pictures(case, prediction)
+    known = {name for name in plot.__all__ if name.startswith("draw")}
+    assert known <= drawings.keys() | NAMELESS | COMPOSED
+    for name, draw in drawings.items():
         drawn = draw()
         figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
-        shown = [one._preprocess_math(one.get_text()) for one in figure.findobj(Text)]
-        assert not any(is_formula for text, is_formula in shown if "img" in text), name
-        assert any("{0}$x" in text for text, _ in shown), (name, shown)
+        texts = [one for one in figure.findobj(Text) if "{0}" in one.get_text()]
+        assert texts, name
+        for text in texts:
+            shown, is_formula = text._preprocess_math(text.get_text())
+            assert not is_formula, name
+            # A title may be broken into lines.
+            assert "{0}$x" in shown, name
+            assert shown.replace("\n", "").isprintable(), name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_in_a_legend_is_there(name):
-    from matplotlib.text import Text
-
-    from physim.plot.figures import literal, new_figure
-
     axes = new_figure(2, 2).subplots()
     axes.plot([0, 1], label=literal(name))
     axes.set_title(literal(name))
     for text in (axes.title, *axes.legend().get_texts()):
-        assert isinstance(text, Text)
         shown, is_formula = text._preprocess_math(text.get_text())
         assert not is_formula
         assert shown.strip() == printable(name)
