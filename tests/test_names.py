@@ -284,7 +284,7 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
 
 def test_a_load_that_ends_is_shown(run, monkeypatch, place, model, prediction):
     timeline = Timeline(*([0.0, 1.0] for _ in range(6)))
-    ends = replace(prediction, timeline=timeline, stages=(prediction.whole,) * 0)
+    ends = replace(prediction, timeline=timeline)
     monkeypatch.setattr(physim, "predict", lambda *_, **__: ends, raising=False)
     out = run("predict", model, "--gpu", place / "gpu.json", *LOAD)[1]
     assert "such a load, if it stayed:" in out

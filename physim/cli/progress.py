@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from physim.cli.console import styled
+from physim.printable import printable
 
 
 @contextlib.contextmanager
@@ -32,7 +33,6 @@ def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from physim.cli.terminal import Terminal
-    from physim.printable import printable
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     console = Terminal(stderr=True)
