@@ -29,10 +29,10 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 import hypothesis
 import jax
 import pytest
+import typechecking  # noqa: F401
 from jaxtyping import install_import_hook
 
 import physim
-import typechecking  # noqa: F401
 
 jax.config.update("jax_enable_x64", True)
 
