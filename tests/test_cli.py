@@ -54,9 +54,10 @@ def test_saturation_is_no_error():
         ([*PREDICT, "--fit", "best"], "fit 'best'"),
         ([*PREDICT, "--mixed", "middle"], "mixed: 'middle'"),
         (["evaluate", "--data", "none.csv"], "none.csv: No such file"),
-        (
+        pytest.param(
             ["report", *PREDICT[1:], "--rate", "9999", "--out", "never.html"],
             "above the saturation throughput",
+            marks=pytest.mark.slow,
         ),
         (["grids", "show", "h100_sxm", "nothing"], "grid h100_sxm/nothing: does not exist"),
         (["grids", "show", "h100_sxm", "gemm_bfloat16", "--at", "z=1"], "names no axis"),
@@ -76,6 +77,7 @@ def test_a_misunderstood_command_is_exit_code_two():
     assert physim("forecast").returncode == 2
 
 
+@pytest.mark.slow
 def test_evaluate_writes_the_documented_json(tmp_path):
     runs, out = tmp_path / "runs.csv", tmp_path / "out.json"
     pd.DataFrame([ROW, {**ROW, "stage": 1, "rate_rps": 4}]).to_csv(runs, index=False)
@@ -403,6 +405,7 @@ def test_bad_input_to_tables_is_one_line(tmp_path, arguments, complaint):
 QUESTION = ["--gpu", "h100_sxm", *LENGTHS]
 
 
+@pytest.mark.slow
 def test_questions_from_end_to_end(tmp_path):
     model = "Qwen/Qwen3-8B"
     picture = tmp_path / "load.png"

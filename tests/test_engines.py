@@ -75,6 +75,7 @@ def test_arrivals_are_seen_every_so_many_steps():
     assert frame["scheduled_s"][1] == pytest.approx(4e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 @pytest.mark.parametrize("load", [{"requests": 160}, {"concurrency": None, "rate": 4.0}])
 def test_fluid_and_replay_agree(engine, load):
@@ -160,6 +161,7 @@ def test_what_tensorrt_llm_cannot_do_is_refused():
     assert case.deployment.parallelism.expert_tp == 2
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_less_known_has_wider_intervals():
     widths = []
     for engine in ("vllm", "sglang"):

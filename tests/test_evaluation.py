@@ -90,6 +90,7 @@ def test_skipped_rows_have_a_reason(tmp_path):
     assert len(evaluation.rows) == 1
 
 
+@pytest.mark.slow
 def test_stages_follow_one_another(tmp_path):
     path = table(
         tmp_path,
@@ -111,6 +112,7 @@ def test_stages_follow_one_another(tmp_path):
     assert row["metrics"]["ttft_mean"]["predicted"] == pytest.approx(ttft[2], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_whole_run_alone_is_one_stage(tmp_path):
     path = table(tmp_path, {"stage": 0}, {"stage": -1, "experiment": "alone"})
     first, second = physim.evaluate([path]).rows
@@ -233,6 +235,7 @@ def test_all_full_blocks_before_the_last_token_are_hits(length, hits):
     assert cached_tokens({**ROW, "input_len_mean": length, "prefix_caching": False}, 16) == 0
 
 
+@pytest.mark.slow
 def test_zero_shot_accuracy_on_the_measured_runs(ground_truth):
     """The shipped fit moves no correction; the bounds are a little above what was seen."""
     path = ground_truth / "trainval.csv"
@@ -251,6 +254,7 @@ def test_zero_shot_accuracy_on_the_measured_runs(ground_truth):
     assert len(everything.rows) + len(everything.skipped) == 34
 
 
+@pytest.mark.slow
 def test_errors_by_group_count_what_is_not_predicted(tmp_path):
     path = table(
         tmp_path,
@@ -272,6 +276,7 @@ def test_errors_by_group_count_what_is_not_predicted(tmp_path):
         by_group(found, ["colour"])
 
 
+@pytest.mark.slow
 def test_intervals_of_rows_are_those_of_predictions(tmp_path):
     clients = {"concurrency": 16.0, "requests": 160}
     path = table(tmp_path, clients, {"experiment": "far", "e2e_mean": 9.0, **clients})
@@ -286,6 +291,7 @@ def test_intervals_of_rows_are_those_of_predictions(tmp_path):
         physim.evaluate([path], method="replay", intervals=True)
 
 
+@pytest.mark.slow
 def test_a_suspect_explains_an_error(tmp_path):
     found = physim.evaluate([table(tmp_path, {"concurrency": 64.0})])
     (case,) = found.cases

@@ -53,6 +53,7 @@ def models():
     return {name: read_architecture(config, name) for name, config in package_configs().items()}
 
 
+@pytest.mark.slow
 def test_every_configuration_of_nvidias_package_is_read(models):
     assert len(models) == 89
     assert all(model.parameters >= model.active_parameters > 0 for model in models.values())
@@ -73,6 +74,7 @@ def test_published_parameters(models, row):
         assert near or published - unit / 2 <= active / 1e9 < published + unit
 
 
+@pytest.mark.slow
 def test_shipped_models_are_those_of_the_package(models):
     # What was left out of the shipped configurations changes nothing.
     same = set(shipped_models()) & set(models)

@@ -90,12 +90,14 @@ def test_known_corrections_are_recovered(outcome):
     assert outcome.distrusted == []
 
 
+@pytest.mark.slow
 def test_a_fit_is_reproducible_and_starts_anywhere(runs, outcome):
     again, elsewhere = fit([runs], base="none"), fit([runs], base="none", seed=3)
     assert again.fit.offsets["shared", "all"] == pytest.approx(outcome.fit.offsets["shared", "all"])
     assert elsewhere.losses[-1] == pytest.approx(outcome.losses[-1], abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimiser", [name for name in OPTIMISERS if name[0] != "l"] + ["lbfgs"])
 def test_every_optimiser_comes_to_the_same_loss(runs, optimiser):
     problem = Problem.of(observe([runs]))
@@ -105,6 +107,7 @@ def test_every_optimiser_comes_to_the_same_loss(runs, optimiser):
     assert min(others) - losses[-1] < 0.03 * (losses[0] - losses[-1])
 
 
+@pytest.mark.slow
 def test_a_bad_row_is_distrusted_and_does_little(runs, tmp_path):
     frame = pd.read_csv(runs)
     frame.loc[0, ["ttft_mean", "e2e_mean"]] *= 1.6
@@ -143,6 +146,7 @@ def test_rows_of_one_deployment_count_as_few(runs):
     assert len(set(groups(rows, "deployment"))) == len(MODELS)
 
 
+@pytest.mark.slow
 def test_slopes_agree_with_differences(runs):
     problem = with_residual(Problem.of(observe([runs])))
     shared = problem.tree.nodes.index(("shared", "all"))
@@ -324,6 +328,7 @@ def test_intervals_know_that_a_load_may_be_above_capacity(outcome, tmp_path):
     assert close.to_dict()["intervals"]["ttft_s"][1] is None
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_as_uncertain_as_before(runs, tmp_path):
     rows = pd.read_csv(runs)
     rows["itl_mean"] = (rows["e2e_mean"] - rows["ttft_mean"]) / (rows["output_len"] - 1)
@@ -336,6 +341,7 @@ def test_what_was_not_measured_is_as_uncertain_as_before(runs, tmp_path):
     assert set(found.record["in_sample_mape"]) == {"itl"}
 
 
+@pytest.mark.slow
 def test_two_experiments_do_not_say_how_far_a_third_is_off(runs, tmp_path):
     rows = pd.read_csv(runs)
     path = tmp_path / "two.csv"
@@ -357,6 +363,7 @@ def test_what_carries_over_to_another_gpu(outcome):
     assert before["gemm_memory"] < after["gemm_memory"] < PRIOR_WIDTHS.gemm_memory
 
 
+@pytest.mark.slow
 def test_a_fit_starts_from_another_and_keeps_what_that_knows(runs, outcome, tmp_path):
     path, few = tmp_path / "base.json", tmp_path / "few.csv"
     outcome.fit.write(path)
@@ -381,6 +388,7 @@ def test_a_fit_without_covariance_draws_nothing():
     assert known.draws(3) == []
 
 
+@pytest.mark.slow
 def test_left_out_models_are_predicted(runs):
     found = crossval([runs], "model", methods=("physim", "zero-shot", "blackbox", "ridge"))
     errors = {(one["method"], one["metric"]): one["mape"] for one in found.summary}
@@ -560,6 +568,7 @@ def test_a_fit_of_one_campaign_is_little_worse_than_none_on_another(ground_truth
     assert np.all(errors[0] <= errors[1] + np.array([0.02, 0.005, 0.005]))
 
 
+@pytest.mark.slow
 def test_rows_of_engines_that_compose_steps_differently_are_each_predicted_in_their_way(tmp_path):
     path = tmp_path / "runs.csv"
     clients = {"concurrency": 8.0, "requests": 80}

@@ -81,6 +81,7 @@ def test_service_times_of_the_studies(scale, expected_ms):
     assert 1e3 * frame["e2e_s"].mean() == pytest.approx(expected_ms, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_tokens_that_are_handled_do_not_hold_the_server():
     held = service_s(128 + FIRST)
     assert held / 1.1262 == pytest.approx(0.792, abs=5e-4)

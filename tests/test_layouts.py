@@ -255,6 +255,7 @@ def test_who_waits_joins_the_batch_that_comes_out_next():
     assert frame["ttft_s"].tolist() == pytest.approx([10e-3, 20e-3, 19e-3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [{"dp": 2, "ep": 2}, {"pp": 2}, {"tp": 2, "ep": 2}])
 def test_fluid_and_replay_agree(layout):
     load = {"concurrency": None, "rate": 6.0, "arrival": "poisson"}

@@ -177,6 +177,7 @@ def test_time_rises_with_what_is_attended_to(stepped, name):
         assert np.all(np.diff(seconds) >= -1e-9)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(MODELS)), st.floats(1.3, 60), st.floats(30, 9000))
 @settings(max_examples=6, deadline=None)
 def test_gradients_agree_with_differences(name, requests, context):
@@ -253,6 +254,7 @@ def test_what_stands_in_is_said():
     assert "h200_sxm has no fp4 tensor cores: nvfp4 weights, 16-bit compute" in lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "load"),
     [

@@ -81,6 +81,7 @@ def page(tmp_path_factory):
     return path, found
 
 
+@pytest.mark.slow
 def test_a_page_is_one_file_that_loads_nothing(page):
     text = page[0].read_text()
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
@@ -91,6 +92,7 @@ def test_a_page_is_one_file_that_loads_nothing(page):
     assert "$" + "script" not in text
 
 
+@pytest.mark.slow
 def test_names_on_a_page_are_text(page, tmp_path):
     _, found = page
     evil = "</title></script><script>alert(1)</script>\x1b[31m\u202e $facts ${x}' \u2028"
@@ -119,6 +121,7 @@ def test_scripts_make_text_of_text():
         assert word not in scripts
 
 
+@pytest.mark.slow
 def test_tables_are_exact_at_their_points_and_near_between_them(page):
     import physim
 
@@ -146,6 +149,7 @@ def test_tables_are_exact_at_their_points_and_near_between_them(page):
         assert at["saturation"][0] == pytest.approx(one.saturation_rps, rel=off)
 
 
+@pytest.mark.slow
 def test_errors_are_small_far_from_saturation(page):
     below = page[1].errors["below"]
     for name in ("saturation", "ttft", "itl", "e2e"):
@@ -313,6 +317,7 @@ def test_sliders_move_numbers_that_are_the_models(opened, page):
     assert len(seen) == len(moves)
 
 
+@pytest.mark.slow
 def test_above_capacity_there_is_no_latency(opened):
     tab = opened()
     tab.fill("#rate-typed", "100000")
@@ -324,6 +329,7 @@ def test_above_capacity_there_is_no_latency(opened):
     assert shown(tab, "itl") == pytest.approx(right["itl_s"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_near_saturation_the_last_point_is_shown(opened):
     tab = opened()
     tab.fill("#rate-typed", str(0.995 * shown(tab, "saturation")))
@@ -332,6 +338,7 @@ def test_near_saturation_the_last_point_is_shown(opened):
     assert shown(tab, "ttft") > 0
 
 
+@pytest.mark.slow
 def test_a_price_is_typed_and_kept(opened):
     tab = opened()
     tab.fill("#price", "")
@@ -347,6 +354,7 @@ def test_a_price_is_typed_and_kept(opened):
     assert tab.input_value("#price") == "12.75"
 
 
+@pytest.mark.slow
 def test_the_best_of_all_is_below_no_line(opened):
     tab = opened()
     best, lines = tab.evaluate(
@@ -364,6 +372,7 @@ def test_the_best_of_all_is_below_no_line(opened):
             assert np.interp(x, *best.T) <= y + 2
 
 
+@pytest.mark.slow
 def test_the_address_holds_what_is_chosen(opened):
     tab = opened()
     tab.select_option("#tp", "2")
@@ -378,6 +387,7 @@ def test_the_address_holds_what_is_chosen(opened):
     assert other.input_value("#tp") == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_page_fits_its_window_in_both_themes(opened, scheme, width):

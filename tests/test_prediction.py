@@ -83,6 +83,7 @@ def test_one_output_token_has_no_itl():
     assert qwen(output_tokens=1).itl_s is None
 
 
+@pytest.mark.slow
 def test_cases_of_all_kinds_at_once_are_those_one_by_one():
     cases = [
         physim.Case.from_parts(
@@ -142,6 +143,7 @@ def test_stand_in_kernels_are_said():
     assert "efficiencies of h100_sxm" in qwen(gpu="mi300x").assumptions[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", ["weighted-average", "smooth-weighted"])
 def test_mixed_modes_are_selectable(mixed):
     p = qwen(mixed=mixed, cached_tokens=0, rate=20)
@@ -250,6 +252,7 @@ def test_the_old_name_of_saturation_is_still_read():
     assert content["intervals"]["capacity_rps"] == content["intervals"]["saturation_rps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "requests"), [("fluid", None), ("replay", 50)])
 def test_a_fit_without_covariance_says_where_it_extrapolates(method, requests):
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 6, "requests": requests, **LOAD}
@@ -385,6 +388,7 @@ def test_percentiles_of_clients_who_wait_in_line_are_the_replays(clients, seats)
             assert fluid[metric][statistic] == pytest.approx(seen, rel=within), (metric, statistic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "load",
     [

@@ -195,6 +195,7 @@ def found(day):
     )
 
 
+@pytest.mark.slow
 def test_a_days_servers_hold_in_every_window(found, day):
     known = physim.load_fit("default")
     for one in found.choices:
@@ -240,6 +241,7 @@ def test_the_fewest_are_found_from_any_number_on(found):
     assert not servers.fewest(Asked.of(["itl_mean=1us"], 0.9), most).any()
 
 
+@pytest.mark.slow
 def test_a_day_is_planned_for_in_a_shell(tmp_path):
     rng = np.random.default_rng(0)
     arrivals = np.concatenate(

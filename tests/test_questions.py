@@ -74,6 +74,7 @@ def test_goodput_is_of_requests_that_keep_to_all_bounds():
         found.goodput(ttft=0.0)
 
 
+@pytest.mark.slow
 def test_goodput_counts_those_that_give_up():
     case = {"gpu": "h100_sxm", "stages": [(60, 60)], "timeout_s": 10.0, "fit": "none"}
     for method in ("fluid", "replay"):
@@ -83,6 +84,7 @@ def test_goodput_counts_those_that_give_up():
         assert found.goodput(e2e=1e3) == pytest.approx(served, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_capacity_of_requests_that_keep_to_bounds():
     asked = {"gpu": "h100_sxm", "slo": ["ttft=100ms", "tpot=12ms"], **LOAD, **DEPLOYMENT}
     most, fewer = (physim.capacity(MODEL, goodput=share, **asked) for share in (0.5, 0.95))
@@ -228,6 +230,7 @@ def _metrics(case, corrections):
     return np.array([one.ttft_s, one.itl_s, one.e2e_s, one.saturation_rps])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [*RATES, "decode_attention", "step_overhead", "front_end"])
 def test_elasticities_agree_with_differences(explained, part):
     case, step = explained.case, 0.01

@@ -26,6 +26,7 @@ def found():
     return physim.recommend("Qwen/Qwen3-14B", prices=prices, count=2, **ASKED, **LOAD, **SMALL)
 
 
+@pytest.mark.slow
 def test_what_is_recommended_keeps_to_the_objectives(found):
     for one in found.choices:
         for objective in found.asked.objectives:
@@ -144,6 +145,7 @@ def test_a_manifest_has_the_server_and_its_gpus(found):
     assert "vllm serve Qwen/Qwen3-14B --tensor-parallel-size" in text
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     words = "recommend Qwen/Qwen3-14B --rate 40 --input 786 --output 251 --slo itl_mean=15ms"
     limits = "--gpus h100_sxm --max-num-seqs 256 --max-num-batched-tokens 8192 --count 1"

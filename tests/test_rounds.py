@@ -107,6 +107,7 @@ def spread(share, outputs=500):
     return Lengths.normal(outputs, share * outputs)
 
 
+@pytest.mark.slow
 def test_a_fit_sees_what_is_predicted():
     (found,) = predicted([Load(1000, spread(0.01), concurrency=32, requests=320)])
     case = physim.Case.of(MODEL, tp=2, gpu="h100_sxm", output_tokens=spread(0.01), **BENCHMARK)
@@ -169,6 +170,7 @@ def test_clients_without_a_slot_are_as_replayed():
         assert of[0][name] == pytest.approx(of[1][name], rel=0.15), name
 
 
+@pytest.mark.slow
 def test_gradients_in_the_load():
     demand = Demand.of(Load(1000, Lengths.normal(101, 2), concurrency=8, requests=80), 16)
 

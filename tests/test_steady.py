@@ -72,6 +72,7 @@ def test_what_is_found_at_the_root_and_its_gradient():
     assert jax.grad(found)(jnp.asarray(2.0)) == pytest.approx(-9.0)
 
 
+@pytest.mark.slow
 @given(st.floats(0.01, 0.999), st.floats(-8, 4))
 def test_root_with_a_kink(slope, offset):
     def function(x, p):
@@ -248,6 +249,7 @@ CASES = [
 CLIENTS = Demand.of(Load(786, 251, concurrency=40), 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "load", "deployment"), CASES)
 def test_gradient_of_every_correction_agrees_with_differences(model, load, deployment):
     ops, demand, limits = system(model, load, **deployment)
@@ -287,6 +289,7 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
             assert np.all(np.abs(slope - differences) <= tolerance), name
 
 
+@pytest.mark.slow
 def test_gradient_is_finite_above_capacity():
     ops, demand, limits = system(QWEN, replace(LOAD, rate=1e4))
 

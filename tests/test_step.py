@@ -286,6 +286,7 @@ def test_a_correction_moves_its_parts_and_no_others(name):
         assert float(after.latency) > float(before.latency)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_ROUTING)
 @pytest.mark.parametrize("model", [SCOUT, "meta-llama/Llama-3.1-8B-Instruct"])
 def test_routing_moves_experts_alone(name, model):

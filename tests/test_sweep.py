@@ -69,6 +69,7 @@ def test_rows_are_what_predict_says(whole):
     assert (frame[frame["tp"] != 3]["problem"] == "").all()
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on(grid, whole, tmp_path):
     out = tmp_path / "results"
     physim_of_these = Path(sys.executable).with_name("physim")

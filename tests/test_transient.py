@@ -80,6 +80,7 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
     assert fluid.ttft_s == pytest.approx(steady.ttft_s, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "engine", "tolerance"),
     [
@@ -157,6 +158,7 @@ def test_gradients_agree_with_differences(share):
             assert found == pytest.approx(np.asarray(differences), rel=0.1, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_latency_is_continuous_and_rises_across_the_capacity():
     parts = system()
     zero = jax.tree.map(jnp.asarray, Corrections())
