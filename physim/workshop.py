@@ -46,8 +46,18 @@ def workshop(root: Path | None = None) -> Iterator[Path]:
         os.write(marker, _content(place))
         yield place
     finally:
+        _remove(place)
         os.close(marker)
-        shutil.rmtree(place, ignore_errors=True)
+
+
+def _remove(place: Path) -> None:
+    """Removes a workshop, its marker last: a process that is killed leaves one that can be told."""
+    for path in place.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _MARKER:
+            path.unlink(missing_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def _content(place: Path) -> bytes:
@@ -82,7 +92,7 @@ def _remove_if_left_behind(place: Path) -> None:
         if os.read(marker, len(expected) + 1) != expected:
             return
         fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(place, ignore_errors=True)
+        _remove(place)
     finally:
         os.close(marker)
 
