@@ -175,9 +175,9 @@ def test_the_spread_over_experts_is_interpolated_by_hand():
         correction="experts",
     )
 
-    def seconds(shift):
+    def seconds(shift, load=0.2):
         model = StepModel(
-            StepOps.of([row], HOST, expert_load=0.2), Corrections(expert_spread=shift)
+            StepOps.of([row], HOST, expert_load=load), Corrections(expert_spread=shift)
         )
         return jnp.sum(model.families(prompt(64.0)).over_sizes)
 
@@ -186,7 +186,11 @@ def test_the_spread_over_experts_is_interpolated_by_hand():
     assert float(seconds(0.905)) == pytest.approx((1.5 * 1.2) ** 0.5)
     assert float(seconds(3.0)) == pytest.approx(1.2)
     assert float(seconds(-3.0)) == pytest.approx(1.0)
-    assert float(jax.grad(seconds)(0.002)) == pytest.approx(1.5**0.2 * np.log(1.5) / 1.01)
+    slope = jax.grad(seconds)
+    assert float(slope(0.002)) == pytest.approx(1.5**0.2 * np.log(1.5) / 1.01)
+    # Of an even load it is that towards uneven ones; none is more even, so below nothing changes.
+    assert float(slope(0.0, 0.0)) == pytest.approx(np.log(1.5) / 1.01)
+    assert float(slope(-1e-6, 0.0)) == 0.0
 
 
 def test_rows_that_took_turns_are_read_as_choices_by_hand():

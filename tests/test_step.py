@@ -307,6 +307,21 @@ def test_routing_moves_experts_alone(name, model):
     assert float(slope(0.05)) == pytest.approx(change, rel=1e-3, abs=1e-9)
 
 
+def test_the_slope_of_the_spread_at_an_even_load_is_that_towards_uneven_ones():
+    arch = load_model("mistralai/Mixtral-8x7B-v0.1")
+    ops = lower(arch, H100, Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))
+    assert ops.expert_load == 0
+
+    def experts(shift):
+        step = StepModel(ops, Corrections(expert_spread=shift))
+        return step(step.batch(decode_requests=64.0, context=500.0)).parts["experts"]
+
+    change = float(experts(1e-5) - experts(0.0)) / 1e-5
+    assert abs(change) > 1e-6
+    assert float(jax.grad(experts)(0.0)) == pytest.approx(change, rel=1e-3)
+    assert float(experts(-0.1)) == float(experts(0.0))
+
+
 @pytest.mark.parametrize("name", OUTSIDE_OF_STEPS)
 def test_a_correction_outside_of_steps_moves_the_first_token_alone(name):
     from physim.prediction.many import predict_cases

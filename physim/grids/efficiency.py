@@ -21,7 +21,8 @@ def hat_weights(
 
     Beyond the ends the end knot has all the weight, so that what is interpolated is held there.
     The weights are dense, which keeps a look-up free of searches and gathers: they vectorise
-    over thousands of configurations and their gradient is exact between knots.
+    over thousands of configurations. They sum to one and their derivatives to zero: at a knot
+    the derivative is the mean of the slopes on both sides, and at an end it is the slope within.
 
     Args:
         knots: Positive and strictly rising.
@@ -29,12 +30,13 @@ def hat_weights(
         xp: The array module to compute in, ``jax.numpy`` or ``numpy``.
     """
     log_knots = np.log(knots)
-    # A neighbour beyond each end, against which the end knot never loses weight.
-    extended = np.concatenate([log_knots[:1] - 1, log_knots, log_knots[-1:] + 1])
-    gaps = np.diff(extended)
-    u = xp.clip(xp.log(xp.maximum(x, knots[0])), log_knots[0], log_knots[-1])[..., None]
-    rising, falling = (u - extended[:-2]) / gaps[:-1], (extended[2:] - u) / gaps[1:]
-    return xp.clip(xp.minimum(rising, falling), 0.0, 1.0)
+    # A choice, not a maximum, whose derivative at the end would be half of the slope within.
+    x = xp.where(x < knots[0], knots[0], xp.where(x > knots[-1], knots[-1], x))
+    # The share of each gap between knots that lies above; an outer gap is not cut at its end.
+    least, most = np.zeros(len(knots) - 1), np.ones(len(knots) - 1)
+    most[:1], least[-1:] = np.inf, -np.inf
+    above = xp.clip((log_knots[1:] - xp.log(x)[..., None]) / np.diff(log_knots), least, most)
+    return xp.diff(above, prepend=0.0, append=1.0)
 
 
 def along(

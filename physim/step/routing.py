@@ -48,6 +48,9 @@ def looked_up_tokens(
 def spread_weights(spread: Scalar, corrections: Corrections) -> Float[AnyArray, " spreads"]:
     """Weights of the measured spreads in the interpolation at one, held at the ends.
 
+    No load is more even than an even one: below 0 nothing changes, and at 0 the derivative is that
+    towards uneven loads.
+
     Args:
         spread: Exponent of the power law by which experts are chosen, 0 where they share evenly.
         corrections: Corrections, of which ``expert_spread`` is added to it.
