@@ -13,11 +13,14 @@ from physim import data
 from physim.errors import InputError
 from physim.grids.efficiency import ExpertGrid, Grid
 from physim.inputs.engine import DEFAULT_ENGINE
+from physim.inputs.hardware import Hardware, load_hardware
 
 # Where a GPU has no grids of its own, efficiencies are taken from this one: the best measured.
 _STAND_IN = "h100_sxm"
 # Boards of which one chip was measured on another, where a table of their own is missing.
 _SAME_CHIP = {"gb200": "b200_sxm", "gb300": "b300_sxm"}
+# Share of another GPU's rate that counts as no lower: datasheets round.
+_AS_HIGH = 0.99
 
 
 @functools.lru_cache
@@ -38,6 +41,22 @@ def measured_grids() -> tuple[str, ...]:
 def gpu_or_stand_in(gpu: str) -> str:
     """The GPU itself where it has grids, else the one whose efficiencies stand in for it."""
     return gpu if gpu in measured_gpus() else _STAND_IN
+
+
+@functools.lru_cache
+def better_gpus(gpu: Hardware) -> tuple[Hardware, ...]:
+    """Measured GPUs whose memory, link and tensor cores are no slower, the next one first.
+
+    Args:
+        gpu: The GPU.
+    """
+
+    def rates(one: Hardware) -> np.ndarray:
+        return np.array([one.memory_bandwidth, one.link_bandwidth, one.peak("bfloat16")])
+
+    others = [load_hardware(key) for key in measured_gpus() if key != gpu.key]
+    better = [one for one in others if np.all(rates(one) >= _AS_HIGH * rates(gpu))]
+    return tuple(sorted(better, key=lambda one: tuple(rates(one))))
 
 
 def grids_of(gpu: str, engine: str) -> str:

@@ -14,6 +14,7 @@ from physim.models.layers import (
     SLIDING_ATTENTION,
     Attention,
 )
+from physim.step.better_gpus import Missed, no_faster_note
 from physim.step.component import Placement
 
 # The kinds of attention whose kernels these tables are of.
@@ -88,15 +89,36 @@ def peak_flops(placement: Placement) -> float:
 
 def assumptions(placement: Placement, phase: str) -> list[str]:
     """Where attention was not measured on such a cache or with a window, a line each."""
-    what, lines = f"no measured {phase.replace('_', ' ')}", []
-    own = layers_by_attention(placement)
+    what, lines = f"no measured {phase.replace('_', ' ')}", {}
+    for attention in layers_by_attention(placement):
+        limit = no_faster_note(placement, missed(phase, attention))
+        if _lacks_fp8(placement, phase):
+            lines["on an fp8 cache"] = f"efficiencies of bfloat16 are used{limit}"
+        if _lacks_windows(placement, phase, attention):
+            lines["with a window"] = f"efficiencies of full attention are used{limit}"
+    return [f"{what} {where}: {taken}" for where, taken in lines.items()]
+
+
+def missed(phase: str, attention: Attention) -> Missed:
+    """How many tables were missed for attention: of an fp8 cache, and of windows.
+
+    Args:
+        phase: ``decode_attention`` or ``prefill_attention``.
+        attention: The attention of a layer.
+    """
+    return lambda placement: (
+        _lacks_fp8(placement, phase) + _lacks_windows(placement, phase, attention)
+    )
+
+
+def _lacks_fp8(placement: Placement, phase: str) -> bool:
     is_fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
-    if own and is_fp8 and _table(placement, phase) == phase:
-        lines.append(f"{what} on an fp8 cache: efficiencies of bfloat16 are used")
-    windowed = any(window_of(attention) for attention in own)
-    if windowed and _table(placement, f"{phase}_window") not in tables(placement.grids):
-        lines.append(f"{what} with a window: efficiencies of full attention are used")
-    return lines
+    return is_fp8 and _table(placement, phase) == phase
+
+
+def _lacks_windows(placement: Placement, phase: str, attention: Attention) -> bool:
+    table = _table(placement, f"{phase}_window")
+    return window_of(attention) is not None and table not in tables(placement.grids)
 
 
 def _table(placement: Placement, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from physim.grids.store import gpu_or_stand_in, grids_of
+from physim.grids.store import gpu_or_stand_in, grids_of, measured_gpus
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
@@ -59,6 +59,11 @@ class Placement:
     def layout(self) -> Parallelism:
         """How GPUs share the model."""
         return self.deployment.parallelism
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the GPU has measured efficiencies of its own."""
+        return self.gpu.key in measured_gpus()
 
     @property
     def grids(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import numpy as np
 from physim import roofline
 from physim.grids.store import load_grid, tables
 from physim.models.formats import WeightFormat
+from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.rows import SizeRow
@@ -42,23 +44,19 @@ def gemm_row(
         correction: The correction that multiplies it,
         compute_correction: and the one that takes over where FLOP/s bound it; None for the same.
     """
-    gpu, peak, form = placement.gpu, placement.peak_flops(form), placement.multiplied(form)
-    activation_bytes = form.activation_bytes
-    work = roofline.gemm(TOKENS, n, k, form.bytes_per_weight, activation_bytes)
-    measured = load_grid(placement.grids, gemm_table(placement.grids, form)).at(n=n, k=k)
+    taken = placement.multiplied(form)
     return SizeRow(
         name=name,
         part=part,
         count=count,
         size=size,
         flops=2 * n * k,
-        bytes=activation_bytes * k + roofline.BYTES_16_BIT * n,
-        fixed_bytes=form.bytes_per_weight * n * k,
-        peak_flops=peak,
-        bandwidth=gpu.memory_bandwidth,
-        log_seconds=rising_log_seconds(
-            measured.resampled(tokens=TOKENS),
-            np.asarray(roofline.seconds(work, peak, gpu.memory_bandwidth)),
+        bytes=taken.activation_bytes * k + roofline.BYTES_16_BIT * n,
+        fixed_bytes=taken.bytes_per_weight * n * k,
+        peak_flops=placement.peak_flops(form),
+        bandwidth=placement.gpu.memory_bandwidth,
+        log_seconds=no_faster(
+            placement, _missed(form), functools.partial(_log_seconds, n=n, k=k, form=form)
         ),
         correction=correction,
         compute_correction=compute_correction,
@@ -66,6 +64,25 @@ def gemm_row(
         is_bent=size == "tokens",
         gemm=(n, k),
     )
+
+
+def _log_seconds(placement: Placement, n: float, k: float, form: WeightFormat) -> np.ndarray:
+    """Logarithm of the time of a GEMM at `TOKENS`."""
+    taken = placement.multiplied(form)
+    work = roofline.gemm(TOKENS, n, k, taken.bytes_per_weight, taken.activation_bytes)
+    bound = roofline.seconds(work, placement.peak_flops(form), placement.gpu.memory_bandwidth)
+    measured = load_grid(placement.grids, gemm_table(placement.grids, taken)).at(n=n, k=k)
+    return rising_log_seconds(measured.resampled(tokens=TOKENS), np.asarray(bound))
+
+
+def _missed(form: WeightFormat) -> Missed:
+    """How many tables were missed for GEMMs of a format."""
+
+    def missed(placement: Placement) -> int:
+        table = gemm_table(placement.grids, placement.multiplied(form))
+        return form.gemm_tables.index(table.removeprefix("gemm_"))
+
+    return missed
 
 
 def linear_rows(
@@ -104,19 +121,17 @@ def format_notes(placement: Placement, form: WeightFormat) -> list[str]:
         placement: The model on its GPU.
         form: The format.
     """
-    lines, taken = [], placement.multiplied(form)
-    if not placement.gpu.peak(form.compute):
-        lines.append(
-            f"{placement.gpu.key} has no {form.compute} tensor cores: {form.name} weights, 16-bit "
-            "compute"
-        )
     linears = (one for group in placement.model.groups for one in group.linears if one.part)
-    if form.name == "bfloat16" or not any(linear.form == form for linear in linears):
-        return lines
+    is_gemm = form.name != "bfloat16" and any(linear.form == form for linear in linears)
+    limit = no_faster_note(placement, _missed(form)) if is_gemm else ""
+    if not placement.gpu.peak(form.compute):
+        compute = f"{placement.gpu.key} has no {form.compute} tensor cores"
+        return [f"{compute}: {form.name} weights, 16-bit compute{limit}"]
+    taken = placement.multiplied(form)
     table = gemm_table(placement.grids, taken).removeprefix("gemm_")
-    if table != form.name and taken == form:
-        lines.append(f"no measured {form.name} GEMM: efficiencies of {table} are used")
-    return lines
+    if is_gemm and table != form.name and taken == form:
+        return [f"no measured {form.name} GEMM: efficiencies of {table} are used{limit}"]
+    return []
 
 
 def gemm_table(grids: str, form: WeightFormat) -> str:

@@ -16,6 +16,7 @@ from physim.grids.store import gpu_or_stand_in, grids_of, measured_grids
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
 from physim.models.architecture import ModelArch
+from physim.step.better_gpus import no_faster_note
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
 from physim.step.gemms import format_notes
@@ -165,7 +166,10 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
     lines = [model.note] if model.note else []
     stand_in = gpu_or_stand_in(gpu.key)
     if stand_in != gpu.key:
-        lines.append(f"no measured kernels for {gpu.key}: efficiencies of {stand_in} are used")
+        limit = no_faster_note(placement, lambda _: 0)
+        lines.append(
+            f"no measured kernels for {gpu.key}: efficiencies of {stand_in} are used{limit}"
+        )
     profile = deployment.profile
     lines += [line for line in (profile.note, profile.caveat) if line]
     if grids_of(stand_in, profile.engine) not in measured_grids():

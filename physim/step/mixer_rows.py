@@ -15,6 +15,7 @@ from physim import mixers, roofline
 from physim.grids.efficiency import Grid
 from physim.grids.store import load_grid, tables, with_table
 from physim.models.layers import Mixer
+from physim.step.better_gpus import Missed, no_faster
 from physim.step.component import Placement
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, rising_log_seconds
 from physim.step.rows import DecodeRow, PrefillRow, Row
@@ -71,18 +72,24 @@ def _grid(placement: Placement, measured: str, phase: str) -> Grid:
     return load_grid(gpu, on_fp8 if is_fp8 and on_fp8 in tables(gpu) else name)
 
 
+def _missed(measured: str, phase: str) -> Missed:
+    """Whether the table of a kind of attention was missed: another GPU's is taken."""
+    return lambda placement: with_table(placement.grids, f"{measured}_{phase}") != placement.grids
+
+
 def _decode_rows(
     placement: Placement, mixer: Mixer, layers: int, measured: str, shape: dict[str, float]
 ) -> Iterator[Row]:
     tp, kv_bytes, rates = _rates(placement)
     requests = REQUESTS[:, None]
-    whole = roofline.seconds(
-        mixers.decode_work(mixer, tp, kv_bytes, requests, CONTEXT[None, :]), *rates
-    )
-    grid = _grid(placement, measured, "decode").at(**shape)
-    seconds = np.exp(
-        rising_log_seconds(_over(grid, "context", CONTEXT), np.asarray(whole), grid.start_s)
-    )
+
+    def log_seconds(placement: Placement) -> np.ndarray:
+        work = mixers.decode_work(mixer, tp, kv_bytes, requests, CONTEXT[None, :])
+        whole = np.asarray(roofline.seconds(work, *_rates(placement)[-1]))
+        grid = _grid(placement, measured, "decode").at(**shape)
+        return rising_log_seconds(_over(grid, "context", CONTEXT), whole, grid.start_s)
+
+    seconds = np.exp(no_faster(placement, _missed(measured, "decode"), log_seconds))
     terms = mixers.decode_terms(mixer, tp, kv_bytes)
     before = np.zeros_like(seconds)
     for place, term in enumerate(terms):
@@ -128,11 +135,14 @@ def _prefill_rows(
     placement: Placement, mixer: Mixer, layers: int, measured: str, shape: dict[str, float]
 ) -> Iterator[Row]:
     tp, kv_bytes, rates = _rates(placement)
-    requests = REQUESTS[:, None]
-    work = mixers.prefill_work(mixer, tp, kv_bytes, requests, CHUNK[None, :])
-    grid = _grid(placement, measured, "prefill").at(**shape)
-    whole = np.asarray(roofline.seconds(work, *rates))
-    seconds = np.exp(rising_log_seconds(_over(grid, "tokens", CHUNK), whole, grid.start_s))
+
+    def log_seconds(placement: Placement) -> np.ndarray:
+        work = mixers.prefill_work(mixer, tp, kv_bytes, REQUESTS[:, None], CHUNK[None, :])
+        whole = np.asarray(roofline.seconds(work, *_rates(placement)[-1]))
+        grid = _grid(placement, measured, "prefill").at(**shape)
+        return rising_log_seconds(_over(grid, "tokens", CHUNK), whole, grid.start_s)
+
+    seconds = np.exp(no_faster(placement, _missed(measured, "prefill"), log_seconds))
     terms = mixers.prefill_terms(mixer, tp, kv_bytes)
     times = []
     for term in terms:

@@ -9,6 +9,7 @@ import numpy as np
 from physim import roofline
 from physim.grids.store import load_grid
 from physim.models.layers import Attention
+from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
 from physim.step.nodes import between_nodes, spanning_notes
@@ -24,10 +25,8 @@ def _lower(placement: Placement) -> Iterator[Row]:
     tp, link = placement.tp, placement.gpu.link_bandwidth
     if tp == 1:
         return
-    curve = load_grid(placement.grids, "all_reduce").at(gpus=tp)
     message = np.maximum(MESSAGE_BYTES, LEAST_MESSAGE_BYTES)
-    sent = np.asarray(roofline.all_reduce(message, tp))
-    within = np.exp(rising_log_seconds(curve.resampled(message_bytes=message), sent / link))
+    within = np.exp(no_faster(placement, lambda _: 0, _log_seconds))
     # Between nodes sums are scattered and gathered again.
     across = 2 * between_nodes(placement, tp, message)
     yield SizeRow(
@@ -49,18 +48,23 @@ def _lower(placement: Placement) -> Iterator[Row]:
     )
     if spanning:
         # Two 32-bit sums of squares a token: as long as the smallest message takes.
-        least = curve.resampled(message_bytes=np.array([LEAST_MESSAGE_BYTES]))
-        sent = roofline.all_reduce(LEAST_MESSAGE_BYTES, tp) / link
         yield SizeRow(
             name="norm_all_reduce",
             part="all_reduce",
             count=spanning,
             bytes=8.0,
-            fixed_seconds=SKEW_S
-            + float(sent / np.exp(least[0]) + 2 * between_nodes(placement, tp, 8.0)),
+            fixed_seconds=SKEW_S + float(within[0] + 2 * between_nodes(placement, tp, 8.0)),
             bandwidth=link,
             correction="all_reduce",
         )
+
+
+def _log_seconds(placement: Placement) -> np.ndarray:
+    """Logarithm of the time of an all-reduce within a node, at `MESSAGE_BYTES`."""
+    message = np.maximum(MESSAGE_BYTES, LEAST_MESSAGE_BYTES)
+    curve = load_grid(placement.grids, "all_reduce").at(gpus=placement.tp)
+    sent = np.asarray(roofline.all_reduce(message, placement.tp)) / placement.gpu.link_bandwidth
+    return rising_log_seconds(curve.resampled(message_bytes=message), sent)
 
 
 COMPONENT = Component(

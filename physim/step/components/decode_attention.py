@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from physim import roofline
+from physim.models.layers import Attention
 from physim.step.attention import (
     KINDS,
     assumptions,
     layers_by_attention,
     log_efficiency,
+    missed,
     peak_flops,
 )
+from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.components.elementwise import KERNEL_S
 from physim.step.curves import CONTEXT, REQUESTS, rising_log_seconds
@@ -27,13 +31,8 @@ FROM_MEMORY = 0.92
 
 def _lower(placement: Placement) -> Iterator[Row]:
     kv_bytes = placement.deployment.kv_cache_bytes
-    peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
     for attention, layers in layers_by_attention(placement).items():
         (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
-        efficiency = log_efficiency(
-            placement, "decode_attention", attention, REQUESTS * kv_heads, CONTEXT
-        )
-        work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, dim, kv_bytes)
         yield DecodeRow(
             name="decode_attention",
             part="decode_attention",
@@ -42,15 +41,33 @@ def _lower(placement: Placement) -> Iterator[Row]:
             pair_flops=4 * heads * dim,
             pair_bytes=2 * kv_heads * dim * kv_bytes,
             request_bytes=2 * heads * dim * roofline.BYTES_16_BIT,
-            peak_flops=peak,
-            bandwidth=bandwidth,
-            log_seconds=np.maximum(
-                rising_log_seconds(efficiency, np.asarray(roofline.seconds(work, peak, bandwidth))),
-                np.log(2 * KERNEL_S + work[1] / (FROM_MEMORY * bandwidth)),
+            peak_flops=peak_flops(placement),
+            bandwidth=placement.gpu.memory_bandwidth,
+            log_seconds=no_faster(
+                placement,
+                missed("decode_attention", attention),
+                functools.partial(_log_seconds, attention=attention),
             ),
             correction="decode_attention",
             exponent="decode_context",
         )
+
+
+def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
+    """Logarithm of the time of a layer, over `REQUESTS` and `CONTEXT`."""
+    heads, kv_heads = placement.heads(attention)
+    efficiency = log_efficiency(
+        placement, "decode_attention", attention, REQUESTS * kv_heads, CONTEXT
+    )
+    peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
+    work = roofline.decode_attention(
+        *(REQUESTS[:, None], CONTEXT, heads, kv_heads, attention.mean_dim),
+        placement.deployment.kv_cache_bytes,
+    )
+    return np.maximum(
+        rising_log_seconds(efficiency, np.asarray(roofline.seconds(work, peak, bandwidth))),
+        np.log(2 * KERNEL_S + work[1] / (FROM_MEMORY * bandwidth)),
+    )
 
 
 COMPONENT = Component(

@@ -16,6 +16,7 @@ from physim import roofline
 from physim.grids.store import load_grid, with_table
 from physim.inputs.deployment import ALL2ALL
 from physim.models.layers import Experts
+from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.components.all_reduce import SKEW_S
 from physim.step.curves import TOKENS, rising_log_seconds
@@ -67,25 +68,35 @@ def _sent(placement: Placement, tokens: Number, width: int, per_token: int) -> N
 def _all_to_all_seconds(placement: Placement, width: int, per_token: int) -> np.ndarray:
     """Time of DeepEP's two kernels, at `TOKENS` of all ranks."""
     name = _MODES[placement.deployment.all2all]
-    grid = load_grid(with_table(placement.grids, name), name)
-    # Fewer tokens than were measured take as long as the fewest.
-    least = dict(grid.axes)["tokens"][0]
-    own = np.maximum(TOKENS / placement.layout.dp, least)
-    curve = grid.at(topk=float(per_token), hidden_size=float(width)).resampled(tokens=own)
-    sent = np.asarray(_sent(placement, own, width, per_token)) / placement.gpu.link_bandwidth
+
+    def log_seconds(placement: Placement) -> np.ndarray:
+        grid = load_grid(with_table(placement.grids, name), name)
+        # Fewer tokens than were measured take as long as the fewest.
+        own = np.maximum(TOKENS / placement.layout.dp, grid.knots("tokens")[0])
+        curve = grid.at(topk=float(per_token), hidden_size=float(width)).resampled(tokens=own)
+        sent = np.asarray(_sent(placement, own, width, per_token)) / placement.gpu.link_bandwidth
+        return rising_log_seconds(curve, sent)
+
+    def missed(placement: Placement) -> int:
+        return with_table(placement.grids, name) != placement.grids
+
     # Between nodes at most as much as all have.
     moved = TOKENS * width * (1 + roofline.BYTES_16_BIT)
     across = between_nodes(placement, placement.layout.ep, moved)
-    return np.asarray(np.exp(rising_log_seconds(curve, sent)) + across)
+    return np.asarray(np.exp(no_faster(placement, missed, log_seconds)) + across)
 
 
 def _seconds(placement: Placement, name: str, token_bytes: float) -> np.ndarray:
     """Time of one collective of all ranks' tokens, at `TOKENS`."""
     ranks, message = placement.layout.dp, TOKENS * token_bytes
-    curve = load_grid(placement.grids, name).at(gpus=ranks).resampled(message_bytes=message)
-    sent = np.asarray(roofline.all_gather(message, ranks)) / placement.gpu.link_bandwidth
+
+    def log_seconds(placement: Placement) -> np.ndarray:
+        curve = load_grid(placement.grids, name).at(gpus=ranks).resampled(message_bytes=message)
+        sent = np.asarray(roofline.all_gather(message, ranks)) / placement.gpu.link_bandwidth
+        return rising_log_seconds(curve, sent)
+
     across = between_nodes(placement, placement.layout.stage_gpus, message)
-    return np.asarray(np.exp(rising_log_seconds(curve, sent)) + across)
+    return np.asarray(np.exp(no_faster(placement, lambda _: 0, log_seconds)) + across)
 
 
 COMPONENT = Component(

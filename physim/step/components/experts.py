@@ -8,6 +8,7 @@ spread whole over GPUs, each has a share of ``E`` and of ``k``, and the tokens o
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from physim.grids.store import load_expert_grid, tables
 from physim.inputs.deployment import EXPERT_LOADS
 from physim.models.formats import WeightFormat
 from physim.models.layers import Experts
+from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.gemms import linear_rows
@@ -42,15 +44,46 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 
 def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeRow:
+    form, matrices = placement.multiplied(experts.form), experts.matrices
+    hidden, width, per_token, count = _shape(placement, experts)
+    return SizeRow(
+        name="experts",
+        part="experts",
+        size="routed",
+        count=layers,
+        flops=2 * matrices * per_token * hidden * width,
+        bytes=2 * roofline.BYTES_16_BIT * hidden,
+        expert_bytes=matrices * hidden * width * form.bytes_per_weight,
+        experts=count,
+        experts_per_token=per_token,
+        peak_flops=placement.peak_flops(form),
+        bandwidth=placement.gpu.memory_bandwidth,
+        by_spread=no_faster(
+            placement, _missed(experts.form), functools.partial(_log_seconds, experts=experts)
+        ),
+        correction="experts",
+        compute_correction="experts_compute",
+        is_matrix=True,
+        is_bent=True,
+    )
+
+
+def _shape(placement: Placement, experts: Experts) -> tuple[float, float, float, float]:
+    """The hidden size, and on one GPU the width, the experts of a token and all experts."""
     hidden = experts.hidden_size or placement.model.hidden_size
+    ep, width = placement.layout.ep, experts.intermediate_size / placement.layout.expert_tp
+    return hidden, width, experts.per_token / ep, experts.count / ep
+
+
+def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
+    """Logarithm of the time of a layer of experts under each spread, at `TOKENS`."""
     form = placement.multiplied(experts.form)
-    width, matrices = experts.intermediate_size / placement.layout.expert_tp, experts.matrices
-    count, per_token = (x / placement.layout.ep for x in (experts.count, experts.per_token))
-    peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
+    hidden, width, per_token, count = _shape(placement, experts)
     work = roofline.experts(
         *(TOKENS, hidden, width, count, per_token, form.bytes_per_weight),
-        matrices=matrices,
+        matrices=experts.matrices,
     )
+    peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
     bound = np.asarray(roofline.seconds(work, peak, bandwidth))
     measured = _tables(placement, form)
     curves = []
@@ -64,24 +97,27 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
             np.maximum(_chosen(even, curve, experts, spread), np.log(bound))
             for spread, curve in zip(EXPERT_LOADS, curves, strict=True)
         ]
-    return SizeRow(
-        name="experts",
-        part="experts",
-        size="routed",
-        count=layers,
-        flops=2 * matrices * per_token * hidden * width,
-        bytes=2 * roofline.BYTES_16_BIT * hidden,
-        expert_bytes=matrices * hidden * width * form.bytes_per_weight,
-        experts=count,
-        experts_per_token=per_token,
-        peak_flops=peak,
-        bandwidth=bandwidth,
-        by_spread=np.array(curves),
-        correction="experts",
-        compute_correction="experts_compute",
-        is_matrix=True,
-        is_bent=True,
-    )
+    return np.array(curves)
+
+
+def _missed(form: WeightFormat) -> Missed:
+    """How many tables were missed for experts of a format."""
+
+    def missed(placement: Placement) -> int:
+        wanted, taken = _formats(placement, form)
+        # Per-channel and block fp8 experts run through one kernel.
+        if {wanted[0], taken} <= {"fp8", "fp8_block"}:
+            return 0
+        return wanted.index(taken)
+
+    return missed
+
+
+def _formats(placement: Placement, form: WeightFormat) -> tuple[tuple[str, ...], str]:
+    """The formats whose tables stand for experts of one, the best first, and which is taken."""
+    multiplied = placement.multiplied(form)
+    table = next(iter(_tables(placement, multiplied).values()))
+    return multiplied.expert_tables, _measured_format(table)
 
 
 def _chosen(
@@ -138,15 +174,13 @@ def _assumptions(placement: Placement) -> list[str]:
     lines = []
     forms = dict.fromkeys(one.experts.form for one in placement.model.groups if one.experts)
     for form in forms:
-        measured = _tables(placement, placement.multiplied(form))
-        name = next(iter(measured.values()))
-        same = form.expert_tables[0]
-        if not name.startswith(f"moe_{same}_") and not (
-            # Per-channel and block fp8 experts run through one kernel.
-            {same, _measured_format(name)} <= {"fp8", "fp8_block"}
-        ):
-            taken = _measured_format(name)
-            lines.append(f"no measured expert kernel for {form.name}: that of {taken} is used")
+        measured, missed = _tables(placement, placement.multiplied(form)), _missed(form)
+        if missed(placement):
+            _, taken = _formats(placement, form)
+            lines.append(
+                f"no measured expert kernel for {form.name}: that of {taken} is used"
+                + no_faster_note(placement, missed)
+            )
         if placement.deployment.expert_load < min(measured):
             lines.append(
                 f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from physim import roofline
+from physim.models.layers import Attention
 from physim.step.attention import (
     KINDS,
     assumptions,
     layers_by_attention,
     log_efficiency,
+    missed,
     peak_flops,
     window_of,
 )
+from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import CHUNK, REQUESTS, rising_log_seconds
 from physim.step.rows import PrefillRow, Row
@@ -22,16 +26,8 @@ from physim.step.rows import PrefillRow, Row
 
 def _lower(placement: Placement) -> Iterator[Row]:
     kv_bytes = placement.deployment.kv_cache_bytes
-    peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
     for attention, layers in layers_by_attention(placement).items():
         (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
-        window = window_of(attention)
-        efficiency = log_efficiency(
-            placement, "prefill_attention", attention, REQUESTS * heads, CHUNK
-        )
-        work = roofline.prefill_attention(
-            REQUESTS[:, None], CHUNK, heads, kv_heads, dim, kv_bytes, window or np.inf
-        )
         pair_flops, cached_bytes = roofline.cached_attention(
             1.0, 1.0, heads, kv_heads, dim, kv_bytes
         )
@@ -39,18 +35,33 @@ def _lower(placement: Placement) -> Iterator[Row]:
             name="prefill_attention",
             part="prefill_attention",
             count=layers,
-            window=window,
+            window=window_of(attention),
             pair_flops=float(pair_flops),
             token_bytes=2 * dim * (heads * roofline.BYTES_16_BIT + kv_heads * kv_bytes),
             cached_bytes=float(cached_bytes),
-            peak_flops=peak,
-            bandwidth=bandwidth,
-            log_seconds=rising_log_seconds(
-                efficiency, np.asarray(roofline.seconds(work, peak, bandwidth))
+            peak_flops=peak_flops(placement),
+            bandwidth=placement.gpu.memory_bandwidth,
+            log_seconds=no_faster(
+                placement,
+                missed("prefill_attention", attention),
+                functools.partial(_log_seconds, attention=attention),
             ),
             correction="prefill_attention",
             cached_correction="cached_attention",
         )
+
+
+def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
+    """Logarithm of the time of a layer with nothing cached, over `REQUESTS` and `CHUNK`."""
+    heads, kv_heads = placement.heads(attention)
+    efficiency = log_efficiency(placement, "prefill_attention", attention, REQUESTS * heads, CHUNK)
+    work = roofline.prefill_attention(
+        *(REQUESTS[:, None], CHUNK, heads, kv_heads, attention.mean_dim),
+        placement.deployment.kv_cache_bytes,
+        window_of(attention) or np.inf,
+    )
+    bound = roofline.seconds(work, peak_flops(placement), placement.gpu.memory_bandwidth)
+    return rising_log_seconds(efficiency, np.asarray(bound))
 
 
 COMPONENT = Component(
