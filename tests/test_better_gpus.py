@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from physim import roofline
-from physim.grids.store import better_gpus, load_grid, measured_gpus, tables
+from physim.grids.store import better_gpus, load_grid, measured_gpus, peers, tables
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware, shipped_gpus
 from physim.inputs.parallelism import Parallelism
@@ -25,7 +25,7 @@ from physim.models.formats import (
 from physim.models.lookup import load_model
 from physim.step.component import Placement
 from physim.step.components.experts import COMPONENT
-from physim.step.curves import TOKENS, rising_log_seconds
+from physim.step.curves import CHUNK, CONTEXT, REQUESTS, TOKENS, rising_log_seconds
 from physim.step.gemms import gemm_row
 from physim.step.lowering import assumptions, rows_of
 
@@ -162,6 +162,48 @@ def test_experts_in_fp4_on_the_a100_are_no_faster_than_on_the_h100():
         (row,) = (row for row in rows(gpu, model, tp=4) if row.name == "experts")
         seconds[gpu] = row.count * np.exp(row.by_spread[0, 0])
     assert seconds["a100_sxm"] == pytest.approx(seconds["h100_sxm"])
+
+
+def test_peers_are_no_slower_than_one_another():
+    found = {gpu: [one.key for one in peers(load_hardware(gpu))] for gpu in shipped_gpus()}
+    assert {gpu: keys for gpu, keys in found.items() if keys} == {
+        "b200_sxm": ["b300_sxm"],
+        "b300_sxm": ["b200_sxm"],
+        "gb200": ["gb300"],
+        "gb300": ["gb200"],
+    }
+
+
+def test_a_kernel_that_a_peer_was_measured_with_is_no_other_kernel():
+    # TensorRT-LLM's experts of low latency were measured on B200; on B300, where they were not,
+    # those of Cutlass took 2.7 times as long.
+    model = "nvidia/Qwen3.5-397B-A17B-NVFP4"
+    assert "moe_nvfp4_min_latency_balanced" not in tables("b300_sxm/trtllm")
+    one, other = (
+        next(row for row in rows(gpu, model, 4, engine="trtllm") if row.name == "experts")
+        for gpu in ("b300_sxm", "b200_sxm")
+    )
+    np.testing.assert_allclose(one.by_spread, other.by_spread, atol=0.01)
+    said = "no measured min_latency kernel of experts in nvfp4 on b300_sxm: efficiencies of "
+    assert any(
+        line.startswith(said + "b200_sxm") for line in notes("b300_sxm", model, 4, engine="trtllm")
+    )
+
+
+def test_latent_attention_that_ran_without_compiling_is_that_of_a_board_of_the_same_chip():
+    model, said = "deepseek-ai/DeepSeek-V3", "no measured latent attention on b300_sxm: "
+    attention = ("decode_attention", "prefill_attention")
+    own, other = (
+        {row.part: np.exp(row.log_seconds) for row in rows(gpu, model, 8) if row.part in attention}
+        for gpu in ("b300_sxm", "b200_sxm")
+    )
+    # 64 requests of 512 tokens took 1.6 times as long as on B200, a prompt of 1,024 1.7 times.
+    requests, context, chunk = (
+        list(knots).index(size) for knots, size in ((REQUESTS, 64), (CONTEXT, 512), (CHUNK, 1024))
+    )
+    for part, place in zip(attention, ((requests, context), (0, chunk)), strict=True):
+        assert 0.8 < own[part][place] / other[part][place] < 1.1
+    assert f"{said}efficiencies of gb300 are used" in notes("b300_sxm", model, 8)
 
 
 def test_what_an_unmeasured_kernel_is_held_to_is_said():

@@ -17,8 +17,8 @@ from physim.inputs.hardware import Hardware, load_hardware
 
 # Where a GPU has no grids of its own, efficiencies are taken from this one: the best measured.
 _STAND_IN = "h100_sxm"
-# Boards of which one chip was measured on another, where a table of their own is missing.
-_SAME_CHIP = {"gb200": "b200_sxm", "gb300": "b300_sxm"}
+# Boards of one chip, which was measured on the other where a table is missing.
+_SAME_CHIP = {"gb200": "b200_sxm", "gb300": "b300_sxm", "b300_sxm": "gb300"}
 # Share of another GPU's rate that counts as no lower: datasheets round.
 _AS_HIGH = 0.99
 
@@ -57,6 +57,17 @@ def better_gpus(gpu: Hardware) -> tuple[Hardware, ...]:
     others = [load_hardware(key) for key in measured_gpus() if key != gpu.key]
     better = [one for one in others if np.all(rates(one) >= _AS_HIGH * rates(gpu))]
     return tuple(sorted(better, key=lambda one: tuple(rates(one))))
+
+
+def peers(gpu: Hardware) -> tuple[Hardware, ...]:
+    """Measured GPUs with the rates of a measured one: each is no slower than the other.
+
+    Args:
+        gpu: The GPU.
+    """
+    return tuple(
+        one for one in better_gpus(gpu) if gpu.key in {better.key for better in better_gpus(one)}
+    )
 
 
 def grids_of(gpu: str, engine: str) -> str:

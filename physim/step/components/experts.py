@@ -17,7 +17,7 @@ import numpy as np
 
 from physim import roofline
 from physim.errors import InputError
-from physim.grids.store import load_expert_grid, tables
+from physim.grids.store import grids_of, load_expert_grid, peers, tables
 from physim.inputs.deployment import EXPERT_LOADS
 from physim.models.formats import WeightFormat
 from physim.models.layers import Experts
@@ -85,11 +85,11 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     )
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
     bound = np.asarray(roofline.seconds(work, peak, bandwidth))
-    measured = _tables(placement, form)
+    grids, measured = _tables(placement, form)
     curves = []
     for spread in EXPERT_LOADS:
         load = measured[min(measured, key=lambda known: abs(known - spread))]
-        grid = load_expert_grid(placement.grids, load).nearest(hidden, width, per_token, count)
+        grid = load_expert_grid(grids, load).nearest(hidden, width, per_token, count)
         curves.append(rising_log_seconds(grid.resampled(tokens=TOKENS), bound))
     if min(measured) == 0.0:
         even = curves[0]
@@ -101,23 +101,17 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
 
 
 def _missed(form: WeightFormat) -> Missed:
-    """How many tables were missed for experts of a format."""
+    """How many tables were missed for experts of a format: another GPU's counts as one."""
 
     def missed(placement: Placement) -> int:
-        wanted, taken = _formats(placement, form)
+        wanted = placement.multiplied(form)
+        grids, measured = _tables(placement, wanted)
+        _, taken = _kernel(measured)
         # Per-channel and block fp8 experts run through one kernel.
-        if {wanted[0], taken} <= {"fp8", "fp8_block"}:
-            return 0
-        return wanted.index(taken)
+        alike = {wanted.expert_tables[0], taken} <= {"fp8", "fp8_block"}
+        return (0 if alike else wanted.expert_tables.index(taken)) + (grids != placement.grids)
 
     return missed
-
-
-def _formats(placement: Placement, form: WeightFormat) -> tuple[tuple[str, ...], str]:
-    """The formats whose tables stand for experts of one, the best first, and which is taken."""
-    multiplied = placement.multiplied(form)
-    table = next(iter(_tables(placement, multiplied).values()))
-    return multiplied.expert_tables, _measured_format(table)
 
 
 def _chosen(
@@ -146,25 +140,30 @@ def _chosen(
     return even + at(visited / experts.per_token) - at(np.minimum(TOKENS, turns)) + uneven
 
 
-def _tables(placement: Placement, form: WeightFormat) -> dict[float, str]:
-    """Tables of an expert layer by the spread that they were measured under.
+def _tables(placement: Placement, form: WeightFormat) -> tuple[str, dict[float, str]]:
+    """Tables of an expert layer by the spread that they were measured under, and whose they are.
+
+    Those of a peer come before the GPU's own of a kernel that the engine likes less.
 
     Raises:
         InputError: There is none.
     """
-    asked, known = placement.deployment.moe_kernel, tables(placement.grids)
-    preferred = (asked, *placement.deployment.profile.expert_kernels, *_KERNELS)
-    kernels = tuple(dict.fromkeys(preferred))
+    asked, profile = placement.deployment.moe_kernel, placement.deployment.profile
+    kernels = tuple(dict.fromkeys((asked, *profile.expert_kernels, *_KERNELS)))
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
-    for share, measured, kernel in itertools.product(shares, form.expert_tables, kernels):
+    folders = [placement.grids]
+    folders += [grids_of(one.key, profile.engine) for one in peers(placement.gpu)]
+    for share, measured, kernel, grids in itertools.product(
+        shares, form.expert_tables, kernels, folders
+    ):
         names = {
             spread: f"moe_{measured}_{kernel}{share}_{load}"
             for spread, load in EXPERT_LOADS.items()
         }
-        found = {spread: name for spread, name in names.items() if name in known}
+        found = {spread: name for spread, name in names.items() if name in tables(grids)}
         if found:
-            return found
+            return grids, found
     raise InputError(
         f"grids of {placement.grids}", "hold no expert layers", "run `physim grids build`"
     )
@@ -174,13 +173,15 @@ def _assumptions(placement: Placement) -> list[str]:
     lines = []
     forms = dict.fromkeys(one.experts.form for one in placement.model.groups if one.experts)
     for form in forms:
-        measured, missed = _tables(placement, placement.multiplied(form)), _missed(form)
-        if missed(placement):
-            _, taken = _formats(placement, form)
-            lines.append(
-                f"no measured expert kernel for {form.name}: that of {taken} is used"
-                + no_faster_note(placement, missed)
-            )
+        grids, measured = _tables(placement, placement.multiplied(form))
+        kernel, taken = _kernel(measured)
+        limit = no_faster_note(placement, _missed(form))
+        if grids != placement.grids:
+            what = f"{kernel} kernel of experts in {taken} on {placement.gpu.key}"
+            lines.append(f"no measured {what}: efficiencies of {grids} are used{limit}")
+        elif _missed(form)(placement):
+            what = f"expert kernel for {form.name}"
+            lines.append(f"no measured {what}: that of {taken} is used{limit}")
         if placement.deployment.expert_load < min(measured):
             lines.append(
                 f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"
@@ -188,10 +189,11 @@ def _assumptions(placement: Placement) -> list[str]:
     return lines
 
 
-def _measured_format(table: str) -> str:
-    """The format of a table of experts, of its name."""
+def _kernel(measured: dict[float, str]) -> tuple[str, str]:
+    """The kernel and the format that tables of experts are of, by their names."""
+    table = next(iter(measured.values()))
     kernel = next(kernel for kernel in _KERNELS if f"_{kernel}_" in table)
-    return table.removeprefix("moe_").split(f"_{kernel}_")[0]
+    return kernel, table.removeprefix("moe_").split(f"_{kernel}_")[0]
 
 
 COMPONENT = Component(
