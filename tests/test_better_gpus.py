@@ -1,7 +1,9 @@
 """Kernels that a GPU was not measured with are no faster than on the next better GPU that was."""
 
 import functools
+import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ from physim.step.component import Placement
 from physim.step.components.experts import COMPONENT
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, TOKENS, rising_log_seconds
 from physim.step.gemms import gemm_row
-from physim.step.lowering import assumptions, rows_of
+from physim.step.lowering import PART_NAMES, assumptions, rows_of
 
 FORMATS = (BFLOAT16, FP8, FP8_BLOCK, MXFP8, NVFP4, NVFP4_WEIGHTS, MXFP4, INT8, int4(128))
 LLAMA, MIXTRAL = "meta-llama/Llama-3.1-8B-Instruct", "mistralai/Mixtral-8x7B-v0.1"
@@ -184,7 +186,7 @@ def test_a_kernel_that_a_peer_was_measured_with_is_no_other_kernel():
         for gpu in ("b300_sxm", "b200_sxm")
     )
     np.testing.assert_allclose(one.by_spread, other.by_spread, atol=0.01)
-    said = "no measured min_latency kernel of experts in nvfp4 on b300_sxm: efficiencies of "
+    said = "no measured min_latency kernel of such experts in nvfp4 on b300_sxm: efficiencies of "
     assert any(
         line.startswith(said + "b200_sxm") for line in notes("b300_sxm", model, 4, engine="trtllm")
     )
@@ -221,3 +223,20 @@ def test_what_an_unmeasured_kernel_is_held_to_is_said():
     # Nothing is better in memory, link and FLOP/s; and what was measured needs no note.
     assert "no faster" not in " ".join(notes("gb300", "nvidia/Llama-3.1-8B-Instruct-FP8"))
     assert notes("h100_sxm", "nvidia/Llama-3.1-8B-Instruct-FP8") == []
+
+
+def test_steps_that_are_slower_on_the_better_gpu_are_counted_by_hand(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    script = importlib.import_module("gpu_order")
+    mlp, experts = (PART_NAMES.index(name) for name in ("mlp", "experts"))
+    # Two servers with two steps each, of 10 ms on the lesser GPU.
+    lesser = np.zeros((2, 2, len(PART_NAMES)))
+    lesser[..., mlp], lesser[..., experts] = 4e-3, 6e-3
+    better = lesser.copy()
+    better[0, 0, mlp] = 4.3e-3
+    better[1, :, experts] = [9e-3, 5e-3]
+    assert script.table(["one", "other"], better, lesser) == [
+        "50.0% of steps are slower, 25.0% by 5% and more",
+        " 25.0%  mlp                 1.07 times; 1.03 of a step of one",
+        " 25.0%  experts             1.50 times; 1.30 of a step of other",
+    ]

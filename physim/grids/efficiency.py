@@ -144,8 +144,14 @@ class ExpertGrid:
 
     def nearest_row(self, hidden: float, width: float, per_token: float, experts: float) -> int:
         """Index of the measured shape that is nearest in log space."""
-        distance = np.log(self.shapes / np.array([hidden, width, per_token, experts]))
-        return int(np.argmin(np.sum(distance**2, axis=1)))
+        return int(np.argmin(self._distances(hidden, width, per_token, experts)))
+
+    def distance(self, hidden: float, width: float, per_token: float, experts: float) -> float:
+        """How far the nearest measured shape is in log space; 0 for one that was measured."""
+        return float(np.min(self._distances(hidden, width, per_token, experts)))
+
+    def _distances(self, *shape: float) -> np.ndarray:
+        return np.linalg.norm(np.log(self.shapes / np.array(shape)), axis=1)
 
     def nearest(self, hidden: float, width: float, per_token: float, experts: float) -> Grid:
         """The token curve of that shape."""

@@ -19,7 +19,6 @@ from physim import roofline
 from physim.errors import InputError
 from physim.grids.store import grids_of, load_expert_grid, peers, tables
 from physim.inputs.deployment import EXPERT_LOADS
-from physim.models.formats import WeightFormat
 from physim.models.layers import Experts
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
@@ -59,7 +58,7 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
         peak_flops=placement.peak_flops(form),
         bandwidth=placement.gpu.memory_bandwidth,
         by_spread=no_faster(
-            placement, _missed(experts.form), functools.partial(_log_seconds, experts=experts)
+            placement, _missed(experts), functools.partial(_log_seconds, experts=experts)
         ),
         correction="experts",
         compute_correction="experts_compute",
@@ -77,19 +76,19 @@ def _shape(placement: Placement, experts: Experts) -> tuple[float, float, float,
 
 def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     """Logarithm of the time of a layer of experts under each spread, at `TOKENS`."""
-    form = placement.multiplied(experts.form)
-    hidden, width, per_token, count = _shape(placement, experts)
+    form, shape = placement.multiplied(experts.form), _shape(placement, experts)
+    hidden, width, per_token, count = shape
     work = roofline.experts(
         *(TOKENS, hidden, width, count, per_token, form.bytes_per_weight),
         matrices=experts.matrices,
     )
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
     bound = np.asarray(roofline.seconds(work, peak, bandwidth))
-    grids, measured = _tables(placement, form)
+    grids, measured = _tables(placement, experts)
     curves = []
     for spread in EXPERT_LOADS:
         load = measured[min(measured, key=lambda known: abs(known - spread))]
-        grid = load_expert_grid(grids, load).nearest(hidden, width, per_token, count)
+        grid = load_expert_grid(grids, load).nearest(*shape)
         curves.append(rising_log_seconds(grid.resampled(tokens=TOKENS), bound))
     if min(measured) == 0.0:
         even = curves[0]
@@ -100,16 +99,15 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     return np.array(curves)
 
 
-def _missed(form: WeightFormat) -> Missed:
-    """How many tables were missed for experts of a format: another GPU's counts as one."""
+def _missed(experts: Experts) -> Missed:
+    """How many tables were missed for experts: a peer's in the place of the GPU's counts as one."""
 
     def missed(placement: Placement) -> int:
-        wanted = placement.multiplied(form)
-        grids, measured = _tables(placement, wanted)
-        _, taken = _kernel(measured)
+        grids, measured = _tables(placement, experts)
+        wanted, (_, taken) = placement.multiplied(experts.form).expert_tables, _kernel(measured)
         # Per-channel and block fp8 experts run through one kernel.
-        alike = {wanted.expert_tables[0], taken} <= {"fp8", "fp8_block"}
-        return (0 if alike else wanted.expert_tables.index(taken)) + (grids != placement.grids)
+        is_other = not {wanted[0], taken} <= {"fp8", "fp8_block"}
+        return is_other * wanted.index(taken) + (grids != placement.grids)
 
     return missed
 
@@ -140,10 +138,11 @@ def _chosen(
     return even + at(visited / experts.per_token) - at(np.minimum(TOKENS, turns)) + uneven
 
 
-def _tables(placement: Placement, form: WeightFormat) -> tuple[str, dict[float, str]]:
-    """Tables of an expert layer by the spread that they were measured under, and whose they are.
+def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, str]]:
+    """Whose tables stand for a layer of experts, and they by the spread they were measured under.
 
-    Those of a peer come before the GPU's own of a kernel that the engine likes less.
+    Those of a peer are taken where it has a kernel that the engine likes better, or such a kernel
+    in a shape that is nearer.
 
     Raises:
         InputError: There is none.
@@ -152,18 +151,26 @@ def _tables(placement: Placement, form: WeightFormat) -> tuple[str, dict[float, 
     kernels = tuple(dict.fromkeys((asked, *profile.expert_kernels, *_KERNELS)))
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
-    folders = [placement.grids]
-    folders += [grids_of(one.key, profile.engine) for one in peers(placement.gpu)]
-    for share, measured, kernel, grids in itertools.product(
-        shares, form.expert_tables, kernels, folders
-    ):
+    alike = (placement.grids, *(grids_of(one.key, profile.engine) for one in peers(placement.gpu)))
+    formats = placement.multiplied(experts.form).expert_tables
+
+    def distance(found: tuple[str, dict[float, str]]) -> float:
+        grids, measured = found
+        table = next(iter(measured.values()))
+        return load_expert_grid(grids, table).distance(*_shape(placement, experts))
+
+    for share, measured, kernel in itertools.product(shares, formats, kernels):
         names = {
             spread: f"moe_{measured}_{kernel}{share}_{load}"
             for spread, load in EXPERT_LOADS.items()
         }
-        found = {spread: name for spread, name in names.items() if name in tables(grids)}
+        known = (
+            (grids, {spread: name for spread, name in names.items() if name in tables(grids)})
+            for grids in alike
+        )
+        found = [(grids, own) for grids, own in known if own]
         if found:
-            return grids, found
+            return min(found, key=distance)
     raise InputError(
         f"grids of {placement.grids}", "hold no expert layers", "run `physim grids build`"
     )
@@ -171,22 +178,21 @@ def _tables(placement: Placement, form: WeightFormat) -> tuple[str, dict[float, 
 
 def _assumptions(placement: Placement) -> list[str]:
     lines = []
-    forms = dict.fromkeys(one.experts.form for one in placement.model.groups if one.experts)
-    for form in forms:
-        grids, measured = _tables(placement, placement.multiplied(form))
+    for experts in (group.experts for group in placement.model.groups if group.experts):
+        grids, measured = _tables(placement, experts)
         kernel, taken = _kernel(measured)
-        limit = no_faster_note(placement, _missed(form))
+        limit = no_faster_note(placement, _missed(experts))
         if grids != placement.grids:
-            what = f"{kernel} kernel of experts in {taken} on {placement.gpu.key}"
+            what = f"{kernel} kernel of such experts in {taken} on {placement.gpu.key}"
             lines.append(f"no measured {what}: efficiencies of {grids} are used{limit}")
-        elif _missed(form)(placement):
-            what = f"expert kernel for {form.name}"
+        elif _missed(experts)(placement):
+            what = f"expert kernel for {experts.form.name}"
             lines.append(f"no measured {what}: that of {taken} is used{limit}")
         if placement.deployment.expert_load < min(measured):
             lines.append(
                 f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"
             )
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def _kernel(measured: dict[float, str]) -> tuple[str, str]:
