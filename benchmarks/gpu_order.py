@@ -104,7 +104,7 @@ def table(names: Sequence[str], better: np.ndarray, lesser: np.ndarray) -> list[
         if of_part.any():
             longer = better[of_part, place].sum() / lesser[of_part, place].sum()
             worst = np.where(of_part, ratio, 0.0)
-            server, _ = np.unravel_index(np.argmax(worst), worst.shape)
+            server = int(np.argmax(worst.max(axis=1)))
             line = f"{of_part.mean():6.1%}  {name:18} {longer:5.2f} times; "
             found.append((of_part.mean(), f"{line}{worst.max():.2f} of a step of {names[server]}"))
     return lines + [line for _, line in sorted(found, reverse=True)]

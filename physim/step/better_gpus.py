@@ -3,7 +3,7 @@
 What stands in for such a kernel is the efficiency of another, which may reach a share of the
 roofline that the kernel itself does not: experts whose weights are unpacked first come less near
 to it than those in 16 bit. A GPU without the measurement would come out ahead of a better one with
-it.
+it. Held to that one's time, a kernel no longer follows the rates of its own GPU.
 """
 
 from __future__ import annotations
