@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import laws
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -265,6 +266,33 @@ def test_fluid_and_replay_agree(layout):
     )
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.04)
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.08)
+
+
+def test_a_pipeline_is_as_slow_as_its_fullest_batch():
+    # A step has room for 126 prompts of 65 tokens and 81 of 100. Of more that start at once the
+    # others are another batch, and where some wait for the place of who ends, it stays so.
+    def case(prompt, **load):
+        return physim.Case.of(
+            "Qwen/Qwen3.5-397B-A17B-FP8",
+            gpu="l40s",
+            tp=8,
+            pp=4,
+            max_num_seqs=128,
+            max_num_batched_tokens=8192,
+            input_tokens=prompt,
+            output_tokens=physim.Lengths.normal(300, 90),
+            **load,
+        )
+
+    cases = [case(prompt, rate=0.1) for prompt in (60, 65, 70, 100)]
+    *found, clients = laws.predicted([*cases, case(100, concurrency=128)])
+    most = [one.saturation_rps for one in found]
+    assert most[:2] == pytest.approx(most[1:3], rel=0.03)
+    assert most[2] == pytest.approx(laws.replayed_saturation(cases[2], 256, 600), rel=0.08)
+    assert most[3] == pytest.approx(laws.replayed_saturation(cases[3], 256, 600), rel=0.12)
+    # As many clients as there are slots go from batch to batch, until all batches are alike.
+    replayed = laws.replayed_saturation(cases[3], 128, 600)
+    assert clients.requests_per_s == pytest.approx(replayed, rel=0.08)
 
 
 def test_the_command_names_the_layout():

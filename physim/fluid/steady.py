@@ -189,7 +189,8 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
         age=demand.age,
         start_cv2=kept * demand.arrival_cv2 + (1 - kept),
         others=jnp.where(closed, 1 - 1 / clients, 1.0),
-        crowd=jnp.where(closed, clients, (1 - kept) * slots),
+        crowd=jnp.where(closed, jnp.minimum(clients, slots), (1 - kept) * slots),
+        stirred=1.0 * (closed & (clients <= slots)),
     )
     # With all slots taken each request holds one until the step after its last is formed.
     turns = slots / (chunks + decode_steps + limits.async_scheduling)

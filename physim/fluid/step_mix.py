@@ -32,8 +32,10 @@ class Occupancy(eqx.Module):
         start_cv2: Squared coefficient of variation of the times between requests that start.
         others: Of the prefill chunks, the share that a decoding request may meet: in a closed loop
             a client that decodes has no prompt under way.
-        crowd: Most requests that have waited at once: all clients of a closed loop, at its start;
-            where more arrive than leave, as many as run.
+        crowd: Requests that started at once, most of them: the clients of a closed loop that have
+            a slot, at its start; where more arrive than leave, as many as run.
+        stirred: Whether those that end leave no place for one that waits, so that the next ones
+            of their clients go to whichever batch of a pipeline forms next.
     """
 
     batch: Scalar
@@ -44,6 +46,7 @@ class Occupancy(eqx.Module):
     start_cv2: Scalar
     others: Scalar
     crowd: Scalar
+    stirred: Scalar
 
 
 class _Kinds(NamedTuple):
@@ -195,7 +198,9 @@ def _batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> 
 
     Requests that wait join the batch that comes out of the pipeline next, so another begins only
     where the token budget has no room for all of them; it ends when it has lost all its requests
-    and none has joined.
+    and none has joined. Of many that start at once, each batch takes as many as the budget has room
+    for until none is left. Where others wait for their places, they are replaced in their own
+    batch, and the pipeline is as slow as its fullest one for ever; else batches come to be alike.
 
     Args:
         demand: The load.
@@ -203,14 +208,19 @@ def _batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> 
         occupancy: Who is in a step.
     """
     arrivals = occupancy.prefilling / occupancy.chunks
-    room = limits.max_num_batched_tokens / limits.stages - occupancy.batch
-    waiting = jnp.maximum(arrivals, occupancy.crowd)
-    beyond = jnp.maximum(room, 1.0) / occupancy.chunk + 0.5 - waiting
+    budget = limits.max_num_batched_tokens / limits.stages
+    room = jnp.maximum(budget - occupancy.batch, 1.0) / occupancy.chunk
     deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + _LEAST_VARIANCE)
-    log_begins = jax.scipy.stats.norm.logsf(beyond / deviation)
+    log_begins = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
     lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
     log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
-    return 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)
+    by_chance = 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)
+    # Batches that are full at once, and one more as soon as a whole request is left.
+    each = budget / (occupancy.chunk * occupancy.chunks)
+    full = occupancy.crowd / each
+    begun = jnp.floor(full) + jnp.minimum((full - jnp.floor(full)) * each, 1.0)
+    at_once = jnp.where(occupancy.stirred > 0, begun, full)
+    return jnp.minimum(jnp.maximum(by_chance, at_once), limits.stages)
 
 
 def _times(

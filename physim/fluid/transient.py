@@ -220,6 +220,7 @@ class Fluid(eqx.Module):
                 start_cv2=(1 - full) * demand.arrival_cv2 + full,
                 others=jnp.asarray(1.0),
                 crowd=full * scale,
+                stirred=jnp.zeros(()),
             )
             steps = steps_at(model, demand, limits, occupancy, scale)
             return local(steps, occupancy, model.corrections, demand, limits)

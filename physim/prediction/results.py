@@ -130,7 +130,8 @@ class Prediction:
         kv_blocks: KV blocks of the engine.
         kv_use: Share of them that running requests hold.
         mixed_share: Share of steps that carry a prefill chunk.
-        step_s: Time of a step.
+        step_s: Time of a mean step, from its start until requests that decode get their next token:
+            where prompts have steps of their own, with those of the prompts.
         step_parts_s: Where it goes, by component; sums to ``step_s``.
         whole: Latencies with percentiles.
         stages: The same for each stage, if there are several.

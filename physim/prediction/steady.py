@@ -147,7 +147,7 @@ def _prediction(
         kv_blocks=case.deployment.limits.reported_blocks,
         kv_use=state.kv_use,
         mixed_share=state.mixed_share,
-        step_s=state.step.latency,
+        step_s=state.step.interval,
         step_parts_s=state.step.parts,
         whole=Part(load.rate, None, None, None, latencies, requests),
         stages=(),

@@ -52,7 +52,8 @@ class SmoothWeighted(eqx.Module):
 class Apart(eqx.Module):
     """A step for prompts, in which nothing decodes, and one for requests that decode.
 
-    What is prefilled is there after the first; who decodes waits for both.
+    What is prefilled is there after the first; who decodes waits for both, so the interval and its
+    parts are those of the two together.
     """
 
     def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
@@ -62,7 +63,6 @@ class Apart(eqx.Module):
         has_others = jnp.asarray(batch.decode_requests) > 0
         kept = jax.tree.map(lambda x: jnp.where(has_others, x, 0.0), decode)
         both = jax.tree.map(lambda p, d: p + d, prefill, kept)
-        # Their parts sum to both steps, as their interval does.
         mixed = eqx.tree_at(lambda time: time.latency, both, prefill.latency)
         return jax.tree.map(lambda m, d: jnp.where(has_prompt, m, d), mixed, decode)
 

@@ -36,7 +36,7 @@ class StepTime(eqx.Module):
         latency: From the step's start until its tokens are there.
         interval: From its start until requests that decode get their next token: the same, unless
             prompts have steps of their own.
-        seconds: Its parts in the order of `PART_NAMES`; they sum to ``latency``.
+        seconds: The parts of the interval in the order of `PART_NAMES`; they sum to it.
     """
 
     latency: Scalar
