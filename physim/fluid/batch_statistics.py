@@ -88,10 +88,8 @@ def prefills(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Prefills:
     """
     mean = jnp.minimum(mean, most)
     arrival_cv2 = arrival_cv2 * jnp.maximum(1 - mean / most, 0.0)
-    bursts = jnp.maximum(arrival_cv2 - 1.0, 0.0) * mean / (mean + _HALF_FELT)
-    # Negative binomial for bursts, Poisson without.
-    rate = jnp.where(bursts > 1e-3, jnp.log1p(bursts) / jnp.maximum(bursts, 1e-3), 1.0)
-    by_chance = -jnp.expm1(-mean * rate)
+    bursts = _bursts(mean, arrival_cv2)
+    by_chance = -jnp.expm1(-mean * clumps(mean, arrival_cv2))
     level = arrival_evenness(arrival_cv2)
     share = level * jnp.minimum(mean, 1.0) + (1 - level) * by_chance
     share = jnp.clip(mean / most, share, 1.0)
@@ -104,6 +102,25 @@ def prefills(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Prefills:
     high = jnp.maximum(jnp.minimum(high, most), each + 1e-3)
     weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
     return Prefills(share, Nodes(low, high, weight))
+
+
+def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
+    """Clumps that requests come in, over their number: one for chance, less for bursts.
+
+    The chance that none comes where ``mean`` do on average is the exponential of as many clumps:
+    that of a negative binomial distribution, Poisson's without bursts.
+
+    Args:
+        mean: Requests, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+    """
+    bursts = _bursts(mean, arrival_cv2)
+    return jnp.where(bursts > 1e-3, jnp.log1p(bursts) / jnp.maximum(bursts, 1e-3), 1.0)
+
+
+def _bursts(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
+    """By how much the variance of a number of requests exceeds its mean, over the mean."""
+    return jnp.maximum(arrival_cv2 - 1.0, 0.0) * mean / (mean + _HALF_FELT)
 
 
 def busy_when_even(apart: Scalar, lives: Float[AnyArray, " strata"]) -> Scalar:

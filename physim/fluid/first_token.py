@@ -65,13 +65,15 @@ def local(
     first = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
     # Of the prompts that came in the same step, half were before this one.
     same_step = beyond_budget(steps.together / 2, steps.budget) * steps.own_s
-    queue = wait_for_budget(occupancy.prefilling, steps.budget, demand.arrival_cv2)
+    # Of its prompts and those of other steps, each is computed in the next one with room.
+    arriving = occupancy.prefilling * steps.between_s / steps.mean.interval
+    queue = wait_for_budget(arriving, steps.budget, demand.arrival_cv2)
     return Local(
         beside=steps.beside.interval,
         mean=steps.mean.interval,
         first=first + occupancy.chunks * steps.own_s,
         under_way=waited * steps.under_way_s,
-        budget=same_step + queue * steps.mean.interval,
+        budget=same_step + queue * steps.between_s,
         own=steps.own_s,
         together=steps.together,
         longer=steps.longer_s,

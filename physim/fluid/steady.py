@@ -168,12 +168,15 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
             slots / (steps + limits.async_scheduling),
             tokens / (decode_steps + new_tokens),
         )
+        # Where prompts have steps of their own there are as many of them as the prompts fill.
+        by_tokens = jnp.where(limits.prompts_apart, jnp.inf, by_tokens)
         limit = jnp.minimum(by_slots, by_tokens) / step
         return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
 
     # Decode has precedence; prefill takes what it leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
-    left = tokens - served(jnp.ones(()), fresh) * step * decode_steps
+    decoding = served(jnp.ones(()), fresh) * step * decode_steps
+    left = tokens - jnp.where(limits.prompts_apart, 0.0, decoding)
     chunks = jnp.ceil(fresh / jnp.maximum(left / (limits.ranks * limits.stages), 1.0))
     # Requests that wait for others to finish start as those do: by chance.
     wanted = jnp.where(closed, jnp.inf, demand.rate)

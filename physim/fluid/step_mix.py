@@ -10,8 +10,10 @@ import jax.numpy as jnp
 
 from physim.fluid.batch_statistics import arrival_evenness, decoding, met_while_decoding, prefills
 from physim.fluid.demand import Demand
+from physim.fluid.prompt_runs import Turn, run_of
 from physim.fluid.queueing import peakedness
 from physim.inputs.deployment import Limits
+from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
 from physim.types import Number, Scalar
 
@@ -67,6 +69,8 @@ class _Kinds(NamedTuple):
     own: Any
 
 
+# Numbers of prompts are so far apart at least, to tell what each adds to a step.
+_APART = 0.02
 # Variance of how many wait where arrivals are even, and how many lives of its requests, in
 # logarithm, a batch of a pipeline lasts at most: a run is not longer.
 _LEAST_VARIANCE, _LONGEST_LIFE = 0.05, 3.0
@@ -80,6 +84,7 @@ class Steps(eqx.Module):
         mean: A mean step.
         beside: A mean step as a decoding request meets it: its own prompt is not among those met.
         under_way_s: Time of a step that is under way or scheduled when a request arrives.
+        between_s: Time from one step that may compute prompts to the next.
         own_s: Time of a step in which an arriving request is prefilled.
         together: Other prompts that arrive in the same step, as a request sees it.
         spread: Squared coefficient of variation of the times of steps.
@@ -94,6 +99,7 @@ class Steps(eqx.Module):
     mean: StepTime
     beside: StepTime
     under_way_s: Scalar
+    between_s: Scalar
     own_s: Scalar
     together: Scalar
     spread: Scalar
@@ -109,6 +115,9 @@ def steps_at(
 ) -> Steps:
     """Steps at an occupancy.
 
+    Where prompts have steps of their own, a step is all from one token of the requests that decode
+    to the next.
+
     Args:
         model: Step times.
         demand: The load.
@@ -116,6 +125,8 @@ def steps_at(
         occupancy: Who is in a step.
         slots: Requests that may run.
     """
+    if isinstance(model.mixing, Apart):
+        return _steps_apart(model, demand, limits, occupancy, slots)
     batch, prefilling, chunk = occupancy.batch, occupancy.prefilling, occupancy.chunk
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
     beside = decoding(batch, peaked, jnp.maximum(slots, 1.0))
@@ -182,6 +193,7 @@ def steps_at(
         beside=_blend(share, mixed, decode),
         under_way_s=(arrival_evenness(cv2) * apart + (1 - arrival_evenness(cv2)) * mean.interval)
         / lanes,
+        between_s=mean.interval,
         own_s=own,
         together=together * (1 + spread),
         spread=spread,
@@ -191,6 +203,120 @@ def steps_at(
         met=share,
         crowd=computed / prefill.share,
     )
+
+
+def _steps_apart(
+    model: StepModel, demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar
+) -> Steps:
+    """Steps at an occupancy where prompts have steps of their own, which come first."""
+    batch, prefilling, cv2 = occupancy.batch, occupancy.prefilling, demand.arrival_cv2
+    level = arrival_evenness(cv2)
+    beside = decoding(batch, peakedness(cv2, demand.evenness), jnp.maximum(slots, 1.0))
+    budget = limits.max_num_batched_tokens / occupancy.chunk
+    prefill = prefills(prefilling, occupancy.start_cv2, budget)
+    most = prefill.chunks.mean(prefill.chunks.low, prefill.chunks.high)
+    several = jnp.sqrt(most)
+    zero, one = jnp.zeros(()), jnp.ones(())
+    lanes = _batches_under_way(demand, limits, occupancy)
+    steps = _times(
+        model,
+        demand,
+        limits.ranks,
+        lanes,
+        occupancy,
+        decodes=_Kinds(
+            fewer=jnp.maximum(beside.low, 1.0),
+            more=jnp.maximum(beside.high, 1.0),
+            few_prompts=zero,
+            many_prompts=zero,
+            own=zero,
+        ),
+        prompts=_Kinds(zero, zero, few_prompts=several, many_prompts=most, own=one),
+    )
+    decode: StepTime = jax.tree.map(beside.mean, steps.fewer, steps.more)
+    # What a step for prompts takes, by how many it computes: straight from one to several to most.
+    each = _slope(steps.own, steps.few_prompts, several - 1.0)
+    further = _slope(steps.few_prompts, steps.many_prompts, most - several)
+
+    def for_prompts(count: Scalar) -> StepTime:
+        time: StepTime = jax.tree.map(
+            lambda o, e, f: (
+                o + e * (jnp.minimum(count, several) - 1.0) + f * jnp.maximum(count - several, 0.0)
+            ),
+            steps.own,
+            each,
+            further,
+        )
+        return time
+
+    # Clients that wait for answers send nothing while prompts are computed. Until all slots are
+    # taken a run has room for as many prompts as there are free ones, of an exponential number.
+    chunks, arrivals = occupancy.chunks, prefilling / occupancy.chunks
+    held = chunks + demand.decode_steps + limits.async_scheduling
+    idle = jnp.maximum(slots / (arrivals * held) - 1.0, 0.0)
+    run = run_of(
+        Turn(
+            decode_s=decode.interval,
+            fixed_s=steps.own.interval - each.interval,
+            each_s=each.interval * chunks,
+            further_s=(further.interval - each.interval) * chunks,
+            several=several / chunks,
+            prompts=arrivals,
+            arrival_cv2=cv2,
+            ranks=jnp.where(demand.closed, 1.0, limits.ranks),
+            least=jnp.maximum(prefill.share, prefilling / budget),
+            room=jnp.where(demand.closed, 0.0, -jnp.expm1(-idle * held)),
+        )
+    )
+    computed = for_prompts(prefilling / run.of_any)
+    mean: StepTime = jax.tree.map(lambda d, p: run.alone * d + run.of_any * p, decode, computed)
+    taken = mean.interval - decode.interval
+    longer = taken / prefilling
+    # Of clients, those of all prompts together are met; else steps one by one, decode or prompts.
+    single = jnp.where(demand.closed, 0.0, run.steps)
+    step = mean.interval / (1.0 + single)
+    feedback = jnp.minimum(taken / mean.interval, 0.9) ** 2
+    by_turn = longer**2 * (1 + demand.prompt_cv2) * cv2 * prefilling
+    by_turn /= (1 - feedback) * mean.interval**2
+    varied = each.interval**2 * cv2 * prefilling / run.of_any
+    squares = run.alone * decode.interval**2 + run.of_any * (computed.interval**2 + varied)
+    by_step = squares / (1.0 + run.steps) / step**2 - 1.0
+    spread = jnp.where(demand.closed, by_turn, by_step)
+    come = prefilling * step / mean.interval
+    together = (cv2 * come + level * jnp.maximum(come - 1.0, 0.0)) * (1 + spread)
+    own = for_prompts(1.0 + jnp.minimum(together, jnp.maximum(budget - 1.0, 0.0)))
+    # The run that follows its own prompt is another than one after a step that decodes.
+    later = jnp.mean(jnp.clip(demand.outputs - 1.0 - limits.async_scheduling, 0.0, 1.0))
+    longer_own = later * jnp.maximum(arrivals * (run.after_own / run.steps - 1.0), 0.0)
+    met = met_while_decoding(
+        arrivals * occupancy.others,
+        longer_own * (occupancy.others == 1.0),
+        cv2,
+        jnp.maximum(demand.outputs - 1.0, 1e-3),
+    )
+    close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
+    apart = decode.interval + close * (step - decode.interval)
+    return Steps(
+        mixed_share=run.chance,
+        mean=mean,
+        beside=_blend(met / arrivals, mean, decode),
+        under_way_s=(level * apart + (1 - level) * step) / lanes,
+        between_s=jnp.where(demand.closed, mean.interval, computed.interval),
+        own_s=own.latency,
+        together=together,
+        spread=spread,
+        budget=budget,
+        longer_s=longer,
+        alone_s=decode.latency,
+        met=jnp.minimum(run.chance * met / arrivals, 1.0),
+        crowd=prefilling / run.chance,
+    )
+
+
+def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
+    """What each prompt adds to a step, from the times of two steps so many prompts apart."""
+    slope: StepTime = jax.tree.map(lambda f, m: (m - f) / jnp.maximum(apart, _APART), fewer, more)
+    return slope
 
 
 def _batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:

@@ -1,0 +1,143 @@
+"""Runs of steps for prompts, where an engine computes all prompts before it decodes again.
+
+Prompts that come while a step runs are computed in the next one, and who decodes waits until none
+has come. So the fuller the server, the longer a run: prompts starve the requests that decode, which
+stay the longer, until all slots are taken.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from physim.fluid.batch_statistics import arrival_evenness, clumps
+from physim.fluid.root_finding import bracketed_root
+from physim.types import Scalar
+
+# Generations of prompts that are followed, and the logarithm of more steps than any run has.
+_GENERATIONS, _LONGEST = 16, 14.0
+# How often the step that decodes, and what other ranks do in it, are found from one another.
+_ROUNDS = 3
+
+
+class Turn(NamedTuple):
+    """A step that decodes with the steps for prompts before the next one. Times in seconds.
+
+    Attributes:
+        decode_s: The step that decodes.
+        fixed_s: What a step for prompts takes however many they are,
+        each_s: what each of them adds to it,
+        further_s: and what each adds beyond that of those beyond
+        several: so many.
+        prompts: Prompts of all its steps, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        ranks: Data-parallel ranks, each of which decodes when it has no prompts itself; all take
+            every step together, and a step with prompts of any takes as long as those.
+        least: Steps for prompts were no prompts to come while others are computed.
+        room: How far runs go on with those that come, from 0 to 1.
+    """
+
+    decode_s: Scalar
+    fixed_s: Scalar
+    each_s: Scalar
+    further_s: Scalar
+    several: Scalar
+    prompts: Scalar
+    arrival_cv2: Scalar
+    ranks: Scalar
+    least: Scalar
+    room: Scalar
+
+
+class Run(NamedTuple):
+    """Steps for prompts between two steps that decode, of a rank.
+
+    Attributes:
+        chance: Chance that there are any.
+        steps: How many there are, mean,
+        after_own: and how many after a request's own prompt, until it decodes.
+        alone: Chance that no other rank has prompts in a step that decodes.
+    """
+
+    chance: Scalar
+    steps: Scalar
+    after_own: Scalar
+    alone: Scalar
+
+    @property
+    def of_any(self) -> Scalar:
+        """Steps of a turn with prompts of any rank."""
+        return 1.0 + self.steps - self.alone
+
+
+def run_of(turn: Turn) -> Run:
+    """The run of steps for prompts of a turn: as many as come at the rate that the turn implies.
+
+    Args:
+        turn: The turn.
+    """
+    most = jnp.log(turn.prompts / turn.decode_s)
+    return bracketed_root(_residual, turn, most - _LONGEST - 10.0, most)[1]
+
+
+@jax.jit
+def _residual(log_rate: Scalar, turn: Turn) -> tuple[Scalar, Run]:
+    """How much more, in logarithm, a rate brings than a turn has; and the run."""
+    rate, ranks = jnp.exp(log_rate), turn.ranks
+
+    def after(step_s: Scalar) -> tuple[Scalar, Scalar]:
+        waiting, fixed = (jnp.maximum(rate * s / ranks, 1e-9) for s in (step_s, turn.fixed_s))
+        each = jnp.maximum(rate * turn.each_s, 0.0)
+        chance, steps = steps_after(waiting, fixed, each, turn.arrival_cv2)
+        return chance, turn.least + turn.room * jnp.maximum(steps - turn.least, 0.0)
+
+    step_s = turn.decode_s
+    for _ in range(_ROUNDS):
+        chance, steps = after(step_s)
+        run = Run(chance, steps, steps, (1.0 + steps) ** (1.0 - ranks))
+        count = turn.prompts / run.of_any
+        prompts_s = turn.fixed_s + turn.each_s * count
+        prompts_s += turn.further_s * jnp.maximum(count - turn.several, 0.0)
+        step_s = run.alone * turn.decode_s + (1.0 - run.alone) * prompts_s
+    run = run._replace(after_own=after(prompts_s)[1])
+    seconds = jnp.log(run.alone * turn.decode_s + run.of_any * prompts_s)
+    return log_rate + seconds - jnp.log(turn.prompts), run
+
+
+def steps_after(
+    waiting: Scalar, fixed: Scalar, each: Scalar, arrival_cv2: Scalar
+) -> tuple[Scalar, Scalar]:
+    """Chance that a run of steps for prompts follows a step, and the mean number of its steps.
+
+    A step for ``n`` prompts takes as long as ``fixed + each n`` of them need to come. With Poisson
+    arrivals their numbers in steps that follow one another are a branching process with
+    immigration, and the run ends where it is first at zero. A prompt has descendants in the
+    ``j``-th step after its own with the chance ``q_0 = 1, q_(j+1) = 1 - exp(-each q_j)``, so that
+    the mean number of steps is, as the mean first passage of a Markov chain,
+
+        exp(fixed sum q_j) sum_k exp(-fixed (q_0 + ... + q_(k-1))) (1 - exp(-waiting q_k))
+
+    Of evenly spaced prompts, which are computed one by one, a step has the next one in it with the
+    chance ``fixed + each``. Bursts are clumps that come by chance.
+
+    Args:
+        waiting: Prompts that come in the step before the run, mean.
+        fixed: Prompts that come in the time that a step takes however many it computes, mean,
+        each: and in the time that each adds to it.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+    """
+    level, even = arrival_evenness(arrival_cv2), jnp.minimum(waiting, 1.0)
+    next_even = jnp.minimum(fixed + each, 1.0)
+    waiting, fixed, each = (x * clumps(fixed + each, arrival_cv2) for x in (waiting, fixed, each))
+    chance = -jnp.expm1(-waiting)
+    total, before, descendants = jnp.zeros_like(chance), jnp.zeros_like(chance), 1.0
+    for _ in range(_GENERATIONS):
+        total += jnp.exp(-fixed * before) * -jnp.expm1(-waiting * descendants)
+        before += descendants
+        descendants = -jnp.expm1(-each * descendants)
+    ends = chance / total * jnp.exp(-jnp.minimum(fixed * before, _LONGEST))
+    chance = level * even + (1 - level) * chance
+    ends = level * (1.0 - next_even) + (1 - level) * ends
+    return chance, chance / jnp.maximum(ends, jnp.exp(-_LONGEST))
