@@ -35,7 +35,8 @@ class Turn(NamedTuple):
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         ranks: Data-parallel ranks, each of which decodes when it has no prompts itself; all take
             every step together, and a step with prompts of any takes as long as those.
-        least: Steps for prompts were no prompts to come while others are computed.
+        least: Steps for prompts were no prompts to come while others are computed,
+        most: and were each to compute but one chunk.
         room: How far runs go on with those that come, from 0 to 1.
     """
 
@@ -48,6 +49,7 @@ class Turn(NamedTuple):
     arrival_cv2: Scalar
     ranks: Scalar
     least: Scalar
+    most: Scalar
     room: Scalar
 
 
@@ -91,7 +93,8 @@ def _residual(log_rate: Scalar, turn: Turn) -> tuple[Scalar, Run]:
         waiting, fixed = (jnp.maximum(rate * s / ranks, 1e-9) for s in (step_s, turn.fixed_s))
         each = jnp.maximum(rate * turn.each_s, 0.0)
         chance, steps = steps_after(waiting, fixed, each, turn.arrival_cv2)
-        return chance, turn.least + turn.room * jnp.maximum(steps - turn.least, 0.0)
+        more = jnp.clip(steps, turn.least, turn.most) - turn.least
+        return chance, turn.least + turn.room * more
 
     step_s = turn.decode_s
     for _ in range(_ROUNDS):

@@ -265,6 +265,7 @@ def _steps_apart(
             arrival_cv2=cv2,
             ranks=jnp.where(demand.closed, 1.0, limits.ranks),
             least=jnp.maximum(prefill.share, prefilling / budget),
+            most=prefilling,
             room=jnp.where(demand.closed, 0.0, -jnp.expm1(-idle * held)),
         )
     )

@@ -1,0 +1,50 @@
+"""Runs of steps for prompts, held against the chain that they are."""
+
+import numpy as np
+import pytest
+from scipy.stats import poisson
+
+from physim.fluid.prompt_runs import Turn, run_of, steps_after
+
+MOST = 120
+
+
+def first_passage(waiting, fixed, each, law):
+    """Steps until one for which no prompt has come, by the linear equations of the chain."""
+    numbers = np.arange(1, MOST)
+    moves = np.array([law(numbers, fixed + each * n) for n in numbers])
+    steps = np.linalg.solve(np.eye(len(numbers)) - moves, np.ones(len(numbers)))
+    return law(numbers, waiting) @ steps
+
+
+@pytest.mark.parametrize(
+    ("waiting", "fixed", "each"),
+    [(0.3, 0.3, 0.05), (1.6, 1.2, 0.2), (4.2, 1.7, 0.3), (9.0, 0.2, 0.6)],
+)
+def test_a_run_lasts_as_long_as_its_chain(waiting, fixed, each):
+    chance, steps = steps_after(waiting, fixed, each, 1.0)
+    assert chance == pytest.approx(-np.expm1(-waiting))
+    exact = first_passage(waiting, fixed, each, lambda n, mean: poisson.pmf(n, mean))
+    assert steps == pytest.approx(exact, rel=1e-3)
+
+
+def test_bursts_make_runs_shorter_and_even_arrivals_have_none_that_ends():
+    by_chance, in_bursts = (float(steps_after(1.6, 1.2, 0.2, cv2)[1]) for cv2 in (1.0, 3.0))
+    assert in_bursts < 0.7 * by_chance
+    # Of one prompt in two steps, the run after each is one step and half of another, and so on.
+    chance, steps = steps_after(0.5, 0.4, 0.1, 0.0)
+    assert (chance, steps) == (0.5, 1.0)
+    assert steps_after(0.5, 0.9, 0.1, 0.0)[1] > 1e5
+
+
+def test_a_turn_has_the_prompts_that_come_in_it():
+    # A hundred prompts a second come in 11 ms of decoding and in what steps for prompts take.
+    given = {"decode_s": 11e-3, "fixed_s": 9e-3, "each_s": 1.5e-3, "further_s": 0.0}
+    fixed = {"several": 1e9, "arrival_cv2": 1.0, "ranks": 1.0, "least": 0.0, "most": 1e9}
+    exact = first_passage(1.1, 0.9, 0.15, lambda n, mean: poisson.pmf(n, mean))
+    seconds = (11e-3 + exact * 9e-3) / (1 - 0.15)
+    run = run_of(Turn(**given, **fixed, prompts=100 * seconds, room=1.0))
+    assert run.steps == pytest.approx(exact, rel=1e-3)
+    assert run.of_any == pytest.approx(run.steps)
+    # Without room for more there are no steps but those that must be.
+    assert run_of(Turn(**given, **{**fixed, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
