@@ -87,6 +87,22 @@ def test_fluid_and_replay_agree(engine, load):
     assert fluid.ttft_s == pytest.approx(exact.ttft_s, rel=0.06)
 
 
+@pytest.mark.parametrize("arrival", ["poisson", "constant"])
+def test_prompts_that_come_first_starve_who_decodes(arrival):
+    # Of short outputs many prompts come: at a fifth of what could be served a token waits for two
+    # steps for prompts already, and soon for more than a step with both would have taken.
+    load = {"input_tokens": 166, "output_tokens": 29, "concurrency": None, "arrival": arrival}
+    served = {"model": "mistralai/Mixtral-8x7B-v0.1", "gpu": "h100_sxm", "tp": 4, **load}
+    rate = 0.2 if arrival == "constant" else 0.4
+    most = physim.predict(case_of("sglang", **served, rate=1.0), fit="none").saturation_rps
+    fluid, exact = (
+        physim.predict(case_of("sglang", **served, rate=rate * most), fit="none", method=method)
+        for method in ("fluid", "replay")
+    )
+    assert fluid.itl_s == pytest.approx(exact.itl_s, rel=0.12)
+    assert fluid.ttft_s == pytest.approx(exact.ttft_s, rel=0.1)
+
+
 def test_looks_at_arrivals_make_first_tokens_late():
     rare, often = (
         physim.predict(
