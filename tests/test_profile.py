@@ -18,8 +18,8 @@ from physim.questions.servers import Servers
 SMALL = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
-def window(rate, prompt=1000.0, output=100.0, **more):
-    return Window(0.0, 60.0, rate, prompt, output, **more)
+def window(place, rate, prompt=1000.0, output=100.0):
+    return Window(60.0 * place, 60.0, rate, prompt, output)
 
 
 # ---- traces ----
@@ -132,7 +132,7 @@ def test_a_histogram_gives_the_shape_and_a_counter_the_mean(tmp_path):
         ('{"status": "success", "data": {"resultType": "vector"}}', "holds a vector, no range"),
         (
             '{"status": "success", "data": {"resultType": "matrix", "result": [{"values": 1}]}}',
-            "has a series without a name or values",
+            "data.result[0].metric: is missing; pass what query_range returns",
         ),
         (
             '{"status": "success", "data": {"resultType": "matrix", "result": []}}',
@@ -162,7 +162,8 @@ def test_what_is_no_profile_is_refused(tmp_path):
 
 
 def test_peaks_are_the_windows_that_nothing_covers():
-    windows = [window(1.0), window(4.0), window(2.0, prompt=9000.0), window(3.9), window(0.5)]
+    loads = (1.0, 1000.0), (4.0, 1000.0), (2.0, 9000.0), (3.9, 1000.0), (0.5, 1000.0)
+    windows = [window(place, *load) for place, load in enumerate(loads)]
     found = LoadProfile(tuple(windows)).peaks(9)
     # 4 requests/s have more arrivals and outputs, 2 of 9000 tokens more prompt tokens.
     assert found == [windows[2], windows[1]]

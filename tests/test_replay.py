@@ -393,7 +393,7 @@ def test_a_trace(tmp_path, model):
     ("text", "message"),
     [
         ("arrival_s,input_tokens\n0,5\n", "has no column output_tokens"),
-        ("arrival_s,input_tokens,output_tokens\n", "holds no request"),
+        ("arrival_s,input_tokens,output_tokens\n", "holds no row"),
         ("arrival_s,input_tokens,output_tokens\n0,5,3\n-1,5,3\n", "line 3: arrival_s: -1"),
         ("arrival_s,input_tokens,output_tokens\n0,5.5,3\n", "line 2: input_tokens: 5.5"),
         ("arrival_s,input_tokens,output_tokens\n0,5,0\n", "line 2: output_tokens: 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 from physim.errors import InputError
@@ -158,6 +159,17 @@ class Deployment:
     sampling: str = "model"
 
     def __post_init__(self) -> None:
+        for name, kind, what in (
+            ("engine", str, "not text"),
+            ("engine_version", str | None, "not text"),
+            ("gpu_memory_utilization", Real | None, "not a number"),
+            ("expert_load", Real | None, "not a number"),
+            ("async_scheduling", bool | None, "neither True nor False"),
+        ):
+            value = getattr(self, name)
+            # A flag is a number to Python.
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind == Real | None):
+                raise InputError(name, f"{repr(value)[:80]} is {what}", "correct it")
         self._check_positive("block_size", self.block_size)
         self._check_positive("receive_every", self.receive_every)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):

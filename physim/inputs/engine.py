@@ -189,6 +189,12 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             )
         return figure["value"]
 
+    def flag(field: str) -> bool:
+        told = value(field)
+        if not isinstance(told, bool):
+            raise InputError(f"{path}: {field}", "is neither true nor false", "correct it")
+        return told
+
     try:
         sampler, penalties = value("sampler"), value("penalties")
         profile = EngineProfile(
@@ -200,9 +206,9 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
                 for one in value("limits")
             ),
             kv_reserve=KVReserve(**value("kv_reserve")),
-            async_scheduling=bool(value("async_scheduling")),
+            async_scheduling=flag("async_scheduling"),
             admission=str(value("admission")),
-            prompts_apart=bool(value("prompts_apart")),
+            prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
@@ -210,11 +216,13 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             penalty_request_s=float(penalties["request_s"]),
             captured_tokens=int(value("captured_tokens")),
             kernel_tables=str(value("kernel_tables")),
-            memory_left="memory_left" in fields and bool(value("memory_left")),
-            casts_mxfp4="casts_mxfp4" in fields and bool(value("casts_mxfp4")),
+            memory_left="memory_left" in fields and flag("memory_left"),
+            casts_mxfp4="casts_mxfp4" in fields and flag("casts_mxfp4"),
             caveat=str(fields.get("caveat", "")),
             note=note,
         )
+    except InputError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(str(path), f"is damaged ({error})", "reinstall physim") from error
     for field, named, known in (

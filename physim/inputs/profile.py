@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from physim.errors import InputError
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
+
+_SHORTEST_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,9 @@ class Window:
         output_tokens: Generated length, likewise.
         cached_tokens: Prompt tokens that are found in the prefix cache.
         prefixes: Different cached prefixes.
+
+    Raises:
+        InputError: A time is negative or not finite, or the load cannot be used.
     """
 
     start_s: float
@@ -31,6 +38,13 @@ class Window:
     output_tokens: Tokens
     cached_tokens: float = 0.0
     prefixes: int = 1
+
+    def __post_init__(self) -> None:
+        for field, least in (("start_s", 0.0), ("duration_s", _SHORTEST_S)):
+            value = getattr(self, field)
+            if not least <= value < math.inf:
+                raise InputError(f"window: {field}", f"{value} is below {least:g}", "correct it")
+        self.load()
 
     def load(self, arrival: str = "poisson", burstiness: float = 1.0) -> Load:
         """Its load, as if it went on.
@@ -64,7 +78,7 @@ class LoadProfile:
         notes: What is not known of it, one line each.
 
     Raises:
-        InputError: There are none.
+        InputError: There are none, or one begins before the one before it has ended.
     """
 
     windows: tuple[Window, ...]
@@ -73,6 +87,14 @@ class LoadProfile:
     def __post_init__(self) -> None:
         if not self.windows:
             raise InputError("load profile", "has no window with requests", "give a longer one")
+        for before, after in itertools.pairwise(self.windows):
+            # Ends are sums, so rounded.
+            if after.start_s < before.start_s + 0.999 * before.duration_s:
+                raise InputError(
+                    f"load profile: window at {after.start_s:g} s",
+                    f"begins before that at {before.start_s:g} s has ended",
+                    "put them in order",
+                )
 
     @property
     def hours(self) -> float:

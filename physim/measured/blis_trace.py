@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from pathlib import Path
+from typing import Literal
 
+from pydantic import model_validator
+
+from physim import data
 from physim.errors import InputError
 from physim.measured.stage_report import StageReport
+from physim.records import Count, Record, Ticks, checked, disagreement, read_rows
 
-_COLUMNS = (
-    "input_tokens",
-    "output_tokens",
-    "arrival_time_us",
-    "send_time_us",
-    "first_chunk_time_us",
-    "last_chunk_time_us",
-    "status",
-)
-_VERSION = "3"
+
+class _Header(Record):
+    trace_version: Literal["3"]
+    time_unit: Literal["microseconds"]
+    warm_up_requests: Count = 0
+
+
+class _Request(Record):
+    # Tokens after a prefix that others share.
+    input_tokens: Count
+    prefix_length: Count | None = None
+    # All of the prompt, as the server counted; 0 if it did not say.
+    server_input_tokens: Count | None = None
+    output_tokens: Count
+    streaming: bool | None = None
+    arrival_time_us: Ticks
+    send_time_us: Ticks
+    first_chunk_time_us: Ticks
+    last_chunk_time_us: Ticks
+    status: Literal["ok", "error", "timeout", "incomplete"]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> _Request:
+        if self.status != "ok":
+            return self
+        if self.streaming is False:
+            raise disagreement(
+                "streaming", "is false, so that no first token was seen", "measure with streaming"
+            )
+        if not (self.prompt_tokens and self.output_tokens):
+            field = "output_tokens" if self.prompt_tokens else "input_tokens"
+            raise disagreement(field, "is 0 of an answered request", "correct it")
+        times = ("send_time_us", "first_chunk_time_us", "last_chunk_time_us")
+        for before, after in itertools.pairwise(times):
+            if getattr(self, after) < getattr(self, before):
+                raise disagreement(
+                    after,
+                    f"{getattr(self, after)} is before {before}, {getattr(self, before)}",
+                    "correct them",
+                )
+        return self
+
+    @property
+    def prompt_tokens(self) -> int:
+        """All tokens of its prompt."""
+        return self.server_input_tokens or (self.prefix_length or 0) + self.input_tokens
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
@@ -27,53 +70,61 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
         output_len: Tokens that were generated, if known better than from the trace.
 
     Raises:
-        InputError: A file is missing or of another version, or a column is.
+        InputError: A file is missing or of another version, lacks a field, or holds a value that
+            is missing, out of range or in contradiction with another.
     """
-    import pandas as pd
-
-    header = path.with_suffix(".yaml")
-    try:
-        lines = header.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(str(header), error.strerror or "cannot be read", "add it") from error
-    fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    for field, expected in (("trace_version", _VERSION), ("time_unit", "microseconds")):
-        if fields.get(field) != expected:
-            raise InputError(
-                f"{header}: {field}", f"{fields.get(field)} is unknown", f"physim reads {expected}"
-            )
-    try:
-        frame = pd.read_csv(path)
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
-    except ValueError as error:
-        raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
-    missing = [column for column in _COLUMNS if column not in frame]
-    if missing:
-        raise InputError(str(path), f"has no column {', '.join(missing)}", "pass BLIS's trace")
-    warm_up = int(fields.get("warm_up_requests") or 0)
-    frame = frame.sort_values("arrival_time_us").iloc[warm_up:]
-    answered = frame[frame["status"] == "ok"]
+    header = _header(path.with_suffix(".yaml"))
+    requests = sorted((row for _, row in read_rows(_Request, path)), key=_arrival)
+    requests = requests[header.warm_up_requests :]
+    answered = [request for request in requests if request.status == "ok"]
     if len(answered) < 2:
         raise InputError(str(path), "has fewer than two answered requests", "pass a longer trace")
-    span = (frame["arrival_time_us"].max() - frame["arrival_time_us"].min()) / 1e6
+    arrivals = [request.arrival_time_us for request in requests]
+    span = (arrivals[-1] - arrivals[0]) / 1e6
     if span <= 0:
         raise InputError(f"{path}: arrival_time_us", "is the same for all", "correct it")
-    gaps = frame["arrival_time_us"].diff().dropna()
-    spread = float((gaps.std() / gaps.mean()) ** 2)
-    ttft = (answered["first_chunk_time_us"] - answered["send_time_us"]).mean() / 1e6
-    e2e = (answered["last_chunk_time_us"] - answered["send_time_us"]).mean() / 1e6
+    gaps = [after - before for before, after in itertools.pairwise(arrivals)]
+    spread = statistics.pvariance(gaps) / statistics.fmean(gaps) ** 2
+
+    def mean(field: str) -> float:
+        return statistics.fmean(getattr(request, field) for request in answered)
+
+    def mean_s(field: str) -> float:
+        waits = (getattr(one, field) - one.send_time_us for one in answered)
+        return statistics.fmean(waits) / 1e6
+
     return [
         StageReport(
             stage=0,
-            rate_rps=(len(frame) - 1) / span,
+            rate_rps=(len(requests) - 1) / span,
             duration_s=span,
             arrival="poisson" if spread > 0.5 else "constant",
-            input_len_mean=float(answered["input_tokens"].mean()),
-            output_len=output_len or float(answered["output_tokens"].mean()),
-            ttft_mean=float(ttft),
-            e2e_mean=float(e2e),
+            input_len_mean=mean("prompt_tokens"),
+            output_len=output_len or mean("output_tokens"),
+            ttft_mean=mean_s("first_chunk_time_us"),
+            e2e_mean=mean_s("last_chunk_time_us"),
             n_success=len(answered),
-            n_failed=len(frame) - len(answered),
+            n_failed=len(requests) - len(answered),
         )
     ]
+
+
+def _arrival(request: _Request) -> int:
+    return request.arrival_time_us
+
+
+def _header(path: Path) -> _Header:
+    """The fields of a header, whose YAML is one to a line but for those of records in it."""
+    try:
+        with data.reading(path):
+            lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not UTF-8 text", "pass BLIS's header") from error
+    fields: dict[str, str] = {}
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon and key == key.strip():
+            if key in fields:
+                raise InputError(f"{path}: {key}", "is there twice", "remove one")
+            fields[key] = value.partition(" #")[0].strip().strip("'\"")
+    return checked(_Header, fields, str(path), "the header of a trace of version 3")

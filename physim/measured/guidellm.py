@@ -2,13 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from physim import data
-from physim.errors import InputError
-from physim.measured.stage_report import StageReport, count, number, number_if_given
+from pydantic import Field, model_validator
+
+from physim.measured.stage_report import StageReport
+from physim.records import (
+    Count,
+    Document,
+    Length,
+    Positive,
+    Spread,
+    Whole,
+    disagreement,
+    read_document,
+)
+
+
+class _Strategy(Document):
+    # Of those that physim knows by name; others enter with the rate that they achieved.
+    type_: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+    rate: Positive | None = None
+    streams: Whole | None = None
+
+    @model_validator(mode="after")
+    def _says_how_much(self) -> _Strategy:
+        needed = {"constant": "rate", "poisson": "rate", "concurrent": "streams"}.get(self.type_)
+        if needed and getattr(self, needed) is None:
+            raise disagreement(needed, f"is missing of a {self.type_} load", "add it")
+        return self
+
+
+class _Config(Document):
+    strategy: _Strategy
+
+
+class _Tokens(Document):
+    mean: Length
+    std_dev: Spread | None = None
+
+
+class _Figure(Document):
+    mean: Positive
+
+
+class _OfTokens(Document):
+    successful: _Tokens
+
+
+class _OfFigures(Document):
+    successful: _Figure
+
+
+class _Totals(Document):
+    successful: Count
+    errored: Count
+
+
+class _Metrics(Document):
+    request_totals: _Totals
+    requests_per_second: _OfFigures
+    request_latency: _OfFigures
+    prompt_token_count: _OfTokens
+    output_token_count: _OfTokens
+    time_to_first_token_ms: _OfFigures
+
+
+class _Benchmark(Document):
+    config: _Config
+    duration: Positive
+    metrics: _Metrics
+
+
+class _Report(Document):
+    benchmarks: Annotated[list[_Benchmark], Field(min_length=1)]
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
@@ -23,46 +91,32 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     Raises:
         InputError: The file is no such report, or a field is missing.
     """
-    benchmarks = data.read_json(path).get("benchmarks")
-    if not isinstance(benchmarks, list) or not benchmarks:
-        raise InputError(f"{path}: benchmarks", "is missing", "pass GuideLLM's JSON report")
+    report = read_document(_Report, path, "GuideLLM's JSON report")
     return [
-        _stage(stage, benchmark, f"{path}: benchmarks[{stage}]", output_len)
-        for stage, benchmark in enumerate(benchmarks)
+        _stage(stage, benchmark, output_len) for stage, benchmark in enumerate(report.benchmarks)
     ]
 
 
-def _stage(stage: int, benchmark: Any, where: str, output_len: float | None) -> StageReport:
-    metrics = benchmark.get("metrics") if isinstance(benchmark, Mapping) else None
-    if not isinstance(metrics, Mapping):
-        raise InputError(f"{where}.metrics", "is missing", "pass GuideLLM's JSON report")
-    config = benchmark.get("config")
-    strategy = config.get("strategy") if isinstance(config, Mapping) else None
-    kind = str(strategy.get("type_", "constant")) if isinstance(strategy, Mapping) else "constant"
-    achieved = number(metrics, where, "requests_per_second", "successful", "mean")
-    rate = clients = None
-    if kind == "synchronous":
-        clients = 1.0
-    elif kind == "concurrent":
-        clients = number(strategy, where, "streams")
-    elif strategy and kind in ("constant", "poisson"):
-        rate = number(strategy, where, "rate")
+def _stage(stage: int, benchmark: _Benchmark, output_len: float | None) -> StageReport:
+    metrics, strategy = benchmark.metrics, benchmark.config.strategy
+    kind, achieved = strategy.type_, metrics.requests_per_second.successful.mean
+    clients = {"synchronous": 1, "concurrent": strategy.streams}.get(kind)
+    rate = strategy.rate if kind in ("constant", "poisson") else None
+    outputs = metrics.output_token_count.successful
     return StageReport(
         stage=stage,
         rate_rps=rate or achieved,
-        duration_s=number(benchmark, where, "duration"),
+        duration_s=benchmark.duration,
         arrival="poisson" if kind == "poisson" else "constant",
-        input_len_mean=number(metrics, where, "prompt_token_count", "successful", "mean"),
-        output_len=output_len or number(metrics, where, "output_token_count", "successful", "mean"),
-        ttft_mean=number(metrics, where, "time_to_first_token_ms", "successful", "mean") / 1e3,
-        e2e_mean=number(metrics, where, "request_latency", "successful", "mean"),
-        n_success=count(metrics, where, "request_totals", "successful"),
-        n_failed=count(metrics, where, "request_totals", "errored"),
+        input_len_mean=metrics.prompt_token_count.successful.mean,
+        output_len=output_len or outputs.mean,
+        ttft_mean=metrics.time_to_first_token_ms.successful.mean / 1e3,
+        e2e_mean=metrics.request_latency.successful.mean,
+        n_success=metrics.request_totals.successful,
+        n_failed=metrics.request_totals.errored,
         note=""
         if rate or clients
         else f"{kind} load: it enters with the {achieved:.3g}/s that it achieved",
         concurrency=clients,
-        output_len_std=number_if_given(
-            metrics, where, "output_token_count", "successful", "std_dev"
-        ),
+        output_len_std=outputs.std_dev,
     )

@@ -7,17 +7,83 @@ which call the prompt's and the output's tokens ``prompt_len`` and ``output_len`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from physim import data
+from pydantic import model_validator
+
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, count, number, number_if_given
+from physim.measured.stage_report import StageReport
+from physim.records import (
+    Count,
+    Document,
+    Length,
+    Positive,
+    Spread,
+    Whole,
+    disagreement,
+    read_document,
+)
 
 _NAME = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 # Chunks of a token from which on, and up to which, a server is taken to send two of each.
 _TWO_CHUNKS = (1.7, 2.3)
+
+
+class _Time(Document):
+    mean: Positive
+
+
+class _Gap(Document):
+    mean: Spread | None = None
+
+
+class _Tokens(Document):
+    mean: Length | None = None
+
+
+class _Latency(Document):
+    time_to_first_token: _Time
+    request_latency: _Time
+    inter_token_latency: _Gap | None = None
+
+
+class _Successes(Document):
+    count: Count
+    latency: _Latency
+    # As the server counted them, or else the client.
+    prompt_tokens: _Tokens | None = None
+    prompt_len: _Tokens | None = None
+    output_tokens: _Tokens | None = None
+    output_len: _Tokens | None = None
+
+    @model_validator(mode="after")
+    def _says_how_long(self) -> _Successes:
+        for side in ("prompt", "output"):
+            if self.tokens(side) is None:
+                raise disagreement(
+                    f"{side}_len.mean", "is missing", "pass inference-perf's reports"
+                )
+        return self
+
+    def tokens(self, side: str) -> float | None:
+        """Mean tokens of the prompt or the output."""
+        told = (getattr(self, f"{side}_tokens"), getattr(self, f"{side}_len"))
+        return next((one.mean for one in told if one is not None and one.mean is not None), None)
+
+
+class _Load(Document):
+    requested_rate: Positive
+    count: Whole
+
+
+class _Failures(Document):
+    count: Count
+
+
+class _Report(Document):
+    load_summary: _Load
+    successes: _Successes
+    failures: _Failures
 
 
 def read(folder: Path, output_len: float | None = None) -> list[StageReport]:
@@ -48,46 +114,33 @@ def read(folder: Path, output_len: float | None = None) -> list[StageReport]:
 
 
 def _stage(stage: int, path: Path, output_len: float | None) -> StageReport:
-    report, where = data.read_json(path), str(path)
-    successes = report.get("successes")
-    if not isinstance(successes, Mapping):
-        raise InputError(f"{where}: successes", "is missing", "pass inference-perf's report")
-    ttft = number(successes, where, "latency", "time_to_first_token", "mean")
-    e2e = number(successes, where, "latency", "request_latency", "mean")
-    generated = output_len or _tokens(successes, where, "output")
-    rate = number(report, where, "load_summary", "requested_rate")
-    sent = number(report, where, "load_summary", "count")
+    report = read_document(_Report, path, "inference-perf's reports")
+    done, load = report.successes, report.load_summary
+    prompt, generated = done.tokens("prompt"), output_len or done.tokens("output")
+    assert prompt is not None  # so with the next: the report's own check
+    assert generated is not None
     return StageReport(
         stage=stage,
-        rate_rps=rate,
-        duration_s=sent / rate,
+        rate_rps=load.requested_rate,
+        duration_s=load.count / load.requested_rate,
         arrival="constant",
-        input_len_mean=_tokens(successes, where, "prompt"),
+        input_len_mean=prompt,
         output_len=generated,
-        ttft_mean=ttft,
-        e2e_mean=e2e,
-        n_success=count(successes, where, "count"),
-        n_failed=count(report, where, "failures", "count"),
-        note=_chunks(successes, where, ttft, e2e, generated),
+        ttft_mean=done.latency.time_to_first_token.mean,
+        e2e_mean=done.latency.request_latency.mean,
+        n_success=done.count,
+        n_failed=report.failures.count,
+        note=_chunks(done.latency, generated),
     )
 
 
-def _tokens(successes: Mapping[str, Any], where: str, side: str) -> float:
-    """Mean tokens of the prompt or the output: as the server counted them, else the client."""
-    counted = successes.get(f"{side}_tokens")
-    if isinstance(counted, Mapping) and "mean" in counted:
-        return number(successes, where, f"{side}_tokens", "mean")
-    return number(successes, where, f"{side}_len", "mean")
-
-
-def _chunks(
-    successes: Mapping[str, Any], where: str, ttft: float, e2e: float, generated: float
-) -> str:
+def _chunks(latency: _Latency, generated: float) -> str:
     """What the gap between chunks says of how many a token has."""
-    mean = number_if_given(successes, where, "latency", "inter_token_latency", "mean") or 0.0
-    if mean <= 0 or generated <= 1:
+    mean = latency.inter_token_latency and latency.inter_token_latency.mean
+    if not mean or generated <= 1:
         return ""
-    each = (e2e - ttft) / mean / (generated - 1)
+    rest = latency.request_latency.mean - latency.time_to_first_token.mean
+    each = rest / mean / (generated - 1)
     if _TWO_CHUNKS[0] <= each <= _TWO_CHUNKS[1]:
         return (
             f"the server sent two chunks a token ({each:.2f}): the reported time between tokens of "

@@ -7,9 +7,12 @@ for that of its clients. Only the time between tokens was measured.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from physim.errors import InputError
+from pydantic import model_validator
+
+from physim.measured.schema import checked
+from physim.records import Length, Positive, Record, Text, Whole, disagreement, read_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,10 +20,33 @@ if TYPE_CHECKING:
 # Prompt lengths are not stated. Chat prompts are of the order of 100 to 300 tokens, and questions
 # of GPQA have some 250: a guess, of little weight beside the contexts that decoding builds up.
 _PROMPT_TOKENS = {"lm-arena-chat": 200.0, "gpqa": 250.0}
+_OTHER_PROMPT_TOKENS = 500.0
 _GPUS = {"H100-SXM-80GB": "h100_sxm"}
 # Nor is the spread of output lengths: chats and chains of thought vary widely.
 _OUTPUT_SPREAD = 0.7
 _MAX_MODEL_LEN = 32768
+
+
+class _Run(Record):
+    model: Text
+    hardware: Text
+    tp: Whole
+    ep: Whole
+    n_gpus_total: Whole | None = None
+    workload: Text
+    output_len_mean: Length
+    max_num_seqs: Whole
+    avg_batch_size: Length
+    itl_mean_ms: Positive
+
+    @model_validator(mode="after")
+    def _agrees(self) -> _Run:
+        gpus = max(self.tp, self.ep)
+        if self.n_gpus_total not in (None, gpus):
+            raise disagreement(
+                "n_gpus_total", f"{self.n_gpus_total} are not the {gpus} of tp and ep", "correct it"
+            )
+        return self
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -34,50 +60,42 @@ def read(path: Path) -> pd.DataFrame:
             ``output_len_mean``, ``max_num_seqs``, ``avg_batch_size`` and ``itl_mean_ms``.
 
     Raises:
-        InputError: The file cannot be read, or has not these columns.
+        InputError: The file cannot be read, lacks a column, or holds a value that is missing, out
+            of range or in contradiction with another.
     """
     import pandas as pd
 
-    try:
-        frame = pd.read_csv(path)
-        itl = frame["itl_mean_ms"] * 1e-3
-        clients, output = frame["avg_batch_size"], frame["output_len_mean"]
-        return pd.DataFrame(
-            {
-                "experiment": [
-                    f"{name.rpartition('/')[2]} {load} tp {tp}"
-                    for name, load, tp in zip(
-                        frame["model"], frame["workload"], frame["tp"], strict=True
-                    )
-                ],
-                "stage": range(len(frame)),
-                "model": frame["model"],
-                "hardware": frame["hardware"].map(_GPUS).fillna(frame["hardware"]),
-                "tp": frame["tp"],
-                "ep": frame["ep"],
-                "engine": "vllm",
-                "engine_version": "0.11.0",
-                "sampling": "unknown",
-                "max_model_len": _MAX_MODEL_LEN,
-                "max_num_seqs": frame["max_num_seqs"],
-                "max_num_batched_tokens": 8192,
-                "gpu_memory_utilization": 0.9,
-                "prefix_caching": False,
-                "prompt_groups": 0,
-                "arrival": "constant",
-                "concurrency": clients,
-                "rate_rps": clients / (itl * output),
-                "duration_s": itl * output,
-                "input_len_mean": frame["workload"].map(_PROMPT_TOKENS).fillna(500.0),
-                "output_len": output,
-                "output_len_std": _OUTPUT_SPREAD * output,
-                "itl_mean": itl,
-                "note": "",
-            }
-        )
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
-    except (KeyError, ValueError) as error:
-        raise InputError(
-            str(path), f"is no table of ML.ENERGY runs ({error})", "pass one"
-        ) from error
+    places, runs = zip(*read_rows(_Run, path), strict=True)
+    rows = [_row(stage, run) for stage, run in enumerate(runs)]
+    checked(rows, places.__getitem__)
+    return pd.DataFrame(rows)
+
+
+def _row(stage: int, run: _Run) -> dict[str, Any]:
+    itl_s, clients, output = run.itl_mean_ms * 1e-3, run.avg_batch_size, run.output_len_mean
+    return {
+        "experiment": f"{run.model.rpartition('/')[2]} {run.workload} tp {run.tp}",
+        "stage": stage,
+        "model": run.model,
+        "hardware": _GPUS.get(run.hardware, run.hardware),
+        "tp": run.tp,
+        "ep": run.ep,
+        "engine": "vllm",
+        "engine_version": "0.11.0",
+        "sampling": "unknown",
+        "max_model_len": _MAX_MODEL_LEN,
+        "max_num_seqs": run.max_num_seqs,
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.9,
+        "prefix_caching": False,
+        "prompt_groups": 0,
+        "arrival": "constant",
+        "concurrency": clients,
+        "rate_rps": clients / (itl_s * output),
+        "duration_s": itl_s * output,
+        "input_len_mean": _PROMPT_TOKENS.get(run.workload, _OTHER_PROMPT_TOKENS),
+        "output_len": output,
+        "output_len_std": _OUTPUT_SPREAD * output,
+        "itl_mean": itl_s,
+        "note": "",
+    }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import numpy as np
 from physim.errors import InputError
 from physim.inputs.lengths import observed
 from physim.inputs.profile import LoadProfile, Window
-from physim.measured.prometheus import read_prometheus
+from physim.measured.prometheus import read_prometheus, window_edges
 from physim.replay.workload import Request, read_trace
 
 # Prefixes are as exact as a block of vLLM's.
@@ -57,18 +59,18 @@ def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
     """
     requests = read_trace(Path(path), _BLOCK).requests
     arrivals = np.array([request.arrival_s for request in requests])
+    if not arrivals[-1] > arrivals[0]:
+        raise InputError(str(path), "has one moment alone", "give a trace of some time")
+    edges = window_edges(arrivals[0], arrivals[-1], window_s, str(path))
     # The last window ends with the trace, so that its rate is not that of an empty rest.
-    count = max(round((arrivals[-1] - arrivals[0]) / window_s), 1)
-    edges = arrivals[0] + window_s * np.arange(count + 1)
-    places = np.minimum(((arrivals - arrivals[0]) // window_s).astype(int), count - 1)
-    edges[-1] = max(arrivals[-1], edges[-2] + 1e-3)
+    edges[-1] = arrivals[-1]
+    places = np.minimum((arrivals - arrivals[0]) // window_s, len(edges) - 2).astype(int)
     seen: set[int] = set()
     windows = []
-    for place in range(count):
-        own = [requests[row] for row in np.flatnonzero(places == place).tolist()]
-        if own:
-            duration = float(edges[place + 1] - edges[place])
-            windows.append(_window(own, float(edges[place] - edges[0]), duration, seen))
+    for place, own in itertools.groupby(zip(places.tolist(), requests, strict=True), itemgetter(0)):
+        duration = float(edges[place + 1] - edges[place])
+        start_s = float(edges[place] - edges[0])
+        windows.append(_window([request for _, request in own], start_s, duration, seen))
     return LoadProfile(tuple(windows))
 
 

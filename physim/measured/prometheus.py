@@ -12,18 +12,21 @@ Series of several servers are added up. Counters that start again at zero are fo
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
+from pydantic import Field, field_validator, model_validator
 
-from physim import data
 from physim.errors import InputError
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.profile import LoadProfile, Window
+from physim.records import Document, Moment, Total, disagreement, read_document
 
 # Counters of what is needed, by engine: vLLM's design/metrics.md and SGLang's production metrics.
 _COUNTERS = {
@@ -42,25 +45,81 @@ _FEWEST = 5
 # Lengths that stand for those of a histogram.
 _DRAWN = 64
 
+# Windows of a profile, each of which is planned for: a year of five minutes each.
+_MOST_WINDOWS = 105_120
+
 # A counter's times, seconds, and its values without resets, one pair for each series.
 Series = list[tuple[Float[np.ndarray, " samples"], Float[np.ndarray, " samples"]]]
+
+
+class _Series(Document):
+    metric: dict[str, str]
+    # Prometheus writes values as text, that they may be NaN: a counter's never is.
+    values: Annotated[
+        list[Annotated[tuple[Moment, Annotated[Total, Field(strict=False)]], Field(strict=False)]],
+        Field(min_length=1),
+    ]
+
+    @field_validator("metric")
+    @classmethod
+    def _has_a_name(cls, labels: dict[str, str]) -> dict[str, str]:
+        if not labels.get("__name__"):
+            raise disagreement("__name__", "is missing", "query the counters themselves")
+        return labels
+
+    @field_validator("values")
+    @classmethod
+    def _rise(cls, samples: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        for place, (before, after) in enumerate(itertools.pairwise(samples), start=1):
+            if after[0] <= before[0]:
+                raise disagreement(
+                    place, f"its time {after[0]:.3f} is not after {before[0]:.3f}", "sort them"
+                )
+        return samples
+
+
+class _Range(Document):
+    resultType: Literal["matrix"]  # noqa: N815
+    result: list[_Series]
+
+    @field_validator("resultType", mode="before")
+    @classmethod
+    def _is_a_range(cls, kind: Any) -> Any:
+        if kind in ("vector", "scalar", "string"):
+            raise disagreement("", f"holds a {kind}, no range", "use query_range")
+        return kind
+
+
+class _Answer(Document):
+    status: str
+    data: _Range
+    warnings: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _succeeded(cls, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        if answer.get("status") != "success":
+            said = " ".join(str(answer.get("error") or "holds no result of Prometheus").split())
+            raise disagreement("status", said[:200], "save what query_range returns")
+        return answer
 
 
 def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile:
     """A load profile from range queries of an engine's counters.
 
     Args:
-        paths: JSON files, each as the API returns them.
+        paths: JSON files, each as the API returns them. Several may hold parts of one series.
         window_s: How long a window of the profile is, seconds.
 
     Raises:
-        InputError: A file cannot be read or is no range query, or a counter is missing.
+        InputError: A file cannot be read or is no range query, holds samples that are no counter's,
+            or a counter is missing.
     """
     where = ", ".join(map(str, paths))
-    series: dict[str, Series] = defaultdict(list)
-    for path in paths:
-        for name, own in _series(Path(path)):
-            series[name].append(own)
+    answers = {
+        path: read_document(_Answer, Path(path), "what query_range returns") for path in paths
+    }
+    series = _together(answers)
     counters = {what: _first(series, names) for what, names in _COUNTERS.items()}
     for what in _NEEDED:
         if not counters[what]:
@@ -69,14 +128,12 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
             )
     times = [time for what in _NEEDED for time, _ in counters[what]]
     start, end = min(time[0] for time in times), max(time[-1] for time in times)
-    # Rounded, since a day of windows and a sample more is a day of windows.
-    count = max(round((end - start) / window_s), 1)
-    edges = start + window_s * np.arange(count + 1)
+    edges = window_edges(start, end, window_s, where)
     edges[-1] = min(edges[-1], end)
     if not edges[-1] > edges[-2]:
         raise InputError(where, "has one moment alone", "query a range of time")
     rises = {what: _rise(own, edges) for what, own in counters.items()}
-    shapes = {what: _buckets(series, name, edges) for what, name in _HISTOGRAMS.items()}
+    shapes = {what: _buckets(series, name, edges, where) for what, name in _HISTOGRAMS.items()}
     windows = []
     for place, requests in enumerate(rises["requests"].tolist()):
         means = {what: rises[what][place] / max(requests, 1e-9) for what in ("prompt", "output")}
@@ -95,36 +152,65 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
                 cached_tokens=float(round(max(cached, 0.0))),
             )
         )
+    warned = {
+        " ".join(line.split())[:200]
+        for answer in answers.values()
+        for line in answer.warnings or ()
+    }
+    notes = [f"Prometheus warned: {line}" for line in sorted(warned)]
     unknown = [name for what, name in _HISTOGRAMS.items() if shapes[what] is None]
-    line = f"lengths are the means of each window, since there is no {' or '.join(unknown)}"
-    return LoadProfile(tuple(windows), (line,) if unknown else ())
-
-
-def _series(path: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """The series of a file: names, and their times and values."""
-    content = data.read_json(path)
-    result = content.get("data")
-    if content.get("status") != "success" or not isinstance(result, Mapping):
-        said = content.get("error") or "holds no result of Prometheus"
-        raise InputError(str(path), str(said), "save what query_range returns")
-    if result.get("resultType") != "matrix":
-        raise InputError(
-            str(path), f"holds a {result.get('resultType')}, no range", "use query_range"
+    if unknown:
+        notes.append(
+            f"lengths are the means of each window, since there is no {' or '.join(unknown)}"
         )
-    found = []
-    for one in result.get("result", []):
-        try:
-            labels, samples = one["metric"], np.array(one["values"], float)
-            name = labels["__name__"] + _edge(labels)
-            times, values = samples[:, 0], samples[:, 1]
-        except (TypeError, KeyError, ValueError, IndexError) as error:
-            raise InputError(
-                str(path), "has a series without a name or values", "query the counters themselves"
-            ) from error
-        kept = np.isfinite(values)
-        if kept.any():
-            found.append((_canonical(name), (times[kept], _without_resets(values[kept]))))
-    return found
+    return LoadProfile(tuple(windows), tuple(notes))
+
+
+def window_edges(
+    start_s: float, end_s: float, window_s: float, where: str
+) -> Float[np.ndarray, " edges"]:
+    """Where the windows of a time begin, and the last ends.
+
+    Raises:
+        InputError: There are more than anybody plans for.
+    """
+    # Rounded, since a day of windows and a sample more is a day of windows.
+    count = max(round((end_s - start_s) / window_s), 1)
+    if count > _MOST_WINDOWS:
+        raise InputError(
+            "window",
+            f"{window_s:g} s makes {count} windows of {where}, and {_MOST_WINDOWS} are the most",
+            "make it longer, or correct the times",
+        )
+    return start_s + window_s * np.arange(count + 1)
+
+
+def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:
+    """The series of all files by name, each once, however many files and results hold parts of it.
+
+    Raises:
+        InputError: Two parts of a series have different values at one time.
+    """
+    found: dict[str, dict[frozenset[tuple[str, str]], dict[float, float]]]
+    found = defaultdict(lambda: defaultdict(dict))
+    for path, answer in answers.items():
+        for one in answer.data.result:
+            labels = one.metric
+            own = found[_canonical(labels["__name__"]) + _edge(labels)][frozenset(labels.items())]
+            for time, value in one.values:
+                if own.setdefault(time, value) != value:
+                    raise InputError(
+                        f"{path}: {labels['__name__']}"[:200],
+                        f"is {own[time]:g} and {value:g} at {time:.3f}",
+                        "query it once",
+                    )
+    return {
+        name: [
+            (np.array(sorted(own)), _without_resets(np.array([own[time] for time in sorted(own)])))
+            for own in of_labels.values()
+        ]
+        for name, of_labels in found.items()
+    }
 
 
 def _canonical(name: str) -> str:
@@ -161,15 +247,22 @@ def _rise(series: Series, edges: Float[np.ndarray, " edges"]) -> Float[np.ndarra
 
 
 def _buckets(
-    series: Mapping[str, Series], name: str, edges: Float[np.ndarray, " edges"]
+    series: Mapping[str, Series], name: str, edges: Float[np.ndarray, " edges"], where: str
 ) -> tuple[Float[np.ndarray, " buckets"], Float[np.ndarray, "buckets windows"]] | None:
     """A histogram's finite upper edges, and how many in each window are up to each."""
-    found = {
-        float(label): _rise(own, edges)
-        for key, own in series.items()
-        for metric, _, label in (key.partition(" "),)
-        if metric == name and label not in ("", "+Inf")
-    }
+    found: dict[float, Float[np.ndarray, " windows"]] = {}
+    for key, own in series.items():
+        metric, _, label = key.partition(" ")
+        if metric == name and label != "+Inf":
+            try:
+                edge = float(label)
+            except ValueError:
+                edge = math.nan
+            if not 0 <= edge < math.inf:
+                raise InputError(
+                    f"{where}: le of {name}", f"{label[:40]!r} is no upper edge", "query it anew"
+                )
+            found[edge] = found.get(edge, 0.0) + _rise(own, edges)
     if len(found) < 2:
         return None
     limits = sorted(found)

@@ -16,6 +16,7 @@ from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
 from physim.measured.schema import COLUMNS, REQUIRED, SHARED, Row, checked
+from physim.records import read_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,17 +35,16 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
+    places = [place for place, _ in read_cells(path)]
     try:
         # As text, for what a value is meant to be is the schema's to say: 0.10 is a version.
         frame = pd.read_csv(path, dtype=dict.fromkeys(COLUMNS, object))
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+    except ValueError as error:  # pandas' parser errors are ValueErrors
         raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
     missing = [column for column in REQUIRED if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    rows = checked(frame.to_dict("records"), lambda number: _place(path, number))
+    rows = checked(frame.to_dict("records"), lambda number: places[number])
     for column in COLUMNS:
         if column in frame or column in _MEASURED:
             values = [getattr(row, column) for row in rows]
@@ -54,7 +54,7 @@ def read_table(path: Path) -> pd.DataFrame:
         number = int(again.to_numpy().argmax())
         row = rows[number]
         raise InputError(
-            f"{_place(path, number)}: stage",
+            f"{places[number]}: stage",
             f"{row.stage} of {row.experiment!r} is there twice",
             "remove one of the rows, or number the stages",
         )
@@ -108,11 +108,6 @@ def _lengths(row: Row, mean: str, spread: str) -> Tokens:
     return Lengths.normal(float(row[mean]), std) if std else float(row[mean])
 
 
-def _place(path: Path, number: int) -> str:
-    # Line 1 of the file is the header.
-    return f"{path}, line {number + 2}"
-
-
 def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     """A run's rows as a case: its stages in order, or its overall row if it has no other.
 
@@ -154,6 +149,7 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
         warm_up_s=number_of(row, "warm_up_s") or 0.0,
         cached_tokens=cached_tokens(row, deployment.block_size),
         arrival="constant" if clients else row["arrival"],
+        burstiness=1.0 if clients else number_of(row, "burstiness") or 1.0,
         stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
         prefixes=max(int(row["prompt_groups"] * (number_of(row, "prompts_per_group") or 1)), 1),
         timeout_s=timeout_s,
@@ -191,7 +187,8 @@ def degrees_of(row: Row) -> dict[str, int]:
 
 def stages_of(run: Sequence[Row]) -> list[Row]:
     """The rows of a run's stages in order, or its overall row if it has no other."""
-    return [row for row in run if row["stage"] != WHOLE_RUN] or list(run)
+    stages = [row for row in run if row["stage"] != WHOLE_RUN] or list(run)
+    return sorted(stages, key=lambda row: row["stage"])
 
 
 def cached_tokens(row: Row, block_size: int) -> float:

@@ -8,36 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import Field, model_validator
 
-from physim.errors import InputError
+from physim import records
+from physim.records import (
+    Count,
+    Length,
+    Positive,
+    Record,
+    Share,
+    Spread,
+    Text,
+    Whole,
+    disagreement,
+    required,
+)
 
 Row = Mapping[Any, Any]
 
 # No server takes a second for each token: such times are milliseconds, or another column's.
 _LONGEST_ITL_S = 1.0
-# Beyond anything that is measured, in any unit of a row.
-_MOST = 1e9
-
-Text = Annotated[str, StringConstraints(min_length=1)]
-Count = Annotated[int, Field(ge=0, le=_MOST)]
-Whole = Annotated[int, Field(gt=0, le=_MOST)]
-Spread = Annotated[float, Field(ge=0, le=_MOST)]
-Positive = Annotated[float, Field(gt=0, le=_MOST)]
-Length = Annotated[float, Field(ge=1, le=_MOST)]
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class RunRow(BaseModel):
+class RunRow(Record):
     """A load stage of a measured run. Times in seconds, rates per second, lengths in tokens.
 
     Attributes:
@@ -60,6 +53,7 @@ class RunRow(BaseModel):
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.
         arrival: How requests arrive; means nothing of clients.
+        burstiness: Shape of the times between ``gamma`` arrivals; see `physim.Load`.
         rate_rps: Requests per second; of clients what they achieved.
         duration_s: How long requests were sent.
         concurrency: Clients that send the next request when the last is answered.
@@ -73,8 +67,6 @@ class RunRow(BaseModel):
         n_success: Requests that were answered.
         n_failed: Requests that were not.
     """
-
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     experiment: Text
     stage: Annotated[int, Field(ge=-1)]
@@ -99,6 +91,7 @@ class RunRow(BaseModel):
     prompt_groups: Count
     prompts_per_group: Whole | None = None
     arrival: Literal["constant", "poisson", "gamma"]
+    burstiness: Positive | None = None
     rate_rps: Positive
     duration_s: Positive
     concurrency: Length | None = None
@@ -114,30 +107,33 @@ class RunRow(BaseModel):
     n_success: Count | None = None
     n_failed: Count | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_is_none(cls, row: Row) -> dict[str, Any]:
-        return {column: _given(value) for column, value in row.items()}
-
     @model_validator(mode="after")
     def _agrees(self) -> RunRow:
         ttft, e2e, itl = self.ttft_mean, self.e2e_mean, self.itl_mean
         if itl is None and (ttft is None or e2e is None):
             missing = "e2e_mean" if ttft is not None else "ttft_mean"
-            raise _disagreement(missing, "is empty", "give ttft_mean and e2e_mean, or itl_mean")
+            raise disagreement(missing, "is empty", "give ttft_mean and e2e_mean, or itl_mean")
         if ttft is not None and e2e is not None:
             if e2e < ttft:
-                raise _disagreement(
+                raise disagreement(
                     "e2e_mean", f"{e2e:g} s is less than ttft_mean, {ttft:g} s", "correct them"
                 )
             if itl is None and self.output_len > 1:
                 itl = (e2e - ttft) / (self.output_len - 1)
         if itl is not None and itl > _LONGEST_ITL_S:
             column = "itl_mean" if self.itl_mean is not None else "e2e_mean"
-            raise _disagreement(
+            raise disagreement(
                 column,
                 f"makes {itl:.3g} s a token",
                 "times are in seconds, not milliseconds",
+            )
+        if self.arrival == "gamma" and self.burstiness is None and self.concurrency is None:
+            raise disagreement("burstiness", "is empty", "give the shape of the gamma arrivals")
+        if self.arrival != "gamma" and self.burstiness is not None:
+            raise disagreement(
+                "burstiness",
+                f"says nothing of {self.arrival} arrivals",
+                "leave it empty, or make them gamma",
             )
         return self
 
@@ -148,10 +144,8 @@ _OF_A_STAGE = (
     *("ttft_mean", "e2e_mean", "itl_mean", "n_success", "n_failed"),
 )
 COLUMNS = tuple(RunRow.model_fields)
-REQUIRED = tuple(name for name, field in RunRow.model_fields.items() if field.is_required())
+REQUIRED = required(RunRow)
 SHARED = tuple(name for name in COLUMNS if name not in _OF_A_STAGE)
-
-_ROWS = TypeAdapter(list[RunRow])
 
 
 def checked(rows: Sequence[Row], place: Callable[[int], str]) -> list[RunRow]:
@@ -164,45 +158,4 @@ def checked(rows: Sequence[Row], place: Callable[[int], str]) -> list[RunRow]:
     Raises:
         InputError: A value is missing, of another type or out of range, or contradicts another.
     """
-    try:
-        return _ROWS.validate_python(list(rows))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        number = int(first["loc"][0])
-        column, problem, remedy = _in_words(first)
-        raise InputError(f"{place(number)}: {column}", problem, remedy) from None
-
-
-def _given(value: Any) -> Any:
-    """None for what is empty in a table."""
-    if isinstance(value, str):
-        value = value.strip()
-    return None if value == "" or value != value else value
-
-
-def _disagreement(column: str, problem: str, remedy: str) -> PydanticCustomError:
-    return PydanticCustomError(
-        "disagreement", "values disagree", {"column": column, "problem": problem, "remedy": remedy}
-    )
-
-
-def _in_words(error: ErrorDetails) -> tuple[str, str, str]:
-    """The column, what is wrong with it, and what to do."""
-    about, kind = error.get("ctx", {}), error["type"]
-    if kind == "disagreement":
-        return about["column"], about["problem"], about["remedy"]
-    given = error["input"]
-    shown = str(given) if len(str(given)) <= 40 else f"{str(given)[:37]}..."
-    problem = {
-        "int_from_float": f"{shown} is not a whole number",
-        "int_parsing": f"{shown} is not a whole number",
-        "bool_parsing": f"{shown} is neither true nor false",
-        "greater_than": f"{shown} is not positive",
-        "greater_than_equal": f"{shown} is below {about.get('ge'):g}" if "ge" in about else "",
-        "less_than_equal": f"{shown} is above {about.get('le'):g}" if "le" in about else "",
-        "literal_error": f"{shown} is unknown; use one of {about.get('expected')}",
-        "string_type": f"{shown} is not text",
-    }.get(kind, f"{shown} is not a number")
-    return str(error["loc"][1]), *(
-        ("is empty", "fill it in") if given is None else (problem, "correct it")
-    )
+    return [records.checked(RunRow, row, place(number)) for number, row in enumerate(rows)]

@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from physim import records
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
 from physim.inputs.parallelism import Parallelism
+from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
+from physim.records import Count, Length, Positive, Record, Text, Whole, read_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from physim.models.architecture import ModelArch
 
 PACKAGE = "aiconfigurator_core"
+# The mode of rows whose prompts are computed on other GPUs than their answers.
+_DISAGGREGATED = "disagg"
 # The checkpoints that rows of a number format were measured with.
 _DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
 _CHECKPOINTS = {
@@ -85,7 +90,28 @@ _LEAST_KV_BYTES = 1.0
 _MOST_OF_PEAK = 0.85
 
 
-def read() -> pd.DataFrame:
+class _Point(Record):
+    id: Text
+    mode: Literal["agg"]
+    silicon_data_source: Text
+    backend: Literal["vllm", "sglang", "trtllm"]
+    backend_version: Text | None
+    model_path: Text
+    precision: Text | None
+    system: Text
+    isl: Whole
+    osl: Whole
+    batch_size: Length
+    tp_size: Count | None
+    pp_size: Count | None
+    attention_dp_size: Count | None
+    moe_tp_size: Count | None
+    moe_ep_size: Count | None
+    silicon_ttft_ms: Positive
+    silicon_tpot_ms: Positive
+
+
+def read(path: Path | None = None) -> pd.DataFrame:
     """The rows that are not disaggregated, in the common form.
 
     Rows of models that physim does not know are left out, and those whose layout cannot be told. A
@@ -96,20 +122,32 @@ def read() -> pd.DataFrame:
     it is of a series with such a row.
     ``part`` says what it is for: see `physim.measured.split`.
 
+    Args:
+        path: The CSV; that of the installed package if None.
+
     Raises:
-        InputError: The package ``aiconfigurator-core`` is not installed.
+        InputError: The package ``aiconfigurator-core`` is not installed, or the CSV cannot be read,
+            lacks a column, or holds a value that is missing, out of range or in contradiction with
+            another.
     """
     import pandas as pd
 
-    try:
-        package = Path(str(resources.files(PACKAGE)))
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "silicon rows", "need aiconfigurator-core", "pip install aiconfigurator-core pyarrow"
-        ) from error
-    frame = pd.read_csv(package / "systems" / "silicon_sample.csv")
-    frame = frame[frame["mode"] == "agg"]
-    rows = [row for record in frame.to_dict("records") if (row := _row(record)) is not None]
+    if path is None:
+        try:
+            path = Path(str(resources.files(PACKAGE))) / "systems" / "silicon_sample.csv"
+        except ModuleNotFoundError as error:
+            remedy = "pip install aiconfigurator-core pyarrow"
+            raise InputError("silicon rows", "need aiconfigurator-core", remedy) from error
+    rows, places = [], []
+    for place, cells in read_cells(path):
+        if cells.get("mode") != _DISAGGREGATED:
+            row = _row(records.checked(_Point, cells, place))
+            if row is not None:
+                rows.append(row)
+                places.append(place)
+    if not rows:
+        raise InputError(str(path), "has no row of a model that physim knows", "pass another")
+    checked(rows, places.__getitem__)
     return _distinct(pd.DataFrame(_with_series(rows)))
 
 
@@ -129,18 +167,17 @@ def _with_series(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"note": row["note"] or of_odd * (series(row) in odd)} for row in rows]
 
 
-def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
+def _row(point: _Point) -> dict[str, Any] | None:
     """A row in the common form; None where the model is none that is known here."""
-    form = "" if not isinstance(record["precision"], str) else record["precision"]
-    model, layout = _CHECKPOINTS.get((record["model_path"], form)), _layout(record)
+    form = point.precision or ""
+    model, layout = _CHECKPOINTS.get((point.model_path, form)), _layout(point)
     if model is None or layout is None:
         return None
-    engine = str(record["backend"])
-    source = str(record["silicon_data_source"])
-    varied = source.startswith(("source_file=2026", "db-dump"))
-    clients = _clients(source, record)
-    ttft, tpot = record["silicon_ttft_ms"] * 1e-3, record["silicon_tpot_ms"] * 1e-3
-    stated_in, stated_out = float(record["isl"]), float(record["osl"])
+    engine = point.backend
+    varied = point.silicon_data_source.startswith(("source_file=2026", "db-dump"))
+    clients = _clients(point)
+    ttft, tpot = point.silicon_ttft_ms * 1e-3, point.silicon_tpot_ms * 1e-3
+    stated_in, stated_out = float(point.isl), float(point.osl)
     mean, spread = (1.0, 0.0)
     if varied:
         mean = (_SHORTEST + _LONGEST) / 2
@@ -148,17 +185,17 @@ def _row(record: Mapping[Any, Any]) -> dict[str, Any] | None:
     prompt, output = mean * stated_in, mean * stated_out
     e2e = ttft + tpot * (output - 1)
     rate = clients / e2e
-    arch, gpu = load_model(model), load_hardware(record["system"])
+    arch, gpu = load_model(model), load_hardware(point.system)
     odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
     row = {
-        "experiment": record["id"],
+        "experiment": point.id,
         "stage": 0,
         "model": model,
-        "hardware": record["system"],
+        "hardware": point.system,
         **asdict(layout),
         "weight_dtype": form or "bf16",
         "engine": engine,
-        "engine_version": _version(engine, record["backend_version"]),
+        "engine_version": _version(engine, point.backend_version),
         "kv_cache_dtype": _kv_cache_dtype(engine, varied, gpu, model, form),
         # InferenceX's requests are greedy. What NVIDIA's are is not stated: at tp 8 steps of
         # Qwen3-32B are longer by just the sort that the model's own default asks for, at 8 to 128
@@ -197,7 +234,7 @@ def _distinct(found: pd.DataFrame) -> pd.DataFrame:
     return found.drop(index=seen.index[times.duplicated()]).reset_index(drop=True)
 
 
-def _layout(record: Mapping[Any, Any]) -> Parallelism | None:
+def _layout(point: _Point) -> Parallelism | None:
     """How GPUs share a row's model; None where that cannot be told.
 
     InferenceX's rows give some degrees as products. Its rows of SGLang and TensorRT-LLM on ``n``
@@ -205,7 +242,9 @@ def _layout(record: Mapping[Any, Any]) -> Parallelism | None:
     experts'; those of vLLM with attention that is data parallel say ``n`` for tensor and data
     parallelism, and their product for experts.
     """
-    tp, dp, moe_tp, moe_ep = (_degree(record, name) for name in _DEGREES)
+    tp, dp, moe_tp, moe_ep = (getattr(point, name) or 1 for name in _DEGREES)
+    if point.pp_size not in (None, 1):
+        return None
     if moe_tp == moe_ep > 1 and max(tp, dp) == moe_tp**2:
         layout = (moe_tp, 1) if tp > dp else (1, moe_tp)
         return Parallelism(tp=layout[0], dp=layout[1], ep=moe_ep)
@@ -217,21 +256,21 @@ def _layout(record: Mapping[Any, Any]) -> Parallelism | None:
     return Parallelism(tp=tp, dp=dp, ep=moe_ep) if is_whole else None
 
 
-def _degree(record: Mapping[Any, Any], field: str) -> int:
-    value = record[field]
-    return 1 if value is None or math.isnan(value) else max(int(value), 1)
-
-
-def _clients(source: str, record: Mapping[Any, Any]) -> float:
+def _clients(point: _Point) -> float:
     """Clients of a row: what its source says, or the requests of all ranks."""
-    said = re.search(r"silicon_concurrency=(\d+)", source)
-    alone = float(record["batch_size"]) * _degree(record, "attention_dp_size")
-    return float(said[1]) if said else alone
+    said = re.search(r"silicon_concurrency=([^;]*)", point.silicon_data_source)
+    if said is None:
+        return point.batch_size * (point.attention_dp_size or 1)
+    if not re.fullmatch(r"[1-9]\d{0,8}", said[1]):
+        raise InputError(
+            f"{point.id[:80]}: silicon_data_source", "says no number of clients", "correct it"
+        )
+    return float(said[1])
 
 
-def _version(engine: str, said: Any) -> str:
+def _version(engine: str, said: str | None) -> str:
     """The version of a row's engine; nightly and other builds are of early in 2026."""
-    if not isinstance(said, str):
+    if said is None:
         return _UNSTATED[engine]
     return said if said[0].isdigit() else _NIGHTLY[engine]
 

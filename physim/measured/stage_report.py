@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.schema import checked
+from physim.measured.schema import COLUMNS, checked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,6 +76,7 @@ class StageReport:
         note: What was odd in the report, and what was made of it.
         concurrency: Clients that sent the next request when the last was answered; None for a rate.
         output_len_std: Standard deviation of the tokens that were generated; None if not known.
+        burstiness: Shape of the times between ``gamma`` arrivals; None for others.
     """
 
     stage: int
@@ -92,6 +92,7 @@ class StageReport:
     note: str = ""
     concurrency: float | None = None
     output_len_std: float | None = None
+    burstiness: float | None = None
 
 
 def rows(server: Server, reports: Sequence[StageReport], where: str) -> list[dict[str, Any]]:
@@ -106,8 +107,11 @@ def rows(server: Server, reports: Sequence[StageReport], where: str) -> list[dic
         InputError: A value is out of range or contradicts another.
     """
     found = [asdict(server) | asdict(report) for report in reports]
-    checked(found, lambda number: f"{where}, stage {reports[number].stage}")
-    return found
+    meant = checked(found, lambda number: f"{where}, stage {reports[number].stage}")
+    return [
+        row | {name: getattr(one, name) for name in COLUMNS if name in row}
+        for row, one in zip(found, meant, strict=True)
+    ]
 
 
 def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
@@ -136,56 +140,3 @@ def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:
                 ) from error
         with data.replacing(path) as temporary:
             frame.to_csv(temporary, index=False)
-
-
-def number(content: Any, where: str, *keys: str) -> float:
-    """A positive number deep in a report.
-
-    Args:
-        content: The report.
-        where: Its name, for messages.
-        keys: The way to the number.
-
-    Raises:
-        InputError: It is missing, not finite or not positive.
-    """
-    value = number_if_given(content, where, *keys)
-    if value is None:
-        raise InputError(
-            _place(where, keys), "is missing", "pass a report of the tool that was named"
-        )
-    if value <= 0:
-        raise InputError(_place(where, keys), f"{value:g} is not positive", "correct the report")
-    return value
-
-
-def count(content: Any, where: str, *keys: str) -> int:
-    """A whole number deep in a report, zero or more; otherwise as `number`."""
-    value = number_if_given(content, where, *keys)
-    if value == 0:
-        return 0
-    value = number(content, where, *keys)
-    if value != int(value):
-        raise InputError(_place(where, keys), f"{value:g} is no count", "correct the report")
-    return int(value)
-
-
-def number_if_given(content: Any, where: str, *keys: str) -> float | None:
-    """A finite number deep in a report, of any sign; None if it is not there."""
-    value = content
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if value is None:
-        return None
-    try:
-        # An integer may be too large for a float.
-        finite = isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:
-        finite = False
-    if not finite or isinstance(value, bool):
-        raise InputError(_place(where, keys), "is not a finite number", "correct the report")
-    return float(value)
-
-
-def _place(where: str, keys: Sequence[str]) -> str:
-    return f"{where}: {'.'.join(keys)}"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from physim import data
 from physim.errors import InputError
+from physim.records import Count, Record, Text, Ticks, checked, read_rows, required
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Column of the table, and what it is called here.
-_COLUMNS = {
-    "experiment_id": "experiment",
-    "step.id": "step",
-    "step.ts_start_ns": "start_ns",
-    "batch.num_decode_reqs": "decode_requests",
-    "batch.num_prefill_reqs": "prefill_requests",
-    "batch.prefill_tokens": "prefill_tokens",
-}
+
+class _Step(Record):
+    experiment: Annotated[Text, Field(alias="experiment_id")]
+    step: Annotated[Ticks, Field(alias="step.id")]
+    start_ns: Annotated[Ticks, Field(alias="step.ts_start_ns")]
+    decode_requests: Annotated[Count, Field(alias="batch.num_decode_reqs")]
+    prefill_requests: Annotated[Count, Field(alias="batch.num_prefill_reqs")]
+    prefill_tokens: Annotated[Count, Field(alias="batch.prefill_tokens")]
 
 
 def read_steps(path: Path) -> pd.DataFrame:
@@ -40,28 +44,16 @@ def read_steps(path: Path) -> pd.DataFrame:
     Raises:
         InputError: The file cannot be read, lacks a column, or has no two consecutive steps.
     """
-    import numpy as np
     import pandas as pd
 
-    try:
-        raw = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
-    except ImportError as error:
-        raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
-    except ValueError as error:  # pandas' and pyarrow's errors of form are ValueErrors
+    rows = read_rows(_Step, path) if path.suffix == ".csv" else _rows_of_parquet(path)
+    frame = pd.DataFrame([step.model_dump() for _, step in rows])
+    twice = frame.duplicated(["experiment", "step"])
+    if twice.any():
+        experiment, step = frame.loc[twice, ["experiment", "step"]].iloc[0]
         raise InputError(
-            str(path), "is not a table", "pass Parquet, or CSV with a header"
-        ) from error
-    missing = [column for column in _COLUMNS if column not in raw]
-    if missing:
-        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    frame = raw[list(_COLUMNS)].rename(columns=_COLUMNS)
-    numeric = frame.drop(columns="experiment").apply(pd.to_numeric, errors="coerce")
-    bad = numeric.columns[~np.isfinite(numeric.astype(float)).all()]
-    if len(bad):
-        raise InputError(f"{path}: {bad[0]}", "holds a value that is not a number", "correct it")
-    frame[numeric.columns] = numeric
+            f"{path}: step.id", f"{step} of {experiment} is there twice", "remove one of the rows"
+        )
     frame = frame.sort_values(["experiment", "step"], ignore_index=True)
     follows = (frame["step"].shift(-1) - frame["step"] == 1) & (
         frame["experiment"].shift(-1) == frame["experiment"]
@@ -75,3 +67,23 @@ def read_steps(path: Path) -> pd.DataFrame:
     if cycles.empty:
         raise InputError(str(path), "has no two consecutive steps", "sample more of them")
     return cycles.astype({"cycle_s": float, "start_s": float}).reset_index(drop=True)
+
+
+def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
+    import pandas as pd
+
+    with data.reading(path):
+        try:
+            frame = pd.read_parquet(path)
+        except ImportError as error:
+            raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
+        except ValueError as error:  # so are pyarrow's errors of form
+            raise InputError(
+                str(path), "is not a table", "pass Parquet, or CSV with a header"
+            ) from error
+    missing = [column for column in required(_Step) if column not in frame]
+    if missing:
+        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
+    for number, row in enumerate(frame[list(required(_Step))].to_dict("records"), start=1):
+        place = f"{path}, row {number}"
+        yield place, checked(_Step, row, place)

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from physim import data
+from pydantic import BeforeValidator
+
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport, count, number
+from physim.measured.stage_report import StageReport
+from physim.records import Count, Document, Positive, Spread, Whole, read_document
 
 # Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
 # stay in step, and of hardly any account beyond that.
 _GUESS = 0.1
+
+
+def _limited(rate: Any) -> Any:
+    """None for a rate without limit, which is written as "inf"."""
+    return None if rate in ("inf", math.inf) else rate
+
+
+class _Result(Document):
+    completed: Count
+    failed: Count | None = None
+    num_prompts: Count | None = None
+    duration: Positive
+    request_rate: Annotated[Positive | None, BeforeValidator(_limited)] = None
+    burstiness: Positive = 1.0
+    max_concurrency: Whole | None = None
+    request_throughput: Positive
+    total_input_tokens: Whole
+    total_output_tokens: Whole
+    output_lens: list[Count] | None = None
+    mean_ttft_ms: Positive
+    mean_tpot_ms: Spread | None = None
+    mean_e2el_ms: Positive | None = None
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
@@ -32,55 +55,53 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     Raises:
         InputError: The file is no such result, or a field is missing.
     """
-    result, where = data.read_json(path), str(path)
-    completed = count(result, where, "completed")
+    result = read_document(_Result, path, "a result of vllm bench serve")
+    completed = result.completed
     if completed < 1:
-        raise InputError(f"{where}: completed", "no request was answered", "measure again")
-    ttft = number(result, where, "mean_ttft_ms") / 1e3
-    generated = output_len or number(result, where, "total_output_tokens") / completed
-    if "mean_e2el_ms" in result:
-        e2e = number(result, where, "mean_e2el_ms") / 1e3
-    else:
-        rest = number(result, where, "mean_tpot_ms") / 1e3 if generated > 1 else 0.0
-        e2e = ttft + rest * (generated - 1)
-    achieved = number(result, where, "request_throughput")
-    # An unlimited rate is written as "inf".
-    unlimited = result.get("request_rate") in (None, "inf", math.inf)
-    rate = None if unlimited else number(result, where, "request_rate")
-    clients = number(result, where, "max_concurrency") if result.get("max_concurrency") else None
+        raise InputError(f"{path}: completed", "no request was answered", "measure again")
+    generated = output_len or result.total_output_tokens / completed
+    achieved, rate, clients = result.request_throughput, result.request_rate, result.max_concurrency
+    paced = rate is not None and clients is None
     streams = clients if rate is None else None
-    offered = achieved if rate is None or clients else rate
-    paced = rate is not None and not clients
-    spread = _spread(result, where, generated)
-    burstiness = result.get("burstiness", 1.0)
-    duration = number(result, where, "duration")
-    failed = count(result, where, "failed") if "failed" in result else 0
+    offered = rate if rate is not None and paced else achieved
+    failed = result.failed
+    if failed is None:
+        failed = max((result.num_prompts or completed) - completed, 0)
+    is_gamma = paced and result.burstiness != 1.0
     return [
         StageReport(
             stage=0,
             rate_rps=offered,
-            duration_s=(completed + failed) / offered if paced else duration,
-            arrival="poisson" if paced and burstiness == 1.0 else "constant",
-            input_len_mean=number(result, where, "total_input_tokens") / completed,
+            duration_s=(completed + failed) / offered if paced else result.duration,
+            arrival="gamma" if is_gamma else "poisson" if paced else "constant",
+            burstiness=result.burstiness if is_gamma else None,
+            input_len_mean=result.total_input_tokens / completed,
             output_len=generated,
-            ttft_mean=ttft,
-            e2e_mean=e2e,
+            ttft_mean=result.mean_ttft_ms / 1e3,
+            e2e_mean=_e2e_s(result, path, generated),
             n_success=completed,
             n_failed=failed,
             note=""
             if paced or streams
             else f"no open rate: it enters with the {achieved:.3g}/s achieved",
             concurrency=streams,
-            output_len_std=spread,
+            output_len_std=_spread(result, generated),
         )
     ]
 
 
-def _spread(result: Mapping[str, Any], where: str, mean: float) -> float:
+def _e2e_s(result: _Result, path: Path, generated: float) -> float:
+    if result.mean_e2el_ms is not None:
+        return result.mean_e2el_ms / 1e3
+    if result.mean_tpot_ms is None:
+        raise InputError(f"{path}: mean_tpot_ms", "is missing", "pass a result of vllm bench serve")
+    return (result.mean_ttft_ms + result.mean_tpot_ms * max(generated - 1, 0.0)) / 1e3
+
+
+def _spread(result: _Result, mean: float) -> float:
     """Standard deviation of the generated tokens, as they are listed or else guessed."""
-    lengths = result.get("output_lens")
-    if not isinstance(lengths, list) or not lengths:
+    # Requests that failed are listed with none.
+    lengths = [length for length in result.output_lens or () if length]
+    if not lengths:
         return 0.0 if mean == int(mean) else _GUESS * mean
-    places = map(str, range(len(lengths)))
-    listed = dict(zip(places, lengths, strict=True))
-    return statistics.pstdev(count(listed, f"{where}: output_lens", place) for place in listed)
+    return statistics.pstdev(lengths)

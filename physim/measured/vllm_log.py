@@ -4,31 +4,67 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
+from physim.records import Record, Share, Text, Whole, checked
 
+# A value up to what ends it in a dictionary, a list of arguments or a sentence.
+_VALUE = r"([^\s)}\]]+?)(?=[.;]?(?:[\s)}\]]|,(?!\d)|$))"
 # Where each option stands (vLLM 0.8 to 0.15). Of several, the one that was logged last counts.
-_PLACES: tuple[tuple[str, Callable[[str], Any], str], ...] = (
-    ("engine_version", str, r"(?:API server version|V1 LLM engine \()\s*v?(\d[\w.+]*)"),
-    ("tp", int, r"\btensor_parallel_size=(\d+)"),
-    ("pp", int, r"\bpipeline_parallel_size=(\d+)"),
-    ("dp", int, r"\bdata_parallel_size=(\d+)"),
-    ("expert_parallel", lambda on: on == "True", r"enable_expert_parallel['=: ]+(True|False)"),
-    ("max_model_len", int, r"\bmax_seq_len=(\d+)"),
-    ("max_num_seqs", int, r"'max_num_seqs': (\d+)"),
-    ("max_num_batched_tokens", int, r"max_num_batched_tokens(?:'?: |=)(\d+)"),
-    ("gpu_memory_utilization", float, r"'gpu_memory_utilization': (\d*\.?\d+)"),
-    ("block_size", int, r"'block_size': (\d+)"),
-    ("kv_cache_dtype", lambda kind: "fp8" if "fp8" in kind else kind, r"kv_cache_dtype=([\w.]+)"),
-    ("prefix_caching", lambda on: on == "True", r"\benable_prefix_caching=(True|False)"),
-    ("kv_blocks", int, r"num_gpu_blocks is: (\d+)"),
-    ("kv_tokens", lambda number: int(number.replace(",", "")), r"KV cache size: ([\d,]+) tokens"),
-)
+_PLACES = {
+    "engine_version": rf"(?:API server version|V1 LLM engine \()\s*v?{_VALUE}",
+    "tp": rf"\btensor_parallel_size={_VALUE}",
+    "pp": rf"\bpipeline_parallel_size={_VALUE}",
+    "dp": rf"\bdata_parallel_size={_VALUE}",
+    "expert_parallel": rf"enable_expert_parallel['=: ]+{_VALUE}",
+    "max_model_len": rf"\bmax_seq_len={_VALUE}",
+    "max_num_seqs": rf"'max_num_seqs': {_VALUE}",
+    "max_num_batched_tokens": rf"max_num_batched_tokens(?:'?: |=){_VALUE}",
+    "gpu_memory_utilization": rf"'gpu_memory_utilization': {_VALUE}",
+    "block_size": rf"'block_size': {_VALUE}",
+    "kv_cache_dtype": rf"\bkv_cache_dtype={_VALUE}",
+    "prefix_caching": rf"\benable_prefix_caching={_VALUE}",
+    "kv_blocks": rf"num_gpu_blocks is: {_VALUE}",
+    "kv_tokens": r"KV cache size: (\S+) tokens",
+}
+
+
+def _format(name: Any) -> Any:
+    """A KV cache's format as physim names it: of fp8 there are several."""
+    name = name.strip("'\"") if isinstance(name, str) else name
+    return "fp8" if str(name).startswith("fp8") else name
+
+
+def _without_commas(number: Any) -> Any:
+    """A number whose thousands are set apart."""
+    grouped = isinstance(number, str) and re.fullmatch(r"\d{1,3}(,\d{3})*", number)
+    return number.replace(",", "") if grouped else number
+
+
+class _Started(Record):
+    engine_version: Annotated[Text, Field(pattern=r"^\d[\w.+-]*$")]
+    tp: Whole | None = None
+    pp: Whole | None = None
+    dp: Whole | None = None
+    expert_parallel: bool | None = None
+    max_model_len: Whole | None = None
+    max_num_seqs: Whole | None = None
+    max_num_batched_tokens: Whole | None = None
+    gpu_memory_utilization: Share | None = None
+    block_size: Whole | None = None
+    kv_cache_dtype: Annotated[Text | None, BeforeValidator(_format)] = None
+    prefix_caching: bool | None = None
+    kv_blocks: Whole | None = None
+    kv_tokens: Annotated[Whole | None, BeforeValidator(_without_commas)] = None
+
+
 _STARTED = "Application startup complete"
 # What a server writes before it has started is some hundred lines.
 _MOST_LINES = 20_000
@@ -49,19 +85,21 @@ def read(path: Path) -> Mapping[str, Any]:
     Raises:
         InputError: The file cannot be read, or holds no start of vLLM.
     """
-    found: dict[str, Any] = {}
+    told: dict[str, str] = {}
     with data.reading(path), path.open(encoding="utf-8", errors="replace") as lines:
         for line in itertools.islice(lines, _MOST_LINES):
-            for name, read_value, pattern in _PLACES:
+            for name, pattern in _PLACES.items():
                 match = re.search(pattern, line)
-                if match:
-                    found[name] = read_value(match.group(1))
+                if match and match[1] != "None":
+                    told[name] = match[1]
             if _STARTED in line:
                 break
-    if "engine_version" not in found:
+    if "engine_version" not in told:
         raise InputError(
             str(path), "says no version of vLLM", "pass the log of `vllm serve` from its start on"
         )
+    started = checked(_Started, told, str(path))
+    found = started.model_dump(exclude_none=True)
     block_size = found.pop("block_size", _BLOCK_SIZE)
     tokens = found.pop("kv_tokens", found.pop("kv_blocks", 0) * block_size)
     if tokens:

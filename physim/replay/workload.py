@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import model_validator
 
 from physim.errors import InputError
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
+from physim.records import Count, Moment, Record, Text, Whole, disagreement, read_rows
 from physim.replay.kv_cache import Segment
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Request:
@@ -286,7 +285,18 @@ class Conversations:
         return Workload(first, self.max_model_len if self.turns > users else longest, following)
 
 
-_TRACE_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+class _Recorded(Record):
+    arrival_s: Moment
+    input_tokens: Whole
+    output_tokens: Whole
+    prefix_group: Text | None = None
+    prefix_tokens: Count | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> _Recorded:
+        if self.prefix_tokens and self.prefix_group is None:
+            raise disagreement("prefix_group", "is empty, and prefix_tokens is not", "fill it in")
+        return self
 
 
 def read_trace(path: Path, block_size: int) -> Workload:
@@ -301,65 +311,34 @@ def read_trace(path: Path, block_size: int) -> Workload:
     Raises:
         InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
     """
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(path)
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "check the path") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        raise InputError(str(path), "is not a CSV table with a header", "pass one") from error
-    missing = [column for column in _TRACE_COLUMNS if column not in frame]
-    if missing:
-        raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    if frame.empty:
-        raise InputError(str(path), "holds no request", "add some")
-    for column, least in zip(_TRACE_COLUMNS, (0.0, 1.0, 1.0), strict=True):
-        # As text, since an integer may be too long for any number.
-        values = pd.to_numeric(frame[column].astype(str), errors="coerce")
-        for line, value in enumerate(values, start=2):
-            whole = column == "arrival_s" or value == round(value) if math.isfinite(value) else 0
-            if not (math.isfinite(value) and value >= least and whole):
-                raise InputError(
-                    f"{path}, line {line}: {column}",
-                    f"{frame[column].iloc[line - 2]} is not {_WANTED[column]}",
-                    "correct it or remove the row",
-                )
-    frame = frame.sort_values("arrival_s", kind="stable").reset_index(drop=True)
-    prefixes = _prefixes(frame, path, block_size)
+    rows = sorted((row for _, row in read_rows(_Recorded, path)), key=lambda row: row.arrival_s)
+    groups: dict[str, list[_Recorded]] = defaultdict(list)
+    for row in rows:
+        if row.prefix_group is not None:
+            groups[row.prefix_group].append(row)
+    prefixes = {
+        group: [
+            Segment(0, _prefix_tokens(some, f"{path}: prefix_tokens of group {group}"), block_size)
+        ]
+        for group, some in groups.items()
+    }
     requests = [
-        Request(number, float(arrival), int(inputs), int(outputs), path=prefixes[number])
-        for number, (arrival, inputs, outputs) in enumerate(
-            frame[list(_TRACE_COLUMNS)].itertuples(index=False)
+        Request(
+            number,
+            row.arrival_s,
+            row.input_tokens,
+            row.output_tokens,
+            path=[] if row.prefix_group is None else prefixes[row.prefix_group],
         )
+        for number, row in enumerate(rows)
     ]
     return Workload(requests, max(r.input_tokens + r.output_tokens for r in requests))
 
 
-_WANTED = {
-    "arrival_s": "a time of zero or more",
-    "input_tokens": "a whole number of one or more",
-    "output_tokens": "a whole number of one or more",
-}
-
-
-def _prefixes(frame: pd.DataFrame, path: Path, block_size: int) -> list[list[Segment]]:
-    """The shared prefix of each row of a trace."""
-    none: list[list[Segment]] = [[] for _ in range(len(frame))]
-    if "prefix_group" not in frame:
-        return none
-    for group, rows in frame.groupby("prefix_group"):
-        shortest = int(rows["input_tokens"].min())
-        tokens = shortest
-        if "prefix_tokens" in frame:
-            tokens = rows["prefix_tokens"].iloc[0]
-            if not 0 <= tokens <= shortest or (rows["prefix_tokens"] != tokens).any():
-                raise InputError(
-                    f"{path}: prefix_tokens of group {group}",
-                    "is not one length, at most that of its prompts",
-                    "correct it",
-                )
-        segment = Segment(0, int(tokens), block_size)
-        for row in rows.index:
-            none[row] = [segment]
-    return none
+def _prefix_tokens(rows: Sequence[_Recorded], where: str) -> int:
+    """Length of the prefix that the requests of a group share."""
+    shortest, told = min(row.input_tokens for row in rows), {row.prefix_tokens for row in rows}
+    tokens = told.pop()
+    if told or (tokens or 0) > shortest:
+        raise InputError(where, "is not one length, at most that of its prompts", "correct it")
+    return shortest if tokens is None else tokens
