@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,7 +30,10 @@ from physim.errors import InputError
 _MOST = 1e9
 # Seconds since 1970, and for longer than any log.
 _LATEST_S = 1e11
-# Characters of a value that a message shows.
+# What is written for nothing into a cell.
+_EMPTY = ("", "nan", "NaN", "NA", "N/A", "null", "NULL", "None")
+# Characters of a name, and of a value that a message shows.
+_LONGEST = 1000
 _SHOWN = 40
 
 
@@ -41,10 +45,19 @@ def _number(value: Any) -> Any:
     return int(value) if whole and abs(value) <= _LATEST_S else value
 
 
+def _printable(name: str) -> str:
+    """A name that a terminal shows as it is."""
+    if not name.isprintable():
+        raise PydanticCustomError("unprintable", "holds control characters")
+    return name
+
+
 _Float = Annotated[float, BeforeValidator(_number)]
 _Int = Annotated[int, BeforeValidator(_number)]
 
-Text = Annotated[str, StringConstraints(min_length=1)]
+Text = Annotated[
+    str, StringConstraints(min_length=1, max_length=_LONGEST), AfterValidator(_printable)
+]
 Count = Annotated[_Int, Field(ge=0, le=_MOST)]
 Whole = Annotated[_Int, Field(gt=0, le=_MOST)]
 Spread = Annotated[_Float, Field(ge=0, le=_MOST)]
@@ -55,7 +68,7 @@ Moment = Annotated[_Float, Field(ge=0, le=_LATEST_S)]
 # What a counter has counted.
 Total = Annotated[_Float, Field(ge=0, le=2**63)]
 # A whole number of nanoseconds or microseconds on some clock.
-Ticks = Annotated[_Int, Field(ge=0, le=2**63)]
+Ticks = Annotated[_Int, Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
@@ -192,7 +205,8 @@ def read_cells(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def _given(value: Any) -> Any:
     """None for what is empty in a table."""
     if isinstance(value, str):
-        return value.strip() or None
+        value = value.strip()
+        return None if value in _EMPTY else value
     return None if value != value else value
 
 
@@ -215,16 +229,19 @@ def _in_words(error: ErrorDetails, source: str) -> tuple[str, str, str]:
         "int_from_float": "is not a whole number",
         "int_parsing": "is not a whole number",
         "int_type": "is not a whole number",
+        "less_than": f"is not below {about.get('lt')}",
         "less_than_equal": f"is above {about.get('le'):g}" if "le" in about else "",
         "list_type": "is not a list",
         "literal_error": f"is unknown; use one of {about.get('expected')}",
         "model_type": "is not an object",
         "string_pattern_mismatch": "is not a name",
+        "string_too_long": f"is longer than {_LONGEST} characters",
         "string_too_short": "is empty",
         "string_type": "is not text",
         "too_long": "has too many entries",
         "too_short": "has too few entries",
         "tuple_type": "is not a list",
+        "unprintable": "holds control characters",
     }.get(kind, "is not a number")
     # JSON's "4" is text, where a table's is a number.
     shown = repr(given) if isinstance(given, str) and kind.endswith("_type") else given

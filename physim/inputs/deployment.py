@@ -197,14 +197,14 @@ class Deployment:
             if getattr(self, name) not in known:
                 raise InputError(
                     name,
-                    f"{getattr(self, name)!r} is unknown",
+                    f"{repr(getattr(self, name))[:80]} is unknown",
                     f"use one of {', '.join(filter(None, known))}",
                 )
 
     @staticmethod
     def _check_positive(name: str, value: int) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(name, f"{value!r} is not a positive integer", "correct it")
+            raise InputError(name, f"{repr(value)[:80]} is not a positive integer", "correct it")
 
     def resolved(self, model: ModelArch, gpu: Hardware) -> ResolvedDeployment:
         """The deployment with every limit known, checked against the model and the GPU.

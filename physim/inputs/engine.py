@@ -146,13 +146,17 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
     """
     known, engine = shipped_engines(), engine.lower()
     if engine not in known:
-        raise InputError(f"engine {engine!r}", "is unknown", f"use one of {', '.join(known)}")
+        raise InputError(
+            f"engine {repr(engine)[:80]}", "is unknown", f"use one of {', '.join(known)}"
+        )
     versions = known[engine]
     if version is None:
         return _read(engine, versions[-1])
     if not re.fullmatch(r"v?\d{1,9}(\.\d{1,9})*([.+\-a-z].*)?", version):
         raise InputError(
-            f"engine_version {version!r}", "is no version", f"write one such as {versions[-1]}"
+            f"engine_version {repr(version)[:80]}",
+            "is no version",
+            f"write one such as {versions[-1]}",
         )
     asked = _numbers(version)
     # Patch releases of one minor version are alike.

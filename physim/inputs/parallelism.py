@@ -32,7 +32,8 @@ class Parallelism:
         for field in fields(self):
             degree = getattr(self, field.name)
             if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-                raise InputError(field.name, f"{degree!r} is not a positive integer", "correct it")
+                problem = f"{repr(degree)[:80]} is not a positive integer"
+                raise InputError(field.name, problem, "correct it")
         if self.stage_gpus % self.ep:
             raise InputError(
                 "ep",

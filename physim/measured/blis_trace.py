@@ -14,6 +14,9 @@ from physim.errors import InputError
 from physim.measured.stage_report import StageReport
 from physim.records import Count, Record, Ticks, checked, disagreement, read_rows
 
+# Times of a request, in their order.
+_TIMES = ("arrival_time_us", "send_time_us", "first_chunk_time_us", "last_chunk_time_us")
+
 
 class _Header(Record):
     trace_version: Literal["3"]
@@ -46,13 +49,12 @@ class _Request(Record):
         if not (self.prompt_tokens and self.output_tokens):
             field = "output_tokens" if self.prompt_tokens else "input_tokens"
             raise disagreement(field, "is 0 of an answered request", "correct it")
-        times = ("send_time_us", "first_chunk_time_us", "last_chunk_time_us")
-        for before, after in itertools.pairwise(times):
-            if getattr(self, after) < getattr(self, before):
+        for earlier, later in itertools.pairwise(_TIMES):
+            before, after = getattr(self, earlier), getattr(self, later)
+            # Some time passes before the first chunk.
+            if after < before or (later == "first_chunk_time_us" and after == before):
                 raise disagreement(
-                    after,
-                    f"{getattr(self, after)} is before {before}, {getattr(self, before)}",
-                    "correct them",
+                    later, f"{after} is not after {earlier}, {before}", "correct them"
                 )
         return self
 
@@ -100,7 +102,9 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
             duration_s=span,
             arrival="poisson" if spread > 0.5 else "constant",
             input_len_mean=mean("prompt_tokens"),
+            input_len_std=statistics.pstdev(request.prompt_tokens for request in answered),
             output_len=output_len or mean("output_tokens"),
+            output_len_std=statistics.pstdev(request.output_tokens for request in answered),
             ttft_mean=mean_s("first_chunk_time_us"),
             e2e_mean=mean_s("last_chunk_time_us"),
             n_success=len(answered),

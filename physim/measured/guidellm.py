@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +20,15 @@ from physim.records import (
     read_document,
 )
 
+# Share of the most requests under way from which on the load generator holds others back.
+_HELD = 0.9
+
 
 class _Strategy(Document):
     # Of those that physim knows by name; others enter with the rate that they achieved.
     type_: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
     rate: Positive | None = None
+    max_concurrency: Whole | None = None
     streams: Whole | None = None
 
     @model_validator(mode="after")
@@ -101,22 +106,27 @@ def _stage(stage: int, benchmark: _Benchmark, output_len: float | None) -> Stage
     metrics, strategy = benchmark.metrics, benchmark.config.strategy
     kind, achieved = strategy.type_, metrics.requests_per_second.successful.mean
     clients = {"synchronous": 1, "concurrent": strategy.streams}.get(kind)
-    rate = strategy.rate if kind in ("constant", "poisson") else None
+    latency, prompts = metrics.request_latency.successful.mean, metrics.prompt_token_count
     outputs = metrics.output_token_count.successful
+    # By Little's law so many requests were under way; at the most that may be, a rate is none.
+    held = achieved * latency > _HELD * (strategy.max_concurrency or math.inf)
+    rate = strategy.rate if kind in ("constant", "poisson") and not held else None
     return StageReport(
         stage=stage,
         rate_rps=rate or achieved,
         duration_s=benchmark.duration,
-        arrival="poisson" if kind == "poisson" else "constant",
-        input_len_mean=metrics.prompt_token_count.successful.mean,
+        arrival="poisson" if kind == "poisson" and rate else "constant",
+        input_len_mean=prompts.successful.mean,
+        input_len_std=prompts.successful.std_dev,
         output_len=output_len or outputs.mean,
         ttft_mean=metrics.time_to_first_token_ms.successful.mean / 1e3,
-        e2e_mean=metrics.request_latency.successful.mean,
+        e2e_mean=latency,
         n_success=metrics.request_totals.successful,
         n_failed=metrics.request_totals.errored,
         note=""
         if rate or clients
-        else f"{kind} load: it enters with the {achieved:.3g}/s that it achieved",
+        else f"{kind} load{' held back by max_concurrency' if held else ''}: it enters with the "
+        f"{achieved:.3g}/s that it achieved",
         concurrency=clients,
         output_len_std=outputs.std_dev,
     )

@@ -27,6 +27,8 @@ from physim.records import (
 _NAME = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 # Chunks of a token from which on, and up to which, a server is taken to send two of each.
 _TWO_CHUNKS = (1.7, 2.3)
+# Share of the rate that was asked for below which a load generator did not keep up.
+_KEPT_UP = 0.95
 
 
 class _Time(Document):
@@ -39,6 +41,16 @@ class _Gap(Document):
 
 class _Tokens(Document):
     mean: Length | None = None
+    total: Spread | None = None
+    # Of a prompt, as the server found it in its prefix cache.
+    cached: Spread | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> _Tokens:
+        if self.cached is not None and self.total is not None and self.cached > self.total:
+            problem = f"{self.cached:g} are more than the total, {self.total:g}"
+            raise disagreement("cached", problem, "correct it")
+        return self
 
 
 class _Latency(Document):
@@ -73,6 +85,7 @@ class _Successes(Document):
 
 class _Load(Document):
     requested_rate: Positive
+    achieved_rate: Positive | None = None
     count: Whole
 
 
@@ -84,6 +97,14 @@ class _Report(Document):
     load_summary: _Load
     successes: _Successes
     failures: _Failures
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> _Report:
+        told = self.successes.count + self.failures.count
+        if self.load_summary.count != told:
+            problem = f"{self.load_summary.count} are not the {told} that succeeded or failed"
+            raise disagreement("load_summary.count", problem, "correct it")
+        return self
 
 
 def read(folder: Path, output_len: float | None = None) -> list[StageReport]:
@@ -119,10 +140,15 @@ def _stage(stage: int, path: Path, output_len: float | None) -> StageReport:
     prompt, generated = done.tokens("prompt"), output_len or done.tokens("output")
     assert prompt is not None  # so with the next: the report's own check
     assert generated is not None
+    rate = load.requested_rate
+    notes = [_chunks(done.latency, generated), _cached(done.prompt_tokens)]
+    if load.achieved_rate is not None and load.achieved_rate < _KEPT_UP * rate:
+        rate = load.achieved_rate
+        notes.append(f"{rate:.3g}/s were sent instead of {load.requested_rate:g}, and are taken")
     return StageReport(
         stage=stage,
-        rate_rps=load.requested_rate,
-        duration_s=load.count / load.requested_rate,
+        rate_rps=rate,
+        duration_s=load.count / rate,
         arrival="constant",
         input_len_mean=prompt,
         output_len=generated,
@@ -130,8 +156,16 @@ def _stage(stage: int, path: Path, output_len: float | None) -> StageReport:
         e2e_mean=done.latency.request_latency.mean,
         n_success=done.count,
         n_failed=report.failures.count,
-        note=_chunks(done.latency, generated),
+        note="; ".join(filter(None, notes)),
     )
+
+
+def _cached(prompts: _Tokens | None) -> str:
+    """What the server's prefix cache says of the prompts."""
+    if prompts is None or not prompts.total or not prompts.cached:
+        return ""
+    share = prompts.cached / prompts.total
+    return f"{share:.0%} of the prompts' tokens were in the prefix cache; give --prompt-groups"
 
 
 def _chunks(latency: _Latency, generated: float) -> str:

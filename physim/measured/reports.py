@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Limits that an engine has by default, which are said where nobody gave them.
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
+# Bytes of a weight whose checkpoint is not quantised.
+_UNQUANTISED_BYTES = 2
 _OPTIONS = (*_LIMITS, "engine", "engine_version", "kv_blocks", "kv_cache_dtype")
 
 
@@ -74,6 +76,7 @@ def read_report(
     if kind not in FORMATS:
         raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
     asked = {} if server_log is None else dict(vllm_log.read(Path(server_log)))
+    notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
     prefix_caching = asked.pop("prefix_caching", True)
     degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp", "ep") if name in asked}
@@ -82,8 +85,10 @@ def read_report(
             options = ", ".join(["tp", "pp", "dp", "ep", "prefix_caching", *_OPTIONS])
             raise InputError(f"option {name!r}", "is unknown", f"use one of {options}")
     deployment = Deployment(Parallelism(**degrees), **asked)
-    hardware = load_hardware(gpu)
-    resolved = deployment.resolved(load_model(model), hardware)
+    hardware, arch = load_hardware(gpu), load_model(model)
+    if quantization and arch.weight_format.bytes_per_weight >= _UNQUANTISED_BYTES:
+        notes.append(f"the server had weights in {quantization}, which {arch.name} has not")
+    resolved = deployment.resolved(arch, hardware)
     limits = resolved.limits
     about = Server(
         experiment=experiment or Path(path).stem,
@@ -107,6 +112,7 @@ def read_report(
     assumed = [f"{name} {getattr(about, name)}" for name in _LIMITS if name not in asked]
     # What is not in a log was not given to the server either.
     if assumed and server_log is None:
-        told = f"{', '.join(assumed)} as {about.engine} {about.engine_version} takes by default"
-        found["note"] = [f"{note}; {told}" if note else told for note in found["note"]]
+        takes = f"as {about.engine} {about.engine_version} takes by default"
+        notes.append(f"{', '.join(assumed)} {takes}")
+    found["note"] = ["; ".join(filter(None, [note, *notes])) for note in found["note"]]
     return found

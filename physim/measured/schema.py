@@ -118,6 +118,10 @@ class RunRow(Record):
                 raise disagreement(
                     "e2e_mean", f"{e2e:g} s is less than ttft_mean, {ttft:g} s", "correct them"
                 )
+            if e2e == ttft and self.output_len > 1:
+                raise disagreement(
+                    "e2e_mean", f"leaves no time for {self.output_len:g} tokens", "correct it"
+                )
             if itl is None and self.output_len > 1:
                 itl = (e2e - ttft) / (self.output_len - 1)
         if itl is not None and itl > _LONGEST_ITL_S:
@@ -127,6 +131,8 @@ class RunRow(Record):
                 f"makes {itl:.3g} s a token",
                 "times are in seconds, not milliseconds",
             )
+        if self.n_success == 0:
+            raise disagreement("n_success", "is 0 of a row with times", "correct it")
         if self.arrival == "gamma" and self.burstiness is None and self.concurrency is None:
             raise disagreement("burstiness", "is empty", "give the shape of the gamma arrivals")
         if self.arrival != "gamma" and self.burstiness is not None:

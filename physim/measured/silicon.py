@@ -141,7 +141,11 @@ def read(path: Path | None = None) -> pd.DataFrame:
     rows, places = [], []
     for place, cells in read_cells(path):
         if cells.get("mode") != _DISAGGREGATED:
-            row = _row(records.checked(_Point, cells, place))
+            point = records.checked(_Point, cells, place)
+            try:
+                row = _row(point)
+            except InputError as error:
+                raise InputError(f"{place}: {error.where}", error.what, error.remedy) from None
             if row is not None:
                 rows.append(row)
                 places.append(place)
@@ -262,9 +266,7 @@ def _clients(point: _Point) -> float:
     if said is None:
         return point.batch_size * (point.attention_dp_size or 1)
     if not re.fullmatch(r"[1-9]\d{0,8}", said[1]):
-        raise InputError(
-            f"{point.id[:80]}: silicon_data_source", "says no number of clients", "correct it"
-        )
+        raise InputError("silicon_data_source", "says no number of clients", "correct it")
     return float(said[1])
 
 

@@ -76,6 +76,7 @@ class StageReport:
         note: What was odd in the report, and what was made of it.
         concurrency: Clients that sent the next request when the last was answered; None for a rate.
         output_len_std: Standard deviation of the tokens that were generated; None if not known.
+        input_len_std: Standard deviation of the prompts; None if not known.
         burstiness: Shape of the times between ``gamma`` arrivals; None for others.
     """
 
@@ -92,6 +93,7 @@ class StageReport:
     note: str = ""
     concurrency: float | None = None
     output_len_std: float | None = None
+    input_len_std: float | None = None
     burstiness: float | None = None
 
 

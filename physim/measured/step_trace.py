@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from physim import data
 from physim.errors import InputError
-from physim.records import Count, Record, Text, Ticks, checked, read_rows, required
+from physim.records import (
+    Count,
+    Record,
+    Text,
+    Ticks,
+    checked,
+    disagreement,
+    read_rows,
+    required,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +32,14 @@ class _Step(Record):
     decode_requests: Annotated[Count, Field(alias="batch.num_decode_reqs")]
     prefill_requests: Annotated[Count, Field(alias="batch.num_prefill_reqs")]
     prefill_tokens: Annotated[Count, Field(alias="batch.prefill_tokens")]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> _Step:
+        if self.prefill_tokens and not self.prefill_requests:
+            raise disagreement(
+                "batch.num_prefill_reqs", f"is 0 of {self.prefill_tokens} tokens", "correct it"
+            )
+        return self
 
 
 def read_steps(path: Path) -> pd.DataFrame:
@@ -55,15 +72,21 @@ def read_steps(path: Path) -> pd.DataFrame:
             f"{path}: step.id", f"{step} of {experiment} is there twice", "remove one of the rows"
         )
     frame = frame.sort_values(["experiment", "step"], ignore_index=True)
-    follows = (frame["step"].shift(-1) - frame["step"] == 1) & (
-        frame["experiment"].shift(-1) == frame["experiment"]
-    )
-    frame["cycle_s"] = (frame["start_ns"].shift(-1) - frame["start_ns"]) / 1e9
-    frame["start_s"] = (
-        frame["start_ns"] - frame.groupby("experiment")["start_ns"].transform("min")
-    ) / 1e9
+    # Whole nanoseconds since the first step, which a float holds as they are.
+    since = frame["start_ns"] - frame.groupby("experiment")["start_ns"].transform("min")
+    frame["start_s"], frame["cycle_s"] = since / 1e9, (since.shift(-1) - since) / 1e9
+    goes_on = frame["experiment"].shift(-1) == frame["experiment"]
+    late = goes_on & (frame["cycle_s"] <= 0)
+    if late.any():
+        experiment, step = frame.loc[late, ["experiment", "step"]].iloc[0]
+        raise InputError(
+            f"{path}: step.ts_start_ns",
+            f"after step {step} of {experiment} a later one starts no later",
+            "correct it",
+        )
+    follows = goes_on & (frame["step"].shift(-1) - frame["step"] == 1)
     busy = frame["decode_requests"] + frame["prefill_requests"] > 0
-    cycles = frame[follows & busy & (frame["cycle_s"] > 0)].drop(columns="start_ns")
+    cycles = frame[follows & busy].drop(columns="start_ns")
     if cycles.empty:
         raise InputError(str(path), "has no two consecutive steps", "sample more of them")
     return cycles.astype({"cycle_s": float, "start_s": float}).reset_index(drop=True)
@@ -84,6 +107,8 @@ def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
     missing = [column for column in required(_Step) if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
+    if frame.empty:
+        raise InputError(str(path), "holds no row", "add some")
     for number, row in enumerate(frame[list(required(_Step))].to_dict("records"), start=1):
         place = f"{path}, row {number}"
         yield place, checked(_Step, row, place)

@@ -34,6 +34,7 @@ class _Result(Document):
     request_throughput: Positive
     total_input_tokens: Whole
     total_output_tokens: Whole
+    input_lens: list[Count] | None = None
     output_lens: list[Count] | None = None
     mean_ttft_ms: Positive
     mean_tpot_ms: Spread | None = None
@@ -64,9 +65,12 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     paced = rate is not None and clients is None
     streams = clients if rate is None else None
     offered = rate if rate is not None and paced else achieved
-    failed = result.failed
-    if failed is None:
-        failed = max((result.num_prompts or completed) - completed, 0)
+    sent = completed + (result.failed or 0) if result.num_prompts is None else result.num_prompts
+    if sent < completed + (result.failed or 0):
+        raise InputError(
+            f"{path}: num_prompts", f"{sent} were sent, fewer than came back", "correct it"
+        )
+    failed = sent - completed
     is_gamma = paced and result.burstiness != 1.0
     return [
         StageReport(
@@ -86,6 +90,7 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
             else f"no open rate: it enters with the {achieved:.3g}/s achieved",
             concurrency=streams,
             output_len_std=_spread(result, generated),
+            input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,
         )
     ]
 

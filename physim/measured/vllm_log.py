@@ -32,6 +32,10 @@ _PLACES = {
     "kv_cache_dtype": rf"\bkv_cache_dtype={_VALUE}",
     "prefix_caching": rf"\benable_prefix_caching={_VALUE}",
     "kv_blocks": rf"num_gpu_blocks is: {_VALUE}",
+    "dtype": rf"\bdtype=(?:torch\.)?{_VALUE}",
+    "quantization": rf"\bquantization={_VALUE}",
+    "enforce_eager": rf"\benforce_eager={_VALUE}",
+    "speculative_config": rf"\bspeculative_config={_VALUE}",
     "kv_tokens": r"KV cache size: (\S+) tokens",
 }
 
@@ -62,6 +66,10 @@ class _Started(Record):
     kv_cache_dtype: Annotated[Text | None, BeforeValidator(_format)] = None
     prefix_caching: bool | None = None
     kv_blocks: Whole | None = None
+    dtype: Text | None = None
+    quantization: Text | None = None
+    enforce_eager: bool | None = None
+    speculative_config: Text | None = None
     kv_tokens: Annotated[Whole | None, BeforeValidator(_without_commas)] = None
 
 
@@ -80,7 +88,8 @@ def read(path: Path) -> Mapping[str, Any]:
 
     Returns:
         Degrees of `physim.Parallelism`, fields of `physim.Deployment`, and ``prefix_caching``;
-        KV blocks are of 16 tokens, whatever the server's.
+        KV blocks are of 16 tokens, whatever the server's. ``quantization`` is that of the weights,
+        and ``notes`` are what physim does not predict of such a server, one line each.
 
     Raises:
         InputError: The file cannot be read, or holds no start of vLLM.
@@ -100,6 +109,18 @@ def read(path: Path) -> Mapping[str, Any]:
         )
     started = checked(_Started, told, str(path))
     found = started.model_dump(exclude_none=True)
+    dtype, is_eager = found.pop("dtype", ""), found.pop("enforce_eager", False)
+    unusual = {
+        f"dtype {dtype}": dtype == "float32",
+        "enforce_eager, steps without CUDA graphs": is_eager,
+        "speculative decoding": "speculative_config" in found,
+    }
+    found.pop("speculative_config", None)
+    found["notes"] = [
+        f"the server had {what}, which physim does not predict"
+        for what, on in unusual.items()
+        if on
+    ]
     block_size = found.pop("block_size", _BLOCK_SIZE)
     tokens = found.pop("kv_tokens", found.pop("kv_blocks", 0) * block_size)
     if tokens:
