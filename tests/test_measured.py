@@ -9,7 +9,7 @@ import pytest
 import physim
 from physim.errors import InputError
 from physim.fitting.observations import observe
-from physim.measured import blis_trace, guidellm, inference_perf, vllm_bench
+from physim.measured import blis_trace, guidellm, inference_perf, ml_energy, vllm_bench
 from physim.measured.runs_csv import case_of, read_table
 from physim.measured.stage_report import write_rows
 from physim.measured.step_trace import read_steps
@@ -437,3 +437,284 @@ def test_clients_are_predicted_as_clients(tmp_path):
     pd.DataFrame([{**rows[0], "concurrency": -1}]).to_csv(path, index=False)
     with pytest.raises(InputError, match="concurrency: -1 is below 1"):
         physim.evaluate([path])
+
+
+# ---- what must not be misread ----
+
+
+@pytest.mark.parametrize(
+    ("told", "arrival", "burstiness"),
+    [({"burstiness": 0.5}, "gamma", 0.5), ({}, "poisson", 1.0), ({"burstiness": 3}, "gamma", 3.0)],
+)
+def test_arrivals_are_as_bursty_as_they_were_sent(tmp_path, told, arrival, burstiness):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**RESULT, **told}))
+    frame = physim.read_report("vllm-bench", path, model="Qwen/Qwen3-8B", gpu="h100_sxm")
+    write_rows(tmp_path / "runs.csv", frame)
+    load = case_of(read_table(tmp_path / "runs.csv").to_dict("records"), None).demanded
+    assert (load.arrival, load.burstiness) == (arrival, burstiness)
+    assert load.arrival_cv2 == pytest.approx(1 / burstiness)
+
+
+def test_requests_that_failed_are_counted_by_older_versions_too(tmp_path):
+    path = tmp_path / "result.json"
+    older = {name: value for name, value in RESULT.items() if name != "failed"}
+    path.write_text(json.dumps({**older, "num_prompts": 104}))
+    (stage,) = vllm_bench.read(path)
+    assert (stage.n_success, stage.n_failed, stage.duration_s) == (100, 4, 26.0)
+
+
+def test_lengths_that_are_listed_have_a_spread(tmp_path):
+    path = tmp_path / "result.json"
+    lists = {"input_lens": [400, 600, 500], "output_lens": [100, 0, 156]}
+    path.write_text(json.dumps({**RESULT, **lists}))
+    (stage,) = vllm_bench.read(path)
+    # The request that failed generated nothing, which is no length.
+    assert (stage.input_len_std, stage.output_len_std) == (pytest.approx(81.65, abs=0.01), 28.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"failed": "0"}, "failed: '0' is not a whole number"),
+        ({"completed": True}, "completed: True is not a number"),
+        ({"burstiness": 0}, "burstiness: 0 is not positive"),
+        ({"num_prompts": 3}, "num_prompts: 3 were sent, fewer than came back"),
+        ({"mean_tpot_ms": 0}, "e2e_mean: leaves no time for 128 tokens"),
+        ({"request_throughput": float("nan")}, "request_throughput: nan is not a number"),
+    ],
+)
+def test_results_that_contradict_themselves(tmp_path, change, complaint):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({**RESULT, **change}))
+    with pytest.raises(InputError, match=complaint):
+        physim.read_report("vllm-bench", path, model="Qwen/Qwen3-8B", gpu="h100_sxm")
+
+
+def test_a_load_generator_that_did_not_keep_up(tmp_path):
+    report = lifecycle()
+    report["load_summary"]["achieved_rate"] = 6.0
+    report["successes"]["prompt_tokens"] = {"total": 1000.0, "cached": 250.0, **spread(500.0)}
+    (tmp_path / STAGE).write_text(json.dumps(report))
+    (stage,) = inference_perf.read(tmp_path)
+    assert (stage.rate_rps, stage.duration_s) == (6.0, 800.0)
+    assert "6/s were sent instead of 8" in stage.note
+    assert "25% of the prompts' tokens were in the prefix cache" in stage.note
+    report["failures"]["count"] = 11
+    (tmp_path / STAGE).write_text(json.dumps(report))
+    with pytest.raises(InputError, match="4800 are not the 4801 that succeeded or failed"):
+        inference_perf.read(tmp_path)
+
+
+def test_a_rate_that_was_held_back_is_no_rate(tmp_path):
+    path = tmp_path / "benchmarks.json"
+    # 1.97/s that take 2 s each are 3.94 under way.
+    strategies = [{"type_": "poisson", "rate": 9.0, "max_concurrency": most} for most in (4, 64)]
+    path.write_text(json.dumps({"benchmarks": [benchmark(one) for one in strategies]}))
+    held, free = guidellm.read(path)
+    assert (held.rate_rps, held.arrival) == (1.97, "constant")
+    assert "held back by max_concurrency" in held.note
+    assert (free.rate_rps, free.arrival, free.note) == (9.0, "poisson", "")
+
+
+def blis(tmp_path, *changes, header="trace_version: 3\ntime_unit: microseconds\n"):
+    """A trace of requests each 250 ms, of which the last ones are changed."""
+    rows = [
+        {"input_tokens": 500, "output_tokens": 100, "arrival_time_us": 250_000 * n}
+        | {"send_time_us": 250_000 * n, "first_chunk_time_us": 250_000 * n + 30_000}
+        | {"last_chunk_time_us": 250_000 * n + 1_000_000, "status": "ok"}
+        for n in range(4 + len(changes))
+    ]
+    for row, change in zip(rows[4:], changes, strict=True):
+        row.update(change)
+    path = tmp_path / "trace.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    path.with_suffix(".yaml").write_text(header)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"first_chunk_time_us": -5}, "line 6: first_chunk_time_us: -5 is below 0"),
+        ({"send_time_us": None}, "line 6: send_time_us: is empty"),
+        ({"first_chunk_time_us": 9}, "first_chunk_time_us: 9 is not after send_time_us, 1000000"),
+        ({"last_chunk_time_us": 1_000_001}, "1000001 is not after first_chunk_time_us, 1030000"),
+        ({"send_time_us": 3}, "send_time_us: 3 is not after arrival_time_us, 1000000"),
+        ({"first_chunk_time_us": 1_000_000}, "first_chunk_time_us: 1000000 is not after send"),
+        ({"status": "fine"}, "status: fine is unknown; use one of 'ok'"),
+        ({"input_tokens": 2.5}, "input_tokens: 2.5 is not a whole number"),
+        ({"output_tokens": 0}, "output_tokens: is 0 of an answered request"),
+        ({"streaming": False}, "streaming: is false, so that no first token was seen"),
+    ],
+)
+def test_times_of_a_trace_that_cannot_be(tmp_path, change, complaint):
+    with pytest.raises(InputError, match=complaint):
+        blis_trace.read(blis(tmp_path, change))
+
+
+def test_a_prompt_is_its_prefix_and_the_rest_or_what_the_server_counted(tmp_path):
+    failed = {"status": "error", "first_chunk_time_us": 0, "last_chunk_time_us": 0}
+    alone = [{"prefix_length": 0, "server_input_tokens": 0}] * 2
+    (stage,) = blis_trace.read(blis(tmp_path, *alone, failed))
+    assert (stage.input_len_mean, stage.n_success, stage.n_failed) == (500, 6, 1)
+    counted = {"prefix_length": 100, "server_input_tokens": 620}
+    (stage,) = blis_trace.read(blis(tmp_path, {"prefix_length": 100}, counted))
+    assert stage.input_len_mean == pytest.approx((4 * 500 + 600 + 620) / 6)
+    assert stage.input_len_std == pytest.approx(52.17, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        ("trace_version: 3\ntime_unit: seconds\n", "time_unit: seconds is unknown"),
+        ("time_unit: microseconds\n", "trace_version: is missing"),
+        ("trace_version: 3\ntime_unit: microseconds\nwarm_up_requests: -1\n", "-1 is below 0"),
+        ("trace_version: 3\ntrace_version: 2\n", "trace_version: is there twice"),
+    ],
+)
+def test_headers_of_a_trace_that_cannot_be(tmp_path, header, complaint):
+    with pytest.raises(InputError, match=complaint):
+        blis_trace.read(blis(tmp_path, header=header))
+
+
+def test_what_a_header_says_of_the_server_is_not_of_the_trace(tmp_path):
+    header = "trace_version: 3 # of 2026\ntime_unit: 'microseconds'\nserver:\n  trace_version: 9\n"
+    assert len(blis_trace.read(blis(tmp_path, header=header))) == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("tensor_parallel_size=2", "tensor_parallel_size=1.5", "tp: 1.5 is not a whole number"),
+        ("'max_num_seqs': 64", "'max_num_seqs': 1e9", "max_num_seqs: 1e9 is not a whole number"),
+        ("'max_num_seqs': 64", "'max_num_seqs': 6,4", "max_num_seqs: 6,4 is not a whole number"),
+        ("memory_utilization': 0.85", "memory_utilization': 8.5", "8.5 is above 1"),
+        ("prefix_caching=False", "prefix_caching=Falsehood", "is neither true nor false"),
+        ("922,496", "9,22,496", "kv_tokens: 9,22,496 is not a whole number"),
+        ("922,496", "0", "kv_tokens: 0 is not positive"),
+        ("fp8_e4m3", "nf8_e4m3", "kv_cache_dtype: 'nf8_e4m3' is unknown"),
+    ],
+)
+def test_fronts_of_values_in_a_log_are_not_values(tmp_path, old, new, complaint):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG.replace(old, new))
+    with pytest.raises(InputError, match=complaint):
+        read_result(tmp_path, server_log=log)
+
+
+def test_what_physim_does_not_predict_of_a_server_is_said(tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG.replace("pipeline_", "enforce_eager=True, quantization=fp8, pipeline_"))
+    row = read_result(tmp_path, server_log=log)
+    assert row["note"] == (
+        "the server had enforce_eager, steps without CUDA graphs, which physim does not predict; "
+        "the server had weights in fp8, which Qwen/Qwen3-8B has not"
+    )
+
+
+ML_ENERGY = "model,hardware,tp,ep,n_gpus_total,workload,output_len_mean,max_num_seqs," + (
+    "avg_batch_size,itl_mean_ms\nQwen/Qwen3-14B,H100-SXM-80GB,1,1,1,gpqa,600.5,8,7.9,12.5\n"
+)
+
+
+def test_ml_energy(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(ML_ENERGY)
+    (row,) = ml_energy.read(path).to_dict("records")
+    assert (row["hardware"], row["concurrency"], row["itl_mean"]) == ("h100_sxm", 7.9, 0.0125)
+    assert row["rate_rps"] == pytest.approx(7.9 / (0.0125 * 600.5))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("12.5", "", "line 2: itl_mean_ms: is empty"),
+        ("12.5", "-1", "line 2: itl_mean_ms: -1 is not positive"),
+        ("12.5", "1e400", "line 2: itl_mean_ms: 1e400 is not a number"),
+        ("12.5", "12.5,3", "line 2: has 11 cells for 10 columns"),
+        ("12.5", "12500", "line 2: itl_mean: makes 12.5 s a token"),
+        ("1,1,1", "1,1,2", "line 2: n_gpus_total: 2 are not the 1 of tp and ep"),
+        ("n_gpus_total", "tp", "has a column tp twice"),
+        ("itl_mean_ms", "itl", "has no column itl_mean_ms"),
+        ("Qwen/Qwen3-14B", "Qwen\x1b[2J", r"model: .* holds control characters"),
+        ("Qwen/Qwen3-14B", '"Qwen', "is not a CSV table"),
+    ],
+)
+def test_tables_of_ml_energy_that_cannot_be_used(tmp_path, old, new, complaint):
+    path = tmp_path / "runs.csv"
+    path.write_text(ML_ENERGY.replace(old, new))
+    with pytest.raises(InputError, match=complaint) as refusal:
+        ml_energy.read(path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_steps_that_cannot_be(tmp_path):
+    for columns, complaint in (
+        ({"step.ts_start_ns": [1e9, 3e9, 2e9]}, "after step 2 of run a later one starts no later"),
+        ({"step.id": [1, 2, 2]}, "step.id: 2 of run is there twice"),
+        ({"batch.prefill_tokens": [0, 0, 9]}, "line 4: batch.num_prefill_reqs: is 0 of 9 tokens"),
+        ({"batch.num_decode_reqs": [4, -4, 4]}, "line 3: batch.num_decode_reqs: -4 is below 0"),
+        ({"experiment_id": ["run", "", "run"]}, "line 3: experiment_id: is empty"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            read_steps(steps(tmp_path, [1, 2, 3], **columns))
+
+
+def test_steps_in_parquet_are_checked_as_those_in_csv(tmp_path):
+    table = pd.read_csv(steps(tmp_path, [5, 6, 9]))
+    path = tmp_path / "steps.parquet"
+    table.to_parquet(path)
+    assert read_steps(path).equals(read_steps(tmp_path / "steps.csv"))
+    table.assign(**{"batch.num_decode_reqs": True}).to_parquet(path)
+    with pytest.raises(InputError, match=r"row 1: batch.num_decode_reqs: True is not a number"):
+        read_steps(path)
+
+
+def test_cycles_are_exact_whatever_the_clocks_origin(tmp_path):
+    starts = [1_790_000_000_000_000_001 + 10_000_001 * n for n in range(2)]
+    found = read_steps(steps(tmp_path, [1, 2], **{"step.ts_start_ns": starts}))
+    assert found["cycle_s"].tolist() == [0.010000001]
+
+
+def runs(tmp_path, *rows):
+    common = {"experiment": "run", "model": "Qwen/Qwen3-8B", "hardware": "h100_sxm", "tp": 1}
+    common |= {"max_model_len": 4096, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+    common |= {"gpu_memory_utilization": 0.9, "input_len_mean": 100, "output_len": 100}
+    common |= {"prefix_caching": False, "prompt_groups": 0, "arrival": "constant", "stage": 0}
+    common |= {"rate_rps": 1.0, "duration_s": 60.0, "ttft_mean": 0.02, "e2e_mean": 1.0}
+    path = tmp_path / "runs.csv"
+    pd.DataFrame([{**common, **row} for row in rows]).to_csv(path, index=False)
+    return path
+
+
+def test_stages_follow_one_another_by_their_numbers(tmp_path):
+    later, whole, first = ({"stage": stage, "rate_rps": stage + 2.0} for stage in (1, -1, 0))
+    rows = read_table(runs(tmp_path, later, whole, first)).to_dict("records")
+    assert [stage.rate for stage in case_of(rows, None).demanded.stages] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"arrival": "gamma"}, "burstiness: is empty; give the shape"),
+        ({"burstiness": 0.5}, "burstiness: says nothing of constant arrivals"),
+        ({"async_scheduling": "maybe"}, "async_scheduling: maybe is neither true nor false"),
+        ({"n_success": 0}, "n_success: is 0 of a row with times"),
+        ({"e2e_mean": 0.02}, "e2e_mean: leaves no time for 100 tokens"),
+        ({"tp": "1.5"}, "line 2: tp: 1.5 is not a whole number"),
+    ],
+)
+def test_rows_that_cannot_be(tmp_path, row, complaint):
+    with pytest.raises(InputError, match=complaint):
+        read_table(runs(tmp_path, row))
+
+
+@pytest.mark.parametrize("said", ["no", "off", "False", "0"])
+def test_no_is_no(tmp_path, said):
+    (row,) = read_table(runs(tmp_path, {"async_scheduling": said})).to_dict("records")
+    assert case_of([row], None).deployment.limits.async_scheduling is False
+    with pytest.raises(InputError, match=r"prefix_caching: .* is not True or False"):
+        read_result(tmp_path, prefix_caching=said)
+    with pytest.raises(InputError, match=r"async_scheduling: .* is not True or False"):
+        physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm", async_scheduling=said)

@@ -149,6 +149,115 @@ def test_what_is_no_dump_is_refused(tmp_path, content, line):
     assert "day.json" in str(error.value)
 
 
+TIMES = [0, 60, 120]
+
+
+def series_of(name="vllm:prompt_tokens_total", values=(0, 1, 2), times=TIMES, **labels):
+    """A dump's series, its samples as JSON has them."""
+    samples = [list(pair) for pair in zip(times, values, strict=True)]
+    return {"metric": {"__name__": name, **labels}, "values": samples}
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (series_of(times=[0, 120, 60]), "values[2]: its time 60.000 is not after 120.000; sort"),
+        (series_of(times=[0, 60, 60]), "values[2]: its time 60.000 is not after 60.000"),
+        (series_of(times=[0, True, 60]), "values[1][0]: True is not a number"),
+        (series_of(times=[0, "60", 120]), "values[1][0]: '60' is not a number"),
+        (series_of(values=["0", "NaN", "2"]), "values[1][1]: NaN is not a number"),
+        (series_of(values=["0", "+Inf", "2"]), "values[1][1]: +Inf is not a number"),
+        (series_of(values=["0", False, "2"]), "values[1][1]: False is not a number"),
+        (series_of(values=["0", "-1", "2"]), "values[1][1]: -1 is below 0"),
+        (series_of(values=["0", "", "2"]), "values[1][1]:  is not a number"),
+        (series_of(values=[], times=[]), "values: [] has too few entries"),
+        (series_of(name=""), "metric.__name__: is missing"),
+        (series_of(pod=3), "metric.pod: 3 is not text"),
+        (
+            series_of("vllm:request_prompt_tokens_bucket", le="many"),
+            "le of vllm:request_prompt_tokens_bucket: 'many' is no upper edge",
+        ),
+    ],
+)
+def test_samples_that_are_no_counters_are_refused(tmp_path, one, line):
+    path = dump(tmp_path / "day.json", counters())
+    content = json.loads(path.read_text())
+    content["data"]["result"].append(one)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError) as error:
+        physim.read_profile(path, window_s=60)
+    assert line in str(error.value)
+
+
+def test_parts_of_a_series_are_one_series(tmp_path):
+    every = counters()
+    parts = [
+        dump(
+            tmp_path / f"{n}.json",
+            [(name, labels, values[n : n + 2]) for name, labels, values in every],
+        )
+        for n in (0, 1)
+    ]
+    together = physim.read_profile(dump(tmp_path / "all.json", every), window_s=60)
+    assert physim.read_profile(*parts, window_s=60) == together
+    # So a file that is given twice counts once.
+    assert physim.read_profile(*parts, *parts, window_s=60) == together
+    name, labels, values = every[0]
+    other = dump(tmp_path / "other.json", [(name, labels, [(0, 7), *values[1:]])])
+    with pytest.raises(InputError, match=r"vllm:request_success_total: is 100 and 7 at 0\.000"):
+        physim.read_profile(*parts, other, window_s=60)
+
+
+def test_what_prometheus_warned_of_is_said(tmp_path):
+    path = dump(tmp_path / "day.json", counters())
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "warnings": ["partial\nresponse"]}))
+    assert physim.read_profile(path, window_s=60).notes[0] == "Prometheus warned: partial response"
+
+
+def test_more_windows_than_anybody_plans_for_are_refused(tmp_path):
+    path = tmp_path / "day.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,9,9\n10000000000,9,9\n")
+    with pytest.raises(InputError, match=r"window: 60 s makes 166666667 windows of .*day.csv"):
+        physim.read_profile(path, window_s=60)
+    far = [
+        (name, own, [(10**10 * n, v) for n, (_, v) in enumerate(values)])
+        for name, own, values in counters()
+    ]
+    with pytest.raises(InputError, match=r"makes 333333333 windows of .*day.json"):
+        physim.read_profile(dump(tmp_path / "day.json", far), window_s=60)
+
+
+def test_requests_of_one_moment_have_no_rate(tmp_path):
+    path = tmp_path / "day.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n5,9,9\n5,9,9\n")
+    with pytest.raises(InputError, match="has one moment alone"):
+        physim.read_profile(path)
+
+
+@pytest.mark.parametrize(
+    ("window", "line"),
+    [
+        ({"start_s": -1.0}, "window: start_s: -1.0 is below 0"),
+        ({"duration_s": 0.0}, "window: duration_s: 0.0 is below 1e-06"),
+        ({"duration_s": float("nan")}, "window: duration_s: nan is below 1e-06"),
+        ({"rate": -2.0}, "rate: -2.0 is not positive"),
+        ({"cached_tokens": 700.0}, "cached_tokens: 700.0 is not between 0 and the input's 600"),
+    ],
+)
+def test_windows_that_cannot_be(window, line):
+    own = {"start_s": 0.0, "duration_s": 60.0, "rate": 1.0, "input_tokens": 600.0}
+    with pytest.raises(InputError, match=line):
+        Window(**{**own, "output_tokens": 100.0, **window})
+
+
+def test_windows_are_in_order():
+    first, second = window(0, 1.0), window(1, 1.0)
+    with pytest.raises(InputError, match="window at 0 s: begins before that at 60 s has ended"):
+        LoadProfile((second, first))
+    assert LoadProfile((first, second)).hours == pytest.approx(120 / 3600)
+
+
 def test_what_is_no_profile_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a trace"):
         physim.read_profile(tmp_path / "day.txt")

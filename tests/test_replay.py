@@ -398,9 +398,27 @@ def test_a_trace(tmp_path, model):
         ("arrival_s,input_tokens,output_tokens\n0,5.5,3\n", "line 2: input_tokens: 5.5"),
         ("arrival_s,input_tokens,output_tokens\n0,5,0\n", "line 2: output_tokens: 0"),
         ("arrival_s,input_tokens,output_tokens\n0,x,2\n", "line 2: input_tokens: x"),
+        ("arrival_s,input_tokens,output_tokens\n\n\n0,x,2\n", "line 4: input_tokens: x"),
+        ("arrival_s,input_tokens,output_tokens\n0,True,2\n", "line 2: input_tokens: True is not"),
+        ("arrival_s,input_tokens,output_tokens\nnan,1,2\n", "line 2: arrival_s: is empty"),
+        ("arrival_s,input_tokens,output_tokens\n1e400,1,2\n", "line 2: arrival_s: 1e400 is not a"),
+        # A row that is longer than the others is not a row of one more column.
+        ("arrival_s,input_tokens,output_tokens\n1,2,3,4\n", "line 2: has 4 cells for 3 columns"),
+        ("arrival_s,input_tokens,output_tokens\n1,2\n", "line 2: has 2 cells for 3 columns"),
+        ("arrival_s,input_tokens,input_tokens,output_tokens\n1,2,2,3\n", "a column input_tokens"),
+        ("", "is empty"),
+        ("arrival_s,\0,output_tokens\n1,2,3\n", "has no column input_tokens"),
         (
             "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,5,2,a,9\n",
             "prefix_tokens of group a",
+        ),
+        (
+            "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,5,2,,3\n",
+            "line 2: prefix_group: is empty, and prefix_tokens is not",
+        ),
+        (
+            "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,5,2,a,-3\n",
+            "line 2: prefix_tokens: -3 is below 0",
         ),
     ],
 )

@@ -94,6 +94,8 @@ _TEXT, _WHOLE = (
     {name for name, hint in get_type_hints(CaseOptions).items() if hint in (kind, kind | None)}
     for kind in (str, int)
 )
+# Options that are True or False; the last is of measured runs alone.
+_FLAGS = ("async_scheduling", "prefix_caching")
 _DEGREES = ("tp", "pp", "dp", "ep")
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
@@ -143,7 +145,7 @@ class Case:
         check_names(options)
         # What is given as None is left as it is by default.
         given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-        _check_types(given)
+        check_types(given)
         if "gpu" not in given:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")
         case = cls.from_parts(
@@ -220,18 +222,20 @@ class Case:
         return replace(self, load=own, notes=tuple(notes))
 
 
-def _check_types(options: Mapping[str, Any]) -> None:
-    """Refuses words where numbers belong, and the other way round.
+def check_types(options: Mapping[str, Any]) -> None:
+    """Refuses words where numbers or flags belong, and the other way round.
 
     Raises:
         InputError: An option is of another kind.
     """
     for name, value in options.items():
-        if name in ("stages", "async_scheduling"):
+        if name == "stages":
             continue
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if name in _TEXT:
             known, what = isinstance(value, str), "text"
+        elif name in _FLAGS:
+            known, what = isinstance(value, bool), "True or False"
         elif name in ("input_tokens", "output_tokens"):
             known, what = is_number or isinstance(value, Lengths), "a number or physim.Lengths"
         elif name in _WHOLE:

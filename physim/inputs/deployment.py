@@ -164,7 +164,7 @@ class Deployment:
             ("engine_version", str | None, "not text"),
             ("gpu_memory_utilization", Real | None, "not a number"),
             ("expert_load", Real | None, "not a number"),
-            ("async_scheduling", bool | None, "neither True nor False"),
+            ("async_scheduling", bool | None, "not True or False"),
         ):
             value = getattr(self, name)
             # A flag is a number to Python.

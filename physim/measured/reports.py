@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
+from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.parallelism import Parallelism
@@ -78,6 +79,7 @@ def read_report(
     asked = {} if server_log is None else dict(vllm_log.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
+    check_types(asked)
     prefix_caching = asked.pop("prefix_caching", True)
     degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp", "ep") if name in asked}
     for name in asked:
