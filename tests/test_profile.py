@@ -94,6 +94,13 @@ def test_counters_become_windows(tmp_path, engine, requests):
     assert second.input_tokens == pytest.approx(9e4 / 90)
 
 
+def test_servers_may_start_at_different_times(tmp_path):
+    later = [(name, labels, values[labels["pod"] == "b" :]) for name, labels, values in counters()]
+    first, second = physim.read_profile(dump(tmp_path / "day.json", later), window_s=60).windows
+    # Of the server that was seen from 60 s on, the first minute is not known.
+    assert (first.rate, second.rate) == (1.0, 1.5)
+
+
 def test_files_of_one_counter_each_are_read_together(tmp_path):
     every = counters()
     paths = [dump(tmp_path / f"{place}.json", [one]) for place, one in enumerate(every)]

@@ -139,17 +139,24 @@ class Lengths:
             return np.full(STRATA * _FINE, self.mean)
         share = (np.arange(STRATA * _FINE) + 0.5) / (STRATA * _FINE)
         if self.kind == "normal":
-            from statistics import NormalDist
-
-            # The inverse of one half of a symmetric distribution is that of the other.
-            half = [NormalDist().inv_cdf(q) for q in share[: len(share) // 2]]
-            fine = self.mean + self.std * np.concatenate([half, -np.array(half[::-1])])
+            fine = self.mean + self.std * _normal_quantiles()
         elif self.kind == "exponential":
             fine = -self.mean * np.log1p(-share)
             fine *= self.mean / fine.mean()  # the tail beyond the last point
         else:
             fine = np.quantile(np.array(self.values), share, method="inverted_cdf")
         return np.maximum(fine, 1.0)
+
+
+@functools.cache
+def _normal_quantiles() -> Float[np.ndarray, " points"]:
+    """The standard normal distribution's lengths of as many equal parts."""
+    from statistics import NormalDist
+
+    share = (np.arange(STRATA * _FINE) + 0.5) / (STRATA * _FINE)
+    # The inverse of one half of a symmetric distribution is that of the other.
+    half = [NormalDist().inv_cdf(q) for q in share[: len(share) // 2]]
+    return np.concatenate([half, -np.array(half[::-1])])
 
 
 Tokens: TypeAlias = float | Lengths

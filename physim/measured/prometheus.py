@@ -49,7 +49,7 @@ _DRAWN = 64
 _MOST_WINDOWS = 105_120
 
 # A counter's times, seconds, and its values without resets, one pair for each series.
-Series = list[tuple[Float[np.ndarray, " samples"], Float[np.ndarray, " samples"]]]
+Series = list[tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]]
 
 
 class _Series(Document):
