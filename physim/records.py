@@ -179,8 +179,8 @@ def read_cells(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             header = [name.strip() for name in next(lines, [])]
             twice = {name for name in header if header.count(name) > 1}
             if not header or twice:
-                problem = f"has a column {_shown(min(twice))} twice" if twice else "is empty"
-                raise InputError(str(path), problem, "pass a CSV table with a header")
+                what = f"has a column {_shown(min(twice))} twice" if twice else "is not a CSV table"
+                raise InputError(str(path), what, "pass one with a header")
             count = 0
             for cells in lines:
                 if not cells:
@@ -193,7 +193,7 @@ def read_cells(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                     )
                 yield place, dict(zip(header, cells, strict=True))
     except UnicodeDecodeError as error:
-        raise InputError(str(path), "is not UTF-8 text", "pass a CSV table") from error
+        raise InputError(str(path), "is not a CSV table in UTF-8", "pass one") from error
     except csv.Error as error:
         raise InputError(
             str(path), f"is not a CSV table ({error})", "pass one with a header"

@@ -406,7 +406,7 @@ def test_a_trace(tmp_path, model):
         ("arrival_s,input_tokens,output_tokens\n1,2,3,4\n", "line 2: has 4 cells for 3 columns"),
         ("arrival_s,input_tokens,output_tokens\n1,2\n", "line 2: has 2 cells for 3 columns"),
         ("arrival_s,input_tokens,input_tokens,output_tokens\n1,2,2,3\n", "a column input_tokens"),
-        ("", "is empty"),
+        ("", "is not a CSV table; pass one with a header"),
         ("arrival_s,\0,output_tokens\n1,2,3\n", "has no column input_tokens"),
         (
             "arrival_s,input_tokens,output_tokens,prefix_group,prefix_tokens\n0,5,2,a,9\n",
