@@ -179,7 +179,8 @@ def read_cells(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             header = [name.strip() for name in next(lines, [])]
             twice = {name for name in header if header.count(name) > 1}
             if not header or twice:
-                what = f"has a column {_shown(min(twice))} twice" if twice else "is not a CSV table"
+                name = _shown(min(twice, default="")) or "without a name"
+                what = f"has a column {name} twice" if twice else "is not a CSV table"
                 raise InputError(str(path), what, "pass one with a header")
             count = 0
             for cells in lines:
@@ -218,7 +219,7 @@ def _in_words(error: ErrorDetails, source: str) -> tuple[str, str, str]:
         return field, about["problem"], about["remedy"]
     if kind == "missing":
         return field, "is missing", f"pass {source}" if source else "add it"
-    if given is None:
+    if given in (None, ""):
         return field, "is empty", "fill it in"
     problem = {
         "bool_parsing": "is neither true nor false",
@@ -236,7 +237,6 @@ def _in_words(error: ErrorDetails, source: str) -> tuple[str, str, str]:
         "model_type": "is not an object",
         "string_pattern_mismatch": "is not a name",
         "string_too_long": f"is longer than {_LONGEST} characters",
-        "string_too_short": "is empty",
         "string_type": "is not text",
         "too_long": "has too many entries",
         "too_short": "has too few entries",

@@ -479,7 +479,7 @@ def test_lengths_that_are_listed_have_a_spread(tmp_path):
         ({"failed": "0"}, "failed: '0' is not a whole number"),
         ({"completed": True}, "completed: True is not a number"),
         ({"burstiness": 0}, "burstiness: 0 is not positive"),
-        ({"num_prompts": 3}, "num_prompts: 3 were sent, fewer than came back"),
+        ({"num_prompts": 3}, "num_prompts: 3 were sent, fewer than the 100 that came back"),
         ({"mean_tpot_ms": 0}, "e2e_mean: leaves no time for 128 tokens"),
         ({"request_throughput": float("nan")}, "request_throughput: nan is not a number"),
     ],
@@ -668,6 +668,15 @@ def test_steps_in_parquet_are_checked_as_those_in_csv(tmp_path):
     assert read_steps(path).equals(read_steps(tmp_path / "steps.csv"))
     table.assign(**{"batch.num_decode_reqs": True}).to_parquet(path)
     with pytest.raises(InputError, match=r"row 1: batch.num_decode_reqs: True is not a number"):
+        read_steps(path)
+
+
+def test_a_missing_value_in_parquet_is_named(tmp_path):
+    table = pd.read_csv(steps(tmp_path, [5, 6, 9]))
+    path = tmp_path / "steps.parquet"
+    table["step.id"] = pd.array([5, None, 9], dtype="Int64")
+    table.to_parquet(path)
+    with pytest.raises(InputError, match=r"row 2: step.id: is empty"):
         read_steps(path)
 
 

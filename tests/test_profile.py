@@ -176,9 +176,10 @@ def series_of(name="vllm:prompt_tokens_total", values=(0, 1, 2), times=TIMES, **
         (series_of(values=["0", "+Inf", "2"]), "values[1][1]: +Inf is not a number"),
         (series_of(values=["0", False, "2"]), "values[1][1]: False is not a number"),
         (series_of(values=["0", "-1", "2"]), "values[1][1]: -1 is below 0"),
-        (series_of(values=["0", "", "2"]), "values[1][1]:  is not a number"),
+        (series_of(values=["0", "", "2"]), "values[1][1]: is empty"),
         (series_of(values=[], times=[]), "values: [] has too few entries"),
-        (series_of(name=""), "metric.__name__: is missing"),
+        (series_of(name=""), "metric.__name__: is empty"),
+        ({"metric": {}, "values": [[0, 1]]}, "metric.__name__: is missing; query the counters"),
         (series_of(pod=3), "metric.pod: 3 is not text"),
         (
             series_of("vllm:request_prompt_tokens_bucket", le="many"),

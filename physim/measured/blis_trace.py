@@ -75,8 +75,8 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
         InputError: A file is missing or of another version, lacks a field, or holds a value that
             is missing, out of range or in contradiction with another.
     """
-    header = _header(path.with_suffix(".yaml"))
     requests = sorted((row for _, row in read_rows(_Request, path)), key=_arrival)
+    header = _header(path.with_suffix(".yaml"))
     requests = requests[header.warm_up_requests :]
     answered = [request for request in requests if request.status == "ok"]
     if len(answered) < 2:

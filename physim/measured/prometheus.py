@@ -26,7 +26,7 @@ from pydantic import Field, field_validator, model_validator
 from physim.errors import InputError
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.profile import LoadProfile, Window
-from physim.records import Document, Moment, Total, disagreement, read_document
+from physim.records import Document, Moment, Text, Total, disagreement, read_document
 
 # Counters of what is needed, by engine: vLLM's design/metrics.md and SGLang's production metrics.
 _COUNTERS = {
@@ -53,23 +53,23 @@ Series = list[tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]]
 
 
 class _Series(Document):
-    metric: dict[str, str]
+    metric: dict[Text, Text]
     # Prometheus writes values as text, that they may be NaN: a counter's never is.
     values: Annotated[
         list[Annotated[tuple[Moment, Annotated[Total, Field(strict=False)]], Field(strict=False)]],
-        Field(min_length=1),
+        Field(min_length=1, fail_fast=True),
     ]
 
     @field_validator("metric")
     @classmethod
     def _has_a_name(cls, labels: dict[str, str]) -> dict[str, str]:
-        if not labels.get("__name__"):
+        if "__name__" not in labels:
             raise disagreement("__name__", "is missing", "query the counters themselves")
         return labels
 
     @field_validator("values")
     @classmethod
-    def _rise(cls, samples: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    def _are_in_order(cls, samples: list[tuple[float, float]]) -> list[tuple[float, float]]:
         for place, (before, after) in enumerate(itertools.pairwise(samples), start=1):
             if after[0] <= before[0]:
                 raise disagreement(
@@ -99,8 +99,8 @@ class _Answer(Document):
     @classmethod
     def _succeeded(cls, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         if answer.get("status") != "success":
-            said = " ".join(str(answer.get("error") or "holds no result of Prometheus").split())
-            raise disagreement("status", said[:200], "save what query_range returns")
+            said = _line(str(answer.get("error") or "holds no result of Prometheus"))
+            raise disagreement("status", said, "save what query_range returns")
         return answer
 
 
@@ -152,11 +152,7 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
                 cached_tokens=float(round(max(cached, 0.0))),
             )
         )
-    warned = {
-        " ".join(line.split())[:200]
-        for answer in answers.values()
-        for line in answer.warnings or ()
-    }
+    warned = {_line(text) for answer in answers.values() for text in answer.warnings or ()}
     notes = [f"Prometheus warned: {line}" for line in sorted(warned)]
     unknown = [name for what, name in _HISTOGRAMS.items() if shapes[what] is None]
     if unknown:
@@ -200,7 +196,7 @@ def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:
             for time, value in one.values:
                 if own.setdefault(time, value) != value:
                     raise InputError(
-                        f"{path}: {labels['__name__']}"[:200],
+                        f"{path}: {labels['__name__']}",
                         f"is {own[time]:g} and {value:g} at {time:.3f}",
                         "query it once",
                     )
@@ -211,6 +207,11 @@ def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:
         ]
         for name, of_labels in found.items()
     }
+
+
+def _line(text: str) -> str:
+    """Text as one line that a terminal shows as it is, and not all of a long one."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))[:200]
 
 
 def _canonical(name: str) -> str:

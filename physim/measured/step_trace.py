@@ -109,6 +109,8 @@ def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
     if frame.empty:
         raise InputError(str(path), "holds no row", "add some")
-    for number, row in enumerate(frame[list(required(_Step))].to_dict("records"), start=1):
+    # What is missing in a column of pandas' own types is no number that can be compared.
+    frame = frame[list(required(_Step))].astype(object)
+    for number, row in enumerate(frame.where(frame.notna(), None).to_dict("records"), start=1):
         place = f"{path}, row {number}"
         yield place, checked(_Step, row, place)

@@ -7,11 +7,11 @@ import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 
 from physim.errors import InputError
 from physim.measured.stage_report import StageReport
-from physim.records import Count, Document, Positive, Spread, Whole, read_document
+from physim.records import Count, Document, Positive, Spread, Whole, disagreement, read_document
 
 # Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
 # stay in step, and of hardly any account beyond that.
@@ -40,6 +40,14 @@ class _Result(Document):
     mean_tpot_ms: Spread | None = None
     mean_e2el_ms: Positive | None = None
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> _Result:
+        back = self.completed + (self.failed or 0)
+        if self.num_prompts is not None and self.num_prompts < back:
+            problem = f"{self.num_prompts} were sent, fewer than the {back} that came back"
+            raise disagreement("num_prompts", problem, "correct it")
+        return self
+
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """The one stage of a result.
@@ -65,12 +73,10 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     paced = rate is not None and clients is None
     streams = clients if rate is None else None
     offered = rate if rate is not None and paced else achieved
-    sent = completed + (result.failed or 0) if result.num_prompts is None else result.num_prompts
-    if sent < completed + (result.failed or 0):
-        raise InputError(
-            f"{path}: num_prompts", f"{sent} were sent, fewer than came back", "correct it"
-        )
-    failed = sent - completed
+    # Older versions do not say how many failed.
+    failed = (
+        (result.num_prompts or completed) - completed if result.failed is None else result.failed
+    )
     is_gamma = paced and result.burstiness != 1.0
     return [
         StageReport(
