@@ -148,7 +148,7 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
     cases: list[Case] = []
     left_out: list[dict[str, Any]] = []
     for _, run in frame.groupby("run", sort=False):
-        records = sorted(run.to_dict("records"), key=lambda row: row["stage"])
+        records = run.to_dict("records")
         try:
             case = case_of(records, None)
         except InputError as error:

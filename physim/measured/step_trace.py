@@ -95,9 +95,9 @@ def read_steps(path: Path) -> pd.DataFrame:
 def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
     import pandas as pd
 
-    with data.reading(path):
+    with data.reading(path), path.open("rb") as file:
         try:
-            frame = pd.read_parquet(path)
+            frame = pd.read_parquet(file)
         except ImportError as error:
             raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
         except ValueError as error:  # so are pyarrow's errors of form

@@ -111,10 +111,7 @@ def evaluate(
         raise InputError("intervals", f"are not known of the {method}", "use --method fluid")
     frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
     kept = frame if where is None else filtered(frame, where)
-    runs = {
-        key: sorted(run.to_dict("records"), key=lambda row: row["stage"])
-        for key, run in frame.groupby(["table", "run"])
-    }
+    runs = {key: run.to_dict("records") for key, run in frame.groupby(["table", "run"])}
     cases, skipped, wanted = [], [], []
     for key, some in kept.groupby(["table", "run"], sort=False):
         records = some.to_dict("records")
