@@ -16,14 +16,7 @@ from physim.measured.step_trace import read_steps
 
 
 def spread(mean):
-    return {
-        "mean": mean,
-        "min": mean / 2,
-        "max": mean * 2,
-        "median": mean,
-        "p90": mean,
-        "p99": mean,
-    }
+    return {"mean": mean, "p90": mean}
 
 
 def lifecycle(gap=0.0074):
@@ -267,8 +260,7 @@ def test_a_report_with_one_wrong_value_is_refused_or_makes_a_good_row(tmp_path, 
             except InputError:
                 refused += 1
                 continue
-            write_rows(tmp_path / "runs.csv", frame)
-            (row,) = read_table(tmp_path / "runs.csv").to_dict("records")
+            (row,) = frame.to_dict("records")
             assert 0 < row["ttft_mean"] <= row["e2e_mean"] <= 1e9
             assert 0 < row["rate_rps"] <= 1e9
     assert refused > 50
