@@ -63,9 +63,15 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         with reading(path):
-            content = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+    except InputError:
+        raise
     except UnicodeDecodeError as error:
         raise InputError(str(path), "is not UTF-8 text", "pass a JSON file") from error
+    except ValueError as error:  # a name with a null in it
+        raise InputError(repr(str(path)), "is no file's name", "check the path") from error
+    try:
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}, line {error.lineno}", f"broken JSON ({error.msg})", "repair or refetch it"

@@ -321,6 +321,20 @@ def test_json_that_is_too_much(tmp_path, text):
         data.read_json(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nothere.json", "No such file or directory; check the path and its permissions"),
+        ("", "Is a directory; check the path and its permissions"),
+        ("a" * 300, "File name too long; check the path and its permissions"),
+        ("a\0b", "is no file's name; check the path"),
+    ],
+)
+def test_json_that_cannot_be_read_says_why(tmp_path, name, says):
+    with pytest.raises(InputError, match=f"{says}$"):
+        data.read_json(tmp_path / name)
+
+
 def test_rows_that_many_append_are_all_there(tmp_path):
     path = tmp_path / "runs.csv"
 

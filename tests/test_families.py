@@ -291,6 +291,7 @@ def shipped_config(name):
 GLM, V4 = "zai-org/GLM-5-FP8", "deepseek-ai/DeepSeek-V4-Flash"
 NEMOTRON, KIMI_K3 = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "moonshotai/Kimi-K3"
 MIMO, MINIMAX_M3 = "XiaomiMiMo/MiMo-V2-Flash", "MiniMaxAI/MiniMax-M3"
+GEMMA = "google/gemma-3-27b-it"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,8 @@ MIMO, MINIMAX_M3 = "XiaomiMiMo/MiMo-V2-Flash", "MiniMaxAI/MiniMax-M3"
         (MIMO, {"hybrid_layer_pattern": None}, "hybrid_layer_pattern: is missing"),
         (V4, {"compress_ratios": [8] * 43}, "compress_ratios: names '8'; use 0, 4, 128"),
         (V4, {"expert_dtype": "fp3"}, "expert_dtype: 'fp3' is not modelled"),
-        (NEMOTRON, {"hybrid_override_pattern": 7}, "hybrid_override_pattern: is missing, or"),
+        (NEMOTRON, {"hybrid_override_pattern": 7}, "hybrid_override_pattern: '7' is not a name"),
+        (NEMOTRON, {"hybrid_override_pattern": None}, "hybrid_override_pattern: is missing, or"),
         (NEMOTRON, {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: is missing, or"),
         (KIMI_K3, {"linear_attn_config": {"kda_layers": []}}, "kda_layers: is not a list of lay"),
         (KIMI_K3, {"linear_attn_config": {"kda_layers": [94]}}, "which are 1 to 93"),
@@ -318,6 +320,16 @@ MIMO, MINIMAX_M3 = "XiaomiMiMo/MiMo-V2-Flash", "MiniMaxAI/MiniMax-M3"
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64]}},
             "weight_block_size: [64] is not modelled; use [128, 128]",
         ),
+        # What is there is not taken as if it were not.
+        (GLM, {"mlp_layer_types": {}}, "mlp_layer_types: is not a list"),
+        (GLM, {"mlp_layer_types": []}, "mlp_layer_types: names 0 layers"),
+        (GLM, {"n_routed_experts": False}, "n_routed_experts: False is not an integer"),
+        (GLM, {"n_shared_experts": {}}, "n_shared_experts: {} is not an integer"),
+        (GLM, {"q_lora_rank": [None]}, "q_lora_rank: holds null"),
+        (MINIMAX_M3, {"sparse_attention_config": False}, "sparse_attention_config: is not a JSON"),
+        (KIMI_K3, {"vision_config": False}, "vision_config: is not a JSON object"),
+        (GEMMA, {"vision_config": {}}, "vision_config: hidden_size: is missing"),
+        (KIMI_K3, {"text_config": []}, "text_config: is not a JSON object"),
     ],
 )
 def test_what_a_configuration_says_wrongly_is_named(name, fields, complaint):

@@ -1,6 +1,7 @@
 """Finding models and GPUs, and what a deployment leaves of a GPU's memory."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -65,11 +66,32 @@ def test_sampling_of_shipped_models():
         assert Deployment(Parallelism(1)).resolved(load_model(name), H100).sampling == sampling
 
 
-def test_a_broken_file_of_sampling_defaults(tmp_path):
+@pytest.mark.parametrize(
+    ("defaults", "says"),
+    [
+        ('{"top_p": "high"}', "top_p: 'high' is not a number"),
+        ('{"top_p": false}', "top_p: 'False' is not a number"),
+        ('{"top_p": NaN}', "top_p: nan is out of range"),
+        ('{"top_p": 1.5}', "top_p: 1.5 is out of range"),
+        ('{"top_k": [null]}', r"top_k: '\[None\]' is not a number"),
+        ('{"repetition_penalty": -1}', "repetition_penalty: -1 is out of range"),
+    ],
+)
+def test_a_broken_file_of_sampling_defaults(tmp_path, defaults, says):
     shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
-    (tmp_path / "generation_config.json").write_text('{"top_p": "high"}')
-    with pytest.raises(InputError, match=r"generation_config.json: top_p: 'high' is not a number"):
+    (tmp_path / "generation_config.json").write_text(defaults)
+    with pytest.raises(InputError, match=f"generation_config.json: {says}"):
         load_model(tmp_path)
+
+
+def test_quantisation_beside_the_configuration_that_says_nothing(tmp_path):
+    shutil.copy(data.folder("model_configs") / "Qwen--Qwen3-14B.json", tmp_path / "config.json")
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"hf_quant_config.json: quantization: is missing"):
+        load_model(tmp_path)
+
+
+def test_sampling_that_is_unknown():
     with pytest.raises(InputError, match="sampling: 'beam' is unknown; use one of model, unknown"):
         Deployment(sampling="beam")
 
@@ -132,11 +154,27 @@ def test_a_gpu_file_of_ones_own(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**fields, "key": "mine"}))
     assert load_hardware(str(path)).key == "mine"
-    fields["memory_bytes"]["value"] = 0
-    path = tmp_path / "broken.json"
-    path.write_text(json.dumps(fields))
-    with pytest.raises(InputError, match="memory_bytes: 0 is not positive"):
-        load_hardware(str(path))
+
+
+def test_a_gpu_file_that_is_wrong(tmp_path):
+    right = json.loads((data.folder("hardware") / "h100_sxm.json").read_text())
+    for number, (field, value, says) in enumerate(
+        [
+            ("memory_bytes", {"value": 0}, "memory_bytes: 0 is not positive"),
+            ("memory_bytes", {"value": math.nan}, "memory_bytes: nan is not positive"),
+            ("memory_bytes", {"value": 1e30}, "memory_bytes: is above 1e[+]21; give it in SI"),
+            ("memory_bytes", {"value": 10**400}, "memory_bytes: is above 1e[+]21"),
+            ("memory_bytes", {"value": True}, "memory_bytes: has no number as its value"),
+            ("node_gpus", {"value": 2.5}, "node_gpus: 2.5 is not a whole number"),
+            ("link", False, "link: 'False' is not a name"),
+            ("key", {}, "key: '{}' is not a name"),
+            ("name", " ", "name: ' ' is not a name"),
+        ]
+    ):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({**right, field: value}))
+        with pytest.raises(InputError, match=says):
+            load_hardware(str(path))
 
 
 @pytest.mark.parametrize(

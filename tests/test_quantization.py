@@ -1,8 +1,12 @@
+import re
+import time
+
 import pytest
 
+from physim import data
 from physim.errors import InputError
-from physim.models.lookup import load_model
-from physim.models.quantization import Quantization
+from physim.models.lookup import config_path, load_model, shipped_models
+from physim.models.quantization import MODULES, Quantization, _names
 
 
 def quantized(**fields):
@@ -62,7 +66,11 @@ def test_formats(config, name, bytes_per_weight):
         (quantized(quant_method="compressed-tensors", config_groups=[1]), "has no weight scheme"),
         (
             quantized(quant_method="compressed-tensors", config_groups={"a": {"targets": []}}),
-            "has a group without weights",
+            "config_groups.a: has no weights",
+        ),
+        (
+            quantized(quant_method="compressed-tensors", config_groups={"a": None}),
+            "config_groups.a: is not a JSON object",
         ),
         (quantized(quant_method="gptq", bits=4, group_size="x"), "'x' is not a group size"),
         (quantized(quant_method="gptq", bits=4, group_size=0), "0 is not a group size"),
@@ -71,6 +79,33 @@ def test_formats(config, name, bytes_per_weight):
             "'lm_head' is not a list of module names",
         ),
         ({"torch_dtype": "bfloat16", "quantization_config": "fp8"}, "is not a JSON object"),
+        # What is there is not taken as if it were not.
+        ({"quantization_config": False}, "is not a JSON object"),
+        ({"quantization_config": []}, "is not a JSON object"),
+        ({"quantization_config": {}}, "'none' is not modelled"),
+        (quantized(quant_method=["fp8"]), "quant_method: \"['fp8']\" is not a name"),
+        (quantized(quant_method="modelopt", quant_algo={}), "quant_algo: '{}' is not a name"),
+        (
+            quantized(quant_method="modelopt", quant_algo="MIXED_PRECISION", quantized_layers={}),
+            "quantized_layers: names no layers",
+        ),
+        (
+            quantized(quant_algo="MIXED_PRECISION", quantized_layers={"layers.0.mlp": None}),
+            "quantized_layers.layers.0.mlp: is not a JSON object",
+        ),
+        (quantized(quant_algo="INT4_AWQ", group_size=False), "False is not a group size"),
+        (compressed(4, "int", group_size=0), "group_0.group_size: 0 is not a group size"),
+        (compressed(4, "int", activations=[8]), "group_0.input_activations: has no num_bits"),
+        (compressed(4, "int", activations={"type": "int"}), "input_activations: has no num_bits"),
+        (quantized(quant_method="fp8", kv_cache_scheme={}), "kv_cache_scheme: has no num_bits"),
+        (
+            quantized(quant_method="fp8", kv_cache_scheme={"num_bits": 2}),
+            "kv_cache_scheme: 2 bits are not modelled",
+        ),
+        (
+            quantized(quant_algo="FP8", kv_cache_quant_algo="INT8"),
+            "kv_cache_quant_algo: 'INT8' is not modelled",
+        ),
     ],
 )
 def test_unknown_quantisation_is_refused(config, complaint):
@@ -101,6 +136,8 @@ ALL = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(4)]
         ("ignore", [f"language_model.{name}" for name in ALL], {"qkv"}),
         ("ignore", ["re:.*lm_head", "re:.*self_attn.*", "re:.*router"], {"qkv"}),
         ("ignore", [r"re:model\.layers\.\d+\.mlp\.(gate|up|down)_proj"], {"mlp"}),
+        ("ignore", ["re:^(?!.*experts).*$"], {"qkv", "mlp"}),
+        ("ignore", [r"re:^(?!.*\.mlp\.(gate|up)_proj)"], {"qkv", "experts"}),
         ("exclude_modules", ["*self_attn*", "lm_head"], {"qkv"}),
         ("exclude_modules", ["model.layers.*.mlp.experts.*"], {"experts"}),
     ],
@@ -135,8 +172,43 @@ def test_layers_may_differ(names, role, sixteen_bit):
 
 def test_a_pattern_that_is_none_is_refused():
     found = Quantization(quantized(quant_method="fp8", ignore=["re:("]), 4, "c")
-    with pytest.raises(InputError, match=r"'re:\(' is not a regular expression"):
+    with pytest.raises(InputError, match=r"'re:\(' is not a regular expression that RE2 takes"):
         found.form("mlp", 0)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(.*)*x$", "(a|a|.)*x$", "(.+)+(.+)+x$", ".*.*.*.*.*.*.*.*.*.*.*.*x$"),
+        *("^(?!(.*)*x).*", r"(\w*\.?)*:", "(|.)" * 200 + "x$"),
+    ],
+)
+def test_no_pattern_takes_long(pattern):
+    found = Quantization(quantized(quant_method="fp8", ignore=[f"re:{pattern}"]), 80, "c")
+    begun = time.process_time()
+    for layer in range(80):
+        found.form("mlp", layer)
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(.*)\1", "a{99999}", "((a{1000}){1000}){1000}", "(" * 9999, "\ud800", "a(?<!b)c"]
+)
+def test_patterns_that_no_linear_matcher_takes_are_refused(pattern):
+    found = Quantization(quantized(quant_method="fp8", ignore=[f"re:{pattern}"]), 4, "c")
+    with pytest.raises(InputError, match="is not a regular expression that RE2 takes"):
+        found.form("mlp", 0)
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_patterns_of_shipped_models_match_as_they_do_in_engines(name):
+    # vLLM matches them by backtracking, from the start of a module's name.
+    config = data.read_json(config_path(name)).get("quantization_config") or {}
+    ignored = [one for one in config.get("ignore") or () if one.startswith("re:")]
+    modules = [f"model.layers.7.{one}" for some in MODULES.values() for one in some]
+    for pattern in ignored:
+        found = [one for one in modules if _names(pattern, [one.removeprefix("model.")], name)]
+        assert found == [one for one in modules if re.match(pattern[3:], one)]
 
 
 def test_formats_by_name_of_layer():
@@ -175,6 +247,7 @@ def test_reading_leaves_the_configuration_alone():
         {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
         {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
         {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": "FP8"},
     ],
 )
 def test_fp8_cache(fields):

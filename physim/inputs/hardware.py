@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from physim import data
 from physim.errors import InputError
 
 _SUFFIX = ".json"
+# More than a GPU has of anything, in SI units.
+_MOST = 1e21
 _NETWORK = "network_bandwidth_bytes_per_s"
 
 
@@ -26,7 +27,7 @@ class Hardware:
         peak_flops: Dense peak FLOP/s of the tensor cores for each number format, as pairs.
         memory_bandwidth: HBM or GDDR bandwidth, bytes/s.
         memory_bytes: Memory that a process can see, bytes.
-        link: ``nvlink`` or ``pcie``.
+        link: What it is, such as ``nvlink`` or ``pcie``.
         link_bandwidth: Bandwidth to the other GPUs of the node, bytes/s in one direction.
         node_gpus: GPUs that the link connects, those of a node; None if the file does not say.
         network_bandwidth: Bandwidth to other nodes for each GPU, bytes/s in one direction; None if
@@ -72,18 +73,19 @@ def load_hardware(gpu: str) -> Hardware:
 def _load(path: Path, _modified_ns: int) -> Hardware:
     fields = data.read_json(path)
     where = str(path)
+    texts = {field: _text(fields, field, where) for field in ("key", "name", "link")}
     peaks = fields.get("peak_flops")
     if not isinstance(peaks, Mapping) or "bfloat16" not in peaks:
         raise InputError(f"{where}: peak_flops", "has no bfloat16 figure", "add it")
     return Hardware(
-        key=str(fields.get("key") or path.stem),
-        name=str(fields.get("name") or path.stem),
+        key=texts["key"] or path.stem,
+        name=texts["name"] or path.stem,
         peak_flops=tuple((k, _figure(peaks, k, where)) for k in sorted(peaks)),
         memory_bandwidth=_figure(fields, "memory_bandwidth_bytes_per_s", where),
         memory_bytes=_figure(fields, "memory_bytes", where),
-        link=str(fields.get("link") or "pcie"),
+        link=texts["link"] or "pcie",
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
-        node_gpus=int(_figure(fields, "node_gpus", where)) if "node_gpus" in fields else None,
+        node_gpus=_whole(fields, "node_gpus", where) if "node_gpus" in fields else None,
         network_bandwidth=_figure(fields, _NETWORK, where) if _NETWORK in fields else None,
     )
 
@@ -116,6 +118,21 @@ def _bare(name: str) -> str:
     return "".join(filter(str.isalnum, name)).lower()
 
 
+def _text(fields: Mapping[str, Any], field: str, where: str) -> str:
+    """Text, empty where it is not there."""
+    value = fields.get(field)
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        raise InputError(f"{where}: {field}", f"{str(value)[:60]!r} is not a name", "correct it")
+    return value or ""
+
+
+def _whole(fields: Mapping[str, Any], field: str, where: str) -> int:
+    value = _figure(fields, field, where)
+    if value != int(value):
+        raise InputError(f"{where}: {field}", f"{value:g} is not a whole number", "correct it")
+    return int(value)
+
+
 def _figure(fields: Mapping[str, Any], field: str, where: str) -> float:
     figure = fields.get(field)
     value = figure.get("value") if isinstance(figure, Mapping) else None
@@ -125,6 +142,8 @@ def _figure(fields: Mapping[str, Any], field: str, where: str) -> float:
             "has no number as its value",
             'write {"value": ..., "source": "..."}',
         )
-    if not (math.isfinite(value) and value > 0):
+    if not value > 0:
         raise InputError(f"{where}: {field}", f"{value} is not positive", "correct it")
+    if value > _MOST:
+        raise InputError(f"{where}: {field}", f"is above {_MOST:g}", "give it in SI units")
     return float(value)

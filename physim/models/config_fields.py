@@ -20,8 +20,10 @@ class ConfigFields:
         self.fields, self.where = fields, where
 
     def has(self, field: str) -> bool:
-        """Whether a field is there, and not null, false, zero or empty."""
-        return bool(self.fields.get(field))
+        """Whether a field is there, and neither null nor zero."""
+        value = self.fields.get(field)
+        # A false or empty value is there, for whoever reads the field to refuse.
+        return value is not None and (value != 0 or isinstance(value, bool))
 
     def count(self, field: str, default: int | None = None) -> int:
         """A positive integer."""
@@ -44,17 +46,28 @@ class ConfigFields:
 
     def entries(self, field: str) -> list[Any]:
         """A list, empty where absent."""
-        value = self.fields.get(field) or []
+        value = self.fields.get(field)
+        if value is None:
+            return []
         if not isinstance(value, list):
             raise InputError(f"{self.where}: {field}", "is not a list", "pass a list or remove it")
         return value
 
     def part(self, field: str) -> ConfigFields:
         """A JSON object within, empty where absent."""
-        value = self.fields.get(field) or {}
-        if not isinstance(value, Mapping):
+        value = self.fields.get(field)
+        if value is not None and not isinstance(value, Mapping):
             raise InputError(f"{self.where}: {field}", "is not a JSON object", "correct it")
-        return ConfigFields(value, f"{self.where}: {field}")
+        return ConfigFields(value or {}, f"{self.where}: {field}")
+
+    def text(self, field: str) -> str:
+        """Text, empty where absent."""
+        value = self.fields.get(field)
+        if value is not None and not (isinstance(value, str) and value):
+            raise InputError(
+                f"{self.where}: {field}", f"{str(value)[:60]!r} is not a name", "correct it"
+            )
+        return value or ""
 
     def layer_numbers(self, field: str) -> Sequence[int]:
         """Numbers of layers, counted from 0."""
@@ -82,7 +95,7 @@ class ConfigFields:
             InputError: It is no list, is too short, or has an entry that is none of those.
         """
         found = self.entries(field)
-        if found and len(found) < layers:
+        if self.fields.get(field) is not None and len(found) < layers:
             raise InputError(
                 f"{self.where}: {field}",
                 f"names {len(found)} layers, and num_hidden_layers is {layers}",
@@ -115,11 +128,13 @@ class ConfigFields:
 
     def _integer(self, field: str, default: int | None, minimum: int) -> int:
         value = self.fields.get(field)
-        if isinstance(value, list) and value and all(one == value[0] for one in value):
-            # One figure for each layer, all alike (Hunyuan-A13B).
-            value = value[0]
         if value is None:
             value = default
+        elif isinstance(value, list) and value and all(one == value[0] for one in value):
+            # One figure for each layer, all alike (Hunyuan-A13B).
+            value = value[0]
+            if value is None:
+                raise InputError(f"{self.where}: {field}", "holds null", "correct it")
         if value is None:
             raise self._missing(field)
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:

@@ -15,6 +15,8 @@ from physim.models.families import read_architecture
 _SUFFIX = ".json"
 _MODELOPT = "hf_quant_config.json"
 _HUB_TIMEOUT_S = 10.0
+# Of fields of generation_config.json: what holds where they are not there, and their range.
+_SAMPLING = {"top_p": (1.0, 0, 1), "top_k": (0, -1, 1e9), "repetition_penalty": (1.0, 0, 1e9)}
 # What names of checkpoints end with that are the same model in fewer bits.
 _FORMATS = ("-fp8", "-nvfp4", "-fp4")
 
@@ -47,8 +49,11 @@ def _load(path: Path, _modified_ns: int, name: str, read_as: str | None) -> Mode
     config = data.read_json(path)
     # Older ModelOpt checkpoints describe their quantisation in a file beside the configuration.
     beside = path.with_name(_MODELOPT)
-    if not config.get("quantization_config") and beside.is_file():
-        config["quantization_config"] = data.read_json(beside).get("quantization")
+    if config.get("quantization_config") is None and beside.is_file():
+        found = data.read_json(beside).get("quantization")
+        if found is None:
+            raise InputError(f"{beside}: quantization", "is missing", "add it, or remove the file")
+        config["quantization_config"] = found
     return _with_sampling(read_architecture(config, name, read_as), path)
 
 
@@ -62,15 +67,21 @@ def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
     if not beside.is_file():
         return model
     defaults = data.read_json(beside)
-    for field in ("top_p", "top_k", "repetition_penalty"):
+    given = {}
+    for field, (default, least, most) in _SAMPLING.items():
         value = defaults.get(field)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise InputError(f"{beside}: {field}", f"{value!r} is not a number", "correct it")
-    kept = {"top_k": (defaults.get("top_k") or 0) > 0, "top_p": (defaults.get("top_p") or 1.0) < 1}
+        given[field] = value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(
+                f"{beside}: {field}", f"{str(value)[:60]!r} is not a number", "correct it"
+            )
+        if not least <= value <= most:
+            raise InputError(f"{beside}: {field}", f"{value:g} is out of range", "correct it")
+    kept = {"top_k": given["top_k"] > 0, "top_p": given["top_p"] < 1}
     return replace(
         model,
         truncation="_".join(name for name, is_kept in kept.items() if is_kept),
-        penalises=(defaults.get("repetition_penalty") or 1.0) != 1,
+        penalises=given["repetition_penalty"] != 1,
     )
 
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.models import formats
 from physim.models.formats import BFLOAT16, FP8, FP8_BLOCK, WeightFormat, int4
+
+if TYPE_CHECKING:
+    import re2
 
 # What different tools call the list of modules that stay in 16 bit.
 _NOT_QUANTIZED = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 _LAYER = re.compile(r"(?:^|[.*])layers\\?\.(\d+)(?!\d)")
 # What a checkpoint's names begin with, before the layers.
 _PREFIX = re.compile(r"^(?:\*|(?:language_model|model|backbone)\.)*(?=layers\.)")
+# A regular expression for all names that do not match another.
+_WITHOUT = re.compile(r"re:\^?\(\?!(.*)\)(?:\.\*\$?)?")
 # What kernels of mxfp4 take a multiple of, of rows and columns of an expert's matrices.
 _PADDED_TO = 256
+# The KV cache's format, by the bits and by the algorithm that a checkpoint names.
+_KV_BITS: Mapping[int | None, str] = {None: "", 16: "bfloat16", 8: "fp8", 4: "nvfp4"}
+_KV_ALGORITHMS = {"": "", "NONE": "", "FP8": "fp8", "NVFP4": "nvfp4"}
 # The only blocks of weights that share a scale for which engines have fast kernels.
 _BLOCK = [128, 128]
 _SIXTEEN_BIT = {"bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"}
@@ -98,10 +106,10 @@ class Quantization:
         self._unnamed = self._plain
         self._ignored: list[str] = []
         self._layers = layers
-        quantization = config.get("quantization_config") or {}
-        if not isinstance(quantization, Mapping):
-            raise InputError(self.where, "is not a JSON object", "repair or remove it")
-        if quantization:
+        quantization = config.get("quantization_config")
+        if quantization is not None:
+            if not isinstance(quantization, Mapping):
+                raise InputError(self.where, "is not a JSON object", "repair or remove it")
             self._read(quantization, config)
         self._by_layer: dict[int, list[str]] = {}
         self._generic: list[str] = []
@@ -128,13 +136,13 @@ class Quantization:
     def _form(self, role: str, layer: int) -> WeightFormat:
         modules = [f"layers.{layer}.{module}" for module in MODULES[role]]
         patterns = [*self._by_layer.get(layer, ()), *self._of_role(role)]
-        if any(_names(one, module, self.where) for one in patterns for module in modules):
+        if any(_names(one, modules, self.where) for one in patterns):
             return self._plain
         if self._named:
             named = (self._named[module] for module in modules if module in self._named)
             return next(named, self._unnamed)
         for targets, form in self._targets:
-            if any(_names(one, module, self.where) for one in targets for module in modules):
+            if any(_names(one, modules, self.where) for one in targets):
                 return form
         return self._default
 
@@ -149,7 +157,7 @@ class Quantization:
             self._candidates[role] = [
                 pattern
                 for pattern in self._generic
-                if any(_names(pattern, module, self.where) for module in ends)
+                if _names(pattern, ends, self.where)
                 # One that tells layers apart may name none of the two ends.
                 or (pattern.startswith("re:") and any(map(str.isdigit, pattern)))
             ]
@@ -158,10 +166,10 @@ class Quantization:
     def _read(self, quantization: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         for field in _NOT_QUANTIZED:
             self._ignored += _patterns(quantization.get(field), f"{self.where}.{field}")
-        self.kv_cache_dtype = _kv_cache_dtype(quantization)
-        method = _method(quantization)
+        self.kv_cache_dtype = _kv_cache_dtype(quantization, self.where)
+        method = _method(quantization, self.where)
         reader = _METHODS.get(method)
-        algorithm = quantization.get("quant_algo")
+        algorithm = _text(quantization, "quant_algo", self.where)
         if reader is None:
             raise InputError(
                 f"{self.where}.quant_method",
@@ -189,7 +197,7 @@ class Quantization:
         self._default = FP8_BLOCK if block else FP8
         # NVIDIA's checkpoints of DeepSeek-V4 name the experts that they have in another format;
         # what they exclude from it stays in fp8.
-        if quantization.get("quantized_layers"):
+        if quantization.get("quantized_layers") is not None:
             self._ignored, self._unnamed = [], self._default
             self._read_named(quantization)
 
@@ -198,7 +206,7 @@ class Quantization:
         self._default = replace(formats.MXFP4, padded_to=_PADDED_TO)
 
     def _read_packed(self, quantization: Mapping[str, Any]) -> None:
-        method = str(quantization.get("quant_method")).lower()
+        method = _method(quantization, self.where)
         bits = quantization.get("bits", quantization.get("w_bit"))
         if bits == 8:
             self._default = formats.INT8_WEIGHTS
@@ -211,9 +219,8 @@ class Quantization:
         self._default = int4(_group_size(group, f"{self.where}.group_size"))
 
     def _read_modelopt(self, quantization: Mapping[str, Any]) -> None:
-        algorithm = str(quantization.get("quant_algo") or "").upper()
-        groups = quantization.get("config_groups")
-        if not algorithm and isinstance(groups, Mapping):
+        algorithm = _text(quantization, "quant_algo", self.where).upper()
+        if not algorithm and quantization.get("config_groups") is not None:
             self._read_compressed_tensors(quantization)
             return
         if algorithm == "MIXED_PRECISION":
@@ -224,18 +231,18 @@ class Quantization:
     def _read_named(self, quantization: Mapping[str, Any]) -> None:
         """The format of each layer by its name."""
         named = quantization.get("quantized_layers")
-        if not isinstance(named, Mapping):
-            raise InputError(
-                f"{self.where}.quantized_layers", "is missing", "add the format of each layer"
-            )
+        place = f"{self.where}.quantized_layers"
+        if not isinstance(named, Mapping) or not named:
+            raise InputError(place, "names no layers", "add the format of each layer")
         for name, how in named.items():
-            how = how if isinstance(how, Mapping) else {}
-            form = self._algorithm(str(how.get("quant_algo") or "").upper(), how)
+            if not isinstance(how, Mapping):
+                raise InputError(f"{place}.{name}", "is not a JSON object", "correct it")
+            form = self._algorithm(_text(how, "quant_algo", f"{place}.{name}").upper(), how)
             self._named[_PREFIX.sub("", name)] = form
 
     def _algorithm(self, algorithm: str, how: Mapping[str, Any]) -> WeightFormat:
         if algorithm in ("W4A8_AWQ", "W4A16_AWQ", "INT4_AWQ"):
-            group = _group_size(how.get("group_size") or 128, f"{self.where}.group_size")
+            group = _group_size(how.get("group_size"), f"{self.where}.group_size", 128)
             return int4(group, "fp8" if algorithm == "W4A8_AWQ" else "bfloat16")
         if algorithm not in _ALGORITHMS:
             raise InputError(
@@ -248,13 +255,17 @@ class Quantization:
     def _read_compressed_tensors(self, quantization: Mapping[str, Any]) -> None:
         place = f"{self.where}.config_groups"
         named = quantization.get("config_groups")
-        groups = list(named.values()) if isinstance(named, Mapping) else []
-        schemes = [group for group in groups if isinstance(group, Mapping)]
-        if not schemes:
+        if not isinstance(named, Mapping) or not named:
             raise InputError(place, "has no weight scheme", "pass the checkpoint's full config")
-        for group in schemes:
-            form = _scheme(group, quantization, place)
-            targets = _patterns(group.get("targets") or ["Linear"], f"{place}.targets")
+        for name, group in named.items():
+            if not isinstance(group, Mapping):
+                raise InputError(f"{place}.{name}", "is not a JSON object", "correct it")
+            form = _scheme(group, quantization, f"{place}.{name}")
+            targets = ["Linear"]
+            if group.get("targets") is not None:
+                targets = _patterns(group["targets"], f"{place}.{name}.targets")
+            if not targets:
+                raise InputError(f"{place}.{name}.targets", "name no modules", "add some")
             if any(target in ("Linear", "RoutedExperts", "FusedMoE") for target in targets):
                 self._default = form
             else:
@@ -292,7 +303,8 @@ def _plain(config: Mapping[str, Any], where: str) -> WeightFormat:
     Raises:
         InputError: It is none that engines serve.
     """
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    named = (config.get(field) for field in ("dtype", "torch_dtype"))
+    dtype = str(next((one for one in named if one is not None), "bfloat16"))
     # Engines cast a checkpoint of 32 bit to 16.
     if dtype not in _SIXTEEN_BIT | _FLOAT32:
         raise InputError(
@@ -301,10 +313,18 @@ def _plain(config: Mapping[str, Any], where: str) -> WeightFormat:
     return BFLOAT16
 
 
-def _method(quantization: Mapping[str, Any]) -> str:
+def _text(content: Mapping[str, Any], field: str, where: str) -> str:
+    """Text, empty where it is not there."""
+    value = content.get(field)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{where}.{field}", f"{str(value)[:60]!r} is not a name", "correct it")
+    return value or ""
+
+
+def _method(quantization: Mapping[str, Any], where: str) -> str:
     # NVIDIA's ModelOpt names its algorithm, and not always itself.
-    implied = "modelopt" if quantization.get("quant_algo") else ""
-    method = str(quantization.get("quant_method") or implied).lower()
+    implied = "modelopt" if _text(quantization, "quant_algo", where) else ""
+    method = (_text(quantization, "quant_method", where) or implied).lower()
     for known in ("modelopt", "gptq", "awq"):
         if method.startswith(f"{known}_"):
             return known
@@ -315,17 +335,16 @@ def _scheme(group: Mapping[str, Any], quantization: Mapping[str, Any], place: st
     """The format of one group of a compressed-tensors configuration."""
     weights = group.get("weights")
     if not isinstance(weights, Mapping):
-        raise InputError(place, "has a group without weights", "pass the checkpoint's full config")
-    inputs = group.get("input_activations")
-    input_bits = inputs.get("num_bits") if isinstance(inputs, Mapping) else None
+        raise InputError(place, "has no weights", "pass the checkpoint's full config")
+    input_bits = _bits(group, "input_activations", place)
     bits, kind = weights.get("num_bits"), weights.get("type")
-    packing = str(group.get("format") or quantization.get("format") or "")
+    packing = _text(group, "format", place) or _text(quantization, "format", place)
     if (bits, kind) == (8, "float"):
         return FP8_BLOCK if weights.get("strategy") == "block" else FP8
     if (bits, kind) == (8, "int"):
         return formats.INT8 if input_bits == 8 else formats.INT8_WEIGHTS
     if (bits, kind) == (4, "int"):
-        size = _group_size(weights.get("group_size") or -1, f"{place}.group_size")
+        size = _group_size(weights.get("group_size"), f"{place}.group_size", -1)
         return int4(size, "fp8" if input_bits == 8 else "bfloat16")
     if (bits, kind) == (4, "float"):
         if packing.startswith("mxfp4") or weights.get("group_size") == 32:
@@ -336,33 +355,63 @@ def _scheme(group: Mapping[str, Any], quantization: Mapping[str, Any], place: st
     )
 
 
-def _names(pattern: str, module: str, where: str) -> bool:
-    """Whether a pattern is a module's name, a whole part of it, or matches it.
+def _bits(content: Mapping[str, Any], field: str, where: str) -> int | None:
+    """Bits of a number by a scheme, None where there is no scheme."""
+    scheme = content.get(field)
+    if scheme is None:
+        return None
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    if isinstance(bits, bool) or not isinstance(bits, int):
+        raise InputError(f"{where}.{field}", "has no num_bits", "pass the checkpoint's full config")
+    return bits
+
+
+def _names(pattern: str, modules: Sequence[str], where: str) -> bool:
+    """Whether a pattern is the name of one of some modules, a whole part of it, or matches it.
 
     A regular expression after ``re:`` (compressed-tensors), with ``*`` for anything (ModelOpt), or
     a name or part of one (transformers, vLLM).
     """
     if pattern.startswith("re:"):
-        compiled = _regular(pattern[3:], where)
-        return any(compiled.match(before + module) for before in ("model.", "", "language_model."))
+        without = _WITHOUT.fullmatch(pattern)
+        # Not all of the modules are there, so whatever the pattern spares is spared with the rest.
+        if without:
+            return not _names(f"re:{without[1]}", modules, where)
+        matches = _regular(pattern[3:], where).match
+        return any(
+            matches(before + module)
+            for module in modules
+            for before in ("model.", "", "language_model.")
+        )
     name = _PREFIX.sub("", pattern)
     if "*" in name:
         return any(
             fnmatch.fnmatchcase(known, wild)
+            for module in modules
             for known, one in ((module, name), (f"model.{module}", pattern))
             # A module holds what is within it.
             for wild in (one, f"{one}.*")
         )
-    return f".{name}." in f".{module}."
+    return any(f".{name}." in f".{module}." for module in modules)
 
 
 @functools.lru_cache(maxsize=4096)
-def _regular(pattern: str, where: str) -> re.Pattern[str]:
+def _regular(pattern: str, where: str) -> re2._Regexp:
+    """A regular expression that matches in a time linear in the length of a name.
+
+    Of look-ahead, which RE2 lacks, checkpoints have what `_WITHOUT` takes care of.
+    """
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
     try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
+        return re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError):
         raise InputError(
-            where, f"{'re:' + pattern[:60]!r} is not a regular expression", "correct it"
+            where,
+            f"{'re:' + pattern[:60]!r} is not a regular expression that RE2 takes",
+            "name the modules without look-around and back-references",
         ) from None
 
 
@@ -376,17 +425,27 @@ def _patterns(value: Any, where: str) -> list[str]:
     return value
 
 
-def _group_size(value: Any, where: str) -> int:
+def _group_size(value: Any, where: str, default: int | None = None) -> int:
     """Weights that share a scale; -1 where a whole column does."""
+    if value is None and default is not None:
+        return default
     if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
         raise InputError(where, f"{value!r} is not a group size", "write a positive integer, or -1")
     return value
 
 
-def _kv_cache_dtype(quantization: Mapping[str, Any]) -> str:
-    scheme = quantization.get("kv_cache_scheme")
-    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    algorithm = str(quantization.get("kv_cache_quant_algo") or "").upper()
-    if algorithm == "NVFP4" or bits == 4:
-        return "nvfp4"
-    return "fp8" if bits == 8 or algorithm == "FP8" else "bfloat16"
+def _kv_cache_dtype(quantization: Mapping[str, Any], where: str) -> str:
+    # ModelOpt names its algorithm in either field.
+    is_named = isinstance(quantization.get("kv_cache_scheme"), str)
+    bits = None if is_named else _bits(quantization, "kv_cache_scheme", where)
+    if bits not in _KV_BITS:
+        raise InputError(
+            f"{where}.kv_cache_scheme", f"{bits} bits are not modelled", "use 4, 8 or 16"
+        )
+    field = "kv_cache_scheme" if is_named else "kv_cache_quant_algo"
+    algorithm = _text(quantization, field, where).upper()
+    if algorithm not in _KV_ALGORITHMS:
+        raise InputError(
+            f"{where}.{field}", f"{algorithm[:60]!r} is not modelled", "use FP8 or NVFP4"
+        )
+    return _KV_BITS[bits] or _KV_ALGORITHMS[algorithm] or "bfloat16"

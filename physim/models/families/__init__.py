@@ -57,12 +57,13 @@ def read_architecture(
         raise InputError(
             f"{where}: architectures", "is missing", "pass the model's full config.json"
         )
-    text = config.get("text_config")
-    merged = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    text = ConfigFields(config, where).part("text_config").fields
+    merged = {**config, **text}
     says = str(architectures[0])
     family = _family(says, read_as, where)
-    _check_fields(merged, read_as or says, where)
-    model = _read(ConfigFields(merged, where), read_as or says, family)
+    fields = ConfigFields(merged, where)
+    _check_fields(fields, read_as or says)
+    model = _read(fields, read_as or says, family)
     if read_as and read_as != says:
         model = replace(model, note=f"{says} is read as {read_as}, as was asked for")
     return model
@@ -83,16 +84,16 @@ def _family(says: str, read_as: str | None, where: str) -> Family:
     return family
 
 
-def _check_fields(fields: Mapping[str, Any], name: str, where: str) -> None:
+def _check_fields(config: ConfigFields, name: str) -> None:
     """Refuses what the family's reader would pass over.
 
     Raises:
         InputError: A field names a kind of layer that the family has none of.
     """
     for field, (meaning, rooms) in _FIELDS.items():
-        if fields.get(field) and not any(name in room.FAMILIES for room in rooms):
+        if config.has(field) and not any(name in room.FAMILIES for room in rooms):
             raise InputError(
-                f"{where}: {field}",
+                f"{config.where}: {field}",
                 f"says that there is {meaning}, of which {name} has none",
                 f"correct it, or read the model as a class that has it (--as); {_supported()}",
             )
@@ -112,8 +113,8 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
         )
     quantization = Quantization(config.fields, layers, config.where)
     reading = Reading(config, quantization, layers)
-    vision = config.fields.get("vision_config")
-    encoder = family.vision(config, config.part("vision_config")) if vision else 0
+    sees = config.fields.get("vision_config") is not None
+    encoder = family.vision(config, config.part("vision_config")) if sees else 0
     groups = grouped([layer_of(family, reading, layer) for layer in range(layers)])
     # vLLM keeps compressed vectors in 8 bit whatever is asked for (deepseek_v4.py).
     is_compressed = any(isinstance(one.attention, CompressedAttention) for one in groups)

@@ -94,7 +94,8 @@ def layers_with_experts(reading: Reading) -> Container[int]:
     """Numbers of the layers that have experts, by whichever field says so."""
     config, layers = reading.config, reading.layers
     for field, dense, sparse in (("mlp_layer_types", "dense", "sparse"), ("moe_layer_freq", 0, 1)):
-        if isinstance(config.fields.get(field), list):
+        # A number says how often, below.
+        if config.has(field) and not isinstance(config.fields[field], int):
             kinds = config.of_layers(field, layers, (dense, sparse))
             return {layer for layer, kind in enumerate(kinds) if kind == sparse}
     # Every so many, counted from 1 (Qwen, Ernie) or from 0 (DeepSeek), but for the first.

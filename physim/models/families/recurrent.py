@@ -133,8 +133,7 @@ _NEMOTRON_KINDS = {
 
 
 def _nemotron_kinds(config: ConfigFields) -> Sequence[str]:
-    pattern = config.fields.get("hybrid_override_pattern")
-    listed = pattern if isinstance(pattern, str) else config.entries("layers_block_type")
+    listed = config.text("hybrid_override_pattern") or config.entries("layers_block_type")
     kinds = [_NEMOTRON_KINDS.get(str(one), "") for one in listed]
     if not kinds or "" in kinds:
         raise InputError(

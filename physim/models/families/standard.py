@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -142,7 +143,7 @@ def _decilm_mlp(reading: Reading, layer: int) -> Block:
     if how.flag("no_op") or how.flag("replace_with_linear"):
         return Block()
     mult = how.fields.get("ffn_mult")
-    if isinstance(mult, bool) or not isinstance(mult, int | float) or mult <= 0:
+    if isinstance(mult, bool) or not isinstance(mult, int | float) or not 0 < mult < math.inf:
         raise InputError(
             f"{how.where}.ffn_mult", f"{mult!r} is not a positive number", "correct it"
         )

@@ -62,7 +62,7 @@ def _kind(reading: Reading, layer: int, window: int | None, unlimited_every: int
     """The kind of attention of a layer; where the configuration lists none, as is usual."""
     config, layers = reading.config, reading.layers
     listed = config.entries("layer_types")
-    if listed and len(listed) != layers:
+    if config.has("layer_types") and len(listed) != layers:
         raise InputError(
             f"{config.where}: layer_types",
             f"names {len(listed)} layers, and num_hidden_layers is {layers}",
