@@ -253,6 +253,16 @@ def test_a_fit_file_is_read_as_it_was_written(outcome, tmp_path):
         ({"scatter": [1]}, "scatter: is damaged"),
         ({"scatter": {"vllm dense": 0.1}}, "scatter.vllm dense: is damaged"),
         ({"ranges": {"tp": [1]}}, "ranges.tp: has the shape"),
+        ({"ranges": {"tp": [8, 1]}}, "ranges.tp: is damaged"),
+        ({"ranges": {"tp": [-1, 8]}}, "ranges.tp: -1 is not between 0 and 1e+18"),
+        ({"corrections": {"experts": 1e308}}, "corrections.experts: 1e+308 is not between -10"),
+        ({"corrections": {"experts": 10**400}}, "corrections.experts: a value is not between"),
+        ({"levels": {"gpu": {"x": {"experts": -99}}}}, "levels.gpu.x.experts: -99 is not between"),
+        ({"widths": {"gpu": {"experts": 1e-300}}}, "widths.gpu.experts: 1e-300 is not between"),
+        ({"noise": {"itl": -1}}, "noise.itl: -1 is not between 0 and 10"),
+        ({"noise": {"latency": 0.1}}, "noise.latency: is no metric; use one of ttft, itl"),
+        ({"frozen": "residual"}, "frozen: is damaged"),
+        ({"prior_scale": "wide"}, "prior_scale: 'wide' is not a finite number"),
         ({"corrections": {"residual": {"hidden": []}}}, "corrections.residual: is damaged"),
         ({"schema_version": 9}, "schema_version: 9 is unknown"),
         ({"schema_version": 2}, "schema_version: 2 is of an older physim; run physim fit again"),
@@ -265,6 +275,16 @@ def test_damaged_fit_files(outcome, tmp_path, change, complaint):
     with pytest.raises(InputError) as caught:
         load_fit(path)
     assert complaint in str(caught.value)
+
+
+def test_evidence_that_is_none_is_refused(tmp_path):
+    path, content = tmp_path / "fit.json", load_fit("default").to_dict()
+    # Two corrections cannot be coupled more tightly than each is known.
+    content["evidence"][0]["curvature"][1] = 1e9
+    path.write_text(json.dumps(content))
+    fit = load_fit(path)
+    with pytest.raises(InputError, match="evidence: is no curvature of a loss"):
+        fit.at(fit.common)
 
 
 def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_path):

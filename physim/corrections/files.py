@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from jaxtyping import Float
@@ -32,13 +32,20 @@ from physim.corrections.levels import (
 from physim.corrections.residual import Residual
 from physim.errors import InputError
 from physim.inputs.case import Case
+from physim.metrics import METRICS
 
 NO_FIT = "none"
 DEFAULT_FIT = "default"
 # The fit that `default` stands for.
 STANDS_FOR_DEFAULT = "public-2026-11"
+Range: TypeAlias = tuple[float, float]
+
 _SUFFIX = ".json"
 _SCHEMA_VERSION = 3
+# Beyond any of these a file is damaged: of logarithms of factors and of their standard deviations,
+# of standard deviations that are not zero, of curvatures, and of what runs cover.
+_LOGARITHMS, _DEVIATIONS, _WIDTHS = (-10.0, 10.0), (0.0, 10.0), (1e-6, 10.0)
+_CURVATURES, _COVERED = (-1e12, 1e12), (0.0, 1e18)
 _DIGITS = 5
 # The corrections that have offsets; the residual is shared, and taken as known.
 _COUNT = len(CORRECTIONS)
@@ -96,7 +103,12 @@ class Fit:
     def _spread(self) -> Spread | None:
         if self.widths is None or self.evidence is None:
             return None
-        return self.evidence.spread(self.widths)
+        try:
+            return self.evidence.spread(self.widths)
+        except np.linalg.LinAlgError as error:
+            raise InputError(
+                f"{self.name}: evidence", "is no curvature of a loss", "write the fit again"
+            ) from error
 
     @functools.cached_property
     def _covariances(self) -> dict[Branch, Float[np.ndarray, "n n"]]:
@@ -216,15 +228,22 @@ def _read(name: str, path: Path, _: int) -> Fit:
             offsets[level, node] = _vector(path, f"levels.{level}.{node}", values)
     widths = np.zeros((len(LEVELS), _COUNT))
     for level, own in _levels(path, "widths", taken["widths"]):
-        widths[LEVELS.index(level)] = _vector(path, f"widths.{level}", own)[:_COUNT]
+        place = f"widths.{level}"
+        widths[LEVELS.index(level)] = _vector(path, place, own, _WIDTHS)[:_COUNT]
     scatter = {
         population: _by_metric(path, f"scatter.{population}", own)
         for population, own in taken["scatter"].items()
     }
     ranges = {
-        quantity: tuple(_numbers(path, f"ranges.{quantity}", pair, (2,)))
+        quantity: tuple(_numbers(path, f"ranges.{quantity}", pair, (2,), _COVERED))
         for quantity, pair in taken["ranges"].items()
     }
+    for quantity, (least, most) in ranges.items():
+        if least > most:
+            raise _damaged(path, f"ranges.{quantity}")
+    if not _are_texts(content.get("frozen", [])):
+        raise _damaged(path, "frozen")
+    _numbers(path, "prior_scale", content.get("prior_scale", 1.0), (), _DEVIATIONS)
     return Fit(
         name,
         offsets,
@@ -252,7 +271,13 @@ def _levels(path: Path, key: str, values: Mapping[str, Any]) -> list[tuple[str, 
 def _by_metric(path: Path, key: str, values: Any) -> dict[str, float]:
     if not isinstance(values, dict):
         raise _damaged(path, key)
-    return {m: float(_numbers(path, f"{key}.{m}", value, ())) for m, value in values.items()}
+    found = {}
+    for metric, value in values.items():
+        if metric not in METRICS:
+            known = ", ".join(METRICS)
+            raise InputError(f"{path}: {key}.{metric}", "is no metric", f"use one of {known}")
+        found[metric] = float(_numbers(path, f"{key}.{metric}", value, (), _DEVIATIONS))
+    return found
 
 
 def _named(values: Vector) -> dict[str, float]:
@@ -261,7 +286,7 @@ def _named(values: Vector) -> dict[str, float]:
     return {name: float(f"{value:.{_DIGITS}g}") for name, value in own if value}
 
 
-def _vector(path: Path, key: str, values: Any) -> Vector:
+def _vector(path: Path, key: str, values: Any, within: Range = _LOGARITHMS) -> Vector:
     """What `_named` made a dictionary of."""
     if not isinstance(values, dict):
         raise _damaged(path, key)
@@ -269,7 +294,7 @@ def _vector(path: Path, key: str, values: Any) -> Vector:
     for name, value in values.items():
         if name not in CORRECTIONS:
             raise InputError(f"{path}: {key}.{name}", "is no correction", "write the fit again")
-        found[labels().index(name)] = _numbers(path, f"{key}.{name}", value, ())
+        found[labels().index(name)] = _numbers(path, f"{key}.{name}", value, (), within)
     return found
 
 
@@ -306,7 +331,9 @@ def _evidence(path: Path, told: Any) -> Evidence:
         if not _are_texts(own) or len(set(own)) < len(own) or not set(own) <= set(names):
             raise _damaged(path, f"{key}.corrections")
         rows, columns = np.tril_indices(len(own))
-        triangle = _numbers(path, f"{key}.curvature", one.get("curvature"), (len(rows),))
+        triangle = _numbers(
+            path, f"{key}.curvature", one.get("curvature"), (len(rows),), _CURVATURES
+        )
         some = np.zeros((len(own),) * 2)
         some[rows, columns] = some[columns, rows] = triangle
         places = [names.index(name) for name in own]
@@ -351,18 +378,27 @@ def _residual(path: Path, values: Any) -> Residual:
     )
 
 
-def _numbers(path: Path, name: str, value: Any, shape: tuple[int, ...]) -> Any:
-    """Finite numbers of a shape."""
+def _numbers(
+    path: Path, name: str, value: Any, shape: tuple[int, ...], within: Range = _LOGARITHMS
+) -> Any:
+    """Numbers of a shape that are within a range, or zero."""
     numbers = [value] if not shape else np.ravel(np.array(value, dtype=object)).tolist()
+    least, most = within
     for number in numbers:
+        shown = repr(number) if len(repr(number)) < 40 else "a value"
         if (
             isinstance(number, bool)
             or not isinstance(number, int | float)
-            or not math.isfinite(number)
+            or not -math.inf < number < math.inf
         ):
-            shown = repr(number) if len(repr(number)) < 40 else "a value"
             raise InputError(
                 f"{path}: {name}", f"{shown} is not a finite number", "write the fit again"
+            )
+        if number and not least <= number <= most:
+            raise InputError(
+                f"{path}: {name}",
+                f"{shown} is not between {least:g} and {most:g}",
+                "write the fit again",
             )
     array = np.array(value, float)
     if array.shape != shape:
