@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 import blis_reader
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -212,7 +214,9 @@ def test_looking_up_needs_no_jax(table, tmp_path):
     ("change", "complaint"),
     [
         ({"schema_version": 9}, "schema_version: 9 is unknown"),
-        ({"table": "../other.csv"}, "table: 'other.csv' is not a table"),
+        ({"table": "../other.csv"}, "table: '../other.csv' is not a table"),
+        ({"table": "../table.json"}, "table: '../table.json' is not a table"),
+        ({"each_more_prompt_us": "2"}, "each_more_prompt_us: holds something other than numbers"),
         ({"axes": None}, None),
     ],
 )
@@ -226,6 +230,70 @@ def test_damaged_metadata(table, tmp_path, change, complaint):
     with pytest.raises(InputError) as caught:
         load(tmp_path)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_rows_and_columns_may_be_in_any_order(kind, tmp_path):
+    small = straight()
+    write(small, tmp_path, kind)
+    path = tmp_path / FORMATS[kind]
+    frame = pd.read_csv(path) if kind == "csv" else pd.read_parquet(path)
+    other = frame.sample(frac=1, random_state=0)[list(frame.columns)[::-1]]
+    other.to_csv(path, index=False) if kind == "csv" else other.to_parquet(path, index=False)
+    found = load(tmp_path)
+    np.testing.assert_allclose(found.seconds, small.seconds, rtol=1e-4)
+    for name, values in found.parts.items():
+        np.testing.assert_allclose(values, small.parts[name], rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda frame: frame.iloc[:-1], "decode_requests: has not one row for each combination"),
+        (lambda frame: pd.concat([frame, frame.iloc[:1]]), "has not one row for each combination"),
+        (lambda frame: frame.replace({"prefill_tokens": 1.0}, np.nan), "prefill_tokens: holds a"),
+        (
+            lambda frame: frame.replace({"step_us": frame.step_us[3]}, np.inf),
+            "step_us: holds a num",
+        ),
+        (lambda frame: frame.astype({"prefill_tokens": bool}), "prefill_tokens: holds something"),
+        (lambda frame: frame.assign(step_us="1.0?"), "holds something other than numbers"),
+        (lambda frame: frame.drop(columns="step_us"), "step_us: is missing"),
+        (lambda frame: frame.assign(requests_us=1e9), "has parts that do not add up to the step"),
+    ],
+)
+def test_a_table_in_rows_is_whole_and_of_numbers(tmp_path, damage, complaint):
+    write(straight(), tmp_path, "csv")
+    path = tmp_path / FORMATS["csv"]
+    damage(pd.read_csv(path)).to_csv(path, index=False)
+    with pytest.raises(InputError, match=complaint):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "complaint"),
+    [
+        (("axes",), None, "axes.decode_requests: is missing"),
+        (("axes", "prefill_tokens"), [0, math.nan], "axes.prefill_tokens: holds a number that is"),
+        (("axes", "prefill_tokens"), [1, 0, 512], "prefill_tokens: does not rise"),
+        (("axes", "prefill_tokens"), ["0", "4"], "axes.prefill_tokens: holds something other"),
+        (("step_us",), [10**400], "step_us: holds a number that is not finite"),
+        (("step_us",), [1.0], "step_us: has 1 values, not 36"),
+        (("parts",), [], "parts: are not named"),
+        (("parts", "requests_us", "axes"), "decode_requests", "parts.requests_us.axes: are not of"),
+        (("parts", "requests_us", "values"), True, "parts.requests_us: holds something other than"),
+    ],
+)
+def test_a_table_in_json_is_whole_and_of_numbers(tmp_path, keys, value, complaint):
+    write(straight(), tmp_path, "json")
+    path = tmp_path / FORMATS["json"]
+    content = held = json.loads(path.read_text())
+    for key in keys[:-1]:
+        held = held[key]
+    held[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=complaint):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

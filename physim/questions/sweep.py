@@ -15,9 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
@@ -35,13 +45,21 @@ _ROUND = 8
 _EXTRA = "pip install 'physim-llm[sweep]'"
 # Cases of a part.
 _SIZE = 256
-_RANGE = {"from", "to", "steps"}
-_SCALES: Mapping[str, Callable[..., np.ndarray]] = {"linear": np.linspace, "log": np.geomspace}
 _LENGTHS = ("input_tokens", "output_tokens")
 # Beside the options of a case.
 _OWN = ("model", "fit")
 
+# More cases than a cluster predicts in a month, and more values than an option needs.
+_MOST_CASES, _MOST_STEPS = 10**9, 10**6
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
 Value = str | float | int | bool
+# Numbers that a column can hold, and text that a file can.
+_Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Text = Annotated[str, AfterValidator(lambda text: text.encode() and text)]
+_VALUES: TypeAdapter[list[Value]] = TypeAdapter(
+    Annotated[list[bool | _Number | float | _Text], Field(min_length=1)], config=_STRICT
+)
 Row = dict[str, Any]
 
 
@@ -73,7 +91,10 @@ class CaseGrid:
         try:
             with data.reading(path):
                 content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except InputError:
+            raise
+        # Dates and numbers that are none, and what is nested too deeply, are not YAML's own errors.
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             said = " ".join(str(error).split())[:200]
             raise InputError(str(path), f"is no YAML: {said}", "correct it") from error
         if not isinstance(content, dict) or not content:
@@ -81,7 +102,13 @@ class CaseGrid:
         check_names(str(name) for name in content if name not in _OWN)
         if "model" not in content:
             raise InputError(f"{path}: model", "is missing", "name one, or a list")
-        return cls({str(k): _values(f"{path}: {k}", value) for k, value in content.items()})
+        if "stages" in content:
+            raise InputError(f"{path}: stages", "cannot be swept", "give rates")
+        axes = {str(k): _values(f"{path}: {k}", value) for k, value in content.items()}
+        cases = math.prod(len(values) for values in axes.values())
+        if cases > _MOST_CASES:
+            raise InputError(str(path), f"has {cases:.3g} cases", "give fewer values")
+        return cls(axes)
 
     def __len__(self) -> int:
         return math.prod(len(values) for values in self.axes.values())
@@ -99,22 +126,43 @@ class CaseGrid:
         return {name: found[name] for name in self.axes}
 
 
+class _Range(BaseModel):
+    """Numbers between two ends, evenly spaced or in equal ratios."""
+
+    model_config = _STRICT
+
+    first: float = Field(alias="from")
+    last: float = Field(alias="to")
+    steps: int = Field(ge=1, le=_MOST_STEPS)
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _has_ratios(self) -> _Range:
+        if self.scale == "log" and not (self.first > 0 and self.last > 0):
+            raise PydanticCustomError("ratios", "equal ratios need ends above zero")
+        return self
+
+    def values(self) -> list[Value]:
+        spaced = np.geomspace if self.scale == "log" else np.linspace
+        return [float(one) for one in spaced(self.first, self.last, self.steps)]
+
+
 def _values(where: str, value: Any) -> list[Value]:
-    if isinstance(value, dict):
-        scale = value.get("scale", "linear")
-        if not _RANGE <= set(value) <= {*_RANGE, "scale"} or scale not in _SCALES:
-            raise InputError(where, "is no range", "write {from: 1, to: 20, steps: 5, scale: log}")
-        first, last, steps = (value[name] for name in ("from", "to", "steps"))
-        numbers = (isinstance(one, int | float) for one in (first, last))
-        if not all(numbers) or not isinstance(steps, int) or steps < 1:
-            raise InputError(where, "is no range of numbers", "correct it")
-        if scale == "log" and not (first > 0 and last > 0):
-            raise InputError(where, "has equal ratios above zero alone", "correct it")
-        return [float(one) for one in _SCALES[scale](first, last, steps)]
-    values = value if isinstance(value, list) else [value]
-    if not values or not all(isinstance(one, str | int | float | bool) for one in values):
-        raise InputError(where, "is no value, list or range", "correct it")
-    return values
+    try:
+        if isinstance(value, dict):
+            return _Range.model_validate(value).values()
+        return _VALUES.validate_python(value if isinstance(value, list) else [value])
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f".{part}" for part in first["loc"] if isinstance(part, str))
+        said = first["msg"][:1].lower() + first["msg"][1:]
+        if isinstance(value, dict):
+            raise InputError(
+                where + place,
+                f"is no range: {said}",
+                "write {from: 1, to: 20, steps: 5, scale: log}",
+            ) from None
+        raise InputError(where, "is no value, list or range", "correct it") from None
 
 
 def sweep(
@@ -258,11 +306,12 @@ def _part(grid: CaseGrid, place: int, size: int) -> tuple[int, list[Row]]:
         rows.append(row)
         try:
             case, fit = _case(options)
+            corrections = load_fit(fit).on(case).corrections
         except InputError as error:
             row["problem"] = str(error)
         else:
             cases.append((row, case))
-            fits.append(load_fit(fit).on(case).corrections)
+            fits.append(corrections)
     for (row, _), one in zip(cases, _predictions([c for _, c in cases], fits), strict=True):
         row |= {"problem": one} if isinstance(one, str) else _columns(one)
     return place, rows

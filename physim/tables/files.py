@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from jaxtyping import Float
 
 from physim import data
 from physim.errors import InputError
-from physim.tables.table import AXES, Table
+from physim.tables.table import AXES, COSTS, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +23,8 @@ METADATA = "metadata.json"
 _SCHEMA_VERSION = 1
 # Times are written in microseconds to five digits, far below a table's error.
 _UNIT, _DIGITS = 1e-6, 5
+# How far the sum of rounded parts may be from the step.
+_APART = 1e-3
 _STEP, _SUFFIX = "step_us", "_us"
 
 
@@ -78,31 +81,31 @@ def load(folder: str | Path) -> Table:
         raise InputError(
             str(place), "is a folder for BLIS, not a table", "write csv, parquet or json"
         )
-    path = place / str(metadata.pop("table", ""))
-    if path.name not in FORMATS.values():
+    name = metadata.pop("table", None)
+    if name not in FORMATS.values():
         raise InputError(
-            f"{place / METADATA}: table", f"{path.name!r} is not a table", "write the table again"
+            f"{place / METADATA}: table", f"{name!r} is not a table", "write the table again"
         )
-    try:
-        if path.suffix == ".json":
-            return _from_json(data.read_json(path), metadata)
-        return _from_frame(_frame(path), metadata)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(str(path), "is damaged", "write the table again") from error
+    for field in COSTS:
+        _vector([metadata.get(field, 0.0)], f"{place / METADATA}: {field}")
+    path = place / str(name)
+    if path.suffix == ".json":
+        return _from_json(data.read_json(path), metadata, str(path))
+    return _from_frame(_frame(path), metadata, str(path))
 
 
 def _frame(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        with data.reading(path):
+            return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except InputError:
+        raise
     except ImportError as error:
         raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
-    except (OSError, EOFError) as error:
-        what = getattr(error, "strerror", None) or "is damaged"
-        raise InputError(str(path), what, "write the table again") from error
+    except Exception as error:  # what decoders raise has nothing in common
+        raise _damaged(str(path), "cannot be decoded") from error
 
 
 def _as_frame(table: Table) -> pd.DataFrame:
@@ -117,21 +120,31 @@ def _as_frame(table: Table) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Table:
-    axes = [np.unique(frame[name].to_numpy(float)) for name in AXES]
-    shape = tuple(len(knots) for knots in axes)
-
-    def values(column: str) -> Float[np.ndarray, "_ _ _ _"]:
-        return frame[column].to_numpy(float).reshape(shape) * _UNIT
-
+def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any], where: str) -> Table:
+    """A table from rows in any order, of which each combination of knots has one."""
     columns = [str(name) for name in frame.columns]
-    parts = [name for name in columns if name.endswith(_SUFFIX) and name != _STEP]
-    return _checked(
-        axes,
-        values(_STEP),
-        {name.removesuffix(_SUFFIX): values(name) for name in parts},
-        metadata,
-    )
+    for name in (*AXES, _STEP):
+        if name not in columns:
+            raise _damaged(f"{where}: {name}", "is missing")
+    numbers = {
+        name: _vector(frame[name].tolist(), f"{where}: {name}")
+        for name in columns
+        if name in AXES or name.endswith(_SUFFIX)
+    }
+    axes = [np.unique(numbers[name]) for name in AXES]
+    shape = tuple(len(knots) for knots in axes)
+    order = np.lexsort([numbers[name] for name in reversed(AXES)])
+    knots = np.meshgrid(*axes, indexing="ij")
+    for name, own in zip(AXES, knots, strict=True):
+        if not np.array_equal(numbers[name][order], own.ravel()):
+            raise _damaged(f"{where}: {name}", "has not one row for each combination of knots")
+    values = {
+        name.removesuffix(_SUFFIX): numbers[name][order].reshape(shape) * _UNIT
+        for name in numbers
+        if name.endswith(_SUFFIX)
+    }
+    seconds = values.pop(_STEP.removesuffix(_SUFFIX))
+    return _checked(axes, seconds, values, metadata, where)
 
 
 def _as_json(table: Table) -> dict[str, Any]:
@@ -152,15 +165,52 @@ def _as_json(table: Table) -> dict[str, Any]:
     }
 
 
-def _from_json(content: Mapping[str, Any], metadata: Mapping[str, Any]) -> Table:
-    axes = [np.array(content["axes"][name], float) for name in AXES]
+def _from_json(content: Mapping[str, Any], metadata: Mapping[str, Any], where: str) -> Table:
+    axes = [_vector(_part(content, where, "axes", name), f"{where}: axes.{name}") for name in AXES]
     lengths = {name: len(knots) for name, knots in zip(AXES, axes, strict=True)}
+
+    def block(values: Any, own: Sequence[str], where: str) -> Float[np.ndarray, "_ _ _ _"]:
+        shape = [lengths[axis] if axis in own else 1 for axis in AXES]
+        found = _vector(values, where)
+        if len(found) != math.prod(shape):
+            raise _damaged(where, f"has {len(found)} values, not {math.prod(shape)}")
+        return found.reshape(shape) * _UNIT
+
     parts = {}
-    for name, part in content["parts"].items():
-        shape = [lengths[axis] if axis in part["axes"] else 1 for axis in AXES]
-        parts[name.removesuffix(_SUFFIX)] = np.array(part["values"], float).reshape(shape) * _UNIT
-    seconds = np.array(content[_STEP], float).reshape(tuple(lengths.values())) * _UNIT
-    return _checked(axes, seconds, parts, metadata)
+    named = _part(content, where, "parts")
+    if not isinstance(named, Mapping):
+        raise _damaged(f"{where}: parts", "are not named")
+    for name in named:
+        place, own = f"{where}: parts.{name}", _part(content, where, "parts", name, "axes")
+        if not isinstance(own, list) or not all(axis in list(AXES) for axis in own):
+            raise _damaged(f"{place}.axes", f"are not of {', '.join(AXES)}")
+        values = _part(content, where, "parts", name, "values")
+        parts[name.removesuffix(_SUFFIX)] = block(values, own, place)
+    seconds = block(_part(content, where, _STEP), list(AXES), f"{where}: {_STEP}")
+    return _checked(axes, seconds, parts, metadata, where)
+
+
+def _part(content: Any, where: str, *keys: str) -> Any:
+    """What lies deep in a table."""
+    for key in keys:
+        if not isinstance(content, Mapping) or key not in content:
+            raise _damaged(f"{where}: {'.'.join(keys)}", "is missing")
+        content = content[key]
+    return content
+
+
+def _vector(values: Any, where: str) -> Float[np.ndarray, " _"]:
+    """Numbers, none of which is text, a truth value, infinite or absent."""
+    kinds = {type(value) for value in values} if isinstance(values, list) else {list}
+    if not kinds <= {int, float}:
+        raise _damaged(where, "holds something other than numbers")
+    try:
+        found = np.array(values, float)
+    except OverflowError:  # an integer may be too large for a float
+        found = np.array([np.inf])
+    if not np.all(np.isfinite(found)):
+        raise _damaged(where, "holds a number that is not finite")
+    return found
 
 
 def _checked(
@@ -168,12 +218,22 @@ def _checked(
     seconds: Float[np.ndarray, "_ _ _ _"],
     parts: Mapping[str, Float[np.ndarray, "_ _ _ _"]],
     metadata: Mapping[str, Any],
+    where: str,
 ) -> Table:
-    if not (np.all(np.isfinite(seconds)) and np.all(seconds > 0)):
-        raise ValueError("a time is not positive")
-    if any(len(knots) < 2 or np.any(np.diff(knots) <= 0) for knots in axes):
-        raise ValueError("an axis does not rise")
-    return Table(axes, seconds, parts, metadata)
+    for name, knots in zip(AXES, axes, strict=True):
+        if len(knots) < 2 or np.any(np.diff(knots) <= 0):
+            raise _damaged(f"{where}: {name}", "does not rise")
+    if not np.all(seconds > 0):
+        raise _damaged(f"{where}: {_STEP}", "has a time that is not positive")
+    table = Table(axes, seconds, parts, metadata)
+    whole = sum(table.parts.values()) if table.parts else table.seconds
+    if not np.allclose(whole, table.seconds, rtol=_APART):
+        raise _damaged(where, "has parts that do not add up to the step")
+    return table
+
+
+def _damaged(where: str, how: str) -> InputError:
+    return InputError(where, how, "write the table again")
 
 
 def _rounded(seconds: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:

@@ -25,6 +25,10 @@ AXES = {
     "prefill_context": "tokens in the cache before the chunk, mean over new tokens",
 }
 
+# Of prompts of a step but the first, and of tokens that these have in the cache: in a table's
+# metadata.
+COSTS = ("each_more_prompt_us", "each_more_cached_token_us")
+
 
 class Table:
     """Step times at the knots of four axes.
@@ -97,8 +101,7 @@ class Table:
         """
         if prompts <= 1:
             return 0.0
-        each = float(self.metadata.get("each_more_prompt_us", 0.0))
-        read = float(self.metadata.get("each_more_cached_token_us", 0.0))
+        each, read = (float(self.metadata.get(name, 0.0)) for name in COSTS)
         return 1e-6 * (prompts - 1) * (each + read * cached_tokens / prompts)
 
     def many(self, where: Num[np.ndarray, "rows 4"]) -> Float[np.ndarray, " rows"]:
