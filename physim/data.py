@@ -15,6 +15,10 @@ from typing import Any
 from physim.errors import InputError
 from physim.workshop import put_file, put_folder, workshop
 
+_ANOTHER_FOLDER = "choose a folder that can be written to"
+# What the system says where a disk, or the part of it that is one's own, is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def folder(name: str) -> Path:
     """The folder ``hardware``, ``engines``, ``model_configs``, ``bench_data`` or ``fits``.
@@ -98,6 +102,22 @@ def check_writable(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _writing(path: Path, remedy: str) -> Iterator[None]:
+    """Says in one line what cannot be written, and whether the disk is full.
+
+    Raises:
+        InputError: What runs within could not write.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            what, remedy = "the disk is full", "make room on it, and among temporary files (TMPDIR)"
+            raise InputError(str(path), what, remedy) from error
+        raise InputError(str(path), error.strerror or "cannot be written", remedy) from error
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path, whose file takes the place of ``path`` when the block succeeds.
 
@@ -113,20 +133,15 @@ def replacing(path: Path) -> Iterator[Path]:
     if not takes_all:
         path = path.resolve()
         check_writable(path)
-    with workshop() as place:
+    with _writing(path, "choose another file"), workshop() as place:
         temporary = place / path.name
         yield temporary
-        try:
-            if takes_all:
-                with temporary.open("rb") as content, path.open("wb") as pipe:
-                    shutil.copyfileobj(content, pipe)
-            else:
-                temporary.chmod(0o666 & ~_umask())
-                put_file(temporary, path)
-        except OSError as error:
-            raise InputError(
-                str(path), error.strerror or "cannot be written", "choose another file"
-            ) from error
+        if takes_all:
+            with temporary.open("rb") as content, path.open("wb") as pipe:
+                shutil.copyfileobj(content, pipe)
+        else:
+            temporary.chmod(0o666 & ~_umask())
+            put_file(temporary, path)
 
 
 @contextlib.contextmanager
@@ -178,25 +193,15 @@ def replacing_folder(
         raise InputError(str(path), "already exists and is not empty", remedy)
     if path.exists() and not path.is_dir():
         raise InputError(str(path), "is a file", "name a folder")
-    try:
+    with _writing(path, _ANOTHER_FOLDER):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "Permission denied")
-    except OSError as error:
-        raise _cannot_be_made(path, error) from error
-    with workshop() as place:
+    with _writing(path, _ANOTHER_FOLDER), workshop() as place:
         temporary = place / path.name
         temporary.mkdir()
         yield temporary
-        try:
-            put_folder(temporary, path)
-        except OSError as error:
-            raise _cannot_be_made(path, error) from error
-
-
-def _cannot_be_made(path: Path, error: OSError) -> InputError:
-    why = error.strerror or "cannot be made"
-    return InputError(str(path), why, "choose a folder that can be written to")
+        put_folder(temporary, path)
 
 
 def _umask() -> int:

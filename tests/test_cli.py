@@ -253,7 +253,17 @@ def test_a_trace_is_replayed(tmp_path):
             "has rate and stages; give one",
         ),
         (["--rate", "1", "--output", "9"], "--input and --output: are missing"),
-        (["--rate", "1", "--input", "9", "--output", "lots:9"], "lengths 'lots:9'"),
+        (["--rate", "1", "--input", "9", "--output", "lots:9"], "--output 'lots:9': can"),
+        (["--rate", "1", "--input=-5", "--output", "9"], "--input '-5': mean: -5 is below 1"),
+        (["--rate", "1", "--input", "nan", "--output", "9"], "--input 'nan': mean: nan is not fin"),
+        (
+            ["--rate", "1", "--input", "exponential:abc", "--output", "9"],
+            "--input 'exponential:abc': cannot be read; use 248, normal:248:50",
+        ),
+        (
+            ["--rate", "1", "--input", "9", "--output", "file:/nowhere"],
+            "--output 'file:/nowhere': No such file or directory; check the path",
+        ),
         (["--rate", "1", "--input", "9", "--output", "9", "--method", "guess"], "'guess' is unkn"),
         (
             ["--rate", "1", "--input", "9", "--output", "9", "--plot", "a.txt"],

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from physim import data, workshop
+from physim import cli, data, workshop
 from physim.errors import InputError
 from physim.measured.stage_report import write_rows
 
@@ -287,6 +287,31 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
         data.replacing(tmp_path / "no" / "out.json"),
     ):
         pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+def test_a_full_disk_names_itself(tmp_path, monkeypatch, capsys):
+    says = "the disk is full; make room on it, and among temporary files"
+    with pytest.raises(InputError, match=f"^/dev/full: {says}"):
+        data.write_json(Path("/dev/full"), {"a": "b" * 100_000})
+
+    def no_room(*_):
+        with open("/dev/full", "w") as disk:  # noqa: PTH123
+            disk.write("a")
+
+    path = tmp_path / "out"
+    with pytest.raises(InputError, match=f"^{path}: {says}"), data.replacing(path):
+        no_room()
+    with pytest.raises(InputError, match=f"^{path}: {says}"), data.replacing_folder(path):
+        no_room()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("physim.cli.app", no_room)
+    # Nothing that a process sets for itself alone.
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("gc.set_threshold", lambda *_: None)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert "error: stdout: the disk is full; make room on it" in capsys.readouterr().err
 
 
 def test_a_link_stays_one_and_a_file_keeps_its_permissions(tmp_path):

@@ -374,6 +374,29 @@ def test_deployments_that_do_not_go(parallelism, model, complaint):
 
 
 @pytest.mark.parametrize(
+    ("option", "asked", "says"),
+    [
+        (
+            "max_num_seqs",
+            2**31,
+            "2147483648 would take 3.25e[+]06 GiB a GPU, where 55.8 GiB are left",
+        ),
+        ("block_size", 2**40, "1099511627776 would take 1.51e[+]08 GiB a GPU, where"),
+    ],
+)
+def test_an_option_that_takes_all_memory_is_named_with_the_most_that_fits(option, asked, says):
+    model = load_model("Qwen/Qwen3-8B")
+    with pytest.raises(InputError, match=f"^{option}: {says}") as caught:
+        Deployment(**{option: asked}).resolved(model, H100)
+    most = int(caught.value.remedy.removeprefix("use at most "))
+    assert Deployment(**{option: most}, max_model_len=16).resolved(model, H100).limits.kv_blocks > 0
+    with pytest.raises(InputError, match=f"^{option}: .* use at most {most}"):
+        Deployment(**{option: most + 1}).resolved(model, H100)
+    with pytest.raises(InputError, match=f"^{option}: is more than any engine takes"):
+        Deployment(**{option: 10**400})
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tp": 0},

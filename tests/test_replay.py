@@ -317,10 +317,16 @@ def test_drawn_lengths_and_their_strata(lengths):
     assert strata.std() == pytest.approx(drawn_lengths.std(), rel=0.05, abs=1.0)
 
 
-@pytest.mark.parametrize("text", ["many", "normal:3", "uniform:3:4", "exponential:0.5", "file:no"])
-def test_lengths_that_are_none(text):
-    with pytest.raises(InputError):
-        Lengths.parse(text)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("many", "normal:3", "uniform:3:4", "exponential:0.5", "file:no", "file:a\0", "0", "-5"),
+        *("inf", "normal:9:-1", "normal:9:nan", "", ":", "1e400"),
+    ],
+)
+def test_lengths_that_are_none_say_where(text):
+    with pytest.raises(InputError, match=r"^output_tokens '"):
+        Lengths.parse(text, "output_tokens")
 
 
 def test_lengths_from_a_file(tmp_path):

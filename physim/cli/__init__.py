@@ -31,6 +31,7 @@ from physim.cli.recommend import recommend
 from physim.cli.report import report
 from physim.cli.sweep import sweep
 from physim.cli.table import table
+from physim.data import FULL
 from physim.errors import InputError
 from physim.trusted import doubt_of_folder
 
@@ -106,6 +107,8 @@ def main() -> None:
     except BrokenPipeError:  # the reader had enough
         _fail("")
     except OSError as error:
+        if error.errno in FULL:
+            _fail(f"{error.filename or 'stdout'}: the disk is full; make room on it")
         place = f"{error.filename}: " if error.filename else ""
         _fail(f"{place}{error.strerror or error}; check the path and the room on the disk")
 

@@ -54,8 +54,8 @@ def load_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["input_tokens"] is None or options["output_tokens"] is None:
         raise InputError("--input and --output", "are missing", "give both")
     return {
-        "input_tokens": Lengths.parse(options["input_tokens"]),
-        "output_tokens": Lengths.parse(options["output_tokens"]),
+        "input_tokens": Lengths.parse(options["input_tokens"], "--input"),
+        "output_tokens": Lengths.parse(options["output_tokens"], "--output"),
         "rate": options.get("rate"),
         "concurrency": options.get("concurrency"),
         "stages": tuple(Stage.parse(text) for text in options.get("stage") or ()),

@@ -22,6 +22,9 @@ EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
 ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
 KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
+# Whole numbers up to here are exact in floating point.
+_EXACT = 2**53
+_SIZES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks")
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
@@ -172,9 +175,12 @@ class Deployment:
                 raise InputError(name, f"{repr(value)[:80]} is {what}", "correct it")
         self._check_positive("block_size", self.block_size)
         self._check_positive("receive_every", self.receive_every)
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks"):
+        for name in _SIZES:
             if getattr(self, name) is not None:
                 self._check_positive(name, getattr(self, name))
+        for name in ("block_size", *_SIZES):
+            if (getattr(self, name) or 0) > _EXACT:
+                raise InputError(name, "is more than any engine takes", "correct it")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise InputError(
                 "gpu_memory_utilization",
@@ -232,7 +238,7 @@ class Deployment:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens or default.max_num_batched_tokens,
             max_model_len=max_model_len,
-            kv_blocks=self._kv_blocks(model, gpu, memory)
+            kv_blocks=self._kv_blocks(model, gpu, profile, memory)
             if self.kv_blocks is None
             else round(self.kv_blocks * (1 + cache.window_share)),
             block_size=self.block_size,
@@ -301,11 +307,37 @@ class Deployment:
             kv_block=cache.token_bytes * self.block_size,
         )
 
-    def _kv_blocks(self, model: ModelArch, gpu: Hardware, memory: Memory) -> int:
+    def _check_sizes(self, model: ModelArch, profile: EngineProfile, memory: Memory) -> None:
+        """Refuses an option for whose size alone the model does not fit, with the most that does.
+
+        Raises:
+            InputError: The model fits with fewer requests at once, or with smaller KV blocks.
+        """
+        requests = self.max_num_seqs or 0
+        logits = profile.kv_reserve.bytes_per_logit * model.vocab_size
+        token = memory.kv_block / self.block_size
+        left = memory.usable - memory.weights - memory.activations - memory.graphs
+        beside = left + requests * logits - memory.kv_block / memory.kept_share
+        for name, value, each, room in (
+            ("max_num_seqs", requests, logits, beside),
+            ("block_size", self.block_size, token, memory.kept_share * left),
+        ):
+            if 1 <= room / each < value:
+                raise InputError(
+                    name,
+                    f"{value} would take {value * each / GIB:.3g} GiB a GPU, where "
+                    f"{room / GIB:.3g} GiB are left",
+                    f"use at most {math.floor(room / each)}",
+                )
+
+    def _kv_blocks(
+        self, model: ModelArch, gpu: Hardware, profile: EngineProfile, memory: Memory
+    ) -> int:
         """KV blocks that fit beside the weights and the engine's own memory."""
         taken = memory.weights + memory.activations + memory.graphs
         blocks = math.floor(memory.kept_share * (memory.usable - taken) / memory.kv_block)
         if blocks < 1:
+            self._check_sizes(model, profile, memory)
             needed = (taken + memory.kv_block) / GIB
             raise InputError(
                 f"{model.name} on {self.parallelism.gpus} x {gpu.key}",

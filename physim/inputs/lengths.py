@@ -45,8 +45,10 @@ class Lengths:
                 "lengths", f"{self.kind!r} is unknown", f"use one of {', '.join(KINDS)}"
             )
         for field, value, least in (("mean", self.mean, 1.0), ("std", self.std, 0.0)):
-            if not (math.isfinite(value) and value >= least):
-                raise InputError(f"lengths: {field}", f"{value} is below {least:g}", "correct it")
+            if not math.isfinite(value):
+                raise InputError(f"lengths: {field}", f"{value} is not finite", "correct it")
+            if value < least:
+                raise InputError(f"lengths: {field}", f"{value:g} is below {least:g}", "correct it")
 
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
@@ -75,32 +77,39 @@ class Lengths:
         return cls("empirical", math.fsum(values) / len(values), values=tuple(map(float, values)))
 
     @classmethod
-    def parse(cls, text: str) -> Tokens:
+    def parse(cls, text: str, name: str = "lengths") -> Tokens:
         """Reads ``248``, ``normal:248:50``, ``exponential:128`` or ``file:lengths.txt``.
 
         A file has a length on each line.
 
+        Args:
+            text: What is read.
+            name: The option that it is given for, for messages.
+
         Raises:
-            InputError: It is none of these.
+            InputError: It is none of these, or a length is out of range.
         """
+        where = f"{name} {text[:60]!r}"
         kind, _, rest = text.partition(":")
         try:
             if not rest:
-                return float(kind)
+                return cls.fixed(float(kind)).mean
             if kind == "file":
                 words = Path(rest).read_text(encoding="utf-8").split()
                 return cls.empirical(tuple(float(word) for word in words))
             if kind in ("normal", "exponential"):
                 make = cls.normal if kind == "normal" else cls.exponential
                 return make(*(float(number) for number in rest.split(":")))
-        except InputError:
-            raise
+        except InputError as error:
+            raise InputError(
+                error.where.replace("lengths", where, 1), error.what, error.remedy
+            ) from None
         except OSError as error:
-            raise InputError(rest, error.strerror or "cannot be read", "check the path") from error
+            raise InputError(where, error.strerror or "cannot be read", "check the path") from error
         except (ValueError, TypeError):
             pass
         raise InputError(
-            f"lengths {text!r}",
+            where,
             "cannot be read",
             "use 248, normal:248:50, exponential:128 or file:PATH with a length on each line",
         )

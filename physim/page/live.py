@@ -32,7 +32,7 @@ def case_of(model: str, deployment: Mapping[str, Any], load: Mapping[str, Any]) 
     """The case that is chosen."""
     demand = dict(load)
     for length in ("input_tokens", "output_tokens"):
-        demand[length] = Lengths.parse(demand[length])
+        demand[length] = Lengths.parse(demand[length], length)
     return Case.of(model, **deployment, **demand)
 
 

@@ -322,7 +322,7 @@ def _case(options: Mapping[str, Value]) -> tuple[Case, str]:
     model, fit = str(own.pop("model")), str(own.pop("fit", DEFAULT_FIT))
     for name in _LENGTHS:
         if isinstance(own.get(name), str):
-            own[name] = Lengths.parse(own[name])
+            own[name] = Lengths.parse(own[name], name)
     case = Case.of(model, **own)
     _ = case.demanded
     return case, fit

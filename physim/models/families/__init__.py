@@ -21,7 +21,7 @@ FAMILIES: dict[str, Family] = {
     **latent.FAMILIES,
     **recurrent.FAMILIES,
 }
-_MOST_LAYERS = 1000
+_MOST_LAYERS, _MOST_TOKENS, _MOST_PARAMETERS = 1000, 10**9, 10**14
 
 # Fields that change what a layer computes, and the families of which they are read.
 _FIELDS = {
@@ -105,12 +105,16 @@ def _supported() -> str:
 
 def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     layers = family.layers(config)
-    if layers > _MOST_LAYERS:
-        raise InputError(
-            f"{config.where}: num_hidden_layers",
-            f"{layers} are more than any model has",
-            "correct it",
-        )
+    for field, value, most in (
+        ("num_hidden_layers", layers, _MOST_LAYERS),
+        ("max_position_embeddings", config.count("max_position_embeddings", 4096), _MOST_TOKENS),
+    ):
+        if value > most:
+            raise InputError(
+                f"{config.where}: {field}",
+                f"{value:.10g} are more than any model has",
+                "correct it",
+            )
     quantization = Quantization(config.fields, layers, config.where)
     reading = Reading(config, quantization, layers)
     sees = config.fields.get("vision_config") is not None
@@ -118,7 +122,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     groups = grouped([layer_of(family, reading, layer) for layer in range(layers)])
     # vLLM keeps compressed vectors in 8 bit whatever is asked for (deepseek_v4.py).
     is_compressed = any(isinstance(one.attention, CompressedAttention) for one in groups)
-    return ModelArch(
+    found = ModelArch(
         name=config.where,
         family=name,
         groups=groups,
@@ -132,3 +136,12 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
         vision_is_replicated=family.vision_is_replicated,
         kv_cache_dtype="fp8" if is_compressed else quantization.kv_cache_dtype,
     )
+    if found.parameters > _MOST_PARAMETERS:
+        numbers = {name: one for name, one in config.fields.items() if type(one) is int}
+        largest = max(numbers, key=lambda name: numbers[name])
+        raise InputError(
+            config.where,
+            f"describes {found.parameters:.3g} parameters, more than any model has",
+            f"correct what is too large; {largest} is the largest figure",
+        )
+    return found
