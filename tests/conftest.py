@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import platform
+import secrets
 from pathlib import Path
 
 # Most of the time goes to compiling, so little is optimised, and workers, commands and notebooks
@@ -37,8 +38,38 @@ import physim
 jax.config.update("jax_enable_x64", True)
 
 # The first example of a test may compile.
-hypothesis.settings.register_profile("physim", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("physim")
+hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("random", deadline=None)
+# The first of the random seeds, for all workers.
+_SEED = "PHYSIM_TEST_SEED"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--seeds",
+        default="fixed",
+        help="of what is drawn at random: fixed, random (more of it, each time other), or the "
+        "number that a run with random ones printed",
+    )
+
+
+def pytest_configure(config):
+    seeds = config.getoption("--seeds")
+    hypothesis.settings.load_profile("fixed" if seeds == "fixed" else "random")
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ[_SEED] = str(secrets.randbelow(2**31)) if seeds == "random" else seeds
+
+
+def pytest_report_header():
+    return f"seeds: {os.environ[_SEED]}"
+
+
+@pytest.fixture(scope="session")
+def first_seed() -> int | None:
+    """The first of random seeds; None if they are fixed."""
+    seed = os.environ[_SEED]
+    return None if seed == "fixed" else int(seed)
+
 
 # Of commands typer looks at the types, which are not quite those that it passes. The replay's loop
 # is plain Python, which checks at each call would slow down twentyfold.

@@ -1,16 +1,21 @@
 """Input that is wrong in some random way: what becomes of it.
 
-`benchmarks/fuzz.py` tries many thousands; `test_fuzz.py` some hundreds.
+`MALFORMED` has a fuzzer for whatever a user can pass; `READERS` says which modules each of them
+tries. `benchmarks/fuzz.py` tries many thousands, `test_fuzz.py` some hundreds.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import csv
+import functools
+import gzip
 import io
 import json
 import math
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +26,51 @@ from test_measured import REPORTS, RESULT, benchmark
 
 import physim
 from physim import data
+from physim.cli.comma_lists import degrees_in, names_in
+from physim.cli.page import ends_in
+from physim.cli.prices import prices_in
+from physim.cli.table import models_in
 from physim.corrections.files import load_fit
 from physim.errors import InputError
+from physim.grids.slices import surface_of
+from physim.inputs.engine import load_engine
 from physim.inputs.hardware import load_hardware
+from physim.inputs.lengths import Lengths
+from physim.inputs.load import Stage
 from physim.measured import guidellm, inference_perf, vllm_bench
 from physim.measured.condition import filtered
 from physim.measured.runs_csv import case_of, read_table
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
+from physim.questions.objectives import Objective
+from physim.questions.prices import hourly_prices
+from physim.questions.sweep import CaseGrid
 from physim.replay.workload import read_trace
+from physim.tables.files import FORMATS as TABLES
+from physim.tables.files import METADATA, load, write
+from physim.tables.table import Table
 
 Rng = np.random.Generator
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2.5, -0.5, 1e-300, 1e308, math.nan, math.inf, 2**31, 2**70),
     *("", " ", "no", "off", "False", "true", "nan", "inf", "1e400", "-3", "0x10", "1,5", "∞", "\0"),
-    *("10" * 2500, "a" * 5000, [], {}, [[]], [1, "2"], {"a": 1}, "../../etc/passwd"),
+    *("10" * 2500, "a" * 5000, [], {}, [[]], [1, "2"], {"a": 1}, "../../etc/passwd", [None], "²"),
+    *(10**400, "\ud800", "2026-13-45", "re:(.*)*x$"),
 )
 MODELS = [name.replace("--", "/") for name in data.names("model_configs", ".json")]
+QUANTIZED = [name for name in MODELS if any(one in name.lower() for one in ("fp8", "fp4", "awq"))]
 WORDS = (
     *("tp", "model", "hardware", "stage", "nothing", "and", "or", "not", "in", "(", ")", "[", "]"),
     *("==", "!=", "<", ">=", "&", "|", "~", "2", "-1.5", "'a'", '"h100_sxm"', "True", "None", ","),
     *("@", ".str", ".contains", "(", "__class__", "lambda", ":", "`tp`", "eval", "1e9", "**", "%"),
 )
+CONDITION = (
+    *("tp", "==", "2", "and", "(", "model", "!=", "'a'"),
+    *("or", "stage", "in", "[", "0", ",", "1", "]", ")"),
+)
+# Words of it, and others that may stand in their place.
+LIKE = {"2": ("4", "1", "-2.5"), "==": ("!=", "<=", ">"), "and": ("or",), "tp": ("stage",)}
 
 
 def changed(rng: Rng, content: Any) -> Any:
@@ -72,7 +99,7 @@ def changed(rng: Rng, content: Any) -> Any:
 
 def spoilt(rng: Rng, text: str) -> bytes:
     """A file's content, cut short or with bytes that do not belong there."""
-    content = bytearray(text.encode())
+    content = bytearray(text.encode("utf-8", "surrogatepass"))
     how = rng.integers(4)
     if how == 0:
         del content[rng.integers(len(content) + 1) :]
@@ -114,22 +141,72 @@ def csv_file(rng: Rng, path: Path, rows: list[dict[str, Any]]) -> Path:
     table = csv.DictWriter(text, columns, extrasaction="ignore", restval="")
     table.writeheader()
     table.writerows(rows)
-    text_ = text.getvalue()
-    path.write_bytes(spoilt(rng, text_) if rng.random() < 0.15 else text_.encode())
+    written = text.getvalue()
+    as_it_is = written.encode("utf-8", "surrogatepass")
+    path.write_bytes(spoilt(rng, written) if rng.random() < 0.15 else as_it_is)
     return path
 
 
-def config(rng: Rng, folder: Path) -> None:
-    name = MODELS[rng.integers(len(MODELS))]
-    content = data.read_json(data.folder("model_configs") / f"{name.replace('/', '--')}.json")
-    place = folder / "model"
-    place.mkdir(exist_ok=True)
-    json_file(rng, place / "config.json", content)
+def odd_text(rng: Rng, text: str) -> str:
+    """Text with some of its characters exchanged for others, or for a word."""
+    for _ in range(rng.integers(1, 3)):
+        start = int(rng.integers(len(text) + 1))
+        end = start + int(rng.integers(0, 4))
+        other = ODD[rng.integers(len(ODD))]
+        text = text[:start] + (other if isinstance(other, str) else str(other)[:400]) + text[end:]
+    return text
+
+
+@functools.cache
+def config_of(name: str) -> dict[str, Any]:
+    """The configuration of a shipped model."""
+    return data.read_json(data.folder("model_configs") / f"{name.replace('/', '--')}.json")
+
+
+def sane_model(place: Path) -> None:
+    """Reads a model and puts it onto a GPU."""
     model = load_model(place)
     assert isinstance(model, ModelArch)
-    assert model.parameters > 0
-    case = physim.Case.of(place, gpu="h100_sxm", tp=8, input_tokens=9, output_tokens=9, rate=1)
+    assert 0 < model.parameters < 1e14
+    case = physim.Case.of(place, gpu="b200_sxm", tp=8, input_tokens=9, output_tokens=9, rate=1)
     assert case.deployment.limits.kv_blocks > 0
+
+
+def config(rng: Rng, folder: Path) -> None:
+    place = empty(folder / "model")
+    json_file(rng, place / "config.json", config_of(MODELS[rng.integers(len(MODELS))]))
+    sane_model(place)
+
+
+def quantization(rng: Rng, folder: Path) -> None:
+    """What a configuration, or a file beside it, says of number formats."""
+    place = empty(folder / "model")
+    content = dict(config_of(QUANTIZED[rng.integers(len(QUANTIZED))]))
+    section = content.pop("quantization_config", {})
+    if rng.random() < 0.3:
+        beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+        json_file(rng, place / "hf_quant_config.json", beside)
+    else:
+        content["quantization_config"] = changed(rng, section)
+    (place / "config.json").write_text(json.dumps(content))
+    sane_model(place)
+
+
+def generation(rng: Rng, folder: Path) -> None:
+    """A model's `generation_config.json`."""
+    place = empty(folder / "model")
+    (place / "config.json").write_text(json.dumps(config_of("Qwen/Qwen3-8B")))
+    content = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
+    json_file(rng, place / "generation_config.json", content)
+    sane_model(place)
+
+
+def empty(place: Path) -> Path:
+    """A folder with nothing in it."""
+    place.mkdir(exist_ok=True)
+    for file in place.iterdir():
+        file.unlink()
+    return place
 
 
 def gpu(rng: Rng, folder: Path) -> None:
@@ -180,17 +257,154 @@ def report(rng: Rng, folder: Path) -> None:
             assert value > 0
 
 
-def fit(rng: Rng, folder: Path) -> None:
+@functools.cache
+def small_fit() -> dict[str, Any]:
+    """A fit of a few corrections, as its file holds it."""
     content = load_fit("default").to_dict()
-    content["evidence"] = content["evidence"][:3]
-    found = load_fit(json_file(rng, folder / "fit.json", content))
-    assert all(math.isfinite(value) for own in found.scatter.values() for value in own.values())
+    few = ["gemm_memory", "experts", "host_step"]
+    triangle = [9.0, 1.0, 5.0, 0.5, 0.1, 7.0]
+    content["evidence"] = [
+        {"branch": one["branch"], "corrections": few, "curvature": triangle}
+        for one in content["evidence"][:2]
+    ]
+    for level in ("levels", "widths"):
+        content[level] = {name: content[level][name] for name in list(content[level])[-2:]}
+    return content
+
+
+def fit(rng: Rng, folder: Path) -> None:
+    content = small_fit()
+    if rng.random() < 0.1:
+        content = {**content, "schema_version": int(rng.integers(5))}
+    path = json_file(rng, folder / "fit.json", content)
+    found = load_fit(path)
+    known = found.at(found.common)
+    for name in ("gemm_memory", "experts_compute"):
+        assert 0 < math.exp(float(getattr(known.corrections, name))) < 1e9
+    if known.covariance is not None:
+        assert np.isfinite(known.covariance).all()
+    assert all(0 <= value <= 10 for own in found.scatter.values() for value in own.values())
+    assert all(low <= high for low, high in found.ranges.values())
+    json.dumps(found.to_dict())
+
+
+def step_table(rng: Rng, folder: Path) -> None:
+    """A table of step times in one of its formats, or its metadata."""
+    knots = [np.array([0.0, 4.0])] * 4
+    gemm = 1e-3 * (1 + np.arange(16.0).reshape(2, 2, 2, 2))
+    known = Table(knots, gemm + 1e-4, {"gemm": gemm, "gaps": np.full_like(gemm, 1e-4)}, {})
+    kind = ("json", "csv", "parquet")[rng.integers(3)]
+    place = empty(folder / "table")
+    write(known, place, kind)
+    path = place / TABLES[kind]
+    how = rng.random()
+    if how < 0.2:
+        json_file(rng, place / METADATA, json.loads((place / METADATA).read_text()))
+    elif kind == "json":
+        json_file(rng, path, json.loads(path.read_text()))
+    elif kind == "csv" and how < 0.7:
+        rows = pd.read_csv(path).to_dict("records")
+        path.write_bytes(gzip.compress(csv_file(rng, place / "odd.csv", rows).read_bytes()))
+    elif how < 0.9:
+        frame = pd.read_csv(path) if kind == "csv" else pd.read_parquet(path)
+        frame = frame.astype(float).sample(frac=1, random_state=int(rng.integers(99)))
+        frame.iloc[0, rng.integers(frame.shape[1])] = rng.choice([0.0, -1.0, 4.0, math.nan, 1e30])
+        frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path, index=False)
+    else:
+        raw = bytearray(path.read_bytes())
+        raw[rng.integers(len(raw))] = rng.integers(256)
+        path.write_bytes(bytes(raw[: rng.integers(1, len(raw))] if how > 0.95 else raw))
+    found = load(place)
+    seconds = found(2, 3, 1, 0)
+    assert 0 < seconds < 1e6
+    assert math.isclose(sum(found.breakdown(2, 3, 1, 0).values()), seconds, rel_tol=0.01)
+    assert found.more_prompts_s(3, 10.0) < math.inf
+
+
+def grid(rng: Rng, folder: Path) -> None:
+    """The grid of a sweep."""
+    import yaml
+
+    content: Any = {
+        "model": ["Qwen/Qwen3-8B"],
+        "gpu": "h100_sxm",
+        "tp": [1, 2],
+        "rate": {"from": 1, "to": 9, "steps": 3, "scale": "log"},
+        "input_tokens": "exponential:128",
+        "output_tokens": 99,
+    }
+    for _ in range(rng.integers(1, 4)):
+        content = changed(rng, content)
+    path = folder / "grid.yaml"
+    text = yaml.safe_dump(content, allow_unicode=True)
+    if rng.random() < 0.2:
+        text = odd_text(rng, text)
+    raw = spoilt(rng, text) if rng.random() < 0.15 else text.encode("utf-8", "surrogatepass")
+    path.write_bytes(raw)
+    found = CaseGrid.read(path)
+    assert 0 < len(found) <= 1e9
+    options_ = found.options(len(found) - 1)
+    assert "model" in options_
+    assert all(isinstance(value, str | float | int | bool) for value in options_.values())
+
+
+def lengths(rng: Rng, folder: Path) -> None:
+    path = folder / "lengths.txt"
+    path.write_bytes(odd_text(rng, "3\n5\n10\n").encode("utf-8", "surrogatepass"))
+    texts = ("248", "normal:248:50", "exponential:128", f"file:{path}")
+    text = texts[rng.integers(len(texts))]
+    found = Lengths.parse(text if text.startswith("file") else odd_text(rng, text), "input_tokens")
+    mean = found.mean if isinstance(found, Lengths) else found
+    assert 1 <= mean < math.inf
+
+
+def words(rng: Rng, folder: Path) -> None:
+    """Small texts that options take: stages, bounds, prices, rates, lists, versions, names."""
+    kind = rng.integers(9)
+    if kind == 0:
+        stage = Stage.parse(odd_text(rng, "8:600"))
+        assert 0 < stage.rate * stage.duration_s < math.inf
+    elif kind == 1:
+        text = ("ttft_p99=500ms", "tpot=30 ms", "e2e_mean=2s")[rng.integers(3)]
+        assert 0 < Objective.parse(odd_text(rng, text)).seconds < math.inf
+    elif kind == 2:
+        prices = hourly_prices(prices_in([odd_text(rng, "h100_sxm=2.5")]))
+        assert all(0 < price < math.inf for price in prices.values())
+    elif kind == 3:
+        assert all(one >= 1 for one in degrees_in(odd_text(rng, "1,2,8")))
+    elif kind == 4:
+        assert all(names_in(odd_text(rng, "h100_sxm, b200_sxm")))
+    elif kind == 5:
+        assert load_engine("vllm", odd_text(rng, "0.15.1")).engine == "vllm"
+    elif kind == 6:
+        assert load_hardware(odd_text(rng, "H100-SXM")).memory_bytes > 0
+    elif kind == 7:
+        low, high = ends_in("--input", odd_text(rng, "128:8192"))
+        assert 0 < low < high < math.inf
+    else:
+        path = folder / "models.txt"
+        path.write_bytes(odd_text(rng, "Qwen/Qwen3-8B\n# a\n").encode("utf-8", "surrogatepass"))
+        assert all(models_in(path))
+
+
+def surface(rng: Rng, _: Path) -> None:
+    """A table of measured efficiency, cut by `--at`."""
+    name = str(rng.choice(["gemm_bfloat16", "moe_bfloat16", odd_text(rng, "gemm_fp8")]))
+    found, fixed = surface_of("h100_sxm", name, [odd_text(rng, "k=4096")])
+    assert np.isfinite(found.log_efficiency).all()
+    assert all(0 < value < math.inf for value in fixed.values())
 
 
 def condition(rng: Rng, _: Path) -> None:
     frame = pd.DataFrame([ROW, {**ROW, "tp": 4}])
-    words = [WORDS[rng.integers(len(WORDS))] for _ in range(rng.integers(1, 12))]
-    kept = filtered(frame, " ".join(words))
+    some = [*CONDITION]
+    for _ in range(rng.integers(1, 4)):
+        place = rng.integers(len(some))
+        others = LIKE.get(some[place], ()) if rng.random() < 0.6 else WORDS
+        some[place] = str(rng.choice(others or [some[place]]))
+    if rng.random() < 0.3:
+        some = [WORDS[rng.integers(len(WORDS))] for _ in range(rng.integers(1, 12))]
+    kept = filtered(frame, " ".join(some))
     assert len(kept) <= len(frame)
 
 
@@ -199,6 +413,8 @@ def options(rng: Rng, _: Path) -> None:
     names = ("rate", "concurrency", "requests", "input_tokens", "output_tokens", "cached_tokens")
     names += ("tp", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks")
     names += ("gpu_memory_utilization", "arrival", "burstiness", "engine_version", "sampling")
+    names += ("pp", "dp", "ep", "block_size", "expert_load", "moe_kernel", "kv_cache_dtype")
+    names += ("all2all", "receive_every", "prefixes", "timeout_s", "warm_up_s", "mixed", "read_as")
     for _ in range(rng.integers(1, 4)):
         value = ODD[rng.integers(len(ODD))]
         if isinstance(value, bool | str | int | float):
@@ -208,9 +424,81 @@ def options(rng: Rng, _: Path) -> None:
     assert 0 < load.mean_input <= case.deployment.limits.max_model_len
 
 
-MALFORMED: dict[str, Callable[[Rng, Path], None]] = {
-    one.__name__: one for one in (config, gpu, table, trace, report, fit, condition, options)
+Fuzzer = Callable[[Rng, Path], None]
+_FUZZERS: tuple[Fuzzer, ...] = (
+    *(config, quantization, generation, gpu, fit, step_table, grid, lengths, words, surface),
+    *(table, trace, report, condition, options),
+)
+MALFORMED: dict[str, Fuzzer] = {one.__name__: one for one in _FUZZERS}
+
+_OURS = "reads what comes with physim, or what physim wrote"
+_THEIRS = "reads NVIDIA's package, whose version is pinned"
+_BELOW = "is what other readers read by"
+_MEASURED = "is tried by tests/fuzzing_measured.py"
+# For each module that reads a file or text from outside, the fuzzers that try it, or why none does.
+READERS: dict[str, tuple[str, ...] | str] = {
+    "physim.cli": "opens what swallows output",
+    "physim.cli.comma_lists": ("words",),
+    "physim.cli.page": ("words",),
+    "physim.cli.prices": ("words",),
+    "physim.cli.sweep": _OURS,
+    "physim.cli.table": ("words",),
+    "physim.corrections.files": ("fit",),
+    "physim.data": _BELOW,
+    "physim.fitting.fit": "hashes files that others read",
+    "physim.grids.aiconfigurator": _THEIRS,
+    "physim.grids.mixer_tables": _THEIRS,
+    "physim.grids.slices": ("surface",),
+    "physim.grids.store": _OURS,
+    "physim.inputs.engine": ("words",),
+    "physim.inputs.hardware": ("gpu", "words"),
+    "physim.inputs.lengths": ("lengths",),
+    "physim.inputs.load": ("words",),
+    "physim.kept": _OURS,
+    "physim.measured.blis_trace": _MEASURED,
+    "physim.measured.condition": ("condition",),
+    "physim.measured.guidellm": ("report",),
+    "physim.measured.inference_perf": ("report",),
+    "physim.measured.ml_energy": _MEASURED,
+    "physim.measured.prometheus": _MEASURED,
+    "physim.measured.runs_csv": ("table",),
+    "physim.measured.silicon": _MEASURED,
+    "physim.measured.stage_report": _OURS,
+    "physim.measured.step_trace": _MEASURED,
+    "physim.measured.vllm_bench": ("report",),
+    "physim.measured.vllm_log": _MEASURED,
+    "physim.models.lookup": ("config", "quantization", "generation"),
+    "physim.page.document": _OURS,
+    "physim.questions.objectives": ("words",),
+    "physim.questions.sweep": ("grid",),
+    "physim.replay.workload": ("trace",),
+    "physim.step.components.sampling": _OURS,
+    "physim.tables.files": ("step_table",),
+    "physim.tables.writer": _OURS,
 }
+_READING = {
+    *("read_json", "read_text", "read_bytes", "read_csv", "read_parquet", "safe_load", "loads"),
+    *("open", "reading", "literal_eval", "read_document", "read_rows", "read_cells"),
+}
+
+
+def modules_that_read() -> Iterator[str]:
+    """Modules of the package that open a file, or have a function that takes text apart."""
+    for module in pkgutil.walk_packages(physim.__path__, "physim."):
+        path = Path(physim.__path__[0], *module.name.split(".")[1:])
+        path = path / "__init__.py" if module.ispkg else path.with_suffix(".py")
+        source = path.read_text()
+        if not any(word in source for word in (*_READING, "parse", "s_in(")):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            called = getattr(node, "func", None)
+            name = getattr(called, "attr", getattr(called, "id", ""))
+            is_parser = isinstance(node, ast.FunctionDef) and (
+                node.name.strip("_") in ("parse", "parsed") or node.name.endswith("s_in")
+            )
+            if name in _READING or is_parser:
+                yield module.name
+                break
 
 
 def refused_or_read(kind: str, seed: int, folder: Path) -> bool:
@@ -220,5 +508,5 @@ def refused_or_read(kind: str, seed: int, folder: Path) -> bool:
         said = ""
     except InputError as error:
         said = str(error)
-    assert "\n" not in said[:1000], (kind, seed, said)
+    assert "\n" not in said, (kind, seed, said)
     return bool(said)

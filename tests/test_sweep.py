@@ -144,6 +144,7 @@ def test_ray_gives_the_same(grid, whole, tmp_path):
         ("model: 2026-13-45", "is no YAML: month must be in 1..12"),
         ("model: x\0", "is no YAML"),
         ("model: []", "model: is no value, list or range"),
+        ("model: ['', []]", "model: is no value, list or range"),
         ("model: [null]", "model: is no value, list or range"),
         ("model: {}", "model.from: is no range"),
         ("model: 2026-01-01", "model: is no value, list or range"),
@@ -163,6 +164,15 @@ def test_what_is_no_grid(text, complaint, tmp_path):
     path.write_text(text)
     with pytest.raises(InputError, match=complaint):
         CaseGrid.read(path)
+
+
+def test_values_of_a_grid_keep_their_kinds(tmp_path):
+    path = tmp_path / "grid.yaml"
+    path.write_text("model: ['', é, 1, 2.5, true]\nrate: {from: 1, to: 4, steps: 3, scale: log}")
+    found = CaseGrid.read(path).axes
+    assert found["model"] == ["", "é", 1, 2.5, True]
+    assert [type(one) for one in found["model"]] == [str, str, int, float, bool]
+    assert found["rate"] == pytest.approx([1, 2, 4])
 
 
 def test_what_cannot_be_swept(grid, tmp_path):

@@ -16,7 +16,8 @@ def degrees_in(text: str) -> list[int]:
     Raises:
         InputError: One is no positive integer.
     """
-    for one in text.split(","):
-        if not one.strip().isdigit() or int(one) < 1:
-            raise InputError(f"--tps: {one.strip()!r}", "is not a positive integer", "correct it")
-    return [int(one) for one in text.split(",")]
+    words = [one.strip() for one in text.split(",")]
+    for one in words:
+        if not (one.isdecimal() and len(one) < 10 and int(one)):
+            raise InputError(f"--tps: {one[:60]!r}", "is not a positive integer", "correct it")
+    return [int(one) for one in words]

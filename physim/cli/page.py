@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from physim.cli.subject_options import FitName, Model
 from physim.errors import InputError
 
 
-def _ends(option: str, text: str) -> tuple[float, float]:
+def ends_in(option: str, text: str) -> tuple[float, float]:
     """A range of lengths.
 
     Raises:
@@ -26,9 +27,12 @@ def _ends(option: str, text: str) -> tuple[float, float]:
     """
     first, _, last = text.partition(":")
     try:
-        return float(first), float(last)
+        ends = float(first), float(last)
     except ValueError:
-        raise InputError(f"{option} {text!r}", "is not FROM:TO", "write, say, 128:8192") from None
+        ends = (0.0, 0.0)
+    if not 1 <= ends[0] < ends[1] < math.inf:
+        raise InputError(f"{option} {text[:60]!r}", "is not FROM:TO", "write, say, 128:8192")
+    return ends
 
 
 @functools.partial(with_engine, layout=False)
@@ -71,8 +75,8 @@ def page(
             model,
             gpus=names_in(gpus),
             tps=degrees_in(tps),
-            inputs=_ends("--input", inputs),
-            outputs=_ends("--output", outputs),
+            inputs=ends_in("--input", inputs),
+            outputs=ends_in("--output", outputs),
             prices=prices_in(price),
             cached_tokens=cached,
             prefixes=prefixes,

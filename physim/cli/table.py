@@ -152,6 +152,24 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
     console.print(f"written to {out}")
 
 
+def models_in(path: Path) -> list[str]:
+    """The names of models in a file, one on each line, without comments.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    from physim import data
+    from physim.errors import InputError
+
+    try:
+        with data.reading(path):
+            lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not UTF-8 text", "write a name on each line") from error
+    names = (line.strip() for line in lines)
+    return [name for name in names if name and not name.startswith("#")]
+
+
 def _many(
     models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any], as_json: bool
 ) -> None:
@@ -159,12 +177,7 @@ def _many(
     from physim.errors import InputError
     from physim.tables.writer import write_tables
 
-    try:
-        names = [line.strip() for line in models.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise InputError(str(models), error.strerror or "cannot be read", "check it") from error
-    names = [name for name in names if name and not name.startswith("#")]
-    keys = names_in(gpus)
+    names, keys = models_in(models), names_in(gpus)
     if not names or not keys:
         raise InputError("--models and --gpus", "name nothing", "give at least one of each")
     degrees = degrees_in(tps)

@@ -174,7 +174,7 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    found = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", version)
     assert found is not None  # names of files, and what was matched before
     return tuple(int(part) for part in found.group(1).split("."))
 

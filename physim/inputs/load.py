@@ -12,6 +12,8 @@ from physim.inputs.lengths import Lengths, Tokens, lengths
 ARRIVALS = ("constant", "poisson", "gamma")
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
+# More than there is of anything, in any unit.
+_MOST = 1e18
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,9 @@ class Load:
                 "says nothing of clients, who send when they are answered",
                 "leave it out, with its burstiness",
             )
-        if not 0 <= self.warm_up_s < math.inf:
-            raise InputError("warm_up_s", f"{self.warm_up_s} is not 0 or more", "correct it")
+        if not 0 <= self.warm_up_s <= _MOST:
+            problem = f"{str(self.warm_up_s)[:60]} is not between 0 and {_MOST:g}"
+            raise InputError("warm_up_s", problem, "correct it")
         if self.warm_up_s and (self.concurrency is None or self.requests is None):
             raise InputError(
                 "warm_up_s", "is of clients who send a number of requests", "give both, or leave it"
@@ -229,5 +232,7 @@ def _check_rate(field: str, rate: float) -> None:
 
 
 def _check_positive(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         raise InputError(field, f"{value} is not positive", "correct it")
+    if value > _MOST:
+        raise InputError(field, f"is above {_MOST:g}", "correct it")

@@ -7,6 +7,9 @@ from typing import Any
 
 from physim.errors import InputError
 
+# Products of a few such numbers can still be floats.
+_MOST = 2**53
+
 
 class ConfigFields:
     """A configuration whose fields are checked as they are read.
@@ -142,5 +145,9 @@ class ConfigFields:
                 f"{self.where}: {field}",
                 f"{value!r} is not an integer of at least {minimum}",
                 "correct it",
+            )
+        if value > _MOST:
+            raise InputError(
+                f"{self.where}: {field}", "is more than any model has of anything", "correct it"
             )
         return value

@@ -76,7 +76,9 @@ def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
                 f"{beside}: {field}", f"{str(value)[:60]!r} is not a number", "correct it"
             )
         if not least <= value <= most:
-            raise InputError(f"{beside}: {field}", f"{value:g} is out of range", "correct it")
+            raise InputError(
+                f"{beside}: {field}", f"{str(value)[:60]} is out of range", "correct it"
+            )
     kept = {"top_k": given["top_k"] > 0, "top_p": given["top_p"] < 1}
     return replace(
         model,

@@ -50,13 +50,13 @@ _LENGTHS = ("input_tokens", "output_tokens")
 _OWN = ("model", "fit")
 
 # More cases than a cluster predicts in a month, and more values than an option needs.
-_MOST_CASES, _MOST_STEPS = 10**9, 10**6
+_MOST_CASES, _MOST_STEPS = 10**9, 10**5
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 Value = str | float | int | bool
 # Numbers that a column can hold, and text that a file can.
 _Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-_Text = Annotated[str, AfterValidator(lambda text: text.encode() and text)]
+_Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
 _VALUES: TypeAdapter[list[Value]] = TypeAdapter(
     Annotated[list[bool | _Number | float | _Text], Field(min_length=1)], config=_STRICT
 )
