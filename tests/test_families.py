@@ -326,6 +326,7 @@ GEMMA = "google/gemma-3-27b-it"
         (GLM, {"n_routed_experts": False}, "n_routed_experts: False is not an integer"),
         (GLM, {"n_shared_experts": {}}, "n_shared_experts: {} is not an integer"),
         (GLM, {"q_lora_rank": [None]}, "q_lora_rank: holds null"),
+        (MINIMAX_M3, {"attention_output_gate": True}, "a gate on the output of attention"),
         (MINIMAX_M3, {"sparse_attention_config": False}, "sparse_attention_config: is not a JSON"),
         (KIMI_K3, {"vision_config": False}, "vision_config: is not a JSON object"),
         (GEMMA, {"vision_config": {}}, "vision_config: hidden_size: is missing"),
@@ -337,6 +338,21 @@ def test_what_a_configuration_says_wrongly_is_named(name, fields, complaint):
         read_architecture({**shipped_config(name), **fields}, "config.json")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_sparse_attention_counts_first_blocks_and_can_be_switched_off():
+    config = shipped_config(MINIMAX_M3)
+    sparse = config["sparse_attention_config"]
+
+    def longest_window(**changes):
+        changed = {**config, "sparse_attention_config": {**sparse, **changes}}
+        found = read_architecture(changed, "config.json")
+        return max((one.window or 0 for one in found.attention_layers), default=0)
+
+    assert sparse["sparse_init_block"] == 0
+    more = longest_window(sparse_init_block=2) - longest_window()
+    assert more == 2 * sparse["sparse_block_size"]
+    assert longest_window(use_sparse_attention=False) == 0
 
 
 def test_which_layers_have_experts():

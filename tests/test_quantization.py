@@ -39,7 +39,7 @@ def compressed(bits, kind, activations=None, **weights):
         (compressed(4, "float", {"num_bits": 4}, group_size=16), "nvfp4", 0.5625),
         (compressed(4, "float", group_size=16), "nvfp4_w4a16", 0.5625),
         (compressed(4, "float", group_size=32), "mxfp4", 0.53125),
-        (compressed(8, "float", strategy="block"), "fp8_block", 1.000244140625),
+        (compressed(8, "float", {"num_bits": 8}, strategy="block"), "fp8_block", 1.000244140625),
         (quantized(quant_method="modelopt", quant_algo="NVFP4"), "nvfp4", 0.5625),
         (quantized(quant_method="modelopt", quant_algo="W4A8_AWQ"), "int4_fp8", 0.51953125),
         (quantized(quant_method="modelopt", quant_algo="MXFP8"), "mxfp8", 1.03125),
@@ -94,6 +94,7 @@ def test_formats(config, name, bytes_per_weight):
             "quantized_layers.layers.0.mlp: is not a JSON object",
         ),
         (quantized(quant_algo="INT4_AWQ", group_size=False), "False is not a group size"),
+        (compressed(8, "float"), "8-bit float weights and 16-bit activations"),
         (compressed(4, "int", group_size=0), "group_0.group_size: 0 is not a group size"),
         (compressed(4, "int", activations=[8]), "group_0.input_activations: has no num_bits"),
         (compressed(4, "int", activations={"type": "int"}), "input_activations: has no num_bits"),
@@ -227,7 +228,10 @@ def test_formats_by_name_of_layer():
 
 
 def test_groups_by_their_targets():
-    scheme = {"weights": {"num_bits": 8, "type": "float"}, "targets": ["re:.*self_attn.*"]}
+    scheme = {
+        **{"weights": {"num_bits": 8, "type": "float"}, "targets": ["re:.*self_attn.*"]},
+        "input_activations": {"num_bits": 8},
+    }
     rest = {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "targets": ["Linear"]}
     config = quantized(quant_method="compressed-tensors", config_groups={"a": scheme, "b": rest})
     found = Quantization(config, 2, "c")

@@ -339,7 +339,7 @@ def _scheme(group: Mapping[str, Any], quantization: Mapping[str, Any], place: st
     input_bits = _bits(group, "input_activations", place)
     bits, kind = weights.get("num_bits"), weights.get("type")
     packing = _text(group, "format", place) or _text(quantization, "format", place)
-    if (bits, kind) == (8, "float"):
+    if (bits, kind, input_bits) == (8, "float", 8):
         return FP8_BLOCK if weights.get("strategy") == "block" else FP8
     if (bits, kind) == (8, "int"):
         return formats.INT8 if input_bits == 8 else formats.INT8_WEIGHTS
@@ -351,7 +351,9 @@ def _scheme(group: Mapping[str, Any], quantization: Mapping[str, Any], place: st
             return formats.MXFP4_MXFP8 if input_bits else formats.MXFP4
         return formats.NVFP4 if input_bits == 4 else formats.NVFP4_WEIGHTS
     raise InputError(
-        place, f"{bits}-bit {kind} weights", "supported: 8-bit float and int, 4-bit float and int"
+        place,
+        f"{bits}-bit {kind} weights and {input_bits or 16}-bit activations",
+        "supported: 8-bit float weights and activations, 8-bit int, 4-bit float and int weights",
     )
 
 

@@ -36,6 +36,11 @@ _FIELDS = {
     "hidden_size_per_layer_input": ("an embedding for each layer", ()),
     "n_shared_experts": ("a shared expert", (mixtures, latent, recurrent)),
 }
+# Flags that change what a layer computes, of which no family's reader knows.
+_FLAGS = {
+    "attention_output_gate": "a gate on the output of attention",
+    "use_double_wide_mlp": "an MLP of twice the width in some layers",
+}
 
 
 def read_architecture(
@@ -90,13 +95,19 @@ def _check_fields(config: ConfigFields, name: str) -> None:
     Raises:
         InputError: A field names a kind of layer that the family has none of.
     """
-    for field, (meaning, rooms) in _FIELDS.items():
-        if config.has(field) and not any(name in room.FAMILIES for room in rooms):
-            raise InputError(
-                f"{config.where}: {field}",
-                f"says that there is {meaning}, of which {name} has none",
-                f"correct it, or read the model as a class that has it (--as); {_supported()}",
-            )
+    there = [
+        (field, meaning)
+        for field, (meaning, rooms) in _FIELDS.items()
+        if config.has(field) and not any(name in room.FAMILIES for room in rooms)
+    ]
+    there += [(field, meaning) for field, meaning in _FLAGS.items() if config.flag(field)]
+    if there:
+        field, meaning = there[0]
+        raise InputError(
+            f"{config.where}: {field}",
+            f"says that there is {meaning}, of which {name} has none",
+            f"correct it, or read the model as a class that has it (--as); {_supported()}",
+        )
 
 
 def _supported() -> str:

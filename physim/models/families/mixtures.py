@@ -206,10 +206,13 @@ def _minimax3_attention(reading: Reading, layer: int) -> Block:
     """MiniMax-M3: layers that attend to blocks of tokens, chosen by small heads of their own."""
     config = reading.config
     sparse = config.part("sparse_attention_config")
-    if not sparse.of_layer("sparse_attention_freq", reading.layers, layer, (0, 1)):
+    is_sparse = sparse.of_layer("sparse_attention_freq", reading.layers, layer, (0, 1))
+    if not (is_sparse and sparse.flag("use_sparse_attention", True)):
         return grouped_queries(qk_norm=True)(reading, layer)
     heads, kv_heads = shared_heads(config, "num_attention_heads", "num_key_value_heads")
-    blocks = sparse.count("sparse_topk_blocks") + sparse.at_least_zero("sparse_local_block", 0)
+    always = ("sparse_init_block", "sparse_local_block")
+    blocks = sparse.count("sparse_topk_blocks")
+    blocks += sum(sparse.at_least_zero(field, 0) for field in always)
     attention = Attention(
         BLOCK_SPARSE_ATTENTION,
         heads,
