@@ -229,7 +229,8 @@ def test_formats_by_name_of_layer():
 
 def test_groups_by_their_targets():
     scheme = {
-        **{"weights": {"num_bits": 8, "type": "float"}, "targets": ["re:.*self_attn.*"]},
+        "weights": {"num_bits": 8, "type": "float"},
+        "targets": ["re:.*self_attn.*"],
         "input_activations": {"num_bits": 8},
     }
     rest = {"weights": {"num_bits": 4, "type": "int", "group_size": 32}, "targets": ["Linear"]}

@@ -123,7 +123,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
         if value > most:
             raise InputError(
                 f"{config.where}: {field}",
-                f"{value:.10g} are more than any model has",
+                f"{value} are more than any model has",
                 "correct it",
             )
     quantization = Quantization(config.fields, layers, config.where)
