@@ -317,7 +317,8 @@ def step_table(rng: Rng, folder: Path) -> None:
     found = load(place)
     seconds = found(2, 3, 1, 0)
     assert 0 < seconds < 1e6
-    assert math.isclose(sum(found.breakdown(2, 3, 1, 0).values()), seconds, rel_tol=0.01)
+    if found.parts:
+        assert math.isclose(sum(found.breakdown(2, 3, 1, 0).values()), seconds, rel_tol=0.01)
     assert found.more_prompts_s(3, 10.0) < math.inf
 
 

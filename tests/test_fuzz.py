@@ -14,8 +14,10 @@ from fuzzing import (
     modules_that_read,
     refused_or_read,
 )
+from fuzzing_fields import OPTIONS, unread_of_config, why_ignored
 
 from physim import data
+from physim.inputs.case import CaseOptions
 from physim.inputs.hardware import load_hardware
 
 
@@ -37,6 +39,17 @@ def test_every_reader_has_a_fuzzer():
     assert named <= set(MALFORMED)
     # A case by names reads nothing itself.
     assert set(MALFORMED) - named == {"options"}
+
+
+def test_it_is_known_why_nothing_comes_of_a_field():
+    # `benchmarks/fuzz.py --fields` tries those of all shipped models.
+    unread = unread_of_config("google/gemma-4-26B-A4B")
+    assert {"text_config.hidden_size", "hidden_size"}.isdisjoint(unread)
+    assert [field for field in unread if not why_ignored("config", field)] == []
+
+
+def test_each_option_of_a_case_is_tried():
+    assert set(OPTIONS) == set(CaseOptions.__annotations__)
 
 
 def test_an_edited_gpu_is_read_anew(tmp_path):
