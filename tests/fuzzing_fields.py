@@ -80,7 +80,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "max_num_batched_tokens": (_DENSE, 512),
     "max_num_seqs": (_CLIENTS, 32),
     "mixed": (_DENSE, "weighted-average"),
-    "moe_kernel": ({**_EXPERTS, "model": _SCOUT, "dp": 1, "ep": 1, "tp": 4}, "triton"),
+    "moe_kernel": ({**_EXPERTS, "model": _SCOUT, "dp": 1, "ep": 1, "tp": 4}, "flashinfer"),
     "output_tokens": (_DENSE, 100),
     "pp": (_DENSE, 2),
     "prefixes": (_DENSE, 5000),
