@@ -44,7 +44,7 @@ from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.questions.objectives import Objective
 from physim.questions.prices import hourly_prices
-from physim.questions.sweep import CaseGrid
+from physim.questions.sweep import CaseGrid, _case, _frame
 from physim.replay.workload import read_trace
 from physim.tables.files import FORMATS as TABLES
 from physim.tables.files import METADATA, load, write
@@ -344,9 +344,16 @@ def grid(rng: Rng, folder: Path) -> None:
     path.write_bytes(raw)
     found = CaseGrid.read(path)
     assert 0 < len(found) <= 1e9
-    options_ = found.options(len(found) - 1)
-    assert "model" in options_
-    assert all(isinstance(value, str | float | int | bool) for value in options_.values())
+    rows = []
+    for place in {0, len(found) - 1}:
+        row = found.options(place)
+        rows.append({"case": place, **row, "problem": ""})
+        try:
+            _case(row)
+        except InputError as error:
+            rows[-1]["problem"] = str(error)
+    assert len(_frame(found, rows)) == len(rows)
+    _frame(found, rows).to_parquet(folder / "part.parquet")
 
 
 def lengths(rng: Rng, folder: Path) -> None:
