@@ -15,6 +15,7 @@ import io
 import json
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -517,4 +518,6 @@ def refused_or_read(kind: str, seed: int, folder: Path) -> bool:
     except InputError as error:
         said = str(error)
     assert "\n" not in said, (kind, seed, said)
+    # Memory beyond reason is an option's or a field's fault, which is then named.
+    assert not re.search(r"needs \d{6}", said), (kind, seed, said)
     return bool(said)

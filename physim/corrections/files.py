@@ -42,13 +42,13 @@ Range: TypeAlias = tuple[float, float]
 
 _SUFFIX = ".json"
 _SCHEMA_VERSION = 3
+_DIGITS = 5
+# The corrections that have offsets; the residual is shared, and taken as known.
+_COUNT = len(CORRECTIONS)
 # Beyond any of these a file is damaged: of logarithms of factors and of their standard deviations,
 # of standard deviations that are not zero, of curvatures, and of what runs cover.
 _LOGARITHMS, _DEVIATIONS, _WIDTHS = (-10.0, 10.0), (0.0, 10.0), (1e-6, 10.0)
 _CURVATURES, _COVERED = (-1e12, 1e12), (0.0, 1e18)
-_DIGITS = 5
-# The corrections that have offsets; the residual is shared, and taken as known.
-_COUNT = len(CORRECTIONS)
 
 
 @dataclass(frozen=True)
