@@ -7,11 +7,8 @@ tries. `benchmarks/fuzz.py` tries many thousands, `test_fuzz.py` some hundreds.
 from __future__ import annotations
 
 import ast
-import copy
-import csv
 import functools
 import gzip
-import io
 import json
 import math
 import pkgutil
@@ -22,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from fuzzing_measured import MEASURED
+from odd_files import ODD, Rng, changed, csv_file, json_file, odd_text, spoilt
 from test_evaluation import ROW
-from test_measured import REPORTS, RESULT, benchmark
 
 import physim
 from physim import data
@@ -38,27 +36,16 @@ from physim.inputs.engine import load_engine
 from physim.inputs.hardware import load_hardware
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Stage
-from physim.measured import guidellm, inference_perf, vllm_bench
 from physim.measured.condition import filtered
-from physim.measured.runs_csv import case_of, read_table
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.questions.objectives import Objective
 from physim.questions.prices import hourly_prices
 from physim.questions.sweep import CaseGrid, _case, _frame
-from physim.replay.workload import read_trace
 from physim.tables.files import FORMATS as TABLES
 from physim.tables.files import METADATA, load, write
 from physim.tables.table import Table
 
-Rng = np.random.Generator
-
-ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 3, 2.5, -0.5, 1e-300, 1e308, math.nan, math.inf, 2**31, 2**70),
-    *("", " ", "no", "off", "False", "true", "nan", "inf", "1e400", "-3", "0x10", "1,5", "∞", "\0"),
-    *("10" * 2500, "a" * 5000, [], {}, [[]], [1, "2"], {"a": 1}, "../../etc/passwd", [None], "²"),
-    *(10**400, "\ud800", "2026-13-45", "re:(.*)*x$"),
-)
 MODELS = [name.replace("--", "/") for name in data.names("model_configs", ".json")]
 QUANTIZED = [name for name in MODELS if any(one in name.lower() for one in ("fp8", "fp4", "awq"))]
 WORDS = (
@@ -72,90 +59,6 @@ CONDITION = (
 )
 # Words of it, and others that may stand in their place.
 LIKE = {"2": ("4", "1", "-2.5"), "==": ("!=", "<=", ">"), "and": ("or",), "tp": ("stage",)}
-
-
-def changed(rng: Rng, content: Any) -> Any:
-    """A JSON value with one thing in it changed at random."""
-    content = copy.deepcopy(content)
-    spots = []
-
-    def walk(value: Any) -> None:
-        keys = value if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            spots.append((value, key))
-            if isinstance(value[key], dict | list):
-                walk(value[key])
-
-    if isinstance(content, dict | list):
-        walk(content)
-    if not spots:
-        return ODD[rng.integers(len(ODD))]
-    holder, key = spots[rng.integers(len(spots))]
-    if rng.random() < 0.3:
-        del holder[key]
-    else:
-        holder[key] = copy.deepcopy(ODD[rng.integers(len(ODD))])
-    return content
-
-
-def spoilt(rng: Rng, text: str) -> bytes:
-    """A file's content, cut short or with bytes that do not belong there."""
-    content = bytearray(text.encode("utf-8", "surrogatepass"))
-    how = rng.integers(4)
-    if how == 0:
-        del content[rng.integers(len(content) + 1) :]
-    elif how == 1:
-        for _ in range(rng.integers(1, 9)):
-            content[rng.integers(len(content))] = rng.integers(256)
-    elif how == 2:
-        content = bytearray(b"\xff\xfe" + bytes(content))
-    else:
-        content = bytearray(b"[" * int(rng.integers(1, 20_000)))
-    return bytes(content)
-
-
-def json_file(rng: Rng, path: Path, content: Any) -> Path:
-    """A file of JSON that is wrong in one or several ways."""
-    for _ in range(rng.integers(1, 4)):
-        content = changed(rng, content)
-    text = json.dumps(content)
-    path.write_bytes(spoilt(rng, text) if rng.random() < 0.15 else text.encode())
-    return path
-
-
-def csv_file(rng: Rng, path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A CSV that is wrong in one or several ways."""
-    columns = list(rows[0])
-    rows = [dict(row) for row in rows]
-    for _ in range(rng.integers(1, 4)):
-        how, column = rng.random(), columns[rng.integers(len(columns))]
-        row = rows[rng.integers(len(rows))]
-        if how < 0.7:
-            row[column] = ODD[rng.integers(len(ODD))]
-        elif how < 0.8 and len(columns) > 1:
-            columns.remove(column)
-        elif how < 0.9:
-            rows.append(dict(row))
-        else:
-            columns[columns.index(column)] = str(ODD[rng.integers(len(ODD))])
-    text = io.StringIO()
-    table = csv.DictWriter(text, columns, extrasaction="ignore", restval="")
-    table.writeheader()
-    table.writerows(rows)
-    written = text.getvalue()
-    as_it_is = written.encode("utf-8", "surrogatepass")
-    path.write_bytes(spoilt(rng, written) if rng.random() < 0.15 else as_it_is)
-    return path
-
-
-def odd_text(rng: Rng, text: str) -> str:
-    """Text with some of its characters exchanged for others, or for a word."""
-    for _ in range(rng.integers(1, 3)):
-        start = int(rng.integers(len(text) + 1))
-        end = start + int(rng.integers(0, 4))
-        other = ODD[rng.integers(len(ODD))]
-        text = text[:start] + (other if isinstance(other, str) else str(other)[:400]) + text[end:]
-    return text
 
 
 @functools.cache
@@ -216,46 +119,6 @@ def gpu(rng: Rng, folder: Path) -> None:
     for value in (found.memory_bytes, found.memory_bandwidth, *dict(found.peak_flops).values()):
         assert math.isfinite(value)
         assert value > 0
-
-
-def table(rng: Rng, folder: Path) -> None:
-    rows = [{**ROW, "stage": stage, "rate_rps": 1 + stage} for stage in range(2)]
-    frame = read_table(csv_file(rng, folder / "runs.csv", rows))
-    for run in frame.to_dict("records"):
-        load = case_of([run], None).demanded
-        assert 0 < load.mean_input < 1e7
-        assert 0 < load.mean_output < 1e7
-
-
-def trace(rng: Rng, folder: Path) -> None:
-    rows = [
-        {"arrival_s": i / 3, "input_tokens": 100, "output_tokens": 9, "prefix_group": i % 2}
-        for i in range(4)
-    ]
-    for request in read_trace(csv_file(rng, folder / "trace.csv", rows), 16).requests:
-        assert request.input_tokens >= 1
-        assert request.output_tokens >= 1
-        assert request.arrival_s >= 0
-
-
-def report(rng: Rng, folder: Path) -> None:
-    kind = rng.integers(3)
-    if kind == 0:
-        stages = vllm_bench.read(json_file(rng, folder / "result.json", RESULT))
-    elif kind == 1:
-        content = {"benchmarks": [benchmark({"type_": "poisson", "rate": 2.0})]}
-        stages = guidellm.read(json_file(rng, folder / "guide.json", content))
-    else:
-        place = folder / "perf"
-        place.mkdir(exist_ok=True)
-        name = "stage_0_lifecycle_metrics.json"
-        content = json.loads((REPORTS / "inference-perf" / name).read_text())
-        json_file(rng, place / name, content)
-        stages = inference_perf.read(place)
-    for stage in stages:
-        for value in (stage.rate_rps, stage.input_len_mean, stage.output_len, stage.ttft_mean):
-            assert math.isfinite(value)
-            assert value > 0
 
 
 @functools.cache
@@ -436,14 +299,13 @@ def options(rng: Rng, _: Path) -> None:
 Fuzzer = Callable[[Rng, Path], None]
 _FUZZERS: tuple[Fuzzer, ...] = (
     *(config, quantization, generation, gpu, fit, step_table, grid, lengths, words, surface),
-    *(table, trace, report, condition, options),
+    *(condition, options),
 )
-MALFORMED: dict[str, Fuzzer] = {one.__name__: one for one in _FUZZERS}
+MALFORMED: dict[str, Fuzzer] = {one.__name__: one for one in _FUZZERS} | MEASURED
 
 _OURS = "reads what comes with physim, or what physim wrote"
 _THEIRS = "reads NVIDIA's package, whose version is pinned"
 _BELOW = "is what other readers read by"
-_MEASURED = "is tried by tests/fuzzing_measured.py"
 # For each module that reads a file or text from outside, the fuzzers that try it, or why none does.
 READERS: dict[str, tuple[str, ...] | str] = {
     "physim.cli": "opens what swallows output",
@@ -452,6 +314,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.cli.prices": ("words",),
     "physim.cli.sweep": _OURS,
     "physim.cli.table": ("words",),
+    "physim.compiled": "is tried bit by bit in tests/test_kept.py",
     "physim.corrections.files": ("fit",),
     "physim.data": _BELOW,
     "physim.fitting.fit": "hashes files that others read",
@@ -464,26 +327,29 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.inputs.lengths": ("lengths",),
     "physim.inputs.load": ("words",),
     "physim.kept": _OURS,
-    "physim.measured.blis_trace": _MEASURED,
+    "physim.measured.blis_trace": ("blis-trace",),
     "physim.measured.condition": ("condition",),
-    "physim.measured.guidellm": ("report",),
-    "physim.measured.inference_perf": ("report",),
-    "physim.measured.ml_energy": _MEASURED,
-    "physim.measured.prometheus": _MEASURED,
+    "physim.measured.guidellm": ("guidellm",),
+    "physim.measured.inference_perf": ("inference-perf",),
+    "physim.measured.ml_energy": ("ml-energy",),
+    "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
     "physim.measured.runs_csv": ("table",),
-    "physim.measured.silicon": _MEASURED,
+    "physim.measured.silicon": ("silicon",),
     "physim.measured.stage_report": _OURS,
-    "physim.measured.step_trace": _MEASURED,
-    "physim.measured.vllm_bench": ("report",),
-    "physim.measured.vllm_log": _MEASURED,
+    "physim.measured.step_trace": ("steps-csv", "steps-parquet"),
+    "physim.measured.vllm_bench": ("vllm-bench", "report"),
+    "physim.measured.vllm_log": ("vllm-log",),
     "physim.models.lookup": ("config", "quantization", "generation"),
     "physim.page.document": _OURS,
     "physim.questions.objectives": ("words",),
     "physim.questions.sweep": ("grid",),
-    "physim.replay.workload": ("trace",),
+    "physim.records": _BELOW,
+    "physim.replay.workload": ("trace", "profile-of-trace"),
+    "physim.sources": _OURS,
     "physim.step.components.sampling": _OURS,
     "physim.tables.files": ("step_table",),
     "physim.tables.writer": _OURS,
+    "physim.workshop": "is tried with others' folders in tests/test_data.py",
 }
 _READING = {
     *("read_json", "read_text", "read_bytes", "read_csv", "read_parquet", "safe_load", "loads"),

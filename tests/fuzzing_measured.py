@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from odd_files import ODD, Rng, changed, csv_file, json_file, spoilt
 
 import physim
 from physim.errors import InputError
@@ -28,11 +29,6 @@ from physim.measured import formats, ml_energy, silicon, vllm_log
 from physim.measured.runs_csv import case_of, measured, read_table
 from physim.measured.step_trace import read_steps
 from physim.replay.workload import read_trace
-
-# What makes odd values and files comes from `fuzzing` where it is needed, since that lists what is
-# here.
-
-Rng = np.random.Generator
 
 REPORTS = Path(__file__).parent / "reports"
 
@@ -155,8 +151,6 @@ class Format:
 
     def fuzz(self, rng: Rng, folder: Path) -> None:
         """Writes an example that is wrong in some way, and reads it."""
-        from fuzzing import ODD, changed, csv_file, json_file, spoilt
-
         name = self.examples[rng.integers(len(self.examples))]
         content, beside = self._content(name), self._beside(name)
         path = self._path(folder, name)
@@ -429,8 +423,6 @@ IGNORED: dict[str, dict[str, str]] = {
 
 def report(rng: Rng, folder: Path) -> None:
     """Odd options beside a report."""
-    from fuzzing import ODD
-
     path = folder / "bench.json"
     path.write_text((REPORTS / "vllm_bench.json").read_text())
     names = ("tp", "pp", "dp", "ep", "prefix_caching", "engine", "engine_version", "max_num_seqs")
