@@ -49,8 +49,8 @@ def test_saturation_is_no_error():
         ([*PREDICT, "--gpu", "v100"], "GPU 'v100'"),
         ([*PREDICT, "--tp", "3"], "tp: 3 does not divide"),
         ([*PREDICT, "--rate", "-1"], "rate: -1.0 is not positive"),
-        ([*PREDICT, "--input", "0"], "input_tokens: 0.0 is not positive"),
-        ([*PREDICT, "--output", "nan"], "output_tokens: nan is not positive"),
+        ([*PREDICT, "--input", "0"], "--input '0': mean: 0 is below 1"),
+        ([*PREDICT, "--output", "nan"], "--output 'nan': mean: nan is not finite"),
         ([*PREDICT, "--fit", "best"], "fit 'best'"),
         ([*PREDICT, "--mixed", "middle"], "mixed: 'middle'"),
         (["evaluate", "--data", "none.csv"], "none.csv: No such file"),
@@ -396,7 +396,7 @@ def test_table_from_end_to_end(tmp_path):
         (["--tolerance", "-1"], "tolerance: -1 is out of reach; use 0.001 to 0.5"),
         (["--format", "xlsx"], "format: 'xlsx' is unknown; use one of parquet, csv, json, blis"),
         (["--rate", "0", *LENGTHS], "rate: 0.0 is not positive"),
-        (["--rate", "4", "--input", "-5", "--output", "9"], "input_tokens: -5.0 is not positive"),
+        (["--rate", "4", "--input", "-5", "--output", "9"], "--input '-5': mean: -5 is below 1"),
         (["--rate", "4"], "--input and --output: are missing; give both"),
         (LENGTHS, "load: has no rate, concurrency, stages or trace; give one"),
         (["--format", "blis"], "load: is missing, for which BLIS's coefficients hold"),
@@ -532,9 +532,7 @@ def test_a_full_disk_is_one_line(arguments):
             [str(command), *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert run.returncode == 1
-    assert run.stderr == (
-        "physim: error: No space left on device; check the path and the room on the disk\n"
-    )
+    assert run.stderr == "physim: error: stdout: the disk is full; make room on it\n"
 
 
 def test_a_terminal_that_knows_ascii_alone_is_written_to():

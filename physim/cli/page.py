@@ -29,8 +29,8 @@ def ends_in(option: str, text: str) -> tuple[float, float]:
     try:
         ends = float(first), float(last)
     except ValueError:
-        ends = (0.0, 0.0)
-    if not 1 <= ends[0] < ends[1] < math.inf:
+        ends = (math.nan, math.nan)
+    if not all(map(math.isfinite, ends)):
         raise InputError(f"{option} {text[:60]!r}", "is not FROM:TO", "write, say, 128:8192")
     return ends
 
