@@ -12,8 +12,8 @@ from physim.inputs.lengths import Lengths, Tokens, lengths
 ARRIVALS = ("constant", "poisson", "gamma")
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
-# More than there is of anything, in any unit.
-_MOST = 1e18
+# About the largest float: whole numbers may be larger.
+_MOST = 1e308
 
 
 @dataclass(frozen=True)
