@@ -1,6 +1,6 @@
 """Random cases that can be predicted, and the laws that their predictions keep.
 
-`benchmarks/laws.py` tries thousands; `test_laws.py` some tens.
+`benchmarks/check_laws.py` tries thousands; `test_laws.py` some tens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Predictions keep the laws, whatever the engine, layout, model and GPU.
 
-`benchmarks/laws.py` tries many more.
+`benchmarks/check_laws.py` tries many more.
 """
 
 import dataclasses
