@@ -1,8 +1,8 @@
 """Holds predictions of many random cases against the laws of `tests/laws.py`.
 
-Run with ``python benchmarks/check_laws.py --cases 2000``. Of every batch it prints the first prediction
-that breaks a law; then saturation throughputs that fall with slots, beside what a replay says of
-them, and derivatives that are no differences.
+Run with ``python benchmarks/check_laws.py --cases 2000``. Of every batch it prints the first
+prediction that breaks a law; then saturation throughputs that fall with slots, beside what a replay
+says of them, and derivatives that are no differences.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Run with ``python benchmarks/fuzz.py --malformed 20000 --fields``. It ends at the first input that
 raises anything but one line of what to do, that takes too long, or that is read as something that
-it is not; the seed that it names makes that input again. `benchmarks/check_laws.py` tries inputs that are
-right.
+it is not; the seed that it names makes that input again. `benchmarks/check_laws.py` tries inputs
+that are right.
 """
 
 from __future__ import annotations
