@@ -55,6 +55,7 @@ def fields() -> bool:
         unread_options,
         why_ignored,
     )
+    from fuzzing_measured import FORMATS  # type: ignore[import-not-found]
 
     found: dict[str, set[str]] = {
         "config": {field for model in MODELS for field in unread_of_config(model)},
@@ -62,6 +63,7 @@ def fields() -> bool:
     }
     with tempfile.TemporaryDirectory() as folder:
         found["gpu"] = unread_of_gpu("h100_sxm", Path(folder))
+        found |= {kind: one.unread(Path(folder)) for kind, one in FORMATS.items()}
     print("\n| of | field | why nothing comes of it |\n| --- | --- | --- |")
     for kind, names in found.items():
         for field in sorted(names):

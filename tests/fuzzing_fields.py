@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fuzzing_measured
 from fuzzing import config_of
 
 import physim
@@ -219,7 +220,8 @@ IGNORED: dict[str, dict[str, str]] = {
 
 def why_ignored(kind: str, field: str) -> str:
     """Why nothing comes of a field; empty if that is not known."""
-    found = (why for pattern, why in IGNORED[kind].items() if fnmatch.fnmatchcase(field, pattern))
+    known = IGNORED.get(kind) or fuzzing_measured.IGNORED.get(kind, {})
+    found = (why for pattern, why in known.items() if fnmatch.fnmatchcase(field, pattern))
     return next(found, "")
 
 
