@@ -552,3 +552,9 @@ def test_loads_without_a_command(load, complaint):
     options = {"gpu": "h100_sxm", "input_tokens": 500, "output_tokens": 100, **load}
     with pytest.raises(InputError, match=complaint):
         bench_command(physim.Case.of("Qwen/Qwen3-8B", **options))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_model_that_does_not_fit_is_refused_with_every_engine(engine):
+    with pytest.raises(InputError, match=r"meta-llama/Llama-2-70b-hf.*needs .* GiB"):
+        physim.Case.of("meta-llama/Llama-2-70b-hf", gpu="h100_sxm", engine=engine, max_num_seqs=64)

@@ -322,7 +322,7 @@ class Deployment:
             ("max_num_seqs", requests, logits, beside),
             ("block_size", self.block_size, token, memory.kept_share * left),
         ):
-            if 1 <= room / each < value:
+            if each <= room < value * each:
                 raise InputError(
                     name,
                     f"{value} would take {value * each / GIB:.3g} GiB a GPU, where "
