@@ -479,15 +479,15 @@ def test_a_package_that_is_missing_is_said_before_the_work(runs, monkeypatch):
 @pytest.fixture
 def trace(runs, tmp_path):
     """A hundred consecutive steps of one of the runs, as long as the truth makes them."""
-    batch = 1.0 + 20 * np.random.default_rng(0).random(101).round(2)
-    prefill = (np.arange(101) % 7 == 0) * 1.0
+    batch = 1 + np.random.default_rng(0).integers(0, 20, 101)
+    prefill = (np.arange(101) % 7 == 0) * 1
 
     def write(cycles_s):
         pd.DataFrame(
             {
                 "experiment_id": f"{MODELS[0]} 2.0",
                 "step.id": np.arange(101),
-                "step.ts_start_ns": np.append(0.0, np.cumsum(cycles_s)) * 1e9,
+                "step.ts_start_ns": np.rint(np.append(0.0, np.cumsum(cycles_s)) * 1e9).astype(int),
                 "batch.num_decode_reqs": batch,
                 "batch.num_prefill_reqs": prefill,
                 "batch.prefill_tokens": 15 * prefill,
