@@ -73,7 +73,7 @@ def _words(server: dict[str, Any]) -> str:
 
 
 def _numbers(found: physim.Prediction) -> dict[str, float | None]:
-    return {
+    numbers = {
         "ttft_s": found.ttft_s,
         "itl_s": found.itl_s,
         "e2e_s": found.e2e_s,
@@ -83,6 +83,8 @@ def _numbers(found: physim.Prediction) -> dict[str, float | None]:
         "step_s": found.step_s,
         "ttft_p99_s": found.whole.latencies.get("ttft", {}).get("p99"),
     }
+    # As many digits as processors agree on.
+    return {name: value and float(f"{value:.10g}") for name, value in numbers.items()}
 
 
 if __name__ == "__main__":
