@@ -502,6 +502,7 @@ def test_a_pipe_has_a_row_on_a_line():
     assert "\x1b" not in run.stdout
 
 
+@pytest.mark.slow
 def test_the_state_of_a_changing_load_is_said_to_be_of_a_stage():
     run = physim("predict", "Qwen/Qwen3-14B", "--gpu", "h100_sxm", "--tp", "2", *STAGES)
     assert "the busiest stage, if it stayed:" in run.stdout

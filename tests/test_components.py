@@ -401,6 +401,7 @@ def test_windowed_prefill_rises_and_keeps_to_its_roofline(requests, chunk, cache
     assert seconds(factor * chunk) >= seconds(chunk) * (1 - 1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_of_windows_are_finite():
     def seconds(tokens, cached, context):
         batch = WINDOWED.batch(

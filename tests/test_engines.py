@@ -87,6 +87,7 @@ def test_fluid_and_replay_agree(engine, load):
     assert fluid.ttft_s == pytest.approx(exact.ttft_s, rel=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrival", ["poisson", "constant"])
 def test_prompts_that_come_first_starve_who_decodes(arrival):
     # Of short outputs many prompts come: at a fifth of what could be served a token waits for two
@@ -103,6 +104,7 @@ def test_prompts_that_come_first_starve_who_decodes(arrival):
     assert fluid.ttft_s == pytest.approx(exact.ttft_s, rel=0.1)
 
 
+@pytest.mark.slow
 def test_looks_at_arrivals_make_first_tokens_late():
     rare, often = (
         physim.predict(

@@ -268,6 +268,7 @@ def test_fluid_and_replay_agree(layout):
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.08)
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_as_slow_as_its_fullest_batch():
     # A step has room for 126 prompts of 65 tokens and 81 of 100. Of more that start at once the
     # others are another batch, and where some wait for the place of who ends, it stays so.

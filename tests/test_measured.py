@@ -397,6 +397,7 @@ def test_tables_of_steps_that_cannot_be_used(tmp_path):
         read_steps(tmp_path / "none.csv")
 
 
+@pytest.mark.slow
 def test_clients_are_predicted_as_clients(tmp_path):
     """A benchmark of clients, replayed, is what the fluid makes of its rows, not of a rate."""
     common = {"hardware": "h100_sxm", "max_model_len": 4096, "max_num_seqs": 128}

@@ -329,6 +329,7 @@ def test_a_days_servers_hold_in_every_window(found, day):
         assert found.asked.missed(one.replayed) is None
 
 
+@pytest.mark.slow
 def test_gpu_hours_are_those_of_the_windows(found, day):
     best = found.choices[0]
     gpus = best.case.deployment.parallelism.gpus

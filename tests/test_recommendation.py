@@ -40,6 +40,7 @@ def test_what_is_recommended_keeps_to_the_objectives(found):
     assert costs == sorted(costs)
 
 
+@pytest.mark.slow
 def test_a_server_fewer_does_not_keep_to_them(found):
     for one in found.choices:
         if one.replicas == 1:

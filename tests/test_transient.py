@@ -108,6 +108,7 @@ def test_the_trajectory_is_the_replays(load, engine, tolerance):
             assert ours[name] == pytest.approx(theirs[name], rel=0.1)
 
 
+@pytest.mark.slow
 def test_clients_that_give_up():
     load = Load(575, 248, stages=(Stage(60, 120),), timeout_s=20.0)
     fluid, replayed = both(load)
