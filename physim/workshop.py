@@ -101,7 +101,7 @@ def put_file(source: Path, target: Path) -> None:
     """Puts a file in the place of another, at once, with the owner and permissions of that one.
 
     What comes from another disk is copied into a file without a name first: nothing of it is left
-    if the process is killed.
+    if the process is killed, unless between two calls of the system.
 
     Raises:
         OSError: It cannot be put there.
@@ -144,20 +144,20 @@ def _copy_file(source: Path, target: Path) -> None:
             _take_after(copy, status)
             copy.replace(target)
         return
-    # The least time under a name of its own: a link cannot take the place of a file.
     named = target.with_name(f".{_PREFIX}{secrets.token_hex(8)}")
     with os.fdopen(handle, "wb") as copy_, source.open("rb") as content:
         shutil.copyfileobj(content, copy_)
         copy_.flush()
         unnamed = Path(f"/proc/self/fd/{handle}")
         _take_after(unnamed, status)
-        # Without a folder os.link would link the symbolic link.
+        # A link cannot take the place of a file, so for a moment it has a name of its own. Without
+        # a folder os.link would link the symbolic link.
         os.link(unnamed, named, src_dir_fd=handle, follow_symlinks=True)
-    try:
-        named.replace(target)
-    except OSError:
-        named.unlink()
-        raise
+        try:
+            named.replace(target)
+        except OSError:
+            named.unlink()
+            raise
 
 
 def put_folder(source: Path, target: Path) -> None:

@@ -129,7 +129,9 @@ def test_what_is_killed_leaves_what_is_whole(tmp_path, monkeypatch, kind, disk):
             process.kill()
         if kind == "file":
             numbers = (out / "file").read_text().split()
-            assert [path.name for path in out.iterdir()] == ["file"]
+            # A whole copy may be there that has its name from one call of the system to the next.
+            left = [path for path in out.iterdir() if path.name != "file"]
+            assert all(disk == "other" and len(path.read_text().split()) == 20 for path in left)
         else:
             numbers = [path.read_text() for path in out.joinpath("folder").iterdir()]
         assert len(numbers) == 20
@@ -138,7 +140,7 @@ def test_what_is_killed_leaves_what_is_whole(tmp_path, monkeypatch, kind, disk):
     with data.replacing_folder(out / "folder", force=True) as folder:
         (folder / "1").write_text("")
     assert list(temporary.iterdir()) == []
-    assert {path.name for path in out.iterdir()} <= {"file", "folder"}
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {"folder"}
     shutil.rmtree(temporary)
 
 
