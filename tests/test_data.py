@@ -138,10 +138,15 @@ def test_what_is_killed_leaves_what_is_whole(tmp_path, monkeypatch, kind, disk):
         assert len(set(numbers)) == 1
     # What was under way goes with the next that writes.
     with data.replacing_folder(out / "folder", force=True) as folder:
-        (folder / "1").write_text("")
-    assert list(temporary.iterdir()) == []
-    assert {path.name for path in out.iterdir() if path.is_dir()} == {"folder"}
+        (folder / "1").write_text("1")
+    # An empty folder may be there that was killed before its marker was written, or after it went.
+    assert with_content(temporary) == []
+    assert "1" in [path.name for path in with_content(out)]
     shutil.rmtree(temporary)
+
+
+def with_content(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 
 
 def shared_memory() -> Path:
