@@ -16,6 +16,8 @@ from physim.inputs.case import Case
 from physim.inputs.deployment import GIB
 from physim.inputs.hardware import Hardware
 from physim.models.lookup import config_path
+from physim.prediction.commands import in_shell
+from physim.printable import printable
 from physim.step.lowering import PARTS, rows_of
 from physim.step.many_batches import named_seconds, total_seconds
 from physim.step.model import StepModel
@@ -71,7 +73,7 @@ def write_blis(
     physics = list(coefficients["trained_physics"]["beta"].values())
     blackbox = list(coefficients["blackbox"]["beta"].values())
     (folder / "defaults.yaml").write_text(
-        f"defaults:\n  {key}:\n    GPU: {name}\n"
+        f"defaults:\n  {key}:\n    GPU: {json.dumps(name)}\n"
         f"    tensor_parallelism: {tp}\n    hf_repo: {quoted}\n"
         "workloads: {}\n"
         f"trained_physics_coefficients:\n  alpha_coeffs: {json.dumps(alpha)}\n"
@@ -80,7 +82,7 @@ def write_blis(
         encoding="utf-8",
     )
     (folder / "defaults_blackbox.yaml").write_text(
-        f"models:\n  - id: {key}\n    GPU: {name}\n"
+        f"models:\n  - id: {key}\n    GPU: {json.dumps(name)}\n"
         f"    tensor_parallelism: {tp}\n"
         f"    vllm_version: vllm/vllm-openai:v{deployment.profile.version}\n"
         f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
@@ -180,8 +182,9 @@ def _readme(
         f"--max-num-running-reqs {engine.max_num_seqs} "
         f"--max-num-scheduled-tokens {engine.max_num_batched_tokens}"
     )
-    common = f"--model {arch.name} --hardware {gpu} --tp {tp} --total-kv-blocks {blocks}"
-    return f"""# {arch.name} on {tp} x {gpu} for BLIS
+    flags = ["--model", arch.name, "--hardware", gpu, "--tp", tp, "--total-kv-blocks", blocks]
+    common = in_shell(map(str, flags))
+    return f"""# {printable(arch.name)} on {tp} x {printable(gpu)} for BLIS
 
 Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear models and the
 alphas, which hold what a request spends outside of steps, are those of one load:
@@ -234,5 +237,5 @@ Roofline with MFU grids (stepml-experiments; its GPU folder is lower case, and s
     {limits_of_branches} \
 --defaults-filepath defaults_blackbox.yaml --roofline --bench-data-path bench_data \
 --hardware-config hardware_config_stepml.json \
---hardware {gpu.lower()} --model-config-folder .
+--hardware {in_shell([gpu.lower()])} --model-config-folder .
 """

@@ -211,7 +211,7 @@ def as_yaml(
     """The profile in BLIS's form."""
     sparse = arch.expert_layers
     lines = [
-        f"gpu: {gpu}",
+        f"gpu: {json.dumps(gpu)}",
         f"backend: {backend}",
         f'version: "{version}"',
         f"model: {json.dumps(arch.name)}",
