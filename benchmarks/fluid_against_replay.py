@@ -137,22 +137,11 @@ def above(seed: int) -> dict[str, float] | None:
 def replayed(case: Any, seed: int) -> Any:
     """The replay's requests as a frame."""
     from physim.corrections.fields import Corrections
-    from physim.prediction.arrays import step_model_of
-    from physim.prediction.replayed import engine_of
-    from physim.replay.engine import replay
-    from physim.replay.step_times import ModelStepTimes
+    from physim.prediction.replayed import replay_of
     from physim.replay.workload import drawn
 
-    limits = case.deployment.limits
-    workload = drawn(case.demanded, limits, seed)
-    times = ModelStepTimes(
-        step_model_of(case, Corrections()),
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        workload.longest,
-        case.deployment.parallelism.dp,
-    )
-    return replay(workload, times, engine_of(case, Corrections(), 0.0)).to_frame()
+    workload = drawn(case.demanded, case.deployment.limits, seed)
+    return replay_of(workload, case, Corrections()).to_frame()
 
 
 def table(rows: list[dict[str, float]], title: str) -> None:

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from physim import compiled, sources
+from physim.printable import printable
 from physim.trusted import doubt_of_folder
 
 _log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def folder() -> Path | None:
 def _trusted(*folders: Path) -> Path | None:
     """The last of some folders; None if any of them cannot be trusted."""
     for doubt in filter(None, map(doubt_of_folder, folders)):
-        _log.warning("physim: %s; compiled functions are not kept", doubt)
+        _log.warning("physim: %s; compiled functions are not kept", printable(doubt))
         return None
     return folders[-1]
 

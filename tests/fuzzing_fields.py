@@ -6,7 +6,6 @@ refused, or makes another architecture or, of GPUs and options, another predicti
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import fnmatch
 import json
@@ -16,6 +15,7 @@ from typing import Any
 
 import fuzzing_measured
 from fuzzing import config_of
+from odd_files import Way, exchanged, field_of, leaves
 
 import physim
 from physim import data
@@ -293,30 +293,13 @@ def _numbers(one: physim.Prediction) -> Any:
 
 def _variants(content: Any) -> Iterator[tuple[str, Any]]:
     """Contents with one value exchanged for another of its kind, and the name of its field."""
-    places: dict[str, list[tuple[Any, ...]]] = {}
-    for way in _leaves(content):
-        field = "".join("[]" if isinstance(key, int) else f".{key}" for key in way).lstrip(".")
-        places.setdefault(field, []).append(way)
-    for field, ways in places.items():
-        for way in ways[:: max(len(ways) // _PLACES, 1)]:
-            held = content
-            for key in way:
-                held = held[key]
-            for other in _others(held):
-                changed = copy.deepcopy(content)
-                holder = changed
-                for key in way[:-1]:
-                    holder = holder[key]
-                holder[way[-1]] = other
-                yield field, changed
-
-
-def _leaves(content: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if isinstance(content, dict | list):
-        for key in content if isinstance(content, dict) else range(len(content)):
-            yield from _leaves(content[key], (*way, key))
-    else:
-        yield way
+    places: dict[str, list[tuple[Way, Any]]] = {}
+    for way, value in leaves(content):
+        places.setdefault(field_of(way), []).append((way, value))
+    for field, own in places.items():
+        for way, value in own[:: max(len(own) // _PLACES, 1)]:
+            for other in _others(value):
+                yield field, exchanged(content, way, other)
 
 
 def _others(value: Any) -> Sequence[Any]:

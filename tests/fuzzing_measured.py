@@ -6,20 +6,29 @@ A format is its valid examples, in `tests/reports`, and what is made of them. Ea
 
 from __future__ import annotations
 
-import copy
 import csv
 import fnmatch
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from odd_files import ODD, Rng, changed, csv_file, json_file, spoilt
+from odd_files import (
+    ODD,
+    Rng,
+    changed,
+    csv_file,
+    exchanged,
+    field_of,
+    json_file,
+    leaves,
+    spoilt,
+)
 
 import physim
 from physim.errors import InputError
@@ -157,7 +166,7 @@ class Format:
         if beside and rng.random() < 0.4:
             self._write(folder, name, content, changed(rng, beside))
         elif isinstance(content, str):
-            path.write_bytes(_odd_log(rng, content, ODD, spoilt))
+            path.write_bytes(_odd_log(rng, content))
         elif isinstance(content, dict):
             json_file(rng, path, content)
         else:
@@ -235,14 +244,14 @@ class Format:
         return path.parent if path.name.startswith("stage_") else path
 
 
-def _odd_log(rng: Rng, text: str, odd: Sequence[Any], spoilt: Callable[[Rng, str], bytes]) -> bytes:
+def _odd_log(rng: Rng, text: str) -> bytes:
     """A log in which some values are others, or that is cut short."""
     for _ in range(rng.integers(1, 4)):
         values = list(re.finditer(r"(?<=[=:(] )\S+|(?<==)\S+|\d+", text))
         if not values:
             break
         value = values[rng.integers(len(values))]
-        text = text[: value.start()] + str(odd[rng.integers(len(odd))]) + text[value.end() :]
+        text = text[: value.start()] + str(ODD[rng.integers(len(ODD))]) + text[value.end() :]
     if rng.random() < 0.15:
         return spoilt(rng, text)
     return text.encode("utf-8", "replace")
@@ -263,24 +272,11 @@ def _variants(content: Any) -> Iterator[tuple[str, Any]]:
             for other in _others(value[2]):
                 yield value[1], content[: value.start(2)] + str(other) + content[value.end(2) :]
         return
-    for way, value in _leaves(content):
-        field = "".join("[]" if isinstance(key, int) else f".{key}" for key in way)
+    for way, value in leaves(content):
+        # Columns of a table have no brackets before them.
+        field = field_of(way).removeprefix("[]").lstrip(".")
         for other in _others(value):
-            changed = copy.deepcopy(content)
-            holder = changed
-            for key in way[:-1]:
-                holder = holder[key]
-            holder[way[-1]] = other
-            # Columns of a table have no brackets before them.
-            yield field.removeprefix("[]").lstrip("."), changed
-
-
-def _leaves(content: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(content, dict | list):
-        for key in content if isinstance(content, dict) else range(len(content)):
-            yield from _leaves(content[key], (*way, key))
-    else:
-        yield way, content
+            yield field, exchanged(content, way, other)
 
 
 def _others(value: Any) -> list[Any]:

@@ -21,10 +21,8 @@ from physim import data
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, unflat
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
-from physim.prediction.arrays import CaseArrays, step_model_of
-from physim.prediction.replayed import engine_of
-from physim.replay.engine import replay
-from physim.replay.step_times import ModelStepTimes
+from physim.prediction.arrays import CaseArrays
+from physim.prediction.replayed import replay_of
 from physim.replay.workload import drawn
 from physim.types import AnyArray
 
@@ -187,17 +185,8 @@ def replayed_saturation(case: physim.Case, clients: float, requests: int) -> flo
         cached_tokens=case.demanded.cached_tokens,
         prefixes=case.demanded.prefixes,
     )
-    limits = case.deployment.limits
-    workload = drawn(load, limits, seed=0)
-    times = ModelStepTimes(
-        step_model_of(case, Corrections()),
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-        workload.longest,
-        case.deployment.parallelism.dp,
-    )
-    engine = engine_of(case.under(load), Corrections(), 0.0)
-    ends = np.sort(replay(workload, times, engine).to_frame()["finished_s"])
+    result = replay_of(drawn(load, case.deployment.limits, seed=0), case.under(load), Corrections())
+    ends = np.sort(result.to_frame()["finished_s"])
     first, last = int(0.3 * requests), int(0.8 * requests)
     return float((last - first) / (ends[last] - ends[first]))
 

@@ -7,12 +7,15 @@ import csv
 import io
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 Rng = np.random.Generator
+# The keys and numbers that lead to a value deep in a JSON value.
+Way = tuple[Any, ...]
 
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2.5, -0.5, 1e-300, 1e308, math.nan, math.inf, 2**31, 2**70),
@@ -20,6 +23,29 @@ ODD: tuple[Any, ...] = (
     *("10" * 2500, "a" * 5000, [], {}, [[]], [1, "2"], {"a": 1}, "../../etc/passwd", [None], "²"),
     *(10**400, "\ud800", "2026-13-45", "re:(.*)*x$"),
 )
+
+
+def leaves(content: Any, way: Way = ()) -> Iterator[tuple[Way, Any]]:
+    """The values of a JSON value that hold no others, each with the way there."""
+    if isinstance(content, dict | list):
+        for key in content if isinstance(content, dict) else range(len(content)):
+            yield from leaves(content[key], (*way, key))
+    else:
+        yield way, content
+
+
+def field_of(way: Way) -> str:
+    """The name of a field, which the entries of a list share."""
+    return "".join("[]" if isinstance(key, int) else f".{key}" for key in way).lstrip(".")
+
+
+def exchanged(content: Any, way: Way, other: Any) -> Any:
+    """A copy with another value in one place."""
+    content = holder = copy.deepcopy(content)
+    for key in way[:-1]:
+        holder = holder[key]
+    holder[way[-1]] = other
+    return content
 
 
 def changed(rng: Rng, content: Any) -> Any:

@@ -119,7 +119,7 @@ def _shun_cache_of_others() -> None:
     doubt = doubt_of_folder(Path(told)) if told else ""
     if doubt:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-        typer.echo(f"physim: {doubt}; compiled functions are not kept", err=True)
+        print_line(f"physim: {doubt}; compiled functions are not kept", err=True)
 
 
 def _fail(line: str) -> None:

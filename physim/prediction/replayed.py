@@ -70,7 +70,7 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
         load = dataclasses.replace(load, requests=REPLAYED)
     workload = drawn(load, case.deployment.limits, seed)
     stages = () if load.concurrency is not None else load.schedule()
-    result = _replay(workload, case, corrections, prediction.running, load.timeout_s)
+    result = replay_of(workload, case, corrections, prediction.running, load.timeout_s)
     return _prediction(prediction, result, [(s.rate, s.duration_s) for s in stages])
 
 
@@ -87,7 +87,7 @@ def replay_trace(
             f"{limits.max_model_len}",
             "remove it or raise max_model_len",
         )
-    result = _replay(workload, case, corrections, 0.0, timeout_s)
+    result = replay_of(workload, case, corrections, 0.0, timeout_s)
     alike = steady([case.under(_stand_in(result))], [corrections], fit)[0]
     # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
     result.engine = engine_of(case, corrections, alike.running)
@@ -117,13 +117,22 @@ def _stand_in(result: Replayed) -> Load:
     )
 
 
-def _replay(
+def replay_of(
     workload: Workload,
     case: Case,
     corrections: Corrections,
-    running: float,
-    timeout_s: float | None,
+    running: float = 0.0,
+    timeout_s: float | None = None,
 ) -> Replayed:
+    """Replays requests on a case's server.
+
+    Args:
+        workload: The requests.
+        case: The server.
+        corrections: Corrections of its steps and front end.
+        running: Requests that run at once, mean, for what handing tokens out takes.
+        timeout_s: When a client gives up; None for never.
+    """
     limits = case.deployment.limits
     times = ModelStepTimes(
         step_model_of(case, corrections),
