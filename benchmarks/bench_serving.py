@@ -33,7 +33,8 @@ def main() -> None:
     from physim.fluid.request_latencies import latencies
     from physim.fluid.transient import Fluid, Schedule
     from physim.prediction.arrays import step_model_of
-    from physim.replay.engine import Engine, replay
+    from physim.replay.engine import replay
+    from physim.replay.outcome import Engine
     from physim.replay.step_times import ModelStepTimes
     from physim.replay.workload import drawn
     from physim.step.model import StepModel

@@ -32,9 +32,9 @@ LOADS: list[tuple[int, int, int, dict[str, Any]]] = [
 METRICS = ("ttft_s", "itl_s", "e2e_s", "requests_per_s")
 
 
-def errors(spread: float) -> np.ndarray:
-    """Errors of each load and metric where outputs have a relative spread, percent."""
-    cases = [
+def cases(spread: float) -> list[physim.Case]:
+    """The loads where outputs have a relative spread."""
+    return [
         physim.Case.of(
             MODEL,
             gpu="h100_sxm",
@@ -47,11 +47,15 @@ def errors(spread: float) -> np.ndarray:
         )
         for clients, prompt, output, options in LOADS
     ]
+
+
+def errors(spread: float) -> np.ndarray:
+    """Errors of each load and metric where outputs have a relative spread, percent."""
     fluid, replayed = (
         np.array(
             [
                 [getattr(found, metric) for metric in METRICS]
-                for found in physim.predict_cases(cases, Corrections(), method=method)
+                for found in physim.predict_cases(cases(spread), Corrections(), method=method)
             ]
         )
         for method in ("fluid", "replay")

@@ -48,12 +48,12 @@ def case(seed: int, kind: str) -> tuple[Any, float]:
     inputs = int(np.exp(rng.uniform(np.log(32), np.log(3000))))
     outputs = int(np.exp(rng.uniform(np.log(16), np.log(1200))))
     cached = int(inputs * rng.choice([0, 0, 0.5, 0.95]))
-    kind = rng.choice(["fixed", "normal", "exponential"])
+    family = rng.choice(["fixed", "normal", "exponential"])
     lengths = {
         "fixed": physim.Lengths.fixed(outputs),
         "normal": physim.Lengths.normal(outputs, 0.3 * outputs),
         "exponential": physim.Lengths.exponential(outputs),
-    }[kind]
+    }[family]
     varied = cached == 0 and rng.random() < 0.5
     load = physim.Load(
         physim.Lengths.normal(inputs, 0.3 * inputs) if varied else inputs,

@@ -9,19 +9,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from physim.api import predict, predict_trace, step_model
+    from physim.api import check, predict, predict_trace, step_model
     from physim.corrections.fields import Corrections
     from physim.corrections.files import Fit, load_fit
     from physim.errors import InputError
     from physim.fitting.fit import Outcome, fit
+    from physim.inputs.arrivals import ArrivalDispersion
     from physim.inputs.case import Case, CaseOptions
     from physim.inputs.deployment import Deployment
     from physim.inputs.lengths import Lengths
     from physim.inputs.load import Load, Stage
     from physim.inputs.parallelism import Parallelism
     from physim.inputs.profile import LoadProfile
+    from physim.inputs.request_lengths import RequestLengths
     from physim.measured.profiles import read_profile
     from physim.measured.reports import read_report
+    from physim.prediction.checked import Check
     from physim.prediction.many import predict_cases
     from physim.prediction.results import Prediction
     from physim.questions.capacity import Capacity, capacity
@@ -37,12 +40,14 @@ if TYPE_CHECKING:
     from physim.validation.evaluation import Evaluation, evaluate
 
 _HOME = {
+    "ArrivalDispersion": "physim.inputs.arrivals",
     "Batch": "physim.step.batch",
     "Capacity": "physim.questions.capacity",
     "Case": "physim.inputs.case",
     "Choice": "physim.questions.recommendation",
     "CaseGrid": "physim.questions.sweep",
     "CaseOptions": "physim.inputs.case",
+    "Check": "physim.prediction.checked",
     "Comparison": "physim.questions.comparison",
     "Conversations": "physim.replay.workload",
     "Corrections": "physim.corrections.fields",
@@ -61,9 +66,11 @@ _HOME = {
     "Stage": "physim.inputs.load",
     "Parallelism": "physim.inputs.parallelism",
     "Recommendation": "physim.questions.recommendation",
+    "RequestLengths": "physim.inputs.request_lengths",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
+    "check": "physim.api",
     "compare": "physim.questions.comparison",
     "crossval": "physim.validation.crossval",
     "evaluate": "physim.validation.evaluation",
@@ -81,11 +88,13 @@ _HOME = {
 }
 
 __all__ = [
+    "ArrivalDispersion",
     "Batch",
     "Capacity",
     "Case",
     "CaseGrid",
     "CaseOptions",
+    "Check",
     "Choice",
     "Comparison",
     "Conversations",
@@ -104,10 +113,12 @@ __all__ = [
     "Parallelism",
     "Prediction",
     "Recommendation",
+    "RequestLengths",
     "Stage",
     "StepModel",
     "StepTime",
     "capacity",
+    "check",
     "compare",
     "crossval",
     "evaluate",

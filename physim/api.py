@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, CaseOptions, ServerOptions
@@ -11,6 +11,9 @@ from physim.prediction.arrays import step_model_of
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
 from physim.step.model import StepModel
+
+if TYPE_CHECKING:
+    from physim.prediction.checked import Check
 
 
 def predict(
@@ -39,6 +42,35 @@ def predict(
     return predict_with_interval(case, load_fit(fit).on(case), method, seed)
 
 
+def check(
+    model: str | Path | Case,
+    *,
+    fit: str | Path = DEFAULT_FIT,
+    seed: int = 0,
+    **options: Unpack[CaseOptions],
+) -> Check:
+    """Predicts with the fluid, and replays the same load beside it.
+
+    Of a load that goes on without end 5,000 requests are replayed, and the first fifth and the last
+    tenth of them are left out, while the engine fills up and empties.
+
+    Args:
+        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
+            case beside it.
+        fit: Name or path of a fit, ``default`` or ``none``; both use it.
+        seed: Seed of the replay's requests.
+        **options: GPU, deployment and load; see `CaseOptions`.
+
+    Raises:
+        InputError: Some input cannot be used; the message says which and what to do.
+    """
+    from physim.prediction.checked import checked
+
+    case = Case.of(model, **options)
+    known = load_fit(fit).on(case)
+    return checked(predict_with_interval(case, known), case, known.corrections, seed)
+
+
 def predict_trace(
     model: str | Path | Case,
     trace: str | Path,
@@ -52,7 +84,7 @@ def predict_trace(
     Args:
         model: A case without a load; or a path of a ``config.json``, shipped name or hub id, with
             the rest of the case beside it.
-        trace: CSV of requests; see `physim.replay.workload.read_trace`.
+        trace: A trace of requests; see `physim.replay.workload.read_trace`.
         timeout_s: Time after which clients give up; None for never.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: GPU and deployment; see `ServerOptions`.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from physim.errors import InputError
 from physim.workshop import put_file, put_folder, workshop
@@ -53,10 +55,31 @@ def reading(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except gzip.BadGzipFile as error:
+        raise InputError(str(path), "is not compressed by gzip", "rename or refetch it") from error
     except OSError as error:
         raise InputError(
             str(path), error.strerror or "cannot be read", "check the path and its permissions"
         ) from error
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[IO[str]]:
+    """The text of a file, which is decompressed if its name ends in ``.gz``.
+
+    Raises:
+        InputError: What runs within could not open, read or decompress the file.
+    """
+    text: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+    packed = path.suffix == ".gz"
+    try:
+        with (
+            reading(path),
+            gzip.open(path, "rt", **text) if packed else path.open(**text) as file,
+        ):
+            yield file
+    except (EOFError, zlib.error) as error:
+        raise InputError(str(path), "is cut off or damaged", "fetch it again") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

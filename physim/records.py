@@ -167,14 +167,14 @@ def required(kind: type[Record]) -> tuple[str, ...]:
 
 
 def read_cells(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a CSV as text by column, each with its place for messages.
+    """The rows of a CSV, which may be compressed (``.gz``), as text by column, with their places.
 
     Raises:
         InputError: The file cannot be read, or is no table: without a header, with a column twice,
             without rows, or with a row that is longer or shorter than the header.
     """
     try:
-        with data.reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+        with data.opened(path) as file:
             lines = csv.reader(file, strict=True)
             header = [name.strip() for name in next(lines, [])]
             twice = {name for name in header if header.count(name) > 1}

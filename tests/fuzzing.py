@@ -224,10 +224,14 @@ def lengths(rng: Rng, folder: Path) -> None:
     path = folder / "lengths.txt"
     path.write_bytes(odd_text(rng, "3\n5\n10\n").encode("utf-8", "surrogatepass"))
     texts = ("248", "normal:248:50", "exponential:128", f"file:{path}")
+    texts += ("lognormal:248:300", "gamma:248:200")
     text = texts[rng.integers(len(texts))]
     found = Lengths.parse(text if text.startswith("file") else odd_text(rng, text), "input_tokens")
     mean = found.mean if isinstance(found, Lengths) else found
     assert 1 <= mean < math.inf
+    if isinstance(found, Lengths) and mean < 1e100:
+        assert (found.strata() >= 1).all()
+        assert np.isfinite(found.strata()).all()
 
 
 def words(rng: Rng, folder: Path) -> None:
@@ -325,12 +329,15 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.inputs.hardware": ("gpu", "words"),
     "physim.inputs.lengths": ("lengths",),
     "physim.inputs.load": ("words",),
+    "physim.inputs.request_lengths": ("requests", "mooncake"),
+    "physim.inputs.request_traces": ("requests", "mooncake"),
     "physim.kept": _OURS,
     "physim.measured.blis_trace": ("blis-trace",),
     "physim.measured.condition": ("condition",),
     "physim.measured.guidellm": ("guidellm",),
     "physim.measured.inference_perf": ("inference-perf",),
     "physim.measured.ml_energy": ("ml-energy",),
+    "physim.measured.profiles": ("profile-of-trace",),
     "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
     "physim.measured.runs_csv": ("table",),
     "physim.measured.silicon": ("silicon",),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fuzzing_measured
+import numpy as np
 from fuzzing import config_of
 from odd_files import Way, exchanged, field_of, leaves
 
@@ -21,7 +22,9 @@ import physim
 from physim import data
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.lengths import Lengths
+from physim.inputs.request_lengths import RequestLengths
 from physim.models.families import read_architecture
 
 # Places of a list that are tried.
@@ -67,6 +70,10 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "burstiness": (_DENSE, 2.0),
     "cached_tokens": (_DENSE, 500),
     "concurrency": (_CLIENTS, 32),
+    "dispersion": (
+        {**_DENSE, "arrival": "trace", "dispersion": ArrivalDispersion.of(np.arange(200.0))},
+        ArrivalDispersion.of(np.repeat(np.arange(100.0), 2)),
+    ),
     "dp": (_EXPERTS, 4),
     "engine": (_DENSE, "sglang"),
     "engine_version": (_DENSE, "0.11"),
@@ -77,6 +84,10 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "input_tokens": (_DENSE, 900),
     "kv_blocks": (_DENSE, 5000),
     "kv_cache_dtype": (_DENSE, "fp8"),
+    "lengths": (
+        {**_CLIENTS, **dict.fromkeys(_LOAD), "lengths": RequestLengths.of([900, 1100], [200, 200])},
+        RequestLengths.of([500, 1500], [200, 200]),
+    ),
     "max_model_len": ({**_DENSE, "output_tokens": Lengths.exponential(200)}, 1500),
     "max_num_batched_tokens": (_DENSE, 512),
     "max_num_seqs": (_CLIENTS, 32),

@@ -34,6 +34,7 @@ import physim
 from physim.errors import InputError
 from physim.inputs.lengths import lengths
 from physim.inputs.load import ARRIVALS
+from physim.inputs.request_traces import read_requests
 from physim.measured import formats, ml_energy, silicon, vllm_log
 from physim.measured.runs_csv import case_of, measured, read_table
 from physim.measured.step_trace import read_steps
@@ -97,6 +98,21 @@ def _requests(path: Path) -> Any:
         )
         for one in requests
     ]
+
+
+def _lengths(path: Path) -> Any:
+    """The lengths of requests, and when they came if the file says."""
+    found = read_requests(path)
+    own = physim.RequestLengths.read(path)
+    for values in own.arrays:
+        assert np.isfinite(values).all()
+    assert own.moments.new >= 1
+    assert (own.points.cached_tokens <= own.points.input_tokens).all()
+    if found.arrival_s is not None:
+        assert found.arrival_s[0] == 0
+        assert (np.diff(found.arrival_s) >= 0).all()
+    columns = (found.arrival_s, found.input_tokens, found.cached_tokens, found.output_tokens)
+    return [None if column is None else column.tolist() for column in columns], found.blocks
 
 
 def _profile(path: Path) -> Any:
@@ -299,9 +315,11 @@ def _others(value: Any) -> list[Any]:
 
 _STAGE = "stage_0_lifecycle_metrics.json"
 FORMATS: dict[str, Format] = {
-    "table": Format(("runs.csv", "runs_of_clients.csv"), _runs),
+    "table": Format(("runs.csv", "runs_of_clients.csv", "runs_of_traffic.csv"), _runs),
     "trace": Format(("trace.csv",), _requests),
     "profile-of-trace": Format(("trace.csv",), _profile),
+    "requests": Format(("requests.csv", "trace.csv", "azure.csv"), _lengths),
+    "mooncake": Format(("mooncake.jsonl",), _lengths),
     "prometheus-vllm": Format(("prometheus_vllm.json",), _profile),
     "prometheus-sglang": Format(("prometheus_sglang.json",), _profile),
     "inference-perf": Format(

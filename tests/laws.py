@@ -177,13 +177,25 @@ def _close(one: dict[str, float | None], other: dict[str, float | None]) -> bool
 
 def replayed_saturation(case: physim.Case, clients: float, requests: int) -> float:
     """Requests per second that a replay completes for so many clients, in the midst of its run."""
+    return _replayed_rate(case, requests, concurrency=clients)
+
+
+def replayed_overload(case: physim.Case, rate: float, requests: int) -> float:
+    """The same for requests that come by chance, at a rate that is more than are served.
+
+    Clients that all begin at once send requests that begin and end together, if all are alike.
+    """
+    return _replayed_rate(case, requests, rate=rate, arrival="poisson")
+
+
+def _replayed_rate(case: physim.Case, requests: int, **arrivals: Any) -> float:
     load = physim.Load(
         case.demanded.input_tokens,
         case.demanded.output_tokens,
-        concurrency=clients,
         requests=requests,
         cached_tokens=case.demanded.cached_tokens,
         prefixes=case.demanded.prefixes,
+        **arrivals,
     )
     result = replay_of(drawn(load, case.deployment.limits, seed=0), case.under(load), Corrections())
     ends = np.sort(result.to_frame()["finished_s"])

@@ -11,7 +11,8 @@ from physim.errors import InputError
 from physim.grids.store import load_grid, tables
 from physim.prediction.arrays import step_model_of
 from physim.prediction.commands import serve_command
-from physim.replay.engine import Engine, replay
+from physim.replay.engine import replay
+from physim.replay.outcome import Engine
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload
 from physim.step.lowering import assumptions, rows_of

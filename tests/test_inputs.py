@@ -546,6 +546,14 @@ def test_the_commands_of_server_and_load(load, words):
     [
         ({"stages": [(1, 60), (2, 60)]}, "vllm bench serve knows no stages; give one rate"),
         ({"rate": 1, "output_tokens": physim.Lengths.exponential(9)}, "draws no lengths of such"),
+        (
+            {
+                "rate": 1,
+                "arrival": "trace",
+                "dispersion": physim.ArrivalDispersion.of([*range(200)]),
+            },
+            "knows no recorded arrivals; give constant, poisson or gamma",
+        ),
     ],
 )
 def test_loads_without_a_command(load, complaint):

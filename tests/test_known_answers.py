@@ -6,7 +6,8 @@ import pytest
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.replay.engine import Engine, replay
+from physim.replay.engine import replay
+from physim.replay.outcome import Engine
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload, drawn
 

@@ -34,7 +34,8 @@ from physim.plot.figures import literal, new_figure
 from physim.plot.pareto import draw_tradeoff
 from physim.prediction.commands import in_shell, manifest_of, serve_command
 from physim.prediction.html import element, escaped
-from physim.prediction.results import Part, Prediction, Requests, Timeline
+from physim.prediction.requests import Requests
+from physim.prediction.results import Part, Prediction, Timeline
 from physim.printable import printable
 from physim.questions.capacity import Capacity
 from physim.questions.comparison import Comparison
@@ -154,7 +155,7 @@ def prediction(case):
     """Some numbers under the name, without the time to predict them."""
     latencies = {name: {"mean": 0.1, "p50": 0.1, "p99": 0.2} for name in METRICS}
     seconds = np.array([0.1])
-    whole = Part(6.0, None, None, None, latencies, Requests(seconds, seconds, seconds))
+    whole = Part(6.0, None, None, None, latencies, Requests(seconds, seconds, seconds, seconds))
     return Prediction(
         model=case.model.name,
         gpu=case.gpu.key,
@@ -608,6 +609,7 @@ def pictures(case, prediction):
     fit = {"fit": "none"}
     return {
         "draw_breakdown": lambda: plot.draw_breakdown(case, **fit),
+        "draw_by_length": lambda: plot.draw_by_length(prediction),
         "draw_comparison": lambda: plot.draw_comparison(compared(case.model.name)),
         "draw_component": lambda: plot.draw_component(case, "mlp", **fit),
         "draw_corrections": lambda: plot.draw_corrections(Fit.of(EVIL, Corrections())),

@@ -102,7 +102,9 @@ def test_a_capacity_of_requests_that_keep_to_bounds():
 def test_a_capacity_has_the_interval_of_what_limits_it(slo):
     found = physim.capacity(MODEL, gpu="h100_sxm", slo=[slo], **LOAD, **DEPLOYMENT)
     low, high = found.interval_rps
-    assert 0.1 * found.rate_rps < low < found.rate_rps < high < 2 * found.rate_rps
+    # One request in a hundred meets another's prompt at a tenth of the rate already.
+    least = 0.05 if "p99" in slo else 0.1
+    assert least * found.rate_rps < low < found.rate_rps < high < 2 * found.rate_rps
     # At its lower end a server serves less by what is not known of its saturation, and answers
     # later by what is not known of its ITL.
     if slo.startswith("itl"):

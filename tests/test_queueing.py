@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physim.fluid.batch_statistics import decoding, met_while_decoding, prefills
-from physim.fluid.kv_capacity import blocks_held, recomputed_tokens, requests_held
+from physim.fluid.batch_statistics import decoding, following, met_while_decoding, prefills
+from physim.fluid.kv_capacity import blocks_held, requests_held
 from physim.fluid.percentiles import drawn, lattice, quantiles
-from physim.fluid.queueing import beyond_budget, peakedness, wait_for_a_slot, wait_for_budget
+from physim.fluid.queueing import peakedness, wait_for_a_slot, wait_for_tokens
 
 
 def erlang(servers, share):
@@ -56,13 +56,51 @@ def test_even_arrivals_of_equal_requests_never_wait_for_a_slot():
     assert peakedness(1.0, 0.3) == 1.0  # Poisson, whatever the lengths
 
 
-def test_budget():
-    # One chunk a step, half of the steps taken by chance: less than the queue of one server.
-    assert wait_for_budget(0.5, 1.0, 1.0) == pytest.approx(0.5 / 2 / 0.5, rel=0.02)
-    assert wait_for_budget(0.5, 1.0, 0.0) == 0.0
-    for before, most in ((0.3, 1.0), (1.0, 2.0), (2.0, 4.0), (8.0, 16.0)):
-        tail = 1 - sum(math.exp(-before) * before**k / math.factorial(k) for k in range(int(most)))
-        assert beyond_budget(before, most) == pytest.approx(tail, rel=0.25)
+def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
+    """Mean wait for left tokens and the chance of any, of requests at an engine that is walked."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, count))
+    sizes = rng.choice(prompts, count)
+    now, backlog, place, waits = 0.0, 0.0, 0, []
+    while place < count:
+        step_s = full_s if backlog > 0 else full_s / 50
+        backlog = max(backlog - room, 0.0)
+        now += step_s
+        came = 0.0
+        while place < count and arrivals[place] < now:
+            waits.append(backlog / room * full_s)
+            came += sizes[place]
+            place += 1
+        backlog += came
+    return np.mean(waits), np.mean(np.array(waits) > 0)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "rate"),
+    # Three steps each; a step and a half; mostly short, few of which are many steps long.
+    [([3000.0], 1.6), ([1500.0], 2.5), ([100.0] * 15 + [9000.0], 6.0)],
+)
+def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
+    strata = np.sort(np.resize(prompts, 64))
+    found = wait_for_tokens(strata, 1000.0, 0.1, rate, alone=1.0, several=2.0)
+    wait, chance = left_when_requests_come(np.array(prompts), 1000.0, 0.1, rate)
+    assert found.wait_s == pytest.approx(wait, rel=0.12)
+    assert found.chance == pytest.approx(chance, rel=0.12)
+
+
+def test_prompts_that_fit_a_step_wait_for_none():
+    found = wait_for_tokens(np.full(64, 400.0), 1000.0, 0.1, 1.0, alone=0.9, several=2.0)
+    assert found.wait_s == found.later == 0.0
+    # Two of 600 tokens do not fit: the second ends a step later, and it is half of the tenth.
+    found = wait_for_tokens(np.full(64, 600.0), 1000.0, 0.1, 1.0, alone=0.9, several=2.0)
+    assert found.later == pytest.approx(0.05)
+
+
+def test_numbers_in_bursts_begin_as_their_gamma_distances_do():
+    # One follows another within a hundredth of the mean with the chance (k x)^k / Gamma(1 + k).
+    assert following(0.01, 2.0) == pytest.approx((0.5 * 0.01) ** 0.5 / math.gamma(1.5), rel=0.1)
+    assert following(1e4, 2.0) == pytest.approx((2.0 - 1.0) / 2)
+    assert following(0.3, 1.0) == 0.0
 
 
 @given(
@@ -83,11 +121,6 @@ def test_prefixes_are_held_once():
     assert blocks_held(10.0, 5.0, 48.0, 1e6) == pytest.approx(10 * (5 + 48), rel=1e-4)
     # Two prefixes, two requests: one and a half are held on average.
     assert blocks_held(2.0, 0.0, 10.0, 2.0) == pytest.approx(15.0)
-
-
-def test_short_outputs_are_not_started_again():
-    assert recomputed_tokens(2000.0, 20.0) < 20
-    assert recomputed_tokens(100.0, 800.0) > 500
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.9, 4.0, 30.0])

@@ -15,8 +15,9 @@ from physim.errors import InputError
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load, Stage
-from physim.replay.engine import Engine, replay
+from physim.replay.engine import replay
 from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.outcome import Engine
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Conversations, Request, Workload, drawn, read_trace
 

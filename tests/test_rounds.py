@@ -1,5 +1,6 @@
 """Clients that all begin at once: the first prompts by hand, limits, and the replay."""
 
+import math
 from dataclasses import replace
 
 import jax
@@ -11,8 +12,17 @@ import physim
 from physim.corrections.fields import Corrections, flat
 from physim.fitting.observations import log_predicted
 from physim.fluid.benchmark import benchmark
+from physim.fluid.busy_steps import busy_times, crowd_of
 from physim.fluid.demand import Demand
-from physim.fluid.rounds import engine_of, met
+from physim.fluid.first_prompts import (
+    FirstPrompts,
+    first_prompts,
+    prefill_s,
+    prompts_after,
+    prompts_before,
+    prompts_together,
+)
+from physim.fluid.rounds import density_of, engine_of, met, steps_in_line, waits_of
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
@@ -49,6 +59,120 @@ def by_hand(load):
     return engine_of(CONSTANT, demand, LIMITS, jnp.asarray(float(load.concurrency))), demand
 
 
+def test_steps_in_which_the_first_prompts_end():
+    found = first_prompts(*map(jnp.asarray, (8.0, 1000.0, 2000.0, 8.0)))
+    # Of 256 places each 32 are one prompt. The steps hold 2, 1.999, 1.998 and so on.
+    assert found.step[::32].tolist() == [1, 1, 2, 3, 3, 4, 4, 5]
+    assert found.steps == 5
+    # All but the two of a step decode when the last is computed.
+    assert found.decoding == 6
+    # Outputs so short that one request decodes at most take hardly a token of a step.
+    assert first_prompts(*map(jnp.asarray, (8.0, 900.0, 2000.0, 1.0))).step[-1] == 4
+
+
+PROMPTS = FirstPrompts(jnp.asarray([1.0, 1.0, 2.0, 3.0]), jnp.asarray(3.0), jnp.asarray(2.0))
+
+
+def test_steps_grow_evenly_until_the_rest():
+    # Two full steps from 10 ms on, of which the second is half of the growth longer; then the rest.
+    found = prefill_s(PROMPTS, jnp.asarray(0.01), jnp.asarray(0.014), jnp.asarray(0.005))
+    assert found == pytest.approx([0.01, 0.01, 0.022, 0.027])
+
+
+def test_prompts_before_after_and_beside_ones_own():
+    two = jnp.asarray(2.0)
+    # None, none, one and two steps of two prompts, of which one step is waited for at most.
+    assert prompts_before(PROMPTS, jnp.ones(()), two, jnp.inf) == pytest.approx(2 * 3 / 4)
+    assert prompts_before(PROMPTS, jnp.ones(()), two, jnp.ones(())) == pytest.approx(2 * 2 / 4)
+    # Of five, three come after those of the first step, one after the second, none after the last.
+    assert prompts_after(PROMPTS, jnp.asarray(5.0), two) == pytest.approx((3 + 3 + 1) / 4)
+    assert prompts_together(PROMPTS, two, jnp.ones(())) == pytest.approx((3 * 2 + 1) / 4)
+
+
+def test_who_is_in_the_steps_of_a_busy_engine():
+    demand = Demand.of(Load(1000, 101, concurrency=8), 16)
+    crowd = crowd_of(demand, LIMITS, jnp.asarray(8.0))
+    # The groups of two that end and are computed do not decode, so four take a token.
+    assert (crowd.decoding, crowd.absent, crowd.chunks) == (8, 4, 1)
+    assert crowd.room == pytest.approx(1.996)
+    assert crowd_of(demand, replace(LIMITS, async_scheduling=True), jnp.asarray(8.0)).absent == 6
+    # A budget of half a prompt, of which one that decodes takes a token.
+    half = crowd_of(demand, replace(LIMITS, max_num_batched_tokens=500), jnp.asarray(2.0))
+    assert half.chunks == pytest.approx(1000 / 499)
+
+
+class Decoding(StepModel):
+    """Steps of 10 ms, 1 ms for each request that decodes, 5 ms for prefill and 10 us a token."""
+
+    def __call__(self, batch):
+        prefill = 5e-3 * jnp.sign(batch.prefill_tokens) + 1e-5 * batch.prefill_tokens
+        latency = 0.01 + 1e-3 * batch.decode_requests + prefill
+        return StepTime(latency, latency + 2e-3, jnp.zeros(1))
+
+
+def test_times_of_a_busy_engines_steps():
+    model = Decoding(CONSTANT.ops, CONSTANT.corrections)
+    demand = Demand.of(Load(1000, 101, concurrency=9), 16)
+    crowd = crowd_of(demand, LIMITS, jnp.asarray(9.0))._replace(room=jnp.asarray(2.0))
+    rest, before_last = jnp.ones(()), jnp.asarray(6.5)
+    found = busy_times(model, demand, LIMITS, crowd, before_last=before_last, rest=rest)
+    assert found.decode == pytest.approx(0.012 + 0.009)
+    assert found.thin == pytest.approx(0.012 + 0.003)
+    assert found.each_decode == pytest.approx(0.009)
+    # A request that is prefilled does not decode, so prefill adds 5 ms less 1 ms.
+    assert found.mixed == pytest.approx(0.004)
+    assert found.longer == pytest.approx(0.01)
+    assert found.sooner == pytest.approx(0.002)
+    assert found.full(2.0) == pytest.approx(0.021 + 0.004 + 0.02)
+    assert found.begin == pytest.approx(0.015 + 0.02)
+    assert found.end == pytest.approx(0.015 + 0.02 + 0.0065)
+    assert found.last == pytest.approx(0.015 + 0.01 + 0.0065)
+
+
+def test_steps_of_a_turn():
+    demand = Demand.of(Load(1000, 101, concurrency=8), 16)
+    crowd = crowd_of(demand, LIMITS, jnp.asarray(8.0))
+    # Half of the step under way is less than one step, and two steps outside are more.
+    assert waits_of(demand, LIMITS, crowd, jnp.asarray(0.1)).waited == 1
+    assert waits_of(demand, LIMITS, crowd, jnp.asarray(2.0)).waited == 2.5
+    seldom = waits_of(
+        demand, replace(LIMITS, async_scheduling=True, receive_every=5), crowd, jnp.asarray(0.1)
+    )
+    # One more step with asynchronous scheduling; two of the four between looks, in the mean.
+    assert (seldom.waited, seldom.seen, seldom.turn) == (2, 4, 100 + 1 + 2 + 2)
+    # A whole group waits in line.
+    more = replace(demand, concurrency=10.0)
+    assert waits_of(more, LIMITS, crowd, jnp.asarray(0.1)).waited == 0
+
+
+def test_chance_that_two_clients_are_in_one_step():
+    engine, _ = by_hand(Load(1000, 1001, concurrency=8))
+    begun, turn = 8 / 1.996, 1000 + 1 + 1
+    assert density_of(engine, jnp.zeros(())) == pytest.approx(1 / begun, rel=1e-3)
+    # After drift of five steps in each direction.
+    width = (begun**2 + 4 * np.pi * 25) ** 0.5
+    assert density_of(engine, jnp.asarray(25.0)) == pytest.approx(1 / width, rel=1e-3)
+    assert density_of(engine, jnp.asarray(1e12)) == pytest.approx(1 / turn, rel=1e-6)
+    # As wide as a turn: the theta function at one, pi^(1/4) / Gamma(3/4).
+    wide = density_of(engine, (turn**2 - engine.start.width**2) / (4 * jnp.pi))
+    assert wide * turn == pytest.approx(np.pi**0.25 / math.gamma(0.75), rel=1e-5)
+    # The two sums that meet there have one slope.
+    sides = turn * np.array([1 - 1e-6, 1 + 1e-6])
+    slopes = [
+        jax.grad(density_of, 1)(engine, (side**2 - engine.start.width**2) / (4 * jnp.pi))
+        for side in sides
+    ]
+    assert slopes[0] == pytest.approx(float(slopes[1]), rel=1e-3)
+
+
+def test_prompts_that_more_came_than_a_step_has_room_for():
+    engine, _ = by_hand(Load(1000, 1001, concurrency=8))
+    crowd = engine.crowd._replace(room=jnp.ones(()), chunks=jnp.asarray(2.0))
+    # One server, a half of the time busy: u / (1 - u) is one, times half of two chunks and 9/16.
+    assert steps_in_line(crowd, jnp.asarray(0.5)) == pytest.approx(9 / 16)
+    assert steps_in_line(crowd, jnp.asarray(1.0)) == 0
+
+
 def test_the_first_prompts_by_hand():
     engine, _ = by_hand(Load(1000, 101, concurrency=8, requests=8))
     # Two prompts fill a step; the two that decode then take two tokens of the next, and so on, so
@@ -72,7 +196,7 @@ def test_as_many_requests_as_clients_are_prefilled_and_decode_together():
 
 def test_what_is_met_in_step_and_apart_by_hand():
     engine, _ = by_hand(Load(1000, 1001, concurrency=8))
-    in_step, apart = met(engine, jnp.asarray(0.0)), met(engine, jnp.asarray(1e12))
+    in_step, apart = met(engine, 1 / engine.start.width), met(engine, 1 / engine.waits.turn)
     # In step: the step under way, with the two prompts before one's own in most rounds, and one's
     # own of two. Apart: two steps of 10 ms and one's own prompt, and hardly any other.
     assert in_step.in_step == pytest.approx(1.0)

@@ -195,8 +195,9 @@ def test_each_limit_binds():
 
 
 def test_prefill_in_chunks_takes_more_steps():
-    one = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=4064, max_num_seqs=64)
-    four = solve(QWEN, Load(4000, 100, rate=0.5), max_num_batched_tokens=1064, max_num_seqs=64)
+    load, slots = Load(4000, 100, rate=0.5), {"max_num_seqs": 64, "tp": 2}
+    one = solve(QWEN, load, max_num_batched_tokens=4064, **slots)
+    four = solve(QWEN, load, max_num_batched_tokens=1064, **slots)
     assert four.mixed_share > 2 * one.mixed_share
     assert four.ttft > one.ttft
 

@@ -22,7 +22,8 @@ from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
 from physim.prediction.replayed import engine_of
-from physim.replay.engine import Engine, replay
+from physim.replay.engine import replay
+from physim.replay.outcome import Engine
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
 from physim.replay.workload import drawn
 from physim.step.batch import Batch

@@ -76,7 +76,7 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
         Corrections(),
     )
     assert fluid.itl_s == pytest.approx(steady.itl_s, rel=0.005)
-    assert fluid.e2e_s == pytest.approx(steady.e2e_s, rel=0.005)
+    assert fluid.e2e_s == pytest.approx(steady.e2e_s, rel=0.0075)
     assert fluid.ttft_s == pytest.approx(steady.ttft_s, rel=0.03)
 
 
@@ -88,7 +88,7 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
         # Far above capacity, then a stage that finds the queue.
         (Load(575, 248, stages=(Stage(60, 60), Stage(5, 60))), {}, 0.05),
         # Equal prompts all at once: the server's waves are not in the fluid.
-        (Load(2000, 100, stages=(Stage(40, 40),)), {}, 0.06),
+        (Load(2000, 100, stages=(Stage(40, 40),)), {}, 0.09),
         (Load(500, 250, stages=(Stage(40, 60),)), {"kv_blocks": 2500}, 0.1),
     ],
 )

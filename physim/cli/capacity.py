@@ -13,6 +13,7 @@ from physim.cli.load_options import (
     Input,
     Output,
     Prefixes,
+    Requests,
     load_options,
 )
 from physim.cli.objective_options import Goodput, Slo
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 def capacity(
     model: Model,
     gpu: Gpu,
-    input_tokens: Input,
-    output_tokens: Output,
     slo: Slo,
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     goodput: Goodput = 0.9,
     tp: Tp = 1,
     cached: Cached = 0.0,

@@ -18,6 +18,7 @@ from physim.cli.load_options import (
     Output,
     Prefixes,
     Rate,
+    Requests,
     load_options,
 )
 from physim.cli.output_options import AsJson, Plot, print_json, write
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 def compare(
     models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
-    input_tokens: Input,
-    output_tokens: Output,
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     tps: Annotated[str, typer.Option(help="GPUs that share every layer, by commas.")] = "1",
     rate: Rate = None,
     concurrency: Concurrency = None,

@@ -63,6 +63,10 @@ def read(
         int, typer.Option(help="Groups of prompts sent again and again; 0 if all differed.")
     ] = 0,
     prompts_per_group: Annotated[int, typer.Option(help="Different prompts of a group.")] = 1,
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="Preset or file of the requests that were sent, as `physim predict`."),
+    ] = None,
     append: Annotated[bool, typer.Option(help="Keep what the CSV holds already.")] = False,
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
@@ -97,6 +101,7 @@ def read(
         prefix_caching=prefix_caching,
         prompt_groups=prompt_groups,
         prompts_per_group=prompts_per_group,
+        lengths=lengths,
     )
     write_rows(out, found, append)
     for row in found.to_dict("records"):

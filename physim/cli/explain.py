@@ -16,6 +16,7 @@ from physim.cli.load_options import (
     Output,
     Prefixes,
     Rate,
+    Requests,
     load_options,
 )
 from physim.cli.output_options import AsJson, Plot, print_json, write
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 def explain(
     model: Model,
     gpu: Gpu,
-    input_tokens: Input,
-    output_tokens: Output,
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     tp: Tp = 1,
     rate: Rate = None,
     concurrency: Concurrency = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.check_tables import print_check
 from physim.cli.console import print_line, stdout, styled, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
@@ -15,10 +16,11 @@ from physim.cli.load_options import (
     Burstiness,
     Cached,
     Concurrency,
-    OptionalInput,
-    OptionalOutput,
+    Input,
+    Output,
     Prefixes,
     Rate,
+    Requests,
     Stages,
     load_options,
 )
@@ -26,9 +28,13 @@ from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
     from physim.inputs.case import Case
+    from physim.prediction.checked import Check
+    from physim.prediction.requests import LengthGroup
     from physim.prediction.results import Part, Prediction
 
 _LOAD = "Load"
@@ -38,8 +44,9 @@ _LOAD = "Load"
 def predict(
     model: Model,
     gpu: Gpu,
-    input_tokens: OptionalInput = None,
-    output_tokens: OptionalOutput = None,
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     tp: Tp = 1,
     rate: Rate = None,
     concurrency: Concurrency = None,
@@ -51,7 +58,8 @@ def predict(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="CSV of requests to replay: arrival_s, input_tokens, output_tokens, prefix_group.",
+            help="Requests to replay: a CSV (arrival_s, input_tokens, output_tokens, "
+            "prefix_group), or a trace of Azure or Mooncake.",
             rich_help_panel=_LOAD,
         ),
     ] = None,
@@ -77,6 +85,17 @@ def predict(
             "keep to all of it. May be repeated."
         ),
     ] = None,
+    by_length: Annotated[
+        bool,
+        typer.Option(
+            "--by-length",
+            help="Also print TTFT and E2E by prompt length; --plot then draws TTFT over it.",
+        ),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Also replay the load, and print both side by side."),
+    ] = False,
     method: Annotated[
         str, typer.Option(help="fluid, or replay for every request one by one.")
     ] = "fluid",
@@ -112,8 +131,10 @@ def predict(
     from physim.errors import InputError
     from physim.inputs.case import Case
 
+    _check_alone(check, trace, method)
+    checked: Check | None = None
     if trace is not None:
-        others = (input_tokens, output_tokens, rate, concurrency, stage or None, requests)
+        others = (input_tokens, output_tokens, lengths, rate, concurrency, stage or None, requests)
         if any(value is not None for value in others):
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.of(model, gpu=gpu, mixed=mixed, **engine)
@@ -131,28 +152,54 @@ def predict(
             mixed=mixed,
             **engine,
         )
-        with running("predicting"):
-            prediction = physim.predict(case, method=method, seed=seed, fit=fit)
+        with running("predicting and replaying" if check else "predicting"):
+            checked = physim.check(case, seed=seed, fit=fit) if check else None
+            prediction = (
+                checked.prediction
+                if checked is not None
+                else physim.predict(case, method=method, seed=seed, fit=fit)
+            )
     goodput = _goodput(prediction, slo or [])
     commands = _commands(case) if serve_command else {}
+    groups = prediction.by_length() if by_length else []
     if as_json:
-        print_json(
-            prediction.to_dict() | ({} if goodput is None else {"goodput": goodput}) | commands
-        )
+        more: dict[str, Any] = {} if goodput is None else {"goodput": goodput}
+        more |= {"by_length": [group.to_dict() for group in groups]} if by_length else {}
+        more |= {} if checked is None else {"check": checked.to_dict()}
+        print_json(prediction.to_dict() | more | commands)
     else:
         _print_prediction(prediction)
+        if by_length:
+            stdout().print()
+            stdout().print("By tokens of the prompt, quarters and then the longest tenth:")
+            stdout().print(_of_lengths(groups))
+        if checked is not None:
+            print_check(checked)
         if goodput is not None:
             stdout().print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
         for line in commands.values():
             # To be pasted, so in one piece.
             print_line(line)
     if plot is not None:
-        from physim.plot import draw_deployment, draw_timeline
+        from physim.plot import draw_by_length, draw_deployment, draw_timeline
 
-        if prediction.timeline is not None:
+        if by_length:
+            write(lambda: draw_by_length(prediction), plot)
+        elif prediction.timeline is not None:
             write(lambda: draw_timeline(prediction), plot)
         else:
             write(lambda: draw_deployment(case, fit=fit), plot)
+
+
+def _check_alone(check: bool, trace: Path | None, method: str) -> None:
+    """Refuses to hold a replay against a replay."""
+    from physim.errors import InputError
+
+    for name, given in (("--trace", trace is not None), ("--method replay", method == "replay")):
+        if check and given:
+            raise InputError(
+                "--check", f"replays the load, as {name} does", "leave one of the two out"
+            )
 
 
 def _commands(case: Case) -> dict[str, str]:
@@ -290,6 +337,23 @@ def _latencies(prediction: Prediction) -> RenderableType:
             cells = (_milliseconds(values[c]) if c in values else "-" for c in columns[2:])
             rows.append([name, METRICS[metric].label, *cells])
             name = ""
+    return table_of(columns, rows)
+
+
+def _of_lengths(groups: Sequence[LengthGroup]) -> RenderableType:
+    """TTFT and E2E of groups of requests by prompt."""
+    from physim.metrics import METRICS, STATISTICS
+
+    columns = ["prompt", "share", "", *STATISTICS]
+    rows = []
+    for group in groups:
+        ends = sorted({round(group.least_tokens), round(group.most_tokens)})
+        names = ["-".join(map(str, ends)), f"{group.share:.0%}"]
+        for metric in ("ttft", "e2e"):
+            values = group.latencies.get(metric, {})
+            cells = (_milliseconds(values.get(c)) for c in STATISTICS)
+            rows.append([*names, METRICS[metric].label, *cells])
+            names = ["", ""]
     return table_of(columns, rows)
 
 

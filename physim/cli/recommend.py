@@ -14,13 +14,15 @@ from physim.cli.comma_lists import names_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
 from physim.cli.engine_options import Engine, with_engine
 from physim.cli.load_options import (
+    ARRIVALS,
     Burstiness,
     Cached,
     Concurrency,
-    OptionalInput,
-    OptionalOutput,
+    Input,
+    Output,
     Prefixes,
     Rate,
+    Requests,
     load_options,
 )
 from physim.cli.objective_options import Goodput, Slo
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 def recommend(
     model: Model,
     slo: Slo,
-    input_tokens: OptionalInput = None,
-    output_tokens: OptionalOutput = None,
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     goodput: Goodput = 0.9,
     gpus: Annotated[
         str | None,
@@ -53,7 +56,7 @@ def recommend(
     prefixes: Prefixes = 1,
     arrival: Annotated[
         str | None,
-        typer.Option(help="poisson unless given, constant or gamma.", rich_help_panel="Load"),
+        typer.Option(help=f"poisson unless given; {ARRIVALS}", rich_help_panel="Load"),
     ] = None,
     burstiness: Burstiness = 1.0,
     profile: Annotated[
@@ -155,7 +158,7 @@ def recommend(
 def _check_no_load(given: Mapping[str, Any]) -> None:
     """Refuses a load beside a profile."""
     named = {"--input": "input_tokens", "--output": "output_tokens"}
-    for option in ("--rate", "--concurrency", "--cached", *named):
+    for option in ("--rate", "--concurrency", "--cached", "--lengths", *named):
         if given[named.get(option, option[2:])]:
             raise InputError(option, "is said by --profile", "leave it out")
 

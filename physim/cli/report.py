@@ -16,6 +16,7 @@ from physim.cli.load_options import (
     Input,
     Output,
     Prefixes,
+    Requests,
     load_options,
 )
 from physim.cli.output_options import html_file
@@ -26,10 +27,11 @@ from physim.cli.subject_options import FitName, Gpu, Model, Tp
 def report(
     model: Model,
     gpu: Gpu,
-    input_tokens: Input,
-    output_tokens: Output,
     rate: Annotated[float, typer.Option(help="Arrivals per second.", rich_help_panel="Load")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=html_file)],
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     tp: Tp = 1,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,

@@ -15,10 +15,11 @@ from physim.cli.load_options import (
     Arrival,
     Burstiness,
     Cached,
-    OptionalInput,
-    OptionalOutput,
+    Input,
+    Output,
     Prefixes,
     Rate,
+    Requests,
     Stages,
     load_options,
 )
@@ -58,8 +59,9 @@ def table(
     tps: Annotated[str, typer.Option(help="Many tables: tp by commas; 1 if not given.")] = "",
     rate: Rate = None,
     stage: Stages = None,
-    input_tokens: OptionalInput = None,
-    output_tokens: OptionalOutput = None,
+    input_tokens: Input = None,
+    output_tokens: Output = None,
+    lengths: Requests = None,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,
     arrival: Arrival = "constant",
@@ -79,7 +81,7 @@ def table(
 
     physim table Qwen3-8B --gpu h100 --tolerance 0.02 --out tables/qwen
     """
-    loaded = rate is not None or stage or input_tokens or output_tokens
+    loaded = rate is not None or stage or input_tokens or output_tokens or lengths
     load = load_options(locals()) if loaded else {}
     from physim.cli.progress import running
     from physim.errors import InputError

@@ -17,7 +17,7 @@ from physim.corrections.fields import unflat
 from physim.corrections.levels import Branch, branch_of
 from physim.errors import InputError
 from physim.fitting.observations import campaign_of
-from physim.measured.runs_csv import cached_tokens, case_of, read_table
+from physim.measured.runs_csv import case_of, read_table
 from physim.measured.step_trace import read_steps
 from physim.step.batch import Batch
 from physim.step.lowering import StepOps, lower, stack_ops
@@ -114,7 +114,7 @@ def observe_steps(
         branches.append(branch_of(case, campaign_of(records[0])))
         load = case.demanded
         contexts[name] = load.mean_input + load.mean_output / 2
-        cached[name] = cached_tokens(records[0], case.deployment.limits.block_size)
+        cached[name] = load.cached_tokens
     where = frame["experiment"]
     decode, prefill, tokens = (
         frame[column].to_numpy(float)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.fluid.guards import LITTLE, SMALL, TINY
 from physim.types import AnyArray, Number, Scalar
 
 # Width of thresholds, in requests: what happens to evenly spaced requests depends on whole numbers.
@@ -88,20 +89,31 @@ def prefills(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Prefills:
     """
     mean = jnp.minimum(mean, most)
     arrival_cv2 = arrival_cv2 * jnp.maximum(1 - mean / most, 0.0)
-    bursts = _bursts(mean, arrival_cv2)
+    bursts = bursts_of(mean, arrival_cv2)
     by_chance = -jnp.expm1(-mean * clumps(mean, arrival_cv2))
     level = arrival_evenness(arrival_cv2)
     share = level * jnp.minimum(mean, 1.0) + (1 - level) * by_chance
     share = jnp.clip(mean / most, share, 1.0)
     each = mean / share
     variance = mean * (1 - level + bursts)
-    variance = jnp.maximum((mean**2 + variance) / share - each**2, 1e-6)
-    low = jnp.maximum(each - jnp.sqrt(variance), 1.0)
-    below = jnp.maximum(each - low, 1e-3)
-    high = jnp.minimum(each + variance / below, each + 4 * jnp.sqrt(variance))
-    high = jnp.maximum(jnp.minimum(high, most), each + 1e-3)
+    variance = jnp.maximum((mean**2 + variance) / share - each**2, SMALL)
+    low, high = two_counts(each, variance, 1.0)
+    high = jnp.maximum(jnp.minimum(high, most), each + LITTLE)
     weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
     return Prefills(share, Nodes(low, high, weight))
+
+
+def two_counts(mean: Scalar, variance: Scalar, least: float) -> tuple[Scalar, Scalar]:
+    """Two values that stand for a random count: with one weight they have its mean and variance.
+
+    Args:
+        mean: Its mean,
+        variance: and variance.
+        least: The least that it can be.
+    """
+    low = jnp.maximum(mean - jnp.sqrt(variance), least)
+    below = jnp.maximum(mean - low, LITTLE)
+    return low, jnp.minimum(mean + variance / below, mean + 4 * jnp.sqrt(variance))
 
 
 def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
@@ -114,13 +126,44 @@ def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
         mean: Requests, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    bursts = _bursts(mean, arrival_cv2)
-    return jnp.where(bursts > 1e-3, jnp.log1p(bursts) / jnp.maximum(bursts, 1e-3), 1.0)
+    bursts = bursts_of(mean, arrival_cv2)
+    return jnp.where(bursts > LITTLE, jnp.log1p(bursts) / jnp.maximum(bursts, LITTLE), 1.0)
 
 
-def _bursts(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
-    """By how much the variance of a number of requests exceeds its mean, over the mean."""
-    return jnp.maximum(arrival_cv2 - 1.0, 0.0) * mean / (mean + _HALF_FELT)
+def bursts_of(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
+    """By how much the variance of a number of requests exceeds its mean, over the mean.
+
+    In a renewal process the requests that follow one within a time of ``x`` of their mean distances
+    exceed ``x`` by ``(c - 1) / 2`` in the long run; with gamma distributed distances of the shape
+    ``k = 1 / c`` they are ``(k x)^k / Gamma(1 + k)`` at first (Cox, Renewal Theory, 1962), and
+    ``x + (c - 1) / 2 (1 - exp(-g x^k))`` has both limits. The variance is the mean of that.
+
+    Args:
+        mean: Requests, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals, c.
+    """
+    return 2 * following(mean * _middle(arrival_cv2), arrival_cv2)
+
+
+def following(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
+    """Requests that follow one soon after, beyond the mean; see `bursts_of`.
+
+    Args:
+        mean: Requests in that time, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+    """
+    bursty = jnp.maximum(arrival_cv2, 1.0)
+    shape, excess = 1 / bursty, (bursty - 1.0) / 2
+    log_first = shape * jnp.log(shape * jnp.maximum(mean, TINY)) - jax.scipy.special.gammaln(
+        1.0 + shape
+    )
+    return -excess * jnp.expm1(-jnp.exp(log_first) / jnp.maximum(excess, LITTLE))
+
+
+def _middle(arrival_cv2: Scalar) -> Scalar:
+    """Share of a time at which the power of `bursts_of` has its mean over that time."""
+    shape = 1 / jnp.maximum(arrival_cv2, 1.0)
+    return (1.0 + shape) ** (-1 / shape)
 
 
 def busy_when_even(apart: Scalar, lives: Float[AnyArray, " strata"]) -> Scalar:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from physim.fluid.demand import Demand
 from physim.fluid.percentiles import Clients
-from physim.fluid.rounds import Engine, met
+from physim.fluid.rounds import Engine, density_of, met
 from physim.types import AnyArray, Scalar
 
 # Clients drift no further after this round, and a load without end is seen in it.
@@ -20,10 +20,13 @@ _LAST_ROUND = 50.0
 _NODES = 16
 # Requests that stand for no end: with infinity no gradient is a number.
 _ENDLESS = 1e15
-# Steps squared that make clients be anywhere.
-_ANYWHERE = 1e12
 # Points at which the ends of the last requests are taken.
 _POINTS = 64
+# What is divided by where outputs have one token, in steps, and where no request is after the
+# first, as a share.
+_FEWEST_STEPS, _LEAST_LATER = 1e-3, 1e-9
+# Added to a variance, in steps squared: at zero its root has no derivative.
+_LEAST_VARIANCE = 1e-6
 
 
 class Benchmark(NamedTuple):
@@ -61,32 +64,30 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
         demand: The load.
         warm_up_s: Time that the first requests wait for the engine to warm up, seconds.
     """
-    running, steps = engine.running, engine.steps
+    times, running, steps = engine.times, engine.running, engine.waits.decoding
     firsts = engine.first + warm_up_s
     requests = jnp.minimum(demand.requests, _ENDLESS)
     rounds = jnp.maximum(requests / running, 1.0)
     begun = 1 / rounds
-    # The rounds after the first, as nodes even in the root of their number, with their weights.
-    last = jnp.maximum(rounds - 0.5, 0.6)
-    places = (np.arange(_NODES) + 0.5) / _NODES
-    roots = jnp.sqrt(0.5) + (jnp.sqrt(last) - jnp.sqrt(0.5)) * places
-    weight = roots / jnp.sum(roots)
-    number = jnp.minimum(jnp.append(roots**2, rounds), _LAST_ROUND)
+    number, weight = _rounds_after_the_first(rounds)
+    number = jnp.minimum(jnp.append(number, rounds), _LAST_ROUND)
+    density = density_of(engine, demand.steps_variance * number)
     # One call, of which less is compiled than of several.
-    every = met(engine, jnp.append(demand.steps_variance * number, _ANYWHERE))
+    every = met(engine, jnp.append(density, 1 / engine.waits.turn))
     each, final, apart = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
     )
     e2e = turn + each.ttft - apart.ttft + each.others - apart.others
     # No step is longer than one whose token budget is full: what is left is waited for in line.
-    group = jnp.minimum(engine.room, running)
-    full = engine.decode + engine.mixed + engine.longer * group
-    decode = jnp.clip(e2e - each.ttft, steps * engine.thin, steps * full)
+    full = times.full(engine.crowd.group)
+    decode = jnp.clip(e2e - each.ttft, steps * times.thin, steps * full)
     # Of the first prompts, a request meets those after its own while it decodes.
-    after = jnp.minimum(engine.after * engine.longer, steps * (full - engine.decode))
+    after = jnp.minimum(engine.start.after * times.longer, steps * (full - times.decode))
+    # The batch thins out evenly over the last ``w`` steps. Who ends ``e`` steps into them is spared
+    # ``e^2 / 2w`` of the time that all take to decode, which is a sixth of ``w`` in the mean.
     width = final.width
-    thinned = (width - 1) * (engine.decode - engine.thin) / 4
-    first_decode = jnp.maximum(steps * engine.decode + after - thinned, steps * engine.thin)
+    thinned = (width - 1) / 6 * times.each_decode
+    first_decode = jnp.maximum(steps * times.decode + after - thinned, steps * times.thin)
 
     def mean(first: Scalar, later: Float[AnyArray, " nodes"]) -> Scalar:
         return begun * first + (1 - begun) * jnp.sum(weight * later)
@@ -96,10 +97,10 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
     # Of the turns that clients without a slot wait for, the first clients find half.
     line = (ttft + decoding) * (demand.clients / running - 1)
     line *= 1 - demand.clients / requests / 2
-    tail = _last_s(engine, demand) * (width - 1) / jnp.maximum(engine.turn - 1, 1.0)
+    tail = _last_s(engine, demand) * (width - 1) / jnp.maximum(engine.waits.turn - 1, 1.0)
     return Benchmark(
         ttft=ttft + line,
-        itl=decoding / jnp.maximum(steps, 1e-3),
+        itl=decoding / jnp.maximum(steps, _FEWEST_STEPS),
         e2e=ttft + line + decoding,
         throughput=running / (ttft + decoding + begun * tail),
         in_step=jnp.sum(weight * each.in_step),
@@ -110,10 +111,27 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
             round=jnp.cumsum(weight) - weight / 2,
             later=e2e - decode,
             chance=1 - each.in_step**2,
-            line=line / jnp.maximum(1 - begun, 1e-9),
+            line=line / jnp.maximum(1 - begun, _LEAST_LATER),
             line_cv=_spread_of_turns(engine, demand),
         ),
     )
+
+
+def _rounds_after_the_first(
+    rounds: Scalar,
+) -> tuple[Float[AnyArray, " nodes"], Float[AnyArray, " nodes"]]:
+    """Numbers of some rounds after the first, even in their roots, and shares of all after it.
+
+    The ``r``-th after the first is all between ``r - 1/2`` and ``r + 1/2``. A node with the root
+    ``x`` stands for a share of ``2 x dx``.
+
+    Args:
+        rounds: Rounds in all, at least one.
+    """
+    first, last = jnp.sqrt(1 / 2), jnp.sqrt(jnp.maximum(rounds - 1 / 2, 1 / 2))
+    places = (np.arange(_NODES) + 1 / 2) / _NODES
+    roots = first + (last - first) * places
+    return roots**2, roots / jnp.sum(roots)
 
 
 def _spread_of_turns(engine: Engine, demand: Demand) -> Scalar:
@@ -122,8 +140,7 @@ def _spread_of_turns(engine: Engine, demand: Demand) -> Scalar:
     A sum of so many times between the ends of requests, each as variable as a request is long.
     """
     line = jnp.maximum(demand.clients - engine.running, 1.0)
-    # At zero the root has no derivative.
-    return jnp.sqrt(demand.steps_variance / line + 1e-6) / engine.turn
+    return jnp.sqrt(demand.steps_variance / line + _LEAST_VARIANCE) / engine.waits.turn
 
 
 def _last_s(engine: Engine, demand: Demand) -> Scalar:
@@ -131,6 +148,8 @@ def _last_s(engine: Engine, demand: Demand) -> Scalar:
     steps = demand.outputs - 1.0
     at = jnp.max(steps) * (np.arange(_POINTS) + 0.5) / _POINTS
     # What is left of a request at any time is longer than that with this chance.
-    left = jnp.mean(jnp.maximum(steps - at[:, None], 0.0), axis=1) / jnp.maximum(engine.steps, 1e-3)
+    left = jnp.mean(jnp.maximum(steps - at[:, None], 0.0), axis=1) / jnp.maximum(
+        engine.waits.decoding, _FEWEST_STEPS
+    )
     longest = 1 - (1 - left) ** engine.running
-    return jnp.max(steps) * jnp.mean(longest - left) * engine.thin
+    return jnp.max(steps) * jnp.mean(longest - left) * engine.times.thin

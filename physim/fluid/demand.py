@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from physim.inputs.deployment import Limits
-from physim.inputs.lengths import lengths
 from physim.inputs.load import Load
 from physim.types import AnyArray, Scalar
 
+# Prefixes of which hardly two requests that run have the same one: each holds its own.
+_PRIVATE = 1e6
 _LIMITS = tuple(field.name for field in fields(Limits))
 
 
@@ -35,6 +36,42 @@ jax.tree_util.register_pytree_node(
 )
 
 
+class Strata(NamedTuple):
+    """Requests of equal weight that stand for all of a load, from few tokens to compute to many.
+
+    Attributes:
+        inputs: Prompt tokens,
+        new: and those of them that are computed.
+        outputs: Generated tokens.
+        cached: Prompt tokens that are found in the prefix cache, mean.
+    """
+
+    inputs: Float[np.ndarray, " strata"]
+    new: Float[np.ndarray, " strata"]
+    outputs: Float[np.ndarray, " strata"]
+    cached: float
+
+
+def strata_of(load: Load, block_size: int) -> Strata:
+    """The strata of a load; only full KV blocks are found in the prefix cache.
+
+    Args:
+        load: The load.
+        block_size: Tokens of a KV block.
+    """
+    points = load.points()
+    cached = load.cached_tokens if load.lengths is None else points.cached_tokens
+    found = np.asarray(cached) // block_size * block_size
+    new = np.maximum(points.input_tokens - found, 1.0)
+    order = np.argsort(new, kind="stable")
+    return Strata(
+        inputs=points.input_tokens[order],
+        new=new[order],
+        outputs=points.output_tokens[order],
+        cached=float(np.mean(found)),
+    )
+
+
 class Demand(eqx.Module):
     """A `Load` as numbers.
 
@@ -49,9 +86,14 @@ class Demand(eqx.Module):
         input_tokens: Prompt tokens, mean.
         cached_tokens: Of them, found in the prefix cache.
         prefixes: Different prefixes in the cache.
-        prompt_cv2: Squared coefficient of variation of the tokens that are not cached.
-        outputs: Generated tokens, means of equal parts of the requests, from few to many.
-        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
+            prompts to long ones,
+        prompt_cv2: and their squared coefficient of variation.
+        outputs: Generated tokens of the same requests.
+        evenness: Mean of the lesser of two output lengths, over the mean length.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals: of counts that
+            in the long run have the same index of dispersion,
+        burst_cv2: and of counts in times as short as steps.
     """
 
     rate: Scalar
@@ -61,26 +103,31 @@ class Demand(eqx.Module):
     input_tokens: Scalar
     cached_tokens: Scalar
     prefixes: Scalar
+    prompts: Float[AnyArray, " strata"]
     prompt_cv2: Scalar
     outputs: Float[AnyArray, " strata"]
+    evenness: Scalar
     arrival_cv2: Scalar
+    burst_cv2: Scalar
 
     @classmethod
     def of(cls, load: Load, block_size: int) -> Demand:
         """The numbers of a load; only full KV blocks are found in the prefix cache."""
-        cached = float(load.cached_tokens // block_size * block_size)
-        new = np.maximum(lengths(load.input_tokens).strata() - cached, 1.0)
+        strata = strata_of(load, block_size)
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
             requests=None if load.concurrency is None else float(load.requests or math.inf),
             warm_up=None if load.concurrency is None else load.warm_up_s,
             input_tokens=load.mean_input,
-            cached_tokens=cached,
-            prefixes=float(load.prefixes),
-            prompt_cv2=float(np.var(new) / np.mean(new) ** 2),
-            outputs=lengths(load.output_tokens).strata(),
+            cached_tokens=strata.cached,
+            prefixes=float(load.prefixes) if load.lengths is None else _PRIVATE,
+            prompts=strata.new,
+            prompt_cv2=load.moments().new_cv2,
+            outputs=strata.outputs,
+            evenness=_evenness(np.sort(strata.outputs)),
             arrival_cv2=load.arrival_cv2,
+            burst_cv2=load.burst_cv2,
         )
 
     @classmethod
@@ -149,9 +196,9 @@ class Demand(eqx.Module):
         part = self.output_tokens % 1.0
         return jnp.maximum(jnp.var(self.outputs), part * (1 - part))
 
-    @property
-    def evenness(self) -> Scalar:
-        """Mean of the lesser of two output lengths, over the mean length."""
-        count = self.outputs.shape[0]
-        larger = (2.0 * np.arange(count)[::-1] + 1) / count**2
-        return jnp.sum(larger * self.outputs) / self.output_tokens
+
+def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:
+    """Mean of the lesser of two lengths, over the mean length."""
+    count = len(ordered)
+    larger = (2.0 * np.arange(count)[::-1] + 1) / count**2
+    return float(np.sum(larger * ordered) / np.mean(ordered))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
-from physim.fluid.queueing import beyond_budget, wait_for_budget
-from physim.fluid.step_mix import Occupancy, Steps
+from physim.fluid.occupancy import Occupancy
+from physim.fluid.prompt_chunks import GROUPS
+from physim.fluid.queueing import wait_for_tokens
+from physim.fluid.step_kinds import FULL, KINDS
+from physim.fluid.step_mix import Steps
 from physim.inputs.deployment import Limits
 from physim.step.front_end import handover_steps, output_s, outside_s
-from physim.types import Scalar
+from physim.types import AnyArray, Scalar
 
 
 class Local(NamedTuple):
@@ -19,28 +26,55 @@ class Local(NamedTuple):
     Attributes:
         beside: A step as a decoding request meets it.
         mean: A mean step.
-        first: TTFT of a request that meets an idle engine.
-        under_way: Wait for the steps under way, if there are any.
-        budget: Wait for the token budget of a step.
-        own: A prefill step of its own.
-        together: Other prompts in that step, a number.
-        longer: How much longer a step is for a prompt in it.
+        outside: Time outside of the engine, with the handling of its first token.
+        under_way: Wait for the steps under way, if there are any,
+        rest: of it, for what is left of the one that runs.
+        queue: Wait for tokens of prompts that came in earlier steps,
+        queued: and the chance that there are any.
+        later: Wait for those that came in the same step, and are before it.
+        own: A prefill step of its own, mean.
+        together: Other prompts in that step, a number, at most,
+        adding: and what each of them adds to it.
+        coming: Prompts that come per second.
         alone: A step that only decodes.
         met: Share of a decoding request's steps with prefill.
         crowd: Prefill chunks of such a step, mean.
+        longer: How much longer a step is for each of them.
+        varied: Variance of the number of requests that decode, over its mean.
+        prefill: Steps that compute a prompt, by its group.
+        kind: Steps with prompts, by their kind,
+        kind_more: how much longer they make a gap between tokens,
+        kind_cv2: the squared coefficient of variation of that,
+        kind_share: and the share of steps that are of each.
     """
 
     beside: Scalar
     mean: Scalar
-    first: Scalar
+    outside: Scalar
     under_way: Scalar
-    budget: Scalar
+    rest: Scalar
+    queue: Scalar
+    queued: Scalar
+    later: Scalar
     own: Scalar
     together: Scalar
-    longer: Scalar
+    adding: Scalar
+    coming: Scalar
     alone: Scalar
     met: Scalar
     crowd: Scalar
+    longer: Scalar
+    varied: Scalar
+    prefill: Float[AnyArray, " groups"]
+    kind: Float[AnyArray, " kinds"]
+    kind_more: Float[AnyArray, " kinds"]
+    kind_cv2: Float[AnyArray, " kinds"]
+    kind_share: Float[AnyArray, " kinds"]
+
+    @property
+    def first(self) -> Scalar:
+        """TTFT of a request that meets an idle engine."""
+        return self.outside + jnp.sum(GROUPS * self.prefill) + self.together * self.adding
 
 
 def local(
@@ -60,24 +94,51 @@ def local(
         demand: The load.
         limits: The engine's limits.
     """
-    waited = handover_steps(corrections, limits.async_scheduling) + steps.spread / 2
-    waited += (limits.receive_every - 1) / 2
-    first = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
-    # Of the prompts that came in the same step, half were before this one.
-    same_step = beyond_budget(steps.together / 2, steps.budget) * steps.own_s
-    # Of its prompts and those of other steps, each is computed in the next one with room.
-    arriving = occupancy.prefilling * steps.between_s / steps.mean.interval
-    queue = wait_for_budget(arriving, steps.budget, demand.arrival_cv2)
+    ahead = handover_steps(corrections, limits.async_scheduling)
+    rest = ahead * 0.5 / (0.5 + limits.async_scheduling) + steps.spread / 2
+    waited = ahead + steps.spread / 2 + (limits.receive_every - 1) / 2
+    ranks = limits.ranks * limits.stages
+    coming = occupancy.prompts / steps.mean.interval
+    tokens = wait_for_tokens(
+        demand.prompts * occupancy.scale,
+        occupancy.room,
+        steps.kind_s[FULL],
+        coming / ranks,
+        jnp.where(ranks > 1, 1.0, steps.lone),
+        steps.several,
+    )
     return Local(
         beside=steps.beside.interval,
         mean=steps.mean.interval,
-        first=first + occupancy.chunks * steps.own_s,
-        under_way=waited * steps.under_way_s,
-        budget=same_step + queue * steps.between_s,
+        outside=outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0),
+        under_way=waited * steps.found_s,
+        rest=rest * steps.found_s,
+        queue=tokens.wait_s * demand.arrival_cv2,
+        queued=tokens.chance,
+        later=tokens.later * steps.kind_s[FULL],
         own=steps.own_s,
-        together=steps.together,
-        longer=steps.longer_s,
+        together=jnp.minimum(steps.together, jnp.maximum(steps.budget - 1.0, 0.0)),
+        adding=steps.adding_s,
+        coming=coming,
         alone=steps.alone_s,
         met=steps.met,
         crowd=steps.crowd,
+        longer=steps.longer_s,
+        varied=steps.varied,
+        prefill=steps.prefill_s,
+        kind=steps.kind_s,
+        kind_more=steps.kind_more_s,
+        kind_cv2=steps.kind_cv2,
+        kind_share=steps.kind_share,
     )
+
+
+# The shapes of a record.
+_SHAPES = {
+    "prefill": FULL,
+    "kind": KINDS,
+    "kind_more": KINDS,
+    "kind_cv2": KINDS,
+    "kind_share": KINDS,
+}
+EMPTY = Local(**{name: np.zeros(_SHAPES.get(name, ()), np.float32) for name in Local._fields})

@@ -1,18 +1,15 @@
-"""How many requests the KV cache has room for, and what it costs when it is full."""
+"""How many requests the KV cache has room for, and how much of it they hold."""
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from physim.fluid.demand import Demand
+from physim.fluid.guards import LITTLE
 from physim.inputs.deployment import Limits
 from physim.types import Scalar
 
 _NEWTON_STEPS = 5
-# How sharply the KV cache takes over as what limits the requests that run, and the exponent of how
-# often a request starts in a full one: chosen on benchmarks/fluid_against_replay.py.
-_SHARPNESS, _STARTS_EXPONENT = 20.0, 0.7
 
 
 def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
@@ -42,14 +39,15 @@ def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     return requests_held(limits.kv_blocks, own, shared, demand.prefixes * limits.ranks)
 
 
-def full_cache(limits: Limits, slots: Scalar) -> Scalar:
-    """How far requests wait for KV blocks rather than for ``max_num_seqs``, from 0 to 1.
+def kv_cv2(demand: Demand) -> Scalar:
+    """Squared coefficient of variation of the KV tokens of requests, half of their answers made.
 
-    Args:
-        limits: The engine's limits.
-        slots: Requests that the KV cache has room for.
+    Long answers are met more often.
     """
-    return jax.nn.sigmoid(_SHARPNESS * (1 - slots / limits.max_num_seqs))
+    tokens = demand.prompts + demand.outputs / 2
+    mean = jnp.sum(demand.outputs * tokens) / jnp.sum(demand.outputs)
+    squares = jnp.sum(demand.outputs * tokens**2) / jnp.sum(demand.outputs)
+    return jnp.maximum(squares / mean**2 - 1.0, 0.0)
 
 
 def kv_use(limits: Limits, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
@@ -85,7 +83,7 @@ def requests_held(blocks: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar)
         shared: Blocks of a prefix.
         prefixes: Different prefixes.
     """
-    count = jnp.maximum((blocks - shared) / (own + shared), 1e-3)
+    count = jnp.maximum((blocks - shared) / (own + shared), LITTLE)
     log_missed = _log_missed(prefixes)
     for _ in range(_NEWTON_STEPS):
         slope = own - shared * prefixes * log_missed * jnp.exp(log_missed * count)
@@ -96,19 +94,3 @@ def requests_held(blocks: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar)
 def _log_missed(prefixes: Scalar) -> Scalar:
     """Logarithm of the chance that a request has another prefix than a given one."""
     return jnp.log1p(-1.0 / jnp.maximum(prefixes, 1.001))
-
-
-def recomputed_tokens(input_tokens: Scalar, output_tokens: Scalar) -> Scalar:
-    """Tokens that a request computes again, on average, where requests wait for a full KV cache.
-
-    The blocks that a request gives up at its end start several others, if they are that much
-    longer than a prompt; growing requests then take the blocks back. Held against replays of full
-    caches, a request starts ``((input + output) / input)^0.7`` times, and has the mean length of so
-    many parts when it is started again.
-
-    Args:
-        input_tokens: Tokens of a prompt.
-        output_tokens: Tokens generated.
-    """
-    starts = ((input_tokens + output_tokens) / input_tokens) ** _STARTS_EXPONENT
-    return (1 - 1 / starts) * (input_tokens + output_tokens)

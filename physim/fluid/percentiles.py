@@ -8,23 +8,36 @@ functions of what they depend on.
 
 from __future__ import annotations
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import Local
-from physim.fluid.queueing import peakedness
+from physim.fluid.guards import LITTLE, ROOT, SMALL, TINY
+from physim.fluid.prompt_chunks import GROUPS, MEANS
+from physim.inputs.lengths import STRATA
 from physim.metrics import PERCENTILES
-from physim.types import AnyArray, Scalar
+from physim.types import AnyArray, Number, Scalar
 
-_PARTS = 5
+# Parts of chance, of which each has a coordinate of the lattice: the kind of the step under way,
+# where in it a request comes, the step after it, which request it is, prompts beside its own, the
+# queue for tokens, that for a slot, and how fast others let it decode.
+_FOUND, _PHASE, _NEXT, _REQUEST, _BESIDE, _QUEUE, _SLOT, _PACE = range(8)
+_PARTS = _PACE + 1
+# Share of a normal distribution that is drawn from: its ends would be infinite.
+_WITHIN = 0.998
 _STEADY_POINTS = 512  # points where nothing changes over time
 # Of the time over which the number of running requests drifts, the part that a request's own life
 # averages out: chosen on benchmarks/fluid_against_replay.py.
 _LASTING = 0.8
+# Share of all points over which one kind of steps goes over into the next, so that percentiles are
+# smooth functions of the shares of kinds.
+_EDGE = 0.01
 
 
 class Clients(eqx.Module):
@@ -55,38 +68,22 @@ class Chances(eqx.Module):
     """A request's latency in parts, and the spread of each. Times in seconds.
 
     Attributes:
-        fixed: TTFT without the parts below.
-        under_way: Wait for the steps under way; the half step in it is uniform.
-        half: That half step.
+        local: What the request meets.
         busy: Chance that a step is under way.
-        together: Other prompts in the step of its own.
-        longer: What each of them adds.
-        prompt_cv: Coefficient of variation of its own prompt's tokens, which add ``longer``.
         wait: Wait for a slot or in a queue, mean,
         wait_cv: and coefficient of variation.
         others: Relative standard deviation of the mean step while it decodes,
         now: and of any one that only decodes.
-        alone: Such a step.
-        met: Share of a request's gaps between tokens in which others are prefilled.
-        crowd: Prefill chunks in them, mean,
-        most: and at most, as far as the mean of what they add goes.
+        most: Prompts in a gap between tokens at most, as far as the mean of what they add goes.
         clients: Of requests of clients; None where no load is of clients.
     """
 
-    fixed: Scalar
-    under_way: Scalar
-    half: Scalar
+    local: Local
     busy: Scalar
-    together: Scalar
-    longer: Scalar
-    prompt_cv: Scalar
     wait: Scalar
     wait_cv: Scalar
     others: Scalar
     now: Scalar
-    alone: Scalar
-    met: Scalar
-    crowd: Scalar
     most: Scalar
     clients: Clients | None = None
 
@@ -99,7 +96,6 @@ def chances(
     batch: Scalar,
     elastic: Scalar,
     demand: Demand,
-    async_scheduling: Scalar,
 ) -> Chances:
     """The parts of a request's latency and their spreads.
 
@@ -111,68 +107,167 @@ def chances(
         batch: Requests that decode.
         elastic: Relative change of a step's time for a relative change of those requests.
         demand: The load.
-        async_scheduling: Steps that are scheduled while another runs.
     """
-    half = local.under_way - async_scheduling * local.mean
-    peaked = peakedness(demand.arrival_cv2, demand.evenness)
-    steps = jnp.maximum(demand.decode_steps, 1e-3)
+    steps = jnp.maximum(demand.decode_steps, LITTLE)
     # Those that run come and go, and the prompts that a request meets while it decodes.
-    now = elastic**2 * peaked / jnp.maximum(batch, 1.0)
+    now = elastic**2 * local.varied / jnp.maximum(batch, 1.0)
     crowd = now / jnp.maximum(1 - elastic, 0.1)
     prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.beside)) ** 2
     return Chances(
-        fixed=local.first,
-        under_way=local.under_way,
-        half=jnp.maximum(half, 0.0),
+        local=local,
         busy=busy,
-        together=local.together,
-        longer=local.longer,
-        prompt_cv=jnp.sqrt(demand.prompt_cv2),
-        wait=wait + local.budget,
+        wait=wait,
         wait_cv=wait_cv,
-        others=jnp.sqrt(crowd + prompts + 1e-12),
-        now=jnp.sqrt(now + 1e-12),
-        alone=local.alone,
-        met=jnp.clip(local.met, 1e-6, 1.0),
-        crowd=local.crowd,
+        others=jnp.sqrt(crowd + prompts + ROOT),
+        now=jnp.sqrt(now + ROOT),
         most=jnp.where(demand.closed, jnp.maximum(demand.clients - 1.0, 1.0), 2 * local.crowd),
     )
 
 
+@functools.cache
 def lattice(count: int) -> Float[np.ndarray, "count parts"]:
-    """Points spread evenly over the unit cube: Roberts' sequence of the plastic numbers."""
-    root = 1.5
-    for _ in range(40):
-        root = (1 + root) ** (1 / (_PARTS + 1))
-    steps = root ** -np.arange(1.0, _PARTS + 1)
-    return (0.5 + np.arange(1.0, count + 1)[:, None] * steps) % 1.0
+    """Points spread evenly over the unit cube: a lattice that is built one coordinate at a time.
+
+    The points are ``i z / count`` less their whole parts, of numbers ``z`` without a factor in
+    common with the count, so that every coordinate is evenly spaced. Each ``z`` is the one for
+    which the mean over the points of ``prod(1 + w 2 pi^2 (x^2 - x + 1/6))`` is least, given those
+    before it (Sloan and Reztsov, Mathematics of Computation 71, 2002); so small a weight ``w`` as
+    one over the number of coordinates makes pairs of them count most.
+    """
+    places = np.arange(count)
+    steps = places[np.gcd(places, count) == 1]
+    shares = places[:, None] * steps % count / count
+    factors = 1 + 2 * np.pi**2 / _PARTS * (shares**2 - shares + 1 / 6)
+    columns, before = [], np.ones(count)
+    for _ in range(_PARTS):
+        best = int(np.argmin(before @ factors))
+        before = before * factors[:, best]
+        columns.append(shares[:, best] + 0.5 / count)
+    return np.stack(columns, axis=1)
 
 
 def first_tokens(
-    chances: Chances, points: Float[AnyArray, "points parts"]
+    chances: Chances, demand: Demand, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
     """TTFT at the points of a lattice, seconds."""
-    phase = points[:, 0] / jnp.maximum(chances.busy, 1e-3)
+    local, rest = chances.local, 1.0 - points[:, _PHASE]
+    phase = points[:, _FOUND] / jnp.maximum(chances.busy, LITTLE)
     met = jax.nn.sigmoid((1 - phase) / 0.01)
-    under_way = met * (chances.under_way + (2 * jnp.minimum(phase, 1.0) - 1) * chances.half)
-    together = chances.together * drawn(points[:, 1], 1 / jnp.sqrt(chances.together + 1e-6))
-    own = chances.prompt_cv * jax.scipy.special.ndtri(points[:, 2])
-    prompts = chances.longer * (together - chances.together + own)
-    waiting = chances.wait * drawn(points[:, 3], chances.wait_cv)
-    return jnp.maximum(chances.fixed + under_way + prompts, 0.2 * chances.fixed) + waiting
+    alone = 1.0 - jnp.sum(local.kind_share)
+    # A long step is found more often, and the one after it is any.
+    found = _of_kinds(
+        local,
+        local.kind_share * local.kind,
+        alone * local.alone,
+        jnp.minimum(phase, 1.0),
+        points[:, _PACE],
+    )
+    following = _of_kinds(local, local.kind_share, alone, points[:, _NEXT], 1.0 - points[:, _PACE])
+    scale = jnp.sum(local.kind_share * local.kind) + alone * local.alone
+    squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.alone**2
+    under_way = local.rest * rest * found / (squares / scale / 2)
+    under_way += (local.under_way - local.rest) * following / scale
+    own = of_lengths(local.prefill, demand.prompts)[stratum(points)]
+    # In a long step more come.
+    count = local.together * found / (squares / scale)
+    several = (
+        local.adding
+        * count
+        * drawn(points[:, _BESIDE], jnp.sqrt((1 + demand.prompt_cv2) / (count + SMALL)))
+    )
+    queue = local.queue * drawn(points[:, _QUEUE], _with_chance(local.queued))
+    later = local.later * jnp.where((points[:, _QUEUE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
+    waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
+    return local.outside + met * (under_way + several) + own + queue + later + waiting
+
+
+def _with_chance(chance: Scalar) -> Scalar:
+    """Coefficient of variation of an exponential wait that there is with some chance."""
+    return jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01))
+
+
+def stratum(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
+    """The stratum of requests that a point is of."""
+    return (points[:, _REQUEST] * STRATA).astype(int)
+
+
+def _of_kinds(
+    local: Local,
+    weight: Float[AnyArray, " kinds"],
+    alone: Scalar,
+    points: Float[AnyArray, " points"],
+    spread: Float[AnyArray, " points"],
+) -> Float[AnyArray, " points"]:
+    """Times of steps of all kinds, with some weight, from those without prompts on."""
+    ends = jnp.cumsum(jnp.append(alone, weight))
+    time, more, sigma = _between(
+        points,
+        ends[:-1] / ends[-1],
+        jnp.stack(
+            [
+                jnp.append(local.alone, local.kind),
+                jnp.append(0.0, local.kind_more),
+                jnp.append(0.0, _sigma(local.kind_cv2)),
+            ]
+        ),
+    )
+    return time + more * (_about_one(sigma, spread) - 1.0)
+
+
+def _between(
+    place: Float[AnyArray, " points"],
+    ends: Float[AnyArray, " ends"],
+    values: Float[AnyArray, "of kinds"],
+) -> Float[AnyArray, "of points"]:
+    """Values of the kinds that points are of, which go over into the next within `_EDGE`."""
+    beyond = jnp.clip((place - ends[:, None]) / _EDGE + 0.5, 0.0, 1.0)
+    steps = jnp.matmul(jnp.diff(values), beyond, precision=jax.lax.Precision.HIGHEST)
+    return values[:, :1] + steps
+
+
+def _normal(points: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
+    """Quantiles of a normal distribution, but for its ends."""
+    return jax.scipy.special.ndtri(points * _WITHIN + (1 - _WITHIN) / 2)
+
+
+def _sigma(cv2: Float[AnyArray, " kinds"]) -> Float[AnyArray, " kinds"]:
+    """Standard deviation of the logarithm, of a log-normal distribution."""
+    return jnp.sqrt(jnp.log1p(cv2) + ROOT)
+
+
+def _about_one(
+    sigma: Float[AnyArray, " points"], points: Float[AnyArray, " points"]
+) -> Float[AnyArray, " points"]:
+    """Quantiles of log-normal distributions of mean one."""
+    normal = _normal(points)
+    return jnp.exp(sigma * normal - sigma**2 / 2)
+
+
+def of_lengths(
+    of_group: Float[AnyArray, " groups"], prompts: Float[AnyArray, " strata"]
+) -> Float[AnyArray, " strata"]:
+    """What is known of groups of prompts, for each stratum: straight between the groups' means."""
+    tokens = jnp.matmul(MEANS, prompts, precision=jax.lax.Precision.HIGHEST)
+    place = jnp.clip(jnp.searchsorted(tokens, prompts) - 1, 0, len(GROUPS) - 2)
+    apart = tokens[place + 1] - tokens[place]
+    share = jnp.where(
+        apart > LITTLE * tokens[place], (prompts - tokens[place]) / jnp.maximum(apart, LITTLE), 0.0
+    )
+    value = of_group[place] + share * (of_group[place + 1] - of_group[place])
+    return jnp.maximum(value, 0.2 * of_group[0])
 
 
 def _of_clients(
     clients: Clients, ttft: Float[AnyArray, " points"], points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
     """TTFT of clients that begin at once, from that of clients who are anywhere, seconds."""
-    place = (points[:, 1] + points[:, 3]) % 1.0
+    place = (points[:, _PHASE] + points[:, _PACE]) % 1.0
     # Many requests end before a client's turn comes, so that their times add up to a normal one.
-    turns = jax.scipy.special.ndtri((points[:, 0] + points[:, 3]) % 1.0 * 0.998 + 0.001)
+    turns = _normal((points[:, _FOUND] + points[:, _SLOT]) % 1.0)
     line = clients.line * jnp.maximum(1 + clients.line_cv * turns, 0.0)
     prompts = jnp.linspace(0.0, 1.0, clients.first.shape[0])
-    first = jnp.interp(place / jnp.maximum(clients.begun, 1e-9), prompts, clients.first)
-    rest = (place - clients.begun) / jnp.maximum(1 - clients.begun, 1e-9)
+    first = jnp.interp(place / jnp.maximum(clients.begun, TINY), prompts, clients.first)
+    rest = (place - clients.begun) / jnp.maximum(1 - clients.begun, TINY)
     later, chance = (
         jnp.interp(rest, clients.round, values) for values in (clients.later, clients.chance)
     )
@@ -184,8 +279,7 @@ def decode_factors(
     chances: Chances, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
     """Time of decoding at the points of a lattice, over its mean."""
-    # The normal quantile of a point that the prompt's length does not use at the same place.
-    normal = jax.scipy.special.ndtri((points[:, 2] + points[:, 0]) % 1.0 * 0.998 + 0.001)
+    normal = _normal(points[:, _PACE])
     return jnp.maximum(1 + _LASTING * chances.others * normal, 0.3)
 
 
@@ -202,27 +296,32 @@ def gaps(
         mean: Their mean, seconds.
         points: The points.
     """
-    normal = jax.scipy.special.ndtri((points[:, 2] + points[:, 0]) % 1.0 * 0.998 + 0.001)
-    alone = chances.alone * jnp.maximum(1 + chances.now * normal, 0.3)
-    others = jnp.maximum(chances.crowd - 1.0, 0.0)
-    prompts = 1 + others * drawn(points[:, 3], 1 / jnp.sqrt(others + 1e-6))
-    of_them = 1 + chances.prompt_cv / jnp.sqrt(prompts) * jax.scipy.special.ndtri(points[:, 2])
-    more = jnp.maximum(mean - chances.alone, 0.0)
-    met = jnp.clip(more / jnp.maximum(chances.most * chances.longer, 1e-9), chances.met, 1.0)
-    longer = more / met * prompts / (1 + others) * jnp.maximum(of_them, 0.0)
-    return alone + jnp.where(points[:, 1] < met, longer, 0.0)
+    local = chances.local
+    normal = _normal((points[:, _NEXT] + points[:, _FOUND]) % 1.0)
+    alone = local.alone * jnp.maximum(1 + chances.now * normal, 0.3)
+    more = jnp.maximum(mean - local.alone, 0.0)
+    met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), local.met, 1.0)
+    ends = jnp.cumsum(local.kind_share)
+    drawn_s, sigma = _between(
+        points[:, _PHASE] / met,
+        ends[:-1] / ends[-1],
+        jnp.stack([local.kind_more, _sigma(local.kind_cv2)]),
+    )
+    drawn_s *= _about_one(sigma, points[:, _NEXT])
+    longer = more / met * drawn_s / (jnp.sum(local.kind_share * local.kind_more) / ends[-1])
+    return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
 
 
-def drawn(points: Float[AnyArray, " points"], cv: Scalar) -> Float[AnyArray, " points"]:
+def drawn(points: Float[AnyArray, " points"], cv: Number) -> Float[AnyArray, " points"]:
     """Quantiles of a positive part of mean one and a coefficient of variation.
 
     An exponential with a chance of nothing where the coefficient exceeds one; else a Weibull
     distribution of that coefficient, nearly (shape ``cv^-1.086``).
     """
-    rest = jnp.maximum(1 - points, 1e-6)
+    rest = jnp.maximum(1 - points, SMALL)
     chance = jnp.minimum(2 / (1 + jnp.maximum(cv, 1.0) ** 2), 1.0)
     some = jnp.maximum(jnp.log(chance / rest), 0.0) / chance
-    shape = jnp.clip(cv, 1e-3, 1.0) ** -1.086
+    shape = jnp.clip(cv, LITTLE, 1.0) ** -1.086
     scale = jnp.exp(-jax.scipy.special.gammaln(1 + 1 / shape))
     always = scale * (-jnp.log(rest)) ** (1 / shape)
     return jnp.where(cv > 1.0, some, always)
@@ -234,7 +333,7 @@ def quantiles(
     """Percentiles `PERCENTILES` of weighted values."""
     order = jnp.argsort(values)
     share = jnp.cumsum(weights[order])
-    share = (share - weights[order] / 2) / jnp.maximum(share[-1], 1e-9)
+    share = (share - weights[order] / 2) / jnp.maximum(share[-1], TINY)
     return jnp.interp(jnp.array(PERCENTILES) / 100.0, share, values[order])
 
 
@@ -242,8 +341,7 @@ def output_lengths(
     demand: Demand, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
     """Output lengths at the points of a lattice, tokens."""
-    strata = jnp.asarray(demand.outputs)
-    return strata[(points[:, 4] * strata.shape[0]).astype(int)]
+    return jnp.asarray(demand.outputs)[stratum(points)]
 
 
 class Drawn(eqx.Module):
@@ -254,12 +352,14 @@ class Drawn(eqx.Module):
         tpot: Mean time from a token to the next, of the same requests.
         e2e: Time of the same requests.
         itl: Time from any token to the next.
+        stratum: Which of the load's strata, as `Demand` has them, the requests are of.
     """
 
     ttft: Float[AnyArray, "*n"]
     tpot: Float[AnyArray, "*n"]
     e2e: Float[AnyArray, "*n"]
     itl: Float[AnyArray, "*n"]
+    stratum: Int[AnyArray, "*n"]
 
     def percentiles(self) -> dict[str, Float[np.ndarray, "... percentiles"]]:
         """Percentiles `PERCENTILES` of each latency, in NumPy, which sorts faster than XLA."""
@@ -292,9 +392,9 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
         demand: The load.
     """
     points = jnp.asarray(lattice(_STEADY_POINTS))
-    ttft = first_tokens(chances, points)
+    ttft = first_tokens(chances, demand, points)
     if chances.clients is not None:
         ttft = _of_clients(chances.clients, ttft, points)
     tpot = itl * decode_factors(chances, points)
     e2e = ttft + (output_lengths(demand, points) - 1.0) * tpot
-    return Drawn(ttft, tpot, e2e, gaps(chances, itl, points))
+    return Drawn(ttft, tpot, e2e, gaps(chances, itl, points), stratum(points))

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from physim.fluid.batch_statistics import arrival_evenness, clumps
+from physim.fluid.guards import TINY
 from physim.fluid.root_finding import bracketed_root
 from physim.types import Scalar
 
@@ -90,7 +91,7 @@ def _residual(log_rate: Scalar, turn: Turn) -> tuple[Scalar, Run]:
     rate, ranks = jnp.exp(log_rate), turn.ranks
 
     def after(step_s: Scalar) -> tuple[Scalar, Scalar]:
-        waiting, fixed = (jnp.maximum(rate * s / ranks, 1e-9) for s in (step_s, turn.fixed_s))
+        waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in (step_s, turn.fixed_s))
         each = jnp.maximum(rate * turn.each_s, 0.0)
         chance, steps = steps_after(waiting, fixed, each, turn.arrival_cv2)
         more = jnp.clip(steps, turn.least, turn.most) - turn.least

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+from typing import NamedTuple
 
-from physim.types import Scalar
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.inputs.lengths import STRATA
+from physim.types import AnyArray, Scalar
 
 # Nodes of the integrals over the number that runs (tests/test_queueing.py holds them against sums).
 _NODES = 65
 # Below this, arrivals and lengths are so even that no chance is left worth a sum.
 _LEAST_PEAKEDNESS = 0.02
+# Pairs of strata that stand for two prompts by chance: each with a few others.
+_PAIRS = np.array([(i, (11 * i + 17 * j) % STRATA) for j in range(4) for i in range(STRATA)]).T
 # Share of the capacity beyond which a queue is no longer a matter of chance.
 _FULLEST = 0.999
 
@@ -79,32 +86,73 @@ def wait_for_a_slot(
     return chance * variability * full / (1.0 - full), chance
 
 
-def wait_for_budget(chunks: Scalar, most: Scalar, arrival_cv2: Scalar) -> Scalar:
-    """Steps that a prompt waits because those before it take the token budget of a step.
+class TokenQueue(NamedTuple):
+    """What a prompt waits for where those before it take the token budget of steps.
 
-    A step serves ``most`` chunks at once, so this is a queue of as many servers whose service takes
-    one step (Sakasegawa, Annals of the Institute of Statistical Mathematics 29, 1977).
+    Attributes:
+        wait_s: Wait for tokens that are left over when it comes, mean, seconds,
+        chance: and the chance that there are any.
+        later: Steps by which it ends later for the prompts before it that came in the same step.
+    """
+
+    wait_s: Scalar
+    chance: Scalar
+    later: Scalar
+
+
+def wait_for_tokens(
+    prompts: Float[AnyArray, " strata"],
+    room: Scalar,
+    full_s: Scalar,
+    rate: Scalar,
+    alone: Scalar,
+    several: Scalar,
+) -> TokenQueue:
+    """The queue of prompts for the tokens of steps.
+
+    A step computes as many tokens as there is room for. What is left of those that came in one step
+    begins a queue that full steps work off while others come, which is a busy period of a single
+    server with an exceptional first customer (Welch, Operations Research 12, 1964). In units of the
+    room, ``Y`` left tokens take ``g`` full steps, the sum over these of what is left is ``f``, and
+    with the load ``u`` of what comes meanwhile, of a second moment ``v`` in a step,
+
+        f + Y^2 / 2  u / (1 - u) + g v / (2 (1 - u)^2)
 
     Args:
-        chunks: Chunks that arrive in a step, mean.
-        most: Chunks that the budget leaves room for.
-        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        prompts: Tokens of prompts, of equal parts of them.
+        room: Tokens that a step has room for.
+        full_s: Time of a step that is full, seconds.
+        rate: Prompts that come per second.
+        alone: Share of them that come alone in their step,
+        several: and how many come together else, mean.
     """
-    full = jnp.minimum(chunks / most, _FULLEST)
-    waiting = full ** (jnp.sqrt(2 * (most + 1)) - 1) / (1 - full) / most
-    return waiting * arrival_cv2 / 2
+    size = prompts / room
+    mean = jnp.mean(size)
+    # So many prompts as two halves: pairs of what has half of their mean and variance.
+    half = several / 2
+    spread = mean * half + (size - mean) * jnp.sqrt(half)
+    pairs = jnp.maximum(spread[_PAIRS[0]] + spread[_PAIRS[1]], 0.0)
 
+    def left(tokens: Float[AnyArray, " n"]) -> tuple[Scalar, Scalar, Scalar]:
+        rest = jnp.maximum(tokens - 1.0, 0.0)
+        steps = jnp.ceil(rest)
+        sums = steps * rest - steps * (steps - 1.0) / 2
+        return jnp.mean(steps), jnp.mean(sums), jnp.mean(rest**2) / 2
 
-def beyond_budget(before: Scalar, most: Scalar) -> Scalar:
-    """Chance that the prompts of a step are too many for its token budget to reach another one.
-
-    The tail of a Poisson distribution, by Chernoff's bound and the saddle point's factor; within a
-    fifth of the sum where it matters.
-
-    Args:
-        before: Prompts in the step before it, mean.
-        most: Prompts that the budget leaves room for.
-    """
-    few = jnp.clip(before, 1e-6, most)
-    bound = jnp.exp(most - few + most * jnp.log(few / most))
-    return bound / (1.2 + jnp.sqrt(2 * jnp.pi * most) * (1 - few / most))
+    steps, sums, squares = (
+        alone * one + (1 - alone) / several * more
+        for one, more in zip(left(size), left(pairs), strict=True)
+    )
+    # Prompts, and the load, that come in a full step.
+    come = rate * full_s
+    load = jnp.minimum(come * mean, _FULLEST)
+    chance = come * steps / (1.0 - load)
+    varied = come * jnp.mean(size**2) / 2
+    wait = sums + squares * load / (1.0 - load) + steps * varied / (1.0 - load) ** 2
+    wait *= come * full_s
+    with_one = size[_PAIRS[0]] + half * size[_PAIRS[1]]
+    later = jnp.mean(jnp.ceil(with_one) - jnp.ceil(size[_PAIRS[0]]))
+    # The queue begins where there is none.
+    return TokenQueue(
+        wait / (1.0 + chance), chance / (1.0 + chance), (1 - alone) * (1 - 1 / several) * later
+    )

@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.fluid.guards import LITTLE, SMALL, TINY
 from physim.fluid.percentiles import (
     chances,
     decode_factors,
@@ -19,6 +20,7 @@ from physim.fluid.percentiles import (
     lattice,
     output_lengths,
     quantiles,
+    stratum,
 )
 from physim.fluid.transient import Fluid, Schedule, Trajectory
 from physim.types import AnyArray, Scalar
@@ -72,6 +74,7 @@ class Samples(eqx.Module):
         kept: How far its client has waited for it, from 0 to 1.
         gap: One of its times from a token to the next,
         gaps: and how many of them it has.
+        stratum: Which of the load's strata, as `Demand` has them, it is of.
     """
 
     ttft: Float[AnyArray, "*n"]
@@ -81,6 +84,7 @@ class Samples(eqx.Module):
     kept: Float[AnyArray, "*n"]
     gap: Float[AnyArray, "*n"]
     gaps: Float[AnyArray, "*n"]
+    stratum: Int[AnyArray, "*n"]
 
 
 def latencies(fluid: Fluid, trajectory: Trajectory, schedule: Schedule) -> Summary:
@@ -130,10 +134,10 @@ def _summary(samples: Samples, weight: Float[AnyArray, " n"], arrived: Scalar) -
     # A request counts once, and in ITL as often as it has gaps.
     gaps = weight * samples.gaps
     percentiles = {"itl": quantiles(samples.gap, gaps)}
-    fields["itl"] = jnp.sum(samples.tpot * gaps) / jnp.maximum(jnp.sum(gaps), 1e-9)
+    fields["itl"] = jnp.sum(samples.tpot * gaps) / jnp.maximum(jnp.sum(gaps), TINY)
     for name in ("ttft", "tpot", "e2e"):
         values = getattr(samples, name)
-        fields[name] = jnp.sum(values * weight) / jnp.maximum(completed, 1e-9)
+        fields[name] = jnp.sum(values * weight) / jnp.maximum(completed, TINY)
         percentiles[name] = quantiles(values, weight)
     return fields | {"percentiles": percentiles}
 
@@ -147,7 +151,7 @@ def _request(
     points: Float[AnyArray, "points parts"],
 ) -> Samples:
     """A request that arrives at some time, drawn at the points of a lattice."""
-    demand, limits = fluid.demand, fluid.limits
+    demand = fluid.demand
     began = jnp.interp(number, trajectory.taken, trajectory.time)
     batch, start, age, full = (
         jnp.interp(began, trajectory.time, values)
@@ -158,26 +162,28 @@ def _request(
     fewer = fluid.local(0.9 * share, start, age, full)
     elastic = (1 - fewer.beside / local.beside) / 0.1
     # In the equations a request waits a step for the next; what is beyond that is a queue.
-    rate = start / local.beside
-    wait = jnp.maximum(began - arrival - local.beside, 0.0)
+    rate = start / local.mean
+    wait = jnp.maximum(began - arrival - local.mean, 0.0)
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
-    idle = jnp.clip(1 - (batch + start * fluid.held) / fluid.slots, 1e-3, 1.0)
+    idle = jnp.clip(1 - (batch + start * fluid.held) / fluid.slots, LITTLE, 1.0)
     chance = jnp.clip(wait * rate * idle / jnp.maximum(variability, 0.02), 0.02, 1.0)
     # The counts of a queue that grows are no more uncertain than those of all that arrived.
-    drift = jnp.sqrt(variability * jnp.maximum(number, 1.0)) / jnp.maximum(rate, 1e-9)
-    wait_cv = jnp.minimum(jnp.sqrt((2 - chance) / chance), drift / jnp.maximum(wait, 1e-9))
-    level = arrival_evenness(demand.arrival_cv2)
+    drift = jnp.sqrt(variability * jnp.maximum(number, 1.0)) / jnp.maximum(rate, TINY)
+    wait_cv = jnp.minimum(jnp.sqrt((2 - chance) / chance), drift / jnp.maximum(wait, TINY))
+    level = arrival_evenness(demand.burst_cv2)
     lives = (fluid.chunks - 1.0 + demand.outputs) * local.mean
-    apart = jnp.maximum(local.mean / jnp.maximum(start, 1e-6), 1e-9)
+    apart = jnp.maximum(local.mean / jnp.maximum(start, SMALL), TINY)
     running = batch + start * fluid.chunks
     busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
-    parts = chances(local, busy, wait, wait_cv, batch, elastic, demand, limits.async_scheduling)
-    ttft = first_tokens(parts, points)
+    parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
+    ttft = first_tokens(parts, demand, points)
     steps = output_lengths(demand, points) - 1.0
     begins = began + fluid.chunks * local.own
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
-    mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, 1e-3)
+    # Who decodes meets the slower of all steps.
+    decode *= local.beside / local.mean
+    mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, LITTLE)
     tpot = mean * decode_factors(parts, points)
     e2e = ttft + steps * tpot
     # What it meets as it starts, at the pace of all its steps.
@@ -186,4 +192,4 @@ def _request(
     kept = jnp.ones_like(e2e)
     if timeout is not None:
         kept = jax.nn.sigmoid((timeout - e2e) / (_SURE * timeout))
-    return Samples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps)
+    return Samples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps, stratum(points))

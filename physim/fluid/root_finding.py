@@ -12,7 +12,10 @@ from jaxtyping import Array, Int
 
 from physim.types import Scalar
 
+# More than halving a step's bracket takes in 64 bit, which are 51.
 _MAX_EVALUATIONS = 64
+# Rounding errors below which the sign of a value says nothing.
+_ROUNDING_ERRORS = 32
 # Of a point and parameters: a value whose root is wanted, and whatever else was found there.
 Function = Callable[[Scalar, Any], tuple[Scalar, Any]]
 
@@ -50,8 +53,7 @@ def bracketed_root(
         lower: Start of the bracket.
         upper: Its end.
     """
-    # Some tens of rounding errors, below which the sign of a value says nothing.
-    tolerance = 32 * jnp.finfo(lower.dtype).eps
+    tolerance = _ROUNDING_ERRORS * jnp.finfo(lower.dtype).eps
 
     def unfinished(bracket: _Bracket) -> Array:
         wide = bracket.high - bracket.low > tolerance

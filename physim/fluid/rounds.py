@@ -12,69 +12,84 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Float
 
+from physim.fluid.busy_steps import BusyTimes, Crowd, busy_times, crowd_of
 from physim.fluid.demand import Demand
+from physim.fluid.first_prompts import (
+    first_prompts,
+    prefill_s,
+    prompts_after,
+    prompts_before,
+    prompts_together,
+)
 from physim.inputs.deployment import Limits
 from physim.step.front_end import output_s, outside_s
-from physim.step.model import StepModel, StepTime
+from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
 
-# How sharply the spread of the prompts ends at the whole turn: a normal distribution on a ring has
-# a mean density within 1% of ``(width^-8 + ring^-8)^(1/8)``.
-_SHARPNESS = 8.0
-# Of the first prompts as many are followed, and a step is full that lacks this share of a prompt.
-_PROMPTS, _WHOLE = 256, 1e-6
-# Steps beyond any wait.
-_ALL = 1e6
+# Power of how far clients are in step that says whether groups of them still follow one another
+# without a gap, so that the budget is full in each step that a request waits for. The mean error of
+# TTFT on benchmarks/clients.py with outputs that vary by 0.1, 0.3 and 1% is 4.8% with 2, 4.1 with
+# 4, 3.9 with 8, 3.7 with 16.
+_GAPLESS = 8.0
 
 
-class Engine(NamedTuple):
-    """An engine that a number of clients keep busy. Times in seconds.
+class Waits(NamedTuple):
+    """Steps of a request's turn in a busy engine.
 
     Attributes:
-        running: Requests that have a slot.
-        room: Prompts whose tokens fill a step.
-        chunks: Steps that a prompt takes.
-        decode: A step in which all decode,
-        thin: and one in which a third of them do.
-        mixed: How much longer a step is for having prefill,
-        longer: and for each prompt in it.
-        first: Times to first token of prompts that come all at once to an idle engine, in order.
-        steps: Steps in which a request decodes.
-        waited: Steps that it waits for before its own in a busy engine, apart from
+        waited: Steps that it waits for before its own, apart from
         seen: those until it is seen, of which the requests that come meanwhile start together.
-        sooner: How much sooner a prompt's token is there than the next step can start.
+        decoding: Steps in which it decodes.
         turn: Steps from a client's request to its next.
-        absent: In step, requests that do not decode in a step with prefill,
-        before: prompts that are computed while a request waits for its own step, mean,
-        after: of the first ones, those that are computed after it,
-        together: and those in its own step.
-        apart: One where prompts are computed in steps of their own, so that all requests that begin
-            together decode together too.
     """
 
-    running: Scalar
-    room: Scalar
-    chunks: Scalar
-    decode: Scalar
-    thin: Scalar
-    mixed: Scalar
-    longer: Scalar
-    first: Float[AnyArray, " prompts"]
-    steps: Scalar
     waited: Scalar
     seen: Scalar
-    sooner: Scalar
+    decoding: Scalar
     turn: Scalar
-    absent: Scalar
+
+
+class Start(NamedTuple):
+    """What clients in step meet: as the first prompts, in every round.
+
+    Attributes:
+        before: Prompts that are computed while a request waits for its own step, mean,
+        after: of the first ones, those that are computed after it,
+        together: and those in its own step.
+        width: Steps over which the prompts of a round are spread.
+    """
+
     before: Scalar
     after: Scalar
     together: Scalar
-    apart: Scalar
+    width: Scalar
+
+
+class Engine(NamedTuple):
+    """An engine that a number of clients keep busy.
+
+    Attributes:
+        crowd: Who is in its steps.
+        times: What they take.
+        first: Times to first token of prompts that come all at once to an idle engine, in order,
+            seconds.
+        waits: Steps of a request's turn.
+        start: What clients in step meet.
+    """
+
+    crowd: Crowd
+    times: BusyTimes
+    first: Float[AnyArray, " prompts"]
+    waits: Waits
+    start: Start
+
+    @property
+    def running(self) -> Scalar:
+        """Requests that have a slot."""
+        return self.crowd.running
 
 
 class Met(NamedTuple):
@@ -102,133 +117,162 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         limits: The engine's limits.
         running: Requests that have a slot.
     """
-    fresh, budget = demand.new_tokens, limits.max_num_batched_tokens
-    steps, outside = demand.decode_steps, outside_s(model.corrections)
-    # Decode has precedence, and leaves the less for prompts. In step, the groups of prompts that
-    # end, are waited for and are computed do not decode.
-    most = budget / fresh
-    absent = jnp.minimum((2.0 + limits.async_scheduling) * most, running)
-    decoding = jnp.minimum(running, steps * most)
-    room = jnp.maximum(budget - jnp.minimum(running - absent, decoding), 1.0) / fresh
-    chunks = jnp.maximum(limits.ranks * limits.stages / room, 1.0)
-    group = jnp.minimum(room, running)
-    # Prompts that come together fill as many batches of a pipeline as they exceed token budgets.
-    lanes = jnp.clip(limits.stages * running * fresh / budget, 1.0, limits.stages)
-    # Until one of the first prompts is computed, half as many of those before it decode as at last.
-    number = jnp.ceil(running * (np.arange(_PROMPTS) + 1) / _PROMPTS)
-    before = jnp.clip(number - most, 0.0, decoding)
-    place = jnp.ceil(number * fresh / jnp.maximum(budget - before / 2, 1.0) - _WHOLE)
-    groups = place[-1]
-    rest = jnp.clip(running - (groups - 1) * room, 0.0, group)
-
-    def time(decodes: Scalar, prompts: Scalar, context: Scalar) -> StepTime:
-        return model(
-            model.batch(
-                decode_requests=decodes,
-                context=context,
-                prefill_requests=prompts * chunks,
-                chunk=fresh / chunks,
-                cached=demand.cached_tokens + (chunks - 1) / 2 * fresh / chunks,
-                ranks=limits.ranks,
-                stages=lanes,
-            )
-        )
-
-    old, new = demand.input_tokens + demand.age, demand.input_tokens + 1.0
-    one, several = 1 / chunks, jnp.maximum(group, 2 / chunks)
-    none, others = jnp.zeros_like(running), jnp.maximum(decoding - 1, 0.0)
-    late = jnp.minimum(running - group, before[-1])
-    kinds = [
-        (decoding, none, old),
-        (decoding / 3, none, old),
-        (others, one, old),
-        (others, several, old),
-        (none, group, new),
-        (late, group, new),
-        (late, rest, new),
-    ]
-    columns = [jnp.stack(jnp.broadcast_arrays(*column)) for column in zip(*kinds, strict=True)]
-    times = jax.vmap(time)(*columns)
-    decode, thin, single, full, *_ = times.interval
-    begin, end, last = times.latency[4:]
-    # How far a step is watched for arrivals: one in so many.
-    seen = limits.receive_every - 1.0
-    longer = (full - single) / (several - one)
-    # Steps with prefill grow evenly longer while the first prompts are computed.
-    whole = jnp.minimum(place, jnp.maximum(groups - 1, 1.0))
-    growth = (end - begin) / jnp.maximum(groups - 1, 1.0)
-    passed = whole * begin + whole * (whole - 1) / 2 * growth + (place > whole) * last
-    around = outside + output_s(model.corrections, group)
-    # A client's next request comes while a step runs; where others wait in line it is one of them.
-    comes = jnp.clip(1 - (demand.clients - running) / group, 0.0, 1.0)
-    waited = limits.async_scheduling + comes * jnp.maximum(outside / decode + 0.5, 1.0)
+    crowd, fresh = crowd_of(demand, limits, running), demand.new_tokens
+    room, group = crowd.room, crowd.group
+    prompts = first_prompts(running, fresh, limits.max_num_batched_tokens, crowd.decoding)
+    rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
+    times = busy_times(model, demand, limits, crowd, before_last=prompts.decoding, rest=rest)
+    outside = outside_s(model.corrections)
+    waits = waits_of(demand, limits, crowd, outside / times.decode)
+    # Where prompts come before all that decodes, a request waits for all before its own, and all
+    # that begin together decode together too.
+    apart = limits.prompts_apart
     return Engine(
-        running=running,
-        room=room,
-        chunks=chunks,
-        decode=decode,
-        thin=thin,
-        mixed=single - decode - longer * one,
-        longer=longer,
-        first=around + passed,
-        steps=steps,
-        waited=waited,
-        seen=comes * seen,
-        sooner=single - times.latency[2],
-        turn=steps + chunks + waited + comes * seen / 2,
-        absent=absent,
-        # Where prompts come before all that decodes, a request waits for all before its own.
-        before=room * jnp.mean(jnp.clip(place - chunks, 0.0, waited + _ALL * limits.prompts_apart)),
-        apart=jnp.asarray(limits.prompts_apart, float),
-        after=jnp.mean(jnp.maximum(running - place * room, 0.0)),
-        together=jnp.maximum(jnp.mean(jnp.where(place < groups, group, rest)), 1.0),
+        crowd=crowd,
+        times=times,
+        first=outside
+        + output_s(model.corrections, group)
+        + prefill_s(prompts, times.begin, times.end, times.last),
+        waits=waits,
+        start=Start(
+            before=prompts_before(
+                prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waits.waited)
+            ),
+            after=prompts_after(prompts, running, room),
+            together=prompts_together(prompts, group, rest),
+            width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
+        ),
     )
 
 
-def met(engine: Engine, drift: Float[AnyArray, "*n"]) -> Met:
-    """What a request meets of the others.
+def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> Waits:
+    """Steps of a request's turn in a busy engine.
+
+    A client's next request comes while a step runs, of which it waits for half in the mean, or for
+    the steps that it is outside of the engine and half a step: at least for one. Where more clients
+    wait in line than a step takes, it is one of them and does not wait for that. The engine looks
+    at what has arrived once in so many steps.
+
+    Args:
+        demand: The load, in a closed loop.
+        limits: The engine's limits.
+        crowd: Who is in the steps.
+        outside: What a request spends outside of the engine, in steps.
+    """
+    comes = jnp.clip(1 - (demand.clients - crowd.running) / crowd.group, 0.0, 1.0)
+    waited = limits.async_scheduling + comes * jnp.maximum(outside + 1 / 2, 1.0)
+    seen = comes * (limits.receive_every - 1.0)
+    turn = demand.decode_steps + crowd.chunks + waited + seen / 2
+    return Waits(waited, seen, demand.decode_steps, turn)
+
+
+def density_of(engine: Engine, drift: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    """Chance that two clients have their prompts in the same step.
 
     Two clients whose prompts are spread evenly over ``w`` steps, or normally with a standard
-    deviation of ``w / sqrt(4 pi)``, have them in the same step with a chance of ``1/w``.
+    deviation of ``w / sqrt(4 pi)``, have them in the same step with a chance of ``1/w``: with the
+    width that they begin with, ``w^2 = width^2 + 4 pi drift``. On the ring of a turn ``t`` the
+    difference of two such normal draws is nothing with the density
+
+        1/w (1 + 2 sum exp(-pi (k t / w)^2)) = 1/t (1 + 2 sum exp(-pi (k w / t)^2))
+
+    by Poisson's summation, of which the first term of the sum that falls faster is enough: the
+    second is below 1e-5.
 
     Args:
         engine: The engine.
         drift: Variance of how far a client has drifted, in steps squared.
     """
-    others = engine.running - 1
-    begun = jnp.maximum((1 - engine.apart) * engine.running / engine.room, 1.0)
-    width = jnp.sqrt(begun**2 + 4 * jnp.pi * drift)
-    density = (width**-_SHARPNESS + engine.turn**-_SHARPNESS) ** (1 / _SHARPNESS)
-    in_step = jnp.minimum(begun * density, 1.0)
-    even = in_step**2
-    # Prompts of others in a request's own step, and in the steps that it waits for: by chance, or
-    # as many as the budget has room for.
-    within = jnp.minimum(engine.waited, 1 / density)
-    # Who comes between two looks at what has arrived starts with all that came.
-    seen = jnp.minimum(engine.seen, 1 / density)
-    by_chance = others * density * (1 + seen)
-    beside = (1 - even) * by_chance + even * (engine.together - 1)
-    before = (others + even) * density * (within - density * within * (within + 1) / 2)
-    strictly = in_step**_SHARPNESS
-    before = (1 - strictly) * before + strictly * engine.before
-    # By chance there are more than the budget has room for (Sakasegawa, as `wait_for_budget`), but
-    # not where prompts follow in line.
-    servers = jnp.maximum(engine.room, 1.0)
-    queue = in_step ** (jnp.sqrt(2 * (servers + 1)) - 1) * (1 - in_step) * (1 + in_step) ** 2
-    queue *= engine.chunks / servers / 2
-    before += queue * jnp.minimum(engine.room, 1.0)
-    arriving = engine.running * density * (1 + seen)
-    count = (1 - even) * arriving / -jnp.expm1(-arriving) + even * engine.together
-    each = engine.longer + engine.mixed * engine.chunks / count
-    own = engine.chunks * (engine.mixed - engine.sooner) + engine.longer * (1 + beside)
-    # Those in step do not decode meanwhile; two thirds of all make a step so much longer.
-    less = strictly * engine.absent / engine.running * 1.5 * (engine.decode - engine.thin)
+    width = jnp.sqrt(engine.start.width**2 + 4 * jnp.pi * drift)
+    less, more = jnp.minimum(width, engine.waits.turn), jnp.maximum(width, engine.waits.turn)
+    return (1 + 2 * jnp.exp(-jnp.pi * (more / less) ** 2)) / less
+
+
+def met(engine: Engine, density: Float[AnyArray, "*n"]) -> Met:
+    """What a request meets of the others.
+
+    Its time to first token is the steps that it waits for and its own, as long as steps are that
+    decode, and what the prompts in them add; a prompt that it does not meet there it meets while it
+    decodes.
+
+    Args:
+        engine: The engine.
+        density: Chance that two clients have their prompts in the same step.
+    """
+    crowd, times, waits = engine.crowd, engine.times, engine.waits
+    others = crowd.running - 1
+    in_step = jnp.minimum(engine.start.width * density, 1.0)
+    beside, each = _in_own_step(engine, density, in_step)
+    queue = steps_in_line(crowd, in_step)
+    before = _before(engine, density, in_step) + queue * jnp.minimum(crowd.room, 1.0)
+    own = crowd.chunks * (times.mixed - times.sooner) + times.longer * (1 + beside)
+    # Those in step do not decode meanwhile.
+    absent = in_step**_GAPLESS * crowd.absent / crowd.running
+    step = times.decode - absent * times.each_decode
+    steps = waits.waited + waits.seen / 2 + queue + crowd.chunks
+    # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
-    steps = engine.waited + engine.seen / 2 + queue + engine.chunks
-    ttft = steps * (engine.decode - less) + before * each + own
+    ttft = steps * step + before * each + own
     return Met(
         ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first),
         others=each * jnp.maximum(others - beside - before, 0.0),
         width=1 / density,
         in_step=in_step * jnp.minimum(others, 1.0),
     )
+
+
+def steps_in_line(crowd: Crowd, in_step: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    """Steps that a prompt waits for because more came by chance than the budget has room for.
+
+    Sakasegawa's formula for ``c`` servers that are busy a share ``u`` of the time (Annals of the
+    Institute of Statistical Mathematics 29, 1977), with arrivals by chance and steps all alike,
+
+        chunks / 2  u^(sqrt(2 (c + 1)) - 1) / (c (1 - u))
+
+    where ``c`` is the prompts that a step has room for and ``u`` how far clients are in step, of
+    which a step is as full. Prompts that follow in line do not come by chance: times ``(1 - u^2)``
+    for each of the two that meet.
+
+    Args:
+        crowd: Who is in the steps.
+        in_step: How far clients are in step, from 0 to 1.
+    """
+    servers = jnp.maximum(crowd.room, 1.0)
+    busy = in_step ** (jnp.sqrt(2 * (servers + 1)) - 1)
+    # (1 - u^2)^2 / (1 - u), which has a value at one.
+    by_chance = (1 - in_step) * (1 + in_step) ** 2
+    return crowd.chunks / 2 * busy * by_chance / servers
+
+
+def _in_own_step(
+    engine: Engine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
+) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
+    """Prompts beside a request's own, mean, and what each prompt takes in all, seconds.
+
+    By chance as many of the others as come between two looks at what has arrived, or as many as the
+    first prompts: the more so, the more likely two clients are both in step. Prefill makes a step
+    longer once, for all prompts in it; of those that come by chance, with Poisson's distribution,
+    a step that has any holds ``n / (1 - exp(-n))``.
+    """
+    even, together = in_step**2, engine.start.together
+    coming = density * (1 + jnp.minimum(engine.waits.seen, 1 / density))
+    beside = (1 - even) * (engine.crowd.running - 1) * coming + even * (together - 1)
+    arriving = engine.crowd.running * coming
+    count = (1 - even) * arriving / -jnp.expm1(-arriving) + even * together
+    return beside, engine.times.longer + engine.times.mixed * engine.crowd.chunks / count
+
+
+def _before(
+    engine: Engine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
+) -> Float[AnyArray, "*n"]:
+    """Prompts of others in the steps that a request waits for, mean.
+
+    Of a width ``w``, the ``k``-th step before a request's own is within it with a chance of
+    ``1 - k / w``: in ``s`` steps there are ``(others / w) (s - s (s + 1) / (2 w))``. Where groups
+    of clients follow one another, as many as the first prompts have before them.
+    """
+    within = jnp.minimum(engine.waits.waited, 1 / density)
+    others = engine.crowd.running - 1 + in_step**2
+    by_chance = others * density * (within - density * within * (within + 1) / 2)
+    gapless = in_step**_GAPLESS
+    return (1 - gapless) * by_chance + gapless * engine.start.before

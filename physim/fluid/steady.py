@@ -20,12 +20,15 @@ from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
 from physim.fluid.benchmark import benchmark
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import local
-from physim.fluid.kv_capacity import full_cache, kv_slots, kv_use, recomputed_tokens
+from physim.fluid.kv_capacity import kv_cv2, kv_slots, kv_use
+from physim.fluid.occupancy import Occupancy
 from physim.fluid.percentiles import Chances, chances
-from physim.fluid.queueing import peakedness, wait_for_a_slot
+from physim.fluid.preemption import full_cache, recomputed_tokens
+from physim.fluid.prompt_chunks import Chunks
+from physim.fluid.queueing import wait_for_a_slot
 from physim.fluid.root_finding import bracketed_root
 from physim.fluid.rounds import engine_of
-from physim.fluid.step_mix import Occupancy, Steps, steps_at
+from physim.fluid.step_mix import Steps, steps_at
 from physim.inputs.deployment import Limits
 from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
@@ -130,7 +133,10 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
             state.chances,
             wait=seen(jnp.zeros(()), state.chances.wait),
             others=spread * state.chances.others,
-            met=spread * state.chances.met + (1 - spread) * prompts_met / demand.output_tokens,
+            local=state.chances.local._replace(
+                met=spread * state.chances.local.met
+                + (1 - spread) * prompts_met / demand.output_tokens
+            ),
             clients=whole.clients,
         ),
     )
@@ -153,8 +159,7 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     by_kv = kv_slots(limits, demand)
     slots = jnp.minimum(limits.max_num_seqs, by_kv)
     # What is done again where requests wait for KV blocks rather than for slots.
-    again = full_cache(limits, by_kv) * recomputed_tokens(demand.input_tokens, demand.output_tokens)
-    again *= 1.0 - limits.whole_requests
+    again = recomputed_tokens(limits, demand, by_kv)
     outside = outside_s(model.corrections)
     ahead = handover_steps(model.corrections, limits.async_scheduling)
     closed, clients = demand.closed, demand.clients
@@ -177,7 +182,8 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     fresh = demand.new_tokens
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
     left = tokens - jnp.where(limits.prompts_apart, 0.0, decoding)
-    chunks = jnp.ceil(fresh / jnp.maximum(left / (limits.ranks * limits.stages), 1.0))
+    room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
+    chunks = Chunks.of(demand.prompts, room).number
     # Requests that wait for others to finish start as those do: by chance.
     wanted = jnp.where(closed, jnp.inf, demand.rate)
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
@@ -186,11 +192,12 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     arrivals = throughput * step
     occupancy = Occupancy(
         batch=arrivals * decode_steps,
-        prefilling=arrivals * chunks,
+        prompts=arrivals,
+        room=room,
+        scale=new_tokens / fresh,
         chunks=chunks,
-        chunk=new_tokens / chunks,
         age=demand.age,
-        start_cv2=kept * demand.arrival_cv2 + (1 - kept),
+        start_cv2=kept * demand.burst_cv2 + (1 - kept),
         others=jnp.where(closed, 1 - 1 / clients, 1.0),
         crowd=jnp.where(closed, jnp.minimum(clients, slots), (1 - kept) * slots),
         stirred=1.0 * (closed & (clients <= slots)),
@@ -199,8 +206,8 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     turns = slots / (chunks + decode_steps + limits.async_scheduling)
 
     def taken(share: Scalar) -> Occupancy:
-        crowd = (share * turns * decode_steps, share * turns * chunks, demand.arrival_cv2)
-        where = lambda o: (o.batch, o.prefilling, o.start_cv2)  # noqa: E731
+        crowd = (share * turns * decode_steps, share * turns, demand.burst_cv2)
+        where = lambda o: (o.batch, o.prompts, o.start_cv2)  # noqa: E731
         return eqx.tree_at(where, occupancy, crowd)
 
     crowds = jax.tree.map(
@@ -217,7 +224,7 @@ def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limi
     In a step that is formed there may be more of them, or fewer: steps differ in length.
     """
     batch = state.throughput * demand.decode_steps * state.itl
-    prefilled = balance.occupancy.chunks * balance.steps.own_s
+    prefilled = balance.steps.chunks * balance.steps.own_s
     running = jnp.minimum(batch + state.throughput * prefilled, balance.slots)
     batch = jnp.minimum(batch, running)
     use = kv_use(limits, demand, running, demand.age)
@@ -235,7 +242,7 @@ def _observed(
     occupancy, steps = balance.occupancy, balance.steps
     itl = steps.beside.interval
     running = occupancy.batch + occupancy.prefilling
-    closed, level = demand.closed, arrival_evenness(demand.arrival_cv2)
+    closed, level = demand.closed, arrival_evenness(demand.burst_cv2)
     # Whether a step is under way when a request arrives: by chance, or one of the others'.
     lives = (occupancy.chunks - 1.0 + demand.outputs) * step
     apart = jnp.where(closed, 1.0, 1 / balance.throughput)
@@ -251,11 +258,13 @@ def _observed(
         balance.slots,
         full,
         (full - balance.part.mean.interval) / ((1 - _PART_FULL) * balance.slots),
-        peakedness(demand.arrival_cv2, demand.evenness),
+        steps.bunched + full_cache(limits, kv_slots(limits, demand)) * kv_cv2(demand),
         variability,
     )
     wait = jnp.where(closed, 0.0, waiting / balance.throughput)
-    ttft = met.first + busy * met.under_way + jnp.where(closed, 0.0, met.budget) + wait
+    budget = jnp.where(closed, 0.0, met.queue + met.later)
+    met = met._replace(queue=jnp.where(closed, 0.0, met.queue))
+    ttft = met.first + busy * met.under_way + budget + wait
     # Clients that find no slot wait for one: by Little's law, what is left of their round trip.
     decode = demand.decode_steps * itl
     clients = jnp.where(closed, demand.clients, 0.0)
@@ -286,6 +295,5 @@ def _observed(
             occupancy.batch,
             1 - balance.part.beside.interval / balance.full.beside.interval,
             demand,
-            limits.async_scheduling,
         ),
     )

@@ -2,78 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
-from physim.fluid.batch_statistics import arrival_evenness, decoding, met_while_decoding, prefills
+from physim.fluid.batch_statistics import (
+    arrival_evenness,
+    following,
+    met_while_decoding,
+    others,
+    prefills,
+)
 from physim.fluid.demand import Demand
+from physim.fluid.guards import LITTLE
+from physim.fluid.occupancy import Occupancy
+from physim.fluid.prompt_chunks import GROUPS
 from physim.fluid.prompt_runs import Turn, run_of
 from physim.fluid.queueing import peakedness
+from physim.fluid.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
 from physim.inputs.deployment import Limits
 from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
-from physim.types import Number, Scalar
+from physim.types import AnyArray, Scalar
 
 # Evenly spaced arrivals in a step from which on a request meets the prompt before it, being
 # handed over in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
 _CLOSE, _CLOSE_WIDTH = 0.45, 0.08
-
-
-class Occupancy(eqx.Module):
-    """Who is in a step.
-
-    Attributes:
-        batch: Requests that decode, mean.
-        prefilling: Prefill chunks, mean.
-        chunks: Prefill steps of a prompt.
-        chunk: Tokens of a chunk, mean.
-        age: Tokens that a decoding request has generated, mean.
-        start_cv2: Squared coefficient of variation of the times between requests that start.
-        others: Of the prefill chunks, the share that a decoding request may meet: in a closed loop
-            a client that decodes has no prompt under way.
-        crowd: Requests that started at once, most of them: the clients of a closed loop that have
-            a slot, at its start; where more arrive than leave, as many as run.
-        stirred: Whether those that end leave no place for one that waits, so that the next ones
-            of their clients go to whichever batch of a pipeline forms next.
-    """
-
-    batch: Scalar
-    prefilling: Scalar
-    chunks: Scalar
-    chunk: Scalar
-    age: Scalar
-    start_cv2: Scalar
-    others: Scalar
-    crowd: Scalar
-    stirred: Scalar
-
-
-class _Kinds(NamedTuple):
-    """What there is one of for each kind of step that the mean is made of.
-
-    Attributes:
-        fewer: Steps that only decode, with fewer requests,
-        more: and with more.
-        few_prompts: Steps that prefill few prompts,
-        many_prompts: and many.
-        own: The step in which an arriving request is prefilled.
-    """
-
-    fewer: Any
-    more: Any
-    few_prompts: Any
-    many_prompts: Any
-    own: Any
-
-
+# Most of a step's time that prompts take, and most that a step grows with the requests in it, as
+# far as variances go: beyond, load is above the capacity.
+_MOST_OF_STEP, _MOST_ELASTIC = 0.95, 0.9
 # Numbers of prompts are so far apart at least, to tell what each adds to a step.
 _APART = 0.02
-# Variance of how many wait where arrivals are even, and how many lives of its requests, in
-# logarithm, a batch of a pipeline lasts at most: a run is not longer.
-_LEAST_VARIANCE, _LONGEST_LIFE = 0.05, 3.0
 
 
 class Steps(eqx.Module):
@@ -83,31 +45,56 @@ class Steps(eqx.Module):
         mixed_share: Share of steps with a prefill chunk.
         mean: A mean step.
         beside: A mean step as a decoding request meets it: its own prompt is not among those met.
-        under_way_s: Time of a step that is under way or scheduled when a request arrives.
-        between_s: Time from one step that may compute prompts to the next.
-        own_s: Time of a step in which an arriving request is prefilled.
-        together: Other prompts that arrive in the same step, as a request sees it.
-        spread: Squared coefficient of variation of the times of steps.
-        budget: Prefill chunks that a step's token budget leaves room for.
-        longer_s: How much longer a step is for a prefill chunk in it.
+        found_s: Time of a step that a request finds under way, mean of steps, not of time.
+        kind_s: Times of the kinds of steps with prompts (`physim.fluid.step_kinds`),
+        kind_more_s: how much longer they make a gap between tokens,
+        kind_cv2: the squared coefficient of variation of that,
+        kind_share: and the share of steps that are of each.
         alone_s: Time of a step that only decodes.
-        met: Share of a decoding request's steps with a prefill chunk.
-        crowd: Prefill chunks of such a step, mean.
+        spread: Squared coefficient of variation of the times of steps.
+        prefill_s: Time of the steps that compute a prompt, by its group.
+        chunks: Such steps, mean.
+        together: Other prompts that come in the same step, as a request sees it,
+        adding_s: and what each of them adds to it.
+        budget: Prompts that a step's token budget leaves room for.
+        met: Share of a decoding request's gaps with prompts in them.
+        crowd: Prefill chunks of such a gap, mean.
+        longer_s: How much longer a gap is for each of them.
+        lone: Share of the prompts that come alone in their step,
+        several: and how many come together else.
+        bunched: Variance of the number of requests that decode, over its mean, were all steps as
+            long,
+        varied: and as they are.
     """
 
     mixed_share: Scalar
     mean: StepTime
     beside: StepTime
-    under_way_s: Scalar
-    between_s: Scalar
-    own_s: Scalar
-    together: Scalar
-    spread: Scalar
-    budget: Scalar
-    longer_s: Scalar
+    found_s: Scalar
+    kind_s: Float[AnyArray, " kinds"]
+    kind_more_s: Float[AnyArray, " kinds"]
+    kind_cv2: Float[AnyArray, " kinds"]
+    kind_share: Float[AnyArray, " kinds"]
     alone_s: Scalar
+    spread: Scalar
+    prefill_s: Float[AnyArray, " groups"]
+    chunks: Scalar
+    together: Scalar
+    adding_s: Scalar
+    budget: Scalar
     met: Scalar
     crowd: Scalar
+    longer_s: Scalar
+    lone: Scalar
+    several: Scalar
+    bunched: Scalar
+    varied: Scalar
+
+    @property
+    def own_s(self) -> Scalar:
+        """Time of a step in which an arriving request is prefilled, mean."""
+        beside = jnp.minimum(self.together, jnp.maximum(self.budget - 1.0, 0.0))
+        return (jnp.sum(GROUPS * self.prefill_s) + beside * self.adding_s) / self.chunks
 
 
 def steps_at(
@@ -125,125 +112,88 @@ def steps_at(
         occupancy: Who is in a step.
         slots: Requests that may run.
     """
-    if isinstance(model.mixing, Apart):
-        return _steps_apart(model, demand, limits, occupancy, slots)
-    batch, prefilling, chunk = occupancy.batch, occupancy.prefilling, occupancy.chunk
-    peaked = peakedness(demand.arrival_cv2, demand.evenness)
-    beside = decoding(batch, peaked, jnp.maximum(slots, 1.0))
-    decodes = jnp.where(demand.decode_steps > 0, beside.mean(beside.low, beside.high), 0.0)
-    budget = jnp.maximum(limits.max_num_batched_tokens - batch, 1.0) / chunk
-    prefill = prefills(prefilling, occupancy.start_cv2, budget)
-    # Those that arrive while the same step runs are prefilled together.
-    cv2 = demand.arrival_cv2
-    together = cv2 * prefilling + arrival_evenness(cv2) * jnp.maximum(prefilling - 1.0, 0.0)
-    # Beyond the token budget they follow in other steps.
-    beside_it = jnp.minimum(together, jnp.maximum(budget - 1.0, 0.0))
-    zero = jnp.zeros(())
-    lanes = _batches_under_way(demand, limits, occupancy)
-    steps = _times(
-        model,
-        demand,
-        limits.ranks,
-        lanes,
-        occupancy,
-        decodes=_Kinds(
-            fewer=jnp.maximum(beside.low, 1.0),
-            more=jnp.maximum(beside.high, 1.0),
-            few_prompts=decodes,
-            many_prompts=decodes,
-            own=batch,
-        ),
-        prompts=_Kinds(
-            fewer=zero,
-            more=zero,
-            few_prompts=prefill.chunks.low,
-            many_prompts=prefill.chunks.high,
-            own=1.0 + beside_it,
-        ),
+    apart = isinstance(model.mixing, Apart)
+    kinds = kinds_at(model, demand, limits, occupancy, slots, apart)
+    of = _steps_apart if apart else _steps_of_both
+    return of(kinds, demand, limits, occupancy, slots)
+
+
+def _steps_of_both(
+    kinds: StepKinds, demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar
+) -> Steps:
+    """Steps where prompts are computed beside requests that decode."""
+    arrivals, chunks, decode = occupancy.prompts, kinds.chunks, kinds.decode
+    more: StepTime = jax.tree.map(lambda p, a: p - a, kinds.prompts, kinds.alone)
+    share = kinds.shares(kinds.prompts.interval, kinds.alone.interval)
+    prompts: StepTime = jax.tree.map(
+        lambda x: jnp.tensordot(share, x, 1, precision="highest"), more
     )
-    decode: StepTime = jax.tree.map(beside.mean, steps.fewer, steps.more)
-    mixed: StepTime = jax.tree.map(prefill.chunks.mean, steps.few_prompts, steps.many_prompts)
-    mean = _blend(prefill.share, mixed, decode)
-    # How much longer a step is for a prompt in it, and what that does to the spread of steps.
-    longer = (mixed.interval - decode.interval) * prefill.share / prefilling
-    feedback = jnp.minimum(prefilling * longer / mean.interval, 0.9) ** 2
-    variance = longer**2 * (1 + demand.prompt_cv2) * cv2 * prefilling
-    spread = variance / (1 - feedback) / mean.interval**2
-    # Long steps are met more often than short ones, so more arrive in them.
-    own = steps.own.latency + beside_it * spread * longer
-    arrivals = prefilling / occupancy.chunks
-    # A step that is formed while its own prompt is computed knows nothing of what comes meanwhile.
-    later = jnp.mean(jnp.clip(demand.outputs - 1.0 - limits.async_scheduling, 0.0, 1.0))
-    longer_own = later * jnp.maximum(arrivals * (own / mean.latency - 1.0), 0.0)
-    met = met_while_decoding(
-        arrivals * occupancy.others,
-        longer_own * (occupancy.others == 1.0),
-        cv2,
-        jnp.maximum(demand.outputs - 1.0, 1e-3),
-    )
-    # Of the prompts that it meets in a step, no more are computed than the token budget allows.
-    computed = jnp.minimum(prefilling, budget)
-    share = prefill.share * jnp.minimum(met / arrivals, budget / computed)
-    # The prompt before an evenly spaced one is long computed, unless they follow within few steps.
-    close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
-    apart = decode.interval + close * (mean.interval - decode.interval)
-    return Steps(
-        mixed_share=prefill.share,
+    mean: StepTime = jax.tree.map(jnp.add, decode, prompts)
+    squares = jnp.sum(share * more.interval**2 * (1.0 + kinds.cv2))
+    squares += 2 * prompts.interval * decode.interval + decode.interval**2
+    spread = jnp.maximum(squares / mean.interval**2 - 1.0, 0.0)
+    each = kinds.of_whole_prompts(more.interval)
+    taken = jnp.minimum(prompts.interval / mean.interval, _MOST_OF_STEP)
+    bunched = _bunched(kinds, demand, taken, each)
+    steps = Steps(
+        mixed_share=jnp.sum(share),
         mean=mean,
-        beside=_blend(share, mixed, decode),
-        under_way_s=(arrival_evenness(cv2) * apart + (1 - arrival_evenness(cv2)) * mean.interval)
-        / lanes,
-        between_s=mean.interval,
-        own_s=own,
-        together=together * (1 + spread),
-        spread=spread,
-        budget=budget,
-        longer_s=longer,
+        beside=mean,
+        found_s=_found_s(arrivals, decode.interval, mean.interval, demand) / kinds.lanes,
+        kind_s=kinds.prompts.latency,
+        kind_more_s=more.interval,
+        kind_cv2=kinds.cv2,
+        kind_share=share,
         alone_s=decode.latency,
-        met=share,
-        crowd=computed / prefill.share,
+        spread=spread,
+        prefill_s=kinds.prefill_s,
+        chunks=chunks.number,
+        together=_together(arrivals, demand.burst_cv2, spread),
+        adding_s=kinds.adding_s,
+        budget=_budget(kinds, limits),
+        met=jnp.sum(share),
+        crowd=occupancy.prefilling / jnp.sum(share),
+        longer_s=prompts.interval / occupancy.prefilling,
+        lone=kinds.lone(share),
+        several=jnp.maximum(kinds.several(share), 2.0),
+        bunched=bunched,
+        varied=bunched / (1.0 - _elastic(kinds, demand, occupancy.batch)),
     )
+    while_own = chunks.number * steps.own_s / mean.latency - 1.0
+    met = _met(demand, limits, occupancy, while_own / (1.0 - taken))
+    slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
+    beside: StepTime = jax.tree.map(lambda d, p: slower * (d + met * p), decode, prompts)
+    return replace(steps, beside=beside, met=jnp.minimum(steps.met * met * slower, 1.0))
 
 
 def _steps_apart(
-    model: StepModel, demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar
+    kinds: StepKinds, demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar
 ) -> Steps:
-    """Steps at an occupancy where prompts have steps of their own, which come first."""
-    batch, prefilling, cv2 = occupancy.batch, occupancy.prefilling, demand.arrival_cv2
-    level = arrival_evenness(cv2)
-    beside = decoding(batch, peakedness(cv2, demand.evenness), jnp.maximum(slots, 1.0))
-    budget = limits.max_num_batched_tokens / occupancy.chunk
-    prefill = prefills(prefilling, occupancy.start_cv2, budget)
-    most = prefill.chunks.mean(prefill.chunks.low, prefill.chunks.high)
-    several = jnp.sqrt(most)
-    zero, one = jnp.zeros(()), jnp.ones(())
-    lanes = _batches_under_way(demand, limits, occupancy)
-    steps = _times(
-        model,
-        demand,
-        limits.ranks,
-        lanes,
-        occupancy,
-        decodes=_Kinds(
-            fewer=jnp.maximum(beside.low, 1.0),
-            more=jnp.maximum(beside.high, 1.0),
-            few_prompts=zero,
-            many_prompts=zero,
-            own=zero,
+    """Steps where prompts have steps of their own, which come first."""
+    arrivals, cv2, chunks = occupancy.prompts, demand.burst_cv2, kinds.chunks
+    prefilling, decode, budget = occupancy.prefilling, kinds.decode, _budget(kinds, limits)
+    one: StepTime = jax.tree.map(
+        lambda x: (
+            (
+                jnp.tensordot(GROUPS, x[:FULL], 1, precision="highest")
+                + (chunks.number - 1.0) * x[FULL]
+            )
+            / chunks.number
         ),
-        prompts=_Kinds(zero, zero, few_prompts=several, many_prompts=most, own=one),
+        kinds.prompts,
     )
-    decode: StepTime = jax.tree.map(beside.mean, steps.fewer, steps.more)
+    few, many = (jax.tree.map(lambda x, i=i: x[i], kinds.prompts) for i in (FEW, MANY))
+    several, most = kinds.numbers[FEW], kinds.numbers[MANY]
     # What a step for prompts takes, by how many it computes: straight from one to several to most.
-    each = _slope(steps.own, steps.few_prompts, several - 1.0)
-    further = _slope(steps.few_prompts, steps.many_prompts, most - several)
+    each = _slope(one, few, several - 1.0)
+    further = _slope(few, many, most - several)
 
     def for_prompts(count: Scalar) -> StepTime:
         time: StepTime = jax.tree.map(
             lambda o, e, f: (
                 o + e * (jnp.minimum(count, several) - 1.0) + f * jnp.maximum(count - several, 0.0)
             ),
-            steps.own,
+            one,
             each,
             further,
         )
@@ -251,20 +201,20 @@ def _steps_apart(
 
     # Clients that wait for answers send nothing while prompts are computed. Until all slots are
     # taken a run has room for as many prompts as there are free ones, of an exponential number.
-    chunks, arrivals = occupancy.chunks, prefilling / occupancy.chunks
-    held = chunks + demand.decode_steps + limits.async_scheduling
+    share = prefills(prefilling, occupancy.start_cv2, budget).share
+    held = chunks.number + demand.decode_steps + limits.async_scheduling
     idle = jnp.maximum(slots / (arrivals * held) - 1.0, 0.0)
     run = run_of(
         Turn(
             decode_s=decode.interval,
-            fixed_s=steps.own.interval - each.interval,
-            each_s=each.interval * chunks,
-            further_s=(further.interval - each.interval) * chunks,
-            several=several / chunks,
+            fixed_s=one.interval - each.interval,
+            each_s=each.interval * chunks.number,
+            further_s=(further.interval - each.interval) * chunks.number,
+            several=several / chunks.number,
             prompts=arrivals,
             arrival_cv2=cv2,
             ranks=jnp.where(demand.closed, 1.0, limits.ranks),
-            least=jnp.maximum(prefill.share, prefilling / budget),
+            least=jnp.maximum(share, prefilling / budget),
             most=prefilling,
             room=jnp.where(demand.closed, 0.0, -jnp.expm1(-idle * held)),
         )
@@ -273,45 +223,52 @@ def _steps_apart(
     mean: StepTime = jax.tree.map(lambda d, p: run.alone * d + run.of_any * p, decode, computed)
     taken = mean.interval - decode.interval
     longer = taken / prefilling
+    each_s = kinds.of_whole_prompts(kinds.prompts.interval)
+    sizes = chunks.mean(each_s**2) / chunks.mean(each_s) ** 2
     # Of clients, those of all prompts together are met; else steps one by one, decode or prompts.
     single = jnp.where(demand.closed, 0.0, run.steps)
     step = mean.interval / (1.0 + single)
-    feedback = jnp.minimum(taken / mean.interval, 0.9) ** 2
-    by_turn = longer**2 * (1 + demand.prompt_cv2) * cv2 * prefilling
-    by_turn /= (1 - feedback) * mean.interval**2
-    varied = each.interval**2 * cv2 * prefilling / run.of_any
-    squares = run.alone * decode.interval**2 + run.of_any * (computed.interval**2 + varied)
-    by_step = squares / (1.0 + run.steps) / step**2 - 1.0
+    held_up = jnp.minimum(taken / mean.interval, _MOST_OF_STEP)
+    by_turn = longer**2 * sizes * cv2 * prefilling
+    by_turn /= (1 - held_up**2) * mean.interval**2
+    bunched = _bunched(kinds, demand, held_up, each_s)
+    kind_share = kinds.shares(kinds.prompts.latency, decode.latency)
+    kind_share *= run.steps / (1.0 + run.steps) / jnp.sum(kind_share)
+    alone = 1.0 - jnp.sum(kind_share)
+    squares = jnp.sum(kind_share * kinds.prompts.latency**2 * (1.0 + kinds.cv2))
+    squares += alone * decode.interval**2
+    by_step = alone * decode.interval + jnp.sum(kind_share * kinds.prompts.latency)
+    by_step = jnp.maximum(squares / by_step**2 - 1.0, 0.0)
     spread = jnp.where(demand.closed, by_turn, by_step)
-    come = prefilling * step / mean.interval
-    together = (cv2 * come + level * jnp.maximum(come - 1.0, 0.0)) * (1 + spread)
-    own = for_prompts(1.0 + jnp.minimum(together, jnp.maximum(budget - 1.0, 0.0)))
-    # The run that follows its own prompt is another than one after a step that decodes.
-    later = jnp.mean(jnp.clip(demand.outputs - 1.0 - limits.async_scheduling, 0.0, 1.0))
-    longer_own = later * jnp.maximum(arrivals * (run.after_own / run.steps - 1.0), 0.0)
-    met = met_while_decoding(
-        arrivals * occupancy.others,
-        longer_own * (occupancy.others == 1.0),
-        cv2,
-        jnp.maximum(demand.outputs - 1.0, 1e-3),
-    )
-    close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
-    apart = decode.interval + close * (step - decode.interval)
-    return Steps(
+    steps = Steps(
         mixed_share=run.chance,
         mean=mean,
-        beside=_blend(met / arrivals, mean, decode),
-        under_way_s=(level * apart + (1 - level) * step) / lanes,
-        between_s=jnp.where(demand.closed, mean.interval, computed.interval),
-        own_s=own.latency,
-        together=together,
-        spread=spread,
-        budget=budget,
-        longer_s=longer,
+        beside=mean,
+        found_s=_found_s(arrivals, decode.interval, step, demand) / kinds.lanes,
+        kind_s=kinds.prompts.latency,
+        kind_more_s=kinds.prompts.interval,
+        kind_cv2=kinds.cv2,
+        kind_share=kind_share,
         alone_s=decode.latency,
-        met=jnp.minimum(run.chance * met / arrivals, 1.0),
+        spread=spread,
+        prefill_s=kinds.prefill_s,
+        chunks=chunks.number,
+        together=_together(prefilling * step / mean.interval, cv2, spread),
+        adding_s=kinds.adding_s,
+        budget=budget,
+        met=run.chance,
         crowd=prefilling / run.chance,
+        longer_s=longer,
+        lone=kinds.lone(kind_share),
+        several=jnp.maximum(kinds.several(kind_share), 2.0),
+        bunched=bunched,
+        varied=bunched / (1.0 - _elastic(kinds, demand, occupancy.batch)),
     )
+    # The run that follows its own prompt is another than one after a step that decodes.
+    met = _met(demand, limits, occupancy, run.after_own / run.steps - 1.0)
+    slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
+    beside: StepTime = jax.tree.map(lambda d, m: slower * (d + met * (m - d)), decode, mean)
+    return replace(steps, beside=beside, met=jnp.minimum(run.chance * met * slower, 1.0))
 
 
 def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
@@ -320,66 +277,92 @@ def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
     return slope
 
 
-def _batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:
-    """Batches that share out a pipeline's requests: one at least, and no more than it has stages.
+def _budget(kinds: StepKinds, limits: Limits) -> Scalar:
+    """Prompts that the token budget of a step leaves room for."""
+    last = kinds.chunks.mean(kinds.chunks.last)
+    return limits.max_num_batched_tokens / jnp.maximum(last, 1.0)
 
-    Requests that wait join the batch that comes out of the pipeline next, so another begins only
-    where the token budget has no room for all of them; it ends when it has lost all its requests
-    and none has joined. Of many that start at once, each batch takes as many as the budget has room
-    for until none is left. Where others wait for their places, they are replaced in their own
-    batch, and the pipeline is as slow as its fullest one for ever; else batches come to be alike.
+
+def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar) -> Scalar:
+    """Other prompts that arrive while the same step runs, as a request sees it."""
+    level = arrival_evenness(cv2)
+    # Long steps are met more often than short ones; in a burst some are before, and some after.
+    found = arrivals * (1 + spread)
+    evenly = level * jnp.maximum(found - 1.0, 0.0)
+    return (1 - level) * found + evenly + 2 * following(found / 2, cv2)
+
+
+def _found_s(arrivals: Scalar, alone_s: Scalar, mean_s: Scalar, demand: Demand) -> Scalar:
+    """Time of the steps that requests find under way, mean of steps."""
+    level = arrival_evenness(demand.burst_cv2)
+    # The prompt before an evenly spaced one is long computed, unless they follow within few steps.
+    close = jax.nn.sigmoid((arrivals - _CLOSE) / _CLOSE_WIDTH)
+    return level * (alone_s + close * (mean_s - alone_s)) + (1 - level) * mean_s
+
+
+def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar) -> Scalar:
+    """Prompts that a decoding request meets in a step, over those of a mean step.
 
     Args:
         demand: The load.
         limits: The engine's limits.
         occupancy: Who is in a step.
+        while_own: Steps' worth of prompts, beyond one, that come while its own is computed.
     """
-    arrivals = occupancy.prefilling / occupancy.chunks
-    budget = limits.max_num_batched_tokens / limits.stages
-    room = jnp.maximum(budget - occupancy.batch, 1.0) / occupancy.chunk
-    deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + _LEAST_VARIANCE)
-    log_begins = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
-    lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
-    log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
-    by_chance = 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)
-    # Batches that are full at once, and one more as soon as a whole request is left.
-    each = budget / (occupancy.chunk * occupancy.chunks)
-    full = occupancy.crowd / each
-    begun = jnp.floor(full) + jnp.minimum((full - jnp.floor(full)) * each, 1.0)
-    at_once = jnp.where(occupancy.stirred > 0, begun, full)
-    return jnp.minimum(jnp.maximum(by_chance, at_once), limits.stages)
+    # A step that is formed while its own prompt is computed knows nothing of what comes meanwhile.
+    later = jnp.mean(jnp.clip(demand.outputs - 1.0 - limits.async_scheduling, 0.0, 1.0))
+    longer = later * jnp.maximum(occupancy.prompts * while_own, 0.0)
+    met = met_while_decoding(
+        occupancy.prompts * occupancy.others,
+        longer * (occupancy.others == 1.0),
+        demand.burst_cv2,
+        jnp.maximum(demand.outputs - 1.0, LITTLE),
+    )
+    return met / occupancy.prompts
 
 
-def _times(
-    model: StepModel,
-    demand: Demand,
-    ranks: Number,
-    stages: Scalar,
-    occupancy: Occupancy,
-    decodes: _Kinds,
-    prompts: _Kinds,
-) -> _Kinds:
-    """Times of each kind of step, whose requests decode or are prefilled in such numbers."""
-    chunk = occupancy.chunk * jnp.sqrt(1.0 + demand.prompt_cv2)
-    cached = demand.cached_tokens + (occupancy.chunks - 1) / 2 * occupancy.chunk
+def _bunched(
+    kinds: StepKinds, demand: Demand, taken: Scalar, each_s: Float[AnyArray, " groups"]
+) -> Scalar:
+    """Variance of the number of requests that decode, over its mean, were all steps as long.
 
-    def time(decode_requests: Scalar, prefill_requests: Scalar) -> StepTime:
-        return model(
-            model.batch(
-                decode_requests=decode_requests,
-                context=demand.input_tokens + occupancy.age,
-                prefill_requests=prefill_requests,
-                chunk=chunk,
-                cached=cached,
-                ranks=ranks,
-                stages=stages,
-            )
-        )
+    Counted in steps, requests come in clumps: prompts hold up the engine while others arrive. Of
+    prompts that take a share ``r`` of the time, with a squared coefficient of variation ``c``, the
+    number that come in many steps has the index of dispersion ``(a + r^2 c) / (1 - r)^2``, where
+    ``a`` is that of arrivals: of ``n`` arrivals ``r n`` more follow in the time that they take, and
+    so on. How far that shows in the number that run depends on their lengths (`peakedness`).
 
-    times = jax.vmap(time)(jnp.stack(decodes), jnp.stack(prompts))
-    return _Kinds(*(jax.tree.map(lambda x, i=i: x[i], times) for i in range(len(decodes))))
+    Args:
+        kinds: The kinds of steps.
+        demand: The load.
+        taken: Share of the time that prompts take.
+        each_s: Time that a prompt takes, by its group, seconds.
+    """
+    sizes = kinds.chunks.mean(each_s**2) / kinds.chunks.mean(each_s) ** 2 - 1.0
+    clumped = (demand.arrival_cv2 + taken**2 * sizes) / (1.0 - taken) ** 2
+    # A client that decodes has no request on its way.
+    return peakedness(jnp.where(demand.closed, demand.arrival_cv2, clumped), demand.evenness)
 
 
-def _blend(share: Scalar, mixed: StepTime, decode: StepTime) -> StepTime:
-    blended: StepTime = jax.tree.map(lambda m, d: share * m + (1 - share) * d, mixed, decode)
-    return blended
+def _elastic(kinds: StepKinds, demand: Demand, batch: Scalar) -> Scalar:
+    """Relative change of a step that only decodes for a relative change of those that do.
+
+    The more there are, the later they leave.
+    """
+    elastic = jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, _MOST_ELASTIC)
+    return jnp.where(demand.closed, 0.0, elastic)
+
+
+def _slower(
+    kinds: StepKinds, demand: Demand, batch: Scalar, varied: Scalar, slots: Scalar
+) -> Scalar:
+    """How much slower steps are as decoding requests meet them, over the mean step.
+
+    The more requests decode, the more of them meet a step: of a number with a variance of so many
+    times its mean, a request meets so many more than the mean, itself included.
+    """
+    most = jnp.maximum(slots, 1.0)
+    peaked = peakedness(demand.arrival_cv2, demand.evenness)
+    met, evenly = (jnp.minimum(1.0 + others(batch, p), most) for p in (varied, peaked))
+    decode_s = kinds.beside.mean(kinds.few.interval, kinds.many.interval)
+    return (decode_s + kinds.slope_s * (met - evenly)) / kinds.decode.interval

@@ -19,14 +19,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float, Int
 
 from physim.fluid.demand import Demand
-from physim.fluid.first_token import Local, local
-from physim.fluid.kv_capacity import full_cache, kv_slots, kv_use, own_blocks, recomputed_tokens
+from physim.fluid.first_token import EMPTY, Local, local
+from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.kv_capacity import kv_slots, kv_use, own_blocks
+from physim.fluid.occupancy import Occupancy
+from physim.fluid.preemption import recomputed_tokens
+from physim.fluid.prompt_chunks import Chunks
 from physim.fluid.queueing import peakedness, wait_for_a_slot
 from physim.fluid.rosenbrock import Rodas3
-from physim.fluid.step_mix import Occupancy, steps_at
+from physim.fluid.step_mix import steps_at
 from physim.inputs.deployment import Limits
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
@@ -167,7 +172,6 @@ class Fluid(eqx.Module):
         scale: Requests at the last of the table's shares.
         blocks: KV blocks for requests that run, apart from cached prefixes.
         chunks: Prefill steps of a prompt.
-        more: How many more chunks there are for each, with all KV blocks taken.
         held: Steps that a request holds its slot beside those in which it decodes.
         chance: Product of what waits and what is idle at each of the table's shares.
         starts: Requests that start in a step, at the table's knots.
@@ -181,7 +185,6 @@ class Fluid(eqx.Module):
     scale: Scalar
     blocks: Scalar
     chunks: Scalar
-    more: Scalar
     held: Scalar
     chance: Float[AnyArray, " shares"]
     starts: Float[AnyArray, " starts"]
@@ -199,12 +202,9 @@ class Fluid(eqx.Module):
             * demand.decode_steps
             / (demand.decode_steps + demand.new_tokens),
         )
-        chunks = jnp.ceil(
-            demand.new_tokens / jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
-        )
-        again = recomputed_tokens(demand.input_tokens, demand.output_tokens) / demand.new_tokens
-        again *= 1.0 - limits.whole_requests
-        more = full_cache(limits, by_kv) * again
+        room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
+        chunks = Chunks.of(demand.prompts, room).number
+        again = recomputed_tokens(limits, demand, by_kv) / demand.new_tokens
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
@@ -213,11 +213,12 @@ class Fluid(eqx.Module):
         def at(full: Scalar, age: Scalar, share: Scalar, prefilling: Scalar) -> Local:
             occupancy = Occupancy(
                 batch=share * scale,
-                prefilling=prefilling,
+                prompts=prefilling / chunks,
+                room=room,
+                scale=1.0 + full * again,
                 chunks=chunks,
-                chunk=demand.new_tokens / chunks,
                 age=age,
-                start_cv2=(1 - full) * demand.arrival_cv2 + full,
+                start_cv2=(1 - full) * demand.burst_cv2 + full,
                 others=jnp.asarray(1.0),
                 crowd=full * scale,
                 stirred=jnp.zeros(()),
@@ -230,8 +231,8 @@ class Fluid(eqx.Module):
         starts = jnp.append(_HARDLY_ANY / chunks, starts)
         axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts * chunks)
         grid = jnp.meshgrid(*axes, indexing="ij")
-        values = jnp.stack(jax.vmap(at)(*(axis.ravel() for axis in grid)))
-        table = values.reshape(-1, *grid[0].shape)
+        values = jax.vmap(lambda *x: ravel_pytree(at(*x))[0])(*(axis.ravel() for axis in grid))
+        table = values.T.reshape(-1, *grid[0].shape)
         held = chunks + limits.async_scheduling
         unfinished = cls(
             demand,
@@ -241,7 +242,6 @@ class Fluid(eqx.Module):
             scale,
             blocks,
             chunks,
-            more,
             held,
             jnp.zeros(len(_SHARES)),
             starts,
@@ -258,7 +258,7 @@ class Fluid(eqx.Module):
             lambda share: (
                 self.local(
                     share * self.slots / self.scale, share * self.slots / whole, demand.age, idle
-                ).beside
+                ).mean
             )
         )(jnp.array(_SHARES))
         slowest, slower = step[-2], (step[-2] - step[-3]) / ((1 - _SHARES[-3]) * self.slots)
@@ -284,7 +284,9 @@ class Fluid(eqx.Module):
             age: Tokens that a decoding request has generated, mean.
             full: Whether requests start because others finish.
         """
-        return Local(*jnp.maximum(self._looked_up(self.table, share, start, age, full), 1e-9))
+        values = jnp.maximum(self._looked_up(self.table, share, start, age, full), TINY)
+        found: Local = _unravelled(values)
+        return found
 
     def _looked_up(
         self,
@@ -295,8 +297,8 @@ class Fluid(eqx.Module):
         full: Scalar,
     ) -> Float[AnyArray, "*v"]:
         i, by_share = _cubic(_SHARES, share)
-        j, by_start = _straight(self.starts, start * (1 + self.more * full))
-        older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, 1e-3)), 0.0, 1.0)
+        j, by_start = _straight(self.starts, start)
+        older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, LITTLE)), 0.0, 1.0)
         near = jax.lax.dynamic_slice_in_dim(table, i, 4, -2)
         near = jax.lax.dynamic_slice_in_dim(near, j, 2, -1)
         value = jnp.sum(near * by_share[:, None] * by_start, axis=(-1, -2))
@@ -329,7 +331,7 @@ class Fluid(eqx.Module):
                 Rodas3(),
                 0.0,
                 1.0,
-                1e-6,
+                SMALL,
                 state,
                 # What happens between the steps is read off straight lines.
                 stepsize_controller=diffrax.PIDController(
@@ -358,7 +360,7 @@ class Fluid(eqx.Module):
         """Life of a long request, and time in which all are done after the last stage, seconds."""
         full = jnp.ones(())
         turn = self.slots / (self.demand.decode_steps + self.held)
-        step = self.local(self.slots / self.scale, turn, self.demand.age, full).beside
+        step = self.local(self.slots / self.scale, turn, self.demand.age, full).mean
         _, counts = schedule.corners()
         life = (jnp.max(self.demand.outputs) + self.held) * step
         queue = counts[-1] / turn * step
@@ -372,7 +374,7 @@ class Fluid(eqx.Module):
         """Requests that start in a step; share of the scale; mean age; whether slots are taken."""
         phases = self.phases
         batch = jnp.sum(running)
-        age = jnp.sum(running * phases.age) / jnp.maximum(batch, 1e-6)
+        age = jnp.sum(running * phases.age) / jnp.maximum(batch, SMALL)
         demand = self.demand
         room = self.blocks / own_blocks(self.limits, demand, jnp.maximum(age, 0.0))
         slots = jnp.minimum(self.limits.max_num_seqs, room)
@@ -386,7 +388,7 @@ class Fluid(eqx.Module):
         waiting = jnp.maximum(waiting, 0.0)
         start = _lesser(waiting, free, chance * waiting / (waiting + 1e-2))
         budget = (self.limits.max_num_batched_tokens - batch) / demand.new_tokens
-        start = _lesser(start, jnp.maximum(budget, 0.0), 1e-3 * start * budget)
+        start = _lesser(start, jnp.maximum(budget, 0.0), LITTLE * start * budget)
         start = jnp.maximum(start, 0.0)
         taken = (batch + start * self.held) / slots
         full = jax.nn.sigmoid((taken - _FULL_SHARE) / _FULL_WIDTH)
@@ -395,7 +397,7 @@ class Fluid(eqx.Module):
     def _change(self, state: _State, rate: Scalar, schedule: Schedule) -> _State:
         running, waiting = state.running, state.waiting
         start, share, age, full = self._starting(waiting, running)
-        step = self._looked_up(self.table[0], share, start, age, full)
+        step = self._looked_up(self.table[_MEAN], share, start, age, full)
         leave = running / self.phases.stay
         entering = jnp.append(start, (self.phases.onward * leave)[:-1])
         queue = rate - start / step
@@ -442,6 +444,12 @@ class Fluid(eqx.Module):
             kv_use=jax.vmap(lambda *now: kv_use(self.limits, self.demand, *now))(whole, age),
             solved=solved,
         )
+
+
+# A record of what a request meets, from its numbers in a row.
+_unravelled = ravel_pytree(EMPTY)[1]
+# Where in such a row the mean step is, with which all that runs grows older.
+_MEAN = Local._fields.index("mean")
 
 
 def _cubic(

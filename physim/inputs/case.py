@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_type_hints
 
 from physim.errors import InputError
+from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
+from physim.inputs.request_lengths import RequestLengths
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 
@@ -34,6 +36,8 @@ class LoadOptions(TypedDict, total=False):
     prefixes: int
     timeout_s: float | None
     warm_up_s: float
+    lengths: RequestLengths | None
+    dispersion: ArrivalDispersion | None
 
 
 class EngineOptions(TypedDict, total=False):
@@ -94,6 +98,7 @@ _TEXT, _WHOLE = (
     {name for name, hint in get_type_hints(CaseOptions).items() if hint in (kind, kind | None)}
     for kind in (str, int)
 )
+_RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 # Options that are True or False; the last is of measured runs alone.
 _FLAGS = ("async_scheduling", "prefix_caching")
 _DEGREES = ("tp", "pp", "dp", "ep")
@@ -238,6 +243,8 @@ def check_types(options: Mapping[str, Any]) -> None:
             known, what = isinstance(value, bool), "True or False"
         elif name in ("input_tokens", "output_tokens"):
             known, what = is_number or isinstance(value, Lengths), "a number or physim.Lengths"
+        elif name in _RECORDS:
+            known, what = isinstance(value, _RECORDS[name]), f"a physim.{_RECORDS[name].__name__}"
         elif name in _WHOLE:
             known, what = is_number and isinstance(value, numbers.Integral), "a whole number"
         else:
@@ -282,7 +289,7 @@ def _load_of(options: Mapping[str, Any]) -> Load | None:
     if not given:
         return None
     for name in ("input_tokens", "output_tokens"):
-        if given.get(name) is None:
+        if "lengths" not in given and given.get(name) is None:
             raise InputError(name, "is missing", "give it")
     stages = given.pop("stages", ())
     return Load(**given, stages=tuple(s if isinstance(s, Stage) else Stage(*s) for s in stages))

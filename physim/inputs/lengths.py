@@ -14,10 +14,14 @@ from jaxtyping import Float, Int
 
 from physim.errors import InputError
 
-KINDS = ("fixed", "normal", "exponential", "empirical")
+KINDS = ("fixed", "normal", "exponential", "lognormal", "gamma", "empirical")
+# Those that have a standard deviation of their own.
+_SPREAD = ("normal", "lognormal", "gamma")
 # Strata by which a distribution is summed: each a sixty-fourth of the requests.
 STRATA = 64
 _FINE = 64  # points of a stratum
+# Standard deviations that mean something, as a multiple of the mean.
+_WIDEST = 100.0
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,15 @@ class Lengths:
     """A distribution of lengths. Drawn lengths are rounded to whole tokens, one at least.
 
     Attributes:
-        kind: ``fixed``, ``normal``, ``exponential`` or ``empirical``.
+        kind: ``fixed``, ``normal``, ``exponential``, ``lognormal``, ``gamma`` or ``empirical``.
         mean: Mean, tokens; before rounding, and before lengths below one token are raised to it.
-        std: Standard deviation of a normal distribution, tokens.
+        std: Standard deviation of a normal, log-normal or gamma distribution, tokens; of the
+            lengths themselves, not of their logarithms.
         values: Lengths that an empirical distribution draws from, all as often.
 
     Raises:
-        InputError: A figure is not positive or not finite, or the kind is unknown.
+        InputError: A figure is not positive or not finite, the kind is unknown, or a log-normal or
+            gamma distribution is wider than a hundred means.
     """
 
     kind: str
@@ -49,6 +55,10 @@ class Lengths:
                 raise InputError(f"lengths: {field}", f"{value} is not finite", "correct it")
             if value < least:
                 raise InputError(f"lengths: {field}", f"{value:g} is below {least:g}", "correct it")
+        if self.kind in ("lognormal", "gamma") and self.std > _WIDEST * self.mean:
+            raise InputError(
+                "lengths: std", f"{self.std:g} is above {_WIDEST:g} means", "correct it"
+            )
 
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
@@ -66,6 +76,16 @@ class Lengths:
         return cls("exponential", float(mean))
 
     @classmethod
+    def lognormal(cls, mean: float, std: float) -> Lengths:
+        """Log-normally distributed lengths, by their own mean and standard deviation."""
+        return cls("lognormal", float(mean), float(std))
+
+    @classmethod
+    def gamma(cls, mean: float, std: float) -> Lengths:
+        """Gamma-distributed lengths, by their mean and standard deviation."""
+        return cls("gamma", float(mean), float(std))
+
+    @classmethod
     def empirical(cls, values: tuple[float, ...]) -> Lengths:
         """Lengths drawn from observed ones.
 
@@ -78,9 +98,10 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str, name: str = "lengths") -> Tokens:
-        """Reads ``248``, ``normal:248:50``, ``exponential:128`` or ``file:lengths.txt``.
+        """Reads ``248``, ``exponential:128``, ``file:lengths.txt`` or a kind with two figures.
 
-        A file has a length on each line.
+        Those are ``normal:248:50``, ``lognormal:248:300`` and ``gamma:248:200``: mean and standard
+        deviation. A file has a length on each line.
 
         Args:
             text: What is read.
@@ -97,9 +118,10 @@ class Lengths:
             if kind == "file":
                 words = Path(rest).read_text(encoding="utf-8").split()
                 return cls.empirical(tuple(float(word) for word in words))
-            if kind in ("normal", "exponential"):
-                make = cls.normal if kind == "normal" else cls.exponential
-                return make(*(float(number) for number in rest.split(":")))
+            if kind == "exponential" or kind in _SPREAD:
+                mean, *std = (float(number) for number in rest.split(":"))
+                if len(std) == (kind in _SPREAD):
+                    return cls(kind, mean, sum(std))
         except InputError as error:
             raise InputError(
                 error.where.replace("lengths", where, 1), error.what, error.remedy
@@ -111,7 +133,8 @@ class Lengths:
         raise InputError(
             where,
             "cannot be read",
-            "use 248, normal:248:50, exponential:128 or file:PATH with a length on each line",
+            "use 248, normal:248:50, exponential:128, lognormal:248:300, gamma:248:200 or "
+            "file:PATH with a length on each line",
         )
 
     def sample(self, rng: np.random.Generator, count: int) -> Int[np.ndarray, " count"]:
@@ -123,29 +146,40 @@ class Lengths:
             drawn = rng.normal(self.mean, self.std, count)
         elif self.kind == "exponential":
             drawn = rng.exponential(self.mean, count)
+        elif self.kind == "lognormal":
+            spread = self._log_std
+            drawn = rng.lognormal(math.log(self.mean) - spread**2 / 2, spread, count)
+        elif self.kind == "gamma" and self.std:
+            drawn = rng.gamma(1 / self._cv2, self.mean * self._cv2, count)
+        elif self.kind == "gamma":
+            drawn = np.full(count, self.mean)
         else:
             drawn = rng.choice(np.array(self.values), count)
         return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
     def strata(self) -> Float[np.ndarray, " strata"]:
         """Mean lengths of `STRATA` equal parts of the requests, from short to long."""
-        return self._fine.reshape(STRATA, _FINE).mean(axis=1)
+        return self.fine.reshape(STRATA, _FINE).mean(axis=1)
 
     def share_beyond(self, tokens: float) -> float:
         """Share of the lengths that are longer than so many tokens."""
-        return float(np.mean(self._fine > tokens))
+        return float(np.mean(self.fine > tokens))
 
     def up_to(self, tokens: float) -> Lengths:
         """The same lengths, but that longer ones end after so many tokens."""
         if not self.share_beyond(tokens):
             return self
-        return Lengths.empirical(tuple(np.minimum(self._fine, tokens).tolist()))
+        return Lengths.empirical(tuple(np.minimum(self.fine, tokens).tolist()))
 
     @functools.cached_property
-    def _fine(self) -> Float[np.ndarray, " points"]:
+    def fine(self) -> Float[np.ndarray, " points"]:
         """Lengths of many equal parts of the requests, from short to long."""
-        if self.kind == "fixed":
-            return np.full(STRATA * _FINE, self.mean)
+        if self.kind == "fixed" or (self.kind in _SPREAD and not self.std):
+            return np.full(STRATA * _FINE, float(self.mean))
+        if self.kind in ("lognormal", "gamma"):
+            shares = np.diff(self._shares_of_tokens())
+            # Sorted, since of a narrow distribution parts differ by what is rounded.
+            return np.maximum(np.sort(shares) * STRATA * _FINE * self.mean, 1.0)
         share = (np.arange(STRATA * _FINE) + 0.5) / (STRATA * _FINE)
         if self.kind == "normal":
             fine = self.mean + self.std * _normal_quantiles()
@@ -155,6 +189,35 @@ class Lengths:
         else:
             fine = np.quantile(np.array(self.values), share, method="inverted_cdf")
         return np.maximum(fine, 1.0)
+
+    @property
+    def _cv2(self) -> float:
+        """Variance over the square of the mean."""
+        return (self.std / self.mean) ** 2
+
+    @property
+    def _log_std(self) -> float:
+        """Standard deviation of a log-normal distribution's logarithms."""
+        return math.sqrt(math.log1p(self._cv2))
+
+    def _shares_of_tokens(self) -> Float[np.ndarray, " edges"]:
+        """Share of all tokens that are in the shorter requests, at the edges of `fine`'s parts.
+
+        It is the Lorenz curve, in closed form, so that parts of a heavy tail keep the mean: of a
+        log-normal distribution the normal distribution's integral up to its quantile less the
+        logarithms' standard deviation, and of a gamma distribution that of the next shape.
+        """
+        from scipy import special
+
+        edges = np.arange(STRATA * _FINE + 1) / (STRATA * _FINE)
+        if self.kind == "lognormal":
+            shares = special.ndtr(special.ndtri(edges) - self._log_std)
+        else:
+            shape = 1 / self._cv2
+            shares = special.gammainc(shape + 1, special.gammaincinv(shape, edges))
+        # The last quantile is infinite.
+        shares[-1] = 1.0
+        return shares
 
 
 @functools.cache

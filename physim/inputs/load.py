@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import numpy as np
 
 from physim.errors import InputError
+from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths, Tokens, lengths
+from physim.inputs.request_lengths import RequestLengths, filled_in
+from physim.inputs.request_points import (
+    RequestMoments,
+    RequestPoints,
+    independent_points,
+    moments_of,
+)
 
-ARRIVALS = ("constant", "poisson", "gamma")
+ARRIVALS = ("constant", "poisson", "gamma", "trace")
+# Windows whose indices of dispersion stand for recorded arrivals, seconds: about as long as a
+# request lives, and as a few steps.
+_LIFE_S, _STEP_S = 30.0, 0.3
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
 # About the largest float: whole numbers may be larger.
@@ -58,13 +72,14 @@ class Load:
     """Requests that arrive at a server: at a rate, in stages, or from clients in a closed loop.
 
     Attributes:
-        input_tokens: Prompt length, tokens: a number, or a distribution.
+        input_tokens: Prompt length, tokens: a number, or a distribution. Of ``lengths``, where they
+            are given instead, the prompts alone; so with the next and with ``cached_tokens``.
         output_tokens: Generated length, tokens: a number, or a distribution.
         rate: Arrivals per second (open loop).
         concurrency: Clients that send the next request when the last is answered (closed loop).
         cached_tokens: Prompt tokens that are found in the prefix cache.
-        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, or ``gamma``; of clients
-            it says nothing.
+        arrival: ``constant`` for evenly spaced arrivals, ``poisson``, ``gamma``, or ``trace`` for
+            recorded ones, which ``dispersion`` holds; of clients it says nothing.
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
             less is burstier.
         stages: Rates that follow one another, instead of one rate without end.
@@ -74,14 +89,19 @@ class Load:
         timeout_s: Time after which a client gives up; None for never.
         warm_up_s: Time that the engine takes to compile and tune kernels when the first requests of
             clients come, who send a number of them; their first tokens wait for it.
+        lengths: Prompts, their cached parts and outputs as they go together, instead of lengths
+            that say nothing of each other.
+        dispersion: Recorded arrivals, of ``arrival`` ``trace``, run faster or slower so that they
+            come at ``rate``, or at that of each stage.
 
     Raises:
-        InputError: A figure is not positive, not finite or out of range, or not one of ``rate``,
-            ``concurrency`` and ``stages`` is given.
+        InputError: A figure is not positive, not finite or out of range, not one of ``rate``,
+            ``concurrency`` and ``stages`` is given, or lengths are given twice or not at all.
     """
 
-    input_tokens: Tokens
-    output_tokens: Tokens
+    # Filled in from `lengths` where that is given.
+    input_tokens: Tokens = None  # type: ignore[assignment]
+    output_tokens: Tokens = None  # type: ignore[assignment]
     rate: float | None = None
     concurrency: float | None = None
     cached_tokens: float = 0.0
@@ -92,8 +112,11 @@ class Load:
     prefixes: int = 1
     timeout_s: float | None = None
     warm_up_s: float = 0.0
+    lengths: RequestLengths | None = None
+    dispersion: ArrivalDispersion | None = None
 
     def __post_init__(self) -> None:
+        filled_in("load", self)
         named = {"rate": self.rate, "concurrency": self.concurrency, "stages": self.stages or None}
         given = [name for name, value in named.items() if value is not None]
         if not given:
@@ -127,6 +150,10 @@ class Load:
             raise InputError(
                 "arrival", f"{self.arrival!r} is unknown", f"use one of {', '.join(ARRIVALS)}"
             )
+        if self.lengths is not None and self.prefixes != 1:
+            remedy = "leave one of the two out"
+            raise InputError("prefixes", "are each request's own where lengths are given", remedy)
+        self._check_recorded()
         if self.concurrency is not None and (self.arrival != "constant" or self.burstiness != 1.0):
             raise InputError(
                 "arrival",
@@ -143,6 +170,68 @@ class Load:
         if self.requests is not None and self.stages:
             raise InputError("requests", "are set by the stages", "leave one of the two out")
 
+    def _check_recorded(self) -> None:
+        if self.arrival == "trace":
+            if self.dispersion is None:
+                remedy = "give it, such as physim.ArrivalDispersion.read(PATH)"
+                raise InputError("dispersion", "is missing, which arrival trace needs", remedy)
+        elif self.dispersion is not None:
+            remedy = "set arrival to trace, or leave it out"
+            raise InputError("dispersion", f"is of no account to arrival {self.arrival}", remedy)
+
+    @classmethod
+    def of_requests(cls, lengths: RequestLengths, **options: Any) -> Load:
+        """A load of requests whose prompts, cached parts and outputs go together.
+
+        Args:
+            lengths: The requests.
+            **options: The other fields, such as ``rate``.
+
+        Raises:
+            InputError: It cannot be used.
+        """
+        return cls(lengths=lengths, **options)
+
+    def with_lengths(self, lengths: RequestLengths) -> Load:
+        """The same arrivals of other requests.
+
+        Args:
+            lengths: The requests.
+        """
+        kept = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("input_tokens", "output_tokens", "cached_tokens"):
+            del kept[name]
+        return Load(**kept | {"lengths": lengths})
+
+    def points(self) -> RequestPoints:
+        """Requests of equal weight that stand for all; see `physim.inputs.request_points`."""
+        if self.lengths is not None:
+            return self.lengths.points
+        inputs, outputs = lengths(self.input_tokens), lengths(self.output_tokens)
+        return independent_points(inputs.strata(), float(self.cached_tokens), outputs.strata())
+
+    def moments(self) -> RequestMoments:
+        """Means over all requests, of their lengths and of products of them."""
+        if self.lengths is not None:
+            return self.lengths.moments
+        inputs, outputs = lengths(self.input_tokens).fine, lengths(self.output_tokens).fine
+        own = moments_of(inputs, np.clip(inputs - 1.0, 0.0, self.cached_tokens), outputs)
+        # Of lengths that say nothing of each other, and not of how these happen to be listed.
+        return own._replace(input_output=own.input * own.output, new_output=own.new * own.output)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The load in plain values, for JSON; of requests and recorded arrivals what they are."""
+        content = {one.name: getattr(self, one.name) for one in fields(self)}
+        for name in ("input_tokens", "output_tokens"):
+            tokens = content[name]
+            if self.lengths is not None:
+                content[name] = lengths(tokens).mean
+            elif isinstance(tokens, Lengths):
+                content[name] = asdict(tokens)
+        for name in ("lengths", "dispersion"):
+            content[name] = None if content[name] is None else content[name].to_dict()
+        return content | {"stages": [asdict(stage) for stage in self.stages]}
+
     @property
     def mean_input(self) -> float:
         """Mean prompt length, tokens."""
@@ -155,8 +244,44 @@ class Load:
 
     @property
     def arrival_cv2(self) -> float:
-        """Variance of the time between arrivals over the square of its mean."""
+        """Variance of the time between arrivals over the square of its mean.
+
+        Of recorded arrivals it is the index of dispersion of their bursts in windows as long as
+        requests live, to which it is the same where gaps are independent and windows long; of
+        stages that of the busiest.
+        """
+        if self.dispersion is not None:
+            return self._recorded().bursts_at(_LIFE_S)
         return {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
+
+    @property
+    def burst_cv2(self) -> float:
+        """The same as `arrival_cv2` in windows as long as steps: requests that come at once."""
+        if self.dispersion is not None:
+            return self._recorded().bursts_at(_STEP_S)
+        return self.arrival_cv2
+
+    def _recorded(self) -> ArrivalDispersion:
+        """Recorded arrivals at the rate of the load, or of its busiest stage."""
+        assert self.dispersion is not None
+        rate = max((stage.rate for stage in self.stages), default=self.rate)
+        return self.dispersion if rate is None else self.dispersion.at_rate(rate)
+
+    def in_stretches(self) -> Load:
+        """Recorded arrivals at a rate as stages, whose rates are those of stretches of the record.
+
+        Slow changes are stages then, and bursts what comes unevenly within them; see
+        `physim.inputs.arrivals.ArrivalDispersion`. It lasts as long as the record, or as its number
+        of requests.
+        """
+        assert self.dispersion is not None
+        assert self.rate is not None
+        recorded = self.dispersion.at_rate(self.rate)
+        lasts = recorded.lasts if self.requests is None else self.requests / self.rate
+        stages = tuple(
+            Stage(rate, duration_s) for rate, duration_s in recorded.stretches(lasts) if rate > 0
+        )
+        return replace(self, rate=None, requests=None, stages=stages)
 
     @property
     def endless(self) -> bool:
@@ -204,9 +329,16 @@ class Load:
                     "shorten them or raise max_model_len",
                 )
         left = most - self.mean_input
-        if not isinstance(outputs, Lengths) or not (cut := outputs.share_beyond(left)):
+        if self.lengths is not None:
+            cut = self.lengths.share_beyond(most)
+        else:
+            cut = outputs.share_beyond(left) if isinstance(outputs, Lengths) else 0.0
+        if not cut:
             return self, []
         line = f"{cut:.2%} of the outputs end early, where requests reach max_model_len {most}"
+        if self.lengths is not None:
+            return self.with_lengths(self.lengths.up_to(most)), [line]
+        assert isinstance(outputs, Lengths)
         return replace(self, output_tokens=outputs.up_to(left)), [line]
 
     def _check_fits(self, limits: Limits) -> None:

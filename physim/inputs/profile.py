@@ -6,12 +6,19 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
 
 from physim.errors import InputError
 from physim.inputs.lengths import Tokens, lengths
-from physim.inputs.load import Load
+from physim.inputs.load import Load, Stage
+from physim.inputs.request_lengths import RequestLengths, filled_in
 
 _SHORTEST_S = 1e-6
+# Windows of a profile, each of which is planned for: a year of five minutes each.
+_MOST_WINDOWS = 105_120
 
 
 @dataclass(frozen=True)
@@ -22,10 +29,12 @@ class Window:
         start_s: When it begins, seconds from the beginning of the profile.
         duration_s: How long it lasts, seconds.
         rate: Arrivals per second.
-        input_tokens: Prompt length, tokens: a number, or a distribution.
+        input_tokens: Prompt length, tokens: a number, or a distribution. Of ``lengths``, where they
+            are given instead, the prompts alone; so with the next and with ``cached_tokens``.
         output_tokens: Generated length, likewise.
         cached_tokens: Prompt tokens that are found in the prefix cache.
         prefixes: Different cached prefixes.
+        lengths: Prompts, their cached parts and outputs as they go together.
 
     Raises:
         InputError: A time is negative or not finite, or the load cannot be used.
@@ -34,12 +43,15 @@ class Window:
     start_s: float
     duration_s: float
     rate: float
-    input_tokens: Tokens
-    output_tokens: Tokens
+    # Filled in from `lengths` where that is given.
+    input_tokens: Tokens = None  # type: ignore[assignment]
+    output_tokens: Tokens = None  # type: ignore[assignment]
     cached_tokens: float = 0.0
     prefixes: int = 1
+    lengths: RequestLengths | None = None
 
     def __post_init__(self) -> None:
+        filled_in("window", self)
         for field, least in (("start_s", 0.0), ("duration_s", _SHORTEST_S)):
             value = getattr(self, field)
             if not least <= value < math.inf:
@@ -60,6 +72,7 @@ class Window:
             prefixes=self.prefixes,
             arrival=arrival,
             burstiness=burstiness,
+            lengths=self.lengths,
         )
 
     @property
@@ -96,6 +109,75 @@ class LoadProfile:
                     "put them in order",
                 )
 
+    @classmethod
+    def from_trace(cls, path: str | Path, window_s: float = 600.0) -> LoadProfile:
+        """The load profile of a trace: rates, and lengths as they go together, by the window.
+
+        Windows without a request are left out, and the last ends with the trace.
+
+        Args:
+            path: A trace; see `physim.inputs.request_traces.read_requests`.
+            window_s: How long a window is, seconds.
+
+        Raises:
+            InputError: The trace cannot be read or lasts no time, or the window is not positive.
+        """
+        from physim.inputs.request_traces import read_requests
+
+        check_window(window_s)
+        trace = read_requests(path, arrivals=True)
+        arrivals = trace.arrival_s
+        columns = trace.input_tokens, trace.cached_tokens, trace.output_tokens
+        assert arrivals is not None
+        if not arrivals[-1] > 0:
+            raise InputError(str(path), "has one moment alone", "give a trace of some time")
+        edges = window_edges(0.0, float(arrivals[-1]), window_s, str(path))
+        # The last window ends with the trace, so that its rate is not that of an empty rest.
+        edges[-1] = arrivals[-1]
+        places = np.minimum(arrivals // window_s, len(edges) - 2).astype(int)
+        windows = []
+        for place in np.unique(places).tolist():
+            first, last = np.searchsorted(places, [place, place + 1]).tolist()
+            inputs, cached, outputs = (own[first:last] for own in columns)
+            duration_s = float(edges[place + 1] - edges[place])
+            window = Window(
+                float(edges[place]),
+                duration_s,
+                (last - first) / duration_s,
+                lengths=RequestLengths.of(inputs, outputs, cached, Path(path).name),
+            )
+            windows.append(window)
+        return cls(tuple(windows))
+
+    def in_stages(self, arrival: str = "poisson", burstiness: float = 1.0) -> Load:
+        """The windows as the stages of one load, whose requests are those of all windows.
+
+        Args:
+            arrival: How requests come within a window.
+            burstiness: See `physim.Load`.
+
+        Raises:
+            InputError: A window has no joint lengths, or a stretch of time has no request.
+        """
+        own = [window.lengths for window in self.windows]
+        joint = [one for one in own if one is not None]
+        if len(joint) < len(own):
+            remedy = "read the profile of a trace with physim.LoadProfile.from_trace"
+            raise InputError("load profile", "has lengths of each window apart", remedy)
+        for before, after in itertools.pairwise(self.windows):
+            if after.start_s > before.start_s + 1.001 * before.duration_s:
+                ends = before.start_s + before.duration_s
+                problem = f"has no request from {ends:g} to {after.start_s:g} s"
+                raise InputError("load profile", problem, "make windows longer")
+        columns = zip(*(one.arrays for one in joint), strict=True)
+        inputs, cached, outputs = (np.concatenate(own) for own in columns)
+        return Load.of_requests(
+            RequestLengths.of(inputs, outputs, cached, joint[0].name),
+            stages=tuple(Stage(window.rate, window.duration_s) for window in self.windows),
+            arrival=arrival,
+            burstiness=burstiness,
+        )
+
     @property
     def hours(self) -> float:
         """From the beginning of the first window to the end of the last."""
@@ -122,6 +204,35 @@ class LoadProfile:
             if not any(_covers(one, window) for one in found):
                 found.append(window)
         return found[:most]
+
+
+def check_window(window_s: float) -> None:
+    """Refuses windows that are no time.
+
+    Raises:
+        InputError: It is not positive.
+    """
+    if not (math.isfinite(window_s) and window_s > 0):
+        raise InputError("window", f"{window_s:g} s is not positive", "correct it")
+
+
+def window_edges(
+    start_s: float, end_s: float, window_s: float, where: str
+) -> Float[np.ndarray, " edges"]:
+    """Where the windows of a time begin, and the last ends.
+
+    Raises:
+        InputError: There are more than anybody plans for.
+    """
+    # Rounded, since a day of windows and a sample more is a day of windows.
+    count = max(round((end_s - start_s) / window_s), 1)
+    if count > _MOST_WINDOWS:
+        raise InputError(
+            "window",
+            f"{window_s:g} s makes {count} windows of {where}, and {_MOST_WINDOWS} are the most",
+            "make it longer, or correct the times",
+        )
+    return start_s + window_s * np.arange(count + 1)
 
 
 def _covers(one: Window, other: Window, slack: float = 1.02) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -12,8 +11,9 @@ import numpy as np
 
 from physim.errors import InputError
 from physim.inputs.lengths import observed
-from physim.inputs.profile import LoadProfile, Window
-from physim.measured.prometheus import read_prometheus, window_edges
+from physim.inputs.profile import LoadProfile, Window, check_window, window_edges
+from physim.measured.prometheus import read_prometheus
+from physim.records import read_cells
 from physim.replay.workload import Request, read_trace
 
 # Prefixes are as exact as a block of vLLM's.
@@ -24,22 +24,21 @@ def read_profile(*paths: str | Path, window_s: float = 600.0) -> LoadProfile:
     """A load over a day, to plan for.
 
     Args:
-        *paths: A trace of requests, CSV (see `physim.replay.workload.read_trace`), or JSON files
-            with Prometheus's counters of the engine (see `physim.measured.prometheus`).
+        *paths: A trace of requests (see `physim.inputs.request_traces.read_requests`), or JSON
+            files with Prometheus's counters of the engine (see `physim.measured.prometheus`).
         window_s: How long a window of the profile is, seconds.
 
     Raises:
         InputError: A file cannot be read, holds something else, or the window is not positive.
     """
-    if not (math.isfinite(window_s) and window_s > 0):
-        raise InputError("window", f"{window_s:g} s is not positive", "correct it")
-    kinds = {Path(path).suffix for path in paths}
+    check_window(window_s)
+    kinds = {Path(Path(path).name.removesuffix(".gz")).suffix for path in paths}
     if kinds == {".json"}:
         return read_prometheus(paths, window_s)
-    if kinds != {".csv"} or len(paths) > 1:
+    if not kinds <= {".csv", ".jsonl"} or len(paths) != 1:
         raise InputError(
             f"load profile {', '.join(map(str, paths))}",
-            "is not a trace (.csv) or what Prometheus returned (.json)",
+            "is not a trace (.csv or .jsonl) or what Prometheus returned (.json)",
             "give one trace, or JSON files",
         )
     return profile_of_trace(paths[0], window_s)
@@ -48,15 +47,19 @@ def read_profile(*paths: str | Path, window_s: float = 600.0) -> LoadProfile:
 def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
     """The load profile of a trace.
 
-    Requests of a group find their prefix in the cache, but for the first of all.
+    Where requests share prefixes in groups, those of a group find theirs in the cache, but for the
+    first of all, and hold it together; lengths of a window then say nothing of each other. Of other
+    traces they go together; see `physim.LoadProfile.from_trace`.
 
     Args:
-        path: A CSV; see `physim.replay.workload.read_trace`.
+        path: A trace; see `physim.inputs.request_traces.read_requests`.
         window_s: How long a window of the profile is, seconds.
 
     Raises:
         InputError: The trace cannot be read.
     """
+    if not _has_groups(Path(path)):
+        return LoadProfile.from_trace(path, window_s)
     requests = read_trace(Path(path), _BLOCK).requests
     arrivals = np.array([request.arrival_s for request in requests])
     if not arrivals[-1] > arrivals[0]:
@@ -72,6 +75,12 @@ def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
         start_s = float(edges[place] - edges[0])
         windows.append(_window([request for _, request in own], start_s, duration, seen))
     return LoadProfile(tuple(windows))
+
+
+def _has_groups(path: Path) -> bool:
+    """Whether a trace says which requests share a prefix."""
+    named = path.name.removesuffix(".gz").endswith(".csv")
+    return named and "prefix_group" in next(read_cells(path))[1]
 
 
 def _window(

@@ -25,7 +25,7 @@ from pydantic import Field, field_validator, model_validator
 
 from physim.errors import InputError
 from physim.inputs.lengths import Lengths, Tokens
-from physim.inputs.profile import LoadProfile, Window
+from physim.inputs.profile import LoadProfile, Window, window_edges
 from physim.records import Document, Moment, Text, Total, disagreement, read_document
 
 # Counters of what is needed, by engine: vLLM's design/metrics.md and SGLang's production metrics.
@@ -44,9 +44,6 @@ _NEEDED = ("requests", "prompt", "output")
 _FEWEST = 5
 # Lengths that stand for those of a histogram.
 _DRAWN = 64
-
-# Windows of a profile, each of which is planned for: a year of five minutes each.
-_MOST_WINDOWS = 105_120
 
 # A counter's times, seconds, and its values without resets, one pair for each series.
 Series = list[tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"]]]
@@ -160,25 +157,6 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
             f"lengths are the means of each window, since there is no {' or '.join(unknown)}"
         )
     return LoadProfile(tuple(windows), tuple(notes))
-
-
-def window_edges(
-    start_s: float, end_s: float, window_s: float, where: str
-) -> Float[np.ndarray, " edges"]:
-    """Where the windows of a time begin, and the last ends.
-
-    Raises:
-        InputError: There are more than anybody plans for.
-    """
-    # Rounded, since a day of windows and a sample more is a day of windows.
-    count = max(round((end_s - start_s) / window_s), 1)
-    if count > _MOST_WINDOWS:
-        raise InputError(
-            "window",
-            f"{window_s:g} s makes {count} windows of {where}, and {_MOST_WINDOWS} are the most",
-            "make it longer, or correct the times",
-        )
-    return start_s + window_s * np.arange(count + 1)
 
 
 def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:

@@ -40,6 +40,7 @@ def read_report(
     server_log: str | Path | None = None,
     prompt_groups: int = 0,
     prompts_per_group: int = 1,
+    lengths: str | Path | None = None,
     **server: Any,
 ) -> pd.DataFrame:
     """Reads a load generator's report into rows that `physim.fit` and `physim.evaluate` take.
@@ -58,6 +59,8 @@ def read_report(
         server_log: What vLLM wrote when it started, for its version, limits and KV blocks.
         prompt_groups: Groups of prompts that were sent again and again; 0 if all differed.
         prompts_per_group: Different prompts of a group.
+        lengths: A preset of `physim.RequestLengths`, or the trace or table of requests that were
+            sent, whose means must be the report's within a twentieth.
         **server: How the server was started, which counts before its log: degrees of
             `physim.Parallelism`, ``prefix_caching``, and of the fields of `physim.Deployment` the
             engine, its version, its limits, ``kv_blocks`` and ``kv_cache_dtype``.
@@ -67,8 +70,8 @@ def read_report(
         odd in the report, and what was made of it. Write it with ``to_csv(path, index=False)``.
 
     Raises:
-        InputError: The kind, model or GPU is unknown, the report is none of this kind, or the
-            server could not have been started so.
+        InputError: The kind, model or GPU is unknown, the report is none of this kind or
+            contradicts the lengths, or the server could not have been started so.
     """
     import pandas as pd
 
@@ -108,6 +111,7 @@ def read_report(
         prefix_caching=prefix_caching,
         prompt_groups=prompt_groups,
         prompts_per_group=prompts_per_group,
+        lengths=None if lengths is None else _wherever_written(lengths),
     )
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     found = pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))
@@ -118,3 +122,8 @@ def read_report(
         notes.append(f"{', '.join(assumed)} {takes}")
     found["note"] = ["; ".join(filter(None, [note, *notes])) for note in found["note"]]
     return found
+
+
+def _wherever_written(lengths: str | Path) -> str:
+    """What a row in any folder calls some lengths: a preset as it is, a file by its whole path."""
+    return str(Path(lengths).resolve() if Path(lengths).suffix else lengths)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.case import Case
@@ -15,6 +15,12 @@ from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.parallelism import Parallelism
+from physim.measured.recorded_traffic import (
+    arrival_named,
+    check_traces,
+    folder_of,
+    lengths_named,
+)
 from physim.measured.schema import COLUMNS, REQUIRED, SHARED, Row, checked
 from physim.records import read_cells
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 WHOLE_RUN = -1
 
 _MEASURED = ("ttft_mean", "e2e_mean", "itl_mean")
+# Of the requests that came in a stage, and no more than a check where the row names a trace.
+_OF_REQUESTS = ("input_len_mean", "input_len_std", "output_len", "output_len_std")
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -31,7 +39,8 @@ def read_table(path: Path) -> pd.DataFrame:
 
     Raises:
         InputError: The file cannot be read, lacks a column, or holds a value that is missing, out
-            of range or in contradiction with another, or a stage twice.
+            of range or in contradiction with another or with the trace that it names, or a
+            stage twice.
     """
     import pandas as pd
 
@@ -45,6 +54,8 @@ def read_table(path: Path) -> pd.DataFrame:
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
     rows = checked(frame.to_dict("records"), lambda number: places[number])
+    for own, place in zip(rows, places, strict=True):
+        check_traces(own, place, path.parent)
     for column in COLUMNS:
         if column in frame or column in _MEASURED:
             values = [getattr(row, column) for row in rows]
@@ -108,6 +119,18 @@ def _lengths(row: Row, mean: str, spread: str) -> Tokens:
     return Lengths.normal(float(row[mean]), std) if std else float(row[mean])
 
 
+def _requests(row: Row, block_size: int) -> dict[str, Any]:
+    """What a load says of its requests: those of a trace, or means and spreads."""
+    named = text_of(row, "lengths")
+    if named is not None:
+        return {"lengths": lengths_named(named, folder_of(row), bool(row["prefix_caching"]))}
+    return {
+        "input_tokens": _lengths(row, "input_len_mean", "input_len_std"),
+        "output_tokens": _lengths(row, "output_len", "output_len_std"),
+        "cached_tokens": cached_tokens(row, block_size),
+    }
+
+
 def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     """A run's rows as a case: its stages in order, or its overall row if it has no other.
 
@@ -116,7 +139,8 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     """
     stages = stages_of(run)
     row = stages[0]
-    for column in SHARED:
+    differ = _OF_REQUESTS if text_of(row, "lengths") else ()
+    for column in (name for name in SHARED if name not in differ):
         values = {None if (x := other.get(column)) != x else x for other in stages}
         if len(values) > 1:
             raise InputError(
@@ -142,13 +166,11 @@ def case_of(run: Sequence[Row], timeout_s: float | None) -> Case:
     clients, requests = clients_of(row), number_of(row, "requests")
     open_loop = () if clients else stages
     load = Load(
-        input_tokens=_lengths(row, "input_len_mean", "input_len_std"),
-        output_tokens=_lengths(row, "output_len", "output_len_std"),
+        **_requests(row, deployment.block_size),
+        **({"arrival": "constant"} if clients else arrival_named(row["arrival"], folder_of(row))),
         concurrency=clients,
         requests=int(requests) if clients and requests else None,
         warm_up_s=number_of(row, "warm_up_s") or 0.0,
-        cached_tokens=cached_tokens(row, deployment.block_size),
-        arrival="constant" if clients else row["arrival"],
         burstiness=1.0 if clients else number_of(row, "burstiness") or 1.0,
         stages=tuple(Stage(float(s["rate_rps"]), float(s["duration_s"])) for s in open_loop),
         prefixes=max(int(row["prompt_groups"] * (number_of(row, "prompts_per_group") or 1)), 1),

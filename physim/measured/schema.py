@@ -6,9 +6,9 @@ Tables of runs and the readers of reports go through the one check here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from physim import records
 from physim.records import (
@@ -28,6 +28,17 @@ Row = Mapping[Any, Any]
 
 # No server takes a second for each token: such times are milliseconds, or another column's.
 _LONGEST_ITL_S = 1.0
+_ARRIVALS = ("constant", "poisson", "gamma")
+
+
+def _arrival(text: str) -> str:
+    kind, _, path = text.partition(":")
+    if text in _ARRIVALS or (kind == "trace" and path):
+        return text
+    known = ", ".join(map(repr, _ARRIVALS))
+    raise disagreement(
+        "", f"{text[:40]} is unknown; use one of {known} or trace:PATH", "correct it"
+    )
 
 
 class RunRow(Record):
@@ -52,13 +63,18 @@ class RunRow(Record):
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.
-        arrival: How requests arrive; means nothing of clients.
+        arrival: How requests arrive: ``constant``, ``poisson``, ``gamma``, or ``trace:PATH`` as
+            those of a trace, run faster or slower to come at the rate; means nothing of clients.
         burstiness: Shape of the times between ``gamma`` arrivals; see `physim.Load`.
         rate_rps: Requests per second; of clients what they achieved.
         duration_s: How long requests were sent.
         concurrency: Clients that send the next request when the last is answered.
         requests: Requests that the clients send.
         warm_up_s: Time that the first of them wait for the engine to warm up.
+        lengths: A preset of `physim.RequestLengths` or the path of a trace or a table of requests,
+            whose prompts, cached parts and outputs go together; they are then taken from it, the
+            means below must be within a twentieth of its own, and spreads are not looked at. Paths,
+            here and of ``arrival``, go from the folder of the table on.
         input_len_mean: Prompt, with its standard deviation ``input_len_std``.
         output_len: Generated tokens, with their standard deviation ``output_len_std``.
         ttft_mean: Mean time to first token.
@@ -90,13 +106,14 @@ class RunRow(Record):
     prefix_caching: bool
     prompt_groups: Count
     prompts_per_group: Whole | None = None
-    arrival: Literal["constant", "poisson", "gamma"]
+    arrival: Annotated[Text, AfterValidator(_arrival)]
     burstiness: Positive | None = None
     rate_rps: Positive
     duration_s: Positive
     concurrency: Length | None = None
     requests: Whole | None = None
     warm_up_s: Spread | None = None
+    lengths: Text | None = None
     input_len_mean: Length
     input_len_std: Spread | None = None
     output_len: Length
@@ -140,6 +157,10 @@ class RunRow(Record):
                 "burstiness",
                 f"says nothing of {self.arrival} arrivals",
                 "leave it empty, or make them gamma",
+            )
+        if self.lengths is not None and self.prompt_groups:
+            raise disagreement(
+                "prompt_groups", "say what is cached, as lengths do", "set them to 0"
             )
         return self
 

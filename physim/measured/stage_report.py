@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from physim import data
 from physim.errors import InputError
+from physim.measured.recorded_traffic import check_traces
 from physim.measured.schema import COLUMNS, checked
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Server:
         prompt_groups: Groups of prompts that are sent again and again; 0 for prompts that are all
             different.
         prompts_per_group: Different prompts of a group.
+        lengths: The preset or the trace that requests were of; None if not known.
     """
 
     experiment: str
@@ -56,6 +58,7 @@ class Server:
     prefix_caching: bool
     prompt_groups: int
     prompts_per_group: int
+    lengths: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,13 @@ def rows(server: Server, reports: Sequence[StageReport], where: str) -> list[dic
         where: Name of the report, for messages.
 
     Raises:
-        InputError: A value is out of range or contradicts another.
+        InputError: A value is out of range or contradicts another, or the trace.
     """
     found = [asdict(server) | asdict(report) for report in reports]
-    meant = checked(found, lambda number: f"{where}, stage {reports[number].stage}")
+    places = [f"{where}, stage {report.stage}" for report in reports]
+    meant = checked(found, lambda number: places[number])
+    for one, place in zip(meant, places, strict=True):
+        check_traces(one, place, Path())
     return [
         row | {name: getattr(one, name) for name in COLUMNS if name in row}
         for row, one in zip(found, meant, strict=True)

@@ -128,7 +128,7 @@ def predicted(
             raise InputError(
                 f"--{name} {first:g}:{last:g}", f"is no range from {least} on", "give FROM:TO"
             )
-    for name in ("rate", "concurrency", "input_tokens", "output_tokens"):
+    for name in ("rate", "concurrency", "input_tokens", "output_tokens", "lengths"):
         if options.get(name) is not None:
             raise InputError(name, "is what the page varies", "leave it out")
     hourly = hourly_prices(prices)

@@ -20,6 +20,7 @@ from physim.plot.fits import (
 )
 from physim.plot.grids import draw_surface
 from physim.plot.groups import draw_groups
+from physim.plot.lengths import draw_by_length
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.pareto import draw_pareto
 from physim.plot.schedules import draw_schedule
@@ -28,6 +29,7 @@ from physim.plot.tables import draw_table
 
 __all__ = [
     "draw_breakdown",
+    "draw_by_length",
     "draw_comparison",
     "draw_component",
     "draw_corrections",

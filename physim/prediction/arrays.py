@@ -9,9 +9,10 @@ from typing import TypeVar
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from physim.corrections.fields import Corrections
-from physim.fluid.demand import Demand
+from physim.fluid.demand import Demand, strata_of
 from physim.inputs.case import Case
 from physim.inputs.deployment import Limits
 from physim.step.lowering import StepOps, lower, stack_ops
@@ -31,6 +32,15 @@ def step_model_of(case: Case, corrections: Corrections) -> StepModel:
     """
     ops = lower(case.model, case.gpu, case.deployment)
     return StepModel(ops, corrections, MIXINGS[case.composition])
+
+
+def prompts_of_strata(case: Case) -> Float[np.ndarray, " strata"]:
+    """Whole prompts of the strata of a case's load, tokens, in the order that `Demand` has them.
+
+    Args:
+        case: The case.
+    """
+    return strata_of(case.demanded, case.deployment.limits.block_size).inputs
 
 
 class CaseArrays(eqx.Module):

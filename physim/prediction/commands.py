@@ -143,6 +143,9 @@ def bench_command(case: Case) -> str:
     load = case.demanded
     if load.stages:
         raise InputError("--serve-command", "vllm bench serve knows no stages", "give one rate")
+    if load.dispersion is not None:
+        problem = "vllm bench serve knows no recorded arrivals"
+        raise InputError("--serve-command", problem, "give constant, poisson or gamma")
     for tokens in (load.input_tokens, load.output_tokens):
         if isinstance(tokens, Lengths) and tokens.kind != "fixed":
             raise InputError(

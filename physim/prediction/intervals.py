@@ -11,6 +11,7 @@ import numpy as np
 from physim.corrections.calibration import TWO_SIDED_90, Calibration
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
+from physim.prediction.approximation import errors_of
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.step.component import Placement
@@ -42,8 +43,9 @@ def predict_with_interval(
     """A prediction with what the fit knows of its uncertainty.
 
     The fit's distribution says how uncertain the corrections are, its scatter what models that it
-    has not seen err beyond that. The further a case is outside the range of the measured runs, the
-    more are the corrections as uncertain as before any fit (`Calibration.beyond`).
+    has not seen err beyond that, and the fluid is itself an approximation
+    (`physim.prediction.approximation`). The further a case is outside the range of the measured
+    runs, the more are the corrections as uncertain as before any fit (`Calibration.beyond`).
 
     Args:
         case: What to predict.
@@ -124,13 +126,14 @@ def _bounded(
         others: and those with draws from what is known of the corrections.
     """
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
-    intervals, least = {}, least_s(case)
+    intervals, least, approximate = {}, least_s(case), errors_of(case, prediction)
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
         if value is None or metric not in fit.scatter:
             continue
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
-        low, high = _width(ratios, fit.scatter[metric])
+        scatter = math.hypot(fit.scatter[metric], approximate[metric])
+        low, high = _width(ratios, scatter)
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from physim.corrections.fields import Corrections
 from physim.corrections.files import NO_FIT
@@ -92,24 +93,33 @@ def _predicted(
             replayed(prediction, case, own, seed)
             for prediction, case, own in zip(found, cases, corrections, strict=True)
         ]
-    # The steady state knows of clients that send a number of requests.
-    ending = [
-        row
-        for row, case in enumerate(cases)
-        if not case.demanded.endless and case.demanded.concurrency is None
-    ]
-    for some in _alike([_shape(cases[row]) for row in ending]):
+    over_time = {row: one for row, case in enumerate(cases) if (one := _over_time(case))}
+    ending = list(over_time)
+    for some in _alike([_shape(case) for case in over_time.values()]):
         from physim.prediction.transient import run_cases
 
         rows = [ending[place] for place in some]
         ran = run_cases(
             [found[row] for row in rows],
-            [cases[row] for row in rows],
+            [over_time[row] for row in rows],
             [corrections[row] for row in rows],
         )
         for row, prediction in zip(rows, ran, strict=True):
-            found[row] = prediction
+            # Stretches of recorded arrivals are no stages of the load's.
+            stages = () if over_time[row] is not cases[row] else prediction.stages
+            found[row] = replace(prediction, stages=stages)
     return found
+
+
+def _over_time(case: Case) -> Case | None:
+    """The case if its load ends or changes, recorded arrivals in stretches; None if it stays."""
+    load = case.demanded
+    # The steady state knows of clients that send a number of requests.
+    if load.concurrency is not None:
+        return None
+    if load.dispersion is not None and not load.stages:
+        return replace(case, load=load.in_stretches())
+    return None if load.endless else case
 
 
 def _shape(case: Case) -> Hashable:

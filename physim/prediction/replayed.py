@@ -16,9 +16,11 @@ from physim.inputs.case import Case
 from physim.inputs.lengths import observed
 from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
-from physim.prediction.results import OF_A_REQUEST, Part, Prediction, Requests, Timeline, over_time
+from physim.prediction.requests import OF_A_REQUEST, Requests
+from physim.prediction.results import Part, Prediction, Timeline, over_time
 from physim.prediction.steady import steady
-from physim.replay.engine import Engine, Replayed, completed_of, replay
+from physim.replay.engine import replay
+from physim.replay.outcome import Engine, Replayed, completed_of
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s, warm_up_s
@@ -65,12 +67,45 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
     Raises:
         InputError: The replay cannot do this.
     """
-    load = case.demanded
-    if load.endless:
-        load = dataclasses.replace(load, requests=REPLAYED)
+    result = replay_load(case, corrections, prediction.running, seed)
+    return replayed_prediction(prediction, case, result)
+
+
+def _ending(load: Load) -> Load:
+    """The load, or so many requests of one without end as are replayed."""
+    return dataclasses.replace(load, requests=REPLAYED) if load.endless else load
+
+
+def replay_load(case: Case, corrections: Corrections, running: float, seed: int) -> Replayed:
+    """Replays a case's load; of one without end, `REPLAYED` requests.
+
+    Args:
+        case: The case.
+        corrections: Corrections of the components.
+        running: Requests that run at once, mean, for what handing tokens out takes.
+        seed: Seed of the requests.
+
+    Raises:
+        InputError: The replay cannot do this.
+    """
+    load = _ending(case.demanded)
     workload = drawn(load, case.deployment.limits, seed)
+    return replay_of(workload, case, corrections, running, load.timeout_s)
+
+
+def replayed_prediction(prediction: Prediction, case: Case, result: Replayed) -> Prediction:
+    """The prediction that a replay of a case's load gives.
+
+    Args:
+        prediction: The steady state of the load.
+        case: The case.
+        result: The replay, by `replay_load`.
+
+    Raises:
+        InputError: No request was completed.
+    """
+    load = _ending(case.demanded)
     stages = () if load.concurrency is not None else load.schedule()
-    result = replay_of(workload, case, corrections, prediction.running, load.timeout_s)
     return _prediction(prediction, result, [(s.rate, s.duration_s) for s in stages])
 
 
@@ -199,6 +234,13 @@ def _part(
         len(frame),
         len(completed),
         result.latencies(completed, *between_s),
-        # A request of one token keeps to any bound on what is between tokens.
-        Requests(ttft, np.nan_to_num(tpot), e2e, None, len(completed) / max(len(frame), 1)),
+        Requests(
+            ttft,
+            # A request of one token keeps to any bound on what is between tokens.
+            np.nan_to_num(tpot),
+            e2e,
+            completed["input_tokens"].to_numpy(float),
+            None,
+            len(completed) / max(len(frame), 1),
+        ),
     )

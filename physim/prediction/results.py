@@ -7,49 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from physim.errors import InputError
 from physim.inputs.deployment import GIB, ResolvedDeployment
 from physim.inputs.load import Load
 from physim.prediction.html import element, joined, prediction_tables
+from physim.prediction.requests import OF_A_REQUEST, LengthGroup, Requests
 from physim.printable import printable
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# What a request has of its own; ITL is over the gaps of all.
-OF_A_REQUEST = ("ttft", "tpot", "e2e")
-
-
-@dataclass(frozen=True)
-class Requests:
-    """Latencies of some requests that stand for all, seconds.
-
-    Attributes:
-        ttft_s: Time to first token; infinite where there is none.
-        tpot_s: Mean time from a token to the next.
-        e2e_s: Time of the request.
-        weight: How many requests each stands for; None where all stand for as many.
-        answered: Share of all requests that are answered at all; the others are not among these.
-    """
-
-    ttft_s: np.ndarray
-    tpot_s: np.ndarray
-    e2e_s: np.ndarray
-    weight: np.ndarray | None = None
-    answered: float = 1.0
-
-    def within(self, bounds: Mapping[str, float]) -> float:
-        """Share of all requests that keep to all bounds together.
-
-        Args:
-            bounds: Seconds at most, for ``ttft``, ``tpot`` and ``e2e``.
-        """
-        kept = np.ones(len(self.ttft_s), bool)
-        for metric, bound in bounds.items():
-            kept &= getattr(self, f"{metric}_s") <= bound
-        return float(self.answered * np.average(kept, weights=self.weight))
 
 
 @dataclass(frozen=True)
@@ -199,6 +165,16 @@ class Prediction:
                 )
         return self.whole.requests.within(bounds)
 
+    def by_length(self) -> list[LengthGroup]:
+        """TTFT and E2E by prompt length: of quarters of the requests, then of the longest tenth.
+
+        Prompts of one length are in one group, so that there is one where all prompts are alike,
+        and no group of the longest tenth where it is another already. Groups have no latencies
+        where the queue grows without end.
+        """
+        metrics = [name for name in ("ttft", "e2e") if name in self.whole.latencies]
+        return self.whole.requests.by_length(metrics)
+
     @property
     def capacity_rps(self) -> float:
         """The name of ``saturation_rps`` until version 0.1; it goes with the next version."""
@@ -211,7 +187,7 @@ class Prediction:
         """
         content = {one.name: getattr(self, one.name) for one in fields(self)}
         content |= {
-            "load": None if self.load is None else asdict(self.load),
+            "load": None if self.load is None else self.load.to_dict(),
             "step_parts_s": dict(self.step_parts_s),
             "timeline": None if self.timeline is None else asdict(self.timeline),
             "whole": self.whole.to_dict(),
@@ -219,8 +195,6 @@ class Prediction:
         }
         content["capacity_rps"] = self.saturation_rps
         content["deployment"] = self.deployment.to_dict()
-        if self.load is not None:
-            content["load"]["stages"] = [asdict(stage) for stage in self.load.stages]
         # JSON knows no infinity.
         content["intervals"] = {
             name: [low, high if math.isfinite(high) else None]

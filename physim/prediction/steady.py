@@ -17,8 +17,9 @@ from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.kept import kept
 from physim.metrics import STATISTICS
-from physim.prediction.arrays import CaseArrays, padded, stack
-from physim.prediction.results import Part, Prediction, Requests
+from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
+from physim.prediction.requests import Requests
+from physim.prediction.results import Part, Prediction
 from physim.step.component import Placement
 from physim.step.components.sampling import greedy_seconds
 from physim.step.lowering import assumptions
@@ -54,7 +55,12 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
             case,
             states[row],
             states[rows + row],
-            Requests(drawn.ttft[row], drawn.tpot[row], drawn.e2e[row]),
+            Requests(
+                drawn.ttft[row],
+                drawn.tpot[row],
+                drawn.e2e[row],
+                prompts_of_strata(case)[drawn.stratum[row]],
+            ),
             {metric: values[row] for metric, values in percentiles.items()},
             fit,
         )

@@ -14,8 +14,9 @@ from physim.fluid.transient import Fluid, Schedule, Trajectory
 from physim.inputs.case import Case
 from physim.kept import kept
 from physim.metrics import METRICS, STATISTICS
-from physim.prediction.arrays import CaseArrays, padded, row_of, stack
-from physim.prediction.results import Part, Prediction, Requests, Timeline, over_time
+from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, row_of, stack
+from physim.prediction.requests import Requests
+from physim.prediction.results import Part, Prediction, Timeline, over_time
 
 
 def run_cases(
@@ -82,12 +83,13 @@ def _run(
     return jax.vmap(one)(systems, corrections, schedules)
 
 
-def _requests(summary: Summary, stages: slice, arrived: float) -> Requests:
+def _requests(case: Case, summary: Summary, stages: slice, arrived: float) -> Requests:
     samples, weight = summary.samples, summary.weight[stages].ravel()
     return Requests(
         samples.ttft[stages].ravel(),
         samples.tpot[stages].ravel(),
         samples.e2e[stages].ravel(),
+        prompts_of_strata(case)[samples.stratum[stages].ravel()],
         weight,
         float(weight.sum() / arrived),
     )
@@ -120,7 +122,7 @@ def _prediction(
                 arrived=float(summary.arrived[row]),
                 completed=float(summary.completed[row]),
                 latencies={metric: latencies[metric] for metric in METRICS if metric in latencies},
-                requests=_requests(summary, own, float(summary.arrived[row])),
+                requests=_requests(case, summary, own, float(summary.arrived[row])),
             )
         )
     _, first = np.unique(trajectory.time, return_index=True)

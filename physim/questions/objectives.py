@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from physim.errors import InputError
 from physim.metrics import METRICS, STATISTICS
-from physim.prediction.results import OF_A_REQUEST, Prediction
+from physim.prediction.requests import OF_A_REQUEST
+from physim.prediction.results import Prediction
 
 # What every single request is held to, rather than a statistic of all.
 EACH = "each"

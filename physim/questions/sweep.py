@@ -32,8 +32,10 @@ from pydantic_core import PydanticCustomError
 from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.arrivals import arrivals_named
 from physim.inputs.case import Case, check_names
 from physim.inputs.lengths import Lengths
+from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 
@@ -323,6 +325,10 @@ def _case(options: Mapping[str, Value]) -> tuple[Case, str]:
     for name in _LENGTHS:
         if isinstance(own.get(name), str):
             own[name] = Lengths.parse(own[name], name)
+    if isinstance(own.get("lengths"), str):
+        own["lengths"] = RequestLengths.read(own["lengths"])
+    if isinstance(own.get("arrival"), str):
+        own |= arrivals_named(own["arrival"])
     case = Case.of(model, **own)
     _ = case.demanded
     return case, fit

@@ -14,219 +14,20 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import fields
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from physim.errors import InputError
-from physim.inputs.deployment import Limits
-from physim.inputs.parallelism import Parallelism
-from physim.metrics import METRICS, PERCENTILES, STATISTICS
+from physim.replay.outcome import Engine, Gaps, Replayed, Samples, Work
 from physim.replay.scheduler import Microbatch, Scheduler
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An engine, and what a request spends outside of it.
-
-    Attributes:
-        limits: What the engine allows each of its data-parallel ranks.
-        parallelism: How GPUs share the model.
-        prefix_caching: Whether blocks of known content are found again.
-        front_end_s: Time before a request reaches the scheduler, seconds,
-        front_end_per_token_s: and more of it for each prompt token.
-        output_s: Time from the end of a step until its tokens are out, seconds; the engine does
-            not wait for it.
-        output_steps: More of it, in units of the step that gave the first token.
-        output_per_token_s: Time that every token of a request adds to that of the others, seconds.
-        warm_up_s: Time before its first step, seconds.
-    """
-
-    limits: Limits
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    prefix_caching: bool = True
-    front_end_s: float = 0.0
-    front_end_per_token_s: float = 0.0
-    output_s: float = 0.0
-    output_steps: float = 0.0
-    output_per_token_s: float = 0.0
-    warm_up_s: float = 0.0
-
-    @property
-    def kv_blocks(self) -> int:
-        """KV blocks of all ranks."""
-        return self.parallelism.dp * self.limits.kv_blocks
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The engine at the starts of its runs of steps, or of some of them, for a picture over time.
-
-    Attributes:
-        time_s: Time, seconds.
-        waiting: Requests that wait.
-        running: Requests that run.
-        kv_blocks: KV blocks in use.
-    """
-
-    time_s: np.ndarray
-    waiting: np.ndarray
-    running: np.ndarray
-    kv_blocks: np.ndarray
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Times from a token to the next, of all requests.
-
-    Attributes:
-        time_s: When a token came, seconds; of a run of steps, the last.
-        gap_s: How long after the one before, in the mean of a run of steps.
-        tokens: How many came so.
-    """
-
-    time_s: np.ndarray
-    gap_s: np.ndarray
-    tokens: np.ndarray
-
-
+# Looks at the engine that are kept of a long replay.
 _MOST_SAMPLES = 2**18
-_STATES = ("completed", "queued", "running", "dropped")
-
-
-class Replayed:
-    """What a replay gave.
-
-    Attributes:
-        requests: All requests that arrived, in the order of arrival.
-        samples: The engine over time.
-        gaps: Times from a token to the next.
-        steps: Steps that ran.
-        end_s: When the last thing happened, seconds.
-        engine: The engine.
-    """
-
-    def __init__(
-        self,
-        requests: list[Request],
-        samples: Samples,
-        gaps: Gaps,
-        steps: int,
-        end_s: float,
-        engine: Engine,
-    ) -> None:
-        self.requests = requests
-        self.samples = samples
-        self.gaps = gaps
-        self.steps = steps
-        self.end_s = end_s
-        self.engine = engine
-
-    def to_frame(self) -> pd.DataFrame:
-        """A row for each request: times in seconds, empty where there is none.
-
-        ``ttft_s`` and ``e2e_s`` are as the client sees them; ``tpot_s`` is a request's mean time
-        from a token to the next, empty where it has one token; ``wait_s`` is the time from its
-        arrival at the scheduler to its first step.
-        """
-        import pandas as pd
-
-        count = len(self.requests)
-
-        def column(name: str, kind: type) -> np.ndarray:
-            values = (getattr(request, name) for request in self.requests)
-            if kind is float:
-                values = (math.nan if value is None else value for value in values)
-            return np.fromiter(values, kind, count)
-
-        kinds: dict[str, type] = {"number": int, "stage": int, "arrival_s": float}
-        kinds |= dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), int)
-        kinds |= dict.fromkeys(("scheduled_s", "first_token_s", "finished_s", "dropped_s"), float)
-        frame = pd.DataFrame({name: column(name, kind) for name, kind in kinds.items()}, copy=False)
-        engine, arrival = self.engine, frame["arrival_s"]
-        before = engine.front_end_s + engine.front_end_per_token_s * frame["input_tokens"]
-        steps = column("first_step_s", float)
-        after = engine.output_s + engine.output_steps * steps + engine.output_per_token_s
-        more = engine.output_per_token_s * (frame["output_tokens"] - 1)
-        frame["wait_s"] = frame["scheduled_s"] - arrival - before
-        frame["ttft_s"] = frame["first_token_s"] - arrival + after
-        frame["e2e_s"] = frame["finished_s"] - arrival + after + more
-        gaps = (frame["output_tokens"] - 1).where(frame["output_tokens"] > 1)
-        frame["tpot_s"] = (frame["e2e_s"] - frame["ttft_s"]) / gaps
-        frame["preemptions"] = column("preemptions", int)
-        frame["state"] = [_state(request) for request in self.requests]
-        return frame
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Mean and percentiles of TTFT, ITL, TPOT and E2E, seconds.
-
-        Those of ITL are over the gaps between all tokens, the others over completed requests.
-        """
-        return self.latencies(completed_of(self.to_frame()))
-
-    def latencies(
-        self, frame: pd.DataFrame, begin_s: float = 0.0, end_s: float = math.inf
-    ) -> dict[str, dict[str, float]]:
-        """Mean and percentiles of the latencies of some requests, seconds.
-
-        Args:
-            frame: Rows of `to_frame`.
-            begin_s: Of the tokens, those that came from then on count for ITL,
-            end_s: and until then.
-        """
-        found = {}
-        gaps = self.gaps
-        own = slice(*np.searchsorted(gaps.time_s, (begin_s, end_s)))
-        for metric in METRICS:
-            if metric == "itl":
-                values = gaps.gap_s[own] + self.engine.output_per_token_s
-                weights = gaps.tokens[own]
-            else:
-                values = frame[f"{metric}_s"].dropna().to_numpy()
-                weights = np.ones(len(values))
-            if len(values):
-                percentiles = _quantiles(values, weights).tolist()
-                mean = float(np.average(values, weights=weights))
-                found[metric] = dict(zip(STATISTICS, (mean, *percentiles), strict=True))
-        return found
-
-    def counts(self) -> dict[str, int]:
-        """How many requests are completed, queued, running and dropped."""
-        states = [_state(request) for request in self.requests]
-        return {state: states.count(state) for state in _STATES}
-
-
-def completed_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of completed requests; the frame itself, of which there may be much, if all are."""
-    done = frame["state"] == "completed"
-    return frame if done.all() else frame[done]
-
-
-def _quantiles(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """`PERCENTILES` of values that stand for several each, between which lines are straight."""
-    order = np.argsort(values)
-    ends = np.cumsum(weights[order])
-    places = np.array(PERCENTILES) / 100 * (ends[-1] - 1)
-    below, above = (
-        values[order[np.searchsorted(ends, rank(places), side="right")]]
-        for rank in (np.floor, np.ceil)
-    )
-    return below + places % 1 * (above - below)
-
-
-def _state(request: Request) -> str:
-    if request.dropped_s is not None:
-        return "dropped"
-    if request.finished_s is not None:
-        return "completed"
-    return "queued" if request.scheduled_s is None else "running"
 
 
 def replay(
@@ -254,7 +55,8 @@ def replay(
     gaps = Gaps(*np.frombuffer(loop.gaps).reshape(-1, 3).T)
     arrived = [request for request in loop.sent if request.arrival_s <= horizon_s]
     requests = sorted(arrived, key=lambda request: (request.arrival_s, request.number))
-    return Replayed(requests, samples, gaps, loop.steps, loop.now, engine)
+    work = Work(*np.frombuffer(loop.work).reshape(-1, len(fields(Work))).T)
+    return Replayed(requests, samples, gaps, work, loop.steps, loop.now, engine)
 
 
 class _Flight(NamedTuple):
@@ -285,7 +87,7 @@ class _Loop:
         self.timeout_s = timeout_s
         layout, limits = engine.parallelism, engine.limits
         # Numbers in a row, since there may be millions.
-        self.samples, self.gaps = array("d"), array("d")
+        self.samples, self.gaps, self.work = array("d"), array("d"), array("d")
         self.ranks = [Scheduler(limits, engine.prefix_caching, self.gaps) for _ in range(layout.dp)]
         # Batches that are not under way, of each rank one, and those that are.
         self.idle = deque(
@@ -448,6 +250,9 @@ class _Loop:
             for rank, batch in pairs:
                 # The first step's blocks were taken when it was formed.
                 rank.cache.take(batch.blocks_after(steps - 1))
+        chunks = [chunk for batch in lane for chunk in batch.chunks]
+        decoding, tokens = sum(batch.stepping for batch in lane), sum(one.tokens for one in chunks)
+        self.work.extend((self.now, steps, seconds / steps, decoding, len(chunks), tokens))
         # Each stage takes its share of a step, once the batch before has left it.
         at, share = self.now + seconds - last, last / len(self.stages)
         for stage, free in enumerate(self.stages):

@@ -253,7 +253,7 @@ class Scheduler:
             found = 0
             if self.prefix_caching and request.path:
                 found = cache.found(request.path, (request.target - 1) // limits.block_size)
-            cached = found * limits.block_size
+            cached = self._cached(request, found)
             chunk = min(request.target - cached, left)
             blocks = self.blocks(cached + chunk) - found + request.fixed
             whole = self.blocks(request.target) - found + request.fixed
@@ -267,22 +267,32 @@ class Scheduler:
                 break
             waiting.popleft()
             self._kept += request.kept
-            self._start(request, found, now_s)
+            self._start(request, found, cached, now_s)
             cache.take(blocks)
             chunks.append(Chunk(request, chunk, cached, request.started))
             self._compute(request, chunk)
             left -= chunk
         return preempted
 
-    def _start(self, request: Request, found: int, now_s: float) -> None:
+    def _cached(self, request: Request, found: int) -> int:
+        """Tokens of a prompt that are in the cache: of blocks found, or of its own prefix.
+
+        The blocks of its own prefix are taken as new ones, since whose they are by then is not
+        known, and hold what they are said to hold.
+        """
+        size = self.limits.block_size
+        known = min(request.prefix_tokens, request.target - 1) // size if self.prefix_caching else 0
+        return max(found, known) * size
+
+    def _start(self, request: Request, found: int, cached: int, now_s: float) -> None:
         """A waiting request takes a slot, and the blocks that were found in the cache."""
         self.running[request] = self.prefilling[request] = None
         self._starts += 1
         request.started = self._starts
         if request.scheduled_s is None:
             request.scheduled_s = now_s
-            request.cached_tokens = found * self.limits.block_size
-        request.computed = found * self.limits.block_size
+            request.cached_tokens = cached
+        request.computed = cached
         request.shared = found
         for segment in request.path:
             if segment.first >= found:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from pydantic import model_validator
 
 from physim.errors import InputError
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
-from physim.records import Count, Moment, Record, Text, Whole, disagreement, read_rows
+from physim.inputs.request_traces import (
+    BLOCK_TOKENS,
+    ArrivedRequest,
+    RequestTrace,
+    is_own,
+    prefix_lengths,
+    read_requests,
+)
+from physim.records import read_rows
 from physim.replay.kv_cache import Segment
 
 
@@ -29,6 +35,8 @@ class Request:
         output_tokens: Tokens it generates.
         stage: Stage of the load that it belongs to.
         path: Segments of its prompt that others may share, from the front.
+        prefix_tokens: Tokens of its prompt that are found in the prefix cache whenever it starts,
+            shared with no other request.
         conversation: The conversation that it belongs to, if any.
         cached_tokens: Prompt tokens found in the prefix cache when it first ran.
         scheduled_s: When it first ran; None if it never did. So with the next two.
@@ -63,6 +71,7 @@ class Request:
         "output_tokens",
         "path",
         "preemptions",
+        "prefix_tokens",
         "scheduled_s",
         "shared",
         "stage",
@@ -80,6 +89,7 @@ class Request:
         stage: int = 0,
         path: Sequence[Segment] = (),
         conversation: int | None = None,
+        prefix_tokens: int = 0,
     ) -> None:
         self.number = number
         self.arrival_s = arrival_s
@@ -89,6 +99,7 @@ class Request:
         # Of the same segments the same tuple, for there may be millions of requests.
         self.path = tuple(path)
         self.conversation = conversation
+        self.prefix_tokens = prefix_tokens
         self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
             self.started
         ) = 0
@@ -134,6 +145,11 @@ def _generator(seed: int) -> np.random.Generator:
 def drawn(load: Load, limits: Limits, seed: int) -> Workload:
     """The requests of a load: arrivals and lengths drawn from a seeded generator.
 
+    Of joint lengths each request is drawn as a whole, and its cached part is a prefix of its own
+    that is in the cache whenever it starts: it takes KV blocks like the rest of the prompt, but no
+    time. Recorded arrivals come as they were recorded, whatever the seed, and start over when they
+    end, as they do with each stage; what requests are drawn does not go by when they come.
+
     Args:
         load: The load; it says how many requests there are.
         limits: The engine's limits: requests that reach max_model_len end there.
@@ -145,19 +161,22 @@ def drawn(load: Load, limits: Limits, seed: int) -> Workload:
     rng = _generator(seed)
     times, stages = _arrivals(load, rng)
     count = len(times)
-    outputs = lengths(load.output_tokens).sample(rng, count)
-    inputs = np.maximum(lengths(load.input_tokens).sample(rng, count), int(load.cached_tokens) + 1)
+    if load.lengths is not None:
+        inputs, found, outputs = load.lengths.sample(rng, count)
+        shared = 0
+    else:
+        outputs = lengths(load.output_tokens).sample(rng, count)
+        shared, found = int(load.cached_tokens), np.zeros(count, np.int64)
+        inputs = np.maximum(lengths(load.input_tokens).sample(rng, count), shared + 1)
     inputs = np.minimum(inputs, limits.max_model_len - 1)
     outputs = np.minimum(outputs, limits.max_model_len - inputs)
     prefixes = [
-        (Segment(0, int(load.cached_tokens), limits.block_size),) if load.cached_tokens else ()
-        for _ in range(load.prefixes)
+        (Segment(0, shared, limits.block_size),) if shared else () for _ in range(load.prefixes)
     ]
+    columns = (own.tolist() for own in (times, inputs, outputs, stages, found))
     requests = [
-        Request(number, *values, path=prefixes[number % load.prefixes])
-        for number, values in enumerate(
-            zip(times.tolist(), inputs.tolist(), outputs.tolist(), stages.tolist(), strict=True)
-        )
+        Request(number, arrival, prompt, output, stage, prefixes[number % load.prefixes], None, own)
+        for number, (arrival, prompt, output, stage, own) in enumerate(zip(*columns, strict=True))
     ]
     longest = int(np.max(inputs + outputs))
     if load.concurrency is None:
@@ -181,7 +200,10 @@ def _arrivals(load: Load, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
         return np.zeros(count), np.zeros(count, np.int64)
     times, stages, start = [], [], 0.0
     for number, stage in enumerate(load.schedule()):
-        if load.arrival == "constant":
+        if load.dispersion is not None:
+            own = load.dispersion.at_rate(stage.rate)
+            ends = own.first(load.requests) if load.requests else own.before(stage.duration_s)
+        elif load.arrival == "constant":
             count = round(stage.rate * stage.duration_s)
             gaps = np.full(count, 1 / stage.rate)
             ends = np.cumsum(gaps) - 1 / stage.rate
@@ -285,42 +307,29 @@ class Conversations:
         return Workload(first, self.max_model_len if self.turns > users else longest, following)
 
 
-class _Recorded(Record):
-    arrival_s: Moment
-    input_tokens: Whole
-    output_tokens: Whole
-    prefix_group: Text | None = None
-    prefix_tokens: Count | None = None
-
-    @model_validator(mode="after")
-    def _agrees(self) -> _Recorded:
-        if self.prefix_tokens and self.prefix_group is None:
-            raise disagreement("prefix_group", "is empty, and prefix_tokens is not", "fill it in")
-        return self
-
-
 def read_trace(path: Path, block_size: int) -> Workload:
     """The requests of a recorded trace.
 
     Args:
-        path: CSV with the columns ``arrival_s`` (seconds), ``input_tokens`` and ``output_tokens``;
-            optional are ``prefix_group`` (requests of a group share a prefix; empty for none) and
-            ``prefix_tokens`` (its length; without this column, the shortest prompt of the group).
+        path: A trace of the Azure public dataset or of Mooncake (see
+            `physim.inputs.request_traces.read_requests`), or a CSV with the columns ``arrival_s``
+            (seconds), ``input_tokens`` and ``output_tokens``; optional are ``prefix_group``
+            (requests of a group share a prefix; empty for none) and ``prefix_tokens`` (its length;
+            without this column, the shortest prompt of the group), or ``cached_tokens`` (found in
+            the cache by this request alone).
         block_size: Tokens of a KV block.
 
     Raises:
         InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
     """
-    rows = sorted((row for _, row in read_rows(_Recorded, path)), key=lambda row: row.arrival_s)
-    groups: dict[str, list[_Recorded]] = defaultdict(list)
-    for row in rows:
-        if row.prefix_group is not None:
-            groups[row.prefix_group].append(row)
+    if not is_own(path):
+        return _published(read_requests(path, arrivals=True), block_size)
+    rows = sorted(
+        (row for _, row in read_rows(ArrivedRequest, path)), key=lambda row: row.arrival_s
+    )
     prefixes = {
-        group: [
-            Segment(0, _prefix_tokens(some, f"{path}: prefix_tokens of group {group}"), block_size)
-        ]
-        for group, some in groups.items()
+        group: [Segment(0, tokens, block_size)]
+        for group, tokens in prefix_lengths(rows, str(path)).items()
     }
     requests = [
         Request(
@@ -329,16 +338,26 @@ def read_trace(path: Path, block_size: int) -> Workload:
             row.input_tokens,
             row.output_tokens,
             path=[] if row.prefix_group is None else prefixes[row.prefix_group],
+            prefix_tokens=row.cached_tokens or 0,
         )
         for number, row in enumerate(rows)
     ]
     return Workload(requests, max(r.input_tokens + r.output_tokens for r in requests))
 
 
-def _prefix_tokens(rows: Sequence[_Recorded], where: str) -> int:
-    """Length of the prefix that the requests of a group share."""
-    shortest, told = min(row.input_tokens for row in rows), {row.prefix_tokens for row in rows}
-    tokens = told.pop()
-    if told or (tokens or 0) > shortest:
-        raise InputError(where, "is not one length, at most that of its prompts", "correct it")
-    return shortest if tokens is None else tokens
+def _published(trace: RequestTrace, block_size: int) -> Workload:
+    """The requests of a trace; those whose prompts begin with the same blocks share these."""
+    assert trace.arrival_s is not None
+    known: dict[tuple[int, int], Segment] = {}
+    columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
+    requests = []
+    for number, (arrival, prompt, output) in enumerate(zip(*columns, strict=True)):
+        path = []
+        for place, block in enumerate(trace.blocks[number] if trace.blocks else ()):
+            start = place * BLOCK_TOKENS
+            if (place, block) not in known:
+                end = min(start + BLOCK_TOKENS, int(prompt))
+                known[place, block] = Segment(start, max(end, start), block_size)
+            path.append(known[place, block])
+        requests.append(Request(number, float(arrival), int(prompt), int(output), path=path))
+    return Workload(requests, max(one.input_tokens + one.output_tokens for one in requests))

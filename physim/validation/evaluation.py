@@ -92,7 +92,9 @@ def evaluate(
             load (``arrival``, ``rate_rps``, ``duration_s``, ``prefix_caching``, ``prompt_groups``,
             ``input_len_mean``, ``output_len``) and what was measured (``ttft_mean`` and
             ``e2e_mean``, or ``itl_mean``), in seconds and tokens.
-            `physim.measured.schema.RunRow` has all columns, their units and which may be left out.
+            A row may name the trace of its requests in ``lengths``, and that of its arrivals in
+            ``arrival``. `physim.measured.schema.RunRow` has all columns, their units and which may
+            be left out.
         fit: Name or path of a fit, ``default``, or ``none`` for the physics alone.
         where: Keeps only rows for which this expression over the columns holds.
         method: ``fluid`` or ``replay``.

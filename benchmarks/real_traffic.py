@@ -1,0 +1,275 @@
+"""Holds the fluid against the replay under real traffic, and prints Markdown tables.
+
+Run with ``python benchmarks/real_traffic.py`` (a quarter of an hour on two cores), or with some
+kinds of arrivals, such as ``python benchmarks/real_traffic.py poisson``. Lengths are those of two
+public traces and of five families, arrivals come by chance, in bursts and as a trace has them, and
+six servers take 30, 60 and 80% of what the fluid says they serve at most. The traces are read from
+``../shared/traces``; without them the presets of the same names stand in, whose arrivals are not
+known.
+
+So that a replay of a day's fewest requests says what one of many days would, requests are drawn in
+blocks, each of which has the load's own lengths and rate: within a block they come by chance.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TRACES = Path(__file__).parents[2] / "shared" / "traces"
+FILES = {
+    "azure-conversation-2023": TRACES / "azure_conversation_2023.csv.gz",
+    "mooncake-conversation": TRACES / "mooncake_conversation.jsonl.gz",
+}
+LONGEST_PROMPT, LONGEST_OUTPUT = 30_000, 2_500
+# Means and standard deviations of prompts and outputs, tokens.
+FAMILIES = {
+    "log-normal, sd of the mean": ("lognormal:1200:1200", "lognormal:250:250"),
+    "log-normal, sd of 1.5 means": ("lognormal:1200:1800", "lognormal:250:375"),
+    "exponential": ("exponential:2000", "exponential:200"),
+    "normal": ("normal:1024:256", "normal:256:64"),
+    "fixed": ("1024", "256"),
+}
+SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("Qwen/Qwen3-14B", {}),
+    "dense, tp 4": ("meta-llama/Llama-3.1-70B-Instruct", {"tp": 4}),
+    "experts, tp 2": ("Qwen/Qwen3-30B-A3B", {"tp": 2}),
+    "experts, dp 4 ep 4": ("Qwen/Qwen3-30B-A3B", {"dp": 4, "ep": 4}),
+    "budget of 1,024": (
+        "meta-llama/Llama-3.1-8B-Instruct",
+        {"max_num_batched_tokens": 1024, "max_num_seqs": 256, "async_scheduling": False},
+    ),
+    "SGLang": ("Qwen/Qwen3-14B", {"engine": "sglang"}),
+}
+ARRIVALS = ("poisson", "gamma", "trace")
+SHARES = (0.3, 0.6, 0.8)
+REQUESTS, BLOCK = 12_000, 1_000
+LATENCIES = (
+    ("itl", "mean"),
+    ("e2e", "mean"),
+    ("ttft", "mean"),
+    ("ttft", "p50"),
+    ("ttft", "p90"),
+    ("ttft", "p99"),
+    ("itl", "p90"),
+    ("itl", "p99"),
+)
+STEPS = ("step_s", "mixed_share")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load on one server.
+
+    Attributes:
+        server: A key of `SERVERS`.
+        lengths: A key of `FILES` or of `FAMILIES`.
+        arrival: One of `ARRIVALS`.
+        share: Of what the server serves at most.
+    """
+
+    server: str
+    lengths: str
+    arrival: str
+    share: float
+
+
+def rows(arrivals: Iterable[str]) -> list[Row]:
+    """Every load on every server."""
+    every = itertools.product(SERVERS, (*FILES, *FAMILIES), arrivals, SHARES)
+    return [Row(*one) for one in every]
+
+
+@functools.cache
+def recorded(name: str) -> Any:
+    """Requests as a trace has them; None where it is not there."""
+    from physim.inputs.request_traces import read_requests
+
+    return read_requests(FILES[name], arrivals=True) if FILES[name].exists() else None
+
+
+@functools.cache
+def lengths(name: str) -> Any:
+    """A joint distribution of lengths, which a server of 32,768 tokens takes."""
+    import physim
+
+    if name in FAMILIES:
+        prompt, output = (physim.Lengths.parse(text) for text in FAMILIES[name])
+        both = physim.RequestLengths.independent(prompt, output)
+    else:
+        both = physim.RequestLengths.read(FILES[name] if FILES[name].exists() else name)
+    inputs, _, outputs = both.arrays
+    # Of prompts as a whole: what is found in a cache is another matter.
+    return physim.RequestLengths.of(
+        np.minimum(inputs, LONGEST_PROMPT), np.minimum(outputs, LONGEST_OUTPUT), name=name
+    )
+
+
+@functools.cache
+def dispersion(name: str) -> Any:
+    """Recorded arrivals: a trace's own, or those of the first trace for lengths without any."""
+    from physim.inputs.arrivals import ArrivalDispersion
+
+    own = recorded(name if name in FILES else next(iter(FILES)))
+    return None if own is None else ArrivalDispersion.of(own.arrival_s)
+
+
+@functools.cache
+def server(name: str, of: str) -> tuple[Any, float]:
+    """A server under some lengths at one request a second, and what it serves at most."""
+    import physim
+    from physim.corrections.fields import Corrections
+
+    model, options = SERVERS[name]
+    load = physim.Load.of_requests(lengths(of), rate=1.0, arrival="poisson")
+    case = physim.Case.of(model, gpu="h100_sxm", max_model_len=32_768, **options).under(load)
+    (alone,) = physim.predict_cases([case], Corrections())
+    return case, alone.saturation_rps
+
+
+def case_of(row: Row) -> Any:
+    """The case of a row."""
+    import physim
+
+    case, most = server(row.server, row.lengths)
+    about: dict[str, Any] = {"arrival": row.arrival}
+    if row.arrival == "gamma":
+        about["burstiness"] = 0.5
+    if row.arrival == "trace":
+        about["dispersion"] = dispersion(row.lengths)
+    load = physim.Load.of_requests(lengths(row.lengths), rate=row.share * most, **about)
+    return case.under(load)
+
+
+def workload(row: Row, rate: float, seed: int = 1) -> Any:
+    """The requests of a row; see the top of this file."""
+    from physim.replay.workload import Request, Workload
+
+    rng = np.random.default_rng(seed)
+    inputs, _, outputs = lengths(row.lengths).arrays
+    ranked = np.lexsort((outputs, inputs))
+
+    def block(count: int) -> np.ndarray:
+        places = (np.arange(count) + rng.random(count)) / count * len(ranked)
+        return ranked[rng.permutation(places.astype(int))]
+
+    if row.arrival == "trace":
+        times = np.array(dispersion(row.lengths).at_rate(rate).arrival_s)
+        # A trace's requests come in its own order.
+        picked = np.arange(len(times)) if row.lengths in FILES else block(len(times))
+    else:
+        shape = {"poisson": 1.0, "gamma": 0.5}[row.arrival]
+        gaps = rng.gamma(shape, 1.0, (REQUESTS // BLOCK, BLOCK))
+        gaps *= BLOCK / rate / gaps.sum(axis=1, keepdims=True)
+        times = np.cumsum(gaps)
+        picked = np.concatenate([block(BLOCK) for _ in range(REQUESTS // BLOCK)])
+    columns = zip(times.tolist(), inputs[picked].tolist(), outputs[picked].tolist(), strict=True)
+    requests = [Request(n, at, int(i), int(o)) for n, (at, i, o) in enumerate(columns)]
+    return Workload(requests, int((inputs + outputs).max()))
+
+
+def replayed(row: Row) -> dict[str, float]:
+    """Latencies and statistics of steps by the replay: of a load that stays in its middle."""
+    from physim.corrections.fields import Corrections
+    from physim.prediction.replayed import replay_of
+
+    case = case_of(row)
+    result = replay_of(workload(row, case.demanded.rate), case, Corrections())
+    frame, within = result.to_frame(), (0.0, np.inf)
+    if row.arrival != "trace":
+        frame = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
+        within = tuple(frame["arrival_s"].iloc[[0, -1]])
+    found = result.latencies(frame, *within)
+    gaps = (frame["output_tokens"] - 1).sum()
+    means = {"itl": (frame["e2e_s"] - frame["ttft_s"]).sum() / gaps}
+    own = {
+        f"{metric} {which}": means.get(metric, found[metric][which])
+        if which == "mean"
+        else found[metric][which]
+        for metric, which in LATENCIES
+    }
+    return own | result.work.between(*within).means()
+
+
+def errors(row: Row, fluid: Any, found: dict[str, float]) -> dict[str, float]:
+    """Errors of the fluid, percent; of steps where a step is the same thing to both."""
+    own = {f"{metric} {which}": fluid.whole.latencies[metric][which] for metric, which in LATENCIES}
+    if row.arrival != "trace" and row.server != "SGLang":
+        own |= {"step_s": fluid.step_s, "mixed_share": fluid.mixed_share}
+    return {name: 100 * (value / found[name] - 1) for name, value in own.items()}
+
+
+def table(found: dict[Row, dict[str, float]], by: str, kinds: Sequence[Any]) -> None:
+    """Prints median and 95th percentile of absolute errors, for each kind of row and for all."""
+    names = [f"{metric} {which}" for metric, which in LATENCIES] + list(STEPS)
+    print(f"\n| {by} | {' | '.join(names)} |")
+    print(f"| --- |{' --- |' * len(names)}")
+    for kind in (*kinds, None):
+        rows = [e for row, e in found.items() if kind is None or getattr(row, by) == kind]
+        cells = []
+        for name in names:
+            values = [abs(e[name]) for e in rows if name in e]
+            low, high = np.percentile(values, [50, 95]) if values else (np.nan, np.nan)
+            cells.append(f"{low:.1f}, {high:.1f}" if values else "")
+        print(f"| {'all' if kind is None else kind} | {' | '.join(cells)} |")
+
+
+def regimes(found: dict[Row, dict[str, float]]) -> None:
+    """Prints the fluid's error by regime: what `physim.prediction.approximation` holds."""
+    from physim.prediction.approximation import ERRORS, SHARES, SPREADS, spread_of
+
+    print("\nRoot mean square of the logarithm of the fluid over the replay, by load and spread\n")
+    for metric in ERRORS:
+        cells: dict[tuple[int, int], list[float]] = {}
+        for row, error in found.items():
+            place = (
+                np.searchsorted(SHARES, row.share),
+                np.searchsorted(SPREADS, spread_of(case_of(row))),
+            )
+            own = np.log1p(error[f"{metric} mean"] / 100)
+            cells.setdefault((int(place[0]), int(place[1])), []).append(own)
+        rms = {place: float(np.sqrt(np.mean(np.square(own)))) for place, own in cells.items()}
+        table = [
+            tuple(round(rms.get((i, j), np.nan), 3) for j in range(len(SPREADS) + 1))
+            for i in range(len(SHARES) + 1)
+        ]
+        print(f"{metric}: {tuple(table)}")
+
+
+def main() -> None:
+    """Prints the tables."""
+    import physim
+    from physim.corrections.fields import Corrections
+
+    arrivals = sys.argv[1:] or [
+        one for one in ARRIVALS if one != "trace" or all(path.exists() for path in FILES.values())
+    ]
+    every = rows(arrivals)
+    fluid = physim.predict_cases([case_of(row) for row in every], Corrections())
+    # Threads of JAX do not outlive a fork.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        measured = list(pool.map(replayed, every, chunksize=3))
+    found = {
+        row: errors(row, one, own) for row, one, own in zip(every, fluid, measured, strict=True)
+    }
+    print(f"Absolute errors, percent: median, 95th percentile; {len(every)} loads")
+    table(found, "arrival", arrivals)
+    table(found, "lengths", (*FILES, *FAMILIES))
+    table(found, "server", tuple(SERVERS))
+    table(found, "share", SHARES)
+    regimes(found)
+
+
+if __name__ == "__main__":
+    main()

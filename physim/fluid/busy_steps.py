@@ -1,0 +1,164 @@
+"""Steps of an engine that a number of clients keep busy: who is in them, and what they take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from physim.fluid.demand import Demand
+from physim.inputs.deployment import Limits
+from physim.step.model import StepModel, StepTime
+from physim.types import Scalar
+
+# Share of all that decode in a step that is taken for thin: it says how much less a step takes for
+# each that does not decode.
+_THIN = 1 / 3
+
+
+class Crowd(NamedTuple):
+    """Who is in the steps of a busy engine.
+
+    Attributes:
+        running: Requests that have a slot.
+        decoding: Of them, those that decode at most.
+        absent: In step, those that do not decode in a step with prefill.
+        room: Prompts that fill what decode leaves of a step's tokens.
+        chunks: Steps that a prompt takes.
+    """
+
+    running: Scalar
+    decoding: Scalar
+    absent: Scalar
+    room: Scalar
+    chunks: Scalar
+
+    @property
+    def group(self) -> Scalar:
+        """Prompts in a step that is full of them."""
+        return jnp.minimum(self.room, self.running)
+
+
+class BusyTimes(NamedTuple):
+    """Times of a busy engine's steps, seconds.
+
+    Attributes:
+        decode: A step in which all decode,
+        thin: and one in which only the share `_THIN` of them do.
+        mixed: How much longer a step is for having prefill,
+        longer: and for each prompt in it.
+        sooner: How much sooner a prompt's token is there than the next step can start.
+        begin: The first prompts' first step, in which nothing decodes,
+        end: a step full of them when all before the last decode,
+        last: and their last step.
+    """
+
+    decode: Scalar
+    thin: Scalar
+    mixed: Scalar
+    longer: Scalar
+    sooner: Scalar
+    begin: Scalar
+    end: Scalar
+    last: Scalar
+
+    def full(self, group: Scalar) -> Scalar:
+        """A step in which all decode and so many prompts are computed."""
+        return self.decode + self.mixed + self.longer * group
+
+    @property
+    def each_decode(self) -> Scalar:
+        """How much longer a step is for decoding, over all that decode: a straight line's slope."""
+        return (self.decode - self.thin) / (1 - _THIN)
+
+
+def crowd_of(demand: Demand, limits: Limits, running: Scalar) -> Crowd:
+    """Who is in the steps of an engine that so many clients keep busy.
+
+    Decode has precedence, and leaves the less of the token budget for prompts. In step, clients
+    come in groups that fill it: one that ends, one that is computed and, with asynchronous
+    scheduling, one that is waited for do not decode.
+
+    Args:
+        demand: The load, in a closed loop.
+        limits: The engine's limits.
+        running: Requests that have a slot.
+    """
+    fresh, budget = demand.new_tokens, limits.max_num_batched_tokens
+    most = budget / fresh
+    absent = jnp.minimum((2.0 + limits.async_scheduling) * most, running)
+    decoding = jnp.minimum(running, demand.decode_steps * most)
+    room = jnp.maximum(budget - jnp.minimum(running - absent, decoding), 1.0) / fresh
+    chunks = jnp.maximum(limits.ranks * limits.stages / room, 1.0)
+    return Crowd(running, decoding, absent, room, chunks)
+
+
+def busy_times(
+    model: StepModel,
+    demand: Demand,
+    limits: Limits,
+    crowd: Crowd,
+    *,
+    before_last: Scalar,
+    rest: Scalar,
+) -> BusyTimes:
+    """Times of a busy engine's steps.
+
+    Args:
+        model: Step times.
+        demand: The load.
+        limits: The engine's limits.
+        crowd: Who is in the steps.
+        before_last: Requests that decode when the last of the first prompts is computed.
+        rest: First prompts in the last step that computes any.
+    """
+    group, decoding = crowd.group, crowd.decoding
+    old, new = demand.input_tokens + demand.age, demand.input_tokens + 1.0
+    # Between one prompt in a step and several, the time grows on a straight line.
+    one, several = 1 / crowd.chunks, jnp.maximum(group, 2 / crowd.chunks)
+    none, others = jnp.zeros_like(crowd.running), jnp.maximum(decoding - 1, 0.0)
+    late = jnp.minimum(crowd.running - group, before_last)
+    # Requests that decode, prompts, and tokens that a decoding request has.
+    kinds = [
+        (decoding, none, old),
+        (_THIN * decoding, none, old),
+        (others, one, old),
+        (others, several, old),
+        (none, group, new),
+        (late, group, new),
+        (late, rest, new),
+    ]
+    columns = [jnp.stack(jnp.broadcast_arrays(*column)) for column in zip(*kinds, strict=True)]
+    times = jax.vmap(lambda *kind: _step(model, demand, limits, crowd, *kind))(*columns)
+    decode, thin, single, full, *_ = times.interval
+    _, _, first, _, begin, end, last = times.latency
+    longer = (full - single) / (several - one)
+    mixed = single - decode - longer * one
+    return BusyTimes(decode, thin, mixed, longer, single - first, begin, end, last)
+
+
+def _step(
+    model: StepModel,
+    demand: Demand,
+    limits: Limits,
+    crowd: Crowd,
+    decodes: Scalar,
+    prompts: Scalar,
+    context: Scalar,
+) -> StepTime:
+    """A step of so many requests that decode and prompts, of each of which it has a chunk."""
+    fresh, chunks = demand.new_tokens, crowd.chunks
+    # Prompts that come together fill as many batches of a pipeline as they exceed token budgets.
+    lanes = crowd.running * fresh * limits.stages / limits.max_num_batched_tokens
+    return model(
+        model.batch(
+            decode_requests=decodes,
+            context=context,
+            prefill_requests=prompts * chunks,
+            chunk=fresh / chunks,
+            cached=demand.cached_tokens + (chunks - 1) / 2 * fresh / chunks,
+            ranks=limits.ranks,
+            stages=jnp.clip(lanes, 1.0, limits.stages),
+        )
+    )

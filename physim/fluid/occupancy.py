@@ -1,0 +1,86 @@
+"""Who is in the steps of an engine."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from physim.fluid.demand import Demand
+from physim.inputs.deployment import Limits
+from physim.types import Scalar
+
+# Variance of how many wait where arrivals are even, and how many lives of its requests, in
+# logarithm, a batch of a pipeline lasts at most: a run is not longer.
+_LEAST_VARIANCE, _LONGEST_LIFE = 0.05, 3.0
+
+
+class Occupancy(eqx.Module):
+    """Who is in a step.
+
+    Attributes:
+        batch: Requests that decode, mean.
+        prompts: Prompts that begin to be computed, mean.
+        room: Prompt tokens that a rank's step has room for.
+        scale: Tokens that are computed for each of a prompt's: more than one where requests lose
+            their place in a full KV cache.
+        chunks: Prefill steps of a prompt, mean.
+        age: Tokens that a decoding request has generated, mean.
+        start_cv2: Squared coefficient of variation of the times between requests that start.
+        others: Of the prefill chunks, the share that a decoding request may meet: in a closed loop
+            a client that decodes has no prompt under way.
+        crowd: Requests that started at once, most of them: the clients of a closed loop that have
+            a slot, at its start; where more arrive than leave, as many as run.
+        stirred: Whether those that end leave no place for one that waits, so that the next ones
+            of their clients go to whichever batch of a pipeline forms next.
+    """
+
+    batch: Scalar
+    prompts: Scalar
+    room: Scalar
+    scale: Scalar
+    chunks: Scalar
+    age: Scalar
+    start_cv2: Scalar
+    others: Scalar
+    crowd: Scalar
+    stirred: Scalar
+
+    @property
+    def prefilling(self) -> Scalar:
+        """Prefill chunks of a step, mean."""
+        return self.prompts * self.chunks
+
+
+def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:
+    """Batches that share out a pipeline's requests: one at least, and no more than it has stages.
+
+    Requests that wait join the batch that comes out of the pipeline next, so another begins only
+    where the token budget has no room for all of them; it ends when it has lost all its requests
+    and none has joined. Of many that start at once, each batch takes as many as the budget has room
+    for until none is left. Where others wait for their places, they are replaced in their own
+    batch, and the pipeline is as slow as its fullest one for ever; else batches come to be alike.
+
+    Args:
+        demand: The load.
+        limits: The engine's limits.
+        occupancy: Who is in a step.
+    """
+    arrivals = occupancy.prompts
+    budget = limits.max_num_batched_tokens / limits.stages
+    room = (
+        jnp.maximum(budget - occupancy.batch, 1.0)
+        * occupancy.chunks
+        / (demand.new_tokens * occupancy.scale)
+    )
+    deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + _LEAST_VARIANCE)
+    log_begins = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
+    lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
+    log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
+    by_chance = 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)
+    # Batches that are full at once, and one more as soon as a whole request is left.
+    each = budget / (demand.new_tokens * occupancy.scale)
+    full = occupancy.crowd / each
+    begun = jnp.floor(full) + jnp.minimum((full - jnp.floor(full)) * each, 1.0)
+    at_once = jnp.where(occupancy.stirred > 0, begun, full)
+    return jnp.minimum(jnp.maximum(by_chance, at_once), limits.stages)

@@ -1,0 +1,150 @@
+"""How prompts of many lengths are computed: in which chunks, and how many prompts to a step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from physim.fluid.batch_statistics import (
+    Nodes,
+    arrival_evenness,
+    bursts_of,
+    clumps,
+    two_counts,
+)
+from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.inputs.lengths import STRATA
+from physim.types import AnyArray, Scalar
+
+# Shares of the requests that each group of prompts stands for, from short prompts to long ones: the
+# longer, the finer, for few long prompts take much of the time.
+GROUPS = np.array([16, 16, 16, 8, 4, 4]) / STRATA
+_EDGES = np.cumsum(GROUPS)
+# Means over the strata of each group.
+_OF_GROUP = np.searchsorted(_EDGES, (np.arange(STRATA) + 0.5) / STRATA)
+MEANS = (np.arange(len(GROUPS))[:, None] == _OF_GROUP) / (GROUPS[:, None] * STRATA)
+# Prompts of a step below which no second one is looked for.
+_FEWEST = 0.02
+
+
+class Chunks(NamedTuple):
+    """Chunks that prompts are computed in, by the groups of `GROUPS`; tokens.
+
+    All but the last chunk of a prompt fill a step.
+
+    Attributes:
+        number: Chunks of a prompt, mean.
+        full: Chunks before the last one,
+        before: tokens of them,
+        before_full: and tokens before such a chunk, mean of all groups.
+        last: Tokens of the last chunk,
+        squares: their squares,
+        products: and their products with the tokens before.
+    """
+
+    number: Scalar
+    full: Float[AnyArray, " groups"]
+    before: Float[AnyArray, " groups"]
+    before_full: Scalar
+    last: Float[AnyArray, " groups"]
+    squares: Float[AnyArray, " groups"]
+    products: Float[AnyArray, " groups"]
+
+    @classmethod
+    def of(cls, prompts: Float[AnyArray, " strata"], room: Scalar) -> Chunks:
+        """The chunks of prompts.
+
+        Args:
+            prompts: Tokens of each stratum's prompts.
+            room: Tokens that a step has room for.
+        """
+        full = jnp.maximum(jnp.ceil(prompts / room - SMALL) - 1.0, 0.0)
+        before = full * room
+        last = jnp.maximum(prompts - before, 1.0)
+        columns = jnp.stack([full, before, last, last**2, last * before])
+        groups = jnp.matmul(columns, MEANS.T, precision=jax.lax.Precision.HIGHEST)
+        pairs = jnp.mean(full * (full - 1.0)) / 2 * room
+        return cls(
+            number=1.0 + jnp.mean(full),
+            full=groups[0],
+            before=groups[1],
+            before_full=pairs / jnp.maximum(jnp.mean(full), TINY),
+            last=groups[2],
+            squares=groups[3],
+            products=groups[4],
+        )
+
+    def mean(self, of_group: Float[AnyArray, " groups"]) -> Scalar:
+        """Mean over all prompts."""
+        return jnp.sum(GROUPS * of_group)
+
+    def longest_of(self, count: Scalar) -> Scalar:
+        """Tokens of the longest last chunk of so many, mean."""
+        edges = _EDGES**count
+        return jnp.sum(jnp.diff(edges, prepend=0.0) * self.last)
+
+
+class Together(NamedTuple):
+    """Prompts that come in a step.
+
+    Attributes:
+        mean: How many, mean.
+        clumps: Clumps that they come in, over their number.
+        chance: How far they come by chance, from 0 to 1; else evenly.
+        burst: One, and by how much the variance of their number exceeds its mean, over the mean.
+        several: How many there are in steps with more than one.
+    """
+
+    mean: Scalar
+    clumps: Scalar
+    chance: Scalar
+    burst: Scalar
+    several: Nodes
+
+    def none_and_one(
+        self, longer: Float[AnyArray, "*n"], share: Float[AnyArray, "*n"]
+    ) -> tuple[Scalar, Scalar]:
+        """Chances that there are none, and that there is just one.
+
+        Args:
+            longer: Times of kinds of steps in which they come, over the mean step's.
+            share: Shares of the steps that are of each kind.
+        """
+        come = self.mean * longer
+        empty = share * jnp.exp(-come * self.clumps)
+        none, one = jnp.sum(empty), jnp.sum(empty * come / self.burst)
+        evenly_none = jnp.maximum(1.0 - self.mean, 0.0)
+        evenly_one = jnp.maximum(1.0 - jnp.abs(self.mean - 1.0), 0.0)
+        return (
+            self.chance * none + (1.0 - self.chance) * evenly_none,
+            self.chance * one + (1.0 - self.chance) * evenly_one,
+        )
+
+
+def together(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Together:
+    """Prompts that come in a step, if ``mean`` do on average.
+
+    Their number is Poisson's, with bursts a negative binomial one, and of evenly spaced prompts
+    one of the two whole numbers about the mean.
+
+    Args:
+        mean: Prompts of a step, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        most: Prompts that a step has room for.
+    """
+    some = jnp.maximum(mean, _FEWEST)
+    level, bursts, part = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2), some % 1.0
+    found = Together(mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(*[mean] * 3))
+    none, one = found._replace(mean=some).none_and_one(jnp.ones(1), jnp.ones(1))
+    squares = some**2 + level * part * (1 - part) + (1 - level) * some * found.burst
+    rest = jnp.maximum(1.0 - none - one, 1e-7)
+    each = jnp.maximum((some - one) / rest, 2.0 + LITTLE)
+    variance = jnp.maximum((squares - one) / rest - each**2, SMALL)
+    low, high = two_counts(each, variance, 2.0)
+    weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
+    low, high = (jnp.minimum(count, jnp.maximum(most, 1.0)) for count in (low, high))
+    return found._replace(several=Nodes(low, high, weight))

@@ -1,0 +1,272 @@
+"""Times of the kinds of steps that an engine runs: steps that only decode, and steps with prompts.
+
+A batch is a sum over its requests, so a step's time is taken at what is in it: the last chunk of
+one prompt, short or long; a chunk that fills the step; several prompts together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from physim.fluid.batch_statistics import Nodes, decoding
+from physim.fluid.demand import Demand
+from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.occupancy import Occupancy, batches_under_way
+from physim.fluid.prompt_chunks import GROUPS, Chunks, Together, together
+from physim.fluid.queueing import peakedness
+from physim.inputs.deployment import Limits
+from physim.step.batch import Batch, fullest
+from physim.step.model import StepModel, StepTime
+from physim.types import AnyArray, Number, Scalar
+
+# Steps that only decode, with few requests, with many and with a mean number; and kinds of steps
+# with prompts: the last chunk of one prompt of each group, a full chunk, few and many prompts.
+_DECODING = 3
+FULL, FEW, MANY = (len(GROUPS) + place for place in range(3))
+KINDS = MANY + 1
+# A group whose prompt stands for all where they differ little in what is asked.
+_TYPICAL = len(GROUPS) // 2
+# Share of the steps that chunks of long prompts fill at most, and rounds in which the kinds of
+# steps, and what comes in each of them, are found from one another.
+_MOST_FILLED, _ROUNDS = 0.95, 2
+# Numbers of prompts are so far apart at least, to tell what each adds to a step.
+_APART = 0.05
+
+
+class StepKinds(NamedTuple):
+    """Times of the kinds of steps at an occupancy.
+
+    Attributes:
+        beside: Requests that decode, as one of them meets it.
+        few: A step that only decodes, with the fewer of them,
+        many: with the more,
+        alone: and with as many as steps have on average.
+        prompts: Steps with prompts, by kind.
+        numbers: Prompts of each of them.
+        cv2: Squared coefficient of variation of their prompts' tokens.
+        chunks: The chunks of prompts.
+        filled: Share of the steps that a chunk of a long prompt fills on any rank.
+        come: Last chunks that come in other steps.
+        lanes: Batches that share out a pipeline's requests.
+        alone_s: Time by which the step that an arriving request is prefilled in is shorter than
+            such steps on average, seconds: some arrive at an idle engine.
+    """
+
+    beside: Nodes
+    few: StepTime
+    many: StepTime
+    alone: StepTime
+    prompts: StepTime
+    numbers: Float[AnyArray, " kinds"]
+    cv2: Float[AnyArray, " kinds"]
+    chunks: Chunks
+    filled: Scalar
+    come: Together
+    lanes: Scalar
+    alone_s: Scalar
+
+    @property
+    def decode(self) -> StepTime:
+        """A step that only decodes, mean of all such steps."""
+        weight = self.beside.weight / self.beside.high
+        weight /= weight + (1 - self.beside.weight) / self.beside.low
+        time: StepTime = jax.tree.map(
+            lambda few, many: (1 - weight) * few + weight * many, self.few, self.many
+        )
+        return time
+
+    @property
+    def slope_s(self) -> Scalar:
+        """How much longer a step that only decodes is for each request in it, seconds."""
+        apart = jnp.maximum(self.beside.high - self.beside.low, LITTLE)
+        return (self.many.interval - self.few.interval) / apart
+
+    @property
+    def one_s(self) -> Scalar:
+        """Time of a step with the last chunk of one prompt, mean, seconds."""
+        return self.chunks.mean(self.prompts.latency[:FULL])
+
+    @property
+    def adding_s(self) -> Scalar:
+        """What another prompt adds to such a step, seconds."""
+        more = self.prompts.latency[FEW] - self.one_s
+        return jnp.maximum(more / jnp.maximum(self.numbers[FEW] - 1.0, _APART), 0.0)
+
+    @property
+    def prefill_s(self) -> Float[AnyArray, " groups"]:
+        """Time of all steps that compute a prompt alone, by its group, seconds."""
+        return self.of_whole_prompts(self.prompts.latency - self.alone_s)
+
+    def of_whole_prompts(self, of_kind: Float[AnyArray, " kinds"]) -> Float[AnyArray, " groups"]:
+        """What all steps that compute a prompt alone add up to, by its group.
+
+        Args:
+            of_kind: What a step of each kind takes.
+        """
+        return of_kind[:FULL] + self.chunks.full * of_kind[FULL]
+
+    def several(self, share: Float[AnyArray, " kinds"]) -> Scalar:
+        """Prompts of steps with more than one, mean.
+
+        Args:
+            share: Share of the steps that are of each kind.
+        """
+        weight = jnp.sum(share[FEW:])
+        return jnp.sum(share[FEW:] * self.numbers[FEW:]) / jnp.maximum(weight, TINY)
+
+    def lone(self, share: Float[AnyArray, " kinds"]) -> Scalar:
+        """Share of the prompts that come alone in their step.
+
+        Args:
+            share: Share of the steps that are of each kind.
+        """
+        alone, together = jnp.sum(share[:FULL]), jnp.sum(share[FEW:] * self.numbers[FEW:])
+        return alone / jnp.maximum(alone + together, TINY)
+
+    def shares(
+        self, seconds: Float[AnyArray, " kinds"], alone_s: Scalar
+    ) -> Float[AnyArray, " kinds"]:
+        """Share of the steps that are of each kind with prompts.
+
+        More prompts come in long steps than in short ones, so the shares follow from themselves.
+
+        Args:
+            seconds: Time of a step of each kind.
+            alone_s: Time of a step without prompts.
+        """
+        times = jnp.append(seconds, alone_s)
+        share = self._shares(jnp.ones(1), jnp.ones(1))
+        for _ in range(_ROUNDS):
+            every = jnp.append(share, 1.0 - jnp.sum(share))
+            share = self._shares(times / jnp.sum(every * times), every)
+        return share
+
+    def _shares(
+        self, longer: Float[AnyArray, " all"], share: Float[AnyArray, " all"]
+    ) -> Float[AnyArray, " kinds"]:
+        come, rest = self.come, 1.0 - self.filled
+        few, many = come.several.low, come.several.high
+        none, one = come.none_and_one(longer, share)
+        others = jnp.maximum(1.0 - none - one, SMALL)
+        # Steps with many of them have what is left of the prompts.
+        apart = jnp.maximum(many - few, _APART)
+        weight = jnp.clip(((come.mean - one) / others - few) / apart, 0.0, 1.0)
+        several = jnp.maximum(come.mean - one, 0.0) / ((1.0 - weight) * few + weight * many)
+        several = jnp.minimum(several, jnp.maximum(1.0 - one, 0.0))
+        of_several = several * jnp.stack([1.0 - weight, weight])
+        return jnp.concatenate([rest * one * GROUPS, self.filled[None], rest * of_several])
+
+
+def kinds_at(
+    model: StepModel,
+    demand: Demand,
+    limits: Limits,
+    occupancy: Occupancy,
+    slots: Scalar,
+    apart: bool,
+) -> StepKinds:
+    """Times of the kinds of steps at an occupancy.
+
+    Args:
+        model: Step times; of a step with both, those of both together.
+        demand: The load.
+        limits: The engine's limits.
+        occupancy: Who is in a step.
+        slots: Requests that may run.
+        apart: Whether prompts have steps of their own.
+    """
+    peaked = peakedness(demand.arrival_cv2, demand.evenness)
+    beside = decoding(occupancy.batch, peaked, jnp.maximum(slots, 1.0))
+    # Decoding requests meet steps by how many decode in them; of all steps, that many do.
+    mean = 1.0 / beside.mean(1.0 / beside.low, 1.0 / beside.high)
+    mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
+    chunks = Chunks.of(demand.prompts * occupancy.scale, occupancy.room)
+    ranks, last = limits.ranks, chunks.mean(chunks.last)
+    by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, _MOST_FILLED)
+    most = occupancy.room * ranks * limits.stages / last
+    come = together(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2, most)
+    some = jnp.stack([come.several.low, come.several.high])
+    longest = jnp.stack([chunks.longest_of(jnp.minimum(count, ranks)) for count in some])
+    size = longest / last
+    none, one, room = jnp.zeros(_DECODING), jnp.ones(FULL + 1), occupancy.room
+    numbers = jnp.concatenate([none, one, some])
+    tokens = jnp.concatenate([none, chunks.last, room[None], longest])
+    squares = jnp.concatenate(
+        [none, chunks.squares, room[None] ** 2, chunks.mean(chunks.squares) * size**2]
+    )
+    before = jnp.concatenate(
+        [none, chunks.before, chunks.before_full[None], chunks.mean(chunks.before) * size]
+    )
+    products = jnp.concatenate(
+        [
+            none,
+            chunks.products,
+            (room * chunks.before_full)[None],
+            chunks.mean(chunks.products) * size**2,
+        ]
+    )
+    with_prompts = jnp.zeros(()) if apart else mean
+    decodes = jnp.concatenate(
+        [jnp.stack([beside.low, beside.high, mean]), jnp.full(KINDS, 1.0) * with_prompts]
+    )
+    lanes = batches_under_way(demand, limits, occupancy)
+    plain = model.batch(
+        decode_requests=decodes,
+        tokens_each=jnp.ones_like(decodes),
+        context=jnp.full_like(decodes, demand.input_tokens + occupancy.age),
+        prefill_requests=numbers,
+        ranks=ranks,
+        stages=lanes,
+    )
+    # Ranks take prompts in turn, and wait for the one with most.
+    on_one = jnp.where(
+        (numbers > 1.0) & (lanes <= 1.0), _of_fullest(numbers, ranks), plain.prefill_requests
+    )
+    total = fullest(numbers, lanes) * jnp.minimum(tokens, jnp.where(numbers > 1.0, last, jnp.inf))
+    batch = replace(
+        plain,
+        prefill_requests=on_one,
+        prefill_tokens=on_one * tokens,
+        prefill_squares=on_one * squares,
+        cached_tokens=on_one * (demand.cached_tokens + before),
+        cached_products=on_one * (tokens * demand.cached_tokens + products),
+        elsewhere=plain.elsewhere + jnp.maximum(total - on_one * tokens, 0.0),
+    )
+    # One more step: the same as a typical one, with those that an arriving request meets in it.
+    typical: Batch = jax.tree.map(lambda x: x[_DECODING + _TYPICAL][None], batch)
+    fewer = occupancy.batch / jnp.maximum(with_prompts, SMALL)
+    typical = replace(
+        typical,
+        decode_requests=typical.decode_requests * fewer,
+        attended=typical.attended * fewer,
+    )
+    every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), batch, typical)
+    times = jax.vmap(model)(every)
+    few, many, alone = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
+    spread = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
+    of_several = jnp.maximum(chunks.mean(chunks.squares) / last**2 - 1.0, 0.0) / some
+    return StepKinds(
+        beside=beside,
+        few=few,
+        many=many,
+        alone=alone,
+        prompts=jax.tree.map(lambda x: x[_DECODING:-1], times),
+        numbers=numbers[_DECODING:],
+        cv2=jnp.concatenate([spread, jnp.zeros(1), of_several]),
+        chunks=chunks,
+        filled=1.0 - (1.0 - by_rank) ** ranks,
+        come=come,
+        lanes=lanes,
+        alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
+    )
+
+
+def _of_fullest(prompts: Float[AnyArray, " n"], ranks: Number) -> Float[AnyArray, " n"]:
+    """Prompts of the fullest of some ranks that take them in turn, of one at least."""
+    rest = (1 - 1 / ranks) / 2 * jnp.maximum(1 - ranks / jnp.maximum(prompts, 1.0), 0.0)
+    return jnp.maximum(prompts / ranks + rest, 1.0)

@@ -1,0 +1,180 @@
+"""The fluid's prediction beside a replay of the same load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.inputs.case import Case
+from physim.metrics import METRICS, STATISTICS
+from physim.prediction.replayed import replay_load, replayed_prediction
+from physim.prediction.results import Part, Prediction
+from physim.replay.outcome import Replayed, completed_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Of the requests of a load without end, in the order in which they come: the engine fills up with
+# the first ones, and nothing comes after the last ones. As in benchmarks/fluid_against_replay.py.
+_FIRST, _LAST = 0.2, 0.9
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A figure of the fluid and of the replay.
+
+    Attributes:
+        part: What requests it is of: ``all``, or a stage as ``RATE/s, SECONDS s``.
+        quantity: ``ttft``, ``itl``, ``tpot`` and ``e2e``, seconds; ``requests_per_s`` and
+            ``output_tokens_per_s``; of a load without end also ``running`` and ``batch``, requests
+            that run and that decode, means over time, and ``kv_use``, the share of the KV blocks
+            that they hold.
+        statistic: ``mean``, ``p50``, ``p90``, ``p95`` or ``p99``.
+        fluid: As the fluid has it.
+        replay: As the replay has it.
+    """
+
+    part: str
+    quantity: str
+    statistic: str
+    fluid: float
+    replay: float
+
+    @property
+    def difference_pct(self) -> float | None:
+        """How much more the fluid has, percent of the replay's; None where that has nothing."""
+        if not self.replay:
+            return None
+        return 100 * (self.fluid / self.replay - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain values."""
+        names = ("part", "quantity", "statistic", "fluid", "replay", "difference_pct")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Check:
+    """The fluid's prediction and what a replay of the same load says of it.
+
+    Attributes:
+        prediction: The fluid's.
+        replayed: Requests that were replayed.
+        compared: Of them, those that figures are of: without those that never were answered and,
+            where the load goes on without end, without the first fifth and the last tenth, while
+            the engine fills up and empties.
+        rows: The figures that both know.
+    """
+
+    prediction: Prediction
+    replayed: int
+    compared: int
+    rows: tuple[Compared, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain values, without the prediction."""
+        rows = [row.to_dict() for row in self.rows]
+        return {"replayed": self.replayed, "compared": self.compared, "rows": rows}
+
+
+def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Check:
+    """A prediction of the fluid beside a replay.
+
+    Of a load without end, `physim.prediction.replayed.REPLAYED` requests are replayed.
+
+    Args:
+        prediction: The fluid's.
+        case: What it is of.
+        corrections: Those that it was made with.
+        seed: Seed of the requests.
+
+    Raises:
+        InputError: The replay cannot do this, or answers no request.
+    """
+    result = replay_load(case, corrections, prediction.running, seed)
+    if case.demanded.endless:
+        count, rows = _steady(prediction, result)
+    else:
+        other = replayed_prediction(prediction, case, result)
+        count = int(other.whole.completed or 0)
+        rows = list(_of_parts(prediction, other))
+    return Check(prediction, len(result.requests), count, tuple(rows))
+
+
+def _of_parts(prediction: Prediction, other: Prediction) -> Iterator[Compared]:
+    """Figures of all requests of a load that ends, and of its stages."""
+    ours, theirs = ((own.whole, *own.stages) for own in (prediction, other))
+    for place, (mine, yours) in enumerate(zip(ours, theirs, strict=True)):
+        name = f"{yours.rate:g}/s, {yours.duration_s:g} s" if place else "all"
+        yield from _latencies(name, mine, yours.latencies)
+        if not place:
+            for rate in ("requests_per_s", "output_tokens_per_s"):
+                values = getattr(prediction, rate), getattr(other, rate)
+                yield Compared(name, rate, "mean", *values)
+
+
+def _latencies(
+    name: str, part: Part, replayed: Mapping[str, Mapping[str, float]]
+) -> Iterator[Compared]:
+    """Latencies that both know; where the queue grows without end, the fluid has no TTFT."""
+    for metric in METRICS:
+        if metric in part.latencies and metric in replayed:
+            ours, theirs = part.latencies[metric], replayed[metric]
+            for statistic in STATISTICS:
+                yield Compared(name, metric, statistic, ours[statistic], theirs[statistic])
+
+
+def _steady(prediction: Prediction, result: Replayed) -> tuple[int, list[Compared]]:
+    """Requests compared and figures of a load without end."""
+    frame = result.to_frame()
+    middle = completed_of(frame.iloc[int(_FIRST * len(frame)) : int(_LAST * len(frame))])
+    done = np.sort(completed_of(frame)["finished_s"].to_numpy())
+    if middle.empty:
+        raise InputError("load", "has no request that is completed", "make it lighter or longer")
+    first, last = int(_FIRST * len(done)), int(_LAST * len(done))
+    begin, end = float(done[first]), float(done[last])
+    if begin == end:
+        raise InputError(
+            "check",
+            f"so many clients have all {len(frame)} replayed requests answered at once",
+            "give a number of requests",
+        )
+    rows = list(_latencies("all", prediction.whole, result.latencies(middle, begin, end)))
+    per_s = (last - first) / (end - begin)
+    tokens_per_s = per_s * float(middle["output_tokens"].mean())
+    replay = {"requests_per_s": per_s, "output_tokens_per_s": tokens_per_s}
+    replay |= _held(result, frame, begin, end)
+    rows += [
+        Compared("all", name, "mean", getattr(prediction, name), value)
+        for name, value in replay.items()
+    ]
+    return len(middle), rows
+
+
+def _held(result: Replayed, frame: pd.DataFrame, begin: float, end: float) -> dict[str, float]:
+    """Requests that run and decode, and the share of KV blocks that they hold, means over time."""
+    ran = completed_of(frame)
+    starts, answers, ends = (
+        np.clip(ran[name].to_numpy(), begin, end)
+        for name in ("scheduled_s", "first_token_s", "finished_s")
+    )
+    # The engine is noted where it runs; when all have left nothing is, and nothing is held.
+    order = np.argsort(starts)
+    gone = np.maximum.accumulate(ends[order])
+    idle_from, idle_to = gone[:-1], np.maximum(starts[order][1:], gone[:-1])
+    edges = np.ravel(np.column_stack([idle_from, idle_to]))
+    idle = np.ravel(np.cumsum(np.column_stack([np.zeros(len(gone) - 1), idle_to - idle_from])))
+    samples = result.samples
+    times = np.clip(np.append(samples.time_s, max(result.end_s, end)), begin, end)
+    lasting = np.diff(times - np.interp(times, edges, idle))
+    span = end - begin
+    return {
+        "running": float(lasting @ samples.running) / span,
+        "batch": float(np.sum(ends - answers)) / span,
+        "kv_use": float(lasting @ samples.kv_blocks) / span / result.engine.kv_blocks,
+    }

@@ -1,0 +1,229 @@
+"""Recorded arrivals: their index of dispersion, loads that come like them, and windows of them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_request_lengths import LIMITS, run
+
+import physim
+from physim.errors import InputError
+from physim.inputs.arrivals import ArrivalDispersion
+from physim.inputs.profile import LoadProfile
+from physim.inputs.request_lengths import RequestLengths
+from physim.replay.workload import drawn
+
+
+def poisson(rate=5.0, count=40_000, seed=0):
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
+
+
+def test_poisson_arrivals_have_an_index_of_one_in_every_window():
+    found = ArrivalDispersion.of(poisson())
+    assert len(found.windows_s) == 16
+    assert found.windows_s[0] == pytest.approx(0.2, rel=0.02)
+    assert found.windows_s[-1] == pytest.approx(0.1 * 8000, rel=0.02)
+    # Of n windows the index has a standard error of sqrt(2 / n).
+    for window, index, bursts in zip(found.windows_s, found.index, found.bursts, strict=True):
+        assert index == pytest.approx(1, abs=4 * np.sqrt(2 * window / 8000))
+        assert bursts == pytest.approx(1, abs=0.2)
+
+
+def test_even_arrivals_by_hand():
+    # Windows of 0.25 s hold no arrival or one of those at 0, 0.5, 1, ...: half of each, so the
+    # variance is a quarter and the mean a half.
+    times = 0.5 * np.arange(10_001)
+    found = ArrivalDispersion.of(times)
+    assert found.rate == 2
+    assert found.index_at(100.0) < 0.01
+    from physim.inputs.arrivals import _index
+
+    assert _index(times, 0.25) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_arrivals_in_clumps_by_hand():
+    # Clumps of five come at random, so every index is five where windows are longer than a clump.
+    found = ArrivalDispersion.of(np.repeat(poisson(1.0, 20_000), 5))
+    assert found.index_at(10.0) == pytest.approx(5, rel=0.1)
+    assert found.bursts_at(10.0) == pytest.approx(5, rel=0.1)
+    assert found.index_at(1e-6) == found.index[0]
+
+
+def test_a_rate_that_changes_is_told_from_bursts():
+    # The rate goes up and down between 2 and 8 in twenty minutes. In a window w it adds its
+    # variance, 4.5, times w over its mean, 5.
+    rng = np.random.default_rng(0)
+    times = np.sort(rng.uniform(0, 12_000, 8 * 12_000))
+    kept = rng.uniform(0, 8, len(times)) < 5 + 3 * np.sin(2 * np.pi * times / 1200)
+    found = ArrivalDispersion.of(times[kept])
+    for window in (2.0, 10.0):
+        assert found.index_at(window) == pytest.approx(1 + 4.5 * window / 5, rel=0.1)
+        assert found.bursts_at(window) == pytest.approx(1, abs=0.15)
+    assert found.slow_s == 60
+    # A trace of three minutes has no stretches of a minute to tell apart in windows that it has.
+    assert ArrivalDispersion.of(poisson(5.0, 900)).slow_s == pytest.approx(18, rel=0.1)
+
+
+def test_arrivals_at_another_rate():
+    found = ArrivalDispersion.of(np.repeat(poisson(1.0, 2000), 5))
+    faster = found.at_rate(2 * found.rate)
+    assert faster.rate == pytest.approx(2 * found.rate)
+    assert faster.index_at(5.0) == pytest.approx(found.index_at(10.0))
+    assert faster.slow_s == 30
+    assert faster.arrival_s[-1] == pytest.approx(found.arrival_s[-1] / 2)
+    json.dumps(found.to_dict())
+
+
+def test_arrivals_start_over():
+    found = ArrivalDispersion.of(np.arange(100.0))
+    assert found.first(3).tolist() == [0, 1, 2]
+    assert found.first(250).tolist() == list(range(250))
+    assert found.before(250.5).tolist() == list(range(251))
+    assert found.before(100.0).tolist() == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (np.arange(99.0), "arrivals: are 99, of which little can be said; give 100"),
+        (np.zeros(200), "arrivals: have no length of time"),
+        (np.append(np.arange(200.0), np.nan), "arrivals: have no length of time"),
+    ],
+)
+def test_arrivals_of_which_nothing_can_be_said(times, says):
+    with pytest.raises(InputError, match=says):
+        ArrivalDispersion.of(times)
+
+
+# ---- loads ----
+
+
+def test_a_load_that_comes_like_a_trace():
+    found = ArrivalDispersion.of(np.repeat(poisson(1.0, 2000), 5))
+    load = physim.Load(500, 50, rate=10.0, arrival="trace", dispersion=found, requests=12_000)
+    assert load.arrival_cv2 == pytest.approx(found.at_rate(10.0).bursts_at(30.0))
+    assert load.burst_cv2 == pytest.approx(found.at_rate(10.0).bursts_at(0.3))
+    assert replace(load, rate=20.0).arrival_cv2 == pytest.approx(
+        found.at_rate(20.0).bursts_at(30.0)
+    )
+    requests = drawn(load, LIMITS, 0).requests
+    times = np.array([one.arrival_s for one in requests])
+    np.testing.assert_allclose(times[:10_000], found.at_rate(10.0).arrival_s)
+    assert times[-1] == pytest.approx(1200, rel=0.05)
+    assert (np.diff(times) >= 0).all()
+    assert load.to_dict()["dispersion"]["requests"] == 10_000
+    assert "arrival_s" not in load.to_dict()["dispersion"]
+
+
+def test_stages_come_like_a_trace_at_their_own_rates():
+    found = ArrivalDispersion.of(np.arange(200.0))
+    stages = (physim.Stage(1, 50), physim.Stage(4, 100))
+    load = physim.Load(500, 50, stages=stages, arrival="trace", dispersion=found)
+    times = [one.arrival_s for one in drawn(load, LIMITS, 0).requests]
+    assert times == [*range(50), *(50 + np.arange(400) / 4).tolist()]
+    assert load.arrival_cv2 == found.at_rate(4).bursts_at(30.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rate": 1, "arrival": "trace"}, "dispersion: is missing, which arrival trace needs"),
+        ({"rate": 1, "arrival": "poisson", "dispersion": 1}, "is of no account to arrival poisson"),
+        ({"concurrency": 4, "arrival": "trace", "dispersion": 1}, "says nothing of clients"),
+    ],
+)
+def test_recorded_arrivals_that_do_not_go_with_the_rest(given, says):
+    if "dispersion" in given:
+        given = given | {"dispersion": ArrivalDispersion.of(np.arange(100.0))}
+    with pytest.raises(InputError, match=says):
+        physim.Load(500, 50, **given)
+
+
+def test_bursts_of_a_trace_make_requests_wait(tmp_path):
+    path = tmp_path / "trace.csv"
+    rows = [f"{time:.6f},2000,20" for time in np.repeat(poisson(1.0, 400), 12)]
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+    given = ["predict", "Qwen3-8B", "--gpu", "h100", "--rate", "4", "--fit", "none", "--json"]
+    given += ["--lengths", str(path)]
+    found = {
+        (method, arrival): json.loads(run(*given, "--method", method, "--arrival", arrival).stdout)
+        for method in ("fluid", "replay")
+        for arrival in ("poisson", f"trace:{path}")
+    }
+    for method in ("fluid", "replay"):
+        plain, recorded = (found[method, arrival] for arrival in ("poisson", f"trace:{path}"))
+        assert recorded["ttft_s"] > 1.2 * plain["ttft_s"]
+        assert recorded["load"]["arrival"] == "trace"
+
+
+def test_a_table_of_lengths_says_nothing_of_arrivals(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text("input_tokens,output_tokens\n5,5\n")
+    with pytest.raises(InputError, match="has no column arrival_s; add it"):
+        ArrivalDispersion.read(path)
+    path.write_text("arrival_s,input_tokens,output_tokens\n1,5,5\n")
+    with pytest.raises(InputError, match=r"pairs.csv: arrivals: are 1, of which"):
+        ArrivalDispersion.read(path)
+
+
+# ---- windows ----
+
+
+def trace(path):
+    path.write_text(
+        "arrival_s,input_tokens,output_tokens,cached_tokens\n"
+        "5,100,10,64\n8,300,30,\n25,64,20,\n31,64,20,\n39,64,20,\n45,500,7,\n"
+    )
+    return path
+
+
+def test_a_trace_in_windows(tmp_path):
+    profile = LoadProfile.from_trace(trace(tmp_path / "day.csv"), window_s=20)
+    first, second = profile.windows
+    assert (first.start_s, first.duration_s, first.rate) == (0, 20, 2 / 20)
+    assert first.lengths == RequestLengths.of([100, 300], [10, 30], [64, 0])
+    assert first.load().cached_tokens == 32
+    # Arrivals, and tokens to compute and to generate, per second.
+    assert first.demands == (0.1, 0.1 * (200 - 32), 0.1 * 20)
+    assert (second.start_s, second.duration_s, second.rate) == (20, 20, 4 / 20)
+    assert physim.read_profile(tmp_path / "day.csv", window_s=20) == profile
+
+
+def test_windows_as_stages(tmp_path):
+    load = LoadProfile.from_trace(trace(tmp_path / "day.csv"), window_s=20).in_stages()
+    assert [(one.rate, one.duration_s) for one in load.stages] == [(0.1, 20), (0.2, 20)]
+    assert load.lengths.moments.input == (100 + 300 + 3 * 64 + 500) / 6
+    assert load.arrival == "poisson"
+    case = physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm").under(load)
+    found = physim.predict(case, fit="none")
+    assert [part.arrived for part in found.stages] == pytest.approx([2, 4])
+
+
+def test_windows_that_are_no_stages(tmp_path):
+    path = tmp_path / "day.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,9,9\n1,9,9\n100,9,9\n")
+    with pytest.raises(InputError, match="has no request from 10 to 90 s; make windows longer"):
+        LoadProfile.from_trace(path, window_s=10).in_stages()
+    apart = LoadProfile((physim.inputs.profile.Window(0, 60, 1, 100, 10),))
+    with pytest.raises(InputError, match="has lengths of each window apart"):
+        apart.in_stages()
+    path.write_text("arrival_s,input_tokens,output_tokens\n3,9,9\n")
+    with pytest.raises(InputError, match="has one moment alone"):
+        LoadProfile.from_trace(path, window_s=10)
+    with pytest.raises(InputError, match="window: 0 s is not positive"):
+        LoadProfile.from_trace(path, window_s=0)
+
+
+def test_recorded_traffic_of_a_service(shared):
+    folder = shared / "traces"
+    if not folder.is_dir():
+        pytest.skip("the traces are not beside this checkout")
+    path = folder / "azure_conversation_2023.csv.gz"
+    found = ArrivalDispersion.read(path)
+    assert found.rate == pytest.approx(19_365 / 3501.72, rel=1e-4)
+    # Its rate moves over minutes; within them requests come almost by chance.
+    assert found.index_at(10.0) > 2.5 * found.bursts_at(10.0)
+    assert found.bursts_at(1.0) == pytest.approx(1.1, abs=0.1)
+    windows = LoadProfile.from_trace(path, window_s=300).windows
+    assert sum(one.rate * one.duration_s for one in windows) == pytest.approx(19_366)

@@ -1,0 +1,165 @@
+"""The fluid beside the replay of the same load."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import refused
+from commands import run as run_command
+
+import physim
+from physim.inputs.deployment import Limits
+from physim.prediction import checked
+from physim.prediction.checked import Compared
+from physim.replay.outcome import Engine, Gaps, Replayed, Samples, Work
+
+MODEL, ENGINE = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2, "max_model_len": 4096}
+LENGTHS = {"input_tokens": 500, "output_tokens": physim.Lengths.parse("normal:20:5")}
+PREDICT = ["predict", MODEL, "--gpu", "h100_sxm", "--tp", "2", "--max-model-len", "4096"]
+SHORT = ["--input", "500", "--output", "normal:20:5"]
+
+
+def figures(found, part="all", statistic="mean"):
+    return {r.quantity: r for r in found.rows if (r.part, r.statistic) == (part, statistic)}
+
+
+def test_a_difference_is_of_the_replays():
+    assert Compared("all", "ttft", "mean", 0.9, 1.2).difference_pct == pytest.approx(-25.0)
+    assert Compared("all", "kv_use", "mean", 0.1, 0.0).difference_pct is None
+
+
+def test_a_load_that_stays():
+    found = physim.check(MODEL, **ENGINE, **LENGTHS, rate=10, arrival="poisson")
+    assert (found.replayed, found.compared) == (5000, 3500)
+    assert len(found.rows) == 4 * 5 + 5
+    mean = figures(found)
+    assert mean["ttft"].fluid == found.prediction.ttft_s
+    assert (
+        mean["ttft"].fluid
+        == physim.predict(MODEL, **ENGINE, **LENGTHS, rate=10, arrival="poisson").ttft_s
+    )
+    for name in ("ttft", "itl", "tpot", "e2e", "requests_per_s", "output_tokens_per_s"):
+        assert abs(mean[name].difference_pct) < 10, name
+    # Little's law, in the replay alone: as many run as came in a request's time, but that some of
+    # it is spent outside of the engine.
+    there = mean["requests_per_s"].replay * mean["e2e"].replay
+    assert 0.8 * there < mean["running"].replay < there
+    assert mean["batch"].replay < mean["running"].replay
+    assert mean["running"].fluid == found.prediction.running
+    # About 500 tokens and half of 20 each, in blocks of 16.
+    blocks = mean["running"].replay * math.ceil(510 / 16)
+    assert mean["kv_use"].replay == pytest.approx(blocks / found.prediction.kv_blocks, rel=0.1)
+
+
+def test_another_seed_is_another_replay():
+    one, other, again = (
+        figures(physim.check(MODEL, **ENGINE, **LENGTHS, rate=10, seed=seed)) for seed in (1, 2, 1)
+    )
+    assert one == again
+    assert one["ttft"].fluid == other["ttft"].fluid
+    assert one["ttft"].replay != other["ttft"].replay
+
+
+def test_what_the_engine_holds_by_hand():
+    # One request runs from 0 to 2 s and one from 6 to 10 s; the engine notes only what it runs.
+    frame = pd.DataFrame(
+        {
+            "scheduled_s": [0.0, 6.0],
+            "first_token_s": [1.0, 8.0],
+            "finished_s": [2.0, 10.0],
+            "state": "completed",
+        }
+    )
+    samples = Samples(*np.array([[0.0, 0, 1, 30], [6.0, 0, 1, 50], [8.0, 0, 1, 60]]).T)
+    engine = Engine(Limits(64, 2048, 4096, 100))
+    result = Replayed(
+        [], samples, Gaps(*np.zeros((3, 0))), Work(*np.zeros((6, 0))), 3, 10.0, engine
+    )
+    held = checked._held(result, frame, 0.0, 10.0)
+    assert held["running"] == pytest.approx(0.6)
+    assert held["batch"] == pytest.approx(0.3)
+    assert held["kv_use"] == pytest.approx((2 * 0.3 + 2 * 0.5 + 2 * 0.6) / 10)
+    # From the middle of the first to the middle of the second.
+    held = checked._held(result, frame, 1.0, 8.0)
+    assert held["running"] == pytest.approx(3 / 7)
+    assert held["kv_use"] == pytest.approx((1 * 0.3 + 2 * 0.5) / 7)
+
+
+def test_clients_and_what_ends():
+    found = physim.check(MODEL, **ENGINE, **LENGTHS, concurrency=8, requests=200)
+    assert (found.replayed, found.compared) == (200, 200)
+    assert set(figures(found)) == {
+        *("ttft", "itl", "tpot", "e2e", "requests_per_s", "output_tokens_per_s")
+    }
+    replay = physim.predict(
+        MODEL, **ENGINE, **LENGTHS, concurrency=8, requests=200, method="replay"
+    )
+    assert figures(found)["ttft"].replay == replay.ttft_s
+    assert figures(found, statistic="p99")["e2e"].replay == replay.whole.latencies["e2e"]["p99"]
+    without_end = figures(physim.check(MODEL, **ENGINE, **LENGTHS, concurrency=8))
+    assert abs(without_end["running"].difference_pct) < 5
+    assert 0.8 * 8 < without_end["running"].replay < 8
+
+
+def test_above_capacity_the_queue_has_no_latency():
+    found = physim.check(MODEL, **ENGINE, **LENGTHS, rate=1e4, max_num_seqs=16)
+    mean = figures(found)
+    assert "ttft" not in mean
+    assert "e2e" not in mean
+    assert abs(mean["requests_per_s"].difference_pct) < 15
+    assert mean["running"].replay == pytest.approx(16, rel=0.05)
+
+
+@pytest.mark.slow
+def test_stages_are_compared_each():
+    stages = (physim.Stage(4, 30), physim.Stage(8, 30))
+    found = physim.check(MODEL, **ENGINE, **LENGTHS, stages=stages)
+    assert found.replayed == 360
+    assert {row.part for row in found.rows} == {"all", "4/s, 30 s", "8/s, 30 s"}
+    for part in ("all", "4/s, 30 s", "8/s, 30 s"):
+        assert abs(figures(found, part)["e2e"].difference_pct) < 10
+
+
+def test_requests_that_are_all_answered_at_once_are_no_steady_state(monkeypatch):
+    monkeypatch.setattr("physim.prediction.replayed.REPLAYED", 8)
+    fixed = {"input_tokens": 64, "output_tokens": 20}
+    with pytest.raises(physim.InputError, match="all 8 replayed requests answered at once"):
+        physim.check(MODEL, **ENGINE, **fixed, concurrency=8)
+
+
+def test_the_command_prints_both():
+    run = run_command(*PREDICT, *SHORT, "--rate", "6", "--check", columns="80")
+    assert run.returncode == 0, run.stderr
+    for words in (
+        "Beside a replay of 5000 requests, of which 3500 are compared: the first fifth",
+        "TTFT   fluid",
+        "replay",
+        "requests that decode",
+        "difference",
+    ):
+        assert words in run.stdout
+    assert "…" not in run.stdout
+    ended = run_command(*PREDICT, *SHORT, "--concurrency", "4", "--requests", "40", "--check")
+    assert "Beside a replay of all 40 requests:" in ended.stdout
+
+
+def test_json_has_the_check():
+    run = run_command(*PREDICT, *SHORT, "--rate", "6", "--check", "--json")
+    content = json.loads(run.stdout)
+    assert (content["check"]["replayed"], content["check"]["compared"]) == (5000, 3500)
+    row = content["check"]["rows"][0]
+    assert (row["part"], row["quantity"], row["statistic"]) == ("all", "ttft", "mean")
+    assert row["fluid"] == content["ttft_s"]
+    assert row["difference_pct"] == pytest.approx(100 * (row["fluid"] / row["replay"] - 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [(["--trace", "requests.csv"], "--trace"), ([*SHORT, "--method", "replay"], "--method replay")],
+)
+def test_a_replay_is_not_checked_by_a_replay(more, name):
+    assert refused(*PREDICT, "--check", *more) == (
+        f"--check: replays the load, as {name} does; leave one of the two out"
+    )
