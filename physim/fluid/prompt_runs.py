@@ -19,6 +19,8 @@ from physim.types import Scalar
 
 # Generations of prompts that are followed, and the logarithm of more steps than any run has.
 _GENERATIONS, _LONGEST = 16, 14.0
+# Newton's steps from below to the number of prompts of a step; each doubles the digits.
+_DIGITS = 5
 # How often the step that decodes, and what other ranks do in it, are found from one another.
 _ROUNDS = 3
 
@@ -145,3 +147,22 @@ def steps_after(
     chance = level * even + (1 - level) * chance
     ends = level * (1.0 - next_even) + (1 - level) * ends
     return chance, chance / jnp.maximum(ends, jnp.exp(-_LONGEST))
+
+
+def prompts_of_steps(of_turn: Scalar, arrival_cv2: Scalar) -> Scalar:
+    """Prompts that come in a step, mean, from those that come in a turn: about right.
+
+    Were all steps as long, so that ``x`` prompts come in each, by chance, a run would have
+    ``exp(x) - 1`` steps, and a turn ``x exp(x)`` prompts, of which Lambert's function is the
+    inverse. Evenly spaced prompts come one by one.
+
+    Args:
+        of_turn: Prompts that come in a turn, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
+    """
+    logarithm = jnp.log(jnp.maximum(of_turn, TINY))
+    found = jnp.log1p(of_turn)
+    for _ in range(_DIGITS):
+        found = found * (1.0 + logarithm - jnp.log(jnp.maximum(found, TINY))) / (1.0 + found)
+    level = arrival_evenness(arrival_cv2)
+    return level * jnp.minimum(of_turn, 1.0) + (1 - level) * found

@@ -20,7 +20,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.prompt_chunks import GROUPS
-from physim.fluid.prompt_runs import Turn, run_of
+from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of
 from physim.fluid.queueing import peakedness
 from physim.fluid.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
 from physim.inputs.deployment import Limits
@@ -112,10 +112,18 @@ def steps_at(
         occupancy: Who is in a step.
         slots: Requests that may run.
     """
-    apart = isinstance(model.mixing, Apart)
-    kinds = kinds_at(model, demand, limits, occupancy, slots, apart)
-    of = _steps_apart if apart else _steps_of_both
-    return of(kinds, demand, limits, occupancy, slots)
+    if not isinstance(model.mixing, Apart):
+        kinds = kinds_at(model, demand, limits, occupancy, slots, apart=False)
+        return _steps_of_both(kinds, demand, limits, occupancy, slots)
+    # Clients that wait for answers send nothing while prompts are computed. Until all slots are
+    # taken a run has room for as many prompts as there are free ones, of an exponential number.
+    held = occupancy.chunks + demand.decode_steps + limits.async_scheduling
+    idle = jnp.maximum(slots / (occupancy.prompts * held) - 1.0, 0.0)
+    room = jnp.where(demand.closed, 0.0, -jnp.expm1(-idle * held))
+    each = prompts_of_steps(occupancy.prompts, demand.burst_cv2)
+    prompts = room * each + (1 - room) * occupancy.prompts
+    kinds = kinds_at(model, demand, limits, replace(occupancy, prompts=prompts), slots, apart=True)
+    return _steps_apart(kinds, demand, limits, occupancy, slots, room)
 
 
 def _steps_of_both(
@@ -167,9 +175,23 @@ def _steps_of_both(
 
 
 def _steps_apart(
-    kinds: StepKinds, demand: Demand, limits: Limits, occupancy: Occupancy, slots: Scalar
+    kinds: StepKinds,
+    demand: Demand,
+    limits: Limits,
+    occupancy: Occupancy,
+    slots: Scalar,
+    room: Scalar,
 ) -> Steps:
-    """Steps where prompts have steps of their own, which come first."""
+    """Steps where prompts have steps of their own, which come first.
+
+    Args:
+        kinds: The kinds of steps.
+        demand: The load.
+        limits: The engine's limits.
+        occupancy: Who is in the steps of a turn.
+        slots: Requests that may run.
+        room: How far runs of prompts go on with those that come, from 0 to 1.
+    """
     arrivals, cv2, chunks = occupancy.prompts, demand.burst_cv2, kinds.chunks
     prefilling, decode, budget = occupancy.prefilling, kinds.decode, _budget(kinds, limits)
     one: StepTime = jax.tree.map(
@@ -199,11 +221,7 @@ def _steps_apart(
         )
         return time
 
-    # Clients that wait for answers send nothing while prompts are computed. Until all slots are
-    # taken a run has room for as many prompts as there are free ones, of an exponential number.
     share = prefills(prefilling, occupancy.start_cv2, budget).share
-    held = chunks.number + demand.decode_steps + limits.async_scheduling
-    idle = jnp.maximum(slots / (arrivals * held) - 1.0, 0.0)
     run = run_of(
         Turn(
             decode_s=decode.interval,
@@ -216,7 +234,7 @@ def _steps_apart(
             ranks=jnp.where(demand.closed, 1.0, limits.ranks),
             least=jnp.maximum(share, prefilling / budget),
             most=prefilling,
-            room=jnp.where(demand.closed, 0.0, -jnp.expm1(-idle * held)),
+            room=room,
         )
     )
     computed = for_prompts(prefilling / run.of_any)
