@@ -158,6 +158,7 @@ def workload(row: Row, rate: float, seed: int = 1) -> Any:
     rng = np.random.default_rng(seed)
     inputs, _, outputs = lengths(row.lengths).arrays
     ranked = np.lexsort((outputs, inputs))
+    own = recorded(row.lengths) if row.arrival == "trace" and row.lengths in FILES else None
 
     def block(count: int) -> np.ndarray:
         places = (np.arange(count) + rng.random(count)) / count * len(ranked)
@@ -165,15 +166,19 @@ def workload(row: Row, rate: float, seed: int = 1) -> Any:
 
     if row.arrival == "trace":
         times = np.array(dispersion(row.lengths).at_rate(rate).arrival_s)
-        # A trace's requests come in its own order.
-        picked = np.arange(len(times)) if row.lengths in FILES else block(len(times))
+        picked = block(len(times))
     else:
         shape = {"poisson": 1.0, "gamma": 0.5}[row.arrival]
         gaps = rng.gamma(shape, 1.0, (REQUESTS // BLOCK, BLOCK))
         gaps *= BLOCK / rate / gaps.sum(axis=1, keepdims=True)
         times = np.cumsum(gaps)
         picked = np.concatenate([block(BLOCK) for _ in range(REQUESTS // BLOCK)])
-    columns = zip(times.tolist(), inputs[picked].tolist(), outputs[picked].tolist(), strict=True)
+    inputs, outputs = inputs[picked], outputs[picked]
+    if own is not None:
+        # A trace's requests come in its own order.
+        inputs = np.minimum(own.input_tokens, LONGEST_PROMPT)
+        outputs = np.minimum(own.output_tokens, LONGEST_OUTPUT)
+    columns = zip(times.tolist(), inputs.tolist(), outputs.tolist(), strict=True)
     requests = [Request(n, at, int(i), int(o)) for n, (at, i, o) in enumerate(columns)]
     return Workload(requests, int((inputs + outputs).max()))
 
