@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from physim.fluid.demand import PARTS
 from physim.fluid.prompt_chunks import GROUPS, MEANS, Chunks, together
-from physim.inputs.lengths import STRATA
 
 
 def test_a_prompt_takes_full_steps_and_a_rest():
-    chunks = Chunks.of(np.full(STRATA, 2500.0), jnp.asarray(1000.0))
+    chunks = Chunks.of(np.full(len(PARTS), 2500.0), jnp.asarray(1000.0))
     assert chunks.number == pytest.approx(3.0)
     assert np.asarray(chunks.full) == pytest.approx(2.0)
     assert np.asarray(chunks.last) == pytest.approx(500.0)
@@ -20,17 +20,18 @@ def test_a_prompt_takes_full_steps_and_a_rest():
 
 
 def test_groups_keep_every_mean():
-    prompts = np.sort(np.random.default_rng(0).lognormal(6.0, 1.0, STRATA))
+    prompts = np.sort(np.random.default_rng(0).lognormal(6.0, 1.0, len(PARTS)))
+    mean = np.sum(PARTS * prompts)
     assert np.sum(GROUPS) == 1.0
-    assert np.sum(GROUPS * (MEANS @ prompts)) == pytest.approx(prompts.mean())
+    assert np.sum(GROUPS * (MEANS @ prompts)) == pytest.approx(mean)
     chunks = Chunks.of(prompts, jnp.asarray(600.0))
     whole = chunks.mean(chunks.before + chunks.last)
-    assert whole == pytest.approx(prompts.mean(), rel=1e-6)
+    assert whole == pytest.approx(mean, rel=1e-6)
 
 
 def test_the_longest_of_two():
     # Of two drawn from 1 and 3, each as likely, the longer is 3 in three of four cases.
-    prompts = np.repeat([1.0, 3.0], STRATA // 2)
+    prompts = np.where(np.cumsum(PARTS) > 0.5 + 1e-9, 3.0, 1.0)
     chunks = Chunks.of(prompts, jnp.asarray(10.0))
     assert chunks.longest_of(jnp.asarray(1.0)) == pytest.approx(2.0)
     assert chunks.longest_of(jnp.asarray(2.0)) == pytest.approx(2.5)

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from physim.fluid.batch_statistics import decoding, following, met_while_decoding, prefills
+from physim.fluid.demand import PARTS
 from physim.fluid.kv_capacity import blocks_held, requests_held
 from physim.fluid.percentiles import drawn, lattice, quantiles
 from physim.fluid.queueing import peakedness, wait_for_a_slot, wait_for_tokens
+from physim.inputs.request_points import LONGEST
 
 
 def erlang(servers, share):
@@ -57,7 +59,7 @@ def test_even_arrivals_of_equal_requests_never_wait_for_a_slot():
 
 
 def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
-    """Mean wait for left tokens and the chance of any, of requests at an engine that is walked."""
+    """Mean wait for left tokens, chance of any and its spread, at an engine that is walked."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / rate, count))
     sizes = rng.choice(prompts, count)
@@ -72,7 +74,9 @@ def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
             came += sizes[place]
             place += 1
         backlog += came
-    return np.mean(waits), np.mean(np.array(waits) > 0)
+    waits = np.array(waits)
+    some = waits[waits > 0]
+    return np.mean(waits), np.mean(waits > 0), np.std(some) / np.mean(some)
 
 
 @pytest.mark.parametrize(
@@ -82,17 +86,19 @@ def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
 )
 def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
     strata = np.sort(np.resize(prompts, 64))
-    found = wait_for_tokens(strata, 1000.0, 0.1, rate, alone=1.0, several=2.0)
-    wait, chance = left_when_requests_come(np.array(prompts), 1000.0, 0.1, rate)
+    parts = np.append(strata[:-1], np.full(LONGEST, strata[-1]))
+    found = wait_for_tokens(parts, 1000.0, 0.1, rate, 1.0, 2.0, 1.0, 1.0)
+    wait, chance, cv = left_when_requests_come(np.array(prompts), 1000.0, 0.1, rate)
     assert found.wait_s == pytest.approx(wait, rel=0.12)
     assert found.chance == pytest.approx(chance, rel=0.12)
+    assert found.cv == pytest.approx(cv, rel=0.15)
 
 
 def test_prompts_that_fit_a_step_wait_for_none():
-    found = wait_for_tokens(np.full(64, 400.0), 1000.0, 0.1, 1.0, alone=0.9, several=2.0)
+    found = wait_for_tokens(np.full(len(PARTS), 400.0), 1000.0, 0.1, 1.0, 0.9, 2.0, 1.0, 1.0)
     assert found.wait_s == found.later == 0.0
     # Two of 600 tokens do not fit: the second ends a step later, and it is half of the tenth.
-    found = wait_for_tokens(np.full(64, 600.0), 1000.0, 0.1, 1.0, alone=0.9, several=2.0)
+    found = wait_for_tokens(np.full(len(PARTS), 600.0), 1000.0, 0.1, 1.0, 0.9, 2.0, 1.0, 1.0)
     assert found.later == pytest.approx(0.05)
 
 

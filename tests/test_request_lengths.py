@@ -458,7 +458,7 @@ def test_public_traces_are_replayed(tmp_path):
         ("a.csv.gz", "input_tokens,output_tokens\n5,1\n", "is not compressed by gzip"),
         (
             "a.csv.gz",
-            gzip.compress(b"input_tokens,output_tokens\n" + b"7,5\n" * 9)[:-9],
+            gzip.compress(b"input_tokens,output_tokens\n" + b"7,5\n" * 9, mtime=0)[:-9],
             "is cut off or damaged",
         ),
         ("a.jsonl", "[1]\n", "line 1: is no JSON object"),

@@ -14,11 +14,15 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from physim.inputs.deployment import Limits
+from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
+from physim.inputs.request_points import LONGEST
 from physim.types import AnyArray, Scalar
 
 # Prefixes of which hardly two requests that run have the same one: each holds its own.
 _PRIVATE = 1e6
+# Weights of the strata of prompts, of which the last is in parts.
+PARTS = np.repeat([1.0, 1.0 / LONGEST], [STRATA - 1, LONGEST]) / STRATA
 _LIMITS = tuple(field.name for field in fields(Limits))
 
 
@@ -43,11 +47,13 @@ class Strata(NamedTuple):
         inputs: Prompt tokens,
         new: and those of them that are computed.
         outputs: Generated tokens.
+        longest: Of the last of them, tokens to compute of its `LONGEST` equal parts.
         cached: Prompt tokens that are found in the prefix cache, mean.
     """
 
     inputs: Float[np.ndarray, " strata"]
     new: Float[np.ndarray, " strata"]
+    longest: Float[np.ndarray, " parts"]
     outputs: Float[np.ndarray, " strata"]
     cached: float
 
@@ -64,9 +70,11 @@ def strata_of(load: Load, block_size: int) -> Strata:
     found = np.asarray(cached) // block_size * block_size
     new = np.maximum(points.input_tokens - found, 1.0)
     order = np.argsort(new, kind="stable")
+    longest = load.longest()
     return Strata(
         inputs=points.input_tokens[order],
         new=new[order],
+        longest=longest * (new[order[-1]] / np.mean(longest)),
         outputs=points.output_tokens[order],
         cached=float(np.mean(found)),
     )
@@ -88,6 +96,7 @@ class Demand(eqx.Module):
         prefixes: Different prefixes in the cache.
         prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
             prompts to long ones,
+        longest: those of equal parts of the last of them,
         prompt_cv2: and their squared coefficient of variation.
         outputs: Generated tokens of the same requests.
         evenness: Mean of the lesser of two output lengths, over the mean length.
@@ -104,6 +113,7 @@ class Demand(eqx.Module):
     cached_tokens: Scalar
     prefixes: Scalar
     prompts: Float[AnyArray, " strata"]
+    longest: Float[AnyArray, " parts"]
     prompt_cv2: Scalar
     outputs: Float[AnyArray, " strata"]
     evenness: Scalar
@@ -123,6 +133,7 @@ class Demand(eqx.Module):
             cached_tokens=strata.cached,
             prefixes=float(load.prefixes) if load.lengths is None else _PRIVATE,
             prompts=strata.new,
+            longest=strata.longest,
             prompt_cv2=load.moments().new_cv2,
             outputs=strata.outputs,
             evenness=_evenness(np.sort(strata.outputs)),
@@ -164,6 +175,11 @@ class Demand(eqx.Module):
             return jnp.ones(())
         # Clients without a request do not count.
         return jnp.where(self.closed, jnp.minimum(self.concurrency, self.requests), 1.0)
+
+    @property
+    def parts(self) -> Float[AnyArray, " all"]:
+        """Prompts that are computed, the longest of them in parts: of weights `PARTS`."""
+        return jnp.concatenate([jnp.asarray(self.prompts)[:-1], jnp.asarray(self.longest)])
 
     @property
     def new_tokens(self) -> Scalar:

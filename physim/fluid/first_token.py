@@ -30,7 +30,8 @@ class Local(NamedTuple):
         under_way: Wait for the steps under way, if there are any,
         rest: of it, for what is left of the one that runs.
         queue: Wait for tokens of prompts that came in earlier steps,
-        queued: and the chance that there are any.
+        queued: the chance that there are any,
+        queue_cv: and the coefficient of variation of the wait where there are.
         later: Wait for those that came in the same step, and are before it.
         own: A prefill step of its own, mean.
         together: Other prompts in that step, a number, at most,
@@ -55,6 +56,7 @@ class Local(NamedTuple):
     rest: Scalar
     queue: Scalar
     queued: Scalar
+    queue_cv: Scalar
     later: Scalar
     own: Scalar
     together: Scalar
@@ -100,12 +102,14 @@ def local(
     ranks = limits.ranks * limits.stages
     coming = occupancy.prompts / steps.mean.interval
     tokens = wait_for_tokens(
-        demand.prompts * occupancy.scale,
+        demand.parts * occupancy.scale,
         occupancy.room,
         steps.kind_s[FULL],
         coming / ranks,
         jnp.where(ranks > 1, 1.0, steps.lone),
         steps.several,
+        demand.arrival_cv2,
+        demand.burst_cv2,
     )
     return Local(
         beside=steps.beside.interval,
@@ -113,8 +117,9 @@ def local(
         outside=outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0),
         under_way=waited * steps.found_s,
         rest=rest * steps.found_s,
-        queue=tokens.wait_s * demand.arrival_cv2,
+        queue=tokens.wait_s,
         queued=tokens.chance,
+        queue_cv=tokens.cv,
         later=tokens.later * steps.kind_s[FULL],
         own=steps.own_s,
         together=jnp.minimum(steps.together, jnp.maximum(steps.budget - 1.0, 0.0)),

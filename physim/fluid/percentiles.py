@@ -20,7 +20,9 @@ from physim.fluid.demand import Demand
 from physim.fluid.first_token import Local
 from physim.fluid.guards import LITTLE, ROOT, SMALL, TINY
 from physim.fluid.prompt_chunks import GROUPS, MEANS
+from physim.fluid.step_kinds import FEW, FULL, MANY
 from physim.inputs.lengths import STRATA
+from physim.inputs.request_points import LONGEST
 from physim.metrics import PERCENTILES
 from physim.types import AnyArray, Number, Scalar
 
@@ -31,10 +33,15 @@ _FOUND, _PHASE, _NEXT, _REQUEST, _BESIDE, _QUEUE, _SLOT, _PACE = range(8)
 _PARTS = _PACE + 1
 # Share of a normal distribution that is drawn from: its ends would be infinite.
 _WITHIN = 0.998
-_STEADY_POINTS = 512  # points where nothing changes over time
+_STEADY_POINTS = 1024  # points where nothing changes over time
 # Of the time over which the number of running requests drifts, the part that a request's own life
 # averages out: chosen on benchmarks/fluid_against_replay.py.
 _LASTING = 0.8
+# Largest coefficient of variation that is drawn.
+_WIDEST = 3.0
+# Kinds of steps with prompts, of which those last that leave tokens for later ones: who finds such
+# a step under way finds a queue for tokens.
+_ORDER = np.array([*range(FULL), FEW, MANY, FULL])
 # Share of all points over which one kind of steps goes over into the next, so that percentiles are
 # smooth functions of the shares of kinds.
 _EDGE = 0.01
@@ -167,7 +174,7 @@ def first_tokens(
     squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.alone**2
     under_way = local.rest * rest * found / (squares / scale / 2)
     under_way += (local.under_way - local.rest) * following / scale
-    own = of_lengths(local.prefill, demand.prompts)[stratum(points)]
+    own = of_lengths(local.prefill, demand)[_part(points)]
     # In a long step more come.
     count = local.together * found / (squares / scale)
     several = (
@@ -175,20 +182,21 @@ def first_tokens(
         * count
         * drawn(points[:, _BESIDE], jnp.sqrt((1 + demand.prompt_cv2) / (count + SMALL)))
     )
-    queue = local.queue * drawn(points[:, _QUEUE], _with_chance(local.queued))
+    queue = local.queue * drawn_at_times(jnp.minimum(phase, 1.0), local.queued, local.queue_cv)
     later = local.later * jnp.where((points[:, _QUEUE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
     return local.outside + met * (under_way + several) + own + queue + later + waiting
 
 
-def _with_chance(chance: Scalar) -> Scalar:
-    """Coefficient of variation of an exponential wait that there is with some chance."""
-    return jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01))
-
-
 def stratum(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
     """The stratum of requests that a point is of."""
     return (points[:, _REQUEST] * STRATA).astype(int)
+
+
+def _part(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
+    """The part of prompts that a point is of: of `physim.fluid.demand.PARTS`."""
+    place = points[:, _REQUEST] * STRATA
+    return (place + jnp.maximum(place - (STRATA - 1), 0.0) * (LONGEST - 1)).astype(int)
 
 
 def _of_kinds(
@@ -198,16 +206,16 @@ def _of_kinds(
     points: Float[AnyArray, " points"],
     spread: Float[AnyArray, " points"],
 ) -> Float[AnyArray, " points"]:
-    """Times of steps of all kinds, with some weight, from those without prompts on."""
-    ends = jnp.cumsum(jnp.append(alone, weight))
+    """Times of steps of all kinds, with some weight, from those without prompts to full ones."""
+    ends = jnp.cumsum(jnp.append(alone, weight[_ORDER]))
     time, more, sigma = _between(
         points,
         ends[:-1] / ends[-1],
         jnp.stack(
             [
-                jnp.append(local.alone, local.kind),
-                jnp.append(0.0, local.kind_more),
-                jnp.append(0.0, _sigma(local.kind_cv2)),
+                jnp.append(local.alone, local.kind[_ORDER]),
+                jnp.append(0.0, local.kind_more[_ORDER]),
+                jnp.append(0.0, _sigma(local.kind_cv2[_ORDER])),
             ]
         ),
     )
@@ -243,10 +251,9 @@ def _about_one(
     return jnp.exp(sigma * normal - sigma**2 / 2)
 
 
-def of_lengths(
-    of_group: Float[AnyArray, " groups"], prompts: Float[AnyArray, " strata"]
-) -> Float[AnyArray, " strata"]:
-    """What is known of groups of prompts, for each stratum: straight between the groups' means."""
+def of_lengths(of_group: Float[AnyArray, " groups"], demand: Demand) -> Float[AnyArray, " parts"]:
+    """What is known of groups of prompts, for each part: straight between the groups' means."""
+    prompts = demand.parts
     tokens = jnp.matmul(MEANS, prompts, precision=jax.lax.Precision.HIGHEST)
     place = jnp.clip(jnp.searchsorted(tokens, prompts) - 1, 0, len(GROUPS) - 2)
     apart = tokens[place + 1] - tokens[place]
@@ -315,16 +322,32 @@ def gaps(
 def drawn(points: Float[AnyArray, " points"], cv: Number) -> Float[AnyArray, " points"]:
     """Quantiles of a positive part of mean one and a coefficient of variation.
 
-    An exponential with a chance of nothing where the coefficient exceeds one; else a Weibull
-    distribution of that coefficient, nearly (shape ``cv^-1.086``).
+    An exponential with a chance of nothing where the coefficient exceeds one.
     """
-    rest = jnp.maximum(1 - points, SMALL)
     chance = jnp.minimum(2 / (1 + jnp.maximum(cv, 1.0) ** 2), 1.0)
-    some = jnp.maximum(jnp.log(chance / rest), 0.0) / chance
-    shape = jnp.clip(cv, LITTLE, 1.0) ** -1.086
-    scale = jnp.exp(-jax.scipy.special.gammaln(1 + 1 / shape))
-    always = scale * (-jnp.log(rest)) ** (1 / shape)
-    return jnp.where(cv > 1.0, some, always)
+    return drawn_at_times(points, chance, jnp.minimum(cv, 1.0))
+
+
+def drawn_at_times(
+    points: Float[AnyArray, " points"], chance: Number, cv: Number
+) -> Float[AnyArray, " points"]:
+    """Quantiles of a part of mean one that is nothing at times.
+
+    Where it is not it has a Weibull distribution of the coefficient of variation, nearly (shape
+    ``cv^-1.086``).
+
+    Args:
+        points: Where to draw it, from 0 to 1.
+        chance: Chance that it is more than nothing.
+        cv: Its coefficient of variation where it is.
+    """
+    rest = jnp.maximum(1 - points, SMALL) / jnp.maximum(chance, SMALL)
+    inverse = jnp.clip(cv, LITTLE, _WIDEST) ** 1.086
+    scale = jnp.exp(-jax.scipy.special.gammaln(1 + inverse))
+    some = -jnp.log(jnp.minimum(rest, 1.0))
+    return jnp.where(rest < 1.0, scale * jnp.maximum(some, TINY) ** inverse, 0.0) / jnp.maximum(
+        chance, SMALL
+    )
 
 
 def quantiles(

@@ -16,6 +16,7 @@ from physim.fluid.batch_statistics import (
     clumps,
     two_counts,
 )
+from physim.fluid.demand import PARTS
 from physim.fluid.guards import LITTLE, SMALL, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
@@ -24,9 +25,9 @@ from physim.types import AnyArray, Scalar
 # longer, the finer, for few long prompts take much of the time.
 GROUPS = np.array([16, 16, 16, 8, 4, 4]) / STRATA
 _EDGES = np.cumsum(GROUPS)
-# Means over the strata of each group.
-_OF_GROUP = np.searchsorted(_EDGES, (np.arange(STRATA) + 0.5) / STRATA)
-MEANS = (np.arange(len(GROUPS))[:, None] == _OF_GROUP) / (GROUPS[:, None] * STRATA)
+# Means over the parts of prompts of each group.
+_OF_GROUP = np.searchsorted(_EDGES, np.cumsum(PARTS) - PARTS / 2)
+MEANS = (np.arange(len(GROUPS))[:, None] == _OF_GROUP) * PARTS / GROUPS[:, None]
 # Prompts of a step below which no second one is looked for.
 _FEWEST = 0.02
 
@@ -55,11 +56,11 @@ class Chunks(NamedTuple):
     products: Float[AnyArray, " groups"]
 
     @classmethod
-    def of(cls, prompts: Float[AnyArray, " strata"], room: Scalar) -> Chunks:
+    def of(cls, prompts: Float[AnyArray, " parts"], room: Scalar) -> Chunks:
         """The chunks of prompts.
 
         Args:
-            prompts: Tokens of each stratum's prompts.
+            prompts: Tokens of the parts of all prompts.
             room: Tokens that a step has room for.
         """
         full = jnp.maximum(jnp.ceil(prompts / room - SMALL) - 1.0, 0.0)
@@ -67,12 +68,12 @@ class Chunks(NamedTuple):
         last = jnp.maximum(prompts - before, 1.0)
         columns = jnp.stack([full, before, last, last**2, last * before])
         groups = jnp.matmul(columns, MEANS.T, precision=jax.lax.Precision.HIGHEST)
-        pairs = jnp.mean(full * (full - 1.0)) / 2 * room
+        pairs = jnp.sum(PARTS * full * (full - 1.0)) / 2 * room
         return cls(
-            number=1.0 + jnp.mean(full),
+            number=1.0 + jnp.sum(PARTS * full),
             full=groups[0],
             before=groups[1],
-            before_full=pairs / jnp.maximum(jnp.mean(full), TINY),
+            before_full=pairs / jnp.maximum(jnp.sum(PARTS * full), TINY),
             last=groups[2],
             squares=groups[3],
             products=groups[4],

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.fluid.batch_statistics import following
+from physim.fluid.demand import PARTS
+from physim.fluid.guards import ROOT, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 
@@ -15,8 +18,9 @@ from physim.types import AnyArray, Scalar
 _NODES = 65
 # Below this, arrivals and lengths are so even that no chance is left worth a sum.
 _LEAST_PEAKEDNESS = 0.02
-# Pairs of strata that stand for two prompts by chance: each with a few others.
-_PAIRS = np.array([(i, (11 * i + 17 * j) % STRATA) for j in range(4) for i in range(STRATA)]).T
+# Pairs of prompts by chance: each part of them with a few strata, and their weights.
+_PAIRS = np.array([(i, (11 * i + 17 * j) % STRATA) for j in range(4) for i in range(len(PARTS))]).T
+_OF_PAIRS = PARTS[_PAIRS[0]] / 4
 # Share of the capacity beyond which a queue is no longer a matter of chance.
 _FULLEST = 0.999
 
@@ -92,21 +96,25 @@ class TokenQueue(NamedTuple):
     Attributes:
         wait_s: Wait for tokens that are left over when it comes, mean, seconds,
         chance: and the chance that there are any.
+        cv: Coefficient of variation of the wait where there are some.
         later: Steps by which it ends later for the prompts before it that came in the same step.
     """
 
     wait_s: Scalar
     chance: Scalar
+    cv: Scalar
     later: Scalar
 
 
 def wait_for_tokens(
-    prompts: Float[AnyArray, " strata"],
+    prompts: Float[AnyArray, " parts"],
     room: Scalar,
     full_s: Scalar,
     rate: Scalar,
     alone: Scalar,
     several: Scalar,
+    arrival_cv2: Scalar,
+    burst_cv2: Scalar,
 ) -> TokenQueue:
     """The queue of prompts for the tokens of steps.
 
@@ -118,41 +126,63 @@ def wait_for_tokens(
 
         f + Y^2 / 2  u / (1 - u) + g v / (2 (1 - u)^2)
 
+    In bursts more come after those that began it than otherwise.
+
     Args:
-        prompts: Tokens of prompts, of equal parts of them.
+        prompts: Tokens of the parts of all prompts (`physim.fluid.demand.PARTS`).
         room: Tokens that a step has room for.
         full_s: Time of a step that is full, seconds.
         rate: Prompts that come per second.
         alone: Share of them that come alone in their step,
         several: and how many come together else, mean.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals,
+        burst_cv2: and of counts in times as short as steps.
     """
     size = prompts / room
-    mean = jnp.mean(size)
+    mean = jnp.sum(PARTS * size)
     # So many prompts as two halves: pairs of what has half of their mean and variance.
     half = several / 2
     spread = mean * half + (size - mean) * jnp.sqrt(half)
-    pairs = jnp.maximum(spread[_PAIRS[0]] + spread[_PAIRS[1]], 0.0)
+    pairs = jnp.maximum(spread[_PAIRS[0]] + _strata(spread)[_PAIRS[1]], 0.0)
 
-    def left(tokens: Float[AnyArray, " n"]) -> tuple[Scalar, Scalar, Scalar]:
+    def left(tokens: Float[AnyArray, " n"], weights: Float[np.ndarray, " n"]) -> tuple[Scalar, ...]:
         rest = jnp.maximum(tokens - 1.0, 0.0)
         steps = jnp.ceil(rest)
         sums = steps * rest - steps * (steps - 1.0) / 2
-        return jnp.mean(steps), jnp.mean(sums), jnp.mean(rest**2) / 2
+        of_sums = steps * rest**2 - (rest - (2 * steps - 1.0) / 6) * steps * (steps - 1.0)
+        squares = rest**2 / 2
+        of_all = (jnp.sum(weights * x) for x in (steps, steps**2, sums, squares, of_sums))
+        return tuple(of_all)
 
-    steps, sums, squares = (
+    steps, steps_squared, sums, squares, of_sums = (
         alone * one + (1 - alone) / several * more
-        for one, more in zip(left(size), left(pairs), strict=True)
+        for one, more in zip(left(size, PARTS), left(pairs, _OF_PAIRS), strict=True)
     )
     # Prompts, and the load, that come in a full step.
     come = rate * full_s
     load = jnp.minimum(come * mean, _FULLEST)
-    chance = come * steps / (1.0 - load)
-    varied = come * jnp.mean(size**2) / 2
+    long = come * steps_squared / jnp.maximum(steps, TINY)
+    more = 1.0 + following(long, burst_cv2) / jnp.maximum(long, TINY)
+    more *= jnp.minimum(arrival_cv2, 1.0)
+    chance = more * come * steps / (1.0 - load)
+    varied = come * (jnp.sum(PARTS * size**2) + (arrival_cv2 - 1.0) * mean**2) / 2
     wait = sums + squares * load / (1.0 - load) + steps * varied / (1.0 - load) ** 2
-    wait *= come * full_s
-    with_one = size[_PAIRS[0]] + half * size[_PAIRS[1]]
-    later = jnp.mean(jnp.ceil(with_one) - jnp.ceil(size[_PAIRS[0]]))
+    # A geometric number of such waits, as in a queue of a single server.
+    one = sums / jnp.maximum(steps, TINY)
+    spread = jnp.maximum(
+        of_sums / jnp.maximum(steps, TINY) / jnp.maximum(one, TINY) ** 2 - 1.0, 0.0
+    )
+    number = jnp.maximum(wait / jnp.maximum(sums, TINY), 1.0)
+    cv = jnp.sqrt((spread + number - 1.0) / number + ROOT)
+    wait *= more * come * full_s
+    with_one = size[_PAIRS[0]] + half * _strata(size)[_PAIRS[1]]
+    later = jnp.sum(_OF_PAIRS * (jnp.ceil(with_one) - jnp.ceil(size[_PAIRS[0]])))
     # The queue begins where there is none.
     return TokenQueue(
-        wait / (1.0 + chance), chance / (1.0 + chance), (1 - alone) * (1 - 1 / several) * later
+        wait / (1.0 + chance), chance / (1.0 + chance), cv, (1 - alone) * (1 - 1 / several) * later
     )
+
+
+def _strata(of_parts: Float[AnyArray, " parts"]) -> Float[AnyArray, " strata"]:
+    """Means over strata, of which the last is in parts."""
+    return jnp.append(of_parts[: STRATA - 1], jnp.mean(of_parts[STRATA - 1 :]))

@@ -183,7 +183,7 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
     left = tokens - jnp.where(limits.prompts_apart, 0.0, decoding)
     room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
-    chunks = Chunks.of(demand.prompts, room).number
+    chunks = Chunks.of(demand.parts, room).number
     # Requests that wait for others to finish start as those do: by chance.
     wanted = jnp.where(closed, jnp.inf, demand.rate)
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))

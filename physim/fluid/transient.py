@@ -203,7 +203,7 @@ class Fluid(eqx.Module):
             / (demand.decode_steps + demand.new_tokens),
         )
         room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
-        chunks = Chunks.of(demand.prompts, room).number
+        chunks = Chunks.of(demand.parts, room).number
         again = recomputed_tokens(limits, demand, by_kv) / demand.new_tokens
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.

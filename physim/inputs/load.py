@@ -14,9 +14,11 @@ from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths, Tokens, lengths
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.request_points import (
+    Points,
     RequestMoments,
     RequestPoints,
     independent_points,
+    longest_parts,
     moments_of,
 )
 
@@ -209,6 +211,13 @@ class Load:
             return self.lengths.points
         inputs, outputs = lengths(self.input_tokens), lengths(self.output_tokens)
         return independent_points(inputs.strata(), float(self.cached_tokens), outputs.strata())
+
+    def longest(self) -> Points:
+        """New tokens of the longest prompts; see `physim.inputs.request_points.longest_parts`."""
+        if self.lengths is not None:
+            return self.lengths.longest
+        inputs = lengths(self.input_tokens).fine
+        return longest_parts(np.maximum(inputs - self.cached_tokens, 1.0))
 
     def moments(self) -> RequestMoments:
         """Means over all requests, of their lengths and of products of them."""

@@ -20,6 +20,7 @@ from physim.inputs.request_points import (
     RequestPoints,
     Requests,
     joint_points,
+    longest_parts,
     moments_of,
     scramble,
 )
@@ -170,6 +171,12 @@ class RequestLengths:
     def points(self) -> RequestPoints:
         """Requests of equal weight that stand for all; see `joint_points`."""
         return joint_points(*self.arrays)
+
+    @functools.cached_property
+    def longest(self) -> Requests:
+        """New tokens of the longest prompts; see `longest_parts`."""
+        inputs, cached, _ = self.arrays
+        return longest_parts(np.maximum(inputs - cached, 1.0))
 
     @functools.cached_property
     def moments(self) -> RequestMoments:

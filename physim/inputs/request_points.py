@@ -13,6 +13,8 @@ from physim.inputs.lengths import STRATA
 
 # Groups of prompts of equal weight, and points of a group.
 _GROUPS = math.isqrt(STRATA)
+# Parts of the longest prompts' point, whose length alone decides much of a queue and of a tail.
+LONGEST = 8
 # Starts of the sequence that are tried.
 _STARTS = 64
 
@@ -111,6 +113,18 @@ def independent_points(inputs: Points, cached: float, outputs: Points) -> Reques
     """
     found = np.clip(inputs - 1.0, 0.0, cached)
     return RequestPoints(inputs, found, outputs[scramble(len(outputs))])
+
+
+def longest_parts(new_tokens: Requests) -> Points:
+    """Means of `LONGEST` equal parts of the requests that the last of as many points is of.
+
+    Args:
+        new_tokens: New tokens of each request.
+    """
+    ordered = np.sort(new_tokens)
+    first = len(ordered) * (STRATA - 1) / STRATA
+    rows = np.arange(int(first), len(ordered))
+    return _means(ordered[rows], np.minimum(rows + 1 - first, 1.0), LONGEST)
 
 
 def moments_of(inputs: Requests, cached: Requests, outputs: Requests) -> RequestMoments:
