@@ -160,6 +160,8 @@ def first_tokens(
     local, rest = chances.local, 1.0 - points[:, _PHASE]
     phase = points[:, _FOUND] / jnp.maximum(chances.busy, LITTLE)
     met = jax.nn.sigmoid((1 - phase) / 0.01)
+    # Whoever finds the fullest steps finds the longest queues; who finds none has no queue.
+    idle = jnp.where(phase < 1.0, chances.busy - points[:, _FOUND], 1.0)
     alone = 1.0 - jnp.sum(local.kind_share)
     # A long step is found more often, and the one after it is any.
     found = _of_kinds(
@@ -182,7 +184,7 @@ def first_tokens(
         * count
         * drawn(points[:, _BESIDE], jnp.sqrt((1 + demand.prompt_cv2) / (count + SMALL)))
     )
-    queue = local.queue * drawn_at_times(jnp.minimum(phase, 1.0), local.queued, local.queue_cv)
+    queue = local.queue * drawn_at_times(1.0 - idle, local.queued, local.queue_cv)
     later = local.later * jnp.where((points[:, _QUEUE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
     return local.outside + met * (under_way + several) + own + queue + later + waiting
