@@ -22,6 +22,7 @@ from physim.fluid.percentiles import (
     quantiles,
     stratum,
 )
+from physim.fluid.step_kinds import FULL
 from physim.fluid.transient import Fluid, Schedule, Trajectory
 from physim.types import AnyArray, Scalar
 
@@ -159,6 +160,10 @@ def _request(
     )
     share = batch / fluid.scale
     local = fluid.local(share, start, age, full)
+    # Where requests start because others finish, who decodes meets all steps alike, and no step is
+    # longer than a full one.
+    slowest = jnp.minimum(local.beside, jnp.maximum(local.kind[FULL], local.mean))
+    local = local._replace(beside=full * local.mean + (1 - full) * slowest)
     fewer = fluid.local(0.9 * share, start, age, full)
     elastic = (1 - fewer.beside / local.beside) / 0.1
     # In the equations a request waits a step for the next; what is beyond that is a queue.
@@ -167,6 +172,10 @@ def _request(
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     idle = jnp.clip(1 - (batch + start * fluid.held) / fluid.slots, LITTLE, 1.0)
     chance = jnp.clip(wait * rate * idle / jnp.maximum(variability, 0.02), 0.02, 1.0)
+    # The queue for tokens is a part of what the equations follow.
+    for_tokens = jnp.minimum(local.queue / jnp.maximum(wait, TINY), 1.0)
+    chance += for_tokens * (jnp.clip(local.queued, 0.02, 1.0) - chance)
+    local = local._replace(queue=jnp.zeros_like(wait))
     # The counts of a queue that grows are no more uncertain than those of all that arrived.
     drift = jnp.sqrt(variability * jnp.maximum(number, 1.0)) / jnp.maximum(rate, TINY)
     wait_cv = jnp.minimum(jnp.sqrt((2 - chance) / chance), drift / jnp.maximum(wait, TINY))

@@ -31,6 +31,7 @@ from physim.fluid.preemption import recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
 from physim.fluid.queueing import peakedness, wait_for_a_slot
 from physim.fluid.rosenbrock import Rodas3
+from physim.fluid.step_kinds import FULL
 from physim.fluid.step_mix import steps_at
 from physim.inputs.deployment import Limits
 from physim.step.model import StepModel
@@ -56,6 +57,8 @@ _LEAST_CHANCE = 0.05
 _FULL_SHARE, _FULL_WIDTH = 0.96, 0.008
 # Of what is served now, the least that is with all slots taken, where chance decides.
 _SERVED = 0.97
+# Of a budget for tokens, the share that is taken from which on its queue is followed over time alone.
+_NEARLY = 0.95
 # Requests that a KV cache may hold at most, for each of a load that stays.
 _YOUNG = 3.0
 
@@ -174,6 +177,8 @@ class Fluid(eqx.Module):
         chunks: Prefill steps of a prompt.
         held: Steps that a request holds its slot beside those in which it decodes.
         chance: Product of what waits and what is idle at each of the table's shares.
+        queued: Requests that wait for the token budget by chance, at each share and start; none
+            where it is all but taken.
         starts: Requests that start in a step, at the table's knots.
         table: `Local` with slots idle and taken, at two ages, shares and starts.
     """
@@ -187,6 +192,7 @@ class Fluid(eqx.Module):
     chunks: Scalar
     held: Scalar
     chance: Float[AnyArray, " shares"]
+    queued: Float[AnyArray, "shares starts"]
     starts: Float[AnyArray, " starts"]
     table: Float[AnyArray, "values 2 2 shares starts"]
 
@@ -244,10 +250,27 @@ class Fluid(eqx.Module):
             chunks,
             held,
             jnp.zeros(len(_SHARES)),
+            jnp.zeros((len(_SHARES), len(starts))),
             starts,
             table,
         )
-        return eqx.tree_at(lambda fluid: fluid.chance, unfinished, unfinished._chance())
+        return eqx.tree_at(
+            lambda fluid: (fluid.chance, fluid.queued),
+            unfinished,
+            (unfinished._chance(), unfinished._queued(left)),
+        )
+
+    def _queued(self, left: Scalar) -> Float[AnyArray, "shares starts"]:
+        """Requests that wait for the token budget by chance, where it is not all but taken.
+
+        Args:
+            left: Prompt tokens that all steps' budget leaves room for.
+        """
+        # Of requests of mean age, none of which starts because another finishes.
+        values = jnp.mean(self.table[:, 0], axis=1)
+        coming, queue, full_s = values[_COMING], values[_QUEUE], values[_FULL_S]
+        load = coming * full_s * self.demand.new_tokens / left
+        return jnp.where(load < _NEARLY, coming * queue, 0.0)
 
     def _chance(self) -> Float[AnyArray, " shares"]:
         """Product of what waits by chance and what is idle, at each share of slots taken."""
@@ -387,12 +410,38 @@ class Fluid(eqx.Module):
         chance = jnp.maximum(chance, _LEAST_CHANCE) / (1 + self.held)
         waiting = jnp.maximum(waiting, 0.0)
         start = _lesser(waiting, free, chance * waiting / (waiting + 1e-2))
-        budget = (self.limits.max_num_batched_tokens - batch) / demand.new_tokens
-        start = _lesser(start, jnp.maximum(budget, 0.0), LITTLE * start * budget)
+        tokens = self._by_tokens(waiting, batch)
+        # Rounded where both slots and tokens make requests wait.
+        by_both = jnp.minimum(waiting - start, start) * jnp.minimum(waiting - tokens, tokens)
+        start = _lesser(start, tokens, LITTLE * jnp.maximum(by_both, 0.0) + TINY**2)
         start = jnp.maximum(start, 0.0)
         taken = (batch + start * self.held) / slots
         full = jax.nn.sigmoid((taken - _FULL_SHARE) / _FULL_WIDTH)
         return start, batch / self.scale, age, full
+
+    def _by_tokens(self, waiting: Scalar, batch: Scalar) -> Scalar:
+        """Requests that the token budget lets start in a step, if so many wait.
+
+        With a budget ``b`` for a load that stays, ``x`` start where ``x + L(x)`` wait, ``L`` by
+        chance; ``L (b - x)`` changes little, and is a straight line between the table's knots.
+        """
+        budget = (self.limits.max_num_batched_tokens - batch) / self.demand.new_tokens
+        budget = jnp.maximum(budget, TINY)
+        i, by_share = _cubic(_SHARES, batch / self.scale)
+        near = jax.lax.dynamic_slice_in_dim(self.queued, i, 4)
+        queued = jnp.maximum(jnp.sum(near * by_share[:, None], axis=0), 0.0)
+        left = jnp.maximum(budget - self.starts, 0.0)
+        product = jax.lax.cummax(queued * left)
+        below = self.starts + product / jnp.maximum(left, TINY)
+        j = jnp.clip(jnp.searchsorted(below, waiting, method="compare_all") - 1, 0, _CHUNKS)
+        after = jnp.minimum(j + 1, _CHUNKS)
+        apart = jnp.maximum(self.starts[after] - self.starts[j], self.starts[0])
+        slope = (product[after] - product[j]) / apart
+        at_none = product[j] - slope * self.starts[j]
+        both = waiting + budget
+        rounded = 4 * (at_none + LITTLE * waiting * budget)
+        root = (waiting - budget) ** 2 + slope * (2 * both + slope) + rounded
+        return jnp.maximum((both + slope - jnp.sqrt(jnp.maximum(root, SMALL))) / 2, 0.0)
 
     def _change(self, state: _State, rate: Scalar, schedule: Schedule) -> _State:
         running, waiting = state.running, state.waiting
@@ -448,8 +497,10 @@ class Fluid(eqx.Module):
 
 # A record of what a request meets, from its numbers in a row.
 _unravelled = ravel_pytree(EMPTY)[1]
-# Where in such a row the mean step is, with which all that runs grows older.
-_MEAN = Local._fields.index("mean")
+# Where in such a row the mean step is, with which all that runs grows older; the queue for tokens,
+# the prompts that come, and a full step.
+_MEAN, _QUEUE, _COMING = (Local._fields.index(name) for name in ("mean", "queue", "coming"))
+_FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
 
 
 def _cubic(
