@@ -103,6 +103,7 @@ class Demand(eqx.Module):
         arrival_cv2: Squared coefficient of variation of the times between arrivals: of counts that
             in the long run have the same index of dispersion,
         burst_cv2: and of counts in times as short as steps.
+        at_once: Other requests that come at the very time of one, mean.
     """
 
     rate: Scalar
@@ -119,6 +120,7 @@ class Demand(eqx.Module):
     evenness: Scalar
     arrival_cv2: Scalar
     burst_cv2: Scalar
+    at_once: Scalar
 
     @classmethod
     def of(cls, load: Load, block_size: int) -> Demand:
@@ -139,6 +141,7 @@ class Demand(eqx.Module):
             evenness=_evenness(np.sort(strata.outputs)),
             arrival_cv2=load.arrival_cv2,
             burst_cv2=load.burst_cv2,
+            at_once=load.at_once,
         )
 
     @classmethod

@@ -201,6 +201,11 @@ def _part(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
     return (place + jnp.maximum(place - (STRATA - 1), 0.0) * (LONGEST - 1)).astype(int)
 
 
+def place_in_batch(points: Float[AnyArray, "points parts"]) -> Float[AnyArray, " points"]:
+    """Share of those that came at the same time that are before a request."""
+    return (points[:, _QUEUE] + points[:, _FOUND]) % 1.0
+
+
 def _of_kinds(
     local: Local,
     weight: Float[AnyArray, " kinds"],

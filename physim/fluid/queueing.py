@@ -22,7 +22,7 @@ _LEAST_PEAKEDNESS = 0.02
 _PAIRS = np.array([(i, (11 * i + 17 * j) % STRATA) for j in range(4) for i in range(len(PARTS))]).T
 _OF_PAIRS = PARTS[_PAIRS[0]] / 4
 # Share of the capacity beyond which a queue is no longer a matter of chance.
-_FULLEST = 0.999
+FULLEST = 0.999
 
 
 def peakedness(arrival_cv2: Scalar, evenness: Scalar) -> Scalar:
@@ -70,7 +70,7 @@ def wait_for_a_slot(
     load, room = offered / unit, slots / unit
     fixed = jnp.maximum(slowest - slower * slots, 0.05 * slowest)
     slope = (slowest - fixed) / room
-    full = jnp.minimum(load * slowest / room, _FULLEST)
+    full = jnp.minimum(load * slowest / room, FULLEST)
     # Where the product is largest, and how wide it is there.
     free = jnp.maximum(1.0 - load * slope, 0.05)
     most = jnp.minimum(load * fixed / free, room)
@@ -160,7 +160,7 @@ def wait_for_tokens(
     )
     # Prompts, and the load, that come in a full step.
     come = rate * full_s
-    load = jnp.minimum(come * mean, _FULLEST)
+    load = jnp.minimum(come * mean, FULLEST)
     long = come * steps_squared / jnp.maximum(steps, TINY)
     more = 1.0 + following(long, burst_cv2) / jnp.maximum(long, TINY)
     more *= jnp.minimum(arrival_cv2, 1.0)

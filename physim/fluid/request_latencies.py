@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.fluid.first_token import Local
 from physim.fluid.guards import LITTLE, SMALL, TINY
 from physim.fluid.percentiles import (
     chances,
@@ -18,6 +19,7 @@ from physim.fluid.percentiles import (
     first_tokens,
     gaps,
     lattice,
+    place_in_batch,
     output_lengths,
     quantiles,
     stratum,
@@ -143,6 +145,15 @@ def _summary(samples: Samples, weight: Float[AnyArray, " n"], arrived: Scalar) -
     return fields | {"percentiles": percentiles}
 
 
+def _before_in_batch(
+    fluid: Fluid, local: Local, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """Wait for those that came at the very same time and are computed in steps before, seconds."""
+    each_s = local.kind[FULL] * fluid.demand.new_tokens / fluid.room
+    ahead = place_in_batch(points) * fluid.demand.at_once
+    return each_s * jnp.maximum(ahead - fluid.limits.ranks * local.together / 2, 0.0)
+
+
 def _request(
     fluid: Fluid,
     trajectory: Trajectory,
@@ -185,7 +196,7 @@ def _request(
     running = batch + start * fluid.chunks
     busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
     parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
-    ttft = first_tokens(parts, demand, points)
+    ttft = first_tokens(parts, demand, points) + _before_in_batch(fluid, local, points)
     steps = output_lengths(demand, points) - 1.0
     begins = began + fluid.chunks * local.own
     before = jnp.interp(begins, trajectory.time, trajectory.steps)

@@ -29,7 +29,7 @@ from physim.fluid.kv_capacity import kv_slots, kv_use, own_blocks
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.preemption import recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
-from physim.fluid.queueing import peakedness, wait_for_a_slot
+from physim.fluid.queueing import FULLEST, peakedness, wait_for_a_slot
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.step_kinds import FULL
 from physim.fluid.step_mix import steps_at
@@ -57,7 +57,10 @@ _LEAST_CHANCE = 0.05
 _FULL_SHARE, _FULL_WIDTH = 0.96, 0.008
 # Of what is served now, the least that is with all slots taken, where chance decides.
 _SERVED = 0.97
-# Of a budget for tokens, the share that is taken from which on its queue is followed over time alone.
+# Knots of the queue for the token budget, from hardly any request that starts in a step to all that
+# it has room for.
+_KNOTS = 32
+# Share of the token budget that is taken from which on its queue is followed over time alone.
 _NEARLY = 0.95
 # Requests that a KV cache may hold at most, for each of a load that stays.
 _YOUNG = 3.0
@@ -174,11 +177,13 @@ class Fluid(eqx.Module):
         slots: Requests that may run, were the load to stay.
         scale: Requests at the last of the table's shares.
         blocks: KV blocks for requests that run, apart from cached prefixes.
+        room: Prompt tokens that a step has room for, of all ranks.
         chunks: Prefill steps of a prompt.
         held: Steps that a request holds its slot beside those in which it decodes.
         chance: Product of what waits and what is idle at each of the table's shares.
-        queued: Requests that wait for the token budget by chance, at each share and start; none
+        queued: Requests that wait for the token budget by chance, at each share and knot; none
             where it is all but taken.
+        knots: Requests that start in a step, more finely.
         starts: Requests that start in a step, at the table's knots.
         table: `Local` with slots idle and taken, at two ages, shares and starts.
     """
@@ -189,10 +194,12 @@ class Fluid(eqx.Module):
     slots: Scalar
     scale: Scalar
     blocks: Scalar
+    room: Scalar
     chunks: Scalar
     held: Scalar
     chance: Float[AnyArray, " shares"]
-    queued: Float[AnyArray, "shares starts"]
+    queued: Float[AnyArray, "shares knots"]
+    knots: Float[AnyArray, " knots"]
     starts: Float[AnyArray, " starts"]
     table: Float[AnyArray, "values 2 2 shares starts"]
 
@@ -247,30 +254,32 @@ class Fluid(eqx.Module):
             slots,
             scale,
             blocks,
+            left,
             chunks,
             held,
             jnp.zeros(len(_SHARES)),
-            jnp.zeros((len(_SHARES), len(starts))),
+            jnp.zeros((len(_SHARES), _KNOTS)),
+            jnp.geomspace(starts[0], starts[-1], _KNOTS),
             starts,
             table,
         )
         return eqx.tree_at(
             lambda fluid: (fluid.chance, fluid.queued),
             unfinished,
-            (unfinished._chance(), unfinished._queued(left)),
+            (unfinished._chance(), unfinished._queued()),
         )
 
-    def _queued(self, left: Scalar) -> Float[AnyArray, "shares starts"]:
-        """Requests that wait for the token budget by chance, where it is not all but taken.
-
-        Args:
-            left: Prompt tokens that all steps' budget leaves room for.
-        """
+    def _queued(self) -> Float[AnyArray, "shares knots"]:
+        """Requests that wait for the token budget by chance, where it is not all but taken."""
         # Of requests of mean age, none of which starts because another finishes.
-        values = jnp.mean(self.table[:, 0], axis=1)
-        coming, queue, full_s = values[_COMING], values[_QUEUE], values[_FULL_S]
-        load = coming * full_s * self.demand.new_tokens / left
-        return jnp.where(load < _NEARLY, coming * queue, 0.0)
+        values = jnp.mean(self.table[np.array([_MEAN, _QUEUE, _COMING, _FULL_S]), 0], axis=1)
+        step, queue, coming, full_s = values
+        share = jnp.minimum(coming * full_s * self.demand.new_tokens / self.room, FULLEST)
+        # The queue has a pole where the budget is taken; what is left beside it is straight.
+        rows = jnp.stack([step, share, queue * (1.0 - share)])
+        between = jax.vmap(jax.vmap(lambda row: jnp.interp(self.knots, self.starts, row)))
+        step, share, rest = between(rows)
+        return jnp.where(share < _NEARLY, self.knots / step * rest / (1.0 - share), 0.0)
 
     def _chance(self) -> Float[AnyArray, " shares"]:
         """Product of what waits by chance and what is idle, at each share of slots taken."""
@@ -430,14 +439,12 @@ class Fluid(eqx.Module):
         i, by_share = _cubic(_SHARES, batch / self.scale)
         near = jax.lax.dynamic_slice_in_dim(self.queued, i, 4)
         queued = jnp.maximum(jnp.sum(near * by_share[:, None], axis=0), 0.0)
-        left = jnp.maximum(budget - self.starts, 0.0)
+        left = jnp.maximum(budget - self.knots, 0.0)
         product = jax.lax.cummax(queued * left)
-        below = self.starts + product / jnp.maximum(left, TINY)
-        j = jnp.clip(jnp.searchsorted(below, waiting, method="compare_all") - 1, 0, _CHUNKS)
-        after = jnp.minimum(j + 1, _CHUNKS)
-        apart = jnp.maximum(self.starts[after] - self.starts[j], self.starts[0])
-        slope = (product[after] - product[j]) / apart
-        at_none = product[j] - slope * self.starts[j]
+        below = self.knots + product / jnp.maximum(left, TINY)
+        j = jnp.clip(jnp.searchsorted(below, waiting, method="compare_all") - 1, 0, _KNOTS - 2)
+        slope = (product[j + 1] - product[j]) / (self.knots[j + 1] - self.knots[j])
+        at_none = product[j] - slope * self.knots[j]
         both = waiting + budget
         rounded = 4 * (at_none + LITTLE * waiting * budget)
         root = (waiting - budget) ** 2 + slope * (2 * both + slope) + rounded

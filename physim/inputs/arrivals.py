@@ -130,6 +130,12 @@ class ArrivalDispersion:
         """The index of dispersion of bursts alone; see `index_at`."""
         return self._between(self.bursts, window_s)
 
+    @functools.cached_property
+    def at_once(self) -> float:
+        """Others that come at the very time of a request, mean: of records in batches."""
+        _, counts = np.unique(self._times, return_counts=True)
+        return float(np.sum(counts**2) / np.sum(counts)) - 1.0
+
     def first(self, count: int) -> Times:
         """When so many requests come; after the last recorded one they start over.
 

@@ -270,6 +270,11 @@ class Load:
             return self._recorded().bursts_at(_STEP_S)
         return self.arrival_cv2
 
+    @property
+    def at_once(self) -> float:
+        """Other requests that come at the very time of a request, mean."""
+        return 0.0 if self.dispersion is None else self.dispersion.at_once
+
     def _recorded(self) -> ArrivalDispersion:
         """Recorded arrivals at the rate of the load, or of its busiest stage."""
         assert self.dispersion is not None
