@@ -94,6 +94,8 @@ class Demand(eqx.Module):
         input_tokens: Prompt tokens, mean.
         cached_tokens: Of them, found in the prefix cache.
         prefixes: Different prefixes in the cache.
+        met_longer: By how many tokens prompts of those that decode are longer than the mean: the
+            more, the more long prompts go with long outputs.
         prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
             prompts to long ones,
         longest: those of equal parts of the last of them,
@@ -113,6 +115,7 @@ class Demand(eqx.Module):
     input_tokens: Scalar
     cached_tokens: Scalar
     prefixes: Scalar
+    met_longer: Scalar
     prompts: Float[AnyArray, " strata"]
     longest: Float[AnyArray, " parts"]
     prompt_cv2: Scalar
@@ -125,7 +128,7 @@ class Demand(eqx.Module):
     @classmethod
     def of(cls, load: Load, block_size: int) -> Demand:
         """The numbers of a load; only full KV blocks are found in the prefix cache."""
-        strata = strata_of(load, block_size)
+        strata, moments = strata_of(load, block_size), load.moments()
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
@@ -134,9 +137,10 @@ class Demand(eqx.Module):
             input_tokens=load.mean_input,
             cached_tokens=strata.cached,
             prefixes=float(load.prefixes) if load.lengths is None else _PRIVATE,
+            met_longer=moments.new_output / moments.output - moments.new,
             prompts=strata.new,
             longest=strata.longest,
-            prompt_cv2=load.moments().new_cv2,
+            prompt_cv2=moments.new_cv2,
             outputs=strata.outputs,
             evenness=_evenness(np.sort(strata.outputs)),
             arrival_cv2=load.arrival_cv2,

@@ -15,7 +15,8 @@ _NEWTON_STEPS = 5
 def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
     """KV blocks of a request that has an age, apart from its cached prefix.
 
-    The last block is half full. Of layers with a window a request holds no more than that, and of
+    Requests are met while they decode, so those of long outputs more often. The last block is half
+    full. Of layers with a window a request holds no more than that, and of
     those with a state as much at any age.
 
     Args:
@@ -23,7 +24,7 @@ def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
         demand: The load.
         age: Tokens that the request has generated.
     """
-    tokens = demand.input_tokens - demand.cached_tokens + age
+    tokens = demand.input_tokens + demand.met_longer - demand.cached_tokens + age
     seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
     held = limits.window_share * seen + limits.state_blocks
     return tokens / limits.block_size + 0.5 + held
