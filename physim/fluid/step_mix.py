@@ -333,7 +333,7 @@ def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar
     met = met_while_decoding(
         occupancy.prompts * occupancy.others,
         longer * (occupancy.others == 1.0),
-        demand.burst_cv2,
+        demand.arrival_cv2,
         jnp.maximum(demand.outputs - 1.0, LITTLE),
     )
     return met / occupancy.prompts
