@@ -19,8 +19,8 @@ from physim.fluid.percentiles import (
     first_tokens,
     gaps,
     lattice,
-    place_in_batch,
     output_lengths,
+    place_in_batch,
     quantiles,
     stratum,
 )

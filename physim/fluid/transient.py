@@ -45,7 +45,7 @@ _PHASES = 8
 # some steps that have one to the token budget.
 _SHARES = np.geomspace(2e-3, 1.0, 19)
 _SHARES = np.append(_SHARES, _SHARES[-1] ** 2 / _SHARES[-2])
-_CHUNKS, _HARDLY_ANY, _SOME = 9, 1e-4, 0.2
+_CHUNKS, _HARDLY_ANY, _SOME = 12, 1e-4, 0.02
 # Steps of the solver in a stage: at least, at most, and at most where clients give up, which they
 # do in waves.
 _LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 160, 768
