@@ -84,16 +84,18 @@ class _Balance(eqx.Module):
         occupancy: Who is in a step.
         slots: Requests that may run.
         steps: Steps at that occupancy.
-        full: Steps with all slots taken.
-        part: Steps with a part of them taken.
+        full_s: Time of a mean step with all slots taken, seconds,
+        part_s: and with a part of them taken.
+        part_beside: The latter over the former as decoding requests meet them.
     """
 
     throughput: Scalar
     occupancy: Occupancy
     slots: Scalar
     steps: Steps
-    full: Steps
-    part: Steps
+    full_s: Scalar
+    part_s: Scalar
+    part_beside: Scalar
 
 
 def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
@@ -106,7 +108,9 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         demand: The load.
         limits: The engine's limits.
     """
-    shortest, longest = jnp.log(_SHORTEST_STEP_S), jnp.log(_LONGEST_STEP_S)
+    # Bounds that are mapped over with the load, in form: else JAX batches the loop twice.
+    nothing = 0.0 * limits.max_num_seqs
+    shortest, longest = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S))
     log_step, balance = bracketed_root(_residual, (model, demand, limits), shortest, longest)
     state = _observed(jnp.exp(log_step), balance, model, demand, limits)
     if demand.concurrency is None:
@@ -214,8 +218,12 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
         lambda *x: jnp.stack(jnp.broadcast_arrays(*x)), occupancy, taken(1.0), taken(_PART_FULL)
     )
     steps = jax.vmap(lambda crowd: steps_at(model, demand, limits, crowd, slots))(crowds)
-    own, full, part = (jax.tree.map(lambda x, i=i: x[i], steps) for i in range(3))
-    return _Balance(throughput, occupancy, slots, own, full, part)
+    own = jax.tree.map(lambda x: x[0], steps)
+    _, full_s, part_s = steps.mean.interval
+    _, full_beside_s, part_beside_s = steps.beside.interval
+    return _Balance(
+        throughput, occupancy, slots, own, full_s, part_s, part_beside_s / full_beside_s
+    )
 
 
 def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
@@ -252,12 +260,12 @@ def _observed(
     busy = level * evenly + (1 - level) * -jnp.expm1(-running)
     met = local(steps, occupancy, model.corrections, demand, limits)
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
-    full = balance.full.mean.interval
+    full = balance.full_s
     waiting, chance = wait_for_a_slot(
         balance.throughput * (occupancy.chunks + demand.decode_steps + limits.async_scheduling),
         balance.slots,
         full,
-        (full - balance.part.mean.interval) / ((1 - _PART_FULL) * balance.slots),
+        (full - balance.part_s) / ((1 - _PART_FULL) * balance.slots),
         steps.bunched + full_cache(limits, kv_slots(limits, demand)) * kv_cv2(demand),
         variability,
     )
@@ -293,7 +301,7 @@ def _observed(
             wait + in_line,
             jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01)),
             occupancy.batch,
-            1 - balance.part.beside.interval / balance.full.beside.interval,
+            1 - balance.part_beside,
             demand,
         ),
     )
