@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physim.fluid.batch_statistics import decoding, following, met_while_decoding, prefills
+from physim.fluid.batch_statistics import decoding, following, met_while_decoding, prefill_share
 from physim.fluid.demand import PARTS
 from physim.fluid.kv_capacity import blocks_held, requests_held
 from physim.fluid.percentiles import drawn, lattice, quantiles
@@ -130,21 +130,14 @@ def test_prefixes_are_held_once():
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.9, 4.0, 30.0])
-@pytest.mark.parametrize("cv2", [0.0, 1.0, 2.0])
-def test_prefill_chunks_keep_their_mean_and_variance(mean, cv2):
-    found = prefills(mean, cv2, 1e6)
-    low, high = found.chunks.low, found.chunks.high
-    assert low >= 1
-    assert found.mean(0.0, low, high) == pytest.approx(mean, rel=1e-2)
-    if cv2 == 1.0:
-        assert found.share == pytest.approx(1 - math.exp(-mean))
-        assert found.mean(0.0, low**2, high**2) == pytest.approx(mean + mean**2, rel=0.02)
+def test_the_share_of_steps_with_prompts(mean):
+    assert prefill_share(mean, 1.0, 1e6) == pytest.approx(1 - math.exp(-mean), rel=1e-4)
+    assert prefill_share(mean, 0.0, 1e6) == pytest.approx(min(mean, 1.0))
+    assert prefill_share(mean, 2.0, 1e6) < 1 - math.exp(-mean)
 
 
-def test_prefill_chunks_stay_within_the_budget():
-    found = prefills(3.0, 1.0, 3.5)
-    assert found.chunks.high <= 3.5
-    assert found.share >= 3.0 / 3.5
+def test_steps_have_prompts_as_often_as_the_budget_takes():
+    assert prefill_share(3.0, 1.0, 3.5) >= 3.0 / 3.5
 
 
 @pytest.mark.parametrize("mean", [0.2, 3.0, 40.0])

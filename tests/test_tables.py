@@ -349,7 +349,8 @@ def test_the_region_is_where_the_engine_works(general):
 def test_a_line_holds_for_its_load_alone(general):
     case, model, region = general
     line = np.array(blackbox(region).beta)
-    uncached = case.under(Load(575, 248, rate=12.0))
+    # In two stages, as the general load, for which the fluid is compiled.
+    uncached = case.under(Load(575, 248, stages=(Stage(12.0, 600.0),) * 2))
     other = operating_region(uncached, model, CORRECTIONS)
     steps = other.batches
     found = line[0] + line[1] * steps.prefill_tokens + line[2] * steps.decode_requests

@@ -174,12 +174,11 @@ def test_latency_is_continuous_and_rises_across_the_capacity():
 def test_a_plot_needs_an_end(tmp_path):
     from physim.plot import draw_timeline, save
 
-    endless = physim.predict(MODEL, gpu="h100_sxm", rate=1, input_tokens=99, output_tokens=9)
+    load = {"rate": 1, "input_tokens": 99, "output_tokens": 9, "fit": "none"}
+    endless = physim.predict(MODEL, gpu="h100_sxm", **load)
     with pytest.raises(InputError, match="needs a load that ends"):
         draw_timeline(endless)
-    ends = physim.predict(
-        MODEL, gpu="h100_sxm", rate=1, requests=20, input_tokens=99, output_tokens=9
-    )
+    ends = physim.predict(MODEL, gpu="h100_sxm", requests=20, **load)
     with pytest.raises(InputError, match=r"end it in \.png or \.svg"):
         save(draw_timeline(ends), tmp_path / "a.txt")
     save(draw_timeline(ends), tmp_path / "a.png")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.guards import LITTLE, TINY
 from physim.types import AnyArray, Number, Scalar
 
 # Width of thresholds, in requests: what happens to evenly spaced requests depends on whole numbers.
@@ -64,23 +64,11 @@ def decoding(mean: Scalar, peaked: Scalar, most: Scalar) -> Nodes:
     return Nodes(jnp.minimum(low, most), jnp.minimum(high, most), weight)
 
 
-class Prefills(NamedTuple):
-    """Prefill chunks of a step: the share of steps with any, and how many those have."""
+def prefill_share(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Scalar:
+    """Share of the steps that have prefill chunks, if a step has ``mean`` on average.
 
-    share: Scalar
-    chunks: Nodes
-
-    def mean(self, without: Number, at_low: Number, at_high: Number) -> Number:
-        """Mean of what a function is without prefill and at the two counts."""
-        return (1 - self.share) * without + self.share * self.chunks.mean(at_low, at_high)
-
-
-def prefills(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Prefills:
-    """Prefill chunks of a step, if there are ``mean`` on average.
-
-    The share of steps without any is exact for Poisson and for evenly spaced arrivals; the nodes
-    have the mean and the variance of the rest. The nearer the mean is to what a step's token budget
-    allows, the more even are steps.
+    It is exact for Poisson and for evenly spaced arrivals. The nearer the mean is to what a step's
+    token budget allows, the more even are steps.
 
     Args:
         mean: Chunks of a mean step.
@@ -89,18 +77,10 @@ def prefills(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Prefills:
     """
     mean = jnp.minimum(mean, most)
     arrival_cv2 = arrival_cv2 * jnp.maximum(1 - mean / most, 0.0)
-    bursts = bursts_of(mean, arrival_cv2)
     by_chance = -jnp.expm1(-mean * clumps(mean, arrival_cv2))
     level = arrival_evenness(arrival_cv2)
     share = level * jnp.minimum(mean, 1.0) + (1 - level) * by_chance
-    share = jnp.clip(mean / most, share, 1.0)
-    each = mean / share
-    variance = mean * (1 - level + bursts)
-    variance = jnp.maximum((mean**2 + variance) / share - each**2, SMALL)
-    low, high = two_counts(each, variance, 1.0)
-    high = jnp.maximum(jnp.minimum(high, most), each + LITTLE)
-    weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
-    return Prefills(share, Nodes(low, high, weight))
+    return jnp.clip(mean / most, share, 1.0)
 
 
 def two_counts(mean: Scalar, variance: Scalar, least: float) -> tuple[Scalar, Scalar]:

@@ -36,7 +36,6 @@ class Local(NamedTuple):
         own: A prefill step of its own, mean.
         together: Other prompts in that step, a number, at most,
         adding: and what each of them adds to it.
-        coming: Prompts that come per second.
         alone: A step that only decodes.
         met: Share of a decoding request's steps with prefill.
         crowd: Prefill chunks of such a step, mean.
@@ -61,7 +60,6 @@ class Local(NamedTuple):
     own: Scalar
     together: Scalar
     adding: Scalar
-    coming: Scalar
     alone: Scalar
     met: Scalar
     crowd: Scalar
@@ -124,7 +122,6 @@ def local(
         own=steps.own_s,
         together=jnp.minimum(steps.together, jnp.maximum(steps.budget - 1.0, 0.0)),
         adding=steps.adding_s,
-        coming=coming,
         alone=steps.alone_s,
         met=steps.met,
         crowd=steps.crowd,

@@ -263,7 +263,9 @@ def of_lengths(of_group: Float[AnyArray, " groups"], demand: Demand) -> Float[An
     """What is known of groups of prompts, for each part: straight between the groups' means."""
     prompts = demand.parts
     tokens = jnp.matmul(MEANS, prompts, precision=jax.lax.Precision.HIGHEST)
-    place = jnp.clip(jnp.searchsorted(tokens, prompts, method="compare_all") - 1, 0, len(GROUPS) - 2)
+    place = jnp.clip(
+        jnp.searchsorted(tokens, prompts, method="compare_all") - 1, 0, len(GROUPS) - 2
+    )
     apart = tokens[place + 1] - tokens[place]
     share = jnp.where(
         apart > LITTLE * tokens[place], (prompts - tokens[place]) / jnp.maximum(apart, LITTLE), 0.0

@@ -14,7 +14,7 @@ from physim.fluid.batch_statistics import (
     following,
     met_while_decoding,
     others,
-    prefills,
+    prefill_share,
 )
 from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE
@@ -221,7 +221,7 @@ def _steps_apart(
         )
         return time
 
-    share = prefills(prefilling, occupancy.start_cv2, budget).share
+    share = prefill_share(prefilling, occupancy.start_cv2, budget)
     run = run_of(
         Turn(
             decode_s=decode.interval,

@@ -13,6 +13,10 @@ from jaxtyping import Float, Num
 
 from physim.types import AnyArray, Knots, Scalar
 
+# How far beyond the knots gaps end of which nothing or all lies above a point, in logarithm: by
+# more than one, so that no point is on the edge of what they are cut to.
+_BEYOND = 2.0
+
 
 def hat_weights(
     knots: Knots, x: Num[AnyArray, "*points"] | float | int, xp: ModuleType = jnp
@@ -32,11 +36,15 @@ def hat_weights(
     log_knots = np.log(knots)
     # A choice, not a maximum, whose derivative at the end would be half of the slope within.
     x = xp.where(x < knots[0], knots[0], xp.where(x > knots[-1], knots[-1], x))
-    # The share of each gap between knots that lies above; an outer gap is not cut at its end.
-    least, most = np.zeros(len(knots) - 1), np.ones(len(knots) - 1)
-    most[:1], least[-1:] = np.inf, -np.inf
-    above = xp.clip((log_knots[1:] - xp.log(x)[..., None]) / np.diff(log_knots), least, most)
-    return xp.diff(above, prepend=0.0, append=1.0)
+    # The share of each gap between knots that lies above; an outer gap is not cut at its end. Of a
+    # gap before the first knot nothing does, and all of one after the last.
+    least, most = np.zeros(len(knots) + 1), np.ones(len(knots) + 1)
+    most[1:-1][:1], least[1:-1][-1:] = np.inf, -np.inf
+    most[0], least[-1] = 0.0, 1.0
+    ends = np.array([log_knots[0] - _BEYOND, *log_knots[1:], log_knots[-1] + _BEYOND])
+    gaps = np.array([1.0, *np.diff(log_knots), 1.0])
+    above = xp.clip((ends - xp.log(x)[..., None]) / gaps, least, most)
+    return above[..., 1:] - above[..., :-1]
 
 
 def along(

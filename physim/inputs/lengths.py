@@ -159,6 +159,8 @@ class Lengths:
 
     def strata(self) -> Float[np.ndarray, " strata"]:
         """Mean lengths of `STRATA` equal parts of the requests, from short to long."""
+        if self.alike:
+            return np.full(STRATA, float(self.mean))
         return self.fine.reshape(STRATA, _FINE).mean(axis=1)
 
     def share_beyond(self, tokens: float) -> float:
@@ -174,7 +176,7 @@ class Lengths:
     @functools.cached_property
     def fine(self) -> Float[np.ndarray, " points"]:
         """Lengths of many equal parts of the requests, from short to long."""
-        if self.kind == "fixed" or (self.kind in _SPREAD and not self.std):
+        if self.alike:
             return np.full(STRATA * _FINE, float(self.mean))
         if self.kind in ("lognormal", "gamma"):
             shares = np.diff(self._shares_of_tokens())
@@ -189,6 +191,11 @@ class Lengths:
         else:
             fine = np.quantile(np.array(self.values), share, method="inverted_cdf")
         return np.maximum(fine, 1.0)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all are of one length."""
+        return self.kind == "fixed" or (self.kind in _SPREAD and not self.std)
 
     @property
     def _cv2(self) -> float:

@@ -223,7 +223,10 @@ class Load:
         """Means over all requests, of their lengths and of products of them."""
         if self.lengths is not None:
             return self.lengths.moments
-        inputs, outputs = lengths(self.input_tokens).fine, lengths(self.output_tokens).fine
+        both = lengths(self.input_tokens), lengths(self.output_tokens)
+        # One request stands for all where they are alike.
+        count = 1 if all(one.alike for one in both) else None
+        inputs, outputs = (one.fine[:count] for one in both)
         own = moments_of(inputs, np.clip(inputs - 1.0, 0.0, self.cached_tokens), outputs)
         # Of lengths that say nothing of each other, and not of how these happen to be listed.
         return own._replace(input_output=own.input * own.output, new_output=own.new * own.output)

@@ -114,6 +114,13 @@ def row_of(records: Record, row: int | Sequence[int] | np.ndarray) -> Record:
     return picked
 
 
-def padded(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries and some more, up to a power of two, so that few sizes are ever compiled."""
-    return [*entries, *[entries[-1]] * (2 ** math.ceil(math.log2(len(entries))) - len(entries))]
+def padded(entries: Sequence[Entry], sizes: Sequence[int] = ()) -> list[Entry]:
+    """The entries and some more, so that few sizes are ever compiled.
+
+    Args:
+        entries: The entries.
+        sizes: Up to the first of these that holds them all, or else up to a power of two.
+    """
+    count = len(entries)
+    size = next((one for one in sizes if one >= count), 2 ** math.ceil(math.log2(count)))
+    return [*entries, *[entries[-1]] * (size - count)]

@@ -79,6 +79,10 @@ def _predicted(
 ) -> list[Prediction]:
     if method not in METHODS:
         raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(METHODS)}")
+    if method == "replay":
+        from physim.replay.workload import check_seed
+
+        check_seed(seed)
     if isinstance(corrections, Corrections):
         corrections = [corrections] * len(cases)
     predictions: dict[int, Prediction] = {}

@@ -27,6 +27,9 @@ from physim.types import AnyArray
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
+# Numbers of cases that are solved at once; of more, powers of two. Those between take longer to
+# compile, once, than thousands of calls with them save.
+_SIZES = (1, 8, 32)
 # How far clients are in step from which on it is said.
 _IN_STEP = 0.5
 _LOCKSTEP = (
@@ -43,8 +46,8 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
         corrections: Corrections of each.
         fit: Their name, for the record.
     """
-    every = stack(padded(corrections))
-    solved, drawn = jax.tree.map(np.asarray, _solve(CaseArrays.of(padded(cases)), every))
+    every = stack(padded(corrections, _SIZES))
+    solved, drawn = jax.tree.map(np.asarray, _solve(CaseArrays.of(padded(cases, _SIZES)), every))
     percentiles = drawn.percentiles()
     rows = len(drawn.ttft)
     states: list[SteadyState] = [

@@ -136,9 +136,21 @@ class Workload:
     follow: Follow = field(default=_none)
 
 
-def _generator(seed: int) -> np.random.Generator:
+def check_seed(seed: int) -> None:
+    """Refuses a seed that no generator takes.
+
+    Args:
+        seed: Seed of a replay's requests.
+
+    Raises:
+        InputError: It is negative.
+    """
     if seed < 0:
         raise InputError("seed", f"{seed} is negative", "use 0 or more")
+
+
+def _generator(seed: int) -> np.random.Generator:
+    check_seed(seed)
     return np.random.default_rng(seed)
 
 

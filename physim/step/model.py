@@ -225,20 +225,18 @@ def _prefill_seconds(
     # Where there is none, any length does, so long as its root has a finite gradient.
     chunk = jnp.sqrt(jnp.where(requests > 0, batch.prefill_squares / count, 1.0))
     of_requests = along(jnp.swapaxes(row.log_seconds, -1, -2), REQUESTS, requests)
-
-    def alone(length: Scalar) -> tuple[Scalar, Scalar]:
-        """Time of chunks of a length with nothing cached, and its roofline."""
-        bound = row.bound(requests, length)
-        return jnp.maximum(jnp.exp(along(of_requests, CHUNK, length)), bound), bound
-
+    before = batch.cached_tokens / count
+    # Time of chunks with nothing cached, and its roofline: of the new tokens and of all.
+    tokens = jnp.stack([chunk, chunk + before])
+    bounds = row.bound(requests, tokens)
+    curves = jnp.broadcast_to(of_requests, (2, len(CHUNK)))
+    times = jnp.maximum(jnp.exp(along(curves, CHUNK, tokens)), bounds)
+    (own, whole), (own_bound, whole_bound) = times, bounds
     # One kernel attends for chunks and for requests that decode, and takes some time to start
     # however little there is: here that is counted once, beside decode attention not at all.
     start = jnp.exp(row.log_seconds[0, 0])
-    own, own_bound = alone(chunk)
     started = start * jnp.minimum(batch.decode_requests, 1.0)
     own = jnp.maximum(own - started, own_bound)
-    before = batch.cached_tokens / count
-    whole, whole_bound = alone(chunk + before)
     # Of a window, a share of the cached tokens is read, and of the pairs with them attended to.
     read = jnp.minimum(before, row.window) / _divisor(before)
     across = row.pairs(chunk + before) - row.pairs(before) - row.pairs(chunk)
