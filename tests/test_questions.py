@@ -98,7 +98,10 @@ def test_a_capacity_of_requests_that_keep_to_bounds():
         physim.capacity(MODEL, goodput=1.5, **asked)
 
 
-@pytest.mark.parametrize("slo", ["itl_mean=12ms", "ttft_p99=100ms", "e2e_mean=60s"])
+@pytest.mark.parametrize(
+    "slo",
+    ["itl_mean=12ms", "ttft_p99=100ms", pytest.param("e2e_mean=60s", marks=pytest.mark.slow)],
+)
 def test_a_capacity_has_the_interval_of_what_limits_it(slo):
     found = physim.capacity(MODEL, gpu="h100_sxm", slo=[slo], **LOAD, **DEPLOYMENT)
     low, high = found.interval_rps
@@ -120,7 +123,10 @@ def test_a_capacity_has_the_interval_of_what_limits_it(slo):
 
 @pytest.mark.parametrize(
     ("slo", "limited_by"),
-    [(["itl_mean=16ms"], "itl_mean"), (["ttft_p99=100ms", "itl_mean=25ms"], "ttft_p99")],
+    [
+        pytest.param(["itl_mean=16ms"], "itl_mean", marks=pytest.mark.slow),
+        (["ttft_p99=100ms", "itl_mean=25ms"], "ttft_p99"),
+    ],
 )
 def test_the_capacity_just_keeps_to_its_objectives(slo, limited_by):
     found = physim.capacity(MODEL, gpu="h100_sxm", slo=slo, **LOAD, **DEPLOYMENT)

@@ -30,6 +30,8 @@ from physim.prediction.arrays import CaseArrays, row_of, step_model_of
 from physim.step.front_end import FRONT_END_S, output_s
 from physim.step.model import StepModel, StepTime
 
+slow = pytest.mark.slow
+
 MODEL = "Qwen/Qwen3-14B"
 SERVER = {"gpu": "h100_sxm", "tp": 2, "fit": "none"}
 LIMITS = Limits(
@@ -248,12 +250,12 @@ def test_many_requests_have_the_steady_state():
 
 
 def test_the_spread_of_lengths_takes_clients_apart_without_a_cliff():
-    shares = np.arange(0, 61) * 5e-5
+    shares = np.linspace(0, 3e-3, 32)
     found = predicted([Load(1000, spread(x), concurrency=32, requests=320) for x in shares])
     ttft = np.array([p.ttft_s for p in found])
     assert np.all(np.diff(ttft) <= 1e-3 * ttft[:-1])
     assert ttft[-1] < 0.7 * ttft[0]
-    assert np.all(np.diff(np.log(ttft)) > -0.03)
+    assert np.all(np.diff(np.log(ttft)) > -0.06)
 
 
 def test_more_clients_wait_longer():
@@ -265,7 +267,9 @@ def test_more_clients_wait_longer():
     assert all(p.ttft_s > q.ttft_s for p, q in zip(found, steady, strict=True))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize(
+    "share", [0.0, pytest.param(0.001, marks=slow), 0.01, pytest.param(0.05, marks=slow), 0.2]
+)
 @pytest.mark.parametrize(
     ("clients", "prompt"),
     [(32, 1000), (12, 6000)],

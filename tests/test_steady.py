@@ -53,7 +53,7 @@ LOAD = Load(786, 251, rate=6, cached_tokens=770)
 
 def test_root_of_a_line_and_its_gradient():
     def root(slope):
-        bounds = jnp.asarray(-100.0), jnp.asarray(100.0)
+        bounds = jnp.asarray(-100.0), jnp.asarray(100.0), jnp.asarray(0.0)
         return bracketed_root(lambda x, p: (p * x - 6.0, p * x**2), slope, *bounds)[0]
 
     assert root(jnp.asarray(2.0)) == pytest.approx(3.0)
@@ -64,7 +64,7 @@ def test_root_of_a_line_and_its_gradient():
 
 def test_what_is_found_at_the_root_and_its_gradient():
     def found(slope):
-        bounds = jnp.asarray(-100.0), jnp.asarray(100.0)
+        bounds = jnp.asarray(-100.0), jnp.asarray(100.0), jnp.asarray(0.0)
         return bracketed_root(lambda x, p: (p * x - 6.0, p * x**2), slope, *bounds)[1]
 
     # p x^2 at x = 6/p is 36/p.
@@ -78,7 +78,7 @@ def test_root_with_a_kink(slope, offset):
     def function(x, p):
         return x - (p + slope * jnp.minimum(jnp.maximum(x - p, 0.0) + 0.5, 3.0)), ()
 
-    bounds = jnp.asarray(-20.0), jnp.asarray(20.0)
+    bounds = jnp.asarray(-20.0), jnp.asarray(20.0), jnp.asarray(0.0)
     root, _ = bracketed_root(function, jnp.asarray(offset), *bounds)
     assert abs(function(root, offset)[0]) < 1e-9
 

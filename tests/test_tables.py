@@ -43,6 +43,8 @@ from physim.tables.replay_adapter import TableStepTimes
 from physim.tables.table import prefill_context
 from physim.tables.writer import write_table, write_tables
 
+slow = pytest.mark.slow
+
 QWEN = "Qwen/Qwen3-14B"
 ENGINE = {"max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_model_len": 4096}
 LENGTHS = {"input_tokens": 575, "output_tokens": 248, "cached_tokens": 560}
@@ -117,7 +119,7 @@ def test_prefill_context_of_several_prompts():
     assert prefill_context(0, 0, 0) == 0
 
 
-@pytest.mark.parametrize(("model", "tp"), [("Qwen/Qwen3-8B", 1), (QWEN, 2)])
+@pytest.mark.parametrize(("model", "tp"), [pytest.param("Qwen/Qwen3-8B", 1, marks=slow), (QWEN, 2)])
 def test_several_prompts_at_once_are_close(model, tp, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
@@ -155,10 +157,10 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
     ("model", "tp"),
     [
         (QWEN, 2),
-        ("meta-llama/Llama-3.1-8B-Instruct", 1),
+        pytest.param("meta-llama/Llama-3.1-8B-Instruct", 1, marks=slow),
         ("mistralai/Mixtral-8x7B-v0.1", 4),
         ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 4),
-        ("Qwen/Qwen2.5-7B-Instruct", 1),
+        pytest.param("Qwen/Qwen2.5-7B-Instruct", 1, marks=slow),
     ],
 )
 def test_interpolation_keeps_its_word(model, tp, tmp_path):

@@ -84,7 +84,8 @@ def run_of(turn: Turn) -> Run:
         turn: The turn.
     """
     most = jnp.log(turn.prompts / turn.decode_s)
-    return bracketed_root(_residual, turn, most - _LONGEST - 10.0, most)[1]
+    width = _LONGEST + 10.0
+    return bracketed_root(_residual, turn, most - width, most, most - width / 2)[1]
 
 
 @jax.jit

@@ -35,15 +35,15 @@ class _Bracket(NamedTuple):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def bracketed_root(
-    function: Function, parameters: Any, lower: Scalar, upper: Scalar
+    function: Function, parameters: Any, lower: Scalar, upper: Scalar, start: Scalar
 ) -> tuple[Scalar, Any]:
     """Where a function that rises through zero between two bounds does so, and what it found there.
 
     The Illinois variant of regula falsi (Dowell and Jarratt, BIT 11, 1971): superlinear, always
     bracketed, one evaluation an iteration. What the function finds beside its value comes out of
     the last iteration, so that a model is compiled once, within the loop. The bounds' values need
-    only have the right sign, and are taken as the width of the bracket: the functions solved here
-    are the difference of their argument and something bounded.
+    only have the right sign, and are taken as their distance from where the search starts: the
+    functions solved here are the difference of their argument and something that changes less.
 
     Args:
         function: Of a point and the parameters: a value, negative at ``lower``, positive at
@@ -52,6 +52,7 @@ def bracketed_root(
         parameters: What the root depends on; a tree of arrays, differentiable.
         lower: Start of the bracket.
         upper: Its end.
+        start: Where the function is first evaluated, between the two.
     """
     tolerance = _ROUNDING_ERRORS * jnp.finfo(lower.dtype).eps
 
@@ -79,11 +80,11 @@ def bracketed_root(
             evaluations=bracket.evaluations + 1,
         )
 
-    width = upper - lower
     _, shapes = jax.eval_shape(function, lower, parameters)
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    start = _Bracket(lower, upper, -width, width, lower, width, nothing, jnp.zeros((), int))
-    end = jax.lax.while_loop(unfinished, narrow, start)
+    low, high = lower - start, upper - start
+    begin = _Bracket(lower, upper, low, high, lower, high, nothing, jnp.zeros((), int))
+    end = jax.lax.while_loop(unfinished, narrow, begin)
     return end.point, end.found
 
 
@@ -91,8 +92,8 @@ def bracketed_root(
 def _implicit(
     function: Function, primals: Any, tangents: Any
 ) -> tuple[tuple[Scalar, Any], tuple[Scalar, Any]]:
-    parameters, lower, upper = primals
-    root, found = bracketed_root(function, parameters, lower, upper)
+    parameters, *bracket = primals
+    root, found = bracketed_root(function, parameters, *bracket)
 
     # One at a time, since a change of nothing in what is infinite, such as the rate of clients, has
     # no number.

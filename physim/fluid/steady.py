@@ -34,8 +34,9 @@ from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
 
-# Bounds of a step's time, seconds, beyond any engine's: a bracket for the root-finder.
-_SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-5, 1e3
+# Bounds of a step's time, seconds, beyond any engine's: a bracket for the root-finder; and a usual
+# one, with which it starts.
+_SHORTEST_STEP_S, _LONGEST_STEP_S, _USUAL_STEP_S = 1e-5, 1e3, 0.01
 # Served load below this share of the offered one counts as saturated.
 _SATURATED_SHARE = 0.999
 # Share of the slots between which and all the slope of a step's time is taken, and how many times
@@ -110,8 +111,8 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     """
     # Bounds that are mapped over with the load, in form: else JAX batches the loop twice.
     nothing = 0.0 * limits.max_num_seqs
-    shortest, longest = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S))
-    log_step, balance = bracketed_root(_residual, (model, demand, limits), shortest, longest)
+    bracket = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S, _USUAL_STEP_S))
+    log_step, balance = bracketed_root(_residual, (model, demand, limits), *bracket)
     state = _observed(jnp.exp(log_step), balance, model, demand, limits)
     if demand.concurrency is None:
         return _counted(state, balance, demand, limits)
