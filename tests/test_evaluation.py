@@ -303,7 +303,7 @@ def test_a_suspect_explains_an_error(tmp_path):
 
 
 def test_groups_are_drawn_with_their_errors(tmp_path):
-    # Of loads in one stage and in two the fluid is compiled for others.
+    # Loads in one stage and in two, for which other tests compile the fluid.
     other = {"experiment": "other", "tp": 2}
     path = table(tmp_path, {}, {**other, "stage": 0}, {**other, "stage": 1})
     found = physim.evaluate([path])

@@ -18,6 +18,7 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.parallelism import Parallelism
+from physim.prediction.arrays import padded
 from physim.prediction.intervals import predict_with_interval
 
 HOME = Path(physim.__file__).parent
@@ -56,6 +57,12 @@ def test_saturation_is_said_with_the_capacity():
     assert p.requests_per_s == pytest.approx(p.saturation_rps)
     assert "above capacity" in repr(p)
     assert not qwen(rate=p.saturation_rps * 0.9).saturated
+
+
+def test_few_sizes_are_ever_solved():
+    sizes = {count: len(padded(range(count), (1, 8, 32))) for count in (1, 2, 8, 9, 32, 33, 100)}
+    assert sizes == {1: 1, 2: 8, 8: 8, 9: 32, 32: 32, 33: 64, 100: 128}
+    assert padded([3, 4, 5]) == [3, 4, 5, 5]
 
 
 def test_a_load_that_is_served_is_within_capacity():

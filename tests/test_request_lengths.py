@@ -174,6 +174,10 @@ def test_moments_by_hand():
     assert load.moments().output_squared == pytest.approx(200**2 + 100**2, rel=1e-3)
     assert load.moments().input_output == pytest.approx(500 * 200, rel=1e-5)
     assert physim.Load.of_requests(own, rate=1).moments() == moments
+    # Of one length each, one request stands for all.
+    alike = physim.Load(500, 200, rate=1, cached_tokens=100).moments()
+    assert (alike.new, alike.new_squared, alike.output_squared) == (400, 400**2, 200**2)
+    assert alike.new_cv2 == 0.0
 
 
 # ---- joint lengths ----

@@ -62,6 +62,13 @@ def test_root_of_a_line_and_its_gradient():
     assert jax.jvp(root, (jnp.asarray(2.0),), (jnp.asarray(1.0),))[1] == pytest.approx(-1.5)
 
 
+@pytest.mark.parametrize("start", [-99.0, -1.0, 2.9, 50.0])
+def test_a_root_is_found_from_any_start(start):
+    bounds = jnp.asarray(-100.0), jnp.asarray(100.0), jnp.asarray(start)
+    root, _ = bracketed_root(lambda x, p: (x - p + jnp.tanh(x - p) / 2, ()), 3.0, *bounds)
+    assert root == pytest.approx(3.0)
+
+
 def test_what_is_found_at_the_root_and_its_gradient():
     def found(slope):
         bounds = jnp.asarray(-100.0), jnp.asarray(100.0), jnp.asarray(0.0)

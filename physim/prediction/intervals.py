@@ -12,7 +12,7 @@ from physim.corrections.calibration import TWO_SIDED_90, Calibration
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
-from physim.prediction.many import predict_cases
+from physim.prediction.many import check_method, predict_cases
 from physim.prediction.results import Prediction
 from physim.step.component import Placement
 
@@ -56,6 +56,7 @@ def predict_with_interval(
     Raises:
         InputError: The method is unknown, or cannot predict the case.
     """
+    check_method(method, seed)
     fluid, *others = _members(case, fit)
     prediction = fluid
     if method != "fluid":

@@ -48,6 +48,24 @@ def predict_cases(
     return found
 
 
+def check_method(method: str, seed: int) -> None:
+    """Refuses a method that there is not, and a seed that no replay takes.
+
+    Args:
+        method: ``fluid`` or ``replay``.
+        seed: Seed of the replay's requests.
+
+    Raises:
+        InputError: One of them cannot be used.
+    """
+    if method not in METHODS:
+        raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(METHODS)}")
+    if method == "replay":
+        from physim.replay.workload import check_seed
+
+        check_seed(seed)
+
+
 def _check_numbers(case: Case, prediction: Prediction) -> None:
     """Refuses a prediction that holds what is no number, which is a mistake of the model."""
     parts = (prediction.whole, *prediction.stages)
@@ -77,12 +95,7 @@ def _predicted(
     method: str,
     seed: int,
 ) -> list[Prediction]:
-    if method not in METHODS:
-        raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(METHODS)}")
-    if method == "replay":
-        from physim.replay.workload import check_seed
-
-        check_seed(seed)
+    check_method(method, seed)
     if isinstance(corrections, Corrections):
         corrections = [corrections] * len(cases)
     predictions: dict[int, Prediction] = {}

@@ -27,8 +27,8 @@ from physim.types import AnyArray
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
-# Numbers of cases that are solved at once; of more, powers of two. Those between take longer to
-# compile, once, than thousands of calls with them save.
+# Numbers of cases that are solved at once; of more, powers of two. Those between take some seconds
+# to compile, and save 10 to 30 ms a call.
 _SIZES = (1, 8, 32)
 # How far clients are in step from which on it is said.
 _IN_STEP = 0.5
