@@ -18,6 +18,9 @@ _MAX_EVALUATIONS = 64
 _ROUNDING_ERRORS = 32
 # Of a point and parameters: a value whose root is wanted, and whatever else was found there.
 Function = Callable[[Scalar, Any], tuple[Scalar, Any]]
+# Of a point, parameters and a case, a whole number: of the case 0 a value whose root is wanted,
+# what was found there, and of every case what is wanted of it at the root.
+OfCases = Callable[[Scalar, Any, Int[Array, ""]], tuple[Scalar, Any, Any]]
 
 
 class _Bracket(NamedTuple):
@@ -30,20 +33,15 @@ class _Bracket(NamedTuple):
     point: Scalar
     value: Scalar
     found: Any
+    of_cases: Any
+    case: Int[Array, ""]
     evaluations: Int[Array, ""]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
 def bracketed_root(
     function: Function, parameters: Any, lower: Scalar, upper: Scalar, start: Scalar
 ) -> tuple[Scalar, Any]:
     """Where a function that rises through zero between two bounds does so, and what it found there.
-
-    The Illinois variant of regula falsi (Dowell and Jarratt, BIT 11, 1971): superlinear, always
-    bracketed, one evaluation an iteration. What the function finds beside its value comes out of
-    the last iteration, so that a model is compiled once, within the loop. The bounds' values need
-    only have the right sign, and are taken as their distance from where the search starts: the
-    functions solved here are the difference of their argument and something that changes less.
 
     Args:
         function: Of a point and the parameters: a value, negative at ``lower``, positive at
@@ -54,22 +52,59 @@ def bracketed_root(
         upper: Its end.
         start: Where the function is first evaluated, between the two.
     """
+    of_case = jax.tree_util.Partial(_of_one, function)
+    root, found, _ = root_of_cases(of_case, 1, parameters, lower, upper, start)
+    return root, found
+
+
+def _of_one(
+    function: Function, point: Scalar, parameters: Any, _: Int[Array, ""]
+) -> tuple[Scalar, Any, Any]:
+    return *function(point, parameters), ()
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def root_of_cases(
+    function: OfCases, cases: int, parameters: Any, lower: Scalar, upper: Scalar, start: Scalar
+) -> tuple[Scalar, Any, Any]:
+    """The root of a function's case 0, what was found there, and what other cases are at it.
+
+    The Illinois variant of regula falsi (Dowell and Jarratt, BIT 11, 1971): superlinear, always
+    bracketed, one evaluation an iteration. What the function finds beside its value comes out of
+    the last iteration, and other cases take a turn of the loop each after it, so that a model is
+    compiled once, within the loop. The bounds' values need only have the right sign, and are taken
+    as their distance from where the search starts: the functions solved here are the difference of
+    their argument and something that changes less.
+
+    Args:
+        function: Of a point, the parameters and a case; see `bracketed_root`.
+        cases: How many cases there are.
+        parameters: What the root depends on; a tree of arrays, differentiable.
+        lower: Start of the bracket.
+        upper: Its end.
+        start: Where the function is first evaluated, between the two.
+    """
     tolerance = _ROUNDING_ERRORS * jnp.finfo(lower.dtype).eps
 
-    def unfinished(bracket: _Bracket) -> Array:
+    def searching(bracket: _Bracket) -> Array:
         wide = bracket.high - bracket.low > tolerance
         more = bracket.evaluations < _MAX_EVALUATIONS
         return wide & (jnp.abs(bracket.value) > tolerance) & more
 
     def narrow(bracket: _Bracket) -> _Bracket:
         low, high, at_low, at_high = bracket.low, bracket.high, bracket.at_low, bracket.at_high
+        search = bracket.case == 0
         point = (low * at_high - high * at_low) / (at_high - at_low)
-        value, found = function(point, parameters)
+        point = jnp.where(search, point, bracket.point)
+        value, found, of_case = function(point, parameters, bracket.case)
+        of_cases = jax.tree.map(
+            lambda every, own: every.at[bracket.case].set(own), bracket.of_cases, of_case
+        )
         below = value < 0
         # An end that is kept twice running has its value halved, which draws the next point
         # towards it.
         shrink = jnp.where(below == (bracket.value < 0), 0.5, 1.0)
-        return _Bracket(
+        next_one = _Bracket(
             low=jnp.where(below, point, low),
             high=jnp.where(below, high, point),
             at_low=jnp.where(below, value, at_low * shrink),
@@ -77,30 +112,41 @@ def bracketed_root(
             point=point,
             value=value,
             found=found,
+            of_cases=of_cases,
+            case=bracket.case,
             evaluations=bracket.evaluations + 1,
         )
+        kept = bracket._replace(of_cases=of_cases)
+        after: _Bracket = jax.tree.map(partial(jnp.where, search), next_one, kept)
+        return after._replace(case=bracket.case + (~search | ~searching(after)))
 
-    _, shapes = jax.eval_shape(function, lower, parameters)
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    low, high = lower - start, upper - start
-    begin = _Bracket(lower, upper, low, high, lower, high, nothing, jnp.zeros((), int))
-    end = jax.lax.while_loop(unfinished, narrow, begin)
-    return end.point, end.found
+    _, *shapes = jax.eval_shape(function, lower, parameters, jnp.zeros((), int))
+    found, of_case = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    of_cases = jax.tree.map(lambda leaf: jnp.zeros((cases, *leaf.shape), leaf.dtype), of_case)
+    low, high, none = lower - start, upper - start, jnp.zeros((), int)
+    begin = _Bracket(lower, upper, low, high, lower, high, found, of_cases, none, none)
+    end = jax.lax.while_loop(lambda bracket: bracket.case < cases, narrow, begin)
+    return end.point, end.found, end.of_cases
 
 
-@bracketed_root.defjvp
+@root_of_cases.defjvp
 def _implicit(
-    function: Function, primals: Any, tangents: Any
-) -> tuple[tuple[Scalar, Any], tuple[Scalar, Any]]:
+    function: OfCases, cases: int, primals: Any, tangents: Any
+) -> tuple[tuple[Scalar, Any, Any], tuple[Scalar, Any, Any]]:
     parameters, *bracket = primals
-    root, found = bracketed_root(function, parameters, *bracket)
+    root, *found = root_of_cases(function, cases, parameters, *bracket)
+
+    def at(point: Scalar, parameters: Any) -> tuple[Scalar, list[Any]]:
+        value, own, of_cases = jax.vmap(lambda case: function(point, parameters, case))(
+            jnp.arange(cases)
+        )
+        first = jax.tree.map(lambda x: x[0], (value, own))
+        return first[0], [first[1], of_cases]
 
     # One at a time, since a change of nothing in what is infinite, such as the rate of clients, has
     # no number.
-    _, (slope, along_root) = jax.jvp(lambda x: function(x, parameters), (root,), (1.0,))
-    _, (change, along_parameters) = jax.jvp(
-        lambda p: function(root, p), (parameters,), (tangents[0],)
-    )
+    _, (slope, along_root) = jax.jvp(lambda x: at(x, parameters), (root,), (1.0,))
+    _, (change, along_parameters) = jax.jvp(lambda p: at(root, p), (parameters,), (tangents[0],))
     moved = -change / slope
     changes = jax.tree.map(lambda x, p: moved * x + p, along_root, along_parameters)
-    return (root, found), (moved, changes)
+    return (root, *found), (moved, *changes)

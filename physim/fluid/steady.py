@@ -10,11 +10,12 @@ token budget, and then what is served is the capacity.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 
 from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
 from physim.fluid.benchmark import benchmark
@@ -26,7 +27,7 @@ from physim.fluid.percentiles import Chances, chances
 from physim.fluid.preemption import full_cache, recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
 from physim.fluid.queueing import wait_for_a_slot
-from physim.fluid.root_finding import bracketed_root
+from physim.fluid.root_finding import root_of_cases
 from physim.fluid.rounds import engine_of
 from physim.fluid.step_mix import Steps, steps_at
 from physim.inputs.deployment import Limits
@@ -43,6 +44,7 @@ _SATURATED_SHARE = 0.999
 # the share that is not served counts as waiting for others: chosen on
 # benchmarks/fluid_against_replay.py.
 _PART_FULL, _SOON = 0.7, 10.0
+_TAKEN = (1.0, _PART_FULL)
 
 
 class SteadyState(eqx.Module):
@@ -85,18 +87,24 @@ class _Balance(eqx.Module):
         occupancy: Who is in a step.
         slots: Requests that may run.
         steps: Steps at that occupancy.
-        full_s: Time of a mean step with all slots taken, seconds,
-        part_s: and with a part of them taken.
-        part_beside: The latter over the former as decoding requests meet them.
     """
 
     throughput: Scalar
     occupancy: Occupancy
     slots: Scalar
     steps: Steps
-    full_s: Scalar
-    part_s: Scalar
-    part_beside: Scalar
+
+
+class _Crowded(NamedTuple):
+    """Steps of an engine as it is, with all slots taken and with a part of them, in a row.
+
+    Attributes:
+        mean: Times of a mean step, seconds,
+        beside: and of one as decoding requests meet it.
+    """
+
+    mean: Float[AnyArray, " crowds"]
+    beside: Float[AnyArray, " crowds"]
 
 
 def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
@@ -112,8 +120,10 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     # Bounds that are mapped over with the load, in form: else JAX batches the loop twice.
     nothing = 0.0 * limits.max_num_seqs
     bracket = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S, _USUAL_STEP_S))
-    log_step, balance = bracketed_root(_residual, (model, demand, limits), *bracket)
-    state = _observed(jnp.exp(log_step), balance, model, demand, limits)
+    log_step, balance, crowded = root_of_cases(
+        _residual, len(_TAKEN) + 1, (model, demand, limits), *bracket
+    )
+    state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
         return _counted(state, balance, demand, limits)
     engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
@@ -151,15 +161,26 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
 # Traced once, for its shapes and for the loop.
 @jax.jit
 def _residual(
-    log_step: Scalar, system: tuple[StepModel, Demand, Limits]
-) -> tuple[Scalar, _Balance]:
+    log_step: Scalar, system: tuple[StepModel, Demand, Limits], crowd: Int[AnyArray, ""]
+) -> tuple[Scalar, _Balance, _Crowded]:
     """How much longer the mean step is, in logarithm, than what runs in it takes; and what runs."""
-    balance = _balance(jnp.exp(log_step), *system)
-    return log_step - jnp.log(balance.steps.mean.interval), balance
+    balance = _balance(jnp.exp(log_step), *system, crowd)
+    mean, beside = balance.steps.mean.interval, balance.steps.beside.interval
+    return log_step - jnp.log(mean), balance, _Crowded(mean, beside)
 
 
-def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> _Balance:
-    """What runs if the mean step takes ``step`` seconds, and how long such steps take."""
+def _balance(
+    step: Scalar, model: StepModel, demand: Demand, limits: Limits, crowd: Int[AnyArray, ""]
+) -> _Balance:
+    """What runs if the mean step takes ``step`` seconds, and how long such steps take.
+
+    Args:
+        step: The mean step, seconds.
+        model: Step times.
+        demand: The load.
+        limits: The engine's limits.
+        crowd: Who is in the steps: 0 for those that run, else a share of the slots in `_TAKEN`.
+    """
     decode_steps, tokens = demand.decode_steps, limits.max_num_batched_tokens
     by_kv = kv_slots(limits, demand)
     slots = jnp.minimum(limits.max_num_seqs, by_kv)
@@ -210,21 +231,15 @@ def _balance(step: Scalar, model: StepModel, demand: Demand, limits: Limits) -> 
     # With all slots taken each request holds one until the step after its last is formed.
     turns = slots / (chunks + decode_steps + limits.async_scheduling)
 
-    def taken(share: Scalar) -> Occupancy:
-        crowd = (share * turns * decode_steps, share * turns, demand.burst_cv2)
-        where = lambda o: (o.batch, o.prompts, o.start_cv2)  # noqa: E731
-        return eqx.tree_at(where, occupancy, crowd)
-
-    crowds = jax.tree.map(
-        lambda *x: jnp.stack(jnp.broadcast_arrays(*x)), occupancy, taken(1.0), taken(_PART_FULL)
+    taken = jnp.asarray(_TAKEN)[jnp.maximum(crowd - 1, 0)] * turns
+    occupancy = replace(
+        occupancy,
+        batch=jnp.where(crowd > 0, taken * decode_steps, occupancy.batch),
+        prompts=jnp.where(crowd > 0, taken, occupancy.prompts),
+        start_cv2=jnp.where(crowd > 0, demand.burst_cv2, occupancy.start_cv2),
     )
-    steps = jax.vmap(lambda crowd: steps_at(model, demand, limits, crowd, slots))(crowds)
-    own = jax.tree.map(lambda x: x[0], steps)
-    _, full_s, part_s = steps.mean.interval
-    _, full_beside_s, part_beside_s = steps.beside.interval
-    return _Balance(
-        throughput, occupancy, slots, own, full_s, part_s, part_beside_s / full_beside_s
-    )
+    steps = steps_at(model, demand, limits, occupancy, slots)
+    return _Balance(throughput, occupancy, slots, steps)
 
 
 def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
@@ -246,7 +261,12 @@ def _kept(share: Scalar) -> Scalar:
 
 
 def _observed(
-    step: Scalar, balance: _Balance, model: StepModel, demand: Demand, limits: Limits
+    step: Scalar,
+    balance: _Balance,
+    crowded: _Crowded,
+    model: StepModel,
+    demand: Demand,
+    limits: Limits,
 ) -> SteadyState:
     occupancy, steps = balance.occupancy, balance.steps
     itl = steps.beside.interval
@@ -261,12 +281,12 @@ def _observed(
     busy = level * evenly + (1 - level) * -jnp.expm1(-running)
     met = local(steps, occupancy, model.corrections, demand, limits)
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
-    full = balance.full_s
+    _, full, part = crowded.mean
     waiting, chance = wait_for_a_slot(
         balance.throughput * (occupancy.chunks + demand.decode_steps + limits.async_scheduling),
         balance.slots,
         full,
-        (full - balance.part_s) / ((1 - _PART_FULL) * balance.slots),
+        (full - part) / ((1 - _PART_FULL) * balance.slots),
         steps.bunched + full_cache(limits, kv_slots(limits, demand)) * kv_cv2(demand),
         variability,
     )
@@ -302,7 +322,7 @@ def _observed(
             wait + in_line,
             jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01)),
             occupancy.batch,
-            1 - balance.part_beside,
+            1 - crowded.beside[2] / crowded.beside[1],
             demand,
         ),
     )
