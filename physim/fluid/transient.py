@@ -272,9 +272,11 @@ class Fluid(eqx.Module):
     def _queued(self) -> Float[AnyArray, "shares knots"]:
         """Requests that wait for the token budget by chance, where it is not all but taken."""
         # Of requests of mean age, none of which starts because another finishes.
-        values = jnp.mean(self.table[np.array([_MEAN, _QUEUE, _COMING, _FULL_S]), 0], axis=1)
-        step, queue, coming, full_s = values
-        share = jnp.minimum(coming * full_s * self.demand.new_tokens / self.room, FULLEST)
+        values = jnp.mean(self.table[np.array([_MEAN, _QUEUE, _FULL_S]), 0], axis=1)
+        step, queue, full_s = values
+        share = jnp.minimum(
+            self.starts / step * full_s * self.demand.new_tokens / self.room, FULLEST
+        )
         # The queue has a pole where the budget is taken; what is left beside it is straight.
         rows = jnp.stack([step, share, queue * (1.0 - share)])
         between = jax.vmap(jax.vmap(lambda row: jnp.interp(self.knots, self.starts, row)))
@@ -506,7 +508,7 @@ class Fluid(eqx.Module):
 _unravelled = ravel_pytree(EMPTY)[1]
 # Where in such a row the mean step is, with which all that runs grows older; the queue for tokens,
 # the prompts that come, and a full step.
-_MEAN, _QUEUE, _COMING = (Local._fields.index(name) for name in ("mean", "queue", "coming"))
+_MEAN, _QUEUE = (Local._fields.index(name) for name in ("mean", "queue"))
 _FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
 
 
