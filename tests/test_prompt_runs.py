@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from physim.fluid.prompt_runs import Turn, run_of, steps_after
+from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of, steps_after
 
 MOST = 120
 
@@ -48,3 +48,11 @@ def test_a_turn_has_the_prompts_that_come_in_it():
     assert run.of_any == pytest.approx(run.steps)
     # Without room for more there are no steps but those that must be.
     assert run_of(Turn(**given, **{**fixed, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
+
+
+def test_prompts_of_a_step_from_those_of_a_turn():
+    # Two prompts a step make runs of exp(2) - 1 steps, so a turn has 2 exp(2) of them.
+    for each in (0.01, 0.5, 2.0, 7.0):
+        assert prompts_of_steps(each * np.exp(each), 1.0) == pytest.approx(each, rel=1e-5)
+    assert prompts_of_steps(0.6, 0.0) == pytest.approx(0.6)
+    assert prompts_of_steps(3.0, 0.0) == pytest.approx(1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from physim.fluid.batch_statistics import decoding, following, met_while_decoding, prefill_share
 from physim.fluid.demand import PARTS
 from physim.fluid.kv_capacity import blocks_held, requests_held
-from physim.fluid.percentiles import drawn, lattice, quantiles
+from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
 from physim.fluid.queueing import peakedness, wait_for_a_slot, wait_for_tokens
 from physim.inputs.request_points import LONGEST
 
@@ -166,6 +166,16 @@ def test_drawn_parts_have_mean_one_and_their_spread(cv):
     assert values.mean() == pytest.approx(1.0, rel=0.01)
     assert values.std() == pytest.approx(cv, rel=0.05)
     assert np.all(np.diff(values) >= 0)
+
+
+@pytest.mark.parametrize(("chance", "cv"), [(0.1, 0.5), (0.5, 1.0), (0.9, 1.8)])
+def test_drawn_parts_are_nothing_at_times(chance, cv):
+    points = (np.arange(200_000) + 0.5) / 200_000
+    found = np.asarray(drawn_at_times(points, chance, cv))
+    assert np.mean(found > 0) == pytest.approx(chance, abs=1e-4)
+    assert np.mean(found) == pytest.approx(1.0, rel=2e-3)
+    some = found[found > 0]
+    assert np.std(some) / np.mean(some) == pytest.approx(cv, rel=0.1)
 
 
 def test_the_lattice_is_even():

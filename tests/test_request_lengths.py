@@ -18,7 +18,7 @@ from physim.fluid.kv_capacity import kv_slots, kv_use
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import STRATA, Lengths
 from physim.inputs.request_lengths import RequestLengths, presets
-from physim.inputs.request_points import joint_points, scramble
+from physim.inputs.request_points import joint_points, longest_parts, scramble
 from physim.inputs.request_traces import read_requests
 from physim.replay.engine import replay
 from physim.replay.outcome import Engine
@@ -575,6 +575,19 @@ def test_lengths_on_the_command_line(tmp_path):
 def test_lengths_that_the_command_line_refuses(words, says):
     result = run(*PREDICT, *words)
     assert says in str(result.exception)
+
+
+def test_the_longest_prompts_in_parts():
+    # Of 640 requests the last point is of the ten longest: eight parts of 5/4 requests.
+    tokens = np.arange(1.0, 641.0)
+    parts = longest_parts(tokens)
+    assert parts[0] == pytest.approx((631 + 632 / 4) / 1.25)
+    assert parts[-1] == pytest.approx((640 + 639 / 4) / 1.25)
+    assert parts.mean() == pytest.approx(tokens[-10:].mean())
+    # Of one request the last point is that one.
+    assert longest_parts(np.array([700.0])) == pytest.approx(700.0)
+    load = physim.Load(rate=1.0, input_tokens=900, cached_tokens=200, output_tokens=5)
+    assert load.longest() == pytest.approx(700.0)
 
 
 def test_lengths_in_a_sweep(tmp_path):

@@ -37,8 +37,9 @@ _STEADY_POINTS = 1024  # points where nothing changes over time
 # Of the time over which the number of running requests drifts, the part that a request's own life
 # averages out: chosen on benchmarks/fluid_against_replay.py.
 _LASTING = 0.8
-# Largest coefficient of variation that is drawn.
-_WIDEST = 3.0
+# Powers of the coefficient of variation that are one over a Weibull shape, below
+# one and above, and the largest that is drawn.
+_NARROW, _WIDE, _WIDEST = 1.086, 0.9, 3.0
 # Kinds of steps with prompts, of which those last that leave tokens for later ones: who finds such
 # a step under way finds a queue for tokens.
 _ORDER = np.array([*range(FULL), FEW, MANY, FULL])
@@ -344,7 +345,7 @@ def drawn_at_times(
     """Quantiles of a part of mean one that is nothing at times.
 
     Where it is not it has a Weibull distribution of the coefficient of variation, nearly (shape
-    ``cv^-1.086``).
+    ``cv^-1.086``, above one ``cv^-0.9``).
 
     Args:
         points: Where to draw it, from 0 to 1.
@@ -352,7 +353,7 @@ def drawn_at_times(
         cv: Its coefficient of variation where it is.
     """
     rest = jnp.maximum(1 - points, SMALL) / jnp.maximum(chance, SMALL)
-    inverse = jnp.clip(cv, LITTLE, _WIDEST) ** 1.086
+    inverse = jnp.clip(cv, LITTLE, _WIDEST) ** jnp.where(cv < 1.0, _NARROW, _WIDE)
     scale = jnp.exp(-jax.scipy.special.gammaln(1 + inverse))
     some = -jnp.log(jnp.minimum(rest, 1.0))
     return jnp.where(rest < 1.0, scale * jnp.maximum(some, TINY) ** inverse, 0.0) / jnp.maximum(

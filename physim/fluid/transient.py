@@ -507,7 +507,7 @@ class Fluid(eqx.Module):
 # A record of what a request meets, from its numbers in a row.
 _unravelled = ravel_pytree(EMPTY)[1]
 # Where in such a row the mean step is, with which all that runs grows older; the queue for tokens,
-# the prompts that come, and a full step.
+# and a full step.
 _MEAN, _QUEUE = (Local._fields.index(name) for name in ("mean", "queue"))
 _FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
 

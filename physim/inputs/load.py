@@ -216,8 +216,10 @@ class Load:
         """New tokens of the longest prompts; see `physim.inputs.request_points.longest_parts`."""
         if self.lengths is not None:
             return self.lengths.longest
-        inputs = lengths(self.input_tokens).fine
-        return longest_parts(np.maximum(inputs - self.cached_tokens, 1.0))
+        inputs = lengths(self.input_tokens)
+        # One request stands for all where they are alike.
+        own = inputs.fine[: 1 if inputs.alike else None]
+        return longest_parts(np.maximum(own - self.cached_tokens, 1.0))
 
     def moments(self) -> RequestMoments:
         """Means over all requests, of their lengths and of products of them."""
