@@ -40,6 +40,28 @@ def test_derivatives_are_differences(cases):
     assert not slopes.off(0.05).any()
 
 
+def test_derivatives_of_real_loads_are_differences():
+    every = []
+    for name in ("azure-conversation-2023", "mooncake-conversation", "sharegpt"):
+        requests = physim.RequestLengths.read(name).uncached()
+        load = physim.Load.of_requests(requests, rate=0.1, arrival="poisson")
+        case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", max_model_len=131_072).under(load)
+        (alone,) = laws.predicted([case])
+        every += [
+            case.under(dataclasses.replace(load, rate=share * alone.saturation_rps, **arrivals))
+            for share, arrivals in (
+                (0.3, {}),
+                (0.6, {"arrival": "gamma", "burstiness": 0.5}),
+                (0.8, {}),
+            )
+        ]
+    lengths = physim.Lengths.lognormal(1200, 1800), physim.Lengths.lognormal(250, 375)
+    drawn = physim.Load(input_tokens=lengths[0], output_tokens=lengths[1], rate=3.0)
+    slopes = laws.slopes([*every, every[0].under(drawn)])
+    assert slopes.notable().sum() > 400
+    assert not slopes.off(0.01).any()
+
+
 def test_slots_beyond_the_kv_cache_cost_as_much_as_in_a_replay():
     def case(slots):
         return physim.Case.of(
