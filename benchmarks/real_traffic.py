@@ -92,10 +92,19 @@ def rows(arrivals: Iterable[str]) -> list[Row]:
 
 @functools.cache
 def recorded(name: str) -> Any:
-    """Requests as a trace has them; None where it is not there."""
+    """Requests as a trace has them, cut to what a server takes; None where it is not there."""
     from physim.inputs.request_traces import read_requests
 
-    return read_requests(FILES[name], arrivals=True) if FILES[name].exists() else None
+    if not FILES[name].exists():
+        return None
+    own = read_requests(FILES[name], arrivals=True)
+    inputs, outputs = cut(own.input_tokens, own.output_tokens)
+    return own._replace(input_tokens=inputs, output_tokens=outputs)
+
+
+def cut(inputs: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts and outputs that a server of 32,768 tokens takes."""
+    return np.minimum(inputs, LONGEST_PROMPT), np.minimum(outputs, LONGEST_OUTPUT)
 
 
 @functools.cache
@@ -110,9 +119,7 @@ def lengths(name: str) -> Any:
         both = physim.RequestLengths.read(FILES[name] if FILES[name].exists() else name)
     inputs, _, outputs = both.arrays
     # Of prompts as a whole: what is found in a cache is another matter.
-    return physim.RequestLengths.of(
-        np.minimum(inputs, LONGEST_PROMPT), np.minimum(outputs, LONGEST_OUTPUT), name=name
-    )
+    return physim.RequestLengths.of(*cut(inputs, outputs), name=name)
 
 
 @functools.cache
@@ -176,8 +183,7 @@ def workload(row: Row, rate: float, seed: int = 1) -> Any:
     inputs, outputs = inputs[picked], outputs[picked]
     if own is not None:
         # A trace's requests come in its own order.
-        inputs = np.minimum(own.input_tokens, LONGEST_PROMPT)
-        outputs = np.minimum(own.output_tokens, LONGEST_OUTPUT)
+        inputs, outputs = own.input_tokens, own.output_tokens
     columns = zip(times.tolist(), inputs.tolist(), outputs.tolist(), strict=True)
     requests = [Request(n, at, int(i), int(o)) for n, (at, i, o) in enumerate(columns)]
     return Workload(requests, int((inputs + outputs).max()))

@@ -114,7 +114,7 @@ def busy_times(
         rest: First prompts in the last step that computes any.
     """
     group, decoding = crowd.group, crowd.decoding
-    old, new = demand.input_tokens + demand.met_longer + demand.age, demand.input_tokens + 1.0
+    old, new = demand.met_tokens + demand.age, demand.input_tokens + 1.0
     # Between one prompt in a step and several, the time grows on a straight line.
     one, several = 1 / crowd.chunks, jnp.maximum(group, 2 / crowd.chunks)
     none, others = jnp.zeros_like(crowd.running), jnp.maximum(decoding - 1, 0.0)

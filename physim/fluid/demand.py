@@ -189,6 +189,11 @@ class Demand(eqx.Module):
         return jnp.concatenate([jnp.asarray(self.prompts)[:-1], jnp.asarray(self.longest)])
 
     @property
+    def met_tokens(self) -> Scalar:
+        """Prompt tokens of those that decode, mean."""
+        return self.input_tokens + self.met_longer
+
+    @property
     def new_tokens(self) -> Scalar:
         """Prompt tokens that are computed, mean."""
         return jnp.maximum(self.input_tokens - self.cached_tokens, 1.0)

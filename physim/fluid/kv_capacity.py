@@ -24,7 +24,7 @@ def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
         demand: The load.
         age: Tokens that the request has generated.
     """
-    tokens = demand.input_tokens + demand.met_longer - demand.cached_tokens + age
+    tokens = demand.met_tokens - demand.cached_tokens + age
     seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
     held = limits.window_share * seen + limits.state_blocks
     return tokens / limits.block_size + 0.5 + held

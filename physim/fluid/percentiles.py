@@ -27,9 +27,9 @@ from physim.metrics import PERCENTILES
 from physim.types import AnyArray, Number, Scalar
 
 # Parts of chance, of which each has a coordinate of the lattice: the kind of the step under way,
-# where in it a request comes, the step after it, which request it is, prompts beside its own, the
-# queue for tokens, that for a slot, and how fast others let it decode.
-_FOUND, _PHASE, _NEXT, _REQUEST, _BESIDE, _QUEUE, _SLOT, _PACE = range(8)
+# where in it a request comes, the step after it, which request it is, prompts beside its own, those
+# before it that came with it, the queue for a slot, and how fast others let it decode.
+_FOUND, _PHASE, _NEXT, _REQUEST, _BESIDE, _BEFORE, _SLOT, _PACE = range(8)
 _PARTS = _PACE + 1
 # Share of a normal distribution that is drawn from: its ends would be infinite.
 _WITHIN = 0.998
@@ -162,7 +162,7 @@ def first_tokens(
     phase = points[:, _FOUND] / jnp.maximum(chances.busy, LITTLE)
     met = jax.nn.sigmoid((1 - phase) / 0.01)
     # Whoever finds the fullest steps finds the longest queues; who finds none has no queue.
-    idle = jnp.where(phase < 1.0, chances.busy - points[:, _FOUND], 1.0)
+    fullest = jnp.where(phase < 1.0, 1.0 - (chances.busy - points[:, _FOUND]), 0.0)
     alone = 1.0 - jnp.sum(local.kind_share)
     # A long step is found more often, and the one after it is any.
     found = _of_kinds(
@@ -185,8 +185,8 @@ def first_tokens(
         * count
         * drawn(points[:, _BESIDE], jnp.sqrt((1 + demand.prompt_cv2) / (count + SMALL)))
     )
-    queue = local.queue * drawn_at_times(1.0 - idle, local.queued, local.queue_cv)
-    later = local.later * jnp.where((points[:, _QUEUE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
+    queue = local.queue * drawn_at_times(fullest, local.queued, local.queue_cv)
+    later = local.later * jnp.where((points[:, _BEFORE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
     return local.outside + met * (under_way + several) + own + queue + later + waiting
 
@@ -204,7 +204,7 @@ def _part(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
 
 def place_in_batch(points: Float[AnyArray, "points parts"]) -> Float[AnyArray, " points"]:
     """Share of those that came at the same time that are before a request."""
-    return (points[:, _QUEUE] + points[:, _FOUND]) % 1.0
+    return (points[:, _BEFORE] + points[:, _FOUND]) % 1.0
 
 
 def _of_kinds(
@@ -352,13 +352,12 @@ def drawn_at_times(
         chance: Chance that it is more than nothing.
         cv: Its coefficient of variation where it is.
     """
-    rest = jnp.maximum(1 - points, SMALL) / jnp.maximum(chance, SMALL)
+    chance = jnp.maximum(chance, SMALL)
+    rest = jnp.maximum(1 - points, SMALL) / chance
     inverse = jnp.clip(cv, LITTLE, _WIDEST) ** jnp.where(cv < 1.0, _NARROW, _WIDE)
     scale = jnp.exp(-jax.scipy.special.gammaln(1 + inverse))
     some = -jnp.log(jnp.minimum(rest, 1.0))
-    return jnp.where(rest < 1.0, scale * jnp.maximum(some, TINY) ** inverse, 0.0) / jnp.maximum(
-        chance, SMALL
-    )
+    return jnp.where(rest < 1.0, scale * jnp.maximum(some, TINY) ** inverse, 0.0) / chance
 
 
 def quantiles(

@@ -161,19 +161,17 @@ def wait_for_tokens(
     # Prompts, and the load, that come in a full step.
     come = rate * full_s
     load = jnp.minimum(come * mean, FULLEST)
-    long = come * steps_squared / jnp.maximum(steps, TINY)
+    some = jnp.maximum(steps, TINY)
+    long = come * steps_squared / some
     more = 1.0 + following(long, burst_cv2) / jnp.maximum(long, TINY)
     more *= jnp.minimum(arrival_cv2, 1.0)
     chance = more * come * steps / (1.0 - load)
     varied = come * (jnp.sum(PARTS * size**2) + (arrival_cv2 - 1.0) * mean**2) / 2
     wait = sums + squares * load / (1.0 - load) + steps * varied / (1.0 - load) ** 2
     # A geometric number of such waits, as in a queue of a single server.
-    one = sums / jnp.maximum(steps, TINY)
-    spread = jnp.maximum(
-        of_sums / jnp.maximum(steps, TINY) / jnp.maximum(one, TINY) ** 2 - 1.0, 0.0
-    )
+    cv2 = jnp.maximum(of_sums / some / jnp.maximum(sums / some, TINY) ** 2 - 1.0, 0.0)
     number = jnp.maximum(wait / jnp.maximum(sums, TINY), 1.0)
-    cv = jnp.sqrt((spread + number - 1.0) / number + ROOT)
+    cv = jnp.sqrt((cv2 + number - 1.0) / number + ROOT)
     wait *= more * come * full_s
     with_one = size[_PAIRS[0]] + half * _strata(size)[_PAIRS[1]]
     later = jnp.sum(_OF_PAIRS * (jnp.ceil(with_one) - jnp.ceil(size[_PAIRS[0]])))

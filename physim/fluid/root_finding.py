@@ -52,15 +52,12 @@ def bracketed_root(
         upper: Its end.
         start: Where the function is first evaluated, between the two.
     """
-    of_case = jax.tree_util.Partial(_of_one, function)
-    root, found, _ = root_of_cases(of_case, 1, parameters, lower, upper, start)
+
+    def of_one(point: Scalar, parameters: Any, _: Int[Array, ""]) -> tuple[Scalar, Any, Any]:
+        return *function(point, parameters), ()
+
+    root, found, _ = root_of_cases(of_one, 1, parameters, lower, upper, start)
     return root, found
-
-
-def _of_one(
-    function: Function, point: Scalar, parameters: Any, _: Int[Array, ""]
-) -> tuple[Scalar, Any, Any]:
-    return *function(point, parameters), ()
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -218,7 +218,7 @@ def kinds_at(
     plain = model.batch(
         decode_requests=decodes,
         tokens_each=jnp.ones_like(decodes),
-        context=jnp.full_like(decodes, demand.input_tokens + demand.met_longer + occupancy.age),
+        context=jnp.full_like(decodes, demand.met_tokens + occupancy.age),
         prefill_requests=numbers,
         ranks=ranks,
         stages=lanes,

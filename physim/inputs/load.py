@@ -265,14 +265,14 @@ class Load:
         stages that of the busiest.
         """
         if self.dispersion is not None:
-            return self._recorded().bursts_at(_LIFE_S)
+            return self._bursts(_LIFE_S)
         return {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
 
     @property
     def burst_cv2(self) -> float:
         """The same as `arrival_cv2` in windows as long as steps: requests that come at once."""
         if self.dispersion is not None:
-            return self._recorded().bursts_at(_STEP_S)
+            return self._bursts(_STEP_S)
         return self.arrival_cv2
 
     @property
@@ -280,11 +280,15 @@ class Load:
         """Other requests that come at the very time of a request, mean."""
         return 0.0 if self.dispersion is None else self.dispersion.at_once
 
-    def _recorded(self) -> ArrivalDispersion:
-        """Recorded arrivals at the rate of the load, or of its busiest stage."""
+    def _bursts(self, window_s: float) -> float:
+        """Dispersion of recorded bursts at the rate of the load, or of its busiest stage.
+
+        A record that runs faster has in a window what it had in a longer one.
+        """
         assert self.dispersion is not None
+        own = self.dispersion.rate
         rate = max((stage.rate for stage in self.stages), default=self.rate)
-        return self.dispersion if rate is None else self.dispersion.at_rate(rate)
+        return self.dispersion.bursts_at(window_s * (own if rate is None else rate) / own)
 
     def in_stretches(self) -> Load:
         """Recorded arrivals at a rate as stages, whose rates are those of stretches of the record.
