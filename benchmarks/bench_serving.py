@@ -31,7 +31,8 @@ def main() -> None:
     from physim.corrections.fields import Corrections
     from physim.fluid.demand import Demand
     from physim.fluid.request_latencies import latencies
-    from physim.fluid.transient import Fluid, Schedule
+    from physim.fluid.schedule import Schedule
+    from physim.fluid.transient import Fluid
     from physim.prediction.arrays import step_model_of
     from physim.replay.engine import replay
     from physim.replay.outcome import Engine

@@ -14,7 +14,8 @@ from physim.errors import InputError
 from physim.fluid.demand import Demand
 from physim.fluid.request_latencies import latencies
 from physim.fluid.rosenbrock import Rodas3
-from physim.fluid.transient import Fluid, Schedule
+from physim.fluid.schedule import Schedule
+from physim.fluid.transient import Fluid
 from physim.inputs.load import Load, Stage
 from physim.step.lowering import lower
 from physim.step.model import StepModel

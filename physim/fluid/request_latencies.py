@@ -24,8 +24,9 @@ from physim.fluid.percentiles import (
     quantiles,
     stratum,
 )
+from physim.fluid.schedule import Schedule
 from physim.fluid.step_kinds import FULL
-from physim.fluid.transient import Fluid, Schedule, Trajectory
+from physim.fluid.transient import Fluid, Trajectory
 from physim.types import AnyArray, Scalar
 
 # As many as keep percentiles within those of the replay (benchmarks/fluid_against_replay.py).

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import EMPTY, Local, local
@@ -31,8 +31,10 @@ from physim.fluid.preemption import recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
 from physim.fluid.queueing import FULLEST, peakedness, wait_for_a_slot
 from physim.fluid.rosenbrock import Rodas3
+from physim.fluid.schedule import Schedule
 from physim.fluid.step_kinds import FULL
 from physim.fluid.step_mix import steps_at
+from physim.fluid.table_look_up import cubic, straight
 from physim.inputs.deployment import Limits
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
@@ -64,35 +66,6 @@ _KNOTS = 32
 _NEARLY = 0.95
 # Requests that a KV cache may hold at most, for each of a load that stays.
 _YOUNG = 3.0
-
-
-class Schedule(eqx.Module):
-    """Stages of a load that follow one another.
-
-    Attributes:
-        rates: Arrivals per second.
-        ends: When each stage ends, seconds.
-        timeout: Time after which clients give up, seconds; None for never.
-    """
-
-    rates: Float[AnyArray, " stages"]
-    ends: Float[AnyArray, " stages"]
-    timeout: Scalar | None = None
-
-    def arrived(self, time: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """Requests that have arrived by a time."""
-        times, counts = self.corners()
-        return jnp.interp(time, times, counts)
-
-    def arrival(self, count: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-        """When so many have arrived: the inverse, within the stages."""
-        times, counts = self.corners()
-        return jnp.interp(count, counts, times)
-
-    def corners(self) -> tuple[Float[AnyArray, " corners"], Float[AnyArray, " corners"]]:
-        """When stages begin and the last ends, seconds, and how many have arrived by then."""
-        times = jnp.append(0.0, self.ends)
-        return times, jnp.append(0.0, jnp.cumsum(self.rates * jnp.diff(times)))
 
 
 class Trajectory(eqx.Module):
@@ -330,8 +303,8 @@ class Fluid(eqx.Module):
         age: Scalar,
         full: Scalar,
     ) -> Float[AnyArray, "*v"]:
-        i, by_share = _cubic(_SHARES, share)
-        j, by_start = _straight(self.starts, start)
+        i, by_share = cubic(_SHARES, share)
+        j, by_start = straight(self.starts, start)
         older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, LITTLE)), 0.0, 1.0)
         near = jax.lax.dynamic_slice_in_dim(table, i, 4, -2)
         near = jax.lax.dynamic_slice_in_dim(near, j, 2, -1)
@@ -416,7 +389,7 @@ class Fluid(eqx.Module):
         leaving = jnp.sum((1 - phases.onward) * running / phases.stay)
         # The slots that are free for the next step, less what those that start now hold later.
         free = jnp.maximum(slots - batch + leaving, 0.0) / (1 + self.held)
-        i, by_share = _cubic(_SHARES, batch / slots)
+        i, by_share = cubic(_SHARES, batch / slots)
         chance = jnp.sum(jax.lax.dynamic_slice_in_dim(self.chance, i, 4) * by_share)
         chance = jnp.maximum(chance, _LEAST_CHANCE) / (1 + self.held)
         waiting = jnp.maximum(waiting, 0.0)
@@ -438,7 +411,7 @@ class Fluid(eqx.Module):
         """
         budget = (self.limits.max_num_batched_tokens - batch) / self.demand.new_tokens
         budget = jnp.maximum(budget, TINY)
-        i, by_share = _cubic(_SHARES, batch / self.scale)
+        i, by_share = cubic(_SHARES, batch / self.scale)
         near = jax.lax.dynamic_slice_in_dim(self.queued, i, 4)
         queued = jnp.maximum(jnp.sum(near * by_share[:, None], axis=0), 0.0)
         left = jnp.maximum(budget - self.knots, 0.0)
@@ -510,43 +483,6 @@ _unravelled = ravel_pytree(EMPTY)[1]
 # and a full step.
 _MEAN, _QUEUE = (Local._fields.index(name) for name in ("mean", "queue"))
 _FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
-
-
-def _cubic(
-    knots: Float[np.ndarray, " knots"], x: Scalar
-) -> tuple[Int[AnyArray, ""], Float[AnyArray, " 4"]]:
-    """The first of four knots about a point and their weights: a smooth curve through all.
-
-    Catmull and Rom's cubic along the logarithm of equally spaced knots, of which the first and the
-    last only shape the ends.
-    """
-    gap = float(np.log(knots[1] / knots[0]))
-    place = jnp.log(jnp.clip(x, knots[1], knots[-2]) / knots[0]) / gap
-    first = jnp.clip(jnp.floor(place).astype(int) - 1, 0, len(knots) - 4)
-    u = place - 1 - first
-    weights = jnp.stack(
-        [
-            -u * (1 - u) ** 2,
-            2 - 5 * u**2 + 3 * u**3,
-            u + 4 * u**2 - 3 * u**3,
-            -(u**2) * (1 - u),
-        ]
-    ) * jnp.array([0.5, 0.5, 0.5, 0.5])
-    return first, weights
-
-
-def _straight(
-    knots: Float[AnyArray, " knots"], x: Scalar
-) -> tuple[Int[AnyArray, ""], Float[AnyArray, " 2"]]:
-    """The first of two knots about a point and their weights, on a straight line.
-
-    Chunks that not every step has count by their share of steps, so times are straight in them.
-    """
-    x = jnp.clip(x, 0.0, knots[-1])
-    first = jnp.clip(jnp.searchsorted(knots, x, method="compare_all") - 1, 0, len(knots) - 2)
-    low, high = knots[first], knots[first + 1]
-    weight = (x - low) / (high - low)
-    return first, jnp.stack([1 - weight, weight])
 
 
 def _lesser(one: Scalar, other: Scalar, product: Scalar) -> Scalar:

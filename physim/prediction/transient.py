@@ -10,7 +10,8 @@ import numpy as np
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.request_latencies import Summary, latencies
-from physim.fluid.transient import Fluid, Schedule, Trajectory
+from physim.fluid.schedule import Schedule
+from physim.fluid.transient import Fluid, Trajectory
 from physim.inputs.case import Case
 from physim.kept import kept
 from physim.metrics import METRICS, STATISTICS
