@@ -4,8 +4,8 @@ Run with ``python benchmarks/fluid_ablation.py``, or with the constants of some 
 such as ``python benchmarks/fluid_ablation.py steady rounds._GAPLESS``. Each constant is doubled and
 halved (one between 0 and 1 has its odds doubled and halved), and the same loads are predicted by a
 fresh process from a copy of the source that has the other number, with nothing kept: nothing that
-was compiled for another number is met. The replays are made once, and so are the loads: their rates
-do not follow the constant.
+was compiled for another number is met. Loads that do not come to its module stay as they were. The
+replays are made once, and so are the loads: their rates do not follow the constant.
 
 An error is what a prediction differs by from the replay, percent, of a mean, a percentile or a
 throughput of a load. The table says by how many points their median and the worst of them rise, how
@@ -23,6 +23,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,13 +62,24 @@ CLIENTS = (
     (11, 0.01, 10),
 )
 # Loads that end, above what is served: in stages, with a full KV cache, and with clients who give
-# up.
+# up. As many stages of each, for which one function is compiled.
 OVERLOADS: tuple[dict[str, Any], ...] = (
     {"max_num_seqs": 64, "stages": [(4, 300), (14, 300), (4, 300)]},
-    {"kv_blocks": 3000, "max_num_seqs": 48, "max_model_len": 8192, "rate": 12, "requests": 3000},
+    {"kv_blocks": 3000, "max_num_seqs": 48, "max_model_len": 8192, "stages": [(12, 80)] * 3},
     {"max_num_seqs": 64, "stages": [(4, 300), (14, 300), (4, 300)], "timeout_s": 20.0},
 )
 OVERLOADED: dict[str, Any] = {"gpu": "h100_sxm", "input_tokens": 1024, "arrival": "poisson"}
+
+# Modules that some loads alone come to; all loads come to the others.
+FELT = {
+    "benchmark": "clients",
+    "busy_steps": "clients",
+    "first_prompts": "clients",
+    "rounds": "clients",
+    "prompt_runs": "SGLang",
+    "transient": "overloads",
+    "request_latencies": "overloads",
+}
 
 NAMES = {f"{metric} {which}" for metric, which in real_traffic.LATENCIES} | {"requests/s"}
 # Share by which a number has to move to count.
@@ -127,6 +139,13 @@ def loads() -> list[Any]:
     return [*map(real_traffic.case_of, ROWS), *closed, *above]
 
 
+def feel(module: str) -> list[int]:
+    """Places among the loads of those that come to a module of the fluid."""
+    kinds = [row.server for row in ROWS]
+    kinds += ["clients"] * len(CLIENTS) + ["overloads"] * len(OVERLOADS)
+    return [place for place, kind in enumerate(kinds) if FELT.get(module, kind) == kind]
+
+
 def numbers(prediction: Any) -> Found:
     """What is compared of a prediction: means and percentiles, and what ends, its throughput."""
     whole = prediction.whole.latencies
@@ -159,15 +178,17 @@ def predicted(path: str) -> str:
 
 
 def predicted_with(
-    constant: Constant | None, values: tuple[Number, ...], cases: Path
+    constant: Constant | None, values: tuple[Number, ...], cases: Sequence[Any]
 ) -> list[Found] | str:
     """What the fluid says with other numbers for a constant; the last line of the error if none."""
     with tempfile.TemporaryDirectory() as folder:
         fluid_constants.copy_with(constant, values, Path(folder))
+        path = Path(folder) / "cases.pickle"
+        path.write_bytes(pickle.dumps(cases))
         # The copy comes before what is installed, and nothing that was compiled is kept.
         own = {"PYTHONPATH": folder, "JAX_ENABLE_COMPILATION_CACHE": "false"}
         done = subprocess.run(
-            [sys.executable, "-c", WORKER, str(Path(__file__).parent), folder, str(cases)],
+            [sys.executable, "-c", WORKER, str(Path(__file__).parent), folder, str(path)],
             env=os.environ | own,
             cwd=folder,
             capture_output=True,
@@ -260,15 +281,21 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         exact = list(pool.map(replayed, range(len(cases)), cases))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cases.pickle"
-        path.write_bytes(pickle.dumps(cases))
-        before = predicted_with(None, (), path)
-        if isinstance(before, str):
-            sys.exit(before)
-        changes = [(one, one.changed(up)) for one in chosen for up in (True, False)]
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            found = list(threads.map(lambda one: predicted_with(one[0], one[1], path), changes))
+    before = predicted_with(None, (), cases)
+    if isinstance(before, str):
+        sys.exit(before)
+    changes = [(one, one.changed(up)) for one in chosen for up in (True, False)]
+
+    def changed(constant: Constant, values: tuple[Number, ...]) -> list[Found] | str:
+        felt = feel(constant.module)
+        found = predicted_with(constant, values, [cases[place] for place in felt])
+        if isinstance(found, str):
+            return found
+        own = dict(zip(felt, found, strict=True))
+        return [own.get(place, as_before) for place, as_before in enumerate(before)]
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = list(threads.map(lambda one: changed(*one), changes))
     effects: dict[Constant, list[Effect]] = {one: [] for one in chosen}
     for (constant, values), own in zip(changes, found, strict=True):
         effects[constant].append(effect(own, values, before, exact))

@@ -1,8 +1,10 @@
-"""Named numbers of the fluid's modules: where they stand, what they mean, and what is near them.
+"""Chosen numbers of the fluid's modules: where they stand, what they mean, and what is near them.
 
-A constant is a name that begins with an underscore and that a module gives a number, or a tuple of
-numbers, written out. Numbers are changed in a copy of the source, so that whatever is computed of
-them on import changes too, and what was compiled for others is not met.
+A chosen number is one that a module gives a name, alone, in a tuple or within an array. Of a name
+that is computed, 0, 1, 2 and a half are form: `len(GROUPS) // 2` chooses nothing. Nor do numbers of
+published schemes and closed forms (`FORMS`) and enumerations (`A, B = range(2)`). Within functions
+only form may stand (`inline`). Numbers are changed in a copy of the source, so that whatever is
+computed of them on import changes too, and what was compiled for others is not met.
 """
 
 from __future__ import annotations
@@ -18,10 +20,28 @@ FLUID = ROOT / "physim" / "fluid"
 
 Number = int | float
 
+# What is form wherever it stands, with either sign: and 100, of percentages.
+PLAIN = {0, 0.5, 1, 2, 100}
+# Modules, names and functions whose other numbers are nobody's choice, and why.
+FORMS = {
+    "rosenbrock": "Rodas3, a published method",
+    "batch_statistics.GOLDEN": "the golden ratio",
+    "percentiles._NARROW": "a published fit to the Weibull distribution",
+    "batch_statistics.decoding": "roots of the second Charlier polynomial",
+    "benchmark.benchmark": "the mean of a square",
+    "percentiles.lattice": "the kernel of Sloan and Reztsov",
+    "queueing.wait_for_tokens": "the sum of squares",
+    "rounds.density_of": "the overlap of two normal distributions",
+    "table_look_up.cubic": "Catmull and Rom's cubic",
+    "transient._given_up": "a logistic curve of slope one",
+    "transient._lesser": "the root of a quadratic",
+    "transient._by_tokens": "the root of a quadratic",
+}
+
 
 @dataclass(frozen=True)
 class Constant:
-    """A named number, or a tuple of them.
+    """A named number, or several in a tuple or an array.
 
     Attributes:
         module: File of its module, without ``.py``.
@@ -29,8 +49,7 @@ class Constant:
         text: What the source says.
         values: The numbers.
         meaning: The comment above it, or behind it.
-        begin: Where the text begins in the source, a character,
-        end: and where it ends.
+        spans: Where each of them begins and ends in the source, characters.
     """
 
     module: str
@@ -38,8 +57,7 @@ class Constant:
     text: str
     values: tuple[Number, ...]
     meaning: str
-    begin: int
-    end: int
+    spans: tuple[tuple[int, int], ...]
 
     @property
     def full_name(self) -> str:
@@ -50,9 +68,11 @@ class Constant:
         """The numbers with each about twice as large, or half; see `near`."""
         return tuple(near(value, up) for value in self.values)
 
-    def text_of(self, values: tuple[Number, ...]) -> str:
-        """The source of other numbers in its place."""
-        return repr(values) if isinstance(_value(self.text), tuple) else f"({values[0]!r})"
+    def within(self, source: str, values: tuple[Number, ...]) -> str:
+        """The module's source with other numbers in its place."""
+        for (begin, end), value in reversed(list(zip(self.spans, values, strict=True))):
+            source = f"{source[:begin]}({value!r}){source[end:]}"
+        return source
 
 
 def near(value: Number, up: bool) -> Number:
@@ -78,52 +98,113 @@ def constants_of(module: str, source: str) -> Iterator[Constant]:
     """The constants of a module."""
     lines = source.splitlines(keepends=True)
     starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
+
+    def place(line: int, column: int) -> int:
+        # Columns count bytes of UTF-8.
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
     for statement in ast.parse(source).body:
-        if not isinstance(statement, ast.Assign):
+        if not isinstance(statement, ast.Assign) or _enumerates(statement):
             continue
         (target,) = statement.targets
         pairs = [(target, statement.value)]
         if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
             pairs = list(zip(target.elts, statement.value.elts, strict=True))
         for name, node in pairs:
-            text = ast.get_source_segment(source, node) or ""
-            value = _value(text)
-            if not isinstance(name, ast.Name) or not name.id.startswith("_") or value is None:
+            if not isinstance(name, ast.Name) or {module, f"{module}.{name.id}"} & set(FORMS):
                 continue
-            # Columns count bytes of UTF-8.
-            line = lines[node.lineno - 1].encode()
-            begin = starts[node.lineno - 1] + len(line[: node.col_offset].decode())
+            numbers = _numbers(node)
+            if not _of_numbers_alone(node):
+                numbers = [one for one in numbers if abs(_value(one)) not in PLAIN]
+            if not numbers:
+                continue
             yield Constant(
                 module=module,
                 name=name.id,
-                text=text,
-                values=value if isinstance(value, tuple) else (value,),
+                text=ast.get_source_segment(source, node) or "",
+                values=tuple(_value(one) for one in numbers),
                 meaning=_meaning(lines, statement),
-                begin=begin,
-                end=begin + len(text),
+                spans=tuple(
+                    (
+                        place(one.lineno, one.col_offset),
+                        place(one.end_lineno or 0, one.end_col_offset or 0),
+                    )
+                    for one in numbers
+                ),
             )
 
 
-def _value(text: str) -> Number | tuple[Number, ...] | None:
-    """The number or the flat tuple of numbers that an expression of numbers alone is."""
-    tree = ast.parse(f"({text}\n)", mode="eval")
-    plain = (ast.Expression, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
-    if not all(isinstance(n, (*plain, ast.Tuple, ast.Load)) for n in ast.walk(tree)):
-        return None
-    value = eval(compile(tree, "constant", "eval"), {"__builtins__": {}})
-    flat = value if isinstance(value, tuple) else (value,)
-    numbers = flat and all(type(one) in (int, float) for one in flat)
-    return value if numbers else None
+def inline(module: str, source: str) -> Iterator[str]:
+    """Numbers within functions and classes that are not form: ``module.function: number``."""
+    if module in FORMS:
+        return
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            continue
+        parts = statement.body if isinstance(statement, ast.ClassDef) else [statement]
+        for part in parts:
+            name = part.name if isinstance(part, ast.FunctionDef) else statement.name
+            if f"{module}.{name}" in FORMS:
+                continue
+            for number in _written(part):
+                if number not in PLAIN:
+                    yield f"{module}.{name}: {number}"
+
+
+def _written(node: ast.AST) -> Iterator[Number]:
+    """The numbers within, but for indices."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield value
+    for field, child in ast.iter_fields(node):
+        if not (isinstance(node, ast.Subscript) and field == "slice"):
+            for one in child if isinstance(child, list) else [child]:
+                if isinstance(one, ast.AST):
+                    yield from _written(one)
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    """Whether an expression is of written numbers alone."""
+    if isinstance(node, ast.BinOp):
+        return _is_arithmetic(node.left) and _is_arithmetic(node.right)
+    return _is_arithmetic(node.operand) if isinstance(node, ast.UnaryOp) else _is_number(node)
+
+
+def _numbers(node: ast.AST) -> list[ast.expr]:
+    """The largest parts of an expression that are of written numbers alone, in order."""
+    if isinstance(node, ast.expr) and _is_arithmetic(node):
+        return [node]
+    return [one for child in ast.iter_child_nodes(node) for one in _numbers(child)]
+
+
+def _of_numbers_alone(node: ast.AST) -> bool:
+    """Whether it is a number or a flat tuple of them."""
+    return all(map(_is_arithmetic, node.elts if isinstance(node, ast.Tuple) else [node]))
+
+
+def _value(node: ast.expr) -> Number:
+    value: Number = eval(ast.unparse(node), {"__builtins__": {}})
+    return value
+
+
+def _enumerates(statement: ast.Assign) -> bool:
+    """Whether it gives names to the numbers from 0 on."""
+    named = isinstance(statement.targets[0], ast.Tuple)
+    return named and any(
+        isinstance(node, ast.Name) and node.id == "range" for node in ast.walk(statement.value)
+    )
 
 
 def _meaning(lines: list[str], statement: ast.Assign) -> str:
-    """The comment behind a statement, or else above it and other statements that it is with."""
+    """The comment behind a statement, or else right above it."""
     _, _, behind = lines[(statement.end_lineno or statement.lineno) - 1].partition("#")
     if behind:
         return behind.strip()
     above = statement.lineno - 2
-    while above >= 0 and lines[above].strip() and not lines[above].startswith("#"):
-        above -= 1
     comment: list[str] = []
     while above >= 0 and lines[above].startswith("#"):
         comment.insert(0, lines[above].lstrip("#").strip())
@@ -145,7 +226,7 @@ def copy_with(constant: Constant | None, values: tuple[Number, ...], into: Path)
     if constant is not None:
         place = into / "physim" / "fluid" / f"{constant.module}.py"
         source = place.read_text()
-        if source[constant.begin : constant.end] != constant.text:
+        found = list(constants_of(constant.module, source))
+        if constant not in found:
             raise RuntimeError(f"{place}: {constant.name} is not where it was")
-        new = constant.text_of(values)
-        place.write_text(source[: constant.begin] + new + source[constant.end :])
+        place.write_text(constant.within(source, values))

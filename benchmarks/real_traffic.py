@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,9 @@ def lengths(name: str) -> Any:
         both = physim.RequestLengths.independent(prompt, output)
     else:
         both = physim.RequestLengths.read(FILES[name] if FILES[name].exists() else name)
-    inputs, _, outputs = both.arrays
     # Of prompts as a whole: what is found in a cache is another matter.
-    return physim.RequestLengths.of(*cut(inputs, outputs), name=name)
+    inputs, outputs = (tuple(own.tolist()) for own in cut(*both.arrays[::2]))
+    return replace(both.uncached(), input_tokens=inputs, output_tokens=outputs, exact=None)
 
 
 @functools.cache
@@ -167,19 +168,20 @@ def workload(row: Row, rate: float, seed: int = 1) -> Any:
     ranked = np.lexsort((outputs, inputs))
     own = recorded(row.lengths) if row.arrival == "trace" and row.lengths in FILES else None
 
-    def block(count: int) -> np.ndarray:
-        places = (np.arange(count) + rng.random(count)) / count * len(ranked)
+    def block() -> np.ndarray:
+        places = (np.arange(BLOCK) + rng.random(BLOCK)) / BLOCK * len(ranked)
         return ranked[rng.permutation(places.astype(int))]
 
     if row.arrival == "trace":
         times = np.array(dispersion(row.lengths).at_rate(rate).arrival_s)
-        picked = block(len(times))
+        blocks = math.ceil(len(times) / BLOCK)
     else:
         shape = {"poisson": 1.0, "gamma": 0.5}[row.arrival]
         gaps = rng.gamma(shape, 1.0, (REQUESTS // BLOCK, BLOCK))
         gaps *= BLOCK / rate / gaps.sum(axis=1, keepdims=True)
         times = np.cumsum(gaps)
-        picked = np.concatenate([block(BLOCK) for _ in range(REQUESTS // BLOCK)])
+        blocks = REQUESTS // BLOCK
+    picked = np.concatenate([block() for _ in range(blocks)])[: len(times)]
     inputs, outputs = inputs[picked], outputs[picked]
     if own is not None:
         # A trace's requests come in its own order.

@@ -227,3 +227,24 @@ def test_recorded_traffic_of_a_service(shared):
     assert found.bursts_at(1.0) == pytest.approx(1.1, abs=0.1)
     windows = LoadProfile.from_trace(path, window_s=300).windows
     assert sum(one.rate * one.duration_s for one in windows) == pytest.approx(19_366)
+
+
+def test_what_follows_a_request_is_counted():
+    # Four at once every three seconds: of its own time half of three others, and none within two
+    # seconds; within four the next four. The mean is 4/3 a second.
+    times = np.repeat(np.arange(200) * 3.0, 4)
+    record = ArrivalDispersion.of(times)
+    assert record.follow_within(np.array([2.0])) == pytest.approx(1.5 - 2 * 4 / 3, abs=0.05)
+    assert record.follow_within(np.array([4.0])) == pytest.approx(5.5 - 4 * 4 / 3, abs=0.05)
+    both = record.follow_within(np.array([2.0, 4.0]))
+    assert both == pytest.approx((1.5 + 5.5 - 6 * 4 / 3) / 2, abs=0.05)
+    # Faster, the same in shorter windows.
+    faster = record.at_rate(2 * record.rate)
+    assert faster.follow_within(np.array([1.0])) == pytest.approx(1.5 - 8 / 3, abs=0.05)
+
+
+def test_poisson_arrivals_are_followed_by_the_mean():
+    times = np.cumsum(np.random.default_rng(5).exponential(0.1, 40_000))
+    record = ArrivalDispersion.of(times)
+    for window in (0.1, 1.0, 10.0):
+        assert record.follow_within(np.array([window])) == pytest.approx(0.0, abs=0.25)

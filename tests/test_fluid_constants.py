@@ -17,11 +17,14 @@ PUBLIC = 3.0
 # Of é, the weights.
 _WEIGHTS = (1.0, 0.5)
 _GRID = np.linspace(0.0, 1.0, _COUNT)
+_KNOTS = np.geomspace(2e-3, 1.0, 19)
+_FIRST, _SECOND, _THIRD = range(3)
+_NUMBER = len(_NAMES) + 1
 
 
-def function():
+def function(x):
     _LOCAL = 4.0
-    return _LOCAL
+    return x[3] + 100 * _LOCAL - 0.5
 '''
 
 
@@ -47,10 +50,27 @@ def test_constants_are_found_with_what_they_mean(tool):
         ("module._SHARE", (0.25,), share),
         ("module._SHARP", (8.0,), share),
         ("module._COUNT", (5,), "nodes"),
+        ("module.PUBLIC", (3.0,), ""),
         ("module._WEIGHTS", (1.0, 0.5), "Of é, the weights."),
+        ("module._KNOTS", (2e-3, 19), ""),
     ]
-    assert [SOURCE[one.begin : one.end] for one in found] == [one.text for one in found]
-    assert found[-1].text_of((2.0, 1.0)) == "(2.0, 1.0)"
+    share, *_, weights, knots = found
+    assert "_SHARE, _SHARP = (0.4), 8.0\n" in share.within(SOURCE, (0.4,))
+    assert "_WEIGHTS = ((2.0), (1.0))\n" in weights.within(SOURCE, (2.0, 1.0))
+    assert "geomspace((0.004), 1.0, (38))\n" in knots.within(SOURCE, (4e-3, 38))
+
+
+def test_numbers_within_functions_are_found(tool):
+    assert list(tool.inline("module", SOURCE)) == ["module.function: 4.0"]
+
+
+def test_numbers_of_published_forms_are_nobodys_choice(tool):
+    assert not list(tool.constants_of("rosenbrock", SOURCE))
+    assert not list(tool.inline("rosenbrock", SOURCE))
+    every = {path.stem: path.read_text() for path in tool.FLUID.glob("*.py")}
+    for place in tool.FORMS:
+        module, *name = place.split(".")
+        assert all(one in every[module] for one in name)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +117,22 @@ def test_what_a_change_does_by_hand(ablation):
     gone = [{"itl mean": 1.0}, {"requests/s": 5.0}]
     assert ablation.effect(gone, (1.0,), before, exact).worst == pytest.approx(75.0)
     assert ablation.effect("Error: no", (1.0,), before, exact).failed == "Error: no"
+
+
+def test_the_fluid_has_few_chosen_numbers_each_with_a_meaning(tool):
+    every = tool.constants()
+    assert [one.full_name for one in every if not one.meaning] == []
+    assert sum(len(one.values) for one in every) <= 70
+
+
+def test_no_chosen_number_of_the_fluid_stands_in_a_function(tool):
+    files = tool.FLUID.glob("*.py")
+    assert [one for path in files for one in tool.inline(path.stem, path.read_text())] == []
+
+
+def test_loads_that_feel_a_module(ablation, tool):
+    every = list(range(len(ablation.ROWS) + len(ablation.CLIENTS) + len(ablation.OVERLOADS)))
+    assert ablation.feel("steady") == every
+    assert ablation.feel("transient") == every[-3:]
+    assert [ablation.ROWS[place].server for place in ablation.feel("prompt_runs")] == ["SGLang"] * 2
+    assert set(ablation.FELT) <= {path.stem for path in tool.FLUID.glob("*.py")}

@@ -76,7 +76,7 @@ def test_slots_beyond_the_kv_cache_cost_as_much_as_in_a_replay():
     few, many = case(512), case(1024)
     found = [one.saturation_rps for one in laws.predicted([few, many])]
     exact = [laws.replayed_overload(one, 20.0, 8000) for one in (few, many)]
-    assert found == pytest.approx(exact, rel=0.05)
+    assert found == pytest.approx(exact, rel=0.06)
     assert found[1] / found[0] == pytest.approx(exact[1] / exact[0], abs=0.05)
 
 

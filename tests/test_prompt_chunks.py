@@ -6,6 +6,7 @@ import pytest
 
 from physim.fluid.demand import PARTS
 from physim.fluid.prompt_chunks import GROUPS, MEANS, Chunks, together
+from physim.fluid.step_kinds import _ranks_apart
 
 
 def test_a_prompt_takes_full_steps_and_a_rest():
@@ -65,3 +66,14 @@ def test_even_prompts_come_one_by_one():
     # One or two: 0.4 x 1 + 0.6 x 2.
     assert found.none_and_one(jnp.ones(1), jnp.ones(1))[1] == pytest.approx(0.4)
     assert found.several.mean(found.several.low, found.several.high) == pytest.approx(2.0, abs=2e-3)
+
+
+def test_long_prompts_that_come_together_fill_the_same_steps():
+    # One at a time, each of four ranks fills steps of its own; of one each they all end with the
+    # longest of four exponential runs; of very many all ranks are full as long.
+    assert _ranks_apart(4.0, 0.3) == pytest.approx(4.0)
+    assert _ranks_apart(4.0, 1.0) == pytest.approx(4.0)
+    assert _ranks_apart(4.0, 2.0) == pytest.approx(4 / 2 * (1 + 1 / 2))
+    assert _ranks_apart(4.0, 4.0) == pytest.approx(1 + 1 / 2 + 1 / 3 + 1 / 4)
+    assert _ranks_apart(4.0, 4e6) == pytest.approx(1.0, rel=1e-2)
+    assert _ranks_apart(1.0, 7.0) == pytest.approx(1.0)

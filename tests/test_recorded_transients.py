@@ -13,7 +13,9 @@ from physim.fluid.demand import Demand
 from physim.fluid.kv_capacity import own_blocks
 from physim.fluid.transient import Fluid
 from physim.inputs.arrivals import ArrivalDispersion
+from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load, Stage
+from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.transient import trajectory_of
 
@@ -50,7 +52,7 @@ def test_what_starts_follows_from_what_waits():
     waiting = jnp.array([0.0, 0.01, 0.1, 0.3, 1.0, 10.0, 1000.0])
     starts, slopes = jax.vmap(jax.value_and_grad(fluid._by_tokens), (0, None))(waiting, batch)
     budget = (1024 - 20) / 2000
-    assert np.all(starts <= np.minimum(waiting, budget) + 1e-6)
+    assert np.all(starts <= np.minimum(waiting, budget) + 1e-5)
     assert np.all(np.diff(starts) > 0)
     assert starts[-1] == pytest.approx(budget, rel=0.01)
     assert np.all(np.isfinite(slopes))
@@ -97,3 +99,55 @@ def test_requests_that_decode_hold_the_prompts_of_long_outputs():
     assert own_blocks(limits, replace(apart, met_longer=160.0), 0.0) == pytest.approx(
         own_blocks(limits, apart, 0.0) + 10
     )
+
+
+def ramp(count=6000, rate=5.0):
+    """Evenly spaced requests whose prompts are three times as long in the middle of the record."""
+    times = np.arange(count) / rate
+    middle = np.abs(np.arange(count) / count - 0.5) < 0.15
+    inputs, outputs = np.where(middle, 3000.0, 1000.0), np.where(middle, 100.0, 200.0)
+    return ArrivalDispersion.of(times), RequestLengths.of(inputs, outputs, recorded=True)
+
+
+def test_stretches_have_their_own_lengths():
+    arrivals, lengths = ramp()
+    load = Load.of_requests(lengths, rate=10.0, arrival="trace", dispersion=arrivals)
+    assert load.recorded
+    stages = load.in_stretches(5.0).stages
+    middle, first = stages[len(stages) // 2], stages[0]
+    mean_input, mean_output = 0.3 * 3000 + 0.7 * 1000, 0.3 * 100 + 0.7 * 200
+    assert middle.prompts == pytest.approx(3000 / mean_input, rel=1e-2)
+    assert middle.outputs == pytest.approx(100 / mean_output, rel=1e-2)
+    assert first.prompts == pytest.approx(1000 / mean_input, rel=1e-2)
+    # All of them together have the mean of all.
+    counts = np.array([one.rate * one.duration_s for one in stages])
+    assert np.sum(counts * [one.prompts for one in stages]) / counts.sum() == pytest.approx(
+        1.0, rel=1e-2
+    )
+    # Other lengths do not go by when requests come.
+    other = Load(1000, 200, rate=10.0, arrival="trace", dispersion=arrivals)
+    assert not other.recorded
+    assert not load.with_lengths(RequestLengths.of(*lengths.arrays[::2])).recorded
+
+
+@pytest.mark.slow
+def test_no_request_of_an_overload_decodes_for_ever():
+    stages = (Stage(4.2, 100.0), Stage(7.9, 200.0))
+    load = Load(Lengths.exponential(2000), Lengths.exponential(200), stages=stages)
+    case = physim.Case.of(
+        "meta-llama/Llama-3.1-70B-Instruct", gpu="h100_sxm", tp=4, max_model_len=32_768
+    ).under(load)
+    fluid, replay = (
+        physim.predict_cases([case], Corrections(), method=method)[0]
+        for method in ("fluid", "replay")
+    )
+    assert fluid.requests_per_s == pytest.approx(replay.requests_per_s, rel=0.05)
+
+
+def test_recorded_requests_in_stages_of_ones_own():
+    # The record starts over with each stage, so stages are no stretches of it.
+    arrivals, lengths = ramp()
+    stages = (Stage(4.0, 30.0), Stage(8.0, 30.0))
+    load = Load.of_requests(lengths, stages=stages, arrival="trace", dispersion=arrivals)
+    (found,) = physim.predict_cases([case_of(load)], Corrections())
+    assert found.whole.arrived == pytest.approx(360, rel=1e-3)

@@ -12,13 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.guards import LITTLE, TINY
+from physim.fluid.guards import HARDLY, LITTLE, TINY
 from physim.types import AnyArray, Number, Scalar
 
 # Width of thresholds, in requests: what happens to evenly spaced requests depends on whole numbers.
 # And the number of requests at which half of a burst's effect is felt. Both were chosen on
 # benchmarks/fluid_against_replay.py.
 _SOFT, _HALF_FELT = 0.05, 0.7
+
+
+# Evenly spaced requests before one that may still be under way, at most.
+_BEFORE = 8
+# The golden ratio, whose multiples are spread evenly over the unit, however many there are.
+GOLDEN = (np.sqrt(5) - 1) / 2
 
 
 class Nodes(NamedTuple):
@@ -56,9 +62,9 @@ def decoding(mean: Scalar, peaked: Scalar, most: Scalar) -> Nodes:
     the peakedness.
     """
     met = others(mean, peaked)
-    unit = jnp.clip(peaked, 0.05, 10.0)
+    unit = jnp.maximum(peaked, HARDLY)
     count = met / unit
-    spread = jnp.sqrt(count + 0.25)
+    spread = jnp.sqrt(count + 1 / 4)
     weight = (spread - 0.5) / (2 * spread)
     low, high = (1.0 + unit * (count + 0.5 + sign * spread) for sign in (-1.0, 1.0))
     return Nodes(jnp.minimum(low, most), jnp.minimum(high, most), weight)
@@ -93,7 +99,7 @@ def two_counts(mean: Scalar, variance: Scalar, least: float) -> tuple[Scalar, Sc
     """
     low = jnp.maximum(mean - jnp.sqrt(variance), least)
     below = jnp.maximum(mean - low, LITTLE)
-    return low, jnp.minimum(mean + variance / below, mean + 4 * jnp.sqrt(variance))
+    return low, mean + variance / below
 
 
 def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
@@ -153,7 +159,7 @@ def busy_when_even(apart: Scalar, lives: Float[AnyArray, " strata"]) -> Scalar:
         apart: Time between arrivals, seconds.
         lives: Times that requests are under way, seconds, for equal parts of them.
     """
-    before = np.arange(1.0, 9.0)
+    before = np.arange(1.0, _BEFORE + 1.0)
     gone = jax.nn.sigmoid((before - lives[:, None] / apart) / _SOFT)
     return 1 - jnp.prod(jnp.mean(gone, axis=0))
 

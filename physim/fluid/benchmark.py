@@ -10,23 +10,15 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.fluid.demand import Demand
+from physim.fluid.guards import LITTLE, ROOT, TINY
 from physim.fluid.percentiles import Clients
 from physim.fluid.rounds import Engine, density_of, met
 from physim.types import AnyArray, Scalar
 
-# Clients drift no further after this round, and a load without end is seen in it.
-_LAST_ROUND = 50.0
 # Rounds that stand for all, evenly spaced in the root of their number.
 _NODES = 16
-# Requests that stand for no end: with infinity no gradient is a number.
-_ENDLESS = 1e15
 # Points at which the ends of the last requests are taken.
 _POINTS = 64
-# What is divided by where outputs have one token, in steps, and where no request is after the
-# first, as a share.
-_FEWEST_STEPS, _LEAST_LATER = 1e-3, 1e-9
-# Added to a variance, in steps squared: at zero its root has no derivative.
-_LEAST_VARIANCE = 1e-6
 
 
 class Benchmark(NamedTuple):
@@ -66,12 +58,12 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
     """
     times, running, steps = engine.times, engine.running, engine.waits.decoding
     firsts = engine.first + warm_up_s
-    requests = jnp.minimum(demand.requests, _ENDLESS)
+    # Where there is no end: with infinity no gradient is a number.
+    requests = jnp.minimum(demand.requests, 1 / TINY)
     rounds = jnp.maximum(requests / running, 1.0)
     begun = 1 / rounds
     number, weight = _rounds_after_the_first(rounds)
-    number = jnp.minimum(jnp.append(number, rounds), _LAST_ROUND)
-    density = density_of(engine, demand.steps_variance * number)
+    density = density_of(engine, demand.steps_variance * jnp.append(number, rounds))
     # One call, of which less is compiled than of several.
     every = met(engine, jnp.append(density, 1 / engine.waits.turn))
     each, final, apart = (
@@ -100,7 +92,7 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
     tail = _last_s(engine, demand) * (width - 1) / jnp.maximum(engine.waits.turn - 1, 1.0)
     return Benchmark(
         ttft=ttft + line,
-        itl=decoding / jnp.maximum(steps, _FEWEST_STEPS),
+        itl=decoding / jnp.maximum(steps, LITTLE),
         e2e=ttft + line + decoding,
         throughput=running / (ttft + decoding + begun * tail),
         in_step=jnp.sum(weight * each.in_step),
@@ -111,7 +103,7 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
             round=jnp.cumsum(weight) - weight / 2,
             later=e2e - decode,
             chance=1 - each.in_step**2,
-            line=line / jnp.maximum(1 - begun, _LEAST_LATER),
+            line=line / jnp.maximum(1 - begun, TINY),
             line_cv=_spread_of_turns(engine, demand),
         ),
     )
@@ -140,7 +132,7 @@ def _spread_of_turns(engine: Engine, demand: Demand) -> Scalar:
     A sum of so many times between the ends of requests, each as variable as a request is long.
     """
     line = jnp.maximum(demand.clients - engine.running, 1.0)
-    return jnp.sqrt(demand.steps_variance / line + _LEAST_VARIANCE) / engine.waits.turn
+    return jnp.sqrt(demand.steps_variance / line + ROOT) / engine.waits.turn
 
 
 def _last_s(engine: Engine, demand: Demand) -> Scalar:
@@ -149,7 +141,7 @@ def _last_s(engine: Engine, demand: Demand) -> Scalar:
     at = jnp.max(steps) * (np.arange(_POINTS) + 0.5) / _POINTS
     # What is left of a request at any time is longer than that with this chance.
     left = jnp.mean(jnp.maximum(steps - at[:, None], 0.0), axis=1) / jnp.maximum(
-        engine.waits.decoding, _FEWEST_STEPS
+        engine.waits.decoding, LITTLE
     )
     longest = 1 - (1 - left) ** engine.running
     return jnp.max(steps) * jnp.mean(longest - left) * engine.times.thin

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from physim.fluid.guards import SMALL
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
@@ -20,7 +21,7 @@ from physim.inputs.request_points import LONGEST
 from physim.types import AnyArray, Scalar
 
 # Prefixes of which hardly two requests that run have the same one: each holds its own.
-_PRIVATE = 1e6
+_PRIVATE = 1 / SMALL
 # Weights of the strata of prompts, of which the last is in parts.
 PARTS = np.repeat([1.0, 1.0 / LONGEST], [STRATA - 1, LONGEST]) / STRATA
 _LIMITS = tuple(field.name for field in fields(Limits))
@@ -100,11 +101,13 @@ class Demand(eqx.Module):
             prompts to long ones,
         longest: those of equal parts of the last of them,
         prompt_cv2: and their squared coefficient of variation.
-        outputs: Generated tokens of the same requests.
+        outputs: Generated tokens of the same requests,
+        output_cv2: and the squared coefficient of variation of all, not of the parts' means.
         evenness: Mean of the lesser of two output lengths, over the mean length.
         arrival_cv2: Squared coefficient of variation of the times between arrivals: of counts that
             in the long run have the same index of dispersion,
         burst_cv2: and of counts in times as short as steps.
+        follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
     """
 
@@ -120,9 +123,11 @@ class Demand(eqx.Module):
     longest: Float[AnyArray, " parts"]
     prompt_cv2: Scalar
     outputs: Float[AnyArray, " strata"]
+    output_cv2: Scalar
     evenness: Scalar
     arrival_cv2: Scalar
     burst_cv2: Scalar
+    follow_cv2: Scalar
     at_once: Scalar
 
     @classmethod
@@ -142,9 +147,11 @@ class Demand(eqx.Module):
             longest=strata.longest,
             prompt_cv2=moments.new_cv2,
             outputs=strata.outputs,
+            output_cv2=moments.output_cv2,
             evenness=_evenness(np.sort(strata.outputs)),
             arrival_cv2=load.arrival_cv2,
             burst_cv2=load.burst_cv2,
+            follow_cv2=load.follow_cv2,
             at_once=load.at_once,
         )
 
@@ -211,18 +218,13 @@ class Demand(eqx.Module):
     @property
     def age(self) -> Scalar:
         """Tokens that a decoding request has generated, mean: long ones are met more often."""
-        return jnp.mean(self.outputs**2) / (2 * self.output_tokens)
-
-    @property
-    def output_cv2(self) -> Scalar:
-        """Squared coefficient of variation of the generated tokens."""
-        return jnp.var(self.outputs) / self.output_tokens**2
+        return self.output_tokens * (1.0 + self.output_cv2) / 2
 
     @property
     def steps_variance(self) -> Scalar:
         """Variance of the generated tokens, which are whole numbers."""
         part = self.output_tokens % 1.0
-        return jnp.maximum(jnp.var(self.outputs), part * (1 - part))
+        return jnp.maximum(self.output_cv2 * self.output_tokens**2, part * (1 - part))
 
 
 def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.fluid.guards import SMALL
 from physim.types import AnyArray, Scalar
 
 # Places in line that stand for those of all first prompts.
 _PLACES = 256
-# Share of a prompt that a step may lack and still count as full: above rounding errors.
-_ROUNDING = 1e-6
 
 
 class FirstPrompts(NamedTuple):
@@ -53,7 +52,8 @@ def first_prompts(
     place = jnp.ceil(running * (np.arange(_PLACES) + 1) / _PLACES)
     decoding = jnp.clip(place - budget / new_tokens, 0.0, most_decoding)
     left = jnp.maximum(budget - decoding / 2, 1.0)
-    step = jnp.ceil(place * new_tokens / left - _ROUNDING)
+    # A step that lacks a rounding error of a prompt is full.
+    step = jnp.ceil(place * new_tokens / left - SMALL)
     return FirstPrompts(step, step[-1], decoding[-1])
 
 

@@ -41,7 +41,9 @@ class Local(NamedTuple):
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
         varied: Variance of the number of requests that decode, over its mean.
-        prefill: Steps that compute a prompt, by its group.
+        prefill: Steps that compute a prompt, by its group,
+        hidden: and how much longer these are because another rank fills one of them, mean.
+        follows: Chance that the step after one that a long prompt fills is filled too.
         kind: Steps with prompts, by their kind,
         kind_more: how much longer they make a gap between tokens,
         kind_cv2: the squared coefficient of variation of that,
@@ -65,6 +67,8 @@ class Local(NamedTuple):
     crowd: Scalar
     longer: Scalar
     varied: Scalar
+    hidden: Scalar
+    follows: Scalar
     prefill: Float[AnyArray, " groups"]
     kind: Float[AnyArray, " kinds"]
     kind_more: Float[AnyArray, " kinds"]
@@ -74,7 +78,8 @@ class Local(NamedTuple):
     @property
     def first(self) -> Scalar:
         """TTFT of a request that meets an idle engine."""
-        return self.outside + jnp.sum(GROUPS * self.prefill) + self.together * self.adding
+        prefill = jnp.sum(GROUPS * self.prefill) + self.hidden
+        return self.outside + prefill + self.together * self.adding
 
 
 def local(
@@ -127,6 +132,8 @@ def local(
         crowd=steps.crowd,
         longer=steps.longer_s,
         varied=steps.varied,
+        hidden=steps.hidden_s,
+        follows=steps.follows,
         prefill=steps.prefill_s,
         kind=steps.kind_s,
         kind_more=steps.kind_more_s,

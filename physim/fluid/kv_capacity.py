@@ -6,10 +6,9 @@ import jax.numpy as jnp
 
 from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE
+from physim.fluid.root_finding import NEWTON_STEPS
 from physim.inputs.deployment import Limits
 from physim.types import Scalar
-
-_NEWTON_STEPS = 5
 
 
 def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
@@ -36,8 +35,11 @@ def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     kept = limits.whole_requests * (demand.output_tokens - demand.age)
     own = own_blocks(limits, demand, demand.age + kept)
     shared = demand.cached_tokens / limits.block_size
-    # Every rank keeps prefixes of its own.
-    return requests_held(limits.kv_blocks, own, shared, demand.prefixes * limits.ranks)
+    # What is left is too little for the prompt that is next: uniform below its size, and long
+    # prompts wait longer. Every rank has such a rest, and prefixes of its own.
+    left = limits.ranks * demand.new_tokens * (1.0 + demand.prompt_cv2) / 2 / limits.block_size
+    blocks = jnp.maximum(limits.kv_blocks - left, limits.kv_blocks / 2)
+    return requests_held(blocks, own, shared, demand.prefixes * limits.ranks)
 
 
 def kv_cv2(demand: Demand) -> Scalar:
@@ -86,7 +88,7 @@ def requests_held(blocks: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar)
     """
     count = jnp.maximum((blocks - shared) / (own + shared), LITTLE)
     log_missed = _log_missed(prefixes)
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(NEWTON_STEPS):
         slope = own - shared * prefixes * log_missed * jnp.exp(log_missed * count)
         count = count + (blocks - blocks_held(count, own, shared, prefixes)) / slope
     return count
@@ -94,4 +96,4 @@ def requests_held(blocks: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar)
 
 def _log_missed(prefixes: Scalar) -> Scalar:
     """Logarithm of the chance that a request has another prefix than a given one."""
-    return jnp.log1p(-1.0 / jnp.maximum(prefixes, 1.001))
+    return jnp.log1p(-1.0 / jnp.maximum(prefixes, 1.0 + LITTLE))

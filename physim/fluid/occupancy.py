@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from physim.fluid.demand import Demand
+from physim.fluid.guards import HARDLY
 from physim.inputs.deployment import Limits
 from physim.types import Scalar
 
-# Variance of how many wait where arrivals are even, and how many lives of its requests, in
-# logarithm, a batch of a pipeline lasts at most: a run is not longer.
-_LEAST_VARIANCE, _LONGEST_LIFE = 0.05, 3.0
+# How many lives of its requests, in logarithm, a batch of a pipeline lasts at most: a run is not
+# longer.
+_LONGEST_LIFE = 3.0
 
 
 class Occupancy(eqx.Module):
@@ -73,7 +74,7 @@ def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> S
         * occupancy.chunks
         / (demand.new_tokens * occupancy.scale)
     )
-    deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + _LEAST_VARIANCE)
+    deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + HARDLY)
     log_begins = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
     lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
     log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))

@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float, Int
 
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import Local
-from physim.fluid.guards import LITTLE, ROOT, SMALL, TINY
+from physim.fluid.guards import EDGE, LITTLE, ROOT, SMALL, TINY
 from physim.fluid.prompt_chunks import GROUPS, MEANS
 from physim.fluid.step_kinds import FEW, FULL, MANY
+from physim.fluid.step_mix import MOST_ELASTIC
 from physim.inputs.lengths import STRATA
 from physim.inputs.request_points import LONGEST
 from physim.metrics import PERCENTILES
@@ -31,21 +32,20 @@ from physim.types import AnyArray, Number, Scalar
 # before it that came with it, the queue for a slot, and how fast others let it decode.
 _FOUND, _PHASE, _NEXT, _REQUEST, _BESIDE, _BEFORE, _SLOT, _PACE = range(8)
 _PARTS = _PACE + 1
-# Share of a normal distribution that is drawn from: its ends would be infinite.
-_WITHIN = 0.998
 _STEADY_POINTS = 1024  # points where nothing changes over time
 # Of the time over which the number of running requests drifts, the part that a request's own life
 # averages out: chosen on benchmarks/fluid_against_replay.py.
 _LASTING = 0.8
-# Powers of the coefficient of variation that are one over a Weibull shape, below
-# one and above, and the largest that is drawn.
+# Share of its mean that a time is at least which is drawn from a normal distribution or a straight
+# line.
+_LEAST_OF_MEAN = 0.3
+# Powers of the coefficient of variation that are one over a Weibull shape, below one (Justus,
+# Hargraves, Mikhail and Graber, Journal of Applied Meteorology 17, 1978) and above, and the largest
+# that is drawn.
 _NARROW, _WIDE, _WIDEST = 1.086, 0.9, 3.0
 # Kinds of steps with prompts, of which those last that leave tokens for later ones: who finds such
 # a step under way finds a queue for tokens.
 _ORDER = np.array([*range(FULL), FEW, MANY, FULL])
-# Share of all points over which one kind of steps goes over into the next, so that percentiles are
-# smooth functions of the shares of kinds.
-_EDGE = 0.01
 
 
 class Clients(eqx.Module):
@@ -119,7 +119,7 @@ def chances(
     steps = jnp.maximum(demand.decode_steps, LITTLE)
     # Those that run come and go, and the prompts that a request meets while it decodes.
     now = elastic**2 * local.varied / jnp.maximum(batch, 1.0)
-    crowd = now / jnp.maximum(1 - elastic, 0.1)
+    crowd = now / jnp.maximum(1 - elastic, 1 - MOST_ELASTIC)
     prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.beside)) ** 2
     return Chances(
         local=local,
@@ -155,12 +155,22 @@ def lattice(count: int) -> Float[np.ndarray, "count parts"]:
 
 
 def first_tokens(
-    chances: Chances, demand: Demand, points: Float[AnyArray, "points parts"]
+    chances: Chances,
+    demand: Demand,
+    points: Float[AnyArray, "points parts"],
+    prompts: Number = 1.0,
 ) -> Float[AnyArray, " points"]:
-    """TTFT at the points of a lattice, seconds."""
+    """TTFT at the points of a lattice, seconds.
+
+    Args:
+        chances: What latencies are made of.
+        demand: The load.
+        points: The points.
+        prompts: Prompt tokens of the requests, over those of the load.
+    """
     local, rest = chances.local, 1.0 - points[:, _PHASE]
     phase = points[:, _FOUND] / jnp.maximum(chances.busy, LITTLE)
-    met = jax.nn.sigmoid((1 - phase) / 0.01)
+    met = jax.nn.sigmoid((1 - phase) / EDGE)
     # Whoever finds the fullest steps finds the longest queues; who finds none has no queue.
     fullest = jnp.where(phase < 1.0, 1.0 - (chances.busy - points[:, _FOUND]), 0.0)
     alone = 1.0 - jnp.sum(local.kind_share)
@@ -172,12 +182,30 @@ def first_tokens(
         jnp.minimum(phase, 1.0),
         points[:, _PACE],
     )
-    following = _of_kinds(local, local.kind_share, alone, points[:, _NEXT], 1.0 - points[:, _PACE])
+    # Steps that long prompts fill follow one another.
+    filled = local.kind_share[FULL]
+    within = (
+        filled * local.kind[FULL] / (jnp.sum(local.kind_share * local.kind) + alone * local.alone)
+    )
+    into = (phase - 1.0 + within) / jnp.maximum(jnp.minimum(within, EDGE), TINY)
+    in_run = jnp.where(phase < 1.0, jnp.clip(into, 0.0, 1.0), 0.0)
+    of_run = jnp.where(points[:, _NEXT] > 1.0 - local.follows, 1.0, 0.0)
+    begins = filled * (1.0 - local.follows) / (1.0 - filled)
+    following = _of_kinds(
+        local,
+        local.kind_share.at[FULL].set(begins * (1.0 - filled)),
+        alone,
+        points[:, _NEXT],
+        1.0 - points[:, _PACE],
+    )
+    next_s = of_run * local.kind[FULL] + (1.0 - of_run) * local.kind[FULL - 1]
+    following += in_run * (next_s - following)
+    hidden = local.hidden * in_run / jnp.maximum(chances.busy * within, LITTLE)
     scale = jnp.sum(local.kind_share * local.kind) + alone * local.alone
     squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.alone**2
     under_way = local.rest * rest * found / (squares / scale / 2)
     under_way += (local.under_way - local.rest) * following / scale
-    own = of_lengths(local.prefill, demand)[_part(points)]
+    own = of_lengths(local.prefill, demand, prompts)[_part(points)] + hidden
     # In a long step more come.
     count = local.together * found / (squares / scale)
     several = (
@@ -235,8 +263,8 @@ def _between(
     ends: Float[AnyArray, " ends"],
     values: Float[AnyArray, "of kinds"],
 ) -> Float[AnyArray, "of points"]:
-    """Values of the kinds that points are of, which go over into the next within `_EDGE`."""
-    beyond = jnp.clip((place - ends[:, None]) / _EDGE + 0.5, 0.0, 1.0)
+    """Values of the kinds that points are of, which go over into the next within `EDGE`."""
+    beyond = jnp.clip((place - ends[:, None]) / EDGE + 0.5, 0.0, 1.0)
     steps = jnp.matmul(jnp.diff(values), beyond, precision=jax.lax.Precision.HIGHEST)
     return values[:, :1] + steps
 
@@ -244,7 +272,7 @@ def _between(
 def _normal(points: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
     """Quantiles of a normal distribution, but for its ends."""
     # Of `ndtri`, which is the same, six loops would be compiled.
-    return np.sqrt(2.0) * jax.scipy.special.erfinv(_WITHIN * (2 * points - 1.0))
+    return np.sqrt(2.0) * jax.scipy.special.erfinv((1 - 2 * LITTLE) * (2 * points - 1.0))
 
 
 def _sigma(cv2: Float[AnyArray, " kinds"]) -> Float[AnyArray, " kinds"]:
@@ -260,10 +288,18 @@ def _about_one(
     return jnp.exp(sigma * normal - sigma**2 / 2)
 
 
-def of_lengths(of_group: Float[AnyArray, " groups"], demand: Demand) -> Float[AnyArray, " parts"]:
-    """What is known of groups of prompts, for each part: straight between the groups' means."""
-    prompts = demand.parts
-    tokens = jnp.matmul(MEANS, prompts, precision=jax.lax.Precision.HIGHEST)
+def of_lengths(
+    of_group: Float[AnyArray, " groups"], demand: Demand, longer: Number = 1.0
+) -> Float[AnyArray, " parts"]:
+    """What is known of groups of prompts, for each part: straight between the groups' means.
+
+    Args:
+        of_group: What is known.
+        demand: The load.
+        longer: Prompt tokens of the parts, over those of the load.
+    """
+    prompts = longer * demand.parts
+    tokens = jnp.matmul(MEANS, demand.parts, precision=jax.lax.Precision.HIGHEST)
     place = jnp.clip(
         jnp.searchsorted(tokens, prompts, method="compare_all") - 1, 0, len(GROUPS) - 2
     )
@@ -272,7 +308,7 @@ def of_lengths(of_group: Float[AnyArray, " groups"], demand: Demand) -> Float[An
         apart > LITTLE * tokens[place], (prompts - tokens[place]) / jnp.maximum(apart, LITTLE), 0.0
     )
     value = of_group[place] + share * (of_group[place + 1] - of_group[place])
-    return jnp.maximum(value, 0.2 * of_group[0])
+    return jnp.maximum(value, _LEAST_OF_MEAN * of_group[0])
 
 
 def _of_clients(
@@ -298,7 +334,7 @@ def decode_factors(
 ) -> Float[AnyArray, " points"]:
     """Time of decoding at the points of a lattice, over its mean."""
     normal = _normal(points[:, _PACE])
-    return jnp.maximum(1 + _LASTING * chances.others * normal, 0.3)
+    return jnp.maximum(1 + _LASTING * chances.others * normal, _LEAST_OF_MEAN)
 
 
 def gaps(
@@ -316,7 +352,7 @@ def gaps(
     """
     local = chances.local
     normal = _normal((points[:, _NEXT] + points[:, _FOUND]) % 1.0)
-    alone = local.alone * jnp.maximum(1 + chances.now * normal, 0.3)
+    alone = local.alone * jnp.maximum(1 + chances.now * normal, _LEAST_OF_MEAN)
     more = jnp.maximum(mean - local.alone, 0.0)
     met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), local.met, 1.0)
     ends = jnp.cumsum(local.kind_share)

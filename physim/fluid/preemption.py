@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from physim.fluid.demand import Demand
+from physim.fluid.guards import ROOT
 from physim.inputs.deployment import Limits
 from physim.types import Scalar
 
@@ -34,8 +35,6 @@ _OF_A_WAVE, _WAVE = 0.7, 0.5
 # They fall out of step if lengths vary by this much, relative to their mean, and if they are
 # preempted often: by this much for each prompt's length of generated tokens.
 _VARIED, _SCATTERED = 1 / 15, 0.15
-# Added to a squared variation: of none at all the root has no derivative.
-_LEAST_CV2 = 1e-8
 
 
 def full_cache(limits: Limits, slots: Scalar) -> Scalar:
@@ -125,5 +124,5 @@ def _room_left(ratio: Scalar) -> Scalar:
 
 def _lockstep(demand: Demand, held: Scalar) -> Scalar:
     """How far requests that start together, holding so many tokens, also end together."""
-    variation = jnp.sqrt(demand.output_cv2 + _LEAST_CV2)
+    variation = jnp.sqrt(demand.output_cv2 + ROOT)
     return jnp.exp(-variation / _VARIED) / (1 + _SCATTERED * demand.output_tokens / held)

@@ -17,7 +17,7 @@ from physim.fluid.batch_statistics import (
     two_counts,
 )
 from physim.fluid.demand import PARTS
-from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.guards import HARDLY, LITTLE, SMALL, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 
@@ -28,8 +28,6 @@ _EDGES = np.cumsum(GROUPS)
 # Means over the parts of prompts of each group.
 _OF_GROUP = np.searchsorted(_EDGES, np.cumsum(PARTS) - PARTS / 2)
 MEANS = (np.arange(len(GROUPS))[:, None] == _OF_GROUP) * PARTS / GROUPS[:, None]
-# Prompts of a step below which no second one is looked for.
-_FEWEST = 0.02
 
 
 class Chunks(NamedTuple):
@@ -39,6 +37,7 @@ class Chunks(NamedTuple):
 
     Attributes:
         number: Chunks of a prompt, mean.
+        long: Share of the prompts that have more than one.
         full: Chunks before the last one,
         before: tokens of them,
         before_full: and tokens before such a chunk, mean of all groups.
@@ -48,6 +47,7 @@ class Chunks(NamedTuple):
     """
 
     number: Scalar
+    long: Scalar
     full: Float[AnyArray, " groups"]
     before: Float[AnyArray, " groups"]
     before_full: Scalar
@@ -71,6 +71,7 @@ class Chunks(NamedTuple):
         pairs = jnp.sum(PARTS * full * (full - 1.0)) / 2 * room
         return cls(
             number=1.0 + jnp.sum(PARTS * full),
+            long=jnp.sum(PARTS * (full > 0.0)),
             full=groups[0],
             before=groups[1],
             before_full=pairs / jnp.maximum(jnp.sum(PARTS * full), TINY),
@@ -137,12 +138,15 @@ def together(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Together:
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         most: Prompts that a step has room for.
     """
-    some = jnp.maximum(mean, _FEWEST)
+    # In steps with fewer no second one is looked for.
+    some = jnp.maximum(mean, HARDLY)
     level, bursts, part = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2), some % 1.0
-    found = Together(mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(*[mean] * 3))
+    found = Together(
+        mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(mean, mean, mean)
+    )
     none, one = found._replace(mean=some).none_and_one(jnp.ones(1), jnp.ones(1))
     squares = some**2 + level * part * (1 - part) + (1 - level) * some * found.burst
-    rest = jnp.maximum(1.0 - none - one, 1e-7)
+    rest = jnp.maximum(1.0 - none - one, SMALL)
     each = jnp.maximum((some - one) / rest, 2.0 + LITTLE)
     variance = jnp.maximum((squares - one) / rest - each**2, SMALL)
     low, high = two_counts(each, variance, 2.0)

@@ -7,20 +7,21 @@ stay the longer, until all slots are taken.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from physim.fluid.batch_statistics import arrival_evenness, clumps
-from physim.fluid.guards import TINY
-from physim.fluid.root_finding import bracketed_root
+from physim.fluid.guards import SMALL, TINY
+from physim.fluid.root_finding import NEWTON_STEPS, bracketed_root
 from physim.types import Scalar
 
-# Generations of prompts that are followed, and the logarithm of more steps than any run has.
-_GENERATIONS, _LONGEST = 16, 14.0
-# Newton's steps from below to the number of prompts of a step; each doubles the digits.
-_DIGITS = 5
+# Generations of prompts that are followed.
+_GENERATIONS = 16
+# Logarithm of more steps than any run has.
+_LONGEST = -math.log(SMALL)
 # How often the step that decodes, and what other ranks do in it, are found from one another.
 _ROUNDS = 3
 
@@ -84,7 +85,7 @@ def run_of(turn: Turn) -> Run:
         turn: The turn.
     """
     most = jnp.log(turn.prompts / turn.decode_s)
-    width = _LONGEST + 10.0
+    width = 2 * _LONGEST
     return bracketed_root(_residual, turn, most - width, most, most - width / 2)[1]
 
 
@@ -144,10 +145,10 @@ def steps_after(
         total += jnp.exp(-fixed * before) * -jnp.expm1(-waiting * descendants)
         before += descendants
         descendants = -jnp.expm1(-each * descendants)
-    ends = chance / total * jnp.exp(-jnp.minimum(fixed * before, _LONGEST))
+    ends = chance / total * jnp.exp(-fixed * before)
     chance = level * even + (1 - level) * chance
     ends = level * (1.0 - next_even) + (1 - level) * ends
-    return chance, chance / jnp.maximum(ends, jnp.exp(-_LONGEST))
+    return chance, chance / jnp.maximum(ends, SMALL)
 
 
 def prompts_of_steps(of_turn: Scalar, arrival_cv2: Scalar) -> Scalar:
@@ -163,7 +164,7 @@ def prompts_of_steps(of_turn: Scalar, arrival_cv2: Scalar) -> Scalar:
     """
     logarithm = jnp.log(jnp.maximum(of_turn, TINY))
     found = jnp.log1p(of_turn)
-    for _ in range(_DIGITS):
+    for _ in range(NEWTON_STEPS):
         found = found * (1.0 + logarithm - jnp.log(jnp.maximum(found, TINY))) / (1.0 + found)
     level = arrival_evenness(arrival_cv2)
     return level * jnp.minimum(of_turn, 1.0) + (1 - level) * found

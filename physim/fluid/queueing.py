@@ -8,21 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.batch_statistics import following
+from physim.fluid.batch_statistics import GOLDEN, following
 from physim.fluid.demand import PARTS
-from physim.fluid.guards import ROOT, TINY
+from physim.fluid.guards import FULLEST, HARDLY, ROOT, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 
 # Nodes of the integrals over the number that runs (tests/test_queueing.py holds them against sums).
 _NODES = 65
-# Below this, arrivals and lengths are so even that no chance is left worth a sum.
-_LEAST_PEAKEDNESS = 0.02
-# Pairs of prompts by chance: each part of them with a few strata, and their weights.
-_PAIRS = np.array([(i, (11 * i + 17 * j) % STRATA) for j in range(4) for i in range(len(PARTS))]).T
-_OF_PAIRS = PARTS[_PAIRS[0]] / 4
-# Share of the capacity beyond which a queue is no longer a matter of chance.
-FULLEST = 0.999
+# Standard deviations below the largest term of a sum at which its nodes begin.
+_BELOW = 5
+# Pairs of prompts by chance: each part of them with a few strata, all of these as often, and their
+# weights.
+_OF_EACH = 4
+_PAIRS = np.arange(_OF_EACH * len(PARTS))
+_PAIRS = np.stack([_PAIRS // _OF_EACH, _PAIRS * (int(STRATA * GOLDEN) | 1) % STRATA])
+_OF_PAIRS = PARTS[_PAIRS[0]] / _OF_EACH
 
 
 def peakedness(arrival_cv2: Scalar, evenness: Scalar) -> Scalar:
@@ -66,15 +67,16 @@ def wait_for_a_slot(
         variability: Mean of the squared coefficients of variation of the times between arrivals and
             of the steps of a request.
     """
-    unit = jnp.maximum(peaked, _LEAST_PEAKEDNESS)
+    # Where arrivals and lengths are more even, no chance is left worth a sum.
+    unit = jnp.maximum(peaked, HARDLY)
     load, room = offered / unit, slots / unit
-    fixed = jnp.maximum(slowest - slower * slots, 0.05 * slowest)
+    fixed = jnp.maximum(slowest - slower * slots, HARDLY * slowest)
     slope = (slowest - fixed) / room
     full = jnp.minimum(load * slowest / room, FULLEST)
     # Where the product is largest, and how wide it is there.
-    free = jnp.maximum(1.0 - load * slope, 0.05)
+    free = jnp.maximum(1.0 - load * slope, HARDLY)
     most = jnp.minimum(load * fixed / free, room)
-    low = jnp.maximum(most - 5 * jnp.sqrt(jnp.maximum(most, 1.0) / free), -0.45)
+    low = jnp.maximum(most - _BELOW * jnp.sqrt(jnp.maximum(most, 1.0) / free), HARDLY - 0.5)
     # The sums over whole counts are integrals between half counts. If these nodes miss the largest
     # product between them, it is so far from the slots that none is ever waited for.
     counts = jnp.linspace(low, room, _NODES)

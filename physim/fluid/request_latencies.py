@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.fluid.batch_statistics import GOLDEN, arrival_evenness, busy_when_even
 from physim.fluid.first_token import Local
-from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
 from physim.fluid.percentiles import (
     chances,
     decode_factors,
@@ -24,7 +24,7 @@ from physim.fluid.percentiles import (
     quantiles,
     stratum,
 )
-from physim.fluid.schedule import Schedule
+from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.step_kinds import FULL
 from physim.fluid.transient import Fluid, Trajectory
 from physim.types import AnyArray, Scalar
@@ -32,7 +32,9 @@ from physim.types import AnyArray, Scalar
 # As many as keep percentiles within those of the replay (benchmarks/fluid_against_replay.py).
 _ARRIVALS = 16  # requests of a stage that stand for all
 _POINTS = 48  # points of the lattice for each of them
-_SURE = 0.01  # width of the threshold at a client's time-out, as a share of it
+# Share of those that decode with which a step is compared to see how it grows with them: a
+# derivative would say nothing of what a number that varies does.
+_FEWER = 0.9
 
 
 class Summary(eqx.Module):
@@ -104,19 +106,26 @@ def latencies(fluid: Fluid, trajectory: Trajectory, schedule: Schedule) -> Summa
     within = (np.arange(_ARRIVALS) + 0.5) / _ARRIVALS
     number = counts[:-1, None] + within * arrived[:, None]
     arrival = times[:-1, None] + within * jnp.diff(times)[:, None]
-    shifts = np.arange(_ARRIVALS) * 0.6180339887
+    shifts = np.arange(_ARRIVALS) * GOLDEN
     points = (lattice(_POINTS)[None] + shifts[:, None, None]) % 1.0
+    # Of requests that count for more than one, or less; see `Schedule`.
+    lengths = schedule.lengths
+    if lengths is not None:
+        arrived /= lengths.outputs
     of_request = jax.vmap(
-        lambda number, arrival, points: _request(
-            fluid, trajectory, schedule, number, arrival, points
-        )
+        lambda number, arrival, points, own: _request(
+            fluid, trajectory, schedule, number, arrival, points, own
+        ),
+        (0, 0, 0, None),
     )
-    samples = jax.vmap(of_request, (0, 0, None))(number, arrival, jnp.asarray(points))
+    samples = jax.vmap(of_request, (0, 0, None, None if lengths is None else 0))(
+        number, arrival, jnp.asarray(points), lengths
+    )
     weight = samples.kept * arrived[:, None, None] / (_ARRIVALS * _POINTS)
     stages = jax.tree.map(lambda x: x.reshape(len(arrived), -1), (samples, weight))
     whole = jax.tree.map(lambda x: x.reshape(1, -1), (samples, weight))
     by_stage = jax.vmap(_summary)(*stages, arrived)
-    of_all = jax.vmap(_summary)(*whole, counts[-1:])
+    of_all = jax.vmap(_summary)(*whole, jnp.sum(arrived)[None])
     rows = jax.tree.map(lambda *x: jnp.concatenate(x), by_stage, of_all)
     return Summary(
         **rows,
@@ -162,9 +171,11 @@ def _request(
     number: Scalar,
     arrival: Scalar,
     points: Float[AnyArray, "points parts"],
+    lengths: StageLengths | None,
 ) -> Samples:
     """A request that arrives at some time, drawn at the points of a lattice."""
     demand = fluid.demand
+    prompts, outputs = (1.0, 1.0) if lengths is None else (lengths.prompts, lengths.outputs)
     began = jnp.interp(number, trajectory.taken, trajectory.time)
     batch, start, age, full = (
         jnp.interp(began, trajectory.time, values)
@@ -176,17 +187,17 @@ def _request(
     # longer than a full one.
     slowest = jnp.minimum(local.beside, jnp.maximum(local.kind[FULL], local.mean))
     local = local._replace(beside=full * local.mean + (1 - full) * slowest)
-    fewer = fluid.local(0.9 * share, start, age, full)
-    elastic = (1 - fewer.beside / local.beside) / 0.1
+    fewer = fluid.local(_FEWER * share, start, age, full)
+    elastic = (1 - fewer.mean / local.mean) / (1 - _FEWER)
     # In the equations a request waits a step for the next; what is beyond that is a queue.
     rate = start / local.mean
     wait = jnp.maximum(began - arrival - local.mean, 0.0)
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     idle = jnp.clip(1 - (batch + start * fluid.held) / fluid.slots, LITTLE, 1.0)
-    chance = jnp.clip(wait * rate * idle / jnp.maximum(variability, 0.02), 0.02, 1.0)
+    chance = jnp.clip(wait * rate * idle / jnp.maximum(variability, HARDLY), HARDLY, 1.0)
     # The queue for tokens is a part of what the equations follow.
     for_tokens = jnp.minimum(local.queue / jnp.maximum(wait, TINY), 1.0)
-    chance += for_tokens * (jnp.clip(local.queued, 0.02, 1.0) - chance)
+    chance += for_tokens * (jnp.clip(local.queued, HARDLY, 1.0) - chance)
     local = local._replace(queue=jnp.zeros_like(wait))
     # The counts of a queue that grows are no more uncertain than those of all that arrived.
     drift = jnp.sqrt(variability * jnp.maximum(number, 1.0)) / jnp.maximum(rate, TINY)
@@ -197,9 +208,9 @@ def _request(
     running = batch + start * fluid.chunks
     busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
     parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
-    ttft = first_tokens(parts, demand, points) + _before_in_batch(fluid, local, points)
-    steps = output_lengths(demand, points) - 1.0
-    begins = began + fluid.chunks * local.own
+    ttft = first_tokens(parts, demand, points, prompts) + _before_in_batch(fluid, local, points)
+    steps = jnp.maximum(outputs * output_lengths(demand, points), 1.0) - 1.0
+    begins = began + prompts * fluid.chunks * local.own
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
     # Who decodes meets the slower of all steps.
@@ -212,5 +223,5 @@ def _request(
     timeout = schedule.timeout
     kept = jnp.ones_like(e2e)
     if timeout is not None:
-        kept = jax.nn.sigmoid((timeout - e2e) / (_SURE * timeout))
+        kept = jax.nn.sigmoid((timeout - e2e) / (EDGE * timeout))
     return Samples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps, stratum(points))

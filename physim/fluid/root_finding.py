@@ -14,6 +14,8 @@ from physim.types import Scalar
 
 # More than halving a step's bracket takes in 64 bit, which are 51.
 _MAX_EVALUATIONS = 64
+# Newton's steps from below to the root of a curve that does not turn: each doubles the digits.
+NEWTON_STEPS = 5
 # Rounding errors below which the sign of a value says nothing.
 _ROUNDING_ERRORS = 32
 # Of a point and parameters: a value whose root is wanted, and whatever else was found there.

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.types import AnyArray, Scalar
 
 
+class StageLengths(eqx.Module):
+    """Lengths of each stage's requests, over those of all requests.
+
+    Attributes:
+        prompts: Prompt tokens to compute, mean.
+        outputs: Generated tokens, mean.
+    """
+
+    prompts: Float[AnyArray, "*stages"]
+    outputs: Float[AnyArray, "*stages"]
+
+    @property
+    def counted(self) -> Float[AnyArray, "*stages"]:
+        """Prompt tokens of requests as they are counted, over those of all."""
+        return self.prompts / self.outputs
+
+
 class Schedule(eqx.Module):
     """Stages of a load that follow one another.
 
+    Where a stage's outputs are longer than those of all, its requests count as so many more with
+    outputs like all, which decode as many tokens: counts are of such requests.
+
     Attributes:
-        rates: Arrivals per second.
+        rates: Arrivals per second, counted so.
         ends: When each stage ends, seconds.
         timeout: Time after which clients give up, seconds; None for never.
+        lengths: Lengths of each stage's requests; None where all are alike.
     """
 
     rates: Float[AnyArray, " stages"]
     ends: Float[AnyArray, " stages"]
     timeout: Scalar | None = None
+    lengths: StageLengths | None = None
 
     def arrived(self, time: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """Requests that have arrived by a time."""
@@ -36,3 +59,13 @@ class Schedule(eqx.Module):
         """When stages begin and the last ends, seconds, and how many have arrived by then."""
         times = jnp.append(0.0, self.ends)
         return times, jnp.append(0.0, jnp.cumsum(self.rates * jnp.diff(times)))
+
+    def lengths_at(self, time: Float[AnyArray, "*n"]) -> StageLengths | None:
+        """Lengths of requests that arrived at a time."""
+        if self.lengths is None:
+            return None
+        stage = jnp.searchsorted(self.ends, time, method="compare_all")
+        found: StageLengths = jax.tree.map(
+            lambda of_stage: of_stage[jnp.clip(stage, 0, len(self.ends) - 1)], self.lengths
+        )
+        return found

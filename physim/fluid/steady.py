@@ -21,6 +21,7 @@ from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
 from physim.fluid.benchmark import benchmark
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import local
+from physim.fluid.guards import FULLEST, HARDLY
 from physim.fluid.kv_capacity import kv_cv2, kv_slots, kv_use
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.percentiles import Chances, chances
@@ -35,11 +36,9 @@ from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
 
-# Bounds of a step's time, seconds, beyond any engine's: a bracket for the root-finder; and a usual
-# one, with which it starts.
-_SHORTEST_STEP_S, _LONGEST_STEP_S, _USUAL_STEP_S = 1e-5, 1e3, 0.01
-# Served load below this share of the offered one counts as saturated.
-_SATURATED_SHARE = 0.999
+# Bounds of a step's time, seconds, beyond any engine's: a bracket for the root-finder, which starts
+# halfway in logarithm, at a usual one.
+_SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-7, 1e3
 # Share of the slots between which and all the slope of a step's time is taken, and how many times
 # the share that is not served counts as waiting for others: chosen on
 # benchmarks/fluid_against_replay.py.
@@ -119,9 +118,9 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     """
     # Bounds that are mapped over with the load, in form: else JAX batches the loop twice.
     nothing = 0.0 * limits.max_num_seqs
-    bracket = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S, _USUAL_STEP_S))
+    low, high = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S))
     log_step, balance, crowded = root_of_cases(
-        _residual, len(_TAKEN) + 1, (model, demand, limits), *bracket
+        _residual, len(_TAKEN) + 1, (model, demand, limits), low, high, (low + high) / 2
     )
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
@@ -302,7 +301,7 @@ def _observed(
     # The balance took a mean step for each of a client's own prefill steps, which are longer: of
     # the two, the round trip as it is observed says how often a client returns.
     throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
-    saturated = jnp.isfinite(demand.rate) & (balance.throughput < _SATURATED_SHARE * demand.rate)
+    saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     return SteadyState(
         ttft=ttft,
@@ -320,7 +319,7 @@ def _observed(
             met,
             busy,
             wait + in_line,
-            jnp.sqrt((2 - chance) / jnp.maximum(chance, 0.01)),
+            jnp.sqrt((2 - chance) / jnp.maximum(chance, HARDLY)),
             occupancy.batch,
             1 - crowded.beside[2] / crowded.beside[1],
             demand,

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from physim.fluid.batch_statistics import Nodes, decoding
 from physim.fluid.demand import Demand
-from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.guards import HARDLY, LITTLE, NEARLY, SMALL, TINY
 from physim.fluid.occupancy import Occupancy, batches_under_way
 from physim.fluid.prompt_chunks import GROUPS, Chunks, Together, together
 from physim.fluid.queueing import peakedness
@@ -26,16 +27,13 @@ from physim.types import AnyArray, Number, Scalar
 
 # Steps that only decode, with few requests, with many and with a mean number; and kinds of steps
 # with prompts: the last chunk of one prompt of each group, a full chunk, few and many prompts.
-_DECODING = 3
+_DECODING = len(("few", "many", "mean"))
 FULL, FEW, MANY = (len(GROUPS) + place for place in range(3))
 KINDS = MANY + 1
 # A group whose prompt stands for all where they differ little in what is asked.
 _TYPICAL = len(GROUPS) // 2
-# Share of the steps that chunks of long prompts fill at most, and rounds in which the kinds of
-# steps, and what comes in each of them, are found from one another.
-_MOST_FILLED, _ROUNDS = 0.95, 2
-# Numbers of prompts are so far apart at least, to tell what each adds to a step.
-_APART = 0.05
+# Rounds in which the kinds of steps, and what comes in each of them, are found from one another.
+_ROUNDS = 2
 
 
 class StepKinds(NamedTuple):
@@ -50,8 +48,10 @@ class StepKinds(NamedTuple):
         numbers: Prompts of each of them.
         cv2: Squared coefficient of variation of their prompts' tokens.
         chunks: The chunks of prompts.
-        filled: Share of the steps that a chunk of a long prompt fills on any rank.
-        come: Last chunks that come in other steps.
+        filled: Share of the steps that a chunk of a long prompt fills on any rank,
+        follows: chance that the step after such a one is filled too,
+        free: and that a rank has room for other prompts in it.
+        come: Last chunks of a step, in those that a rank has room for.
         lanes: Batches that share out a pipeline's requests.
         alone_s: Time by which the step that an arriving request is prefilled in is shorter than
             such steps on average, seconds: some arrive at an idle engine.
@@ -66,6 +66,8 @@ class StepKinds(NamedTuple):
     cv2: Float[AnyArray, " kinds"]
     chunks: Chunks
     filled: Scalar
+    follows: Scalar
+    free: Scalar
     come: Together
     lanes: Scalar
     alone_s: Scalar
@@ -95,12 +97,28 @@ class StepKinds(NamedTuple):
     def adding_s(self) -> Scalar:
         """What another prompt adds to such a step, seconds."""
         more = self.prompts.latency[FEW] - self.one_s
-        return jnp.maximum(more / jnp.maximum(self.numbers[FEW] - 1.0, _APART), 0.0)
+        return jnp.maximum(more / jnp.maximum(self.numbers[FEW] - 1.0, HARDLY), 0.0)
 
     @property
     def prefill_s(self) -> Float[AnyArray, " groups"]:
         """Time of all steps that compute a prompt alone, by its group, seconds."""
         return self.of_whole_prompts(self.prompts.latency - self.alone_s)
+
+    def hidden_s(self, share: Float[AnyArray, " kinds"]) -> Scalar:
+        """Time by which the last step of a prompt is longer for a long one on another rank, mean.
+
+        It fills that step, or its last chunk is in it.
+
+        Args:
+            share: Share of the steps that are of each kind.
+        """
+        times = jnp.append(self.prompts.latency, self.alone.latency)
+        every = jnp.append(share, 1.0 - jnp.sum(share))
+        during = times[FULL] / jnp.sum(every * times)
+        longer = jnp.maximum(times[FULL - 1 : FULL + 1, None] - times[:FULL], 0.0)
+        ends = self.filled * during * self.free * (1.0 - self.follows)
+        chance = jnp.stack([ends, self._hidden(during)])
+        return jnp.sum(chance * jnp.sum(GROUPS * longer, axis=1))
 
     def of_whole_prompts(self, of_kind: Float[AnyArray, " kinds"]) -> Float[AnyArray, " groups"]:
         """What all steps that compute a prompt alone add up to, by its group.
@@ -140,21 +158,58 @@ class StepKinds(NamedTuple):
             alone_s: Time of a step without prompts.
         """
         times = jnp.append(seconds, alone_s)
-        share = self._shares(jnp.ones(1), jnp.ones(1))
+        share = self._shares(self.come.mean, jnp.ones(1), jnp.ones(1))
         for _ in range(_ROUNDS):
             every = jnp.append(share, 1.0 - jnp.sum(share))
-            share = self._shares(times / jnp.sum(every * times), every)
+            share = self._shares(*self._after(times / jnp.sum(every * times), every))
         return share
 
-    def _shares(
+    def _after(
         self, longer: Float[AnyArray, " all"], share: Float[AnyArray, " all"]
+    ) -> tuple[Scalar, Float[AnyArray, " all"], Float[AnyArray, " all"]]:
+        """What comes in steps that no long prompt fills, by the kind of the step before.
+
+        Filled steps follow one another. What comes meanwhile is computed in them by ranks that have
+        room, and waits for the end of the long prompt at the rank that computes it.
+
+        Args:
+            longer: Times of kinds of steps, over the mean step's.
+            share: Shares of the steps that are of each kind.
+
+        Returns:
+            Last chunks in a step that is not filled, mean; what comes in steps of each kind until
+            the next such step, over the mean; and the shares of them that are before such a step.
+        """
+        rest, run = 1.0 - self.filled, jnp.maximum(1.0 - self.follows, SMALL)
+        begins = self.filled * (1.0 - self.follows) / rest
+        during = longer[FULL]
+        waits = during * (self.free + (1.0 - self.free) / run)
+        before = ((1.0 - begins) / rest * share).at[FULL].set(begins)
+        longer = longer.at[FULL].set(waits)
+        of_one = self.filled * (1.0 - self.free)
+        mean = self.come.mean * (1.0 - of_one) * (1.0 - self._hidden(during)) / rest
+        return mean, longer / jnp.sum(before * longer), before
+
+    def _hidden(self, during: Scalar) -> Scalar:
+        """Share of the last chunks that are computed in steps that another rank fills.
+
+        Args:
+            during: Time of such a step, over the mean step's.
+        """
+        rest = 1.0 - self.filled
+        others = (1.0 - self.filled * during) / rest
+        coming = during * self.follows + others * (1.0 - self.follows)
+        return jnp.minimum(self.filled * self.free * coming, 1.0)
+
+    def _shares(
+        self, mean: Scalar, longer: Float[AnyArray, " all"], share: Float[AnyArray, " all"]
     ) -> Float[AnyArray, " kinds"]:
-        come, rest = self.come, 1.0 - self.filled
+        come, rest = self.come._replace(mean=mean), 1.0 - self.filled
         few, many = come.several.low, come.several.high
         none, one = come.none_and_one(longer, share)
         others = jnp.maximum(1.0 - none - one, SMALL)
         # Steps with many of them have what is left of the prompts.
-        apart = jnp.maximum(many - few, _APART)
+        apart = jnp.maximum(many - few, HARDLY)
         weight = jnp.clip(((come.mean - one) / others - few) / apart, 0.0, 1.0)
         several = jnp.maximum(come.mean - one, 0.0) / ((1.0 - weight) * few + weight * many)
         several = jnp.minimum(several, jnp.maximum(1.0 - one, 0.0))
@@ -187,11 +242,16 @@ def kinds_at(
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
     chunks = Chunks.of(demand.parts * occupancy.scale, occupancy.room)
     ranks, last = limits.ranks, chunks.mean(chunks.last)
-    by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, _MOST_FILLED)
+    by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
     most = occupancy.room * ranks * limits.stages / last
     come = together(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2, most)
+    others = occupancy.prompts + jnp.maximum(come.burst - 1.0, demand.at_once)
+    filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
+    again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
     some = jnp.stack([come.several.low, come.several.high])
     longest = jnp.stack([chunks.longest_of(jnp.minimum(count, ranks)) for count in some])
+    # The largest of some sums of several is nearer to their mean than that of as many alone.
+    longest = last + (longest - last) / jnp.sqrt(_of_fullest(some, ranks))
     size = longest / last
     none, one, room = jnp.zeros(_DECODING), jnp.ones(FULL + 1), occupancy.room
     numbers = jnp.concatenate([none, one, some])
@@ -228,6 +288,10 @@ def kinds_at(
         (numbers > 1.0) & (lanes <= 1.0), _of_fullest(numbers, ranks), plain.prefill_requests
     )
     total = fullest(numbers, lanes) * jnp.minimum(tokens, jnp.where(numbers > 1.0, last, jnp.inf))
+    # Beside a rank that a long prompt fills, others are full too, or have room for other prompts.
+    free = jnp.maximum(1.0 - by_rank / jnp.maximum(filled, TINY), 0.0)
+    beside_full = jnp.maximum(by_rank * ranks / jnp.maximum(filled, TINY), 1.0) - 1.0
+    total = total.at[_DECODING + FULL].add(beside_full * room + free * occupancy.prompts * last)
     batch = replace(
         plain,
         prefill_requests=on_one,
@@ -259,7 +323,9 @@ def kinds_at(
         numbers=numbers[_DECODING:],
         cv2=jnp.concatenate([spread, jnp.zeros(1), of_several]),
         chunks=chunks,
-        filled=1.0 - (1.0 - by_rank) ** ranks,
+        filled=filled,
+        follows=1.0 - (1.0 - filled) * again,
+        free=free,
         come=come,
         lanes=lanes,
         alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
@@ -270,3 +336,20 @@ def _of_fullest(prompts: Float[AnyArray, " n"], ranks: Number) -> Float[AnyArray
     """Prompts of the fullest of some ranks that take them in turn, of one at least."""
     rest = (1 - 1 / ranks) / 2 * jnp.maximum(1 - ranks / jnp.maximum(prompts, 1.0), 0.0)
     return jnp.maximum(prompts / ranks + rest, 1.0)
+
+
+def _ranks_apart(ranks: Number, together: Scalar) -> Scalar:
+    """Ranks that would fill as many steps if long prompts came to each on their own.
+
+    Of so many long prompts that come together, ranks get one after the other: the steps that they
+    fill end with the rank that has most of their chunks, whose number is taken for exponential. Of
+    ``m`` such ranks it has ``1 + 1/2 + ... + 1/m`` times the mean, and the less the more it adds
+    up from.
+
+    Args:
+        ranks: Ranks.
+        together: Long prompts that come together, as one of them sees it.
+    """
+    hit = jnp.clip(together, 1.0, ranks)
+    most = jax.scipy.special.digamma(hit + 1.0) + np.euler_gamma
+    return ranks / hit * (1.0 + (most - 1.0) / jnp.sqrt(jnp.maximum(together / ranks, 1.0)))

@@ -17,7 +17,7 @@ from physim.fluid.batch_statistics import (
     prefill_share,
 )
 from physim.fluid.demand import Demand
-from physim.fluid.guards import LITTLE
+from physim.fluid.guards import HARDLY, LITTLE, NEARLY
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.prompt_chunks import GROUPS
 from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of
@@ -31,11 +31,9 @@ from physim.types import AnyArray, Scalar
 # Evenly spaced arrivals in a step from which on a request meets the prompt before it, being
 # handed over in two steps or so, and how sharp that is (benchmarks/fluid_against_replay.py).
 _CLOSE, _CLOSE_WIDTH = 0.45, 0.08
-# Most of a step's time that prompts take, and most that a step grows with the requests in it, as
-# far as variances go: beyond, load is above the capacity.
-_MOST_OF_STEP, _MOST_ELASTIC = 0.95, 0.9
-# Numbers of prompts are so far apart at least, to tell what each adds to a step.
-_APART = 0.02
+# Most that a step grows with the requests in it, relative to them, as far as variances go: beyond,
+# load is above the capacity (benchmarks/real_traffic.py).
+MOST_ELASTIC = 0.9
 
 
 class Steps(eqx.Module):
@@ -52,7 +50,9 @@ class Steps(eqx.Module):
         kind_share: and the share of steps that are of each.
         alone_s: Time of a step that only decodes.
         spread: Squared coefficient of variation of the times of steps.
-        prefill_s: Time of the steps that compute a prompt, by its group.
+        prefill_s: Time of the steps that compute a prompt, by its group,
+        hidden_s: and by which these are longer because another rank fills one of them, mean.
+        follows: Chance that the step after one that a long prompt fills is filled too.
         chunks: Such steps, mean.
         together: Other prompts that come in the same step, as a request sees it,
         adding_s: and what each of them adds to it.
@@ -78,6 +78,8 @@ class Steps(eqx.Module):
     alone_s: Scalar
     spread: Scalar
     prefill_s: Float[AnyArray, " groups"]
+    hidden_s: Scalar
+    follows: Scalar
     chunks: Scalar
     together: Scalar
     adding_s: Scalar
@@ -94,7 +96,8 @@ class Steps(eqx.Module):
     def own_s(self) -> Scalar:
         """Time of a step in which an arriving request is prefilled, mean."""
         beside = jnp.minimum(self.together, jnp.maximum(self.budget - 1.0, 0.0))
-        return (jnp.sum(GROUPS * self.prefill_s) + beside * self.adding_s) / self.chunks
+        prefill_s = jnp.sum(GROUPS * self.prefill_s) + self.hidden_s
+        return (prefill_s + beside * self.adding_s) / self.chunks
 
 
 def steps_at(
@@ -141,7 +144,7 @@ def _steps_of_both(
     squares += 2 * prompts.interval * decode.interval + decode.interval**2
     spread = jnp.maximum(squares / mean.interval**2 - 1.0, 0.0)
     each = kinds.of_whole_prompts(more.interval)
-    taken = jnp.minimum(prompts.interval / mean.interval, _MOST_OF_STEP)
+    taken = jnp.minimum(prompts.interval / mean.interval, NEARLY)
     bunched = _bunched(kinds, demand, taken, each)
     steps = Steps(
         mixed_share=jnp.sum(share),
@@ -155,6 +158,8 @@ def _steps_of_both(
         alone_s=decode.latency,
         spread=spread,
         prefill_s=kinds.prefill_s,
+        hidden_s=kinds.hidden_s(share),
+        follows=kinds.follows,
         chunks=chunks.number,
         together=_together(arrivals, demand.burst_cv2, spread),
         adding_s=kinds.adding_s,
@@ -246,7 +251,7 @@ def _steps_apart(
     # Of clients, those of all prompts together are met; else steps one by one, decode or prompts.
     single = jnp.where(demand.closed, 0.0, run.steps)
     step = mean.interval / (1.0 + single)
-    held_up = jnp.minimum(taken / mean.interval, _MOST_OF_STEP)
+    held_up = jnp.minimum(taken / mean.interval, NEARLY)
     by_turn = longer**2 * sizes * cv2 * prefilling
     by_turn /= (1 - held_up**2) * mean.interval**2
     bunched = _bunched(kinds, demand, held_up, each_s)
@@ -270,6 +275,8 @@ def _steps_apart(
         alone_s=decode.latency,
         spread=spread,
         prefill_s=kinds.prefill_s,
+        hidden_s=kinds.hidden_s(kind_share),
+        follows=kinds.follows,
         chunks=chunks.number,
         together=_together(prefilling * step / mean.interval, cv2, spread),
         adding_s=kinds.adding_s,
@@ -291,7 +298,7 @@ def _steps_apart(
 
 def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
     """What each prompt adds to a step, from the times of two steps so many prompts apart."""
-    slope: StepTime = jax.tree.map(lambda f, m: (m - f) / jnp.maximum(apart, _APART), fewer, more)
+    slope: StepTime = jax.tree.map(lambda f, m: (m - f) / jnp.maximum(apart, HARDLY), fewer, more)
     return slope
 
 
@@ -333,7 +340,7 @@ def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar
     met = met_while_decoding(
         occupancy.prompts * occupancy.others,
         longer * (occupancy.others == 1.0),
-        demand.arrival_cv2,
+        demand.follow_cv2,
         jnp.maximum(demand.outputs - 1.0, LITTLE),
     )
     return met / occupancy.prompts
@@ -367,7 +374,7 @@ def _elastic(kinds: StepKinds, demand: Demand, batch: Scalar) -> Scalar:
 
     The more there are, the later they leave.
     """
-    elastic = jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, _MOST_ELASTIC)
+    elastic = jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
     return jnp.where(demand.closed, 0.0, elastic)
 
 

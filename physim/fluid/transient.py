@@ -14,6 +14,8 @@ Banerjee, IEEE INFOCOM 1996).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import diffrax
 import equinox as eqx
 import jax
@@ -24,14 +26,14 @@ from jaxtyping import Bool, Float
 
 from physim.fluid.demand import Demand
 from physim.fluid.first_token import EMPTY, Local, local
-from physim.fluid.guards import LITTLE, SMALL, TINY
+from physim.fluid.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
 from physim.fluid.kv_capacity import kv_slots, kv_use, own_blocks
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.preemption import recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
-from physim.fluid.queueing import FULLEST, peakedness, wait_for_a_slot
+from physim.fluid.queueing import peakedness, wait_for_a_slot
 from physim.fluid.rosenbrock import Rodas3
-from physim.fluid.schedule import Schedule
+from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.step_kinds import FULL
 from physim.fluid.step_mix import steps_at
 from physim.fluid.table_look_up import cubic, straight
@@ -41,29 +43,31 @@ from physim.types import AnyArray, Scalar
 
 # The constants below were chosen on benchmarks/fluid_against_replay.py (loads above the capacity)
 # and benchmarks/bench_serving.py: accuracy first, then time.
+
+# Phases of a request's age.
 _PHASES = 8
 # Knots of the table of steps: decoding requests as a share of the slots, of which the first and the
-# last only shape the curve's ends; and how many of prefill chunks there are, from hardly any over
-# some steps that have one to the token budget.
+# last only shape the curve's ends.
 _SHARES = np.geomspace(2e-3, 1.0, 19)
 _SHARES = np.append(_SHARES, _SHARES[-1] ** 2 / _SHARES[-2])
-_CHUNKS, _HARDLY_ANY, _SOME = 12, 1e-4, 0.02
+# And how many of prefill chunks there are, from some steps that have one to the token budget.
+_CHUNKS = 12
 # Steps of the solver in a stage: at least, at most, and at most where clients give up, which they
 # do in waves.
 _LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 160, 768
+# Relative error of a step of the solver.
 _TOLERANCE = 5e-3
-# Smallest product of what waits and what is idle, in requests squared: it rounds the corner where
-# the queue begins.
-_LEAST_CHANCE = 0.05
-# Share of the slots from which on requests start because others finish, and how sharp that is.
-_FULL_SHARE, _FULL_WIDTH = 0.96, 0.008
+# Share of the slots from which on requests start because others finish.
+_FULL_SHARE = 0.96
 # Of what is served now, the least that is with all slots taken, where chance decides.
 _SERVED = 0.97
 # Knots of the queue for the token budget, from hardly any request that starts in a step to all that
 # it has room for.
 _KNOTS = 32
-# Share of the token budget that is taken from which on its queue is followed over time alone.
-_NEARLY = 0.95
+# Share of the slots that are taken at most where the number that waits follows those that are idle.
+_MOST_TAKEN = 0.995
+# Lives of a long request in which all that run after the last stage are done.
+_DRAIN = 3
 # Requests that a KV cache may hold at most, for each of a load that stays.
 _YOUNG = 3.0
 
@@ -79,7 +83,7 @@ class Trajectory(eqx.Module):
         arrived: Requests that have arrived.
         taken: Of them, those that have left the queue, to run or because their client gave up.
         steps: Engine steps.
-        start: Requests that start in a step.
+        start: Prompts that start in a step, in units of a mean one.
         age: Tokens that a decoding request has generated, mean.
         full: Whether requests start because others finish, from 0 to 1.
         kv_use: Share of the KV blocks that running requests hold.
@@ -115,7 +119,7 @@ class _Phases(eqx.Module):
 
     @classmethod
     def of(cls, demand: Demand) -> _Phases:
-        steps = jnp.maximum(demand.outputs - 1.0, 0.01)
+        steps = jnp.maximum(demand.outputs - 1.0, LITTLE)
         edges = jnp.max(steps) * np.linspace(0.0, 1.0, _PHASES + 1)
         left = jnp.mean(steps[:, None] > edges, axis=0)
         width = edges[1]
@@ -213,8 +217,8 @@ class Fluid(eqx.Module):
             return local(steps, occupancy, model.corrections, demand, limits)
 
         most = limits.max_num_batched_tokens / demand.new_tokens
-        starts = jnp.geomspace(_SOME / chunks, jnp.maximum(most, 1 / chunks), _CHUNKS)
-        starts = jnp.append(_HARDLY_ANY / chunks, starts)
+        starts = jnp.geomspace(HARDLY / chunks, jnp.maximum(most, 1 / chunks), _CHUNKS)
+        starts = jnp.append(LITTLE / chunks, starts)
         axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts * chunks)
         grid = jnp.meshgrid(*axes, indexing="ij")
         values = jax.vmap(lambda *x: ravel_pytree(at(*x))[0])(*(axis.ravel() for axis in grid))
@@ -254,7 +258,7 @@ class Fluid(eqx.Module):
         rows = jnp.stack([step, share, queue * (1.0 - share)])
         between = jax.vmap(jax.vmap(lambda row: jnp.interp(self.knots, self.starts, row)))
         step, share, rest = between(rows)
-        return jnp.where(share < _NEARLY, self.knots / step * rest / (1.0 - share), 0.0)
+        return jnp.where(share < NEARLY, self.knots / step * rest / (1.0 - share), 0.0)
 
     def _chance(self) -> Float[AnyArray, " shares"]:
         """Product of what waits by chance and what is idle, at each share of slots taken."""
@@ -278,7 +282,7 @@ class Fluid(eqx.Module):
             # chance alone does not lead there.
             longest = jnp.minimum(slowest, step / jnp.minimum(share, 1.0) * _SERVED)
             waiting, _ = wait_for_a_slot(offered, self.slots, longest, slower, peaked, variability)
-            return waiting * (1.0 - jnp.minimum(share, 0.995)) * self.slots
+            return waiting * (1.0 - jnp.minimum(share, _MOST_TAKEN)) * self.slots
 
         return jax.vmap(at)(jnp.array(_SHARES), step)
 
@@ -306,7 +310,7 @@ class Fluid(eqx.Module):
         i, by_share = cubic(_SHARES, share)
         j, by_start = straight(self.starts, start)
         older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, LITTLE)), 0.0, 1.0)
-        near = jax.lax.dynamic_slice_in_dim(table, i, 4, -2)
+        near = jax.lax.dynamic_slice_in_dim(table, i, len(by_share), -2)
         near = jax.lax.dynamic_slice_in_dim(near, j, 2, -1)
         value = jnp.sum(near * by_share[:, None] * by_start, axis=(-1, -2))
         value = (1 - older) * value[..., 0] + older * value[..., 1]
@@ -342,7 +346,7 @@ class Fluid(eqx.Module):
                 state,
                 # What happens between the steps is read off straight lines.
                 stepsize_controller=diffrax.PIDController(
-                    _TOLERANCE, _TOLERANCE / 10, dtmax=jnp.maximum(life / length, 1 / _LEAST_STEPS)
+                    _TOLERANCE, LITTLE, dtmax=jnp.maximum(life / length, 1 / _LEAST_STEPS)
                 ),
                 saveat=diffrax.SaveAt(t0=True, steps=True),
                 max_steps=most,
@@ -356,7 +360,7 @@ class Fluid(eqx.Module):
             states: _State = jax.tree.map(
                 lambda x: jnp.where(done.reshape(-1, *[1] * (x.ndim - 1)), x, x[last]), solution.ys
             )
-            solved = solution.ts[last] >= 1 - 1e-4
+            solved = solution.ts[last] >= FULLEST
             return jax.tree.map(lambda x: x[-1], states), (times, states, solved)
 
         _, (times, states, solved) = jax.lax.scan(stage, empty, (begins, lengths, rates))
@@ -373,16 +377,30 @@ class Fluid(eqx.Module):
         queue = counts[-1] / turn * step
         if schedule.timeout is not None:
             queue = jnp.minimum(queue, schedule.timeout)
-        return life, queue + 3 * life
+        return life, queue + _DRAIN * life
 
     def _starting(
-        self, waiting: Scalar, running: Float[AnyArray, " phases"]
-    ) -> tuple[Scalar, Scalar, Scalar, Scalar]:
-        """Requests that start in a step; share of the scale; mean age; whether slots are taken."""
+        self, waiting: Scalar, running: Float[AnyArray, " phases"], lengths: StageLengths | None
+    ) -> tuple[Scalar, Scalar, Scalar, Scalar, Scalar]:
+        """Who starts, and beside whom.
+
+        Args:
+            waiting: Requests that wait.
+            running: Requests that decode, by phase.
+            lengths: Lengths of those that start, as of those that run; None for those of all.
+
+        Returns:
+            Requests that start in a step, as they are counted, and in units of a mean prompt; share
+            of the scale that decodes; age that a mean prompt would have with as many tokens as
+            those that decode; and whether slots are taken.
+        """
         phases = self.phases
         batch = jnp.sum(running)
         age = jnp.sum(running * phases.age) / jnp.maximum(batch, SMALL)
         demand = self.demand
+        prompts = 1.0 if lengths is None else lengths.counted
+        if lengths is not None:
+            age = lengths.outputs * age + (lengths.prompts - 1.0) * demand.new_tokens
         room = self.blocks / own_blocks(self.limits, demand, jnp.maximum(age, 0.0))
         slots = jnp.minimum(self.limits.max_num_seqs, room)
         slots = jnp.minimum(slots, self.scale)
@@ -390,18 +408,19 @@ class Fluid(eqx.Module):
         # The slots that are free for the next step, less what those that start now hold later.
         free = jnp.maximum(slots - batch + leaving, 0.0) / (1 + self.held)
         i, by_share = cubic(_SHARES, batch / slots)
-        chance = jnp.sum(jax.lax.dynamic_slice_in_dim(self.chance, i, 4) * by_share)
-        chance = jnp.maximum(chance, _LEAST_CHANCE) / (1 + self.held)
+        chance = jnp.sum(jax.lax.dynamic_slice_in_dim(self.chance, i, len(by_share)) * by_share)
+        # At least so much rounds the corner where the queue begins.
+        chance = jnp.maximum(chance, HARDLY) / (1 + self.held)
         waiting = jnp.maximum(waiting, 0.0)
-        start = _lesser(waiting, free, chance * waiting / (waiting + 1e-2))
-        tokens = self._by_tokens(waiting, batch)
+        start = _lesser(waiting, free, chance * waiting / (waiting + HARDLY))
+        tokens = self._by_tokens(prompts * waiting, batch) / prompts
         # Rounded where both slots and tokens make requests wait.
         by_both = jnp.minimum(waiting - start, start) * jnp.minimum(waiting - tokens, tokens)
         start = _lesser(start, tokens, LITTLE * jnp.maximum(by_both, 0.0) + TINY**2)
         start = jnp.maximum(start, 0.0)
         taken = (batch + start * self.held) / slots
-        full = jax.nn.sigmoid((taken - _FULL_SHARE) / _FULL_WIDTH)
-        return start, batch / self.scale, age, full
+        full = jax.nn.sigmoid((taken - _FULL_SHARE) / EDGE)
+        return start, prompts * start, batch / self.scale, age, full
 
     def _by_tokens(self, waiting: Scalar, batch: Scalar) -> Scalar:
         """Requests that the token budget lets start in a step, if so many wait.
@@ -412,7 +431,7 @@ class Fluid(eqx.Module):
         budget = (self.limits.max_num_batched_tokens - batch) / self.demand.new_tokens
         budget = jnp.maximum(budget, TINY)
         i, by_share = cubic(_SHARES, batch / self.scale)
-        near = jax.lax.dynamic_slice_in_dim(self.queued, i, 4)
+        near = jax.lax.dynamic_slice_in_dim(self.queued, i, len(by_share))
         queued = jnp.maximum(jnp.sum(near * by_share[:, None], axis=0), 0.0)
         left = jnp.maximum(budget - self.knots, 0.0)
         product = jax.lax.cummax(queued * left)
@@ -427,8 +446,9 @@ class Fluid(eqx.Module):
 
     def _change(self, state: _State, rate: Scalar, schedule: Schedule) -> _State:
         running, waiting = state.running, state.waiting
-        start, share, age, full = self._starting(waiting, running)
-        step = self._looked_up(self.table[_MEAN], share, start, age, full)
+        lengths = self._lengths(state, schedule)
+        start, prompts, share, age, full = self._starting(waiting, running, lengths)
+        step = self._looked_up(self.table[_MEAN], share, prompts, age, full)
         leave = running / self.phases.stay
         entering = jnp.append(start, (self.phases.onward * leave)[:-1])
         queue = rate - start / step
@@ -437,6 +457,13 @@ class Fluid(eqx.Module):
             queue -= given_up
             leave += stopped * running
         return _State((entering - leave) / step, queue, 1 / step, jnp.ones_like(step))
+
+    def _lengths(self, state: _State, schedule: Schedule) -> StageLengths | None:
+        """Lengths of the requests that start; None where all are alike."""
+        if schedule.lengths is None:
+            return None
+        taken = schedule.arrived(state.time) - jnp.maximum(state.waiting, 0.0)
+        return schedule.lengths_at(schedule.arrival(jnp.maximum(taken, 0.0)))
 
     def _given_up(
         self, time: Scalar, waiting: Scalar, step: Scalar, schedule: Schedule
@@ -456,7 +483,8 @@ class Fluid(eqx.Module):
         schedule: Schedule,
     ) -> Trajectory:
         running, waiting = states.running, jnp.maximum(states.waiting, 0.0)
-        start, _, age, full = jax.vmap(self._starting)(waiting, running)
+        lengths = self._lengths(replace(states, time=time), schedule)
+        _, start, _, age, full = jax.vmap(self._starting)(waiting, running, lengths)
         batch = jnp.sum(running, axis=1)
         arrived = schedule.arrived(time)
         whole = batch + start * self.chunks

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from physim import data
 from physim.errors import InputError
@@ -26,7 +27,24 @@ SLOW_S = 60.0
 # The most stretches that a record is told apart in.
 _MOST_STRETCHES = 64
 
+# About how long a request lives, seconds, before anything is known of its server.
+LIFE_S = 30.0
+
 Times = Float[np.ndarray, " arrivals"]
+
+
+class Stretch(NamedTuple):
+    """A stretch of recorded arrivals.
+
+    Attributes:
+        rate: Arrivals per second.
+        duration_s: For so long, seconds.
+        numbers: Which of the record's requests they are, from 0 on.
+    """
+
+    rate: float
+    duration_s: float
+    numbers: Int[np.ndarray, " requests"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +66,8 @@ class ArrivalDispersion:
             stretch it is that of half a stretch.
         arrival_s: When requests came, seconds from the first.
         slow_s: How long a stretch is, seconds.
+        life_s: About how long a request lives, in seconds at the rate of a load: the window in
+            which bursts count.
     """
 
     windows_s: tuple[float, ...]
@@ -55,6 +75,7 @@ class ArrivalDispersion:
     bursts: tuple[float, ...]
     arrival_s: tuple[float, ...]
     slow_s: float = SLOW_S
+    life_s: float = LIFE_S
 
     @classmethod
     def of(cls, arrival_s: Sequence[float] | Times) -> ArrivalDispersion:
@@ -110,11 +131,10 @@ class ArrivalDispersion:
             rate: Arrivals per second that they are to have.
         """
         ratio = self.rate / rate
-        scaled = {
-            name: tuple(ratio * value for value in getattr(self, name))
-            for name in ("windows_s", "arrival_s")
-        }
-        return replace(self, **scaled, slow_s=ratio * self.slow_s)
+        windows, times = (
+            tuple(ratio * value for value in own) for own in (self.windows_s, self.arrival_s)
+        )
+        return replace(self, windows_s=windows, arrival_s=times, slow_s=ratio * self.slow_s)
 
     def index_at(self, window_s: float) -> float:
         """The index of dispersion in windows of a length, of bursts and slow changes together.
@@ -129,6 +149,18 @@ class ArrivalDispersion:
     def bursts_at(self, window_s: float) -> float:
         """The index of dispersion of bursts alone; see `index_at`."""
         return self._between(self.bursts, window_s)
+
+    def follow_within(self, windows_s: Float[np.ndarray, " n"]) -> float:
+        """Arrivals within windows after one, beyond the mean of its stretch, on average.
+
+        Of those at the very same time half count. Records in batches may be so regular that it
+        rises and falls with the window.
+
+        Args:
+            windows_s: The windows, seconds; longer ones than half a stretch are taken for that.
+        """
+        windows = np.minimum(windows_s, self.slow_s / 2)
+        return float(np.mean([_follow(self._times, one, self.slow_s) for one in windows.tolist()]))
 
     @functools.cached_property
     def at_once(self) -> float:
@@ -156,19 +188,24 @@ class ArrivalDispersion:
         times = self.first(rounds * len(self._times))
         return times[times < end_s]
 
-    def stretches(self, lasts_s: float) -> list[tuple[float, float]]:
-        """Rates of stretches of equal length, per second, and how long each is, seconds.
-
-        They are as long as slow changes take, or longer where there are many.
+    def stretches(self, lasts_s: float) -> list[Stretch]:
+        """Stretches of equal length, as long as slow changes take, or longer where there are many.
 
         Args:
             lasts_s: How long all are together, seconds.
         """
         count = max(min(int(lasts_s / self.slow_s), _MOST_STRETCHES), 1)
         edges = np.linspace(0.0, lasts_s, count + 1)
-        counts, _ = np.histogram(self.before(lasts_s), edges)
+        numbers = np.searchsorted(self.before(lasts_s), edges)
         # A stretch in which none came has the least rate that a stage can have.
-        return [(max(float(n), 1e-3) * count / lasts_s, lasts_s / count) for n in counts]
+        return [
+            Stretch(
+                max(float(last - first), 1e-3) * count / lasts_s,
+                lasts_s / count,
+                np.arange(first, last) % len(self.arrival_s),
+            )
+            for first, last in itertools.pairwise(numbers.tolist())
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, in plain values, without the arrivals."""
@@ -237,3 +274,15 @@ def _bursts(times: Times, window_s: float, stretch_s: float) -> float:
     size = int(stretch_s / window_s + 1e-9)
     stretches = counts[: len(counts) // size * size].reshape(-1, size)
     return float(np.mean(np.var(stretches, axis=1, ddof=1)) / np.mean(stretches))
+
+
+def _follow(times: Times, window_s: float, stretch_s: float) -> float:
+    """Arrivals within a window after one, beyond the mean of its stretch, of those at once half."""
+    known = times[times <= times[-1] - window_s]
+    last, first = (np.searchsorted(times, known, side=side) for side in ("right", "left"))
+    after = np.searchsorted(times, known + window_s, side="right") - last
+    stretches = (times / stretch_s).astype(int)
+    counts = np.bincount(stretches).astype(float)
+    counts[-1] *= stretch_s / max(times[-1] - (len(counts) - 1) * stretch_s, stretch_s / 10)
+    mean = counts[stretches[: len(known)]] / stretch_s * window_s
+    return float(np.mean(after + (last - first - 1) / 2 - mean))

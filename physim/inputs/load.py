@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from physim.errors import InputError
-from physim.inputs.arrivals import ArrivalDispersion
+from physim.inputs.arrivals import ArrivalDispersion, Stretch
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths, Tokens, lengths
 from physim.inputs.request_lengths import RequestLengths, filled_in
@@ -23,9 +23,8 @@ from physim.inputs.request_points import (
 )
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
-# Windows whose indices of dispersion stand for recorded arrivals, seconds: about as long as a
-# request lives, and as a few steps.
-_LIFE_S, _STEP_S = 30.0, 0.3
+# Windows as long as a few steps, seconds; and how many lives of requests stand for all.
+_STEP_S, _LIVES = 0.3, 16
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
 # About the largest float: whole numbers may be larger.
@@ -70,6 +69,19 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class RecordedStage(Stage):
+    """A stretch of recorded requests, which are longer or shorter than those of all.
+
+    Attributes:
+        prompts: Mean prompt tokens to compute, over those of all,
+        outputs: and mean generated tokens.
+    """
+
+    prompts: float = 1.0
+    outputs: float = 1.0
+
+
+@dataclass(frozen=True)
 class Load:
     """Requests that arrive at a server: at a rate, in stages, or from clients in a closed loop.
 
@@ -94,7 +106,8 @@ class Load:
         lengths: Prompts, their cached parts and outputs as they go together, instead of lengths
             that say nothing of each other.
         dispersion: Recorded arrivals, of ``arrival`` ``trace``, run faster or slower so that they
-            come at ``rate``, or at that of each stage.
+            come at ``rate``, or at that of each stage. Where ``lengths`` are of the same trace,
+            each request comes with its own.
 
     Raises:
         InputError: A figure is not positive, not finite or out of range, not one of ``rate``,
@@ -261,11 +274,10 @@ class Load:
         """Variance of the time between arrivals over the square of its mean.
 
         Of recorded arrivals it is the index of dispersion of their bursts in windows as long as
-        requests live, to which it is the same where gaps are independent and windows long; of
-        stages that of the busiest.
+        requests live, to which it is the same where gaps are independent and windows long.
         """
         if self.dispersion is not None:
-            return self._bursts(_LIFE_S)
+            return self._bursts(self.dispersion.life_s)
         return {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
 
     @property
@@ -276,35 +288,80 @@ class Load:
         return self.arrival_cv2
 
     @property
+    def follow_cv2(self) -> float:
+        """The same as `arrival_cv2`, of what follows a request while it lives.
+
+        Arrivals with independent gaps that vary so much have as many more than the mean.
+        """
+        if self.dispersion is None:
+            return self.arrival_cv2
+        outputs = np.sort(self.points().output_tokens).reshape(_LIVES, -1).mean(axis=1)
+        lives = self.dispersion.life_s * outputs / np.mean(outputs)
+        return max(1.0 + 2.0 * self.dispersion.follow_within(lives * self._faster), 0.0)
+
+    @property
     def at_once(self) -> float:
         """Other requests that come at the very time of a request, mean."""
         return 0.0 if self.dispersion is None else self.dispersion.at_once
 
     def _bursts(self, window_s: float) -> float:
-        """Dispersion of recorded bursts at the rate of the load, or of its busiest stage.
+        """Dispersion of recorded bursts at the mean rate of the load.
 
         A record that runs faster has in a window what it had in a longer one.
         """
         assert self.dispersion is not None
-        own = self.dispersion.rate
-        rate = max((stage.rate for stage in self.stages), default=self.rate)
-        return self.dispersion.bursts_at(window_s * (own if rate is None else rate) / own)
+        return self.dispersion.bursts_at(window_s * self._faster)
 
-    def in_stretches(self) -> Load:
+    @property
+    def _faster(self) -> float:
+        """Mean rate of the load over that of the record."""
+        assert self.dispersion is not None
+        rate = self.rate
+        if rate is None:
+            lasts = sum(stage.duration_s for stage in self.stages)
+            rate = sum(stage.rate * stage.duration_s for stage in self.stages) / lasts
+        return rate / self.dispersion.rate
+
+    @property
+    def recorded(self) -> bool:
+        """Whether requests come with the lengths that they have in a trace."""
+        return (
+            self.dispersion is not None
+            and self.lengths is not None
+            and self.lengths.recorded
+            and len(self.lengths.input_tokens) == len(self.dispersion.arrival_s)
+        )
+
+    def in_stretches(self, life_s: float) -> Load:
         """Recorded arrivals at a rate as stages, whose rates are those of stretches of the record.
 
         Slow changes are stages then, and bursts what comes unevenly within them; see
         `physim.inputs.arrivals.ArrivalDispersion`. It lasts as long as the record, or as its number
         of requests.
+
+        Args:
+            life_s: How long a request lives, seconds.
         """
         assert self.dispersion is not None
         assert self.rate is not None
         recorded = self.dispersion.at_rate(self.rate)
         lasts = recorded.lasts if self.requests is None else self.requests / self.rate
-        stages = tuple(
-            Stage(rate, duration_s) for rate, duration_s in recorded.stretches(lasts) if rate > 0
-        )
-        return replace(self, rate=None, requests=None, stages=stages)
+        stages = tuple(self._stage_of(stretch) for stretch in recorded.stretches(lasts))
+        bursts = replace(self.dispersion, life_s=life_s)
+        return replace(self, rate=None, requests=None, stages=stages, dispersion=bursts)
+
+    def _stage_of(self, stretch: Stretch) -> Stage:
+        """A stretch of recorded arrivals as a stage."""
+        rows = stretch.numbers
+        if not self.recorded:
+            return Stage(stretch.rate, stretch.duration_s)
+        if not len(rows):
+            return RecordedStage(stretch.rate, stretch.duration_s)
+        assert self.lengths is not None
+        inputs, cached, outputs = self.lengths.arrays
+        new = np.maximum(inputs - cached, 1.0)
+        longer = (float(np.mean(own[rows]) / np.mean(own)) for own in (new, outputs))
+        return RecordedStage(stretch.rate, stretch.duration_s, *longer)
 
     @property
     def endless(self) -> bool:

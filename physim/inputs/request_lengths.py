@@ -35,8 +35,8 @@ Some: TypeAlias = Sequence[float] | Float[np.ndarray, " n"] | Int[np.ndarray, " 
 class RequestLengths:
     """A joint distribution of prompt lengths, their cached parts and output lengths.
 
-    It is a sample: requests that are all as likely, in no order. `of` makes one of arrays, `read`
-    of a file or a preset, `independent` of two distributions that say nothing of each other.
+    It is a sample: requests that are all as likely. `of` makes one of arrays, `read` of a file or a
+    preset, `independent` of two distributions that say nothing of each other.
 
     Attributes:
         input_tokens: Prompt length of each request, tokens.
@@ -45,6 +45,8 @@ class RequestLengths:
         output_tokens: Generated length of each request, tokens.
         name: What it is called, for messages and records.
         exact: Means over all requests, where the sample stands for more of them.
+        recorded: Whether requests are in the order in which they came, so that they go with the
+            arrivals of the same trace (`physim.Load`); else their order says nothing.
 
     Raises:
         InputError: There is no request, a list is longer than another, a length is below one or no
@@ -56,6 +58,7 @@ class RequestLengths:
     output_tokens: tuple[float, ...]
     name: str = field(default="requests", compare=False)
     exact: RequestMoments | None = None
+    recorded: bool = False
 
     def __post_init__(self) -> None:
         where = f"lengths {self.name!r}"
@@ -86,6 +89,7 @@ class RequestLengths:
         output_tokens: Some,
         cached_tokens: Some | None = None,
         name: str = "requests",
+        recorded: bool = False,
     ) -> RequestLengths:
         """The lengths of some requests.
 
@@ -94,6 +98,7 @@ class RequestLengths:
             output_tokens: Generated length of each, tokens.
             cached_tokens: Of each prompt, found in the prefix cache; None for nothing.
             name: What they are called.
+            recorded: Whether they are in the order in which they came, and stay so.
 
         Raises:
             InputError: They cannot be used.
@@ -101,11 +106,12 @@ class RequestLengths:
         inputs, outputs = (np.asarray(own, float) for own in (input_tokens, output_tokens))
         found = np.zeros(len(inputs)) if cached_tokens is None else cached_tokens
         cached = np.asarray(found, float)
-        if len(inputs) == len(cached) == len(outputs):
+        if not recorded and len(inputs) == len(cached) == len(outputs):
             # The same requests in another order are the same lengths.
             order = np.lexsort((outputs, cached, inputs))
             inputs, cached, outputs = inputs[order], cached[order], outputs[order]
-        return cls(tuple(inputs.tolist()), tuple(cached.tolist()), tuple(outputs.tolist()), name)
+        columns = [tuple(own.tolist()) for own in (inputs, cached, outputs)]
+        return cls(columns[0], columns[1], columns[2], name, recorded=recorded)
 
     @classmethod
     def independent(
@@ -170,7 +176,10 @@ class RequestLengths:
     @functools.cached_property
     def points(self) -> RequestPoints:
         """Requests of equal weight that stand for all; see `joint_points`."""
-        return joint_points(*self.arrays)
+        inputs, cached, outputs = self.arrays
+        # The same requests in another order have the same points.
+        order = np.lexsort((outputs, cached, inputs))
+        return joint_points(inputs[order], cached[order], outputs[order])
 
     @functools.cached_property
     def longest(self) -> Requests:
@@ -184,13 +193,22 @@ class RequestLengths:
         return moments_of(*self.arrays) if self.exact is None else self.exact
 
     def sample(
-        self, rng: np.random.Generator, count: int
+        self,
+        rng: np.random.Generator,
+        count: int,
+        numbers: Int[np.ndarray, " count"] | None = None,
     ) -> tuple[Int[np.ndarray, " count"], Int[np.ndarray, " count"], Int[np.ndarray, " count"]]:
         """Draws requests: prompt lengths, cached parts and output lengths, tokens.
 
         Lengths that are no whole numbers, as in presets, are kept on average.
+
+        Args:
+            rng: Where chance comes from.
+            count: How many.
+            numbers: Which of the sample they are, starting over after its last; None for chance.
         """
-        chosen = rng.integers(len(self.input_tokens), size=count)
+        most = len(self.input_tokens)
+        chosen = rng.integers(most, size=count) if numbers is None else numbers % most
         rounding = rng.random(count)
         inputs, cached, outputs = (
             np.floor(own[chosen] + rounding).astype(np.int64) for own in self.arrays
@@ -204,8 +222,9 @@ class RequestLengths:
 
     def up_to(self, tokens: float) -> RequestLengths:
         """The same requests, but that outputs end where prompt and output are so many tokens."""
-        inputs, cached, outputs = self.arrays
-        return self.of(inputs, np.minimum(outputs, tokens - inputs), cached, self.name)
+        inputs, _, outputs = self.arrays
+        shorter = np.minimum(outputs, tokens - inputs)
+        return replace(self, output_tokens=tuple(shorter.tolist()), exact=None)
 
     def uncached(self) -> RequestLengths:
         """The same requests, of which nothing is found in the prefix cache."""
@@ -267,7 +286,11 @@ def _read(path: Path, _modified_ns: int) -> RequestLengths:
 
     found = read_requests(path)
     return RequestLengths.of(
-        found.input_tokens, found.output_tokens, found.cached_tokens, path.name
+        found.input_tokens,
+        found.output_tokens,
+        found.cached_tokens,
+        path.name,
+        recorded=found.arrival_s is not None,
     )
 
 
@@ -278,5 +301,6 @@ def _preset(name: str) -> RequestLengths:
         both = content["independent"]
         inputs, outputs = (Lengths.parse(both[own], name) for own in ("input", "output"))
         return RequestLengths.independent(inputs, outputs, name)
-    points = {own: tuple(content["points"][own]) for own in RequestPoints._fields}
-    return RequestLengths(**points, name=name, exact=RequestMoments(**content["moments"]))
+    points, moments = content["points"], RequestMoments(**content["moments"])
+    columns = [tuple(points[own]) for own in RequestPoints._fields]
+    return RequestLengths(columns[0], columns[1], columns[2], name, moments)

@@ -68,6 +68,11 @@ class RequestMoments(NamedTuple):
         """Squared coefficient of variation of the new tokens."""
         return max(self.new_squared / self.new**2 - 1.0, 0.0)
 
+    @property
+    def output_cv2(self) -> float:
+        """Squared coefficient of variation of the generated tokens."""
+        return max(self.output_squared / self.output**2 - 1.0, 0.0)
+
 
 def joint_points(
     inputs: Requests, cached: Requests, outputs: Requests, groups: int = _GROUPS

@@ -110,7 +110,9 @@ def _predicted(
             replayed(prediction, case, own, seed)
             for prediction, case, own in zip(found, cases, corrections, strict=True)
         ]
-    over_time = {row: one for row, case in enumerate(cases) if (one := _over_time(case))}
+    over_time = {
+        row: one for row, case in enumerate(cases) if (one := _over_time(case, found[row]))
+    }
     ending = list(over_time)
     for some in _alike([_shape(case) for case in over_time.values()]):
         from physim.prediction.transient import run_cases
@@ -128,21 +130,28 @@ def _predicted(
     return found
 
 
-def _over_time(case: Case) -> Case | None:
-    """The case if its load ends or changes, recorded arrivals in stretches; None if it stays."""
+def _over_time(case: Case, prediction: Prediction) -> Case | None:
+    """The case if its load ends or changes, recorded arrivals in stretches; None if it stays.
+
+    Args:
+        case: The case.
+        prediction: Its steady state.
+    """
     load = case.demanded
     # The steady state knows of clients that send a number of requests.
     if load.concurrency is not None:
         return None
     if load.dispersion is not None and not load.stages:
-        return replace(case, load=load.in_stretches())
+        life_s = load.mean_output * (prediction.itl_s or prediction.step_s)
+        return replace(case, load=load.in_stretches(life_s))
     return None if load.endless else case
 
 
 def _shape(case: Case) -> Hashable:
     """What loads that end must have in common to be run together."""
     load = case.demanded
-    return len(load.schedule()), load.timeout_s is None, case.composition
+    stages = load.schedule()
+    return len(stages), load.timeout_s is None, type(stages[0]), case.composition
 
 
 def _alike(keys: Sequence[Hashable]) -> list[list[int]]:

@@ -10,9 +10,10 @@ import numpy as np
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.request_latencies import Summary, latencies
-from physim.fluid.schedule import Schedule
+from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.transient import Fluid, Trajectory
 from physim.inputs.case import Case
+from physim.inputs.load import RecordedStage
 from physim.kept import kept
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, row_of, stack
@@ -63,10 +64,16 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
 def _schedule(case: Case) -> Schedule:
     load = case.demanded
     stages = load.schedule()
+    recorded = [stage for stage in stages if isinstance(stage, RecordedStage)]
+    lengths = None
+    if recorded:
+        lengths = StageLengths(*np.array([(one.prompts, one.outputs) for one in recorded]).T)
+    outputs = 1.0 if lengths is None else lengths.outputs
     return Schedule(
-        rates=np.array([float(stage.rate) for stage in stages]),
+        rates=np.array([float(stage.rate) for stage in stages]) * outputs,
         ends=np.cumsum([float(stage.duration_s) for stage in stages]),
         timeout=load.timeout_s,
+        lengths=lengths,
     )
 
 

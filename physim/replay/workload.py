@@ -160,7 +160,8 @@ def drawn(load: Load, limits: Limits, seed: int) -> Workload:
     Of joint lengths each request is drawn as a whole, and its cached part is a prefix of its own
     that is in the cache whenever it starts: it takes KV blocks like the rest of the prompt, but no
     time. Recorded arrivals come as they were recorded, whatever the seed, and start over when they
-    end, as they do with each stage; what requests are drawn does not go by when they come.
+    end, as they do with each stage. Where their lengths are of the same trace, each comes with its
+    own; else what requests are drawn does not go by when they come.
 
     Args:
         load: The load; it says how many requests there are.
@@ -174,7 +175,8 @@ def drawn(load: Load, limits: Limits, seed: int) -> Workload:
     times, stages = _arrivals(load, rng)
     count = len(times)
     if load.lengths is not None:
-        inputs, found, outputs = load.lengths.sample(rng, count)
+        chosen = _numbers(stages) if load.recorded else None
+        inputs, found, outputs = load.lengths.sample(rng, count, chosen)
         shared = 0
     else:
         outputs = lengths(load.output_tokens).sample(rng, count)
@@ -230,6 +232,11 @@ def _arrivals(load: Load, rng: np.random.Generator) -> tuple[np.ndarray, np.ndar
         stages.append(np.full(len(ends), number))
         start += stage.duration_s
     return np.concatenate(times), np.concatenate(stages)
+
+
+def _numbers(stages: np.ndarray) -> np.ndarray:
+    """The number of each request in its own stage, with which a record starts over."""
+    return np.arange(len(stages)) - np.searchsorted(stages, stages)
 
 
 @dataclass(frozen=True)
