@@ -56,7 +56,7 @@ _CHUNKS = 12
 # do in waves.
 _LEAST_STEPS, _STEPS, _WAVE_STEPS = 20, 160, 768
 # Relative error of a step of the solver.
-_TOLERANCE = 5e-3
+_TOLERANCE = 1e-3
 # Share of the slots from which on requests start because others finish.
 _FULL_SHARE = 0.96
 # Of what is served now, the least that is with all slots taken, where chance decides.
