@@ -27,7 +27,7 @@ class Occupancy(eqx.Module):
             their place in a full KV cache.
         chunks: Prefill steps of a prompt, mean.
         age: Tokens that a decoding request has generated, mean.
-        start_cv2: Squared coefficient of variation of the times between requests that start.
+        replacing: Share of the requests that start because another finishes, not as they arrive.
         others: Of the prefill chunks, the share that a decoding request may meet: in a closed loop
             a client that decodes has no prompt under way.
         crowd: Requests that started at once, most of them: the clients of a closed loop that have
@@ -42,7 +42,7 @@ class Occupancy(eqx.Module):
     scale: Scalar
     chunks: Scalar
     age: Scalar
-    start_cv2: Scalar
+    replacing: Scalar
     others: Scalar
     crowd: Scalar
     stirred: Scalar
@@ -51,6 +51,13 @@ class Occupancy(eqx.Module):
     def prefilling(self) -> Scalar:
         """Prefill chunks of a step, mean."""
         return self.prompts * self.chunks
+
+    def start_cv2(self, demand: Demand) -> Scalar:
+        """Squared coefficient of variation of the times between requests that start.
+
+        Those that wait for others to finish start as those do: by chance.
+        """
+        return (1.0 - self.replacing) * demand.burst_cv2 + self.replacing
 
 
 def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:

@@ -92,8 +92,8 @@ def displaced_tokens(held: Scalar, output: Scalar, requests: Scalar, lockstep: S
     step = jnp.minimum(requests, size)
     overwritten = step - step**2 / (2 * size)
     by_chance = unmet_growth(held, output, requests) * left * (output + overwritten)
-    in_waves = _OF_A_WAVE * output * _room_left(held / (_WAVE * requests * output))
-    return lockstep * in_waves + (1 - lockstep) * by_chance
+    of_a_wave = _OF_A_WAVE * output * _room_left(held / (_WAVE * requests * output))
+    return lockstep * of_a_wave + (1 - lockstep) * by_chance
 
 
 def unmet_growth(held: Scalar, output: Scalar, requests: Scalar) -> Scalar:
@@ -124,5 +124,9 @@ def _room_left(ratio: Scalar) -> Scalar:
 
 def _lockstep(demand: Demand, held: Scalar) -> Scalar:
     """How far requests that start together, holding so many tokens, also end together."""
-    variation = jnp.sqrt(demand.output_cv2 + ROOT)
-    return jnp.exp(-variation / _VARIED) / (1 + _SCATTERED * demand.output_tokens / held)
+    return in_waves(demand) / (1 + _SCATTERED * demand.output_tokens / held)
+
+
+def in_waves(demand: Demand) -> Scalar:
+    """How far requests that start together also end together for their lengths, from 0 to 1."""
+    return jnp.exp(-jnp.sqrt(demand.output_cv2 + ROOT) / _VARIED)

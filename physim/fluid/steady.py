@@ -209,7 +209,6 @@ def _balance(
     left = tokens - jnp.where(limits.prompts_apart, 0.0, decoding)
     room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
     chunks = Chunks.of(demand.parts, room).number
-    # Requests that wait for others to finish start as those do: by chance.
     wanted = jnp.where(closed, jnp.inf, demand.rate)
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
     new_tokens = fresh + (1 - kept) * again
@@ -222,7 +221,7 @@ def _balance(
         scale=new_tokens / fresh,
         chunks=chunks,
         age=demand.age,
-        start_cv2=kept * demand.burst_cv2 + (1 - kept),
+        replacing=1 - kept,
         others=jnp.where(closed, 1 - 1 / clients, 1.0),
         crowd=jnp.where(closed, jnp.minimum(clients, slots), (1 - kept) * slots),
         stirred=1.0 * (closed & (clients <= slots)),
@@ -235,7 +234,7 @@ def _balance(
         occupancy,
         batch=jnp.where(crowd > 0, taken * decode_steps, occupancy.batch),
         prompts=jnp.where(crowd > 0, taken, occupancy.prompts),
-        start_cv2=jnp.where(crowd > 0, demand.burst_cv2, occupancy.start_cv2),
+        replacing=jnp.where(crowd > 0, 0.0, occupancy.replacing),
     )
     steps = steps_at(model, demand, limits, occupancy, slots)
     return _Balance(throughput, occupancy, slots, steps)

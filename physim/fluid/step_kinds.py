@@ -16,8 +16,9 @@ from jaxtyping import Float
 
 from physim.fluid.batch_statistics import Nodes, decoding
 from physim.fluid.demand import Demand
-from physim.fluid.guards import HARDLY, LITTLE, NEARLY, SMALL, TINY
+from physim.fluid.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
 from physim.fluid.occupancy import Occupancy, batches_under_way
+from physim.fluid.preemption import in_waves
 from physim.fluid.prompt_chunks import GROUPS, Chunks, Together, together
 from physim.fluid.queueing import peakedness
 from physim.inputs.deployment import Limits
@@ -244,14 +245,14 @@ def kinds_at(
     ranks, last = limits.ranks, chunks.mean(chunks.last)
     by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
     most = occupancy.room * ranks * limits.stages / last
-    come = together(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2, most)
+    come = together(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2(demand), most)
     others = occupancy.prompts + jnp.maximum(come.burst - 1.0, demand.at_once)
     filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
     some = jnp.stack([come.several.low, come.several.high])
     longest = jnp.stack([chunks.longest_of(jnp.minimum(count, ranks)) for count in some])
-    # The largest of some sums of several is nearer to their mean than that of as many alone.
-    longest = last + (longest - last) / jnp.sqrt(_of_fullest(some, ranks))
+    anywhere = occupancy.replacing * (1.0 - in_waves(demand))
+    longest = _of_fullest(some, ranks, last, longest, anywhere) / _in_turn(some, ranks)
     size = longest / last
     none, one, room = jnp.zeros(_DECODING), jnp.ones(FULL + 1), occupancy.room
     numbers = jnp.concatenate([none, one, some])
@@ -283,9 +284,9 @@ def kinds_at(
         ranks=ranks,
         stages=lanes,
     )
-    # Ranks take prompts in turn, and wait for the one with most.
+    # Ranks wait for the one with most prompts.
     on_one = jnp.where(
-        (numbers > 1.0) & (lanes <= 1.0), _of_fullest(numbers, ranks), plain.prefill_requests
+        (numbers > 1.0) & (lanes <= 1.0), _in_turn(numbers, ranks), plain.prefill_requests
     )
     total = fullest(numbers, lanes) * jnp.minimum(tokens, jnp.where(numbers > 1.0, last, jnp.inf))
     # Beside a rank that a long prompt fills, others are full too, or have room for other prompts.
@@ -332,10 +333,42 @@ def kinds_at(
     )
 
 
-def _of_fullest(prompts: Float[AnyArray, " n"], ranks: Number) -> Float[AnyArray, " n"]:
+def _in_turn(prompts: Float[AnyArray, " n"], ranks: Number) -> Float[AnyArray, " n"]:
     """Prompts of the fullest of some ranks that take them in turn, of one at least."""
     rest = (1 - 1 / ranks) / 2 * jnp.maximum(1 - ranks / jnp.maximum(prompts, 1.0), 0.0)
     return jnp.maximum(prompts / ranks + rest, 1.0)
+
+
+def _of_fullest(
+    prompts: Float[AnyArray, " n"],
+    ranks: Number,
+    mean: Scalar,
+    longest: Float[AnyArray, " n"],
+    anywhere: Scalar,
+) -> Float[AnyArray, " n"]:
+    """Tokens of the rank that has most to compute.
+
+    Ranks take prompts that arrive in turn, so that their lengths alone make one fuller than others;
+    the largest of some sums of several is nearer to their mean than that of as many alone. Prompts
+    that take the places of requests that end come to any rank: of ``r`` Poisson's numbers the
+    largest exceeds the mean as that of ``r`` normal ones of the same variance does, whose quantile
+    is Blom's (Statistical Estimates and Transformed Beta-Variables, 1958).
+
+    Args:
+        prompts: Prompts of all ranks.
+        ranks: How many ranks there are.
+        mean: Tokens of a prompt, mean,
+        longest: and of the longest of one for each rank.
+        anywhere: Share of the prompts that come to any rank.
+    """
+    each = prompts / ranks
+    whole = jnp.maximum(each, 1.0)
+    longer, more = longest - mean, (_in_turn(prompts, ranks) - whole) * mean
+    in_turn = whole * mean + jnp.sqrt(whole * longer**2 + more**2 + ROOT)
+    largest = np.sqrt(2.0) * jax.scipy.special.erfinv(2 * (ranks - 3 / 8) / (ranks + 1 / 4) - 1)
+    wide = jnp.sqrt(longer**2 + (largest * mean) ** 2 + ROOT)
+    by_chance = jnp.maximum(each * mean + jnp.sqrt(each) * wide, in_turn)
+    return in_turn + anywhere * (by_chance - in_turn)
 
 
 def _ranks_apart(ranks: Number, together: Scalar) -> Scalar:

@@ -226,7 +226,7 @@ def _steps_apart(
         )
         return time
 
-    share = prefill_share(prefilling, occupancy.start_cv2, budget)
+    share = prefill_share(prefilling, occupancy.start_cv2(demand), budget)
     run = run_of(
         Turn(
             decode_s=decode.interval,

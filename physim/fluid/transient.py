@@ -61,8 +61,7 @@ _TOLERANCE = 1e-3
 _FULL_SHARE = 0.96
 # Of what is served now, the least that is with all slots taken, where chance decides.
 _SERVED = 0.97
-# Knots of the queue for the token budget, from hardly any request that starts in a step to all that
-# it has room for.
+# Knots of the queue for the token budget, from hardly any of what a step has room for to all of it.
 _KNOTS = 32
 # Share of the slots that are taken at most where the number that waits follows those that are idle.
 _MOST_TAKEN = 0.995
@@ -154,14 +153,14 @@ class Fluid(eqx.Module):
         slots: Requests that may run, were the load to stay.
         scale: Requests at the last of the table's shares.
         blocks: KV blocks for requests that run, apart from cached prefixes.
-        room: Prompt tokens that a step has room for, of all ranks.
+        room: Prompt tokens that a step has room for beside a mean batch, of all ranks.
         chunks: Prefill steps of a prompt.
         held: Steps that a request holds its slot beside those in which it decodes.
         chance: Product of what waits and what is idle at each of the table's shares.
         queued: Requests that wait for the token budget by chance, at each share and knot; none
             where it is all but taken.
-        knots: Requests that start in a step, more finely.
-        starts: Requests that start in a step, at the table's knots.
+        knots: Tokens of prompts that start in a step, over those that it has room for, finely.
+        starts: The same at the table's knots.
         table: `Local` with slots idle and taken, at two ages, shares and starts.
     """
 
@@ -186,29 +185,36 @@ class Fluid(eqx.Module):
         by_kv = kv_slots(limits, demand)
         slots = jnp.minimum(limits.max_num_seqs, by_kv)
         # Chunks leave room for a mean batch of what the budget would let run.
-        left = limits.max_num_batched_tokens - jnp.minimum(
-            slots,
-            limits.max_num_batched_tokens
-            * demand.decode_steps
-            / (demand.decode_steps + demand.new_tokens),
+        room = _room(
+            limits,
+            jnp.minimum(
+                slots,
+                limits.max_num_batched_tokens
+                * demand.decode_steps
+                / (demand.decode_steps + demand.new_tokens),
+            ),
         )
-        room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
-        chunks = Chunks.of(demand.parts, room).number
+
+        def chunks_of(room: Scalar) -> Scalar:
+            return Chunks.of(demand.parts, room / (limits.ranks * limits.stages)).number
+
+        chunks = chunks_of(room)
         again = recomputed_tokens(limits, demand, by_kv) / demand.new_tokens
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
         blocks = by_kv * own_blocks(limits, demand, demand.age)
 
-        def at(full: Scalar, age: Scalar, share: Scalar, prefilling: Scalar) -> Local:
+        def at(full: Scalar, age: Scalar, share: Scalar, start: Scalar) -> Local:
+            room = _room(limits, share * scale)
             occupancy = Occupancy(
                 batch=share * scale,
-                prompts=prefilling / chunks,
-                room=room,
+                prompts=start * room / demand.new_tokens,
+                room=room / (limits.ranks * limits.stages),
                 scale=1.0 + full * again,
-                chunks=chunks,
+                chunks=chunks_of(room),
                 age=age,
-                start_cv2=(1 - full) * demand.burst_cv2 + full,
+                replacing=full,
                 others=jnp.asarray(1.0),
                 crowd=full * scale,
                 stirred=jnp.zeros(()),
@@ -216,10 +222,12 @@ class Fluid(eqx.Module):
             steps = steps_at(model, demand, limits, occupancy, scale)
             return local(steps, occupancy, model.corrections, demand, limits)
 
-        most = limits.max_num_batched_tokens / demand.new_tokens
-        starts = jnp.geomspace(HARDLY / chunks, jnp.maximum(most, 1 / chunks), _CHUNKS)
-        starts = jnp.append(LITTLE / chunks, starts)
-        axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts * chunks)
+        # From shares of a request to all that there is room for, where steps become as long as they
+        # can be.
+        one = jnp.minimum(demand.new_tokens / (chunks * limits.max_num_batched_tokens), 1.0)
+        starts = jnp.geomspace(HARDLY * one, 1.0, _CHUNKS)
+        starts = jnp.append(LITTLE * one, starts)
+        axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts)
         grid = jnp.meshgrid(*axes, indexing="ij")
         values = jax.vmap(lambda *x: ravel_pytree(at(*x))[0])(*(axis.ravel() for axis in grid))
         table = values.T.reshape(-1, *grid[0].shape)
@@ -231,12 +239,12 @@ class Fluid(eqx.Module):
             slots,
             scale,
             blocks,
-            left,
+            room,
             chunks,
             held,
             jnp.zeros(len(_SHARES)),
             jnp.zeros((len(_SHARES), _KNOTS)),
-            jnp.geomspace(starts[0], starts[-1], _KNOTS),
+            jnp.geomspace(starts[0], 1.0, _KNOTS),
             starts,
             table,
         )
@@ -251,14 +259,18 @@ class Fluid(eqx.Module):
         # Of requests of mean age, none of which starts because another finishes.
         values = jnp.mean(self.table[np.array([_MEAN, _QUEUE, _FULL_S]), 0], axis=1)
         step, queue, full_s = values
-        share = jnp.minimum(
-            self.starts / step * full_s * self.demand.new_tokens / self.room, FULLEST
-        )
+        share = jnp.minimum(self.starts / step * full_s, FULLEST)
         # The queue has a pole where the budget is taken; what is left beside it is straight.
         rows = jnp.stack([step, share, queue * (1.0 - share)])
         between = jax.vmap(jax.vmap(lambda row: jnp.interp(self.knots, self.starts, row)))
         step, share, rest = between(rows)
-        return jnp.where(share < NEARLY, self.knots / step * rest / (1.0 - share), 0.0)
+        most = self._most(jnp.array(_SHARES) * self.scale)[:, None]
+        waiting = most * self.knots / step * rest / (1.0 - share)
+        return jnp.where(share < NEARLY, waiting, 0.0)
+
+    def _most(self, batch: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """Requests that may start in a step beside so many that decode."""
+        return _room(self.limits, batch) / self.demand.new_tokens
 
     def _chance(self) -> Float[AnyArray, " shares"]:
         """Product of what waits by chance and what is idle, at each share of slots taken."""
@@ -308,7 +320,7 @@ class Fluid(eqx.Module):
         full: Scalar,
     ) -> Float[AnyArray, "*v"]:
         i, by_share = cubic(_SHARES, share)
-        j, by_start = straight(self.starts, start)
+        j, by_start = straight(self.starts, start / self._most(share * self.scale))
         older = jnp.clip(age / (2 * jnp.maximum(self.demand.age, LITTLE)), 0.0, 1.0)
         near = jax.lax.dynamic_slice_in_dim(table, i, len(by_share), -2)
         near = jax.lax.dynamic_slice_in_dim(near, j, 2, -1)
@@ -428,17 +440,17 @@ class Fluid(eqx.Module):
         With a budget ``b`` for a load that stays, ``x`` start where ``x + L(x)`` wait, ``L`` by
         chance; ``L (b - x)`` changes little, and is a straight line between the table's knots.
         """
-        budget = (self.limits.max_num_batched_tokens - batch) / self.demand.new_tokens
-        budget = jnp.maximum(budget, TINY)
+        budget = self._most(batch)
         i, by_share = cubic(_SHARES, batch / self.scale)
         near = jax.lax.dynamic_slice_in_dim(self.queued, i, len(by_share))
         queued = jnp.maximum(jnp.sum(near * by_share[:, None], axis=0), 0.0)
-        left = jnp.maximum(budget - self.knots, 0.0)
+        knots = budget * self.knots
+        left = budget - knots
         product = jax.lax.cummax(queued * left)
-        below = self.knots + product / jnp.maximum(left, TINY)
+        below = knots + product / jnp.maximum(left, TINY)
         j = jnp.clip(jnp.searchsorted(below, waiting, method="compare_all") - 1, 0, _KNOTS - 2)
-        slope = (product[j + 1] - product[j]) / (self.knots[j + 1] - self.knots[j])
-        at_none = product[j] - slope * self.knots[j]
+        slope = (product[j + 1] - product[j]) / (knots[j + 1] - knots[j])
+        at_none = product[j] - slope * knots[j]
         both = waiting + budget
         rounded = 4 * (at_none + LITTLE * waiting * budget)
         root = (waiting - budget) ** 2 + slope * (2 * both + slope) + rounded
@@ -511,6 +523,12 @@ _unravelled = ravel_pytree(EMPTY)[1]
 # and a full step.
 _MEAN, _QUEUE = (Local._fields.index(name) for name in ("mean", "queue"))
 _FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
+
+
+def _room(limits: Limits, batch: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    """Prompt tokens that a step has room for beside so many requests that decode, of all ranks."""
+    decoding = jnp.where(limits.prompts_apart, 0.0, batch)
+    return jnp.maximum(limits.max_num_batched_tokens - decoding, limits.ranks * limits.stages)
 
 
 def _lesser(one: Scalar, other: Scalar, product: Scalar) -> Scalar:
