@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from physim import data
-from physim.inputs.request_lengths import RequestLengths
-from physim.inputs.request_points import joint_points
+from physim.inputs.request_lengths import CONDENSED, RequestLengths
+from physim.inputs.request_points import RequestPoints
 
-# Points of a preset are the square of this: means of groups of prompts, and of ranks within one.
-GROUPS = 32
 FORM = (
-    f"moments: means over all requests, tokens or tokens squared; points: {GROUPS**2} requests of "
-    f"equal weight, of {GROUPS} groups by prompt and {GROUPS} means within each (joint_points in "
-    "physim/inputs/request_points.py)"
+    f"moments: means over all requests, tokens or tokens squared; points: {CONDENSED**2} requests "
+    f"of equal weight, of {CONDENSED} groups by prompt and {CONDENSED} means within each "
+    "(joint_points in physim/inputs/request_points.py)"
 )
 TRACES: dict[str, tuple[str, dict[str, str]]] = {
     "azure-conversation-2023": (
@@ -56,7 +54,7 @@ SHAREGPT = {
 def preset(trace: Path, about: dict[str, str]) -> dict[str, Any]:
     """The facts of a trace."""
     found = RequestLengths.read(trace)
-    points = joint_points(*found.arrays, GROUPS)
+    fewer = found.condensed()
     return {
         **about,
         "form": FORM,
@@ -64,7 +62,7 @@ def preset(trace: Path, about: dict[str, str]) -> dict[str, Any]:
         "moments": {name: round(value, 3) for name, value in found.moments._asdict().items()},
         "points": {
             name: [round(value, 2) for value in values.tolist()]
-            for name, values in points._asdict().items()
+            for name, values in zip(RequestPoints._fields, fewer.arrays, strict=True)
         },
     }
 

@@ -164,6 +164,8 @@ def test_errors_are_small_far_from_saturation(page):
         (["--input", "9"], "--input '9': is not FROM:TO; write, say, 128:8192"),
         (["--input", "900:100"], "--input 900:100: is no range from 1 on; give FROM:TO"),
         (["--output", "1:100"], "--output 1:100: is no range from 2 on; give FROM:TO"),
+        (["--lengths", "nosuch"], "'nosuch': is no preset and no file"),
+        (["--lengths", "sharegpt", "--cached", "9"], "--cached: is said by --lengths too"),
         (["--tps", "0"], "--tps: '0': is not a positive integer"),
         (["--gpus", "h1000"], "h1000"),
         (["--gpus", "l40s", "--tps", "1", "--max-model-len", "900000"], "900000"),
@@ -175,6 +177,52 @@ def test_bad_input_is_one_line(arguments, line, tmp_path):
     assert isinstance(found.exception, InputError)
     assert line in str(found.exception)
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
+    import physim
+
+    pairs = tmp_path / "my pairs.csv"
+    rows = [f"{number},{1 + 3000 // number}" for number in range(100, 1100)]
+    pairs.write_text("\n".join(["input_tokens,output_tokens", *rows]))
+    out = tmp_path / "page.html"
+    words = ["--gpus", "h100_sxm", "--tps", "1", "--input", "256:1024", "--output", "32:128"]
+    words += ["--lengths", str(pairs), "--max-num-seqs", "256", "--max-num-batched-tokens", "2048"]
+    words += ["--fit", "none", "--out", str(out)]
+    done = CliRunner().invoke(app, ["page", "Qwen/Qwen3-8B", *words])
+    assert done.exit_code == 0, done.output
+    text = out.read_text()
+    assert "Prompt tokens, mean" in text
+    facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
+    command = shlex.split(facts["command"])
+    assert command[-4:] == ["--lengths", str(pairs), "--fit", "none"]
+    # A shell's command is the page's prediction.
+    requests = physim.RequestLengths.read(pairs)
+    limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+    found = predicted(
+        "Qwen/Qwen3-8B",
+        gpus=["h100_sxm"],
+        tps=[1],
+        inputs=(256, 1024),
+        outputs=(32, 128),
+        lengths=requests,
+        fit="none",
+        **limits,
+    )
+    load = ["--rate", "3", "--input", "512", "--output", "64", "--arrival", "poisson", "--json"]
+    words = [*command[1:], "--gpu", "h100_sxm", "--tp", "1", *load]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
+    right = json.loads(CliRunner().invoke(app, words).stdout)
+    one = found.tables.at(*(np.array([x]) for x in (0, 512.0, 64.0, 3.0)))
+    for name in ("ttft", "itl", "e2e"):
+        assert one[name][0] == pytest.approx(right[f"{name}_s"], rel=0.02), name
+    # Long prompts have short outputs here: they decode at other contexts than those alike.
+    alike = physim.predict(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=3.0, input_tokens=512, output_tokens=64,
+        arrival="poisson", fit="none", **limits,
+    )  # fmt: skip
+    assert abs(alike.ttft_s / right["ttft_s"] - 1) > 0.03
 
 
 def test_what_a_page_varies_is_not_given():
@@ -189,13 +237,22 @@ def test_the_live_form_predicts_what_is_chosen():
     pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
     import physim
     from physim.page.live import app as live
+    from physim.page.live import case_of
 
     _, found = live.run()
     chosen = found["deployment"].value | found["load"].value
     lengths = {name: float(chosen[name]) for name in ("input_tokens", "output_tokens")}
+    assert chosen.pop("requests") == ""
     right = physim.predict("Qwen/Qwen3-8B", **{**chosen, **lengths})
     assert found["prediction"].ttft_s == pytest.approx(right.ttft_s, rel=1e-9)
     assert found["problem"] == ""
+    joint = case_of(
+        "Qwen/Qwen3-8B",
+        found["deployment"].value,
+        {**found["load"].value, "requests": "sharegpt"},
+    ).demanded
+    assert joint.lengths.name == "sharegpt"
+    assert joint.mean_output == pytest.approx(lengths["output_tokens"])
     shown, problem = live.run(
         defs={"given": {}, "model": "no/such-model", "fit": "default", "gpus": ["l40s"]}
     )

@@ -245,6 +245,37 @@ def test_lengths_that_are_not_given():
         physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, lengths="sharegpt")
 
 
+def test_requests_made_longer_by_hand():
+    # Twice as long prompts with as much of them cached, outputs half as long and never empty.
+    requests = physim.RequestLengths.of([100, 300], [1, 19], [50, 0], name="two")
+    found = requests.with_means(400, 5)
+    assert found.input_tokens == (200, 600)
+    assert found.cached_tokens == (100, 0)
+    assert found.output_tokens == (1, 9.5)
+    assert found.name == "two"
+    with pytest.raises(InputError, match=r"mean output_tokens: 0\.5 is below 1"):
+        requests.with_means(400, 0.5)
+
+
+def test_requests_made_longer_keep_their_moments():
+    preset = physim.RequestLengths.read("mooncake-conversation")
+    found = preset.with_means(2 * preset.moments.input, 3 * preset.moments.output).moments
+    assert found.new == pytest.approx(2 * preset.moments.new)
+    assert found.new_squared == pytest.approx(4 * preset.moments.new_squared)
+    assert found.new_output == pytest.approx(6 * preset.moments.new_output)
+    assert found.output_cv2 == pytest.approx(preset.moments.output_cv2)
+
+
+def test_many_requests_are_condensed_to_those_that_stand_for_all():
+    requests = physim.RequestLengths.of(*heavy(20_000), name="heavy")
+    found = requests.condensed()
+    assert len(found.input_tokens) == 1024
+    assert found.moments == requests.moments
+    assert found.name == "heavy"
+    np.testing.assert_allclose(found.arrays[0].mean(), requests.arrays[0].mean(), rtol=1e-12)
+    assert found.condensed() is found
+
+
 def test_requests_end_at_max_model_len_each_by_itself():
     own = RequestLengths.of([100, 1000, 1900], [500, 500, 500], [0, 0, 800])
     server = {"gpu": "h100_sxm", "max_model_len": 2048}
@@ -566,14 +597,28 @@ def test_lengths_on_the_command_line(tmp_path):
     assert content["load"]["lengths"]["name"] == "pairs.csv"
     preset = json.loads(run(*PREDICT, "--lengths", "sharegpt").stdout)
     assert preset["load"]["output_tokens"] == pytest.approx(337.99)
+    longer = run(*PREDICT, "--lengths", str(path), "--input", "600", "--output", "700")
+    assert json.loads(longer.stdout)["load"]["output_tokens"] == 700
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--lengths", "sharegpt", "--input", "5"], "--input: is said by --lengths too"),
+        (
+            ["--lengths", "sharegpt", "--input", "5"],
+            "--output: is missing; give both, or --lengths",
+        ),
+        (
+            ["--lengths", "sharegpt", "--input", "exponential:5", "--output", "9"],
+            "--input 'exponential:5': is a distribution, which --lengths is too",
+        ),
+        (
+            ["--lengths", "sharegpt", "--input", "0.5", "--output", "9"],
+            "--input '0.5': mean: 0.5 is below 1",
+        ),
         (["--lengths", "sharegpt", "--cached", "5"], "--cached: is said by --lengths too"),
-        (["--input", "5"], "--input and --output: are missing; give both, or --lengths"),
+        (["--input", "5"], "--output: is missing; give both, or --lengths"),
+        ([], "--input and --output: are missing; give both, or --lengths"),
     ],
 )
 def test_lengths_that_the_command_line_refuses(words, says):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from physim.inputs.request_lengths import RequestLengths
 
 _PANEL = "Load"
 # How lengths are written.
@@ -20,8 +23,9 @@ Requests = Annotated[
     str | None,
     typer.Option(
         "--lengths",
-        help="Prompts and outputs as they go together, instead of both: a CSV or trace of "
-        "requests, azure-conversation-2023, mooncake-conversation or sharegpt.",
+        help="Prompts and outputs as they go together: a CSV or trace of requests, "
+        "azure-conversation-2023, mooncake-conversation or sharegpt; --input and --output are "
+        "then their means, or left out.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -73,16 +77,43 @@ def load_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _lengths(options: Mapping[str, Any]) -> dict[str, Any]:
     from physim.errors import InputError
     from physim.inputs.lengths import Lengths
-    from physim.inputs.request_lengths import RequestLengths
 
     texts = {"--input": options["input_tokens"], "--output": options["output_tokens"]}
-    if options["lengths"] is None:
-        if None in texts.values():
-            raise InputError("--input and --output", "are missing", "give both, or --lengths")
-        inputs, outputs = (Lengths.parse(text, name) for name, text in texts.items())
-        own = {"input_tokens": inputs, "output_tokens": outputs}
-        return own | {"cached_tokens": options["cached"]}
-    for name, text in {**texts, "--cached": options["cached"] or None}.items():
-        if text is not None:
-            raise InputError(name, "is said by --lengths too", "leave one of the two out")
-    return {"lengths": RequestLengths.read(options["lengths"])}
+    missing = [name for name, text in texts.items() if text is None]
+    joint = requests_named(options["lengths"], options["cached"])
+    if joint is not None and len(missing) == len(texts):
+        return {"lengths": joint}
+    if missing:
+        problem = "is missing" if len(missing) == 1 else "are missing"
+        raise InputError(" and ".join(missing), problem, "give both, or --lengths")
+    own = [Lengths.parse(text, name) for name, text in texts.items()]
+    if joint is None:
+        named = dict(zip(("input_tokens", "output_tokens"), own, strict=True))
+        return named | {"cached_tokens": options["cached"]}
+    means = []
+    for (name, text), tokens in zip(texts.items(), own, strict=True):
+        if isinstance(tokens, Lengths):
+            problem = "is a distribution, which --lengths is too"
+            raise InputError(f"{name} {text!r}", problem, "give the mean alone")
+        means.append(tokens)
+    return {"lengths": joint.with_means(*means)}
+
+
+def requests_named(name: str | None, cached: float) -> RequestLengths | None:
+    """The requests of ``--lengths``, if it is given, called as they are named there.
+
+    Args:
+        name: A preset or a file.
+        cached: What ``--cached`` says.
+
+    Raises:
+        InputError: It cannot be read, or cached parts are given twice.
+    """
+    from physim.errors import InputError
+    from physim.inputs.request_lengths import RequestLengths
+
+    if name is None:
+        return None
+    if cached:
+        raise InputError("--cached", "is said by --lengths too", "leave one of the two out")
+    return RequestLengths.read(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import print_line
 from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import Burstiness, Cached, Prefixes
+from physim.cli.load_options import Burstiness, Cached, Prefixes, Requests, requests_named
 from physim.cli.output_options import html_file
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
@@ -49,6 +50,7 @@ def page(
     outputs: Annotated[
         str, typer.Option("--output", help="Generated tokens, FROM:TO.", rich_help_panel="Load")
     ] = "16:2048",
+    lengths: Requests = None,
     price: Price = None,
     cached: Cached = 0.0,
     prefixes: Prefixes = 1,
@@ -62,7 +64,8 @@ def page(
 ) -> None:
     """Write a page with sliders for the load and the deployment: one HTML file, no server.
 
-    It holds some hundred thousand predictions, and says how far off it is. For example:
+    It holds some hundred thousand predictions, and says how far off it is. With --lengths
+    requests vary as those do, around means that the sliders set. For example:
 
     physim page Qwen3-14B --gpus h100_sxm,a100_sxm --price h100_sxm=2.5 --out page.html
     """
@@ -70,6 +73,7 @@ def page(
     from physim.page.build import predicted
     from physim.page.document import write_page
 
+    joint = requests_named(lengths, cached)
     with running("predicting"):
         found = predicted(
             model,
@@ -78,6 +82,8 @@ def page(
             inputs=ends_in("--input", inputs),
             outputs=ends_in("--output", outputs),
             prices=prices_in(price),
+            # Called as it was typed, so that the page's command finds it.
+            lengths=None if joint is None else replace(joint, name=str(lengths)),
             cached_tokens=cached,
             prefixes=prefixes,
             arrival=arrival,

@@ -26,6 +26,8 @@ from physim.inputs.request_points import (
 )
 
 _PRESETS = "bench_data/request_lengths"
+# Groups of prompts by which many requests are condensed, and requests that stand for each.
+CONDENSED = 32
 # Files that are kept as they were read, for the cases of a sweep.
 _KEPT = 8
 Some: TypeAlias = Sequence[float] | Float[np.ndarray, " n"] | Int[np.ndarray, " n"]
@@ -237,6 +239,45 @@ class RequestLengths:
                 new_output=exact.input_output,
             )
         return replace(self, cached_tokens=nothing, exact=exact)
+
+    def with_means(self, input_tokens: float, output_tokens: float) -> RequestLengths:
+        """The same requests, all made longer or shorter so that these are their means.
+
+        Outputs of less than a token are one token long, so that very short means are not kept.
+
+        Args:
+            input_tokens: Mean prompt length, tokens; cached parts change with the prompts.
+            output_tokens: Mean generated length, tokens.
+
+        Raises:
+            InputError: A mean is below one token.
+        """
+        for name, mean in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
+            if not mean >= 1:
+                raise InputError(f"lengths: mean {name}", f"{mean:g} is below 1", "correct it")
+        longer = input_tokens / self.moments.input, output_tokens / self.moments.output
+        inputs, cached, outputs = self.arrays
+        columns = (
+            np.maximum(own * by, 1.0) for own, by in ((inputs, longer[0]), (outputs, longer[1]))
+        )
+        prompts, answers = (tuple(own.tolist()) for own in columns)
+        found = tuple((cached * longer[0]).tolist())
+        exact = None if self.exact is None else self.exact.scaled(*longer)
+        return replace(
+            self,
+            input_tokens=prompts,
+            cached_tokens=found,
+            output_tokens=answers,
+            exact=exact,
+        )
+
+    def condensed(self) -> RequestLengths:
+        """As many requests as presets have, which stand for all where there are more."""
+        if len(self.input_tokens) <= CONDENSED**2:
+            return self
+        points = joint_points(*self.arrays, CONDENSED)
+        columns = [tuple(own.tolist()) for own in points]
+        return RequestLengths(columns[0], columns[1], columns[2], self.name, self.moments)
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, in plain values: its name, how many requests there are and their means."""

@@ -63,6 +63,14 @@ class RequestMoments(NamedTuple):
     input_output: float
     new_output: float
 
+    def scaled(self, prompts: float, outputs: float) -> RequestMoments:
+        """Those of requests whose prompts and outputs are so many times as long."""
+        each = {"input": prompts, "cached": prompts, "new": prompts, "output": outputs}
+        each |= {"input_squared": prompts**2, "new_squared": prompts**2}
+        each |= {"output_squared": outputs**2}
+        each |= dict.fromkeys(("input_output", "new_output"), prompts * outputs)
+        return RequestMoments(**{name: own * each[name] for name, own in self._asdict().items()})
+
     @property
     def new_cv2(self) -> float:
         """Squared coefficient of variation of the new tokens."""

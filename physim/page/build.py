@@ -17,6 +17,7 @@ from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, LoadAndEngineOptions, check_names
 from physim.inputs.hardware import load_hardware
+from physim.inputs.request_lengths import RequestLengths
 from physim.page.interpolation import Table
 from physim.page.tables import (
     FULL,
@@ -55,11 +56,13 @@ class Asked:
     Attributes:
         model: The model, as it was named,
         fit: and the fit.
+        lengths: Requests that are made as long as is chosen; None for those that are alike.
         options: The rest of the load, and the engine.
     """
 
     model: str | Path
     fit: str | Path
+    lengths: RequestLengths | None
     options: Mapping[str, Any]
 
 
@@ -117,7 +120,8 @@ def predicted(
         prices: Price of one GPU for an hour, by its key, in any currency.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: The rest of the load, and the engine; see `CaseOptions`. Limits that are given
-            are not offered. Arrivals are ``poisson`` unless another kind is given.
+            are not offered. Arrivals are ``poisson`` unless another kind is given. Of ``lengths``
+            those that a page offers are the means.
 
     Raises:
         InputError: Some input cannot be used, or no server can be.
@@ -128,27 +132,31 @@ def predicted(
             raise InputError(
                 f"--{name} {first:g}:{last:g}", f"is no range from {least} on", "give FROM:TO"
             )
-    for name in ("rate", "concurrency", "input_tokens", "output_tokens", "lengths"):
+    for name in ("rate", "concurrency", "input_tokens", "output_tokens"):
         if options.get(name) is not None:
             raise InputError(name, "is what the page varies", "leave it out")
     hourly = hourly_prices(prices)
     keys = [load_hardware(gpu).key for gpu in gpus]
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
     given = {"arrival": "poisson", **given}
+    requests: RequestLengths | None = given.pop("lengths", None)
+    joint = None if requests is None else requests.condensed()
     ends = [(math.log2(first), math.log2(last)) for first, last in (inputs, outputs)]
     axes = Axes.between(ends[0], ends[1], (_INPUT_STEP, _OUTPUT_STEP), _LOADS)
     known = load_fit(fit)
-    servers, refused = _servers(model, keys, tps, axes, given)
+    servers, refused = _servers(model, keys, tps, axes, joint, given)
     groups = {_group(case): case for case in servers}
     group_of = [[*groups].index(_group(case)) for case in servers]
-    exact = _tables(servers, axes, known)
+    exact = _tables(servers, joint, axes, known)
     halves = ((last - first) / 2 for first, last in ends)
     width_axes = Axes.between(ends[0], ends[1], tuple(halves), LOADS)
-    widths = Widths.of(servers, group_of, exact, width_axes, known) if known.scatter else None
+    widths = (
+        Widths.of(servers, joint, group_of, exact, width_axes, known) if known.scatter else None
+    )
     packed = Packed.of(exact.named | ({} if widths is None else widths.named_apart))
     tables = Tables.of(axes, packed.unpacked())
     found = Predicted(
-        Asked(model, fit, given),
+        Asked(model, fit, joint, given),
         servers,
         [*groups.values()],
         group_of,
@@ -173,18 +181,22 @@ def _servers(
     gpus: Sequence[str],
     tps: Sequence[int],
     axes: Axes,
+    joint: RequestLengths | None,
     options: Mapping[str, Any],
 ) -> tuple[list[Case], list[str]]:
     """Every server that can be, under a load that fits, and why others cannot be."""
     tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
     limits = [[options[name]] if name in options else values for name, values in tried.items()]
-    inputs, outputs = 2.0 ** axes.inputs.points[0], 2.0 ** axes.outputs.points[0]
+    inputs, outputs = (float(2.0 ** axis.points[0]) for axis in (axes.inputs, axes.outputs))
+    shortest: dict[str, Any] = {"input_tokens": inputs, "output_tokens": outputs}
+    if joint is not None:
+        shortest = {"lengths": joint.with_means(inputs, outputs)}
     found, refused = [], {}
     for gpu, tp, seqs, budget in itertools.product(gpus, tps, *limits):
         server = {**options, "gpu": gpu, "tp": tp, "max_num_seqs": seqs}
         server |= {"max_num_batched_tokens": budget, "rate": 1.0}
         try:
-            found.append(Case.of(model, input_tokens=inputs, output_tokens=outputs, **server))
+            found.append(Case.of(model, **shortest, **server))
         except InputError as error:
             refused[gpu, tp] = error
     if not found:
@@ -193,7 +205,7 @@ def _servers(
 
 
 def _lengths(
-    servers: Sequence[Case], inputs: Axis, outputs: Axis
+    servers: Sequence[Case], joint: RequestLengths | None, inputs: Axis, outputs: Axis
 ) -> tuple[list[Case], tuple[Int[np.ndarray, " n"], ...]]:
     """Servers at all lengths that fit, and where these are: server, input and output."""
     cases, places = [], []
@@ -202,17 +214,17 @@ def _lengths(
     ):
         with contextlib.suppress(InputError):
             lengths = 2.0 ** inputs.points[i], 2.0 ** outputs.points[o]
-            cases.append(under(servers[row], *lengths, rate=1.0))
+            cases.append(under(servers[row], joint, *lengths, rate=1.0))
             places.append((row, i, o))
     return cases, tuple(np.array(places).T)
 
 
-def _tables(first: Sequence[Case], axes: Axes, known: Fit) -> Tables:
+def _tables(first: Sequence[Case], joint: RequestLengths | None, axes: Axes, known: Fit) -> Tables:
     """Predicts servers at all lengths and loads."""
-    cases, index = _lengths(first, axes.inputs, axes.fine)
+    cases, index = _lengths(first, joint, axes.inputs, axes.fine)
     saturation = np.full((len(first), axes.inputs.count, axes.fine.count), np.nan)
     saturation[index] = np.log(Servers(cases, known).saturation)
-    cases, index = _lengths(first, axes.inputs, axes.outputs)
+    cases, index = _lengths(first, joint, axes.inputs, axes.outputs)
     servers = Servers(cases, known)
     which, shares = (
         grid.ravel() for grid in np.meshgrid(np.arange(len(cases)), axes.shares, indexing="ij")
@@ -259,6 +271,7 @@ def _values(found: Latencies) -> dict[str, Float[np.ndarray, " n"]]:
 def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
     """How far tables are off between their points, at some of which servers are predicted."""
     rng, axes, known = np.random.default_rng(0), found.tables.axes, found.fit
+    joint = found.asked.lengths
     rows = rng.integers(len(found.servers), size=CHECKED)
     inputs, outputs, shares = (
         rng.uniform(axis.points[0], axis.points[-1], CHECKED)
@@ -268,7 +281,7 @@ def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
     fits = ~np.isnan(found.tables.saturation_of(rows, inputs, outputs))
     rows, inputs, outputs, shares = (own[fits] for own in (rows, inputs, outputs, shares))
     cases = [
-        under(found.servers[row], prompt, output, 1.0)
+        under(found.servers[row], joint, prompt, output, 1.0)
         for row, prompt, output in zip(rows.tolist(), inputs, outputs, strict=True)
     ]
     every = Servers(cases, known)
@@ -284,7 +297,7 @@ def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
         groups = np.array(found.group_of)[rows[some]]
         widths = found.widths.at(groups, inputs[some], outputs[some], shares[some])
         bounded = [
-            under(case, inputs[place], outputs[place], rates[place])
+            under(case, joint, inputs[place], outputs[place], rates[place])
             for place, case in enumerate(cases[some])
         ]
         exact = predict_with_intervals(bounded, [known.on(case) for case in bounded])

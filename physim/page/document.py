@@ -51,7 +51,8 @@ def _command(asked: Asked) -> str:
     """``physim predict`` of one of the servers, without what the page varies."""
     words = ["physim", "predict", str(asked.model)]
     usual = {one.name: one.default for one in (*fields(Deployment), *fields(Load))}
-    for name, value in {**asked.options, "fit": asked.fit}.items():
+    named = {"lengths": None if asked.lengths is None else asked.lengths.name, "fit": asked.fit}
+    for name, value in {**asked.options, **named}.items():
         if value in (None, usual.get(name, DEFAULT_FIT)) or name.startswith("max_num"):
             continue
         flag = _FLAGS.get(name, name).replace("_", "-")
@@ -67,14 +68,17 @@ def _document(found: Predicted) -> str:
     case = found.servers[0]
     version = metadata.version("physim-llm")
     profile = case.deployment.profile
+    lengths = case.demanded.lengths
+    requests = "" if lengths is None else f", requests as in {printable(lengths.name)}"
     about = (
-        f"{profile.engine} {profile.version}, {case.demanded.arrival} arrivals. Predicted by "
-        f"physim {version}, fit {found.fit.name}; nothing leaves this page."
+        f"{profile.engine} {profile.version}, {case.demanded.arrival} arrivals{requests}. "
+        f"Predicted by physim {version}, fit {found.fit.name}; nothing leaves this page."
     )
     numbers = gzip.compress(found.packed.content, mtime=0)
     return string.Template(_asset("page.html")).substitute(
         title=escaped(case.model.name),
         about=escaped(about),
+        mean="" if lengths is None else ", mean",
         style=_asset("page.css"),
         # A name in it must not end the element.
         facts=json.dumps(_facts(found)).replace("<", "\\u003c"),
@@ -105,7 +109,7 @@ def _facts(found: Predicted) -> dict[str, Any]:
             for group, case in zip(found.group_of, found.servers, strict=True)
         ],
         "prices": dict(found.prices),
-        "cached_tokens": case.demanded.cached_tokens,
+        "cached": _cached(case.demanded),
         "beyond": BEYOND,
         "errors": found.errors,
         "knee": KNEE,
@@ -134,10 +138,18 @@ def _middle(found: Predicted) -> tuple[tuple[int, int], float]:
     return (int(inputs), int(outputs)), float(f"{most / 3:.3g}") if most > 0 else 1.0
 
 
+def _cached(load: Load) -> dict[str, float]:
+    """What of a prompt is found in the prefix cache: so many tokens, or a share of it."""
+    if load.lengths is None:
+        return {"tokens": load.cached_tokens, "share": 0.0}
+    return {"tokens": 0.0, "share": load.cached_tokens / load.mean_input}
+
+
 def _group(found: Predicted, case: Case) -> dict[str, Any]:
     """What servers have in common that differ in limits alone."""
     load = case.demanded
-    one = replace(load, input_tokens=load.cached_tokens + 1.0)
+    # What a prompt takes at least is so much for each of its tokens.
+    one = replace(load, input_tokens=1.0, output_tokens=1.0, cached_tokens=0.0, lengths=None)
     least = least_s(case.under(one))
     ranges = found.fit.on(case).ranges
     return {

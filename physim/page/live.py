@@ -16,7 +16,8 @@ with app.setup:
     from physim.errors import InputError
     from physim.grids.store import measured_gpus
     from physim.inputs.case import Case
-    from physim.inputs.lengths import Lengths
+    from physim.inputs.lengths import Lengths, lengths
+    from physim.inputs.request_lengths import RequestLengths, presets
     from physim.plot import draw_breakdown, draw_elasticities, draw_load
     from physim.plot.pareto import draw_tradeoff
     from physim.prediction.html import element
@@ -31,9 +32,13 @@ with app.setup:
 def case_of(model: str, deployment: Mapping[str, Any], load: Mapping[str, Any]) -> Case:
     """The case that is chosen."""
     demand = dict(load)
-    for length in ("input_tokens", "output_tokens"):
-        demand[length] = Lengths.parse(demand[length], length)
-    return Case.of(model, **deployment, **demand)
+    requests = demand.pop("requests")
+    names = ("input_tokens", "output_tokens")
+    typed: dict[str, Any] = {name: Lengths.parse(demand.pop(name), name) for name in names}
+    if requests:
+        means = (lengths(tokens).mean for tokens in typed.values())
+        typed = {"lengths": RequestLengths.read(requests).with_means(*means)}
+    return Case.of(model, **deployment, **demand, **typed)
 
 
 @app.function
@@ -94,6 +99,14 @@ def _(gpus):
             ),
             "input_tokens": mo.ui.text("1000", label="prompt tokens"),
             "output_tokens": mo.ui.text("200", label="generated tokens"),
+            "requests": mo.ui.dropdown(
+                {
+                    "as typed above": "",
+                    **{f"as in {name}, of the means above": name for name in presets()},
+                },
+                "as typed above",
+                label="lengths",
+            ),
             "cached_tokens": mo.ui.number(0, 1_000_000, value=0, label="cached prompt tokens"),
             "arrival": mo.ui.dropdown(["poisson", "constant"], "poisson", label="arrivals"),
         }

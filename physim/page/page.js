@@ -152,7 +152,7 @@ function beyond(now) {
   const values = {
     weight_bytes: now.group.weight_bytes, tp: choice.tp, batch, step_s: now.step,
     context: choice.input + choice.output / 2,
-    new_tokens: Math.max(choice.input - facts.cached_tokens, 1),
+    new_tokens: tables.newTokens(choice.input),
   };
   const lines = now.group.stands_in ? [`a ${choice.gpu}, of which no kernel was measured`] : [];
   for (const { quantity, before, after, scale, least, most } of now.group.ranges) {

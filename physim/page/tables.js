@@ -103,8 +103,14 @@ class Tables {
   /** What no measurement goes below, by the GPU's datasheet. */
   least(name, server, input, output) {
     const { ttft_s_per_token: token, itl_s: itl } = this.facts.groups[server.group].least;
-    const ttft = token * Math.max(input - this.facts.cached_tokens, 1);
+    const ttft = token * this.newTokens(input);
     return { ttft, itl, e2e: ttft + (output - 1) * itl }[name] ?? 0;
+  }
+
+  /** Prompt tokens that are not found in the prefix cache. */
+  newTokens(input) {
+    const { tokens, share } = this.facts.cached;
+    return Math.max(input - tokens - share * input, 1);
   }
 
   /** Where lengths and a load are on axes; of a load beyond these, at their end. */

@@ -6,6 +6,7 @@ share those of the one with most slots and budget.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from jaxtyping import Float
 
 from physim.corrections.files import Fit
 from physim.inputs.case import Case
+from physim.inputs.request_lengths import RequestLengths
 from physim.page.interpolation import Table, look_up
 from physim.page.tables import SATURATION, Axes, Axis, Numbers, Rows, Tables
 from physim.prediction.intervals import predict_with_intervals
@@ -50,6 +52,7 @@ class Widths:
     def of(
         cls,
         servers: Sequence[Case],
+        joint: RequestLengths | None,
         group_of: Sequence[int],
         tables: Tables,
         axes: Axes,
@@ -59,6 +62,7 @@ class Widths:
 
         Args:
             servers: The servers, each under some load.
+            joint: Requests that are made as long, or None for those that are alike.
             group_of: The group of each: of those that differ in limits alone the last one counts.
             tables: Their predictions.
             axes: Where to have points.
@@ -73,7 +77,7 @@ class Widths:
                     continue
                 for w, share in enumerate(axes.shares.tolist()):
                     places.append((group, i, o, w))
-                    cases.append(under(servers[row], inputs, outputs, most * share))
+                    cases.append(under(servers[row], joint, inputs, outputs, most * share))
         found = predict_with_intervals(cases, [known.on(case) for case in cases])
         shape = (max(group_of) + 1, axes.inputs.count, axes.outputs.count, axes.loads.count)
         named = {}
@@ -102,22 +106,30 @@ class Widths:
         return {name: look_up(table, groups, *places) for name, table in self.named.items()}
 
 
-def under(server: Case, inputs: float, outputs: float, rate: float) -> Case:
+def under(
+    server: Case, joint: RequestLengths | None, inputs: float, outputs: float, rate: float
+) -> Case:
     """A server under another load.
 
     Args:
         server: The server, under some load.
-        inputs: Prompt length,
+        joint: Requests that are made as long, or None for those that are alike.
+        inputs: Prompt length, mean,
         outputs: and generated length, tokens.
         rate: Arrivals per second.
     """
-    load = replace(
-        server.demanded,
-        input_tokens=float(inputs),
-        output_tokens=float(outputs),
-        rate=float(rate),
-    )
-    return server.under(load)
+    load, lengths = server.demanded, (float(inputs), float(outputs))
+    if joint is not None:
+        load = load.with_lengths(_with_means(joint, *lengths))
+    else:
+        load = replace(load, input_tokens=lengths[0], output_tokens=lengths[1])
+    return server.under(replace(load, rate=float(rate)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _with_means(joint: RequestLengths, inputs: float, outputs: float) -> RequestLengths:
+    # All servers are under the same loads.
+    return joint.with_means(inputs, outputs)
 
 
 def half_widths(prediction: Prediction) -> dict[str, float]:
