@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
+from physim.fluid.guards import LITTLE
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.prompt_chunks import GROUPS
 from physim.fluid.queueing import wait_for_tokens
@@ -104,15 +105,18 @@ def local(
     waited = ahead + steps.spread / 2 + (limits.receive_every - 1) / 2
     ranks = limits.ranks * limits.stages
     coming = occupancy.prompts / steps.mean.interval
+    # Prompts that came at the very same time wait for each other in another place.
+    bursts = jnp.maximum(demand.burst_cv2 - 1.0, LITTLE)
+    apart = jnp.maximum(1.0 - demand.at_once / bursts, 0.0)
     tokens = wait_for_tokens(
         demand.parts * occupancy.scale,
         occupancy.room,
         steps.kind_s[FULL],
         coming / ranks,
-        jnp.where(ranks > 1, 1.0, steps.lone),
+        jnp.where(ranks > 1, 1.0, 1.0 - apart * (1.0 - steps.lone)),
         steps.several,
         demand.arrival_cv2,
-        demand.burst_cv2,
+        demand.burst_cv2 - (1.0 - apart) * bursts,
     )
     return Local(
         beside=steps.beside.interval,

@@ -230,9 +230,13 @@ def _part(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
     return (place + jnp.maximum(place - (STRATA - 1), 0.0) * (LONGEST - 1)).astype(int)
 
 
-def place_in_batch(points: Float[AnyArray, "points parts"]) -> Float[AnyArray, " points"]:
-    """Share of those that came at the same time that are before a request."""
-    return (points[:, _BEFORE] + points[:, _FOUND]) % 1.0
+def in_batch_before(
+    demand: Demand, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """Prompts of mean length that came at the very time of a request and are before it."""
+    count = demand.at_once * ((points[:, _BEFORE] + points[:, _FOUND]) % 1.0)
+    cv = jnp.sqrt((1 + demand.prompt_cv2) / (count + SMALL))
+    return count * drawn((points[:, _SLOT] + points[:, _NEXT]) % 1.0, cv)
 
 
 def _of_kinds(

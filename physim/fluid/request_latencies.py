@@ -18,9 +18,9 @@ from physim.fluid.percentiles import (
     decode_factors,
     first_tokens,
     gaps,
+    in_batch_before,
     lattice,
     output_lengths,
-    place_in_batch,
     quantiles,
     stratum,
 )
@@ -160,7 +160,7 @@ def _before_in_batch(
 ) -> Float[AnyArray, " points"]:
     """Wait for those that came at the very same time and are computed in steps before, seconds."""
     each_s = local.kind[FULL] * fluid.demand.new_tokens / fluid.room
-    ahead = place_in_batch(points) * fluid.demand.at_once
+    ahead = in_batch_before(fluid.demand, points)
     return each_s * jnp.maximum(ahead - fluid.limits.ranks * local.together / 2, 0.0)
 
 

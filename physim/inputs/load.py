@@ -273,11 +273,14 @@ class Load:
     def arrival_cv2(self) -> float:
         """Variance of the time between arrivals over the square of its mean.
 
-        Of recorded arrivals it is the index of dispersion of their bursts in windows as long as
-        requests live, to which it is the same where gaps are independent and windows long.
+        Recorded arrivals that run together are as many more than the mean as those with independent
+        gaps that vary so much would be. The variance of the number that runs, where nobody waits,
+        over its mean is ``1 + 2 integral F(u) (-w'(u)) du``: ``F`` of them follow a request within
+        ``u`` beyond the mean, and ``w(u)`` of its life a request shares with one that comes so much
+        later (Eckberg, Generalized peakedness of teletraffic processes, ITC 10, 1983).
         """
         if self.dispersion is not None:
-            return self._bursts(self.dispersion.life_s)
+            return self._followed(_shared(self._lives()))
         return {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
 
     @property
@@ -293,16 +296,24 @@ class Load:
 
         Arrivals with independent gaps that vary so much have as many more than the mean.
         """
-        if self.dispersion is None:
-            return self.arrival_cv2
-        outputs = np.sort(self.points().output_tokens).reshape(_LIVES, -1).mean(axis=1)
-        lives = self.dispersion.life_s * outputs / np.mean(outputs)
-        return max(1.0 + 2.0 * self.dispersion.follow_within(lives * self._faster), 0.0)
+        return self.arrival_cv2 if self.dispersion is None else self._followed(self._lives())
 
     @property
     def at_once(self) -> float:
         """Other requests that come at the very time of a request, mean."""
         return 0.0 if self.dispersion is None else self.dispersion.at_once
+
+    def _lives(self) -> Points:
+        """How long equal parts of the requests live, seconds, from short to long."""
+        assert self.dispersion is not None
+        outputs = np.sort(self.points().output_tokens).reshape(_LIVES, -1).mean(axis=1)
+        lives: Points = self.dispersion.life_s * outputs / np.mean(outputs)
+        return lives
+
+    def _followed(self, windows_s: Points) -> float:
+        """Squared variation of independent gaps that have as many follow as the record has."""
+        assert self.dispersion is not None
+        return max(1.0 + 2.0 * self.dispersion.follow_within(windows_s * self._faster), 0.0)
 
     def _bursts(self, window_s: float) -> float:
         """Dispersion of recorded bursts at the mean rate of the load.
@@ -448,3 +459,20 @@ def _check_positive(field: str, value: float) -> None:
         raise InputError(field, f"{value} is not positive", "correct it")
     if value > _MOST:
         raise InputError(field, f"is above {_MOST:g}", "correct it")
+
+
+def _shared(lives_s: Points) -> Points:
+    """Windows that stand for ``-w'(u)`` of `Load.arrival_cv2`, all alike.
+
+    Of two lives ``one`` and ``other`` that begin ``u`` apart, ``w`` falls from the shorter of both
+    to nothing in a straight line that ends where ``u`` is the first of them.
+    """
+    one, other = (own.ravel() for own in np.meshgrid(lives_s, lives_s))
+    shorter = np.minimum(one, other)
+    within = (np.arange(_LIVES) + 0.5) / _LIVES
+    windows = (one - shorter)[:, None] + shorter[:, None] * within
+    order = np.argsort(windows, axis=None)
+    weights = np.repeat(shorter, _LIVES)[order]
+    ends = (np.cumsum(weights) - weights / 2) / np.sum(weights)
+    found: Points = np.interp(within, ends, windows.ravel()[order])
+    return found
