@@ -215,6 +215,13 @@ class Demand(eqx.Module):
         """Steps in which a request decodes, mean: its first token comes of its prompt."""
         return self.output_tokens - 1.0
 
+    def stamped(self, arrival_cv2: Scalar) -> Scalar:
+        """What of a squared variation of gaps comes of requests that a record has at one time.
+
+        Batches that come by chance have as much more than one as others come with a request.
+        """
+        return jnp.clip(arrival_cv2 - 1.0, 0.0, self.at_once)
+
     @property
     def age(self) -> Scalar:
         """Tokens that a decoding request has generated, mean: long ones are met more often."""

@@ -106,8 +106,8 @@ def local(
     ranks = limits.ranks * limits.stages
     coming = occupancy.prompts / steps.mean.interval
     # Prompts that came at the very same time wait for each other in another place.
-    bursts = jnp.maximum(demand.burst_cv2 - 1.0, LITTLE)
-    apart = jnp.maximum(1.0 - demand.at_once / bursts, 0.0)
+    stamped = demand.stamped(demand.burst_cv2)
+    apart = 1.0 - stamped / jnp.maximum(demand.burst_cv2 - 1.0, LITTLE)
     tokens = wait_for_tokens(
         demand.parts * occupancy.scale,
         occupancy.room,
@@ -116,7 +116,7 @@ def local(
         jnp.where(ranks > 1, 1.0, 1.0 - apart * (1.0 - steps.lone)),
         steps.several,
         demand.arrival_cv2,
-        demand.burst_cv2 - (1.0 - apart) * bursts,
+        demand.burst_cv2 - stamped,
     )
     return Local(
         beside=steps.beside.interval,

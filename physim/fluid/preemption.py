@@ -65,6 +65,7 @@ def recomputed_tokens(limits: Limits, demand: Demand, slots: Scalar) -> Scalar:
     # Every rank has a cache of its own, and every stage a batch of its own.
     together = slots / (limits.ranks * limits.stages)
     again = displaced_tokens(held, demand.output_tokens, together, _lockstep(demand, held))
+    again += limits.prompts_apart * started_too_soon(held, demand.output_tokens, together)
     # A request that has the only slot is never preempted.
     others = jnp.clip(limits.max_num_seqs / limits.ranks - 1.0, 0.0, 1.0)
     share = full_cache(limits, slots) * others * (1.0 - limits.whole_requests)
@@ -94,6 +95,25 @@ def displaced_tokens(held: Scalar, output: Scalar, requests: Scalar, lockstep: S
     by_chance = unmet_growth(held, output, requests) * left * (output + overwritten)
     of_a_wave = _OF_A_WAVE * output * _room_left(held / (_WAVE * requests * output))
     return lockstep * of_a_wave + (1 - lockstep) * by_chance
+
+
+def started_too_soon(held: Scalar, output: Scalar, requests: Scalar) -> Scalar:
+    """Tokens that a request computes again since it starts before others take the next step.
+
+    Where prompts have steps of their own, which come first, a request starts in room that the step
+    after it needs. What is left of the room is uniform below a request's size ``s``, so that with a
+    step's tokens ``t`` it is too little with the chance ``t / s``: then half of the step overwrites
+    the one that has just started. It starts again by the same chance, so a request computes
+    ``t^2 / (2 (s - t))`` tokens again.
+
+    Args:
+        held: Tokens, or blocks for them, that a request holds when it starts.
+        output: Tokens that it generates, mean.
+        requests: Requests that run and take each step together.
+    """
+    size = held + _PREEMPTED_AT * output
+    step = jnp.minimum(requests, size)
+    return step**2 / (2 * (size - jnp.minimum(step, size / 2)))
 
 
 def unmet_growth(held: Scalar, output: Scalar, requests: Scalar) -> Scalar:

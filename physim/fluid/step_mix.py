@@ -355,7 +355,8 @@ def _bunched(
     prompts that take a share ``r`` of the time, with a squared coefficient of variation ``c``, the
     number that come in many steps has the index of dispersion ``(a + r^2 c) / (1 - r)^2``, where
     ``a`` is that of arrivals: of ``n`` arrivals ``r n`` more follow in the time that they take, and
-    so on. How far that shows in the number that run depends on their lengths (`peakedness`).
+    so on. None follow those that a record has at one time, until its next. How far that shows in
+    the number that run depends on their lengths (`peakedness`).
 
     Args:
         kinds: The kinds of steps.
@@ -364,7 +365,9 @@ def _bunched(
         each_s: Time that a prompt takes, by its group, seconds.
     """
     sizes = kinds.chunks.mean(each_s**2) / kinds.chunks.mean(each_s) ** 2 - 1.0
-    clumped = (demand.arrival_cv2 + taken**2 * sizes) / (1.0 - taken) ** 2
+    stamped = demand.stamped(demand.arrival_cv2)
+    others = demand.arrival_cv2 - stamped
+    clumped = stamped + (others + taken**2 * sizes) / (1.0 - taken) ** 2
     # A client that decodes has no request on its way.
     return peakedness(jnp.where(demand.closed, demand.arrival_cv2, clumped), demand.evenness)
 
