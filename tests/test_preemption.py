@@ -11,20 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import physim
+from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
 from physim.fluid.kv_capacity import kv_slots
 from physim.fluid.preemption import (
     displaced_tokens,
     full_cache,
     recomputed_tokens,
+    started_too_soon,
     unmet_growth,
 )
 from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths, lengths
 from physim.inputs.load import Load
+from physim.prediction.replayed import replay_of
 from physim.replay.engine import replay
 from physim.replay.outcome import Engine
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Request, Workload, drawn
 
 MANY = 10**6
 
@@ -62,6 +65,35 @@ def test_tokens_displaced_by_hand():
     # All in step: of 1,000 tokens, 70% in waves of five requests, whose growth is 5,000.
     wave = 700 * (1 - math.exp(-0.2)) / 0.2
     assert displaced_tokens(1000.0, 1000.0, 10.0, 1.0) == pytest.approx(wave, rel=1e-6)
+
+
+def test_requests_that_start_too_soon_by_hand():
+    # Of 115 tokens a step takes 10: with a chance of 10/115 it overwrites 5 of who starts, again
+    # and again by the same chance.
+    size = 100 + 0.15 * 100
+    expected = 10 / size * 5 / (1 - 10 / size)
+    assert started_too_soon(100.0, 100.0, 10.0) == pytest.approx(expected)
+    # A step as large as a request overwrites no more than that.
+    assert started_too_soon(100.0, 100.0, 1e6) == pytest.approx(size)
+
+
+@pytest.mark.slow
+def test_sglang_computes_again_what_a_replay_does():
+    lengths = {"input_tokens": 1000, "output_tokens": Lengths.normal(250, 60)}
+    load = Load(**lengths, rate=30.0, arrival="poisson", requests=4000)
+    again = {}
+    for engine in ("vllm", "sglang"):
+        case = physim.Case.of(
+            "Qwen/Qwen3-14B", gpu="h100_sxm", engine=engine, max_model_len=8192, **lengths, rate=1.0
+        )
+        own = replay_of(drawn(load, case.deployment.limits, 0), case.under(load), Corrections())
+        ends = np.sort(own.to_frame().eval("arrival_s + e2e_s"))
+        work = own.work.between(ends[1000], ends[3200])
+        replayed = float(work.tokens @ work.steps) / 2200 - 1000
+        again[engine] = replayed
+        found = recomputed(case.deployment.limits, Demand.of(load, 16))
+        assert found == pytest.approx(replayed, abs=15)
+    assert again["sglang"] > 1.5 * again["vllm"]
 
 
 SIZES = {"held": st.floats(1, 1e5), "output": st.floats(1, 1e4)}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Float
 
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion, Stretch
@@ -23,10 +24,12 @@ from physim.inputs.request_points import (
 )
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
-# Windows as long as a few steps, seconds; and how many lives of requests stand for all.
-_STEP_S, _LIVES = 0.3, 16
+# Windows as long as a few steps, seconds; how many lives of requests stand for all, and how many
+# windows for what they share.
+_STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
+Windows: TypeAlias = Float[np.ndarray, " windows"]
 # About the largest float: whole numbers may be larger.
 _MOST = 1e308
 
@@ -310,7 +313,7 @@ class Load:
         lives: Points = self.dispersion.life_s * outputs / np.mean(outputs)
         return lives
 
-    def _followed(self, windows_s: Points) -> float:
+    def _followed(self, windows_s: Windows) -> float:
         """Squared variation of independent gaps that have as many follow as the record has."""
         assert self.dispersion is not None
         return max(1.0 + 2.0 * self.dispersion.follow_within(windows_s * self._faster), 0.0)
@@ -461,7 +464,7 @@ def _check_positive(field: str, value: float) -> None:
         raise InputError(field, f"is above {_MOST:g}", "correct it")
 
 
-def _shared(lives_s: Points) -> Points:
+def _shared(lives_s: Points) -> Windows:
     """Windows that stand for ``-w'(u)`` of `Load.arrival_cv2`, all alike.
 
     Of two lives ``one`` and ``other`` that begin ``u`` apart, ``w`` falls from the shorter of both
@@ -474,5 +477,7 @@ def _shared(lives_s: Points) -> Points:
     order = np.argsort(windows, axis=None)
     weights = np.repeat(shorter, _LIVES)[order]
     ends = (np.cumsum(weights) - weights / 2) / np.sum(weights)
-    found: Points = np.interp(within, ends, windows.ravel()[order])
+    # Regular batches rise and fall between them.
+    places = (np.arange(_WINDOWS) + 0.5) / _WINDOWS
+    found: Windows = np.interp(places, ends, windows.ravel()[order])
     return found
