@@ -237,14 +237,28 @@ def table(found: dict[Row, dict[str, float]], by: str, kinds: Sequence[Any]) -> 
         print(f"| {'all' if kind is None else kind} | {' | '.join(cells)} |")
 
 
+def signed(found: dict[Row, dict[str, float]], server: str = "dense") -> None:
+    """Prints the errors of one server under arrivals by chance, with their signs."""
+    names = [f"{metric} {which}" for metric, which in LATENCIES]
+    print(f"\n| {server}: lengths | share | {' | '.join(names)} |")
+    print(f"| --- | --- |{' --- |' * len(names)}")
+    for row, error in found.items():
+        if (row.server, row.arrival) == (server, "poisson"):
+            cells = " | ".join(f"{error[name]:+.0f}" for name in names)
+            print(f"| {row.lengths} | {row.share} | {cells} |")
+
+
 def regimes(found: dict[Row, dict[str, float]]) -> None:
     """Prints the fluid's error by regime: what `physim.prediction.approximation` holds."""
-    from physim.prediction.approximation import ERRORS, SHARES, SPREADS, spread_of
+    from physim.prediction.approximation import ERRORS, SHARES, SPREADS, in_bursts, spread_of
 
     print("\nRoot mean square of the logarithm of the fluid over the replay, by load and spread\n")
-    for metric in ERRORS:
+    kinds = {row: in_bursts(case_of(row).demanded) for row in found}
+    for metric, bursts in itertools.product(ERRORS, sorted(set(kinds.values()))):
         cells: dict[tuple[int, int], list[float]] = {}
         for row, error in found.items():
+            if kinds[row] != bursts:
+                continue
             place = (
                 np.searchsorted(SHARES, row.share),
                 np.searchsorted(SPREADS, spread_of(case_of(row))),
@@ -256,7 +270,7 @@ def regimes(found: dict[Row, dict[str, float]]) -> None:
             tuple(round(rms.get((i, j), np.nan), 3) for j in range(len(SPREADS) + 1))
             for i in range(len(SHARES) + 1)
         ]
-        print(f"{metric}: {tuple(table)}")
+        print(f"{metric}, {'in bursts' if bursts else 'by chance'}: {tuple(table)}")
 
 
 def main() -> None:
@@ -281,6 +295,7 @@ def main() -> None:
     table(found, "lengths", (*FILES, *FAMILIES))
     table(found, "server", tuple(SERVERS))
     table(found, "share", SHARES)
+    signed(found)
     regimes(found)
 
 

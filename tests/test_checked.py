@@ -12,6 +12,7 @@ from commands import run as run_command
 import physim
 from physim.inputs.deployment import Limits
 from physim.prediction import checked
+from physim.prediction.approximation import errors_of
 from physim.prediction.checked import Compared
 from physim.replay.outcome import Engine, Gaps, Replayed, Samples, Work
 
@@ -28,6 +29,23 @@ def figures(found, part="all", statistic="mean"):
 def test_a_difference_is_of_the_replays():
     assert Compared("all", "ttft", "mean", 0.9, 1.2).difference_pct == pytest.approx(-25.0)
     assert Compared("all", "kv_use", "mean", 0.1, 0.0).difference_pct is None
+
+
+def test_the_fluid_knows_least_of_bursts_near_saturation():
+    def errors(share, **load):
+        case = physim.Case.of(MODEL, **ENGINE, **LENGTHS, rate=share * most, **load)
+        (found,) = physim.predict_cases([case], physim.Corrections())
+        return errors_of(case, found)
+
+    case = physim.Case.of(MODEL, **ENGINE, **LENGTHS, rate=1)
+    most = physim.predict_cases([case], physim.Corrections())[0].saturation_rps
+    chance, bursts = ({"arrival": "poisson"}, {"arrival": "gamma", "burstiness": 0.5})
+    for metric in ("ttft", "itl", "e2e"):
+        # Fewer than all regimes are in order: at 30 and 60% errors are about as small.
+        assert errors(0.3, **chance)[metric] < errors(0.3, **bursts)[metric]
+        assert errors(0.3, **bursts)[metric] < errors(0.8, **bursts)[metric]
+    assert errors(0.8, **chance)["ttft"] == 0.022
+    assert errors(0.8)["ttft"] == 0.022  # evenly spaced
 
 
 def test_a_load_that_stays():

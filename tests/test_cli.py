@@ -252,7 +252,7 @@ def test_a_trace_is_replayed(tmp_path):
             ["--rate", "1", "--stage", "5:10", "--input", "9", "--output", "9"],
             "has rate and stages; give one",
         ),
-        (["--rate", "1", "--output", "9"], "--input and --output: are missing"),
+        (["--rate", "1", "--output", "9"], "--input: is missing; give both, or --lengths"),
         (["--rate", "1", "--input", "9", "--output", "lots:9"], "--output 'lots:9': can"),
         (["--rate", "1", "--input=-5", "--output", "9"], "--input '-5': mean: -5 is below 1"),
         (["--rate", "1", "--input", "nan", "--output", "9"], "--input 'nan': mean: nan is not fin"),

@@ -1,8 +1,8 @@
 """How far the fluid is from a replay of the same requests: a part of what is not known.
 
 The standard deviations of the logarithm of the fluid over the replay are measured and printed by
-``benchmarks/real_traffic.py poisson``: by the share of the saturation throughput that is asked for,
-and by how much prompts differ.
+``benchmarks/real_traffic.py``: by whether requests come by chance or in bursts, by the share of the
+saturation throughput that is asked for, and by how much prompts differ.
 """
 
 from __future__ import annotations
@@ -10,16 +10,26 @@ from __future__ import annotations
 import numpy as np
 
 from physim.inputs.case import Case
+from physim.inputs.load import Load
 from physim.prediction.results import Prediction
 
 # Shares of the saturation throughput at which the next row begins, and coefficients of variation of
 # the tokens of prompts that are computed at which the next column does.
 SHARES, SPREADS = (0.45, 0.7), (0.5,)
-# By row and column, of each latency.
+# By row and column, of each latency, where requests come by chance and where in bursts.
 ERRORS = {
-    "ttft": ((0.016, 0.046), (0.022, 0.077), (0.020, 0.093)),
-    "itl": ((0.005, 0.016), (0.004, 0.023), (0.008, 0.034)),
-    "e2e": ((0.005, 0.018), (0.004, 0.023), (0.008, 0.034)),
+    "ttft": (
+        ((0.016, 0.032), (0.021, 0.048), (0.022, 0.083)),
+        ((0.045, 0.056), (0.041, 0.067), (0.167, 0.212)),
+    ),
+    "itl": (
+        ((0.005, 0.017), (0.004, 0.016), (0.008, 0.027)),
+        ((0.007, 0.027), (0.006, 0.037), (0.022, 0.062)),
+    ),
+    "e2e": (
+        ((0.005, 0.018), (0.004, 0.017), (0.008, 0.027)),
+        ((0.008, 0.026), (0.007, 0.036), (0.041, 0.075)),
+    ),
 }
 
 
@@ -38,7 +48,13 @@ def errors_of(case: Case, prediction: Prediction) -> dict[str, float]:
     if load.concurrency is None:
         share = prediction.requests_per_s / prediction.saturation_rps
     row, column = np.searchsorted(SHARES, share), np.searchsorted(SPREADS, spread_of(case))
-    return {metric: table[int(row)][int(column)] for metric, table in ERRORS.items()}
+    bursts = in_bursts(load)
+    return {metric: tables[bursts][int(row)][int(column)] for metric, tables in ERRORS.items()}
+
+
+def in_bursts(load: Load) -> bool:
+    """Whether requests come in bursts, or as a record has them."""
+    return load.dispersion is not None or load.arrival_cv2 > 1.0
 
 
 def spread_of(case: Case) -> float:
