@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pkgutil
 import platform
@@ -62,6 +63,24 @@ def pytest_configure(config):
 
 def pytest_report_header():
     return f"seeds: {os.environ[_SEED]}"
+
+
+# Memory of a worker from which on it forgets what it compiled, bytes: the cache has it.
+_MOST_MEMORY = 4 * 2**30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Of what a worker compiles it would come to have ten gigabytes, half in pieces of glibc's."""
+    yield
+    pages = Path("/proc/self/statm")
+    if not pages.exists():
+        return
+    if int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > _MOST_MEMORY:
+        jax.clear_caches()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 @pytest.fixture(scope="session")
