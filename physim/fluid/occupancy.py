@@ -76,11 +76,7 @@ def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> S
     """
     arrivals = occupancy.prompts
     budget = limits.max_num_batched_tokens / limits.stages
-    room = (
-        jnp.maximum(budget - occupancy.batch, 1.0)
-        * occupancy.chunks
-        / (demand.new_tokens * occupancy.scale)
-    )
+    room = jnp.maximum(budget - occupancy.batch, 1.0) / (demand.new_tokens * occupancy.scale)
     deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + HARDLY)
     log_begins = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
     lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
