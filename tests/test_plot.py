@@ -10,6 +10,8 @@ from physim import plot
 from physim.corrections.fields import Corrections
 from physim.corrections.files import Fit
 from physim.errors import InputError
+from physim.plot.steps import _work
+from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES
 from physim.tables.files import load
 from physim.tables.writer import write_table
@@ -100,3 +102,15 @@ def test_a_table_is_drawn_through_its_knots(tmp_path):
 def test_a_name_that_is_no_pictures():
     with pytest.raises(InputError, match=r"end it in \.png or \.svg"):
         plot.save(plot.draw_component(MODEL, "lm_head", **DENSE), Path("picture.docx"))
+
+
+def test_experts_compute_what_their_tokens_visit():
+    """By hand: each of 2,048 tokens visits two of Mixtral's experts, of three matrices each."""
+    case = physim.Case.of("mistralai/Mixtral-8x7B-v0.1", gpu="h100_sxm", tp=2)
+    model = step_model_of(case, Corrections())
+    flops, moved, seconds = _work(case, model, 0.0, 2048.0, 1000.0)["experts"]
+    by_hand = 2048 * 2 * 3 * 2 * 4096 * 14336 * 32 / 2
+    assert flops == pytest.approx(by_hand, rel=0.02)
+    # All eight experts' weights are read, in 16 bit, and the activations with them.
+    assert moved > 8 * 3 * 2 * 4096 * 14336 * 32 / 2
+    assert 200e12 < flops / seconds < 989e12

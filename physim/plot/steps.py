@@ -109,7 +109,7 @@ def _work(
         decode_requests=batch, context=context, prefill_requests=min(new, 1.0), chunk=new
     )
     seconds = {name: float(own[0]) for name, own in named_seconds(model, step).items()}
-    sizes = {"tokens": batch + new, "sampled": batch + min(new, 1.0)}
+    sizes = {name: float(size) for name, size in model.sizes(step).items()}
     work: dict[str, tuple[float, float]] = {}
     for row in rows_of(case.model, case.gpu, case.deployment):
         flops, moved = _of_row(row, sizes, batch, new, context)
@@ -129,7 +129,7 @@ def _of_row(
     if isinstance(row, PrefillRow):
         pairs = roofline.causal_pairs(new, min(new, row.window or new))
         return row.pair_flops * pairs, row.token_bytes * new
-    size = sizes.get(row.size, 0.0)
+    size = sizes[row.size]
     visited = roofline.active_experts(size, row.experts, row.experts_per_token)
     return row.flops * size, row.bytes * size + row.fixed_bytes + row.expert_bytes * visited
 

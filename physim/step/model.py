@@ -110,7 +110,7 @@ class StepModel(eqx.Module):
         theta = self.corrections.logs()
         decode = jax.vmap(lambda row: _decode_seconds(row, batch, theta))(self.ops.decode)
         prefill = jax.vmap(lambda row: _prefill_seconds(row, batch, theta))(self.ops.prefill)
-        rows, sizes = self.ops.over_sizes, self._sizes(batch)
+        rows, sizes = self.ops.over_sizes, self.sizes(batch)
         seconds = self.row_seconds(sizes)
         bent = jnp.exp(self._residual(batch.tokens))
         seconds *= 1 + rows.is_bent * (bent - 1)
@@ -120,8 +120,12 @@ class StepModel(eqx.Module):
             _total(prefill, self.ops.prefill.part),
         )
 
-    def _sizes(self, batch: Batch) -> dict[str, Scalar]:
-        """The sizes of a step, by the keys of `physim.step.rows.KNOTS`."""
+    def sizes(self, batch: Batch) -> dict[str, Scalar]:
+        """What operations of a step grow with, by the keys of `physim.step.rows.KNOTS`.
+
+        Args:
+            batch: The step's batch.
+        """
         return {
             "tokens": batch.tokens,
             "sampled": batch.sampled,
