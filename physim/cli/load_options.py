@@ -100,7 +100,7 @@ def _lengths(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def requests_named(name: str | None, cached: float) -> RequestLengths | None:
-    """The requests of ``--lengths``, if it is given, called as they are named there.
+    """The requests of ``--lengths``, if it is given.
 
     Args:
         name: A preset or a file.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from physim.fluid.demand import Demand
 from physim.fluid.guards import HARDLY
 from physim.inputs.deployment import Limits
-from physim.types import Scalar
+from physim.types import AnyArray, Scalar
 
 # How many lives of its requests, in logarithm, a batch of a pipeline lasts at most: a run is not
 # longer.
@@ -58,6 +59,19 @@ class Occupancy(eqx.Module):
         Those that wait for others to finish start as those do: by chance.
         """
         return (1.0 - self.replacing) * demand.burst_cv2 + self.replacing
+
+
+def room_beside(limits: Limits, decoding: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    """Prompt tokens that a step has room for beside so many requests that decode, of all ranks.
+
+    Decode has precedence. Each rank of each stage has room for a token at least.
+
+    Args:
+        limits: The engine's limits.
+        decoding: Requests that decode.
+    """
+    beside = jnp.where(limits.prompts_apart, 0.0, decoding)
+    return jnp.maximum(limits.max_num_batched_tokens - beside, limits.ranks * limits.stages)
 
 
 def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:

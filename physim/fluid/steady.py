@@ -23,7 +23,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.first_token import local
 from physim.fluid.guards import FULLEST, HARDLY
 from physim.fluid.kv_capacity import kv_cv2, kv_slots, kv_use
-from physim.fluid.occupancy import Occupancy
+from physim.fluid.occupancy import Occupancy, room_beside
 from physim.fluid.percentiles import Chances, chances
 from physim.fluid.preemption import full_cache, recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
@@ -203,11 +203,10 @@ def _balance(
         limit = jnp.minimum(by_slots, by_tokens) / step
         return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
 
-    # Decode has precedence; prefill takes what it leaves of a step's tokens, in one step if it can.
+    # Prefill takes what decode leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
-    left = tokens - jnp.where(limits.prompts_apart, 0.0, decoding)
-    room = jnp.maximum(left / (limits.ranks * limits.stages), 1.0)
+    room = room_beside(limits, decoding) / (limits.ranks * limits.stages)
     chunks = Chunks.of(demand.parts, room).number
     wanted = jnp.where(closed, jnp.inf, demand.rate)
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))

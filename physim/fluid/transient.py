@@ -28,7 +28,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.first_token import EMPTY, Local, local
 from physim.fluid.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
 from physim.fluid.kv_capacity import kv_slots, kv_use, own_blocks
-from physim.fluid.occupancy import Occupancy
+from physim.fluid.occupancy import Occupancy, room_beside
 from physim.fluid.preemption import recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
 from physim.fluid.queueing import peakedness, wait_for_a_slot
@@ -185,7 +185,7 @@ class Fluid(eqx.Module):
         by_kv = kv_slots(limits, demand)
         slots = jnp.minimum(limits.max_num_seqs, by_kv)
         # Chunks leave room for a mean batch of what the budget would let run.
-        room = _room(
+        room = room_beside(
             limits,
             jnp.minimum(
                 slots,
@@ -206,7 +206,7 @@ class Fluid(eqx.Module):
         blocks = by_kv * own_blocks(limits, demand, demand.age)
 
         def at(full: Scalar, age: Scalar, share: Scalar, start: Scalar) -> Local:
-            room = _room(limits, share * scale)
+            room = room_beside(limits, share * scale)
             occupancy = Occupancy(
                 batch=share * scale,
                 prompts=start * room / demand.new_tokens,
@@ -270,7 +270,7 @@ class Fluid(eqx.Module):
 
     def _most(self, batch: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """Requests that may start in a step beside so many that decode."""
-        return _room(self.limits, batch) / self.demand.new_tokens
+        return room_beside(self.limits, batch) / self.demand.new_tokens
 
     def _chance(self) -> Float[AnyArray, " shares"]:
         """Product of what waits by chance and what is idle, at each share of slots taken."""
@@ -523,12 +523,6 @@ _unravelled = ravel_pytree(EMPTY)[1]
 # and a full step.
 _MEAN, _QUEUE = (Local._fields.index(name) for name in ("mean", "queue"))
 _FULL_S = int(_unravelled(np.arange(ravel_pytree(EMPTY)[0].size, dtype=np.float32)).kind[FULL])
-
-
-def _room(limits: Limits, batch: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
-    """Prompt tokens that a step has room for beside so many requests that decode, of all ranks."""
-    decoding = jnp.where(limits.prompts_apart, 0.0, batch)
-    return jnp.maximum(limits.max_num_batched_tokens - decoding, limits.ranks * limits.stages)
 
 
 def _lesser(one: Scalar, other: Scalar, product: Scalar) -> Scalar:

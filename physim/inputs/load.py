@@ -29,9 +29,9 @@ ARRIVALS = ("constant", "poisson", "gamma", "trace")
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
-Windows: TypeAlias = Float[np.ndarray, " windows"]
 # About the largest float: whole numbers may be larger.
 _MOST = 1e308
+_Windows: TypeAlias = Float[np.ndarray, " windows"]
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Load:
         lives: Points = self.dispersion.life_s * outputs / np.mean(outputs)
         return lives
 
-    def _followed(self, windows_s: Windows) -> float:
+    def _followed(self, windows_s: _Windows) -> float:
         """Squared variation of independent gaps that have as many follow as the record has."""
         assert self.dispersion is not None
         return max(1.0 + 2.0 * self.dispersion.follow_within(windows_s * self._faster), 0.0)
@@ -464,7 +464,7 @@ def _check_positive(field: str, value: float) -> None:
         raise InputError(field, f"is above {_MOST:g}", "correct it")
 
 
-def _shared(lives_s: Points) -> Windows:
+def _shared(lives_s: Points) -> _Windows:
     """Windows that stand for ``-w'(u)`` of `Load.arrival_cv2`, all alike.
 
     Of two lives ``one`` and ``other`` that begin ``u`` apart, ``w`` falls from the shorter of both
@@ -479,5 +479,5 @@ def _shared(lives_s: Points) -> Windows:
     ends = (np.cumsum(weights) - weights / 2) / np.sum(weights)
     # Regular batches rise and fall between them.
     places = (np.arange(_WINDOWS) + 0.5) / _WINDOWS
-    found: Windows = np.interp(places, ends, windows.ravel()[order])
+    found: _Windows = np.interp(places, ends, windows.ravel()[order])
     return found

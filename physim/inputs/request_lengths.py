@@ -112,8 +112,7 @@ class RequestLengths:
             # The same requests in another order are the same lengths.
             order = np.lexsort((outputs, cached, inputs))
             inputs, cached, outputs = inputs[order], cached[order], outputs[order]
-        columns = [tuple(own.tolist()) for own in (inputs, cached, outputs)]
-        return cls(columns[0], columns[1], columns[2], name, recorded=recorded)
+        return cls(**_columns(inputs, cached, outputs), name=name, recorded=recorded)
 
     @classmethod
     def independent(
@@ -255,34 +254,33 @@ class RequestLengths:
         for name, mean in (("input_tokens", input_tokens), ("output_tokens", output_tokens)):
             if not mean >= 1:
                 raise InputError(f"lengths: mean {name}", f"{mean:g} is below 1", "correct it")
-        longer = input_tokens / self.moments.input, output_tokens / self.moments.output
+        prompts, answers = input_tokens / self.moments.input, output_tokens / self.moments.output
         inputs, cached, outputs = self.arrays
-        columns = (
-            np.maximum(own * by, 1.0) for own, by in ((inputs, longer[0]), (outputs, longer[1]))
+        columns = _columns(
+            np.maximum(inputs * prompts, 1.0),
+            cached * prompts,
+            np.maximum(outputs * answers, 1.0),
         )
-        prompts, answers = (tuple(own.tolist()) for own in columns)
-        found = tuple((cached * longer[0]).tolist())
-        exact = None if self.exact is None else self.exact.scaled(*longer)
-        return replace(
-            self,
-            input_tokens=prompts,
-            cached_tokens=found,
-            output_tokens=answers,
-            exact=exact,
-        )
+        exact = None if self.exact is None else self.exact.scaled(prompts, answers)
+        return replace(self, **columns, exact=exact)
 
     def condensed(self) -> RequestLengths:
         """As many requests as presets have, which stand for all where there are more."""
         if len(self.input_tokens) <= CONDENSED**2:
             return self
         points = joint_points(*self.arrays, CONDENSED)
-        columns = [tuple(own.tolist()) for own in points]
-        return RequestLengths(columns[0], columns[1], columns[2], self.name, self.moments)
+        return RequestLengths(**_columns(*points), name=self.name, exact=self.moments)
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, in plain values: its name, how many requests there are and their means."""
         about = {"name": self.name, "requests": len(self.input_tokens)}
         return about | {"moments": self.moments._asdict()}
+
+
+def _columns(*arrays: Float[np.ndarray, " _"]) -> dict[str, Any]:
+    """The fields of `RequestLengths` of prompts, cached parts and outputs."""
+    names = RequestPoints._fields
+    return {name: tuple(own.tolist()) for name, own in zip(names, arrays, strict=True)}
 
 
 def filled_in(where: str, record: Any) -> None:
