@@ -1,7 +1,8 @@
 """Holds the fluid against the replay under real traffic, and prints Markdown tables.
 
 Run with ``python benchmarks/real_traffic.py`` (a quarter of an hour on two cores), or with some
-kinds of arrivals, such as ``python benchmarks/real_traffic.py poisson``. Lengths are those of two
+kinds of arrivals, such as ``python benchmarks/real_traffic.py poisson``; ``--older CHECKOUT`` adds
+the fluid of an older commit, on one server. Lengths are those of two
 public traces and of five families, arrivals come by chance, in bursts and as a trace has them, and
 six servers take 30, 60 and 80% of what the fluid says they serve at most. The traces are read from
 ``../shared/traces``; without them the presets of the same names stand in, whose arrivals are not
@@ -13,12 +14,16 @@ blocks, each of which has the load's own lengths and rate: within a block they c
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
+import json
 import math
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -52,6 +57,8 @@ SERVERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "SGLang": ("Qwen/Qwen3-14B", {"engine": "sglang"}),
 }
+# The server whose errors are printed with their signs, and with those of an older commit.
+ONE = "dense"
 ARRIVALS = ("poisson", "gamma", "trace")
 SHARES = (0.3, 0.6, 0.8)
 REQUESTS, BLOCK = 12_000, 1_000
@@ -237,15 +244,64 @@ def table(found: dict[Row, dict[str, float]], by: str, kinds: Sequence[Any]) -> 
         print(f"| {'all' if kind is None else kind} | {' | '.join(cells)} |")
 
 
-def signed(found: dict[Row, dict[str, float]], server: str = "dense") -> None:
-    """Prints the errors of one server under arrivals by chance, with their signs."""
+def signed(found: dict[Row, dict[str, float]]) -> None:
+    """Prints the errors of `ONE` server under arrivals by chance, with their signs."""
     names = [f"{metric} {which}" for metric, which in LATENCIES]
-    print(f"\n| {server}: lengths | share | {' | '.join(names)} |")
+    print(f"\n| {ONE}: lengths | share | {' | '.join(names)} |")
     print(f"| --- | --- |{' --- |' * len(names)}")
     for row, error in found.items():
-        if (row.server, row.arrival) == (server, "poisson"):
+        if (row.server, row.arrival) == (ONE, "poisson"):
             cells = " | ".join(f"{error[name]:+.0f}" for name in names)
             print(f"| {row.lengths} | {row.share} | {cells} |")
+
+
+def older(measured: dict[Row, dict[str, float]], checkout: Path) -> None:
+    """Prints what `signed` does of the fluid of an older commit, which has lengths apart.
+
+    Args:
+        measured: The replays.
+        checkout: A checkout of the commit.
+    """
+    model, _ = SERVERS[ONE]
+    words = [sys.executable, "-c", "from physim.cli import app; app()", "predict", model]
+    words += ["--gpu", "h100_sxm", "--max-model-len", "32768", "--arrival", "poisson"]
+    environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
+    found: dict[Row, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for row, own in measured.items():
+            # It knows no log-normal lengths.
+            if (row.server, row.arrival) != (ONE, "poisson") or row.lengths.startswith("log"):
+                continue
+            texts = FAMILIES.get(row.lengths) or _files(row.lengths, Path(folder))
+            load = ["--rate", str(case_of(row).demanded.rate)]
+            load += ["--input", texts[0], "--output", texts[1], "--fit", "none", "--json"]
+            # In another folder, or the commit's modules would not be the first that are found.
+            done = subprocess.run(
+                words + load,
+                env=environment,
+                cwd=folder,
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            said = json.loads(done.stdout)["whole"]["latencies"]
+            found[row] = {}
+            for metric, which in LATENCIES:
+                name = f"{metric} {which}"
+                # Above capacity there is none.
+                value = said.get(metric, {}).get(which, math.inf)
+                found[row][name] = 100 * (value / own[name] - 1)
+    signed(found)
+
+
+def _files(name: str, folder: Path) -> tuple[str, str]:
+    """Prompts and outputs of requests as files of lengths that say nothing of each other."""
+    texts = []
+    for which, tokens in zip(("input", "output"), lengths(name).arrays[::2], strict=True):
+        path = folder / f"{name}-{which}"
+        path.write_text("\n".join(f"{one:g}" for one in tokens))
+        texts.append(f"file:{path}")
+    return texts[0], texts[1]
 
 
 def regimes(found: dict[Row, dict[str, float]]) -> None:
@@ -253,24 +309,26 @@ def regimes(found: dict[Row, dict[str, float]]) -> None:
     from physim.prediction.approximation import ERRORS, SHARES, SPREADS, in_bursts, spread_of
 
     print("\nRoot mean square of the logarithm of the fluid over the replay, by load and spread\n")
-    kinds = {row: in_bursts(case_of(row).demanded) for row in found}
-    for metric, bursts in itertools.product(ERRORS, sorted(set(kinds.values()))):
-        cells: dict[tuple[int, int], list[float]] = {}
-        for row, error in found.items():
-            if kinds[row] != bursts:
-                continue
-            place = (
-                np.searchsorted(SHARES, row.share),
-                np.searchsorted(SPREADS, spread_of(case_of(row))),
+    places: dict[tuple[bool, int, int], list[Row]] = {}
+    for row in found:
+        case = case_of(row)
+        load, spread = np.searchsorted(SHARES, row.share), np.searchsorted(SPREADS, spread_of(case))
+        places.setdefault((in_bursts(case.demanded), int(load), int(spread)), []).append(row)
+    for metric, bursts in itertools.product(ERRORS, sorted({place[0] for place in places})):
+        table = tuple(
+            tuple(
+                _rms([found[row][f"{metric} mean"] for row in places.get((bursts, i, j), [])])
+                for j in range(len(SPREADS) + 1)
             )
-            own = np.log1p(error[f"{metric} mean"] / 100)
-            cells.setdefault((int(place[0]), int(place[1])), []).append(own)
-        rms = {place: float(np.sqrt(np.mean(np.square(own)))) for place, own in cells.items()}
-        table = [
-            tuple(round(rms.get((i, j), np.nan), 3) for j in range(len(SPREADS) + 1))
             for i in range(len(SHARES) + 1)
-        ]
-        print(f"{metric}, {'in bursts' if bursts else 'by chance'}: {tuple(table)}")
+        )
+        print(f"{metric}, {'in bursts' if bursts else 'by chance'}: {table}")
+
+
+def _rms(errors: list[float]) -> float:
+    """Root mean square of the logarithms of errors in percent; NaN of none."""
+    squares = np.square(np.log1p(np.array(errors) / 100))
+    return round(float(np.sqrt(np.mean(squares))), 3) if errors else math.nan
 
 
 def main() -> None:
@@ -278,7 +336,11 @@ def main() -> None:
     import physim
     from physim.corrections.fields import Corrections
 
-    arrivals = sys.argv[1:] or [
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("arrivals", nargs="*", help=f"of {', '.join(ARRIVALS)}; all if none")
+    parser.add_argument("--older", type=Path, help="a checkout of a commit to compare with")
+    options = parser.parse_args()
+    arrivals = options.arrivals or [
         one for one in ARRIVALS if one != "trace" or all(path.exists() for path in FILES.values())
     ]
     every = rows(arrivals)
@@ -296,6 +358,9 @@ def main() -> None:
     table(found, "server", tuple(SERVERS))
     table(found, "share", SHARES)
     signed(found)
+    if options.older:
+        print(f"\nThe same of {options.older}:")
+        older(dict(zip(every, measured, strict=True)), options.older)
     regimes(found)
 
 
