@@ -15,8 +15,8 @@ from physim.corrections.files import load_fit
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load, Stage
-from physim.inputs.parallelism import Parallelism
 from physim.models.lookup import shipped_models
+from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
 from physim.prediction.replayed import engine_of
 from physim.replay.engine import replay

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from physim.corrections.fields import Corrections
+from physim.engines.profile import shipped_engines
 from physim.inputs.deployment import Deployment
-from physim.inputs.engine import shipped_engines
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.lookup import load_model, shipped_models
+from physim.models.parallelism import Parallelism
 from physim.step.lowering import PART_NAMES, lower
 from physim.step.many_batches import part_seconds
 from physim.step.model import StepModel

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from physim.inputs.deployment import Deployment
     from physim.inputs.lengths import Lengths
     from physim.inputs.load import Load, Stage
-    from physim.inputs.parallelism import Parallelism
     from physim.inputs.profile import LoadProfile
     from physim.inputs.request_lengths import RequestLengths
     from physim.measured.profiles import read_profile
     from physim.measured.reports import read_report
+    from physim.models.parallelism import Parallelism
     from physim.prediction.checked import Check
     from physim.prediction.many import predict_cases
     from physim.prediction.results import Prediction
@@ -64,7 +64,7 @@ _HOME = {
     "Outcome": "physim.fitting.fit",
     "Prediction": "physim.prediction.results",
     "Stage": "physim.inputs.load",
-    "Parallelism": "physim.inputs.parallelism",
+    "Parallelism": "physim.models.parallelism",
     "Recommendation": "physim.questions.recommendation",
     "RequestLengths": "physim.inputs.request_lengths",
     "StepModel": "physim.step.model",

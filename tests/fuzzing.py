@@ -30,9 +30,9 @@ from physim.cli.page import ends_in
 from physim.cli.prices import prices_in
 from physim.cli.table import models_in
 from physim.corrections.files import load_fit
+from physim.engines.profile import load_engine
 from physim.errors import InputError
 from physim.grids.slices import surface_of
-from physim.inputs.engine import load_engine
 from physim.inputs.hardware import load_hardware
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Stage
@@ -325,7 +325,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.grids.mixer_tables": _THEIRS,
     "physim.grids.slices": ("surface",),
     "physim.grids.store": _OURS,
-    "physim.inputs.engine": ("words",),
+    "physim.engines.profile": ("words",),
     "physim.inputs.hardware": ("gpu", "words"),
     "physim.inputs.lengths": ("lengths",),
     "physim.inputs.load": ("words",),
@@ -344,7 +344,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.stage_report": _OURS,
     "physim.measured.step_trace": ("steps-csv", "steps-parquet"),
     "physim.measured.vllm_bench": ("vllm-bench", "report"),
-    "physim.measured.vllm_log": ("vllm-log",),
+    "physim.measured.server_log": ("vllm-log",),
     "physim.models.lookup": ("config", "quantization", "generation"),
     "physim.page.document": _OURS,
     "physim.questions.objectives": ("words",),

@@ -35,7 +35,7 @@ from physim.errors import InputError
 from physim.inputs.lengths import lengths
 from physim.inputs.load import ARRIVALS
 from physim.inputs.request_traces import read_requests
-from physim.measured import formats, ml_energy, silicon, vllm_log
+from physim.measured import formats, ml_energy, server_log, silicon
 from physim.measured.runs_csv import case_of, measured, read_table
 from physim.measured.step_trace import read_steps
 from physim.replay.workload import read_trace
@@ -150,10 +150,15 @@ def _public(read: Callable[[Path], pd.DataFrame]) -> Callable[[Path], Any]:
 
 
 def _log(path: Path) -> Any:
-    found = dict(vllm_log.read(path))
+    found = dict(server_log.read(path))
     notes = found.pop("notes"), found.pop("quantization", None)
     for name, value in found.items():
-        wanted = {"engine_version": str, "kv_cache_dtype": str, "prefix_caching": bool}
+        wanted = {
+            "engine": str,
+            "engine_version": str,
+            "kv_cache_dtype": str,
+            "prefix_caching": bool,
+        }
         assert type(value) is wanted.get(name, float if name.endswith("utilization") else int)
     return found, notes
 

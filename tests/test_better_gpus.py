@@ -12,7 +12,6 @@ from physim import roofline
 from physim.grids.store import better_gpus, load_grid, measured_gpus, peers, tables
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware, shipped_gpus
-from physim.inputs.parallelism import Parallelism
 from physim.models.formats import (
     BFLOAT16,
     FP8,
@@ -25,6 +24,7 @@ from physim.models.formats import (
     int4,
 )
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 from physim.step.component import Placement
 from physim.step.components.experts import COMPONENT
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, TOKENS, rising_log_seconds

@@ -15,8 +15,8 @@ from physim.corrections.fields import Corrections
 from physim.grids.store import load_expert_grid, load_grid
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 from physim.step.batch import Batch
 from physim.step.components.sampling import mask_seconds
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS

@@ -1,16 +1,27 @@
 """SGLang and TensorRT-LLM: how they schedule, by hand, which kernels they run, how they start."""
 
+import ast
 import dataclasses
+import io
+import re
+import sys
+import tokenize
+import types
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import physim
+from physim import data
 from physim.corrections.fields import Corrections
+from physim.engines.engine import LaunchCommand, engine_named
+from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
 from physim.grids.store import load_grid, tables
 from physim.prediction.arrays import step_model_of
-from physim.prediction.commands import serve_command
+from physim.prediction.commands import manifest_of, serve_command
 from physim.replay.engine import replay
 from physim.replay.outcome import Engine
 from physim.replay.step_times import LinearStepTimes
@@ -199,3 +210,77 @@ def test_steps_apart_take_both():
     prompt = model(model.batch(prefill_requests=1.0, chunk=500.0))
     assert float(both.latency) == pytest.approx(float(prompt.latency))
     assert float(both.interval) == pytest.approx(float(prompt.latency + decode.latency))
+
+
+RULES = ("silicon.py", "split.py", "ml_energy.py")
+# Names that hold an engine's and are others': a load generator's, and a field of BLIS's files.
+OTHERS = re.compile(r"vllm[ _-]bench|vllm_version")
+ENGINES = re.compile("|".join(shipped_engines()), re.IGNORECASE)
+
+
+def code_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Names and texts of a module with their lines, without comments and docstrings."""
+    text = path.read_text()
+    docstrings = {
+        (first.lineno, first.end_lineno)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and node.body
+        if isinstance(first := node.body[0], ast.Expr)
+    }
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        place = (token.start[0], token.end[0])
+        if token.type in (tokenize.NAME, tokenize.STRING) and place not in docstrings:
+            yield token.start[0], token.string
+
+
+def test_no_other_room_knows_an_engines_name():
+    package = Path(physim.__file__).parent
+    found = [
+        f"{path.relative_to(package)}:{line}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        if path.parent.name != "engines" and path.name not in RULES
+        for line, text in code_of(path)
+        if ENGINES.search(OTHERS.sub("", text))
+    ]
+    assert found == []
+
+
+@pytest.fixture
+def added(monkeypatch, tmp_path):
+    """A new engine's profile, as a file of the kind that ships."""
+    folder = data.folder("engines")
+    for path in folder.glob("*.json"):
+        (tmp_path / path.name).write_text(path.read_text())
+    (tmp_path / "newest-1.0.json").write_text((folder / "vllm-0.33.json").read_text())
+    real = data.folder
+    monkeypatch.setattr(data, "folder", lambda name: tmp_path if name == "engines" else real(name))
+    kept = (shipped_engines, load_engine, engine_named)
+    for function in kept:
+        function.cache_clear()
+    yield "newest"
+    monkeypatch.undo()
+    for function in kept:
+        function.cache_clear()
+
+
+def test_an_engine_without_a_file_is_refused_before_anything_is_predicted(added):
+    with pytest.raises(InputError, match=r"engine newest: .* add physim/engines/newest.py"):
+        case_of(added)
+
+
+def test_an_engine_that_is_added_predicts_recommends_and_launches(added, monkeypatch):
+    """One profile and one file are all that a new engine takes."""
+    module = types.ModuleType(f"physim.engines.{added}")
+    module.ENGINE = dataclasses.replace(
+        engine_named("vllm"),
+        name=added,
+        launch=lambda server: LaunchCommand([added, server.model]),
+        image="newest/newest:{}",
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    options = {"engine": added, "input_tokens": 500, "output_tokens": 100, "rate": 1.0}
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
+    where = {"gpus": ["h100_sxm"], "max_gpus": 1, "count": 1}
+    found = physim.recommend("Qwen/Qwen3-8B", slo=["ttft_mean=1s"], **where, **limits, **options)
+    assert found.to_dict()["choices"][0]["command"] == "newest Qwen/Qwen3-8B"
+    assert "newest/newest:1.0.0" in manifest_of(found.choices[0].case, 1)

@@ -12,7 +12,6 @@ from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.families import FAMILIES, read_architecture
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
@@ -25,6 +24,7 @@ from physim.models.layers import (
     state_bytes,
 )
 from physim.models.lookup import load_model, shipped_models
+from physim.models.parallelism import Parallelism
 
 BESIDE = Path(__file__).parent
 PUBLISHED = list(csv.DictReader((BESIDE / "parameters.csv").read_text().splitlines()))

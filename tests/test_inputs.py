@@ -10,12 +10,12 @@ import pytest
 
 import physim
 from physim import data
+from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.engine import load_engine, shipped_engines
 from physim.inputs.hardware import load_hardware, shipped_gpus
-from physim.inputs.parallelism import Parallelism
 from physim.models.lookup import config_path, load_model, shipped_models
+from physim.models.parallelism import Parallelism
 from physim.prediction.commands import bench_command, serve_command
 
 H100 = load_hardware("h100_sxm")

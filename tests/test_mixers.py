@@ -13,7 +13,6 @@ from physim.corrections.fields import Corrections
 from physim.grids.store import tables
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.families import read_architecture
 from physim.models.layers import (
     Attention,
@@ -24,6 +23,7 @@ from physim.models.layers import (
     StateSpace,
 )
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 from physim.step.lowering import assumptions, lower, rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel

@@ -17,7 +17,7 @@ from physim.corrections.calibration import Calibration
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.parallelism import Parallelism
+from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import padded
 from physim.prediction.intervals import predict_with_interval
 

@@ -21,8 +21,8 @@ from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.inputs.parallelism import Parallelism
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 from physim.step.front_end import FRONT_END_S
 from physim.step.lowering import lower
 from physim.step.model import StepModel

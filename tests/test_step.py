@@ -15,8 +15,8 @@ from physim.corrections.residual import LIMIT, Residual
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 from physim.step.batch import MAX_REQUESTS, Batch
 from physim.step.components import COMPONENTS
 from physim.step.host import EXPOSED_SHARE, HOST_REQUEST_S, HOST_STEP_S, WORKER_REQUEST_S

@@ -19,7 +19,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load, Stage
-from physim.inputs.parallelism import Parallelism
+from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
 from physim.prediction.replayed import engine_of
 from physim.replay.engine import replay

@@ -24,7 +24,7 @@ def read(
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
     server_log: Annotated[
         Path | None,
-        typer.Option(help="Log of `vllm serve`, for its version, limits and KV blocks."),
+        typer.Option(help="The server's log, for its engine's version, limits and KV blocks."),
     ] = None,
     tp: Annotated[
         int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
@@ -41,19 +41,20 @@ def read(
         float | None, typer.Option(help="Tokens generated, if all requests had as many.")
     ] = None,
     engine_version: Annotated[
-        str | None, typer.Option(help="vLLM's version; the newest known if not given.")
+        str | None, typer.Option(help="The engine's version; the newest known if not given.")
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Requests that ran at once; vLLM's default if not given.")
+        int | None,
+        typer.Option(help="Requests that ran at once; if not given, the engine's default."),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a step; vLLM's default if not given.")
+        int | None, typer.Option(help="Tokens of a step; the engine's default if not given.")
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest context, tokens; the model's if not given.")
     ] = None,
     gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of memory used; vLLM's default if not given.")
+        float | None, typer.Option(help="Share of memory used; the engine's default if not given.")
     ] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="KV blocks the engine reported.")] = None,
     prefix_caching: Annotated[
@@ -71,7 +72,7 @@ def read(
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
-    A report does not say how the server was started: pass vLLM's log, or its options.
+    A report does not say how the server was started: pass its log, or its options.
 
     For example:
 

@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from physim.engines.profile import DEFAULT_ENGINE
+
 # Degrees of `physim.Parallelism` but tp, and fields of `physim.Deployment`: type, default and help.
 _OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "pp": (int, 1, "Stages of layers on GPUs of their own (pipeline parallelism)."),
     "dp": (int, 1, "Ranks of attention that share experts (data parallelism)."),
     "ep": (int, 1, "GPUs over which experts are spread whole: 1, or tp x dp."),
-    "engine": (str, "vllm", "The engine: one of `physim show engines`."),
+    "engine": (str, DEFAULT_ENGINE, "The engine: one of `physim show engines`."),
     "engine_version": (str | None, None, "Its version; the newest known if not given."),
     "max_num_seqs": (int | None, None, "Requests that run at once."),
     "max_num_batched_tokens": (int | None, None, "Tokens of a step."),
@@ -40,7 +42,7 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {
         "allgather",
         "Ranks to experts: allgather or deepep_{high_throughput,low_latency}.",
     ),
-    "receive_every": (int, 1, "Steps between looks at what has arrived, of SGLang."),
+    "receive_every": (int, 1, "Steps between looks at what has arrived."),
     "sampling": (
         str,
         "model",

@@ -40,9 +40,9 @@ def build(
     physim grids build --gpu h100_sxm --out grids
     """
     from physim import data
+    from physim.engines.profile import shipped_engines
     from physim.grids.build import build_gpu
     from physim.grids.store import grids_of, measured_gpus
-    from physim.inputs.engine import shipped_engines
     from physim.inputs.hardware import load_hardware
 
     console = stdout()

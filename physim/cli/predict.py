@@ -109,7 +109,7 @@ def predict(
     ] = "additive",
     serve_command: Annotated[
         bool,
-        typer.Option("--serve-command", help="Also print the vllm commands of server and load."),
+        typer.Option("--serve-command", help="Also print the commands of server and load."),
     ] = False,
     as_json: AsJson = False,
     plot: Plot = None,
@@ -118,8 +118,8 @@ def predict(
 ) -> None:
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
-    Engine options that are not given take vLLM's defaults for the GPU. A load is a --rate, clients
-    (--concurrency), or --stage after --stage; or a --trace, which is replayed.
+    Options of the engine that are not given take its defaults for the GPU. A load is a --rate,
+    clients (--concurrency), or --stage after --stage; or a --trace, which is replayed.
 
     For example:
 

@@ -107,7 +107,7 @@ def engines(as_json: AsJson = False) -> None:
 
     physim show engines
     """
-    from physim.inputs.engine import load_engine, shipped_engines
+    from physim.engines.profile import load_engine, shipped_engines
 
     found = [
         load_engine(engine, version)

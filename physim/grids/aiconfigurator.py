@@ -2,8 +2,8 @@
 
 The package (Apache-2.0) holds one Parquet file for each GPU, kind of operation and engine. Where a
 file holds several kernels for one number format, each becomes a table of its own, so that an
-engine's choice stays visible and can be changed by name. Of SGLang and TensorRT-LLM what differs
-from vLLM is read: GEMMs in 16 bit are cuBLAS's in all three.
+engine's choice stays visible and can be changed by name. Of engines but the default one what
+differs from it is read (`physim.engines.engine.KernelTables`).
 """
 
 from __future__ import annotations
@@ -18,21 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim import roofline
+from physim.engines.engine import engine_named
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.measurements import Measurements, Rows
 from physim.grids.mixer_tables import MIXER_READERS
-from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.hardware import Hardware
-from physim.models.formats import (
-    BFLOAT16,
-    FP8,
-    KV_BYTES,
-    MXFP4,
-    MXFP4_MXFP8,
-    NVFP4,
-    WeightFormat,
-    int4,
-)
+from physim.models.formats import KV_BYTES, NVFP4
 from physim.types import Number
 
 if TYPE_CHECKING:
@@ -44,10 +36,8 @@ PACKAGE_VERSION = "0.12.0"
 _KV_CACHES = (("", "bfloat16"), ("_fp8_kv", "fp8"))
 _SHAPE = ["batch_size", "num_heads", "num_key_value_heads", "head_dim"]
 EXPERT_SHAPE = ("hidden_size", "width", "topk", "num_experts")
-# Tables that are alike in all engines: how much less a window takes; and the folders whose layers'
-# attention was measured as vLLM's was.
+# Tables that are alike in all engines: how much less a window takes.
 _ALIKE = "_window"
-_MIXERS = {"sglang": (), "trtllm": ("mla",)}
 # Share of rows from which on they are what an engine does.
 _MOST = 0.3
 # Sizes of a shape that make no curve.
@@ -55,48 +45,6 @@ _FEW = 3
 # Rows that say what the smallest call takes, and the time of a kernel that moves next to nothing
 # (`physim.step.components.elementwise`), ms.
 _SMALLEST, _KERNEL_MS = 20, 2e-3
-# Tables of experts, by engine: the format of their weights, what NVIDIA calls it, and the kernels'
-# names.
-_EXPERT_TABLES: dict[str, dict[str, tuple[WeightFormat, tuple[str, ...], str]]] = {}
-_EXPERT_TABLES["vllm"] = {
-    "moe_bfloat16_triton": (BFLOAT16, ("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"),
-    "moe_bfloat16_flashinfer": (BFLOAT16, ("bfloat16",), "flashinfer"),
-    # vLLM runs per-channel and block fp8 experts through one Triton kernel.
-    "moe_fp8_triton": (FP8, ("fp8", "fp8_block"), "tritonexperts"),
-    "moe_fp8_flashinfer": (FP8, ("fp8",), "flashinfer"),
-    "moe_fp8_block_flashinfer": (FP8, ("fp8_block",), "flashinfer"),
-    "moe_int4_marlin": (int4(-1), ("int4_wo",), "marlin"),
-    "moe_nvfp4_flashinfer": (NVFP4, ("nvfp4",), "flashinfer"),
-    "moe_mxfp4_triton": (MXFP4, ("w4a16_mxfp4",), "_triton_"),
-    "moe_mxfp4_flashinfer": (MXFP4, ("w4a16_mxfp4",), "flashinfer"),
-    "moe_mxfp4_marlin": (MXFP4, ("w4a16_mxfp4",), "marlin"),
-    "moe_mxfp4_mxfp8_flashinfer": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "flashinfer"),
-}
-# SGLang runs FlashInfer's kernel on Blackwell, Triton's before.
-_EXPERT_TABLES["sglang"] = {
-    "moe_bfloat16_triton": (BFLOAT16, ("bfloat16",), "fused_moe_triton"),
-    "moe_bfloat16_flashinfer": (BFLOAT16, ("bfloat16",), "flashinfer_trtllm"),
-    "moe_fp8_block_triton": (FP8, ("fp8_block",), "fused_moe_triton"),
-    "moe_fp8_block_flashinfer": (FP8, ("fp8_block",), "flashinfer_trtllm"),
-    "moe_int4_marlin": (int4(-1), ("int4_wo",), "marlin"),
-    "moe_nvfp4_flashinfer": (NVFP4, ("nvfp4",), "flashinfer_trtllm"),
-    "moe_mxfp4_triton": (MXFP4, ("w4a16_mxfp4",), "fused_moe_triton"),
-    "moe_mxfp4_flashinfer": (MXFP4, ("w4a16_mxfp4",), "flashinfer_trtllm"),
-    "moe_mxfp4_mxfp8_flashinfer": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "mxfp4_flashinfer_trtllm"),
-}
-# TensorRT-LLM's kernel of low latency is what it calls its TRTLLM backend.
-_EXPERT_TABLES["trtllm"] = {
-    "moe_bfloat16_cutlass": (BFLOAT16, ("bfloat16",), "cutlass"),
-    "moe_fp8_cutlass": (FP8, ("fp8",), "cutlass"),
-    "moe_fp8_block_cutlass": (FP8, ("fp8_block",), "cutlass"),
-    "moe_fp8_block_deepgemm": (FP8, ("fp8_block",), "deepgemm"),
-    "moe_nvfp4_cutlass": (NVFP4, ("nvfp4",), "cutlass"),
-    "moe_nvfp4_min_latency": (NVFP4, ("nvfp4",), "min_latency"),
-    "moe_mxfp4_cutlass": (MXFP4, ("w4a16_mxfp4",), "torch_flow$"),
-    "moe_mxfp4_mxfp8_cutlass": (MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "torch_flow$"),
-}
-# Versions whose tables are complete where newer ones hold a few.
-_COMPLETE = {"trtllm": "1.3.0rc20"}
 
 
 def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[Measurements]:
@@ -104,7 +52,7 @@ def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[M
 
     Args:
         gpu: The GPU.
-        engine: The engine; of others than vLLM the tables that differ from its.
+        engine: The engine; of others than the default the tables that differ from its.
 
     Raises:
         InputError: The package is not installed, or has no tables for this GPU.
@@ -115,7 +63,7 @@ def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[M
             f"GPU {gpu.key!r}", f"{PACKAGE} has no tables for it", "name one that it has measured"
         )
     for kind, read in _readers(engine).items():
-        path = _newest(root, kind, _COMPLETE.get(engine, ""))
+        path = _newest(root, kind, engine_named(engine).kernels.complete_version)
         if path:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             for rows in read(_read_parquet(path), gpu):
@@ -135,17 +83,11 @@ def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[M
 
 
 def _gemm(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
-    # vLLM's block-scaled fp8 was timed with the launch of its kernels (55 to 280 us at any size),
-    # which an engine's CUDA graphs hide, and TensorRT-LLM's fp8 and nvfp4 with the kernels that
-    # cast activations (5 to 8 us more than the other two at any size), which it fuses with what is
-    # before; so these are left out.
-    for name, form in _GEMM_FORMATS[engine]:
+    kernels = engine_named(engine).kernels
+    for name, form in kernels.gemms:
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
         picked = rows[rows["gemm_dtype"] == name]
-        if name == "fp8" and engine == DEFAULT_ENGINE and gpu.peak(NVFP4.compute):
-            # On Blackwell vLLM multiplies fp8 by FlashInfer's kernel, of cuBLAS as those of 16 bit
-            # (vllm/model_executor/layers/quantization/utils/w8a8_utils.py), where it is installed.
-            # Cutlass's was measured, which takes longer at 16 rows than at 64.
+        if name == "fp8" and kernels.cublas_fp8_on_blackwell and gpu.peak(NVFP4.compute):
             continue
         if peak is None or picked.empty:
             continue
@@ -220,10 +162,11 @@ def _moe(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
 
 
 def _expert_tables(rows: pd.DataFrame, gpu: Hardware, engine: str, suffix: str) -> Iterator[Rows]:
-    for name, (form, theirs, kernel) in _EXPERT_TABLES[engine].items():
-        form = form if gpu.peak(form.compute) else form.stored
+    for name, table in engine_named(engine).kernels.experts.items():
+        form = table.form if gpu.peak(table.form.compute) else table.form.stored
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
-        of_kernel = rows["moe_dtype"].isin(theirs) & rows["kernel_source"].str.contains(kernel)
+        of_kernel = rows["moe_dtype"].isin(table.names)
+        of_kernel &= rows["kernel_source"].str.contains(table.kernels)
         for load in sorted(rows["distribution"].unique()):
             picked = rows[of_kernel & (rows["distribution"] == load)]
             # Of a few shapes a single size was measured.
@@ -277,12 +220,6 @@ def _all_to_all(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
         yield Rows(f"all_to_all_{mode}", both, axes, sent / gpu.link_bandwidth)
 
 
-_GEMM_FORMATS = {
-    "vllm": (("bfloat16", BFLOAT16), ("fp8", FP8), ("nvfp4", NVFP4)),
-    "sglang": (("fp8", FP8), ("fp8_block", FP8), ("nvfp4", NVFP4)),
-    "trtllm": (("fp8_block", FP8),),
-}
-
 _Reader = Callable[["pd.DataFrame", Hardware], Iterator[Rows]]
 
 
@@ -297,11 +234,12 @@ def _readers(engine: str) -> dict[str, _Reader]:
     }
     if engine == DEFAULT_ENGINE:
         readers["comm/nccl/*/nccl_perf.parquet"] = _nccl
-        readers["comm/vllm/*/moe_a2a_perf.parquet"] = _all_to_all
+        readers[f"comm/{engine}/*/moe_a2a_perf.parquet"] = _all_to_all
+    mixers = engine_named(engine).kernels.mixers
     return readers | {
         f"{folder}/{engine}/{file}": read
         for (folder, file), read in MIXER_READERS.items()
-        if folder in _MIXERS.get(engine, (folder,))
+        if mixers is None or folder in mixers
     }
 
 
@@ -313,7 +251,7 @@ def _by_kv_cache(
     Rows whose tokens just fill their window are left out: they still are full attention.
     """
     rows = rows.assign(latency=rows["latency"] - _launch_ms(rows))
-    # SGLang multiplies prompts in 8 bit for an fp8 cache where the others cast to 16.
+    # Some engines multiply prompts in 8 bit for an fp8 cache where others cast to 16.
     in_16_bit, fp8 = rows["attn_dtype"] == "bfloat16", rows["kv_cache_dtype"] == "fp8"
     casts = in_16_bit[fp8].mean() > _MOST
     rows = rows[np.where(fp8 & (not casts), ~in_16_bit, in_16_bit)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from physim import data, roofline
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.grids.aiconfigurator import (
     EXPERT_SHAPE,
     PACKAGE,
@@ -18,7 +19,6 @@ from physim.grids.aiconfigurator import (
 from physim.grids.efficiency import ExpertGrid, Grid, hat_weights
 from physim.grids.measurements import Measurements
 from physim.grids.store import load_grid, save_grid
-from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.hardware import Hardware
 
 _HELD_OUT_SHARE = 0.1

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim import mixers, roofline
+from physim.engines.engine import engine_named
 from physim.grids.measurements import Gemms, Rows
 from physim.inputs.hardware import Hardware
 from physim.models.architecture import ModelArch
@@ -50,16 +51,12 @@ _PROJECTIONS = ("qkv", "attention_output")
 # each. About as much is left on B200 and GB300 (14 us); the layers of other GPUs were run without
 # compiling what is between the projections (50 to 60 us on H100, H200, B300 and GB200).
 _AROUND_LATENT_S = 8 * 2e-6
-# Of these the chip was measured with compiling on another board, which stands for them
-# (`physim.grids.store.with_table`): GB300 with vLLM 0.27, 92 us a layer of one token for the 131 us
-# that it and the B300 took with 0.24, and B200 in the place of GB200, 94 us for 133.
-_UNCOMPILED = ("b300_sxm", "gb200")
 
 
 def read_latent(frame: pd.DataFrame, gpu: Hardware, phase: str) -> Iterator[Rows]:
     """Latent attention (``mla_*_module_perf``), by heads of one GPU, requests and tokens."""
-    engine = frame["framework"].iloc[0]
-    if engine == "VLLM" and gpu.key in _UNCOMPILED:
+    engine = engine_named(str(frame["framework"].iloc[0]).lower())
+    if gpu.key in engine.kernels.uncompiled_mixers:
         return
     yield from _modules(frame[frame["model"] == _LATENT_MODEL], gpu, phase, "latent")
 

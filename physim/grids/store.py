@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from physim import data
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.efficiency import ExpertGrid, Grid
-from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.hardware import Hardware, load_hardware
 
 # Where a GPU has no grids of its own, efficiencies are taken from this one: the best measured.
@@ -73,7 +73,7 @@ def peers(gpu: Hardware) -> tuple[Hardware, ...]:
 def grids_of(gpu: str, engine: str) -> str:
     """The folder of the tables of a GPU that were measured with an engine.
 
-    vLLM's are the GPU's own; those of others stand in it, and have vLLM's beside them.
+    The default engine's are the GPU's own; those of others stand in it, beside its.
     """
     return gpu if engine == DEFAULT_ENGINE else f"{gpu}/{engine}"
 
@@ -89,8 +89,8 @@ def with_table(grids: str, table: str) -> str:
 def tables(grids: str) -> tuple[str, ...]:
     """Names of the tables of a GPU, or of a GPU and an engine (`grids_of`).
 
-    What was not measured with another engine is there as it was with vLLM, but for experts, whose
-    kernels each engine has of its own.
+    What was not measured with another engine is there as it was with the default one, but for
+    experts, whose kernels each engine has of its own.
     """
     found = {path.stem for path in (data.folder("bench_data") / grids).glob("*.npz")}
     gpu, _, engine = grids.partition("/")

@@ -15,10 +15,10 @@ from physim.inputs.deployment import Deployment, ResolvedDeployment
 from physim.inputs.hardware import Hardware, load_hardware
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
-from physim.inputs.parallelism import Parallelism
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 
 
 class LoadOptions(TypedDict, total=False):

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+from physim.engines.engine import Engine, engine_named, engines
+from physim.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine
 from physim.errors import InputError
-from physim.inputs.engine import DEFAULT_ENGINE, EngineProfile, load_engine
 from physim.inputs.hardware import Hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
+from physim.models.parallelism import Parallelism
 
 GIB = 2**30
 MOE_KERNELS = ("triton", "flashinfer", "cutlass", "min_latency", "deepgemm")
@@ -113,7 +114,7 @@ class Deployment:
 
     Attributes:
         parallelism: How GPUs share the model.
-        engine: Name of the engine (`physim.inputs.engine.load_engine`).
+        engine: Name of the engine (`physim.engines.profile.load_engine`).
         engine_version: Its version; None for the newest that is known.
         max_num_seqs: Requests that may run at once; None for the engine's default on the GPU.
         max_num_batched_tokens: Tokens of one step; None for the engine's default on the GPU.
@@ -132,8 +133,8 @@ class Deployment:
             its default.
         all2all: How data-parallel ranks exchange tokens with experts, of `ALL2ALL`: ``allgather``,
             or DeepEP's kernels of high throughput or low latency.
-        receive_every: Steps that only decode between two looks at what has arrived: 1, or in SGLang
-            more (its ``scheduler_recv_interval``).
+        receive_every: Steps that only decode between two looks at what has arrived: 1, or more
+            where the engine can be told so (`physim.engines.engine.Engine`).
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -220,12 +221,12 @@ class Deployment:
                 context exceeds, or the model, or the KV cache of one request of
                 ``max_model_len``, does not fit in memory.
         """
+        profile = load_engine(self.engine, self.engine_version)
         self._check_tp(model)
-        self._check_layout(model)
+        self._check_layout(model, engine_named(profile.engine))
         # Layers that attend in chunks were made for contexts of many of them, which take more than
         # a node's memory: by default one chunk is served.
         max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
-        profile = load_engine(self.engine, self.engine_version)
         default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
         max_num_seqs = self.max_num_seqs or default.max_num_seqs
         is_async = self.async_scheduling
@@ -348,7 +349,7 @@ class Deployment:
         return blocks
 
     def _check_one_fits(self, model: ModelArch, gpu: Hardware, limits: Limits) -> None:
-        """Refuses a KV cache too small for one request of ``max_model_len``, as vLLM does."""
+        """Refuses a KV cache too small for one request of ``max_model_len``, as engines do."""
         max_model_len = limits.max_model_len
         fixed = limits.fixed_blocks(max_model_len)
         held = max(limits.kv_blocks - fixed, 0) * self.block_size
@@ -361,7 +362,7 @@ class Deployment:
                 f"use at most {held} (--max-model-len), or raise tp or gpu_memory_utilization",
             )
 
-    def _check_layout(self, model: ModelArch) -> None:
+    def _check_layout(self, model: ModelArch, engine: Engine) -> None:
         """Refuses degrees that the model has nothing for, or that the engine does not offer."""
         layout, experts = self.parallelism, model.experts
         if self.all2all != ALL2ALL[0] and layout.ep < layout.stage_gpus:
@@ -370,10 +371,10 @@ class Deployment:
                 f"{self.all2all} is for experts that are spread whole over all GPUs",
                 f"give ep {layout.stage_gpus}, or leave it out",
             )
-        if self.receive_every > 1 and self.engine != "sglang":
-            raise InputError(
-                "receive_every", f"{self.receive_every} is for sglang, not {self.engine}", "use 1"
-            )
+        if self.receive_every > 1 and not engine.has_receive_interval:
+            able = " and ".join(one.name for one in engines() if one.has_receive_interval)
+            problem = f"{self.receive_every} is for {able}, not {self.engine}"
+            raise InputError("receive_every", problem, "use 1")
         if layout.pp > model.layers:
             raise InputError(
                 "pp",
@@ -394,16 +395,7 @@ class Deployment:
                 f"{layout.ep} does not divide the {experts.count} experts of {model.name}",
                 "use a divisor",
             )
-        if self.engine == "trtllm" and layout.tp > 1 and layout.dp > 1:
-            raise InputError(
-                "dp", f"{layout.dp} with tp {layout.tp} is not what trtllm can do", "use tp 1"
-            )
-        if self.engine == "vllm" and layout.ep not in (1, layout.stage_gpus):
-            raise InputError(
-                "ep",
-                f"{layout.ep} of {layout.stage_gpus} GPUs is not what {self.engine} can do",
-                f"use 1 or {layout.stage_gpus} (tp x dp)",
-            )
+        engine.check_layout(layout)
 
     def _check_tp(self, model: ModelArch) -> None:
         tp = self.parallelism.tp

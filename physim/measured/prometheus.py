@@ -1,4 +1,4 @@
-r"""Load profiles from what Prometheus recorded of vLLM or SGLang.
+r"""Load profiles from what Prometheus recorded of a serving engine.
 
 A dump is what Prometheus's HTTP API returns for a range query of the engine's counters
 (https://prometheus.io/docs/prometheus/latest/querying/api), such as
@@ -23,22 +23,15 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, field_validator, model_validator
 
+from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.profile import LoadProfile, Window, window_edges
 from physim.records import Document, Moment, Text, Total, disagreement, read_document
 
-# Counters of what is needed, by engine: vLLM's design/metrics.md and SGLang's production metrics.
-_COUNTERS = {
-    "requests": ("vllm:request_success_total", "sglang:num_requests_total"),
-    "prompt": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
-    "output": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-    "cached": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
-}
-_HISTOGRAMS = {
-    "prompt": "vllm:request_prompt_tokens_bucket",
-    "output": "vllm:request_generation_tokens_bucket",
-}
+# Counters of `physim.engines.engine.Counters`, and its histograms of lengths.
+_COUNTERS = ("requests", "prompt", "output", "cached")
+_HISTOGRAMS = {"prompt": "prompt_lengths", "output": "output_lengths"}
 _NEEDED = ("requests", "prompt", "output")
 # Of fewer requests a window's lengths say nothing.
 _FEWEST = 5
@@ -117,11 +110,11 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
         path: read_document(_Answer, Path(path), "what query_range returns") for path in paths
     }
     series = _together(answers)
-    counters = {what: _first(series, names) for what, names in _COUNTERS.items()}
+    counters = {what: _first(series, _names(what)) for what in _COUNTERS}
     for what in _NEEDED:
         if not counters[what]:
             raise InputError(
-                where, f"has no {' or '.join(_COUNTERS[what])}", "query it too, over a range"
+                where, f"has no {' or '.join(_names(what))}", "query it too, over a range"
             )
     times = [time for what in _NEEDED for time, _ in counters[what]]
     start, end = min(time[0] for time in times), max(time[-1] for time in times)
@@ -130,7 +123,10 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
     if not edges[-1] > edges[-2]:
         raise InputError(where, "has one moment alone", "query a range of time")
     rises = {what: _rise(own, edges) for what, own in counters.items()}
-    shapes = {what: _buckets(series, name, edges, where) for what, name in _HISTOGRAMS.items()}
+    shapes = {
+        what: _buckets(series, _names(lengths), edges, where)
+        for what, lengths in _HISTOGRAMS.items()
+    }
     windows = []
     for place, requests in enumerate(rises["requests"].tolist()):
         means = {what: rises[what][place] / max(requests, 1e-9) for what in ("prompt", "output")}
@@ -151,7 +147,12 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
         )
     warned = {_line(text) for answer in answers.values() for text in answer.warnings or ()}
     notes = [f"Prometheus warned: {line}" for line in sorted(warned)]
-    unknown = [name for what, name in _HISTOGRAMS.items() if shapes[what] is None]
+    unknown = [
+        name
+        for what, lengths in _HISTOGRAMS.items()
+        if shapes[what] is None
+        for name in _names(lengths)
+    ]
     if unknown:
         notes.append(
             f"lengths are the means of each window, since there is no {' or '.join(unknown)}"
@@ -194,10 +195,16 @@ def _line(text: str) -> str:
 
 def _canonical(name: str) -> str:
     """A metric's name with the colon that some exporters write as an underscore."""
-    for engine in ("vllm", "sglang"):
-        if name.startswith(f"{engine}_"):
-            return f"{engine}:{name[len(engine) + 1 :]}"
+    for engine in engines():
+        if name.startswith(f"{engine.name}_"):
+            return f"{engine.name}:{name[len(engine.name) + 1 :]}"
     return name
+
+
+def _names(what: str) -> list[str]:
+    """What engines call a counter or a histogram."""
+    shown = [engine.counters for engine in engines() if engine.counters is not None]
+    return [name for counters in shown if (name := getattr(counters, what))]
 
 
 def _edge(labels: Mapping[str, Any]) -> str:
@@ -226,13 +233,16 @@ def _rise(series: Series, edges: Float[np.ndarray, " edges"]) -> Float[np.ndarra
 
 
 def _buckets(
-    series: Mapping[str, Series], name: str, edges: Float[np.ndarray, " edges"], where: str
+    series: Mapping[str, Series],
+    names: Sequence[str],
+    edges: Float[np.ndarray, " edges"],
+    where: str,
 ) -> tuple[Float[np.ndarray, " buckets"], Float[np.ndarray, "buckets windows"]] | None:
     """A histogram's finite upper edges, and how many in each window are up to each."""
     found: dict[float, Float[np.ndarray, " windows"]] = {}
     for key, own in series.items():
-        metric, _, label = key.partition(" ")
-        if metric == name and label != "+Inf":
+        name, _, label = key.partition(" ")
+        if name in names and label != "+Inf":
             try:
                 edge = float(label)
             except ValueError:

@@ -12,11 +12,11 @@ from physim.errors import InputError
 from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
-from physim.measured import vllm_log
+from physim.measured import server_log as server_logs
 from physim.measured.formats import FORMATS
 from physim.measured.stage_report import Server, rows
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ def read_report(
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
             text again count too few.
         experiment: Name of the run; the report's if None.
-        server_log: What vLLM wrote when it started, for its version, limits and KV blocks.
+        server_log: What the engine wrote when it started, for its version, limits and KV blocks.
         prompt_groups: Groups of prompts that were sent again and again; 0 if all differed.
         prompts_per_group: Different prompts of a group.
         lengths: A preset of `physim.RequestLengths`, or the trace or table of requests that were
@@ -79,7 +79,7 @@ def read_report(
         raise InputError("output", f"{output_tokens} is below 1 or no number", "correct it")
     if kind not in FORMATS:
         raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
-    asked = {} if server_log is None else dict(vllm_log.read(Path(server_log)))
+    asked = {} if server_log is None else dict(server_logs.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
     check_types(asked)

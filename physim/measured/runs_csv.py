@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
-from physim.inputs.engine import DEFAULT_ENGINE
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
-from physim.inputs.parallelism import Parallelism
 from physim.measured.recorded_traffic import (
     arrival_named,
     check_traces,
@@ -22,6 +21,7 @@ from physim.measured.recorded_traffic import (
     lengths_named,
 )
 from physim.measured.schema import COLUMNS, REQUIRED, SHARED, Row, checked
+from physim.models.parallelism import Parallelism
 from physim.records import read_cells
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from physim import records
 from physim.errors import InputError
 from physim.inputs.hardware import load_hardware
-from physim.inputs.parallelism import Parallelism
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
+from physim.models.parallelism import Parallelism
 from physim.records import Count, Length, Positive, Record, Text, Whole, read_cells
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ with app.setup:
     from matplotlib.figure import FigureBase
 
     import physim
+    from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
     from physim.errors import InputError
     from physim.grids.store import measured_gpus
     from physim.inputs.case import Case
@@ -76,7 +77,7 @@ def _(gpus):
         {
             "gpu": mo.ui.dropdown(gpus, value=gpus[0], label="GPU"),
             **{name: mo.ui.dropdown(degrees, "1", label=name) for name in ("tp", "pp", "dp", "ep")},
-            "engine": mo.ui.dropdown(["vllm", "sglang", "trtllm"], "vllm", label="engine"),
+            "engine": mo.ui.dropdown([*shipped_engines()], DEFAULT_ENGINE, label="engine"),
             "max_num_seqs": mo.ui.slider(
                 steps=[16, 32, 64, 128, 256, 512, 1024],
                 value=256,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
+from physim.engines.engine import Launch, engine_named
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import ALL2ALL
@@ -15,7 +16,9 @@ from physim.inputs.load import Load
 
 # Requests of a load without end.
 _PROMPTS = 1000
-# From this shape on arrivals after vLLM's gamma distribution are as good as evenly spaced.
+# The load generator, which takes any server.
+_BENCH = shlex.split("vllm bench serve")
+# From this shape on arrivals after a gamma distribution are as good as evenly spaced.
 _EVEN = 1000.0
 
 
@@ -46,92 +49,28 @@ def serve_command(case: Case) -> str:
     Raises:
         InputError: The engine has none that is known.
     """
-    engine = case.deployment.profile.engine
-    if engine not in _SERVE:
-        raise InputError("--serve-command", f"is not known of {engine}", "leave it out")
-    return _SERVE[engine](case)
-
-
-def _vllm(case: Case) -> str:
     known, limits = case.deployment, case.deployment.limits
-    words = ["vllm", "serve", case.model.name]
-    layout = known.parallelism
-    words += ["--tensor-parallel-size", str(layout.tp)]
-    for flag, degree in (("pipeline", layout.pp), ("data", layout.dp)):
-        if degree > 1:
-            words += [f"--{flag}-parallel-size", str(degree)]
-    if layout.ep > 1:
-        words.append("--enable-expert-parallel")
-    if known.all2all != ALL2ALL[0]:
-        words += ["--all2all-backend", known.all2all]
-    for flag, value in (
-        ("max-num-seqs", limits.max_num_seqs),
-        ("max-num-batched-tokens", limits.max_num_batched_tokens),
-        ("max-model-len", limits.max_model_len),
-        ("gpu-memory-utilization", f"{known.memory.share:g}"),
-        ("block-size", limits.block_size),
-    ):
-        words += [f"--{flag}", str(value)]
-    if known.kv_cache_dtype != case.model.kv_cache_dtype:
-        words += ["--kv-cache-dtype", known.kv_cache_dtype]
-    words.append("--async-scheduling" if limits.async_scheduling else "--no-async-scheduling")
-    return in_shell(words)
-
-
-def _sglang(case: Case) -> str:
-    known, limits = case.deployment, case.deployment.limits
-    layout = known.parallelism
-    words = ["python", "-m", "sglang.launch_server", "--model-path", case.model.name]
-    # Here attention's ranks share the GPUs that tp counts.
-    words += ["--tp-size", str(layout.stage_gpus)]
-    if layout.dp > 1:
-        words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
-    for flag, value in (
-        ("ep-size", layout.ep if layout.ep > 1 else None),
-        ("pp-size", layout.pp if layout.pp > 1 else None),
-        ("max-running-requests", limits.max_num_seqs * layout.dp),
-        ("chunked-prefill-size", limits.max_num_batched_tokens * layout.dp),
-        ("context-length", limits.max_model_len),
-        ("mem-fraction-static", f"{known.memory.share:g}"),
-        ("kv-cache-dtype", _other_kv_cache(case, {"fp8": "fp8_e4m3", "bfloat16": "bfloat16"})),
-    ):
-        words += [] if value is None else [f"--{flag}", str(value)]
-    if limits.receive_every > 1:
-        words += ["--scheduler-recv-interval", str(limits.receive_every)]
-    if not limits.async_scheduling:
-        words.append("--disable-overlap-schedule")
-    return in_shell(words)
-
-
-def _trtllm(case: Case) -> str:
-    known, limits = case.deployment, case.deployment.limits
-    layout = known.parallelism
-    words = ["trtllm-serve", case.model.name, "--tp_size", str(layout.stage_gpus)]
-    for flag, value in (
-        ("ep_size", layout.ep if layout.ep > 1 else None),
-        ("pp_size", layout.pp if layout.pp > 1 else None),
-        ("max_batch_size", limits.max_num_seqs),
-        ("max_num_tokens", limits.max_num_batched_tokens),
-        ("max_seq_len", limits.max_model_len),
-        ("kv_cache_free_gpu_memory_fraction", f"{known.memory.share:g}"),
-        ("kv_cache_dtype", _other_kv_cache(case, {"fp8": "fp8", "bfloat16": "auto"})),
-    ):
-        words += [] if value is None else [f"--{flag}", str(value)]
-    # What has no option of its own is read from a file.
-    more = [("enable_attention_dp", layout.dp > 1, True)]
-    more.append(("disable_overlap_scheduler", not limits.async_scheduling, True))
-    lines = "\\n".join(f"{name}: {str(value).lower()}" for name, said, value in more if said)
-    config = f" --extra_llm_api_options <(printf '{lines}\\n')" if lines else ""
-    return in_shell(words) + config
-
-
-def _other_kv_cache(case: Case, names: Mapping[str, str]) -> str | None:
-    """What a KV cache is called that is not the checkpoint's; None where it is."""
-    asked = case.deployment.kv_cache_dtype
-    return None if asked == case.model.kv_cache_dtype else names[asked]
-
-
-_SERVE: dict[str, Callable[[Case], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+    is_default = known.kv_cache_dtype == case.model.kv_cache_dtype
+    found = engine_named(known.profile.engine).launch(
+        Launch(
+            model=case.model.name,
+            parallelism=known.parallelism,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            gpu_memory_utilization=known.memory.share,
+            block_size=limits.block_size,
+            kv_cache_dtype=None if is_default else known.kv_cache_dtype,
+            async_scheduling=limits.async_scheduling,
+            all2all=None if known.all2all == ALL2ALL[0] else known.all2all,
+            receive_every=limits.receive_every,
+        )
+    )
+    command = in_shell(found.words)
+    if found.file_lines:
+        lines = "\\n".join(found.file_lines)
+        command += f" {found.file_option} <(printf '{lines}\\n')"
+    return command
 
 
 def bench_command(case: Case) -> str:
@@ -153,7 +92,7 @@ def bench_command(case: Case) -> str:
                 "vllm bench serve draws no lengths of such a distribution",
                 "give a number",
             )
-    words = ["vllm", "bench", "serve", "--model", case.model.name]
+    words = [*_BENCH, "--model", case.model.name]
     words += ["--dataset-name", "random", "--ignore-eos"]
     cached = round(load.cached_tokens)
     for flag, value in (
@@ -175,13 +114,6 @@ def _arrivals(load: Load) -> list[tuple[str, float]]:
     return [("request-rate", load.rate), ("burstiness", shape)]
 
 
-# Images of engines, of the version that is predicted.
-_IMAGES = {
-    "vllm": "vllm/vllm-openai:v{}",
-    "sglang": "lmsysorg/sglang:v{}",
-    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{}",
-}
-_PORTS = {"vllm": 8000, "sglang": 30000, "trtllm": 8000}
 _LONGEST_NAME = 63
 
 
@@ -196,16 +128,16 @@ def manifest_of(case: Case, replicas: int) -> str:
         InputError: The engine has no command that is known.
     """
     deployment = case.deployment
-    engine, version = deployment.profile.engine, deployment.profile.version
+    engine, version = engine_named(deployment.profile.engine), deployment.profile.version
     # Releases have three numbers.
-    image = _IMAGES[engine].format(version if version.count(".") > 1 else f"{version}.0")
+    image = engine.image.format(version if version.count(".") > 1 else f"{version}.0")
     values = {
         "name": _resource_name(case.model.name),
         "image": image,
         "command": ["/bin/bash", "-c", serve_command(case)],
         "gpus": deployment.parallelism.gpus,
         "replicas": replicas,
-        "port": _PORTS[engine],
+        "port": engine.port,
     }
     # Whatever is JSON is YAML.
     return _MANIFEST.format(**{name: json.dumps(value) for name, value in values.items()})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.inputs.deployment import Limits
-from physim.inputs.parallelism import Parallelism
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
+from physim.models.parallelism import Parallelism
 from physim.replay.workload import Request
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_gpus
 from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.hardware import Hardware
-from physim.inputs.parallelism import Parallelism
 from physim.models.architecture import ModelArch
 from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
 from physim.models.layers import Attention
+from physim.models.parallelism import Parallelism
 from physim.step.rows import Row
 
 # What a picture of a part goes along.
@@ -67,7 +67,7 @@ class Placement:
 
     @property
     def grids(self) -> str:
-        """The GPU, and the engine if not vLLM, whose measured efficiencies are taken."""
+        """The GPU, and the engine if not the default, whose measured efficiencies are taken."""
         return grids_of(gpu_or_stand_in(self.gpu.key), self.deployment.profile.engine)
 
     def heads(self, attention: Attention) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_grids
 from physim.inputs.deployment import ResolvedDeployment
@@ -173,6 +174,8 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
     profile = deployment.profile
     lines += [line for line in (profile.note, profile.caveat) if line]
     if grids_of(stand_in, profile.engine) not in measured_grids():
-        lines.append(f"no kernels of {profile.engine} measured on {stand_in}: vllm's are taken")
+        lines.append(
+            f"no kernels of {profile.engine} measured on {stand_in}: {DEFAULT_ENGINE}'s are taken"
+        )
     lines += [line for component in COMPONENTS for line in component.assumptions(placement)]
     return lines + [line for form in model.weight_formats for line in format_notes(placement, form)]

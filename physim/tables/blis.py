@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from physim.corrections.fields import Corrections
+from physim.engines.engine import engine_named
 from physim.inputs.case import Case
 from physim.inputs.deployment import GIB
 from physim.inputs.hardware import Hardware
@@ -58,12 +59,13 @@ def write_blis(
     """
     arch, gpu, deployment = case.model, case.gpu, case.deployment
     name, tp = blis_gpu(gpu), deployment.parallelism.tp
-    # vLLM's blocks may be of another size, BLIS's are not.
+    engine = engine_named(deployment.profile.engine)
+    # The engine's blocks may be of another size, BLIS's are not.
     blocks = deployment.limits.kv_tokens // _BLOCK_TOKENS
     profile = kernel_profile(model, arch, deployment, case.demanded)
     shutil.copyfile(config_path(arch.name), folder / "config.json")
     (folder / "kernel_profile.yaml").write_text(
-        as_yaml(profile, arch, name, tp, "vllm", version("physim-llm")), encoding="utf-8"
+        as_yaml(profile, arch, name, tp, engine.name, version("physim-llm")), encoding="utf-8"
     )
     _write_json(folder / "hardware_config.json", {name: _hardware(case, model)})
     _write_json(folder / "hardware_config_stepml.json", {name.lower(): _stepml(case, model)})
@@ -84,7 +86,7 @@ def write_blis(
     (folder / "defaults_blackbox.yaml").write_text(
         f"models:\n  - id: {key}\n    GPU: {json.dumps(name)}\n"
         f"    tensor_parallelism: {tp}\n"
-        f"    vllm_version: vllm/vllm-openai:v{deployment.profile.version}\n"
+        f"    vllm_version: {engine.image.format(deployment.profile.version)}\n"
         f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
         f"    total_kv_blocks: {blocks}\n",
         encoding="utf-8",

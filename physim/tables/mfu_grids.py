@@ -19,10 +19,10 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.hardware import Hardware
-from physim.inputs.parallelism import Parallelism
 from physim.kept import kept
 from physim.models.architecture import ModelArch
 from physim.models.layers import Attention
+from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
 from physim.step.lowering import rows_of

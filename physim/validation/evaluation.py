@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.engine import DEFAULT_ENGINE
 from physim.measured.condition import filtered
 from physim.measured.runs_csv import (
     WHOLE_RUN,

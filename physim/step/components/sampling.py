@@ -128,6 +128,6 @@ COMPONENT = Component(
     name="sampling",
     parts=(Part("sampling", "sampling", sweep="requests", blis_table="logits_gemm"),),
     lower=_lower,
-    source="sampling kernels of vLLM's pull requests (bench_data/sampling.json)",
+    source="sampling kernels, as pull requests measured them (bench_data/sampling.json)",
     assumptions=_assumptions,
 )

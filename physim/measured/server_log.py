@@ -1,4 +1,4 @@
-"""What vLLM wrote to its log when it started: version, limits and KV blocks."""
+"""What an engine wrote to its log when it started: version, limits and KV blocks."""
 
 from __future__ import annotations
 
@@ -11,33 +11,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from physim import data
+from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.records import Record, Share, Text, Whole, checked
-
-# A value up to what ends it in a dictionary, a list of arguments or a sentence.
-_VALUE = r"([^\s)}\]]+?)(?=[.;]?(?:[\s)}\]]|,(?!\d)|$))"
-# Where each option stands (vLLM 0.8 to 0.15). Of several, the one that was logged last counts.
-_PLACES = {
-    "engine_version": rf"(?:API server version|V1 LLM engine \()\s*v?{_VALUE}",
-    "tp": rf"\btensor_parallel_size={_VALUE}",
-    "pp": rf"\bpipeline_parallel_size={_VALUE}",
-    "dp": rf"\bdata_parallel_size={_VALUE}",
-    "expert_parallel": rf"enable_expert_parallel['=: ]+{_VALUE}",
-    "max_model_len": rf"\bmax_seq_len={_VALUE}",
-    "max_num_seqs": rf"'max_num_seqs': {_VALUE}",
-    "max_num_batched_tokens": rf"max_num_batched_tokens(?:'?: |=){_VALUE}",
-    "gpu_memory_utilization": rf"'gpu_memory_utilization': {_VALUE}",
-    "block_size": rf"'block_size': {_VALUE}",
-    "kv_cache_dtype": rf"\bkv_cache_dtype={_VALUE}",
-    "prefix_caching": rf"\benable_prefix_caching={_VALUE}",
-    "kv_blocks": rf"num_gpu_blocks is: {_VALUE}",
-    "dtype": rf"\bdtype=(?:torch\.)?{_VALUE}",
-    "quantization": rf"\bquantization={_VALUE}",
-    "enforce_eager": rf"\benforce_eager={_VALUE}",
-    "speculative_config": rf"\bspeculative_config={_VALUE}",
-    "kv_tokens": r"KV cache size: (\S+) tokens",
-}
 
 
 def _format(name: Any) -> Any:
@@ -81,34 +58,41 @@ _BLOCK_SIZE = Deployment.block_size
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """The options of a vLLM server, as far as its log says them.
+    """The options of a server, as far as its engine's log says them.
 
     Args:
         path: The log, from the server's start on.
 
     Returns:
-        Degrees of `physim.Parallelism`, fields of `physim.Deployment`, and ``prefix_caching``;
-        KV blocks are of 16 tokens, whatever the server's. ``quantization`` is that of the weights,
-        and ``notes`` are what physim does not predict of such a server, one line each.
+        The engine, degrees of `physim.Parallelism`, fields of `physim.Deployment`, and
+        ``prefix_caching``; KV blocks are of 16 tokens, whatever the server's. ``quantization`` is
+        that of the weights, and ``notes`` are what physim does not predict of such a server, one
+        line each.
 
     Raises:
-        InputError: The file cannot be read, or holds no start of vLLM.
+        InputError: The file cannot be read, or holds no start of an engine that physim knows.
     """
-    told: dict[str, str] = {}
+    readable = [engine for engine in engines() if engine.log]
+    told: dict[str, dict[str, str]] = {engine.name: {} for engine in readable}
     with data.reading(path), path.open(encoding="utf-8", errors="replace") as lines:
         for line in itertools.islice(lines, _MOST_LINES):
-            for name, pattern in _PLACES.items():
-                match = re.search(pattern, line)
-                if match and match[1] != "None":
-                    told[name] = match[1]
+            for engine in readable:
+                for name, pattern in engine.log.items():
+                    match = re.search(pattern, line)
+                    # Of several, the one that was logged last counts.
+                    if match and match[1] != "None":
+                        told[engine.name][name] = match[1]
             if _STARTED in line:
                 break
-    if "engine_version" not in told:
+    logged = next((name for name, own in told.items() if "engine_version" in own), None)
+    if logged is None:
         raise InputError(
-            str(path), "says no version of vLLM", "pass the log of `vllm serve` from its start on"
+            str(path),
+            f"says no version of {' or '.join(told)}",
+            "pass the log of the server from its start on",
         )
-    started = checked(_Started, told, str(path))
-    found = started.model_dump(exclude_none=True)
+    started = checked(_Started, told[logged], str(path))
+    found = {"engine": logged, **started.model_dump(exclude_none=True)}
     dtype, is_eager = found.pop("dtype", ""), found.pop("enforce_eager", False)
     unusual = {
         f"dtype {dtype}": dtype == "float32",

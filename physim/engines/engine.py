@@ -1,0 +1,181 @@
+"""What physim knows of a serving engine whatever its version: a record, which one file each fills.
+
+No other room knows an engine's name: it asks the engine's record.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
+from physim.errors import InputError
+from physim.models.formats import WeightFormat
+from physim.models.parallelism import Parallelism
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A server as its engine is told to start it.
+
+    Attributes:
+        model: The model's name.
+        parallelism: How GPUs share the model.
+        max_num_seqs: Requests that each data-parallel rank may run at once.
+        max_num_batched_tokens: Tokens of one step of a rank.
+        max_model_len: Longest context, tokens.
+        gpu_memory_utilization: Share of the GPU's memory that the engine may use.
+        block_size: Tokens of a KV block.
+        kv_cache_dtype: Format of the KV cache; None for the checkpoint's.
+        async_scheduling: Whether a step is scheduled while the one before it runs.
+        all2all: How ranks exchange tokens with experts; None for the engine's default.
+        receive_every: Steps that only decode between two looks at what has arrived.
+    """
+
+    model: str
+    parallelism: Parallelism
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    gpu_memory_utilization: float
+    block_size: int
+    kv_cache_dtype: str | None
+    async_scheduling: bool
+    all2all: str | None
+    receive_every: int
+
+
+@dataclass(frozen=True)
+class LaunchCommand:
+    """The command that starts a server.
+
+    Attributes:
+        words: Its words.
+        file_option: The option that names a file of further settings; empty where there is none.
+        file_lines: The lines of that file.
+    """
+
+    words: Sequence[str]
+    file_option: str = ""
+    file_lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Names of the counters and histograms that an engine shows to Prometheus.
+
+    Attributes:
+        requests: Requests that were answered.
+        prompt: Prompt tokens.
+        output: Generated tokens.
+        cached: Prompt tokens that were found in the prefix cache.
+        prompt_lengths: Buckets of the prompts' lengths; empty where there are none.
+        output_lengths: Buckets of the outputs' lengths; empty where there are none.
+    """
+
+    requests: str
+    prompt: str
+    output: str
+    cached: str
+    prompt_lengths: str = ""
+    output_lengths: str = ""
+
+
+@dataclass(frozen=True)
+class ExpertTable:
+    """A table of measured kernels of experts.
+
+    Attributes:
+        form: Format of the experts' weights.
+        names: What NVIDIA calls that format.
+        kernels: A regular expression of the kernels' names.
+    """
+
+    form: WeightFormat
+    names: tuple[str, ...]
+    kernels: str
+
+
+@dataclass(frozen=True)
+class KernelTables:
+    """What of NVIDIA's kernel tables is an engine's own; the rest is as the default engine has it.
+
+    Attributes:
+        experts: Tables of experts, by name.
+        gemms: Formats of GEMMs that are read, as NVIDIA calls them and as they are.
+        cublas_fp8_on_blackwell: Whether GEMMs in fp8 are cuBLAS's on Blackwell, as those of 16 bit
+            are, whatever was measured.
+        mixers: Folders of measured layers of attention that are read; None for all.
+        uncompiled_mixers: GPUs whose layers of latent attention were measured without compiling
+            what is between their projections.
+        complete_version: The version whose tables are complete where newer ones hold a few.
+    """
+
+    experts: Mapping[str, ExpertTable]
+    gemms: tuple[tuple[str, WeightFormat], ...]
+    cublas_fp8_on_blackwell: bool = False
+    mixers: tuple[str, ...] | None = None
+    uncompiled_mixers: tuple[str, ...] = ()
+    complete_version: str = ""
+
+
+def _any_layout(_: Parallelism) -> None:
+    """Refuses nothing."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A serving engine.
+
+    Attributes:
+        name: Its name, as in its profiles.
+        launch: Makes the command that starts a server.
+        image: Its container image, with ``{}`` for the version.
+        port: The port that it listens on by default.
+        kernels: Its measured kernels.
+        check_layout: Refuses degrees of parallelism that it does not offer, by an `InputError`.
+        has_receive_interval: Whether it can be told to look at what has arrived every so many
+            steps.
+        counters: What it shows to Prometheus; None where physim does not know.
+        log: Where its log says how it was started: regular expressions with one group, by the
+            fields of `physim.measured.server_log`; empty where physim does not read its log.
+    """
+
+    name: str
+    launch: Callable[[Launch], LaunchCommand]
+    image: str
+    port: int
+    kernels: KernelTables
+    check_layout: Callable[[Parallelism], None] = _any_layout
+    has_receive_interval: bool = False
+    counters: Counters | None = None
+    log: Mapping[str, str] = field(default_factory=dict)
+
+
+@functools.lru_cache
+def engine_named(name: str) -> Engine:
+    """The record of an engine.
+
+    Args:
+        name: Its name.
+
+    Raises:
+        InputError: The engine has profiles, but no file in ``physim/engines``.
+    """
+    module = f"physim.engines.{name}"
+    try:
+        found: Engine = importlib.import_module(module).ENGINE
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        problem = "has profiles, but nothing says how it is started"
+        raise InputError(f"engine {name}", problem, f"add physim/engines/{name}.py") from error
+    return found
+
+
+def engines() -> tuple[Engine, ...]:
+    """Every engine that ships with physim, the default one first."""
+    names = sorted(shipped_engines(), key=lambda name: name != DEFAULT_ENGINE)
+    return tuple(map(engine_named, names))

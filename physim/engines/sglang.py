@@ -1,0 +1,74 @@
+"""SGLang."""
+
+from __future__ import annotations
+
+from physim.engines.engine import (
+    Counters,
+    Engine,
+    ExpertTable,
+    KernelTables,
+    Launch,
+    LaunchCommand,
+)
+from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
+
+_KV_CACHES = {"fp8": "fp8_e4m3", "bfloat16": "bfloat16", None: None}
+
+
+def _launch(server: Launch) -> LaunchCommand:
+    layout = server.parallelism
+    words = ["python", "-m", "sglang.launch_server", "--model-path", server.model]
+    # Here attention's ranks share the GPUs that tp counts.
+    words += ["--tp-size", str(layout.stage_gpus)]
+    if layout.dp > 1:
+        words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
+    for flag, value in (
+        ("ep-size", layout.ep if layout.ep > 1 else None),
+        ("pp-size", layout.pp if layout.pp > 1 else None),
+        ("max-running-requests", server.max_num_seqs * layout.dp),
+        ("chunked-prefill-size", server.max_num_batched_tokens * layout.dp),
+        ("context-length", server.max_model_len),
+        ("mem-fraction-static", f"{server.gpu_memory_utilization:g}"),
+        ("kv-cache-dtype", _KV_CACHES[server.kv_cache_dtype]),
+    ):
+        words += [] if value is None else [f"--{flag}", str(value)]
+    if server.receive_every > 1:
+        words += ["--scheduler-recv-interval", str(server.receive_every)]
+    if not server.async_scheduling:
+        words.append("--disable-overlap-schedule")
+    return LaunchCommand(words)
+
+
+ENGINE = Engine(
+    name="sglang",
+    launch=_launch,
+    image="lmsysorg/sglang:v{}",
+    port=30000,
+    has_receive_interval=True,
+    # docs/references/production_metrics.md
+    counters=Counters(
+        requests="sglang:num_requests_total",
+        prompt="sglang:prompt_tokens_total",
+        output="sglang:generation_tokens_total",
+        cached="sglang:cached_tokens_total",
+    ),
+    kernels=KernelTables(
+        # FlashInfer's kernel runs on Blackwell, Triton's before.
+        experts={
+            "moe_bfloat16_triton": ExpertTable(BFLOAT16, ("bfloat16",), "fused_moe_triton"),
+            "moe_bfloat16_flashinfer": ExpertTable(BFLOAT16, ("bfloat16",), "flashinfer_trtllm"),
+            "moe_fp8_block_triton": ExpertTable(FP8, ("fp8_block",), "fused_moe_triton"),
+            "moe_fp8_block_flashinfer": ExpertTable(FP8, ("fp8_block",), "flashinfer_trtllm"),
+            "moe_int4_marlin": ExpertTable(int4(-1), ("int4_wo",), "marlin"),
+            "moe_nvfp4_flashinfer": ExpertTable(NVFP4, ("nvfp4",), "flashinfer_trtllm"),
+            "moe_mxfp4_triton": ExpertTable(MXFP4, ("w4a16_mxfp4",), "fused_moe_triton"),
+            "moe_mxfp4_flashinfer": ExpertTable(MXFP4, ("w4a16_mxfp4",), "flashinfer_trtllm"),
+            "moe_mxfp4_mxfp8_flashinfer": ExpertTable(
+                MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "mxfp4_flashinfer_trtllm"
+            ),
+        },
+        # Those of 16 bit are cuBLAS's.
+        gemms=(("fp8", FP8), ("fp8_block", FP8), ("nvfp4", NVFP4)),
+        mixers=(),
+    ),
+)

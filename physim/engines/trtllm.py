@@ -1,0 +1,66 @@
+"""TensorRT-LLM."""
+
+from __future__ import annotations
+
+from physim.engines.engine import Engine, ExpertTable, KernelTables, Launch, LaunchCommand
+from physim.errors import InputError
+from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4
+from physim.models.parallelism import Parallelism
+
+_KV_CACHES = {"fp8": "fp8", "bfloat16": "auto", None: None}
+
+
+def _launch(server: Launch) -> LaunchCommand:
+    layout = server.parallelism
+    words = ["trtllm-serve", server.model, "--tp_size", str(layout.stage_gpus)]
+    for flag, value in (
+        ("ep_size", layout.ep if layout.ep > 1 else None),
+        ("pp_size", layout.pp if layout.pp > 1 else None),
+        ("max_batch_size", server.max_num_seqs),
+        ("max_num_tokens", server.max_num_batched_tokens),
+        ("max_seq_len", server.max_model_len),
+        ("kv_cache_free_gpu_memory_fraction", f"{server.gpu_memory_utilization:g}"),
+        ("kv_cache_dtype", _KV_CACHES[server.kv_cache_dtype]),
+    ):
+        words += [] if value is None else [f"--{flag}", str(value)]
+    # What has no option of its own is read from a file.
+    lines = ["enable_attention_dp: true"] if layout.dp > 1 else []
+    lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
+    return LaunchCommand(words, "--extra_llm_api_options", lines)
+
+
+def _check_layout(layout: Parallelism) -> None:
+    if layout.tp > 1 and layout.dp > 1:
+        raise InputError(
+            "dp", f"{layout.dp} with tp {layout.tp} is not what trtllm can do", "use tp 1"
+        )
+
+
+ENGINE = Engine(
+    name="trtllm",
+    launch=_launch,
+    image="nvcr.io/nvidia/tensorrt-llm/release:{}",
+    port=8000,
+    check_layout=_check_layout,
+    kernels=KernelTables(
+        # The kernel of low latency is what it calls its TRTLLM backend.
+        experts={
+            "moe_bfloat16_cutlass": ExpertTable(BFLOAT16, ("bfloat16",), "cutlass"),
+            "moe_fp8_cutlass": ExpertTable(FP8, ("fp8",), "cutlass"),
+            "moe_fp8_block_cutlass": ExpertTable(FP8, ("fp8_block",), "cutlass"),
+            "moe_fp8_block_deepgemm": ExpertTable(FP8, ("fp8_block",), "deepgemm"),
+            "moe_nvfp4_cutlass": ExpertTable(NVFP4, ("nvfp4",), "cutlass"),
+            "moe_nvfp4_min_latency": ExpertTable(NVFP4, ("nvfp4",), "min_latency"),
+            "moe_mxfp4_cutlass": ExpertTable(MXFP4, ("w4a16_mxfp4",), "torch_flow$"),
+            "moe_mxfp4_mxfp8_cutlass": ExpertTable(
+                MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "torch_flow$"
+            ),
+        },
+        # Those of 16 bit are cuBLAS's. Fp8 and nvfp4 were timed with the kernels that cast
+        # activations (5 to 8 us more than the other engines at any size), which are fused with what
+        # is before, so they are left out.
+        gemms=(("fp8_block", FP8),),
+        mixers=("mla",),
+        complete_version="1.3.0rc20",
+    ),
+)

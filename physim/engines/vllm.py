@@ -1,0 +1,121 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+from physim.engines.engine import (
+    Counters,
+    Engine,
+    ExpertTable,
+    KernelTables,
+    Launch,
+    LaunchCommand,
+)
+from physim.errors import InputError
+from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
+from physim.models.parallelism import Parallelism
+
+# A value up to what ends it in a dictionary, a list of arguments or a sentence.
+_VALUE = r"([^\s)}\]]+?)(?=[.;]?(?:[\s)}\]]|,(?!\d)|$))"
+
+
+def _launch(server: Launch) -> LaunchCommand:
+    layout = server.parallelism
+    words = ["vllm", "serve", server.model, "--tensor-parallel-size", str(layout.tp)]
+    for flag, degree in (("pipeline", layout.pp), ("data", layout.dp)):
+        if degree > 1:
+            words += [f"--{flag}-parallel-size", str(degree)]
+    if layout.ep > 1:
+        words.append("--enable-expert-parallel")
+    if server.all2all is not None:
+        words += ["--all2all-backend", server.all2all]
+    for flag, value in (
+        ("max-num-seqs", server.max_num_seqs),
+        ("max-num-batched-tokens", server.max_num_batched_tokens),
+        ("max-model-len", server.max_model_len),
+        ("gpu-memory-utilization", f"{server.gpu_memory_utilization:g}"),
+        ("block-size", server.block_size),
+    ):
+        words += [f"--{flag}", str(value)]
+    if server.kv_cache_dtype is not None:
+        words += ["--kv-cache-dtype", server.kv_cache_dtype]
+    words.append("--async-scheduling" if server.async_scheduling else "--no-async-scheduling")
+    return LaunchCommand(words)
+
+
+def _check_layout(layout: Parallelism) -> None:
+    if layout.ep not in (1, layout.stage_gpus):
+        raise InputError(
+            "ep",
+            f"{layout.ep} of {layout.stage_gpus} GPUs is not what vllm can do",
+            f"use 1 or {layout.stage_gpus} (tp x dp)",
+        )
+
+
+ENGINE = Engine(
+    name="vllm",
+    launch=_launch,
+    image="vllm/vllm-openai:v{}",
+    port=8000,
+    check_layout=_check_layout,
+    # docs/design/metrics.md
+    counters=Counters(
+        requests="vllm:request_success_total",
+        prompt="vllm:prompt_tokens_total",
+        output="vllm:generation_tokens_total",
+        cached="vllm:prefix_cache_hits_total",
+        prompt_lengths="vllm:request_prompt_tokens_bucket",
+        output_lengths="vllm:request_generation_tokens_bucket",
+    ),
+    # Versions 0.8 to 0.15.
+    log={
+        "engine_version": rf"(?:API server version|V1 LLM engine \()\s*v?{_VALUE}",
+        "tp": rf"\btensor_parallel_size={_VALUE}",
+        "pp": rf"\bpipeline_parallel_size={_VALUE}",
+        "dp": rf"\bdata_parallel_size={_VALUE}",
+        "expert_parallel": rf"enable_expert_parallel['=: ]+{_VALUE}",
+        "max_model_len": rf"\bmax_seq_len={_VALUE}",
+        "max_num_seqs": rf"'max_num_seqs': {_VALUE}",
+        "max_num_batched_tokens": rf"max_num_batched_tokens(?:'?: |=){_VALUE}",
+        "gpu_memory_utilization": rf"'gpu_memory_utilization': {_VALUE}",
+        "block_size": rf"'block_size': {_VALUE}",
+        "kv_cache_dtype": rf"\bkv_cache_dtype={_VALUE}",
+        "prefix_caching": rf"\benable_prefix_caching={_VALUE}",
+        "kv_blocks": rf"num_gpu_blocks is: {_VALUE}",
+        "dtype": rf"\bdtype=(?:torch\.)?{_VALUE}",
+        "quantization": rf"\bquantization={_VALUE}",
+        "enforce_eager": rf"\benforce_eager={_VALUE}",
+        "speculative_config": rf"\bspeculative_config={_VALUE}",
+        "kv_tokens": r"KV cache size: (\S+) tokens",
+    },
+    kernels=KernelTables(
+        experts={
+            "moe_bfloat16_triton": ExpertTable(
+                BFLOAT16, ("bfloat16",), "unquantizedfusedmoe_triton|vllm_fused_moe"
+            ),
+            "moe_bfloat16_flashinfer": ExpertTable(BFLOAT16, ("bfloat16",), "flashinfer"),
+            # Per-channel and block fp8 experts run through one Triton kernel.
+            "moe_fp8_triton": ExpertTable(FP8, ("fp8", "fp8_block"), "tritonexperts"),
+            "moe_fp8_flashinfer": ExpertTable(FP8, ("fp8",), "flashinfer"),
+            "moe_fp8_block_flashinfer": ExpertTable(FP8, ("fp8_block",), "flashinfer"),
+            "moe_int4_marlin": ExpertTable(int4(-1), ("int4_wo",), "marlin"),
+            "moe_nvfp4_flashinfer": ExpertTable(NVFP4, ("nvfp4",), "flashinfer"),
+            "moe_mxfp4_triton": ExpertTable(MXFP4, ("w4a16_mxfp4",), "_triton_"),
+            "moe_mxfp4_flashinfer": ExpertTable(MXFP4, ("w4a16_mxfp4",), "flashinfer"),
+            "moe_mxfp4_marlin": ExpertTable(MXFP4, ("w4a16_mxfp4",), "marlin"),
+            "moe_mxfp4_mxfp8_flashinfer": ExpertTable(
+                MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "flashinfer"
+            ),
+        },
+        # Block-scaled fp8 was timed with the launch of its kernels (55 to 280 us at any size),
+        # which CUDA graphs hide, so it is left out.
+        gemms=(("bfloat16", BFLOAT16), ("fp8", FP8), ("nvfp4", NVFP4)),
+        # On Blackwell fp8 is multiplied by FlashInfer's kernel, of cuBLAS as those of 16 bit
+        # (vllm/model_executor/layers/quantization/utils/w8a8_utils.py), where it is installed.
+        # Cutlass's was measured, which takes longer at 16 rows than at 64.
+        cublas_fp8_on_blackwell=True,
+        # The chip was measured with compiling on another board, which stands for them
+        # (`physim.grids.store.with_table`): GB300 with 0.27, 92 us a layer of one token for the 131
+        # us that it and the B300 took with 0.24, and B200 in the place of GB200, 94 us for 133.
+        uncompiled_mixers=("b300_sxm", "gb200"),
+    ),
+)
