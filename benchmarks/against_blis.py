@@ -15,7 +15,7 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid
-from physim.inputs.hardware import load_hardware
+from physim.service.hardware import load_hardware
 
 GPU = load_hardware("h100_sxm")
 PEAK = dict(GPU.peak_flops)

@@ -30,12 +30,13 @@ def main() -> None:
     import physim
     from physim.corrections.fields import Corrections
     from physim.fluid.demand import Demand
+    from physim.fluid.limits import Limits
     from physim.fluid.request_latencies import latencies
     from physim.fluid.schedule import Schedule
     from physim.fluid.transient import Fluid
     from physim.prediction.arrays import step_model_of
-    from physim.replay.engine import replay
-    from physim.replay.outcome import Engine
+    from physim.prediction.replayed import config_of
+    from physim.replay.cluster import replay
     from physim.replay.step_times import ModelStepTimes
     from physim.replay.workload import drawn
     from physim.step.model import StepModel
@@ -51,14 +52,14 @@ def main() -> None:
         stages=[(8, 600), (20, 600)],
         arrival="poisson",
     )
-    load, limits = case.demanded, case.deployment.limits
-    model, engine = step_model_of(case, Corrections()), Engine(limits)
-    numbers = jax.tree.map(float, limits)
+    load, server = case.demanded, case.server
+    model, config = step_model_of(case, Corrections()), config_of(case, Corrections(), 0.0)
+    numbers = jax.tree.map(float, Limits.from_server(server))
 
     def replay_all() -> object:
-        workload = drawn(load, limits, 0)
+        workload = drawn(load, server, 0)
         times = ModelStepTimes(model, 256, 2048, workload.longest)
-        return replay(workload, times, engine)
+        return replay(workload, times, config)
 
     @jax.jit
     def means(corrections: Corrections, demand: Demand, schedule: Schedule) -> jax.Array:
@@ -66,7 +67,7 @@ def main() -> None:
         summary = latencies(fluid, fluid.run(schedule), schedule)
         return jnp.stack([summary.ttft, summary.itl, summary.e2e]).sum()
 
-    demand = jax.tree.map(jnp.asarray, Demand.of(load, limits.block_size))
+    demand = jax.tree.map(jnp.asarray, Demand.of(load, server.kv.block_size))
     schedule = Schedule(jnp.array([8.0, 20.0]), jnp.array([600.0, 1200.0]))
     zero = jax.tree.map(jnp.asarray, Corrections())
     gradient = jax.jit(jax.grad(means))

@@ -18,8 +18,8 @@ from physim.inputs.load import Load, Stage
 from physim.models.lookup import shipped_models
 from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
-from physim.prediction.replayed import engine_of
-from physim.replay.engine import replay
+from physim.prediction.replayed import config_of
+from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, StepTimes
 from physim.replay.workload import drawn
 from physim.tables import load
@@ -93,7 +93,7 @@ def replays(folder: Path) -> None:
         projection = blackbox(region)
         place = folder / model.replace("/", "--")
         write_table(model, place, gpu=GPU, tp=tp, kind="json", **LIMITS)
-        engine = engine_of(case, corrections, region.met_requests)
+        config = config_of(case, corrections, region.met_requests)
         ways: dict[str, StepTimes] = {
             "the model": ModelStepTimes(exact, 128, 2048, 1000),
             "its table": TableStepTimes(load(place), 1000),
@@ -101,7 +101,7 @@ def replays(folder: Path) -> None:
         }
         means: dict[str, list[float]] = {}
         for name, times in ways.items():
-            summary = replay(drawn(GENERAL, engine.limits, seed=0), times, engine).summary()
+            summary = replay(drawn(GENERAL, config, seed=0), times, config).summary()
             means[name] = [summary[metric]["mean"] for metric in ("ttft", "itl", "e2e")]
             off = (
                 f"{100 * (own / true - 1):+.2f}%"

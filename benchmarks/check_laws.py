@@ -76,9 +76,9 @@ def _print_falls(laws: Any, falls: list[Any]) -> None:
     """Prints saturation throughputs that fall with slots, beside those of replays."""
     print(f"{len(falls)} saturation throughputs fall by {LEAST:.0%} or more with twice the slots")
     for fall in falls:
-        few, many = (case.deployment.limits.max_num_seqs for case in (fall.few, fall.many))
+        few, many = (case.server.sizes.max_num_seqs for case in (fall.few, fall.many))
         line = f"{laws.described(fall.few)}, {few} to {many} slots: {fall.ratio - 1:+.0%}"
-        ranks = fall.few.deployment.parallelism.dp
+        ranks = fall.few.server.parallelism.dp
         if many * ranks <= MOST_SLOTS:
             before, after = (
                 laws.replayed_saturation(case, CLIENTS * ranks * many, REQUESTS * ranks * many)

@@ -82,8 +82,7 @@ def run(
     load = replace(load, rate=share * steady.saturation_rps)
     (steady,) = physim.predict_cases([alone.under(load)], corrections)
     case = alone.under(replace(load, requests=requests))
-    limits = case.deployment.limits
-    workload = drawn(case.demanded, limits, seed=round(1000 * share) + tp)
+    workload = drawn(case.demanded, case.server, seed=round(1000 * share) + tp)
     frame = replay_of(workload, case, corrections, steady.running).to_frame()
     middle = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
     lasted = float(middle["arrival_s"].iloc[-1] - middle["arrival_s"].iloc[0])
@@ -95,9 +94,9 @@ def run(
         "model": model,
         "hardware": "h100_sxm",
         "tp": tp,
-        "max_model_len": limits.max_model_len,
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "max_model_len": alone.server.sizes.max_model_len,
+        "max_num_seqs": alone.server.sizes.max_num_seqs,
+        "max_num_batched_tokens": alone.server.sizes.max_num_batched_tokens,
         "gpu_memory_utilization": 0.9,
         "prefix_caching": False,
         "prompt_groups": 0,

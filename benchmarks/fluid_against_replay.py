@@ -140,7 +140,7 @@ def replayed(case: Any, seed: int) -> Any:
     from physim.prediction.replayed import replay_of
     from physim.replay.workload import drawn
 
-    workload = drawn(case.demanded, case.deployment.limits, seed)
+    workload = drawn(case.demanded, case.server, seed)
     return replay_of(workload, case, Corrections()).to_frame()
 
 

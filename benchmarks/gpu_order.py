@@ -20,9 +20,9 @@ import numpy as np
 from physim.corrections.fields import Corrections
 from physim.engines.profile import shipped_engines
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.models.lookup import load_model, shipped_models
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 from physim.step.lowering import PART_NAMES, lower
 from physim.step.many_batches import part_seconds
 from physim.step.model import StepModel
@@ -55,9 +55,7 @@ class Server:
             max_num_seqs=_MOST_REQUESTS,
             max_num_batched_tokens=8192,
         )
-        return StepModel(
-            lower(model, hardware, deployment.resolved(model, hardware)), Corrections()
-        )
+        return StepModel(lower(deployment.resolved(model, hardware)), Corrections())
 
 
 def servers(count: int, random: np.random.Generator) -> list[Server]:

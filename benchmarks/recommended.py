@@ -50,7 +50,8 @@ def main() -> None:
                 output_tokens=output,
             )
             best = found.choices[0]
-            said = f"{best.replicas} x {best.case.model.name.split('/')[-1]} on {best.case.where}"
+            said = f"{best.replicas} x {best.case.model.name.split('/')[-1]} on "
+            said += best.case.server.where
             kept, latencies = replayed(best.case, found)
             checked = [replayed(case, found)[0] for case in cheaper(best, found)]
             print(
@@ -79,19 +80,19 @@ def replayed(case: Case, found: Recommendation) -> tuple[bool, str]:
 def cheaper(best: Choice, found: Recommendation) -> Iterator[Case]:
     """Neighbours that cost less, with as many servers as that allows, under their share."""
     own = _coordinates(best.case)
-    most = best.gpus * PRICES[best.case.gpu.key]
+    most = best.gpus * PRICES[best.case.server.gpu.key]
     for case in found.servers.cases:
         apart = sum(one != other for one, other in zip(own, _coordinates(case), strict=True))
-        each = case.deployment.parallelism.gpus * PRICES[case.gpu.key]
+        each = case.server.parallelism.gpus * PRICES[case.server.gpu.key]
         count = math.ceil(most / each - 1e-9) - 1
         if apart <= 1 and count > 0:
             yield shared(case, count)
 
 
 def _coordinates(case: Case) -> tuple[object, ...]:
-    limits = case.deployment.limits
+    limits = case.server.sizes
     of_engine = limits.max_num_seqs, limits.max_num_batched_tokens
-    return (case.model.name, case.gpu.key, case.deployment.parallelism, *of_engine)
+    return (case.model.name, case.server.gpu.key, case.server.parallelism, *of_engine)
 
 
 if __name__ == "__main__":

@@ -372,7 +372,7 @@ def _recommended(question: Question, model: str) -> Iterator[tuple[Deployment, C
         kv_cache_dtype=question.cache,
     )
     for choice in found.choices:
-        layout = choice.case.deployment.parallelism
+        layout = choice.case.server.parallelism
         degrees = layout.tp, layout.pp, layout.dp, layout.ep
         yield Deployment(choice.replicas, *degrees), choice.case
 

@@ -33,7 +33,6 @@ from physim.corrections.files import load_fit
 from physim.engines.profile import load_engine
 from physim.errors import InputError
 from physim.grids.slices import surface_of
-from physim.inputs.hardware import load_hardware
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Stage
 from physim.measured.condition import filtered
@@ -42,6 +41,7 @@ from physim.models.lookup import load_model
 from physim.questions.objectives import Objective
 from physim.questions.prices import hourly_prices
 from physim.questions.sweep import CaseGrid, _case, _frame
+from physim.service.hardware import load_hardware
 from physim.tables.files import FORMATS as TABLES
 from physim.tables.files import METADATA, load, write
 from physim.tables.table import Table
@@ -73,7 +73,7 @@ def sane_model(place: Path) -> None:
     assert isinstance(model, ModelArch)
     assert 0 < model.parameters < 1e14
     case = physim.Case.of(place, gpu="b200_sxm", tp=8, input_tokens=9, output_tokens=9, rate=1)
-    assert case.deployment.limits.kv_blocks > 0
+    assert case.server.kv.blocks > 0
 
 
 def config(rng: Rng, folder: Path) -> None:
@@ -296,7 +296,7 @@ def options(rng: Rng, _: Path) -> None:
             given[names[rng.integers(len(names))]] = value
     case = physim.Case.of("Qwen/Qwen3-8B", **given)
     load = case.demanded
-    assert 0 < load.mean_input <= case.deployment.limits.max_model_len
+    assert 0 < load.mean_input <= case.server.sizes.max_model_len
 
 
 Fuzzer = Callable[[Rng, Path], None]
@@ -326,7 +326,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.grids.slices": ("surface",),
     "physim.grids.store": _OURS,
     "physim.engines.profile": ("words",),
-    "physim.inputs.hardware": ("gpu", "words"),
+    "physim.service.hardware": ("gpu", "words"),
     "physim.inputs.lengths": ("lengths",),
     "physim.inputs.load": ("words",),
     "physim.inputs.request_lengths": ("requests", "mooncake"),

@@ -24,6 +24,7 @@ from physim.fluid.steady import steady_state
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.replayed import replay_of
 from physim.replay.workload import drawn
+from physim.service.service import Service
 from physim.types import AnyArray
 
 Rng = np.random.Generator
@@ -82,10 +83,10 @@ def predicted(cases: list[physim.Case]) -> list[physim.Prediction]:
 
 def described(case: physim.Case) -> str:
     """A case in one line, for messages."""
-    deployment = case.deployment
+    server = case.server
     return (
-        f"{case.model.name} on {case.gpu.key}, {deployment.profile.engine}, "
-        f"{deployment.parallelism}, {case.demanded.describe()}"
+        f"{case.model.name} on {case.server.gpu.key}, {server.profile.engine}, "
+        f"{server.parallelism}, {case.demanded.describe()}"
     )
 
 
@@ -104,7 +105,7 @@ def check_predictions(cases: list[physim.Case]) -> None:
         check_parts(found, where)
         load, itl = case.demanded, found.itl_s or 0.0
         decoding = found.requests_per_s * (load.mean_output - 1) * itl
-        slots = case.deployment.shared_limits.max_num_seqs
+        slots = case.server.parallelism.dp * case.server.sizes.max_num_seqs
         assert found.batch <= found.running * (1 + 1e-6) <= slots * (1 + 1e-5), where
         if found.e2e_s is None:
             continue
@@ -131,7 +132,7 @@ def check_monotone(cases: list[physim.Case]) -> None:
         for case, more, one, other in zip(
             cases, heavier, predicted(cases), predicted(heavier), strict=True
         ):
-            if case.deployment.parallelism.pp > 1 or one.e2e_s is None or other.e2e_s is None:
+            if case.server.parallelism.pp > 1 or one.e2e_s is None or other.e2e_s is None:
                 continue
             assert more is case or other.e2e_s > one.e2e_s * 0.97, (field, described(case))
 
@@ -197,7 +198,7 @@ def _replayed_rate(case: physim.Case, requests: int, **arrivals: Any) -> float:
         prefixes=case.demanded.prefixes,
         **arrivals,
     )
-    result = replay_of(drawn(load, case.deployment.limits, seed=0), case.under(load), Corrections())
+    result = replay_of(drawn(load, case.server, seed=0), case.under(load), Corrections())
     ends = np.sort(result.to_frame()["finished_s"])
     first, last = int(0.3 * requests), int(0.8 * requests)
     return float((last - first) / (ends[last] - ends[first]))
@@ -224,8 +225,8 @@ def falls_with_slots(cases: list[physim.Case], least: float) -> list[Falls]:
     """
     found = []
     for share in (4, 1):
-        few = [_with_slots(case, case.deployment.limits.max_num_seqs // share) for case in cases]
-        many = [_with_slots(case, MORE_SLOTS * case.deployment.limits.max_num_seqs) for case in few]
+        few = [_with_slots(case, case.server.sizes.max_num_seqs // share) for case in cases]
+        many = [_with_slots(case, MORE_SLOTS * case.server.sizes.max_num_seqs) for case in few]
         rates = ([one.saturation_rps for one in predicted(some)] for some in (few, many))
         for one, other, before, after in zip(few, many, *rates, strict=True):
             if after < (1 - least) * before:
@@ -235,9 +236,10 @@ def falls_with_slots(cases: list[physim.Case], least: float) -> list[Falls]:
 
 def _with_slots(case: physim.Case, slots: int) -> physim.Case:
     """A case whose engine has so many slots, and everything else as it is."""
-    deployment = case.deployment
-    limits = dataclasses.replace(deployment.limits, max_num_seqs=slots)
-    return dataclasses.replace(case, deployment=dataclasses.replace(deployment, limits=limits))
+    server = case.server
+    sizes = dataclasses.replace(server.sizes, max_num_seqs=slots)
+    service = Service.single(dataclasses.replace(server, sizes=sizes))
+    return dataclasses.replace(case, service=service)
 
 
 class Slopes(NamedTuple):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from limits_by_hand import config_of
 from test_request_lengths import LIMITS, run
 
 import physim
@@ -105,7 +106,7 @@ def test_a_load_that_comes_like_a_trace():
     # Batches of five by chance: of requests that live for as short as half a minute, four others.
     assert load.arrival_cv2 == pytest.approx(5.0, abs=0.7)
     assert load.burst_cv2 == pytest.approx(found.at_rate(10.0).bursts_at(0.3))
-    requests = drawn(load, LIMITS, 0).requests
+    requests = drawn(load, config_of(LIMITS), 0).requests
     times = np.array([one.arrival_s for one in requests])
     np.testing.assert_allclose(times[:10_000], found.at_rate(10.0).arrival_s)
     assert times[-1] == pytest.approx(1200, rel=0.05)
@@ -135,7 +136,7 @@ def test_stages_come_like_a_trace_at_their_own_rates():
     found = ArrivalDispersion.of(np.arange(200.0))
     stages = (physim.Stage(1, 50), physim.Stage(4, 100))
     load = physim.Load(500, 50, stages=stages, arrival="trace", dispersion=found)
-    times = [one.arrival_s for one in drawn(load, LIMITS, 0).requests]
+    times = [one.arrival_s for one in drawn(load, config_of(LIMITS), 0).requests]
     assert times == [*range(50), *(50 + np.arange(400) / 4).tolist()]
     assert load.arrival_cv2 < 0.1
 

@@ -11,7 +11,6 @@ import pytest
 from physim import roofline
 from physim.grids.store import better_gpus, load_grid, measured_gpus, peers, tables
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware, shipped_gpus
 from physim.models.formats import (
     BFLOAT16,
     FP8,
@@ -25,6 +24,7 @@ from physim.models.formats import (
 )
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware, shipped_gpus
 from physim.step.component import Placement
 from physim.step.components.experts import COMPONENT
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, TOKENS, rising_log_seconds
@@ -44,17 +44,17 @@ def placement(gpu, model=LLAMA, tp=1, **deployment):
     # Whatever a GPU's memory holds, its kernels take their time.
     hardware = replace(load_hardware(gpu), memory_bytes=MOST_MEMORY)
     engine = Deployment(Parallelism(tp), max_model_len=8192, max_num_seqs=64, **deployment)
-    return Placement(arch, hardware, engine.resolved(arch, hardware))
+    return Placement(engine.resolved(arch, hardware))
 
 
 def rows(gpu, model=LLAMA, tp=1, **deployment):
     one = placement(gpu, model, tp, **deployment)
-    return rows_of(one.model, one.gpu, one.deployment)
+    return rows_of(one.server)
 
 
 def notes(gpu, model=LLAMA, tp=1, **deployment):
     one = placement(gpu, model, tp, **deployment)
-    return assumptions(one.model, one.gpu, one.deployment)
+    return assumptions(one.server)
 
 
 def next_better(gpu, is_measured):

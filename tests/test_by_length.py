@@ -81,7 +81,7 @@ def test_whole_prompts_go_with_what_is_computed_of_them():
     cached = [0, 500, 2999]
     lengths = physim.RequestLengths.of([1000, 2000, 3000], [50, 50, 50], cached)
     case = physim.Case.of(MODEL, **ENGINE, rate=2, lengths=lengths)
-    block = case.deployment.limits.block_size
+    block = case.server.kv.block_size
     found = prompts_of_strata(case)
     computed = Demand.of(case.load, block).prompts
     assert np.mean(found) == pytest.approx(2000)

@@ -8,13 +8,14 @@ import pandas as pd
 import pytest
 from commands import refused
 from commands import run as run_command
+from limits_by_hand import config_of
 
 import physim
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.prediction import checked
 from physim.prediction.approximation import errors_of
 from physim.prediction.checked import Compared
-from physim.replay.outcome import Engine, Gaps, Replayed, Samples, Work
+from physim.replay.outcome import Gaps, Replayed, Samples, Work
 
 MODEL, ENGINE = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2, "max_model_len": 4096}
 LENGTHS = {"input_tokens": 500, "output_tokens": physim.Lengths.parse("normal:20:5")}
@@ -92,7 +93,7 @@ def test_what_the_engine_holds_by_hand():
         }
     )
     samples = Samples(*np.array([[0.0, 0, 1, 30], [6.0, 0, 1, 50], [8.0, 0, 1, 60]]).T)
-    engine = Engine(Limits(64, 2048, 4096, 100))
+    engine = config_of(Limits(64, 2048, 4096, 100))
     result = Replayed(
         [], samples, Gaps(*np.zeros((3, 0))), Work(*np.zeros((6, 0))), 3, 10.0, engine
     )

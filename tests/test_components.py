@@ -14,9 +14,9 @@ from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import load_expert_grid, load_grid
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 from physim.step.batch import Batch
 from physim.step.components.sampling import mask_seconds
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
@@ -37,15 +37,15 @@ SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 
 def placed(model, gpu="h100_sxm", tp=1, **deployment):
     arch, hardware = load_model(model), load_hardware(gpu)
-    return arch, hardware, Deployment(Parallelism(tp), **deployment).resolved(arch, hardware)
+    return Deployment(Parallelism(tp), **deployment).resolved(arch, hardware)
 
 
 def modelled(model, gpu="h100_sxm", tp=1, **deployment):
-    return StepModel(lower(*placed(model, gpu, tp, **deployment)), Corrections())
+    return StepModel(lower(placed(model, gpu, tp, **deployment)), Corrections())
 
 
 def row_named(name, model, gpu="h100_sxm", tp=1, **deployment):
-    rows = [row for row in rows_of(*placed(model, gpu, tp, **deployment)) if row.name == name]
+    rows = [row for row in rows_of(placed(model, gpu, tp, **deployment)) if row.name == name]
     assert len(rows) == 1
     return rows[0]
 
@@ -372,13 +372,13 @@ def test_prefill_attention_with_a_window_agrees_with_measured_rows(
 
 def test_gaps_in_what_is_measured_of_windows_are_said(windowed_model):
     h100, a100 = (
-        " ".join(assumptions(*placed(windowed_model, x))) for x in ("h100_sxm", "a100_sxm")
+        " ".join(assumptions(placed(windowed_model, x))) for x in ("h100_sxm", "a100_sxm")
     )
     assert "with a window: efficiencies of full attention" not in h100
     assert "no measured decode attention with a window" in a100
     assert "no measured prefill attention with a window" in a100
     # A window that no context exceeds is none.
-    short = " ".join(assumptions(*placed(windowed_model, "a100_sxm", max_model_len=128)))
+    short = " ".join(assumptions(placed(windowed_model, "a100_sxm", max_model_len=128)))
     assert "with a window" not in short
 
 
@@ -744,18 +744,18 @@ def test_attention_that_no_component_describes_is_refused():
 
     from physim.errors import InputError
 
-    arch, gpu, deployment = placed("Qwen/Qwen3-8B")
-    group = arch.groups[0]
+    server = placed("Qwen/Qwen3-8B")
+    arch, group = server.model, server.model.groups[0]
     strange = dataclasses.replace(group.attention, kind="telepathic_attention")
     other = dataclasses.replace(arch, groups=(dataclasses.replace(group, attention=strange),))
     with pytest.raises(InputError, match="'telepathic_attention' is not modelled"):
-        lower(other, gpu, deployment)
+        lower(dataclasses.replace(server, model=other))
 
 
 def test_weight_traffic_of_a_decode_step_is_the_model():
     # Every weight but the embedding and the norms is read once.
-    arch, gpu, deployment = placed("meta-llama/Llama-3.1-8B-Instruct")
-    gemms = [row for row in rows_of(arch, gpu, deployment) if getattr(row, "gemm", None)]
+    server = placed("meta-llama/Llama-3.1-8B-Instruct")
+    arch, gemms = server.model, [row for row in rows_of(server) if getattr(row, "gemm", None)]
     weights = sum(row.count * row.gemm[0] * row.gemm[1] for row in gemms)
     embedding = arch.vocab_size * arch.hidden_size
     assert weights == arch.parameters - arch.norm_parameters - embedding
@@ -797,7 +797,7 @@ def test_kv_heads_are_replicated():
 
 def test_gaps_in_the_measurements_are_said():
     def lines(model, gpu, tp=1, **deployment):
-        return " ".join(assumptions(*placed(model, gpu, tp, **deployment)))
+        return " ".join(assumptions(placed(model, gpu, tp, **deployment)))
 
     assert lines("Qwen/Qwen3-8B", "h100_sxm") == ""
     assert "no measured kernels for mi300x" in lines("Qwen/Qwen3-8B", "mi300x")

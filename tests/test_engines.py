@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits_by_hand import config_of
 
 import physim
 from physim import data
@@ -19,11 +20,11 @@ from physim.corrections.fields import Corrections
 from physim.engines.engine import LaunchCommand, engine_named
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
+from physim.fluid.limits import Limits
 from physim.grids.store import load_grid, tables
 from physim.prediction.arrays import step_model_of
 from physim.prediction.commands import manifest_of, serve_command
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine
+from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload
 from physim.step.lowering import assumptions, rows_of
@@ -42,8 +43,8 @@ def case_of(engine, model=MODEL, **options):
 
 
 def served(requests, **limits):
-    own = case_of("vllm").deployment.limits
-    engine = Engine(dataclasses.replace(own, async_scheduling=False, **limits))
+    own = Limits.from_server(case_of("vllm", tp=1).server)
+    engine = config_of(dataclasses.replace(own, async_scheduling=False, **limits))
     found = replay(Workload(requests, longest=4000), LINEAR, engine)
     return found.to_frame().set_index("number"), found
 
@@ -147,7 +148,7 @@ def test_each_engine_has_kernels_of_its_own():
     shared = load_grid("h200_sxm/sglang", "gemm_bfloat16")
     assert shared is not None
     case = case_of("trtllm", gpu="l40s", model="Qwen/Qwen3-8B")
-    notes = assumptions(case.model, case.gpu, case.deployment)
+    notes = assumptions(case.server)
     assert "no kernels of trtllm measured on l40s: vllm's are taken" in notes
     assert any("less validated" in note for note in notes)
 
@@ -156,15 +157,15 @@ def test_tensorrt_llm_casts_what_is_beside_mxfp4_on_blackwell():
     peaks = []
     for engine in ("vllm", "trtllm"):
         case = case_of(engine, model="openai/gpt-oss-120b", gpu="b200_sxm", tp=1)
-        (row,) = [r for r in rows_of(case.model, case.gpu, case.deployment) if r.name == "experts"]
+        (row,) = [r for r in rows_of(case.server) if r.name == "experts"]
         peaks.append(row.peak_flops)
-    assert peaks == [case.gpu.peak("bfloat16"), case.gpu.peak("fp8")]
+    assert peaks == [case.server.gpu.peak("bfloat16"), case.server.gpu.peak("fp8")]
 
 
 def test_a_share_of_what_is_left_is_for_the_kv_cache():
-    memory = case_of("trtllm").deployment.memory
+    memory = case_of("trtllm").server.memory
     left = memory.usable - memory.weights - memory.activations - memory.graphs
-    assert memory.usable == case_of("trtllm").gpu.memory_bytes
+    assert memory.usable == case_of("trtllm").server.gpu.memory_bytes
     assert memory.kv_cache == pytest.approx(0.9 * left, rel=1e-3)
 
 
@@ -188,7 +189,7 @@ def test_what_tensorrt_llm_cannot_do_is_refused():
         case_of("trtllm", model="Qwen/Qwen3-30B-A3B", dp=2, ep=4)
     # Experts may be shared and spread at once, as in vLLM they may not.
     case = case_of("trtllm", model="Qwen/Qwen3-30B-A3B", tp=4, ep=2)
-    assert case.deployment.parallelism.expert_tp == 2
+    assert case.server.parallelism.expert_tp == 2
 
 
 @pytest.mark.slow

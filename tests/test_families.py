@@ -11,7 +11,6 @@ import pytest
 from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.models.families import FAMILIES, read_architecture
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
@@ -25,6 +24,7 @@ from physim.models.layers import (
 )
 from physim.models.lookup import load_model, shipped_models
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 
 BESIDE = Path(__file__).parent
 PUBLISHED = list(csv.DictReader((BESIDE / "parameters.csv").read_text().splitlines()))
@@ -141,9 +141,9 @@ def test_windows_stop_growing():
     assert layout.token_bytes == 12 * 2 * 8 * 64 * 2
     assert (layout.window_share, layout.window, layout.state_bytes) == (1.0, 128, 0.0)
     deployment = Deployment(max_model_len=8192).resolved(model, load_hardware("h100_sxm"))
-    limits = deployment.limits
-    assert limits.fixed_blocks(64) == 4
-    assert limits.fixed_blocks(8192) == limits.fixed_blocks(4096) == (128 + 16) // 16
+    kv = deployment.kv
+    assert kv.fixed_blocks(64) == 4
+    assert kv.fixed_blocks(8192) == kv.fixed_blocks(4096) == (128 + 16) // 16
 
 
 def test_states_by_hand():

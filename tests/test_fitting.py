@@ -516,9 +516,9 @@ def test_the_shipped_fit_takes_no_gemm_beyond_the_roofline(model, tp, gpu, engin
     step = physim.step_model(case)
     tokens = 2.0 ** np.arange(14)
     parts = named_seconds(step, step.batch(prefill_requests=np.ones(14), chunk=tokens))
-    rows = rows_of(case.model, case.gpu, case.deployment)
+    rows = rows_of(case.server)
     gemms = [row for row in rows if isinstance(row, SizeRow) and row.gemm]
-    peak, bandwidth = case.gpu.peak("bfloat16"), case.gpu.memory_bandwidth
+    peak, bandwidth = case.server.gpu.peak("bfloat16"), case.server.gpu.memory_bandwidth
     for name, count in (("qkv", 1), ("attention_output", 1), ("mlp", 2)):
         own = [row for row in gemms if row.part == name]
         assert len(own) == count

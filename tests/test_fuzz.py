@@ -18,7 +18,7 @@ from fuzzing_fields import OPTIONS, unread_of_config, why_ignored
 
 from physim import data
 from physim.inputs.case import CaseOptions
-from physim.inputs.hardware import load_hardware
+from physim.service.hardware import load_hardware
 
 
 @pytest.mark.parametrize("kind", MALFORMED)

@@ -20,7 +20,7 @@ from physim.grids.store import (
     provenance,
     tables,
 )
-from physim.inputs.hardware import load_hardware
+from physim.service.hardware import load_hardware
 
 
 def measurements(coordinates, roofline_s, measured_s):

@@ -13,10 +13,10 @@ from physim import data
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware, shipped_gpus
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.parallelism import Parallelism
 from physim.prediction.commands import bench_command, serve_command
+from physim.service.hardware import load_hardware, shipped_gpus
 
 H100 = load_hardware("h100_sxm")
 
@@ -236,7 +236,7 @@ def test_kv_blocks_are_those_that_servers_reported(ground_truth):
             max_model_len=run.max_model_len,
             engine_version=run.engine_version,
         )
-        blocks = deployment.resolved(load_model(run.model), H100).limits.kv_blocks
+        blocks = deployment.resolved(load_model(run.model), H100).kv.blocks
         assert blocks == pytest.approx(run.kv_blocks, rel=0.02)
 
 
@@ -306,7 +306,7 @@ def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
             kv_cache_dtype="fp8" if run.kv_cache_dtype == "fp8" else "auto",
         )
         resolved = deployment.resolved(sized_like(run.model, tmp_path), H100)
-        tokens = resolved.limits.reported_blocks * resolved.limits.block_size
+        tokens = resolved.kv.reported_blocks * resolved.kv.block_size
         errors.append(tokens / run.kv_cache_tokens - 1)
         weights.append(resolved.memory.weights / 2**30 / run.weight_memory_gib - 1)
         # A cache of a few GiB takes what is wrong of the rest.
@@ -342,12 +342,13 @@ def test_versions_between_profiles_take_the_one_before_and_say_so():
 
 def test_defaults_are_those_of_the_engine_s_version():
     model, b200 = load_model("Qwen/Qwen3-14B"), load_hardware("b200_sxm")
-    old = Deployment(engine_version="0.15.1").resolved(model, b200).limits
-    new = Deployment().resolved(model, b200).limits
-    assert (old.max_num_batched_tokens, new.max_num_batched_tokens) == (8192, 16384)
-    assert (old.whole_prompts, new.whole_prompts) == (False, True)
-    assert not Deployment(engine_version="0.11").resolved(model, H100).limits.async_scheduling
-    a100 = Deployment().resolved(model, load_hardware("a100_sxm")).limits
+    old = Deployment(engine_version="0.15.1").resolved(model, b200)
+    new = Deployment().resolved(model, b200)
+    budgets = (old.sizes.max_num_batched_tokens, new.sizes.max_num_batched_tokens)
+    assert budgets == (8192, 16384)
+    assert (old.policy.whole_prompts, new.policy.whole_prompts) == (False, True)
+    assert not Deployment(engine_version="0.11").resolved(model, H100).policy.async_scheduling
+    a100 = Deployment().resolved(model, load_hardware("a100_sxm")).sizes
     assert (a100.max_num_batched_tokens, a100.max_num_seqs) == (2048, 256)
 
 
@@ -389,7 +390,7 @@ def test_an_option_that_takes_all_memory_is_named_with_the_most_that_fits(option
     with pytest.raises(InputError, match=f"^{option}: {says}") as caught:
         Deployment(**{option: asked}).resolved(model, H100)
     most = int(caught.value.remedy.removeprefix("use at most "))
-    assert Deployment(**{option: most}, max_model_len=16).resolved(model, H100).limits.kv_blocks > 0
+    assert Deployment(**{option: most}, max_model_len=16).resolved(model, H100).kv.blocks > 0
     with pytest.raises(InputError, match=f"^{option}: .* use at most {most}"):
         Deployment(**{option: most + 1}).resolved(model, H100)
     with pytest.raises(InputError, match=f"^{option}: is more than any engine takes"):
@@ -460,15 +461,15 @@ def test_defaults_follow_the_gpu():
     model = load_model("Qwen/Qwen3-8B")
     large = Deployment().resolved(model, H100)
     small = Deployment().resolved(model, load_hardware("a100_sxm"))
-    assert (large.limits.max_num_seqs, large.limits.max_num_batched_tokens) == (1024, 8192)
-    assert (small.limits.max_num_seqs, small.limits.max_num_batched_tokens) == (256, 2048)
+    assert (large.sizes.max_num_seqs, large.sizes.max_num_batched_tokens) == (1024, 8192)
+    assert (small.sizes.max_num_seqs, small.sizes.max_num_batched_tokens) == (256, 2048)
 
 
 def test_an_fp8_cache_holds_twice_the_tokens():
     model = load_model("Qwen/Qwen3-8B")
     auto, fp8 = (Deployment(kv_cache_dtype=x).resolved(model, H100) for x in ("auto", "fp8"))
     assert (auto.kv_cache_dtype, fp8.kv_cache_dtype) == ("bfloat16", "fp8")
-    assert fp8.limits.kv_blocks == pytest.approx(2 * auto.limits.kv_blocks, abs=1)
+    assert fp8.kv.blocks == pytest.approx(2 * auto.kv.blocks, abs=1)
 
 
 def test_a_sliding_window_does_not_bound_the_context(tmp_path):
@@ -477,17 +478,17 @@ def test_a_sliding_window_does_not_bound_the_context(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_model(tmp_path)
     assert (model.window, model.chunk) == (4096, None)
-    limits = Deployment().resolved(model, H100).limits
-    full = Deployment().resolved(load_model("Qwen/Qwen3-8B"), H100).limits
-    assert limits == full
+    windowed = Deployment().resolved(model, H100)
+    full = Deployment().resolved(load_model("Qwen/Qwen3-8B"), H100)
+    assert (windowed.sizes, windowed.kv) == (full.sizes, full.kv)
 
 
 def test_a_chunk_bounds_the_context():
     scout = load_model("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic")
     resolved = Deployment(Parallelism(2), max_num_seqs=128).resolved(scout, H100)
-    assert resolved.limits.max_model_len == 8192
+    assert resolved.sizes.max_model_len == 8192
     # Of a longer context three of four layers keep a chunk.
-    longer = Deployment(Parallelism(2), max_model_len=20000).resolved(scout, H100).limits
+    longer = Deployment(Parallelism(2), max_model_len=20000).resolved(scout, H100).kv
     assert longer.window_share == 3
     assert longer.window == 8192
     assert longer.fixed_blocks(20000) == 3 * (8192 + 16) // 16
@@ -499,18 +500,18 @@ def test_an_engine_that_would_not_start_says_what_fits():
         physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", **options)
     assert str(caught.value).startswith("max_model_len: 131072 tokens do not fit in the KV cache")
     case = physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", max_model_len=9472, **options)
-    assert case.deployment.limits.kv_tokens == 9472
+    assert case.server.kv.tokens == 9472
 
 
 def test_what_memory_is_for_adds_up():
     case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
-    memory = case.deployment.memory
+    memory = case.server.memory
     taken = memory.weights + memory.graphs + memory.activations + memory.kv_cache
     assert 0 <= memory.usable - taken < memory.kv_block
-    assert memory.usable == memory.share * case.gpu.memory_bytes
+    assert memory.usable == memory.share * case.server.gpu.memory_bytes
     # 40 layers, four of eight KV heads of 128, keys and values, 2 bytes, sixteen tokens.
     assert memory.kv_block == 40 * 4 * 128 * 2 * 2 * 16
-    assert memory.kv_cache == memory.kv_block * case.deployment.limits.kv_blocks
+    assert memory.kv_cache == memory.kv_block * case.server.kv.blocks
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from limits_by_hand import config_of
 
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine
+from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload, drawn
 
@@ -18,7 +18,7 @@ FIRST = 1
 
 
 def run(beta, alpha, requests, longest, slots=1):
-    engine = Engine(
+    engine = config_of(
         Limits(slots, 8192, 1_000_000, 100_000, async_scheduling=False),
         front_end_s=alpha[0],
         front_end_per_token_s=alpha[1],
@@ -89,7 +89,7 @@ def test_tokens_that_are_handled_do_not_hold_the_server():
     # At 0.7 of the rate that E2E would allow, M/M/1 of E2E says far longer waits than there are.
     requests = drawn(
         Load(1, Lengths.exponential(128), rate=0.7 / 1.1262, requests=40_000, arrival="poisson"),
-        Limits(200, 2048, 100_000, 1_000_000),
+        config_of(Limits(200, 2048, 100_000, 1_000_000)),
         1,
     ).requests
     for request in requests:

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits_by_hand import config_of
 
 import physim
 from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.fluid.limits import Limits
 from physim.grids.store import load_grid
 from physim.prediction.arrays import step_model_of
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine
+from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes, WalkedStepTimes
 from physim.replay.workload import Request, Workload
 from physim.step.batch import Batch
@@ -36,7 +37,7 @@ def case_of(model=MIXTURE, **options):
 
 
 def row_of(case, name):
-    (row,) = [r for r in rows_of(case.model, case.gpu, case.deployment) if r.name == name]
+    (row,) = [r for r in rows_of(case.server) if r.name == name]
     return row
 
 
@@ -72,7 +73,7 @@ def test_an_exchange_between_ranks_by_hand():
     for name in ("all_gather", "reduce_scatter"):
         grid = load_grid("h100_sxm", name).at(gpus=4)
         (efficiency,) = np.exp(grid.resampled(message_bytes=np.array([2.0**22])))
-        measured += 2**22 * 3 / 4 / case.gpu.link_bandwidth / efficiency
+        measured += 2**22 * 3 / 4 / case.server.gpu.link_bandwidth / efficiency
     at = np.exp(np.interp(math.log(1024), np.log(TOKENS), row.log_seconds))
     assert at == pytest.approx(measured, rel=0.02)
 
@@ -101,9 +102,7 @@ def test_a_pipeline_sends_hidden_states_between_stages():
     # The residual stream and the layer's output, of 5,120 numbers, half from each of two GPUs.
     assert (row.count, row.bytes, row.fixed_seconds) == (3, 2 * 2 * 5120 / 2, SEND_S)
     assert not [
-        r
-        for r in rows_of(*(lambda c: (c.model, c.gpu, c.deployment))(case_of(DENSE)))
-        if r.part in ("pipeline", "expert_exchange")
+        r for r in rows_of(case_of(DENSE).server) if r.part in ("pipeline", "expert_exchange")
     ]
 
 
@@ -111,9 +110,9 @@ def test_an_exchange_between_nodes_by_hand():
     # Of 16 MiB on two nodes each gets the other's half, an eighth over each network interface of
     # 50 GB/s, 10 us after it was asked for.
     one, two = (case_of("deepseek-ai/DeepSeek-V3", gpu="h200_sxm", dp=n, ep=n) for n in (8, 16))
-    placement = Placement(two.model, two.gpu, two.deployment)
+    placement = Placement(two.server)
     assert between_nodes(placement, 16, 2.0**24) == pytest.approx(10e-6 + 2**24 / 2 / 8 / 50e9)
-    assert between_nodes(Placement(one.model, one.gpu, one.deployment), 8, 2.0**24) == 0.0
+    assert between_nodes(Placement(one.server), 8, 2.0**24) == 0.0
     assert np.all(
         row_of(two, "expert_exchange").log_seconds > row_of(one, "expert_exchange").log_seconds
     )
@@ -121,7 +120,7 @@ def test_an_exchange_between_nodes_by_hand():
 
 def test_several_nodes_are_said():
     case = case_of("deepseek-ai/DeepSeek-V3", gpu="h200_sxm", dp=16, ep=16)
-    notes = assumptions(case.model, case.gpu, case.deployment)
+    notes = assumptions(case.server)
     assert any("dp 16 spans 2 nodes of 8 GPUs" in note for note in notes)
 
 
@@ -208,7 +207,7 @@ LINEAR = LinearStepTimes(10e-3, 0.0, 1e-3)
 
 
 def limits_of(**options):
-    limits = case_of(DENSE, async_scheduling=False).deployment.limits
+    limits = Limits.from_server(case_of(DENSE, async_scheduling=False).server)
     return dataclasses.replace(limits, async_scheduling=False, **options)
 
 
@@ -217,7 +216,7 @@ def finished(engine, requests, times=LINEAR):
 
 
 def test_ranks_share_requests_and_wait_for_the_fullest():
-    engine = Engine(limits_of(), physim.Parallelism(dp=2))
+    engine = config_of(limits_of(), parallelism=physim.Parallelism(dp=2))
     frame = finished(engine, [Request(n, 0.0, 10, 11) for n in range(3)])
     # A step that prefills all; then one rank decodes two requests, ten steps of 12 ms.
     assert frame["ttft_s"].tolist() == pytest.approx([10e-3] * 3)
@@ -231,14 +230,14 @@ def test_experts_see_the_tokens_of_all_ranks():
         seen.append((sums["decode_requests"] + sums["prefill_tokens"], sums["elsewhere"]))
         return 10e-3
 
-    engine = Engine(limits_of(), physim.Parallelism(dp=2))
+    engine = config_of(limits_of(), parallelism=physim.Parallelism(dp=2))
     finished(engine, [Request(n, 0.0, 10 * (n + 1), 2) for n in range(3)], WalkedStepTimes(seconds))
     assert set(seen) == {(40, 20), (20, 40), (2, 1), (1, 2)}
 
 
 def test_a_pipeline_has_batches_under_way_that_the_budget_parts():
     # Two prompts of a step's budget each: the second follows half a step behind the first.
-    engine = Engine(limits_of(max_num_batched_tokens=10), physim.Parallelism(pp=2))
+    engine = config_of(limits_of(max_num_batched_tokens=10), parallelism=physim.Parallelism(pp=2))
     frame = finished(engine, [Request(n, 0.0, 10, 3) for n in range(2)])
     first, second = frame["ttft_s"].tolist()
     assert (first, second) == pytest.approx((10e-3, 15e-3))
@@ -249,7 +248,7 @@ def test_a_pipeline_has_batches_under_way_that_the_budget_parts():
 
 def test_who_waits_joins_the_batch_that_comes_out_next():
     # While one batch is under way, two requests arrive. There is room for both beside it.
-    engine = Engine(limits_of(max_num_batched_tokens=100), physim.Parallelism(pp=2))
+    engine = config_of(limits_of(max_num_batched_tokens=100), parallelism=physim.Parallelism(pp=2))
     frame = finished(
         engine, [Request(0, 0.0, 10, 3), Request(1, 1e-3, 10, 1), Request(2, 2e-3, 10, 1)]
     )

@@ -61,7 +61,7 @@ def test_evidence_adds_up():
 def test_branches_name_what_a_case_is():
     case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm")
     branch = branch_of(case, "mine")
-    assert branch[:4] == ("all", "h100_sxm", "vllm", f"vllm {case.deployment.profile.version}")
+    assert branch[:4] == ("all", "h100_sxm", "vllm", f"vllm {case.server.profile.version}")
     assert branch[-1] == "mine"
     assert "vllm Qwen3ForCausalLM" in branch
     other = branch_of(physim.Case.of("Qwen/Qwen3-14B", gpu="h200_sxm"), "mine")

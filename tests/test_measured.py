@@ -375,7 +375,7 @@ def test_the_kv_cache_of_a_row():
     row |= {"prefix_caching": False, "prompt_groups": 0, "arrival": "constant"}
     row |= {"rate_rps": 1.0, "duration_s": 60.0}
     for given, dtype in (({}, "bfloat16"), ({"kv_cache_dtype": "fp8"}, "fp8")):
-        assert case_of([{**row, **given}], None).deployment.kv_cache_dtype == dtype
+        assert case_of([{**row, **given}], None).server.kv_cache_dtype == dtype
 
 
 def test_consecutive_steps_give_cycles(tmp_path):
@@ -715,7 +715,7 @@ def test_rows_that_cannot_be(tmp_path, row, complaint):
 @pytest.mark.parametrize("said", ["no", "off", "False", "0"])
 def test_no_is_no(tmp_path, said):
     (row,) = read_table(runs(tmp_path, {"async_scheduling": said})).to_dict("records")
-    assert case_of([row], None).deployment.limits.async_scheduling is False
+    assert case_of([row], None).server.policy.async_scheduling is False
     with pytest.raises(InputError, match=r"prefix_caching: .* is not True or False"):
         read_result(tmp_path, prefix_caching=said)
     with pytest.raises(InputError, match=r"async_scheduling: .* is not True or False"):

@@ -1,5 +1,7 @@
 """Latent, sparse, compressed and recurrent attention: by hand and against rooflines."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,6 @@ from physim import data, mixers, roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import tables
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.models.families import read_architecture
 from physim.models.layers import (
     Attention,
@@ -24,6 +25,7 @@ from physim.models.layers import (
 )
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 from physim.step.lowering import assumptions, lower, rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
@@ -57,12 +59,12 @@ MODELS = {
 def placed(name, gpu="b200_sxm", **deployment):
     model, hardware = load_model(name), load_hardware(gpu)
     asked = Deployment(Parallelism(MODELS.get(name, 1)), max_model_len=16384, **deployment)
-    return model, hardware, asked.resolved(model, hardware)
+    return asked.resolved(model, hardware)
 
 
 @pytest.fixture(scope="module")
 def stepped():
-    return {name: StepModel(lower(*placed(name)), Corrections()) for name in MODELS}
+    return {name: StepModel(lower(placed(name)), Corrections()) for name in MODELS}
 
 
 # --- by hand ---
@@ -135,7 +137,7 @@ def test_scan_by_hand():
 def test_no_row_is_faster_than_its_roofline(name, gpu):
     if gpu == "h100_sxm" and name == "deepseek-ai/DeepSeek-V3.2":
         pytest.skip("does not fit")
-    for row in rows_of(*placed(name, gpu, kv_blocks=10_000)):
+    for row in rows_of(placed(name, gpu, kv_blocks=10_000)):
         if isinstance(row, SizeRow):
             continue
         assert np.all(np.isfinite(row.log_seconds)), row.name
@@ -153,14 +155,15 @@ def test_no_row_is_faster_than_its_roofline(name, gpu):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_steps_are_never_faster_than_their_work(stepped, name):
-    model, (arch, gpu, deployment) = stepped[name], placed(name)
+    model, server = stepped[name], placed(name)
+    arch, gpu = server.model, server.gpu
     for requests, context in ((1.0, 100.0), (16.0, 4000.0), (128.0, 12000.0)):
         parts = model.families(model.batch(decode_requests=requests, context=context))
         bound = 0.0
         for mixer, layers in arch.attention_layers.items():
-            kv_bytes, tp = deployment.kv_cache_bytes, deployment.parallelism.tp
+            kv_bytes, tp = server.kv_cache_bytes, server.parallelism.tp
             work = mixers.decode_work(mixer, tp, kv_bytes, requests, context)
-            peak = gpu.peak("fp8" if deployment.kv_cache_dtype == "fp8" else "bfloat16")
+            peak = gpu.peak("fp8" if server.kv_cache_dtype == "fp8" else "bfloat16")
             bound += layers * roofline.seconds(work, peak, gpu.memory_bandwidth)
         assert float(jnp.sum(parts.decode)) >= 0.98 * bound
 
@@ -181,7 +184,7 @@ def test_time_rises_with_what_is_attended_to(stepped, name):
 @given(st.sampled_from(sorted(MODELS)), st.floats(1.3, 60), st.floats(30, 9000))
 @settings(max_examples=6, deadline=None)
 def test_gradients_agree_with_differences(name, requests, context):
-    model = StepModel(lower(*placed(name)), Corrections())
+    model = StepModel(lower(placed(name)), Corrections())
 
     def seconds(at):
         batch = model.batch(
@@ -201,8 +204,8 @@ def test_gradients_agree_with_differences(name, requests, context):
 
 def test_a_part_of_the_context_costs_no_more_than_all():
     # Sparse attention of a long context takes less than latent attention of all of it.
-    sparse = StepModel(lower(*placed("deepseek-ai/DeepSeek-V3.2")), Corrections())
-    dense = StepModel(lower(*placed("deepseek-ai/DeepSeek-V3")), Corrections())
+    sparse = StepModel(lower(placed("deepseek-ai/DeepSeek-V3.2")), Corrections())
+    dense = StepModel(lower(placed("deepseek-ai/DeepSeek-V3")), Corrections())
     long = {"decode_requests": 64.0, "context": 16000.0}
     assert float(jnp.sum(sparse.families(sparse.batch(**long)).decode)) < float(
         jnp.sum(dense.families(dense.batch(**long)).decode)
@@ -211,46 +214,50 @@ def test_a_part_of_the_context_costs_no_more_than_all():
 
 @pytest.mark.parametrize("kind", [DecodeRow, PrefillRow])
 def test_a_layer_that_takes_the_choice_of_another_takes_less(kind):
-    model, gpu, deployment = placed("zai-org/GLM-5-FP8", kv_blocks=10_000)
+    server = placed("zai-org/GLM-5-FP8", kv_blocks=10_000)
     config = data.read_json(data.folder("model_configs") / "zai-org--GLM-5-FP8.json")
     types = ["full", *["shared"] * 77]
     shared = read_architecture({**config, "indexer_types": types}, "as GLM-5.2")
 
     def seconds(model, count):
-        rows = [row for row in rows_of(model, gpu, deployment) if isinstance(row, kind)]
+        rows = [
+            row
+            for row in rows_of(dataclasses.replace(server, model=model))
+            if isinstance(row, kind)
+        ]
         return sum(np.exp(row.log_seconds) for row in rows if row.count == count)
 
     # 16 requests, and contexts or chunks of 128 tokens and more.
-    assert np.all(seconds(shared, 77)[4, 6:] < seconds(model, 78)[4, 6:])
+    assert np.all(seconds(shared, 77)[4, 6:] < seconds(server.model, 78)[4, 6:])
 
 
 def test_windows_and_states_do_not_grow():
-    model = StepModel(lower(*placed("openai/gpt-oss-120b")), Corrections())
-    rows = [row for row in rows_of(*placed("openai/gpt-oss-120b")) if isinstance(row, DecodeRow)]
+    model = StepModel(lower(placed("openai/gpt-oss-120b")), Corrections())
+    rows = [row for row in rows_of(placed("openai/gpt-oss-120b")) if isinstance(row, DecodeRow)]
     assert sorted(row.window or 0 for row in rows) == [0, 128]
     assert set(np.asarray(model.ops.windows).tolist()) == {128.0, np.inf}
     nano = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
     states = [
         row
-        for row in rows_of(*placed(nano))
+        for row in rows_of(placed(nano))
         if isinstance(row, DecodeRow | PrefillRow) and row.window == 1
     ]
     assert {row.count for row in states} == {23}
 
 
 def test_what_stands_in_is_said():
-    lines = " ".join(assumptions(*placed("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")))
+    lines = " ".join(assumptions(placed("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")))
     assert "no measured Mamba2 scan" in lines
     assert "latent_decode" not in tables("a100_sxm")
-    lines = " ".join(assumptions(*placed("moonshotai/Kimi-VL-A3B-Instruct", "a100_sxm")))
+    lines = " ".join(assumptions(placed("moonshotai/Kimi-VL-A3B-Instruct", "a100_sxm")))
     assert "no measured latent attention on a100_sxm: efficiencies of h100_sxm" in lines
-    lines = " ".join(assumptions(*placed("deepseek-ai/DeepSeek-V3.2", "gb200")))
+    lines = " ".join(assumptions(placed("deepseek-ai/DeepSeek-V3.2", "gb200")))
     assert (
         "no measured deepseek sparse attention of prompts on gb200: efficiencies of b200_" in lines
     )
-    lines = " ".join(assumptions(*placed("openai/gpt-oss-120b", "h100_sxm")))
+    lines = " ".join(assumptions(placed("openai/gpt-oss-120b", "h100_sxm")))
     assert lines == ""
-    lines = " ".join(assumptions(*placed("nvidia/MiniMax-M2.5-NVFP4", "h200_sxm", kv_blocks=9000)))
+    lines = " ".join(assumptions(placed("nvidia/MiniMax-M2.5-NVFP4", "h200_sxm", kv_blocks=9000)))
     assert "h200_sxm has no fp4 tensor cores: nvfp4 weights, 16-bit compute" in lines
 
 

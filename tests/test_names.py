@@ -45,6 +45,7 @@ from physim.questions.pareto import Tradeoff
 from physim.questions.recommendation import Choice, Recommendation
 from physim.questions.schedule import Schedule
 from physim.questions.servers import Servers
+from physim.service.service import Service
 from physim.tables.table import Table
 from physim.validation.crossval import Crossval
 from physim.validation.evaluation import Evaluation
@@ -105,9 +106,15 @@ def test_a_name_in_a_command_is_one_word_to_bash():
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(name) for name in NAMES]
 
 
+def served_as(case, name, **others):
+    """A case whose model has another name."""
+    server = replace(case.server, model=replace(case.model, name=name), **others)
+    return replace(case, service=Service.single(server))
+
+
 @pytest.mark.parametrize("name", [*NAMES, EVIL, "123", "Qwen/Qwen3-8B", "x" * 300])
 def test_a_name_in_a_manifest_is_text(name, case):
-    named = replace(case, model=replace(case.model, name=name))
+    named = served_as(case, name)
     server, service = yaml.safe_load_all(manifest_of(named, 2))
     label = server["metadata"]["name"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", label)
@@ -119,7 +126,7 @@ def test_a_name_in_a_manifest_is_text(name, case):
 
 
 def test_the_usual_name_of_a_manifest_is_the_models(case):
-    named = replace(case, model=replace(case.model, name="Qwen/Qwen3-8B"))
+    named = served_as(case, "Qwen/Qwen3-8B")
     assert '\n  name: "qwen3-8b"\n' in manifest_of(named, 1)
 
 
@@ -158,7 +165,7 @@ def prediction(case):
     whole = Part(6.0, None, None, None, latencies, Requests(seconds, seconds, seconds, seconds))
     return Prediction(
         model=case.model.name,
-        gpu=case.gpu.key,
+        gpu=case.server.gpu.key,
         tp=1,
         load=case.load,
         fit=EVIL,
@@ -181,7 +188,7 @@ def prediction(case):
         stages=(),
         timeline=None,
         assumptions=(f"a {EVIL}",),
-        deployment=case.deployment,
+        server=case.server,
         extrapolations=(f"a {EVIL}, of which no kernel was measured",),
     )
 
@@ -551,7 +558,7 @@ def test_a_prediction_in_a_notebook_is_text(prediction):
 def test_a_page_on_a_deployment_is_text(run, monkeypatch, tmp_path, model, place, case, prediction):
     def drawn(*_, **__):
         axes = new_figure(2, 2).subplots()
-        axes.set_title(literal(case.server))
+        axes.set_title(literal(case.what))
         return axes
 
     monkeypatch.setattr(report, "predict_with_interval", lambda *_: prediction)

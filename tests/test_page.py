@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_names import served_as
 from typer.testing import CliRunner
 
 from physim.cli import app
@@ -98,8 +99,8 @@ def test_names_on_a_page_are_text(page, tmp_path):
     evil = "</title></script><script>alert(1)</script>\x1b[31m\u202e $facts ${x}' \u2028"
 
     def named(case):
-        gpu = replace(case.gpu, name=evil)
-        return replace(case, model=replace(case.model, name=evil), gpu=gpu)
+        gpu = replace(case.server.gpu, name=evil)
+        return served_as(case, evil, gpu=gpu)
 
     path = tmp_path / "page.html"
     groups, servers = ([named(case) for case in own] for own in (found.groups, found.servers))

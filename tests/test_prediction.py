@@ -244,7 +244,7 @@ def test_options_beside_a_case_are_refused(ask, options):
 
 def test_a_case_without_a_load_is_no_prediction():
     server = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
-    assert server.server == "Qwen/Qwen3-14B on 2 x h100_sxm"
+    assert server.what == "Qwen/Qwen3-14B on 2 x h100_sxm"
     with pytest.raises(InputError, match=r"^load: is missing"):
         physim.predict(server)
     with pytest.raises(InputError, match=r"^gpu: is missing"):

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from limits_by_hand import config_of
 
 import physim
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
 from physim.fluid.kv_capacity import kv_slots
+from physim.fluid.limits import Limits
 from physim.fluid.preemption import (
     displaced_tokens,
     full_cache,
@@ -21,12 +23,10 @@ from physim.fluid.preemption import (
     started_too_soon,
     unmet_growth,
 )
-from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths, lengths
 from physim.inputs.load import Load
 from physim.prediction.replayed import replay_of
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine
+from physim.replay.cluster import replay
 from physim.replay.workload import Request, Workload, drawn
 
 MANY = 10**6
@@ -86,12 +86,12 @@ def test_sglang_computes_again_what_a_replay_does():
         case = physim.Case.of(
             "Qwen/Qwen3-14B", gpu="h100_sxm", engine=engine, max_model_len=8192, **lengths, rate=1.0
         )
-        own = replay_of(drawn(load, case.deployment.limits, 0), case.under(load), Corrections())
+        own = replay_of(drawn(load, case.server, 0), case.under(load), Corrections())
         ends = np.sort(own.to_frame().eval("arrival_s + e2e_s"))
         work = own.work.between(ends[1000], ends[3200])
         replayed = float(work.tokens @ work.steps) / 2200 - 1000
         again[engine] = replayed
-        found = recomputed(case.deployment.limits, Demand.of(load, 16))
+        found = recomputed(Limits.from_server(case.server), Demand.of(load, 16))
         assert found == pytest.approx(replayed, abs=15)
     assert again["sglang"] > 1.5 * again["vllm"]
 
@@ -203,7 +203,7 @@ def replayed_again(limits, prompt, output, slots, requests):
         for number in range(requests)
     ]
     times = Counted()
-    done = replay(Workload(sent, MANY), times, Engine(limits))
+    done = replay(Workload(sent, MANY), times, config_of(limits))
     assert done.counts()["completed"] == requests
     return times.tokens / requests - prompt
 

@@ -332,7 +332,7 @@ def test_a_days_servers_hold_in_every_window(found, day):
 @pytest.mark.slow
 def test_gpu_hours_are_those_of_the_windows(found, day):
     best = found.choices[0]
-    gpus = best.case.deployment.parallelism.gpus
+    gpus = best.case.server.parallelism.gpus
     assert best.schedule.gpu_hours(best.replicas) == pytest.approx(best.gpus * 8 * 600 / 3600)
     by_hand = gpus * sum(best.schedule.replicas) * 600 / 3600
     assert best.schedule.gpu_hours() == pytest.approx(by_hand)

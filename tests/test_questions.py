@@ -16,6 +16,7 @@ from physim.inputs.case import Case
 from physim.models.lookup import load_model
 from physim.prediction.many import predict_cases
 from physim.questions.elasticities import RATES
+from physim.service.service import Service
 
 MODEL = "Qwen/Qwen3-14B"
 LOAD = {"input_tokens": 786, "output_tokens": 251}
@@ -248,13 +249,16 @@ def test_elasticities_agree_with_differences(explained, part):
         if part in CORRECTIONS:
             moved = dataclasses.replace(corrections, **{part: getattr(corrections, part) + log})
             return _metrics(case, moved)
-        gpu, factor = case.gpu, np.exp(log)
+        gpu, factor = case.server.gpu, np.exp(log)
         if part == "peak_flops":
             changed = {"peak_flops": tuple((n, p * factor) for n, p in gpu.peak_flops)}
         else:
             changed = {part: getattr(gpu, part) * factor}
         other = dataclasses.replace(gpu, **changed)
-        return _metrics(Case(case.model, other, case.deployment, case.load), corrections)
+        return _metrics(
+            Case(Service.single(dataclasses.replace(case.server, gpu=other)), case.load),
+            corrections,
+        )
 
     slopes = (np.log(at(step)) - np.log(at(-step))) / (2 * step)
     found = list(explained.values[part].values())

@@ -79,7 +79,7 @@ def test_clients_are_shared_among_servers():
 def test_the_cost_is_that_of_all_servers(found):
     best = found.choices[0]
     tokens = 40.0 * 251 * 3600
-    price = {"h100_sxm": 2.5, "a100_sxm": 1.5}[best.case.gpu.key]
+    price = {"h100_sxm": 2.5, "a100_sxm": 1.5}[best.case.server.gpu.key]
     assert best.cost == pytest.approx(best.gpus * price / tokens * 1e6, rel=1e-3)
     assert json.loads(json.dumps(found.to_dict()))["choices"][0]["gpus"] == best.gpus
     assert best.price == best.gpus * price
@@ -142,7 +142,7 @@ def test_a_manifest_has_the_server_and_its_gpus(found):
     best = found.choices[0]
     text = manifest_of(best.case, best.replicas)
     assert f"replicas: {best.replicas}\n" in text
-    assert f"nvidia.com/gpu: {best.case.deployment.parallelism.gpus}\n" in text
+    assert f"nvidia.com/gpu: {best.case.server.parallelism.gpus}\n" in text
     assert "vllm serve Qwen/Qwen3-14B --tensor-parallel-size" in text
 
 

@@ -11,6 +11,7 @@ import physim
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
 from physim.fluid.kv_capacity import own_blocks
+from physim.fluid.limits import Limits
 from physim.fluid.transient import Fluid
 from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.lengths import Lengths
@@ -90,7 +91,7 @@ def test_requests_that_decode_hold_the_prompts_of_long_outputs():
     lengths = physim.RequestLengths.of([1000.0, 3000.0], [300.0, 100.0])
     load = Load.of_requests(lengths, rate=1.0)
     case = case_of(load)
-    demand, limits = Demand.of(load, 16), case.deployment.limits
+    demand, limits = Demand.of(load, 16), Limits.from_server(case.server)
     # Three times as many are met of the short prompt, at half of their outputs.
     held = 0.75 * 1000 + 0.25 * 3000 + demand.age
     assert own_blocks(limits, demand, demand.age) == pytest.approx(held / 16 + 0.5)

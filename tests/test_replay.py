@@ -8,28 +8,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limits_by_hand import config_of
 from walked_engine import Job, walk
 
 import physim
 from physim.errors import InputError
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load, Stage
-from physim.replay.engine import replay
+from physim.replay.cluster import replay
 from physim.replay.kv_cache import KVCache, Segment
-from physim.replay.outcome import Engine
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Conversations, Request, Workload, drawn, read_trace
 
 LINEAR = LinearStepTimes(6.9e-3, 17.67e-6, 31e-6)
 # A longest context that no request reaches, tokens.
 LONGEST = 1_000_000
-LIMITS = Limits(64, 2048, LONGEST, 3000)
+SERVER = config_of(Limits(64, 2048, LONGEST, 3000))
 
 
 def synchronous(slots, budget, blocks, **outside):
     """An engine that forms a step when the one before it is over."""
-    return Engine(Limits(slots, budget, LONGEST, blocks, async_scheduling=False), **outside)
+    return config_of(Limits(slots, budget, LONGEST, blocks, async_scheduling=False), **outside)
 
 
 def random_case(seed):
@@ -55,12 +55,12 @@ def random_case(seed):
         async_scheduling=bool(rng.random() < 0.5),
         whole_prompts=bool(seed % 2),
     )
-    engine = Engine(limits, prefix_caching=bool(rng.random() < 0.7))
+    engine = config_of(limits, prefix_caching=bool(rng.random() < 0.7))
     return engine, prefixes, requests
 
 
 def workload_of(engine, prefixes, requests):
-    segments = [Segment(0, tokens, engine.limits.block_size) for tokens in prefixes]
+    segments = [Segment(0, tokens, engine.kv.block_size) for tokens in prefixes]
     return Workload(
         [
             Request(n, arrival, prompt, output, path=[segments[group]])
@@ -76,7 +76,7 @@ def test_the_replay_is_the_walk(block):
     """Times, cache hits and preemptions of every request, in forty random cases a block."""
     for seed in range(40 * block, 40 * block + 40):
         engine, prefixes, requests = random_case(seed)
-        limits = engine.limits
+        sizes = engine.sizes
         replayed = replay(workload_of(engine, prefixes, requests), LINEAR, engine)
         jobs = []
         for number, (arrival, group, prompt, output) in enumerate(requests):
@@ -93,13 +93,13 @@ def test_the_replay_is_the_walk(block):
         walk(
             jobs,
             seconds,
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            limits.kv_blocks,
-            limits.block_size,
-            limits.async_scheduling,
+            sizes.max_num_seqs,
+            sizes.max_num_batched_tokens,
+            engine.kv.blocks,
+            engine.kv.block_size,
+            engine.policy.async_scheduling,
             engine.prefix_caching,
-            limits.whole_prompts,
+            engine.policy.whole_prompts,
         )
         for request, job in zip(replayed.requests, jobs, strict=True):
             seen = (request.scheduled_s, request.first_token_s, request.finished_s)
@@ -167,7 +167,7 @@ def test_requests_are_conserved_and_none_starves(seed, horizon, timeout):
             assert request.arrival_s <= request.scheduled_s <= request.first_token_s
             assert request.first_token_s <= request.finished_s
     # All blocks are given back.
-    assert whole.samples.kv_blocks.max() <= engine.limits.kv_blocks
+    assert whole.samples.kv_blocks.max() <= engine.kv.blocks
 
 
 @given(st.integers(0, 10**6), st.floats(1.05, 4))
@@ -280,7 +280,7 @@ def test_a_seed_says_it_all(model):
 
     def frame(seed):
         result = replay(
-            drawn(load, LIMITS, seed), times, synchronous(64, 2048, 3000), timeout_s=5.0
+            drawn(load, SERVER, seed), times, synchronous(64, 2048, 3000), timeout_s=5.0
         )
         return result.to_frame().to_csv()
 
@@ -294,7 +294,7 @@ def test_a_seed_says_it_all(model):
 )
 def test_drawn_arrivals(arrival, burstiness, cv2):
     load = Load(9, 9, rate=4.0, requests=40000, arrival=arrival, burstiness=burstiness)
-    gaps = np.diff([request.arrival_s for request in drawn(load, LIMITS, 0).requests])
+    gaps = np.diff([request.arrival_s for request in drawn(load, SERVER, 0).requests])
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(cv2, abs=0.06)
 
@@ -342,7 +342,7 @@ def test_clients_send_when_they_are_answered(model):
     load = Load(100, 20, concurrency=7, requests=100)
     times = ModelStepTimes(model, 64, 2048, 200)
     engine = synchronous(64, 2048, 3000, front_end_s=0.004, output_s=0.001)
-    frame = replay(drawn(load, LIMITS, 0), times, engine).to_frame()
+    frame = replay(drawn(load, SERVER, 0), times, engine).to_frame()
     assert len(frame) == 100
     ends = frame["arrival_s"] + frame["e2e_s"]
     for arrival in frame["arrival_s"]:
@@ -437,7 +437,7 @@ def test_traces_that_are_none(tmp_path, text, message):
 
 
 def test_a_request_that_never_fits_is_refused():
-    workload = drawn(Load(100, 100, rate=1.0, requests=3), LIMITS, 0)
+    workload = drawn(Load(100, 100, rate=1.0, requests=3), SERVER, 0)
     with pytest.raises(InputError, match="needs 13 KV blocks and there are 12"):
         replay(workload, LINEAR, synchronous(4, 512, 12))
 
@@ -453,7 +453,7 @@ def test_a_front_end_and_its_output_hold_nobody():
         output_per_token_s=0.003,
     )
     one, other = (
-        replay(drawn(load, LIMITS, 0), LINEAR, engine).to_frame() for engine in (bare, slow)
+        replay(drawn(load, SERVER, 0), LINEAR, engine).to_frame() for engine in (bare, slow)
     )
     assert (other["ttft_s"] - one["ttft_s"]).to_numpy() == pytest.approx(0.01 + 0.05 + 0.005)
     assert (other["e2e_s"] - other["ttft_s"] - one["e2e_s"] + one["ttft_s"]).to_numpy() == (

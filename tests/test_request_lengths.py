@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from limits_by_hand import config_of
 from typer.testing import CliRunner
 
 import physim
@@ -15,13 +16,12 @@ from physim.cli import app
 from physim.errors import InputError
 from physim.fluid.demand import Demand
 from physim.fluid.kv_capacity import kv_slots, kv_use
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.inputs.lengths import STRATA, Lengths
 from physim.inputs.request_lengths import RequestLengths, presets
 from physim.inputs.request_points import joint_points, longest_parts, scramble
 from physim.inputs.request_traces import read_requests
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine
+from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload, drawn, read_trace
 
@@ -333,7 +333,7 @@ def test_drawn_requests_are_whole():
     known = set(zip(inputs.tolist(), cached.tolist(), outputs.tolist(), strict=True))
     own = {
         (one.input_tokens, one.prefix_tokens, one.output_tokens)
-        for one in drawn(load, LIMITS, 0).requests
+        for one in drawn(load, config_of(LIMITS), 0).requests
     }
     assert own <= known
     assert len(own) > 190
@@ -345,7 +345,7 @@ SECONDS = LinearStepTimes(0.01, 1e-4, 0.0)
 
 def replayed(requests, **limits):
     workload = Workload(requests, 1_000_000)
-    return replay(workload, SECONDS, Engine(replace(LIMITS, **limits)))
+    return replay(workload, SECONDS, config_of(replace(LIMITS, **limits)))
 
 
 def test_a_prefix_of_ones_own_takes_no_time_and_all_its_blocks():
@@ -367,7 +367,7 @@ def test_a_prefix_of_ones_own_takes_no_time_and_all_its_blocks():
 
 def test_no_prefix_is_found_without_a_prefix_cache():
     alone = Workload([Request(0, 0.0, 1000, 1, prefix_tokens=800)], 2000)
-    engine = Engine(LIMITS, prefix_caching=False)
+    engine = config_of(LIMITS, prefix_caching=False)
     assert replay(alone, SECONDS, engine).to_frame()["cached_tokens"][0] == 0
 
 
@@ -466,16 +466,16 @@ def test_public_formats(tmp_path, packed):
 def test_public_traces_are_replayed(tmp_path):
     path = tmp_path / "mooncake.jsonl"
     path.write_text("\n".join(map(json.dumps, MOONCAKE)))
-    frame = replay(read_trace(path, 16), SECONDS, Engine(LIMITS)).to_frame()
+    frame = replay(read_trace(path, 16), SECONDS, config_of(LIMITS)).to_frame()
     # The third prompt has the first one's two blocks of 512; of the last one's 64 blocks of 16, all
     # of which are there, that with the last token is computed.
     assert frame.sort_values("arrival_s")["cached_tokens"].tolist() == [0, 0, 1024, 1008]
     # Of a cache of 100 blocks, the second and third prompt leave none of what they do not share.
-    few = replay(read_trace(path, 16), SECONDS, Engine(replace(LIMITS, kv_blocks=100)))
+    few = replay(read_trace(path, 16), SECONDS, config_of(replace(LIMITS, kv_blocks=100)))
     assert few.to_frame().sort_values("arrival_s")["cached_tokens"].tolist()[3] < 1008
     path = tmp_path / "azure.csv"
     path.write_text(AZURE)
-    frame = replay(read_trace(path, 16), SECONDS, Engine(LIMITS)).to_frame()
+    frame = replay(read_trace(path, 16), SECONDS, config_of(LIMITS)).to_frame()
     assert frame["input_tokens"].tolist() == [374, 396]
     assert frame["arrival_s"].tolist() == pytest.approx([0, 4.314579], abs=1e-6)
 

@@ -22,8 +22,8 @@ from physim.fluid.first_prompts import (
     prompts_before,
     prompts_together,
 )
+from physim.fluid.limits import Limits
 from physim.fluid.rounds import density_of, engine_of, met, steps_in_line, waits_of
-from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.prediction.arrays import CaseArrays, row_of, step_model_of

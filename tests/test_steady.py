@@ -15,14 +15,15 @@ from physim.corrections.fields import Corrections
 from physim.corrections.residual import Residual
 from physim.errors import InputError
 from physim.fluid.demand import Demand
+from physim.fluid.limits import Limits
 from physim.fluid.root_finding import bracketed_root
 from physim.fluid.steady import steady_state
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 from physim.step.front_end import FRONT_END_S
 from physim.step.lowering import lower
 from physim.step.model import StepModel
@@ -38,8 +39,8 @@ SOLVE = jax.jit(
 def system(model, load, tp=1, **engine):
     arch = load_model(model)
     resolved = Deployment(Parallelism(tp), **engine).resolved(arch, H100)
-    demand = Demand.of(load, resolved.limits.block_size)
-    return lower(arch, H100, resolved), demand, jax.tree.map(float, resolved.limits)
+    demand = Demand.of(load, resolved.kv.block_size)
+    return lower(resolved), demand, jax.tree.map(float, Limits.from_server(resolved))
 
 
 def solve(model, load, **deployment):
@@ -355,6 +356,6 @@ def test_bad_loads(fields):
 def test_requests_that_never_fit():
     resolved = Deployment(kv_blocks=10).resolved(load_model(QWEN), H100)
     with pytest.raises(InputError, match="exceed the KV cache of 160 tokens"):
-        Load(100, 100, rate=1).within(resolved.limits)
+        Load(100, 100, rate=1).within(resolved)
     with pytest.raises(InputError, match="exceed max_model_len 40960"):
-        Load(40900, 100, rate=1).within(resolved.limits)
+        Load(40900, 100, rate=1).within(resolved)

@@ -14,9 +14,9 @@ from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.residual import LIMIT, Residual
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 from physim.step.batch import MAX_REQUESTS, Batch
 from physim.step.components import COMPONENTS
 from physim.step.host import EXPOSED_SHARE, HOST_REQUEST_S, HOST_STEP_S, WORKER_REQUEST_S
@@ -30,7 +30,7 @@ SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 
 def ops_of(model, tp=1, **deployment):
     arch = load_model(model)
-    return lower(arch, H100, Deployment(Parallelism(tp), **deployment).resolved(arch, H100))
+    return lower(Deployment(Parallelism(tp), **deployment).resolved(arch, H100))
 
 
 LLAMA = StepModel(ops_of("meta-llama/Llama-3.1-70B-Instruct", tp=4), Corrections())
@@ -82,9 +82,7 @@ def test_a_step_is_longer_than_its_weights_take_to_read(decode, context, prefill
     arch = load_model("meta-llama/Llama-3.1-70B-Instruct")
     deployment = Deployment(Parallelism(4)).resolved(arch, H100)
     weights = sum(
-        row.count * row.fixed_bytes
-        for row in rows_of(arch, H100, deployment)
-        if getattr(row, "gemm", None)
+        row.count * row.fixed_bytes for row in rows_of(deployment) if getattr(row, "gemm", None)
     )
     step = STEP(LLAMA, Batch.summarised(decode, context, prefill, chunk, cached))
     assert step.latency > weights / H100.memory_bandwidth
@@ -256,7 +254,7 @@ def everything():
     """A deployment in which every component works: experts, penalties, several GPUs."""
     arch = load_model(SCOUT)
     engine = Deployment(Parallelism(2), max_num_seqs=64, sampling="penalised")
-    return arch, H100, engine.resolved(arch, H100)
+    return engine.resolved(arch, H100)
 
 
 @pytest.mark.parametrize(
@@ -264,11 +262,11 @@ def everything():
 )
 def test_a_correction_moves_its_parts_and_no_others(name):
     """With experts and shared ones, prefill on what is cached, penalties and tp, all parts are."""
-    bare = StepModel(lower(*everything()), Corrections())
+    bare = StepModel(lower(everything()), Corrections())
     batch = bare.batch(
         decode_requests=32.0, context=3000.0, prefill_requests=2.0, chunk=400.0, cached=2000.0
     )
-    own = {row.part for row in rows_of(*everything()) if name in corrections_of(row)}
+    own = {row.part for row in rows_of(everything()) if name in corrections_of(row)}
     own |= {"host"} if name in ON_HOST else set()
     assert own, f"{name} is connected to nothing"
     sign = ON_HOST.get(name, +1)
@@ -291,7 +289,7 @@ def test_a_correction_moves_its_parts_and_no_others(name):
 @pytest.mark.parametrize("model", [SCOUT, "meta-llama/Llama-3.1-8B-Instruct"])
 def test_routing_moves_experts_alone(name, model):
     arch = load_model(model)
-    ops = lower(arch, H100, Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))
+    ops = lower(Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))
 
     def parts(shift, requests):
         step = StepModel(ops, Corrections(**{name: shift}))
@@ -309,7 +307,7 @@ def test_routing_moves_experts_alone(name, model):
 
 def test_the_slope_of_the_spread_at_an_even_load_is_that_towards_uneven_ones():
     arch = load_model("mistralai/Mixtral-8x7B-v0.1")
-    ops = lower(arch, H100, Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))
+    ops = lower(Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))
     assert ops.expert_load == 0
 
     def experts(shift):
@@ -342,7 +340,7 @@ def test_rows_name_parts_and_corrections_that_there_are():
     for model, layout in zip(("meta-llama/Llama-3.1-70B-Instruct", SCOUT), layouts, strict=True):
         arch = load_model(model)
         engine = Deployment(Parallelism(*layout), max_num_seqs=64, sampling="penalised")
-        rows = rows_of(arch, H100, engine.resolved(arch, H100))
+        rows = rows_of(engine.resolved(arch, H100))
         assert {row.part for row in rows} <= set(PARTS)
         assert {row.correction for row in rows} <= set(CORRECTIONS)
         assert all(row.count > 0 for row in rows)

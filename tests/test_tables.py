@@ -13,17 +13,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from limits_by_hand import config_of
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.fluid.limits import Limits
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load, Stage
 from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
-from physim.prediction.replayed import engine_of
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine
+from physim.prediction.replayed import config_of as config_of_case
+from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
 from physim.replay.workload import drawn
 from physim.step.batch import Batch
@@ -72,7 +73,7 @@ def general():
 @pytest.fixture(scope="module")
 def table(general):
     case, model, _ = general
-    return tabulate(model, Reach.of(case.deployment.limits), 0.01, {"model": QWEN})
+    return tabulate(model, Reach.of(case.server), 0.01, {"model": QWEN})
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
     case = case_of(model, tp, **unlimited)
     exact = stepper(case)
     # As a simulator has it, with the rounding of a file.
-    write(tabulate(exact, Reach.of(case.deployment.limits), 0.01), tmp_path, "json")
+    write(tabulate(exact, Reach.of(case.server), 0.01), tmp_path, "json")
     times = TableStepTimes(load(tmp_path), 4000)
     whole = ((2, 4096, 0), (4, 2048, 0), (8, 1024, 0), (16, 512, 0), (64, 128, 0), (4, 128, 0))
     cached = ((2, 15, 560), (4, 15, 560), (8, 15, 560), (16, 15, 560), (4, 500, 1500))
@@ -166,7 +167,7 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
 def test_interpolation_keeps_its_word(model, tp, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
-    exact, reach = stepper(case), Reach.of(case.deployment.limits)
+    exact, reach = stepper(case), Reach.of(case.server)
     table = tabulate(exact, reach, 0.01)
     where = reach.draw(10_000, seed=77)
     seconds = total_seconds(exact, one_chunk(exact, where))
@@ -182,7 +183,7 @@ def test_interpolation_keeps_its_word(model, tp, tmp_path):
 
 def test_a_looser_tolerance_is_a_smaller_table(general, table):
     case, model, _ = general
-    loose = tabulate(model, Reach.of(case.deployment.limits), 0.05)
+    loose = tabulate(model, Reach.of(case.server), 0.05)
     assert loose.seconds.size < 0.3 * table.seconds.size
     assert 1 < loose.metadata["interpolation_error_pct"]["p99"] < 6
 
@@ -322,11 +323,11 @@ def test_a_replay_on_the_table_is_that_on_the_model(general, table, tmp_path):
     # The same rates for a minute each; benchmarks/bench_tables.py replays all of it.
     shorter = replace(GENERAL, stages=(Stage(8.0, 60.0), Stage(20.0, 60.0)))
     write(table, tmp_path, "json")
-    engine = engine_of(case, CORRECTIONS, region.met_requests)
+    engine = config_of_case(case, CORRECTIONS, region.met_requests)
     projection = blackbox(region)
 
     def replayed(times):
-        return replay(drawn(shorter, engine.limits, seed=0), times, engine).summary()
+        return replay(drawn(shorter, engine, seed=0), times, engine).summary()
 
     exact = replayed(ModelStepTimes(model, 128, 2048, 1000))
     tabled = replayed(TableStepTimes(load(tmp_path), 1000))
@@ -393,7 +394,7 @@ def test_trained_physics_as_blis_computes_it(folder):
 def test_a_line_is_trained_physics_exactly(folder):
     place, _ = folder
     case = case_of(tp=2)
-    beta = linear_as_trained_physics(5e-3, 40e-6, 30e-9, case.model, case.gpu, case.deployment)
+    beta = linear_as_trained_physics(5e-3, 40e-6, 30e-9, case.server)
     step = blis_reader.trained_physics(place, "H100", tp=2)
     batch = blis_reader.Batch([500, 700, 900], [])
     # 5 ms + 3 x 40 us + (501 + 701 + 901) x 30 ns, in whole microseconds.
@@ -406,7 +407,7 @@ def test_trained_physics_basis_is_blis_own(folder):
     steps = Batch.summarised(
         *(np.array([x]) for x in (3.0, 700.0, 1.0, 300.0, 0.0)), tokens_each=np.ones(1)
     )
-    basis = trained_physics_basis(steps, 300.0, case.model, case.gpu, case.deployment)[0]
+    basis = trained_physics_basis(steps, 300.0, case.server)[0]
     step = blis_reader.trained_physics(place, "H100", tp=2)
     batch = blis_reader.Batch([500, 700, 900], [300])
     for term in (0, 1, 3, 4, 5, 6, 8, 9):
@@ -467,7 +468,7 @@ def test_the_kernel_profile_has_a_cached_prompt_of_the_load(tp, tmp_path):
 
 def test_profiles_have_what_blis_wants():
     case = case_of("mistralai/Mixtral-8x7B-v0.1", 4)
-    profile = kernel_profile(stepper(case), case.model, case.deployment, GENERAL)
+    profile = kernel_profile(stepper(case), case.server, GENERAL)
     assert len(profile.multipliers) == 10
     assert all(np.isfinite(value) and value >= 0 for value in profile.multipliers)
     assert profile.experts is not None
@@ -541,7 +542,7 @@ def test_linear_steps_are_blis_blackbox(general, folder):
     error = 100 * np.abs(predicted / (region.seconds * 1e6) - 1)
     stated = about["coefficients"]["blackbox"]["error_pct"]["mean"]
     assert region.share @ error == pytest.approx(stated, abs=0.02)
-    assert case.deployment.limits.max_num_seqs == 128
+    assert case.server.sizes.max_num_seqs == 128
 
 
 @pytest.mark.parametrize(
@@ -562,19 +563,21 @@ def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
     alpha = [1e-6 * value for value in entry["alpha_coeffs"]]
     times = LinearStepTimes(*(1e-6 * value for value in entry["beta_coeffs"]))
     # BLIS forms a step when the one before it has ended.
-    limits = replace(case.deployment.limits, async_scheduling=False)
-    as_blis = Engine(limits, front_end_s=alpha[0], output_s=alpha[1])
+    limits = replace(Limits.from_server(case.server), async_scheduling=False)
+    as_blis = config_of(limits, front_end_s=alpha[0], output_s=alpha[1])
 
     def replayed(times, engine):
         # At 20 a second evenly spaced arrivals keep time with the steps: the sixth digit of a
         # coefficient then decides what they meet.
         shorter = replace(load, stages=tuple(Stage(0.99 * s.rate, 60.0) for s in load.stages))
-        return replay(drawn(shorter, engine.limits, seed=0), times, engine).summary()
+        return replay(drawn(shorter, engine, seed=0), times, engine).summary()
 
     exact = stepper(case)
     running = operating_region(case, exact, CORRECTIONS).met_requests
     found = replayed(times, as_blis)
-    full = replayed(ModelStepTimes(exact, 128, 2048, 4000), engine_of(case, CORRECTIONS, running))
+    full = replayed(
+        ModelStepTimes(exact, 128, 2048, 4000), config_of_case(case, CORRECTIONS, running)
+    )
     for metric, within in (("ttft", 0.05), ("itl", 0.02), ("e2e", 0.02)):
         assert found[metric]["mean"] == pytest.approx(full[metric]["mean"], rel=within), metric
 
@@ -664,6 +667,6 @@ def test_small_engines_have_tables():
         max_model_len=64,
     )
     exact = stepper(case)
-    table = tabulate(exact, Reach.of(case.deployment.limits), 0.01)
+    table = tabulate(exact, Reach.of(case.server), 0.01)
     one = total_seconds(exact, one_chunk(exact, np.array([[1.0, 40, 0, 0]]))).item()
     assert table(1, 40, 0, 0) == pytest.approx(one, rel=0.01)

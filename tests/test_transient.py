@@ -12,6 +12,7 @@ import physim
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.demand import Demand
+from physim.fluid.limits import Limits
 from physim.fluid.request_latencies import latencies
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.schedule import Schedule
@@ -120,9 +121,9 @@ def test_clients_that_give_up():
 
 def system(**engine):
     case = physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | engine)
-    ops = lower(case.model, case.gpu, case.deployment)
+    ops = lower(case.server)
     demand = Demand.of(Load(575, 248, rate=1.0), 16)
-    limits = jax.tree.map(float, case.deployment.limits)
+    limits = jax.tree.map(float, Limits.from_server(case.server))
     return jax.tree.map(jnp.asarray, (ops, demand, limits))
 
 

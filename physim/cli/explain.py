@@ -74,7 +74,7 @@ def _print_elasticities(found: Elasticities) -> None:
     console = stdout()
     metrics: Mapping[str, float] = found.metrics
     console.print(
-        f"{found.case.server}: TTFT "
+        f"{found.case.what}: TTFT "
         f"{metrics['ttft'] * 1e3:.1f} ms, ITL {metrics['itl'] * 1e3:.1f} ms, E2E "
         f"{metrics['e2e']:.3f} s, saturation {metrics['saturation']:.3g} requests/s"
     )

@@ -43,7 +43,7 @@ def build(
     from physim.engines.profile import shipped_engines
     from physim.grids.build import build_gpu
     from physim.grids.store import grids_of, measured_gpus
-    from physim.inputs.hardware import load_hardware
+    from physim.service.hardware import load_hardware
 
     console = stdout()
     wanted = [load_hardware(key) for key in gpus or measured_gpus()]

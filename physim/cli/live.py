@@ -32,7 +32,7 @@ def live(
     physim app Qwen3-14B --gpus h100_sxm,a100_sxm
     """
     from physim.corrections.files import load_fit
-    from physim.inputs.hardware import load_hardware
+    from physim.service.hardware import load_hardware
 
     for name in ("marimo", "matplotlib"):
         if importlib.util.find_spec(name) is None:

@@ -216,10 +216,10 @@ def _print_recommendation(found: Recommendation) -> None:
 
 def _server(one: Choice) -> str:
     """Such as ``2 x Qwen3-32B on 4 x h100_sxm (tp 4), 64 requests, 8192 tokens``."""
-    case, limits = one.case, one.case.deployment.limits
-    layout = case.deployment.parallelism
+    case, sizes = one.case, one.case.server.sizes
+    layout = case.server.parallelism
     name = case.model.name.split("/")[-1]
     return (
-        f"{one.replicas} x {name} on {case.where} ({layout}), "
-        f"{limits.max_num_seqs} requests, {limits.max_num_batched_tokens} tokens a step"
+        f"{one.replicas} x {name} on {case.server.where} ({layout}), "
+        f"{sizes.max_num_seqs} requests, {sizes.max_num_batched_tokens} tokens a step"
     )

@@ -73,7 +73,7 @@ def gpus(as_json: AsJson = False) -> None:
     physim show gpus
     """
     from physim.grids.store import measured_gpus
-    from physim.inputs.hardware import load_hardware, shipped_gpus
+    from physim.service.hardware import load_hardware, shipped_gpus
 
     found, measured = [load_hardware(key) for key in shipped_gpus()], measured_gpus()
     if as_json:

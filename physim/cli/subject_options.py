@@ -39,7 +39,7 @@ def _known_model(context: typer.Context, model: str | None) -> str | None:
 
 
 def _known_gpu(context: typer.Context, gpu: str | None) -> str | None:
-    from physim.inputs.hardware import load_hardware
+    from physim.service.hardware import load_hardware
 
     if gpu is not None and not context.resilient_parsing:
         load_hardware(gpu)

@@ -43,16 +43,16 @@ def branch_of(case: Case, runs: str = "") -> Branch:
         case: The case.
         runs: The campaign that it is of, if any that is known.
     """
-    profile = case.deployment.profile
+    profile = case.server.profile
     version = f"{profile.engine} {profile.version}"
     family = f"{profile.engine} {case.model.family}"
-    return ("all", case.gpu.key, profile.engine, version, family, runs)
+    return ("all", case.server.gpu.key, profile.engine, version, family, runs)
 
 
 def population_of(case: Case) -> str:
     """Those that scatter alike beyond what a fit knows: an engine's dense models, or its others."""
     kind = "experts" if case.model.experts else "dense"
-    return f"{case.deployment.profile.engine} {kind}"
+    return f"{case.server.profile.engine} {kind}"
 
 
 def prior_widths() -> Widths:

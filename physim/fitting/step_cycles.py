@@ -110,7 +110,7 @@ def observe_steps(
                 f"{path}: experiment_id {name}", "is in no table", "pass its run with --data"
             )
         case = case_of(records, None)
-        ops.append(lower(case.model, case.gpu, case.deployment))
+        ops.append(lower(case.server))
         branches.append(branch_of(case, campaign_of(records[0])))
         load = case.demanded
         contexts[name] = load.mean_input + load.mean_output / 2

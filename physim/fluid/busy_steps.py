@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from physim.fluid.demand import Demand
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.step.model import StepModel, StepTime
 from physim.types import Scalar
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from physim.fluid.guards import SMALL
-from physim.inputs.deployment import Limits
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
 from physim.inputs.request_points import LONGEST
@@ -24,21 +23,6 @@ from physim.types import AnyArray, Scalar
 _PRIVATE = 1 / SMALL
 # Weights of the strata of prompts, of which the last is in parts.
 PARTS = np.repeat([1.0, 1.0 / LONGEST], [STRATA - 1, LONGEST]) / STRATA
-_LIMITS = tuple(field.name for field in fields(Limits))
-
-
-def _limits_of(_: None, leaves: Iterable[Any]) -> Limits:
-    """Limits of whatever leaves JAX puts in them, past their `__init__` and its types."""
-    limits = object.__new__(Limits)
-    for name, leaf in zip(_LIMITS, leaves, strict=True):
-        object.__setattr__(limits, name, leaf)
-    return limits
-
-
-# An engine's limits are numbers like a load's: a record to map over.
-jax.tree_util.register_pytree_node(
-    Limits, lambda limits: (tuple(getattr(limits, name) for name in _LIMITS), None), _limits_of
-)
 
 
 class Strata(NamedTuple):

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE
+from physim.fluid.limits import Limits
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.prompt_chunks import GROUPS
 from physim.fluid.queueing import wait_for_tokens
 from physim.fluid.step_kinds import FULL, KINDS
 from physim.fluid.step_mix import Steps
-from physim.inputs.deployment import Limits
 from physim.step.front_end import handover_steps, output_s, outside_s
 from physim.types import AnyArray, Scalar
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE
+from physim.fluid.limits import Limits
 from physim.fluid.root_finding import NEWTON_STEPS
-from physim.inputs.deployment import Limits
 from physim.types import Scalar
 
 

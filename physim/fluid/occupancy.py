@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from physim.fluid.demand import Demand
 from physim.fluid.guards import HARDLY
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.types import AnyArray, Scalar
 
 # How many lives of its requests, in logarithm, a batch of a pipeline lasts at most: a run is not

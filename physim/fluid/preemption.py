@@ -14,7 +14,7 @@ import numpy as np
 
 from physim.fluid.demand import Demand
 from physim.fluid.guards import ROOT
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.types import Scalar
 
 # How sharply the KV cache takes over as what limits the requests that run: chosen on

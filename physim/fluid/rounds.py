@@ -24,7 +24,7 @@ from physim.fluid.first_prompts import (
     prompts_before,
     prompts_together,
 )
-from physim.inputs.deployment import Limits
+from physim.fluid.limits import Limits
 from physim.step.front_end import output_s, outside_s
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar

@@ -23,6 +23,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.first_token import local
 from physim.fluid.guards import FULLEST, HARDLY
 from physim.fluid.kv_capacity import kv_cv2, kv_slots, kv_use
+from physim.fluid.limits import Limits
 from physim.fluid.occupancy import Occupancy, room_beside
 from physim.fluid.percentiles import Chances, chances
 from physim.fluid.preemption import full_cache, recomputed_tokens
@@ -31,7 +32,6 @@ from physim.fluid.queueing import wait_for_a_slot
 from physim.fluid.root_finding import root_of_cases
 from physim.fluid.rounds import engine_of
 from physim.fluid.step_mix import Steps, steps_at
-from physim.inputs.deployment import Limits
 from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar

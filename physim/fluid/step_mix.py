@@ -18,12 +18,12 @@ from physim.fluid.batch_statistics import (
 )
 from physim.fluid.demand import Demand
 from physim.fluid.guards import HARDLY, LITTLE, NEARLY
+from physim.fluid.limits import Limits
 from physim.fluid.occupancy import Occupancy
 from physim.fluid.prompt_chunks import GROUPS
 from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of
 from physim.fluid.queueing import peakedness
 from physim.fluid.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
-from physim.inputs.deployment import Limits
 from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar

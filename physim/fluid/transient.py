@@ -28,6 +28,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.first_token import EMPTY, Local, local
 from physim.fluid.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
 from physim.fluid.kv_capacity import kv_slots, kv_use, own_blocks
+from physim.fluid.limits import Limits
 from physim.fluid.occupancy import Occupancy, room_beside
 from physim.fluid.preemption import recomputed_tokens
 from physim.fluid.prompt_chunks import Chunks
@@ -37,7 +38,6 @@ from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.step_kinds import FULL
 from physim.fluid.step_mix import steps_at
 from physim.fluid.table_look_up import cubic, straight
-from physim.inputs.deployment import Limits
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
 

@@ -23,8 +23,8 @@ from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.measurements import Measurements, Rows
 from physim.grids.mixer_tables import MIXER_READERS
-from physim.inputs.hardware import Hardware
 from physim.models.formats import KV_BYTES, NVFP4
+from physim.service.hardware import Hardware
 from physim.types import Number
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from physim.grids.aiconfigurator import (
 from physim.grids.efficiency import ExpertGrid, Grid, hat_weights
 from physim.grids.measurements import Measurements
 from physim.grids.store import load_grid, save_grid
-from physim.inputs.hardware import Hardware
+from physim.service.hardware import Hardware
 
 _HELD_OUT_SHARE = 0.1
 _SEED = 0

@@ -20,7 +20,6 @@ import numpy as np
 from physim import mixers, roofline
 from physim.engines.engine import engine_named
 from physim.grids.measurements import Gemms, Rows
-from physim.inputs.hardware import Hardware
 from physim.models.architecture import ModelArch
 from physim.models.families import read_architecture
 from physim.models.formats import KV_BYTES
@@ -32,6 +31,7 @@ from physim.models.layers import (
     LayerGroup,
     LinearAttention,
 )
+from physim.service.hardware import Hardware
 from physim.types import Number
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from physim import data
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.efficiency import ExpertGrid, Grid
-from physim.inputs.hardware import Hardware, load_hardware
+from physim.service.hardware import Hardware, load_hardware
 
 # Where a GPU has no grids of its own, efficiencies are taken from this one: the best measured.
 _STAND_IN = "h100_sxm"

@@ -1,4 +1,4 @@
-"""What is predicted: a model on a GPU, in a deployment, under a load."""
+"""What is predicted: a service under a load."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any, TypedDict, Unpack, get_type_hints
 
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion
-from physim.inputs.deployment import Deployment, ResolvedDeployment
-from physim.inputs.hardware import Hardware, load_hardware
+from physim.inputs.deployment import Deployment
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
+from physim.service.server import Server
+from physim.service.service import Service
 
 
 class LoadOptions(TypedDict, total=False):
@@ -112,17 +114,13 @@ class Case:
     """One thing to predict.
 
     Attributes:
-        model: The model.
-        gpu: The GPU.
-        deployment: The engine, every limit known.
-        load: The load; None where only the server is meant.
+        service: What serves.
+        load: The load; None where only the service is meant.
         mixed: How steps of both prefill and decode are composed, one of `MIXED`.
         notes: How the load was changed to what the engine takes, one line each.
     """
 
-    model: ModelArch
-    gpu: Hardware
-    deployment: ResolvedDeployment
+    service: Service
     load: Load | None = None
     mixed: str = MIXED[0]
     notes: tuple[str, ...] = ()
@@ -176,11 +174,25 @@ class Case:
             InputError: Some part cannot be used, or they do not go together.
         """
         arch, hardware = load_model(model, read_as), load_hardware(gpu)
-        resolved = deployment.resolved(arch, hardware)
+        server = deployment.resolved(arch, hardware)
         notes: list[str] = []
         if load is not None:
-            load, notes = load.within(resolved.limits)
-        return cls(arch, hardware, resolved, load, notes=tuple(notes))
+            load, notes = load.within(server)
+        return cls(Service.single(server), load, notes=tuple(notes))
+
+    @property
+    def model(self) -> ModelArch:
+        """The model that is served."""
+        return self.service.model
+
+    @property
+    def server(self) -> Server:
+        """The one server of the service.
+
+        Raises:
+            InputError: It has several, which physim does not predict.
+        """
+        return self.service.server
 
     @property
     def demanded(self) -> Load:
@@ -199,18 +211,13 @@ class Case:
 
         Otherwise as ``mixed`` says.
         """
-        apart = self.deployment.limits.prompts_apart and self.mixed == MIXED[0]
+        apart = self.server.policy.prompts_apart and self.mixed == MIXED[0]
         return APART if apart else self.mixed
 
     @property
-    def where(self) -> str:
-        """What the model runs on, such as ``2 x h100_sxm``."""
-        return f"{self.deployment.parallelism.gpus} x {self.gpu.key}"
-
-    @property
-    def server(self) -> str:
+    def what(self) -> str:
         """The model and what it runs on."""
-        return f"{self.model.name} on {self.where}"
+        return f"{self.model.name} on {self.server.where}"
 
     def under(self, load: Load | None) -> Case:
         """The same server under another load.
@@ -220,7 +227,7 @@ class Case:
         """
         if load is None:
             return replace(self, load=None, notes=())
-        own, notes = load.within(self.deployment.limits)
+        own, notes = load.within(self.server)
         # Lengths that were cut before are not cut again.
         if self.load is not None and own.output_tokens == self.load.output_tokens:
             notes = list(self.notes)

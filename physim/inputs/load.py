@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion, Stretch
-from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Lengths, Tokens, lengths
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.request_points import (
@@ -22,6 +21,7 @@ from physim.inputs.request_points import (
     longest_parts,
     moments_of,
 )
+from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
 # Windows as long as a few steps, seconds; how many lives of requests stand for all, and how many
@@ -399,11 +399,11 @@ class Load:
             rates = [self.rate]
         return f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
 
-    def within(self, limits: Limits) -> tuple[Load, list[str]]:
-        """The load as an engine takes it: requests end at max_model_len.
+    def within(self, server: Server) -> tuple[Load, list[str]]:
+        """The load as a server takes it: requests end at max_model_len.
 
         Args:
-            limits: The engine's limits.
+            server: The server.
 
         Returns:
             The load, and what was made shorter, one line each.
@@ -411,8 +411,8 @@ class Load:
         Raises:
             InputError: A request of mean length, or some prompts, could never run.
         """
-        self._check_fits(limits)
-        most, inputs, outputs = limits.max_model_len, self.input_tokens, self.output_tokens
+        self._check_fits(server)
+        most, inputs, outputs = server.sizes.max_model_len, self.input_tokens, self.output_tokens
         if isinstance(inputs, Lengths):
             refused = inputs.share_beyond(most - 1)
             if refused:
@@ -435,18 +435,18 @@ class Load:
         assert isinstance(outputs, Lengths)
         return replace(self, output_tokens=outputs.up_to(left)), [line]
 
-    def _check_fits(self, limits: Limits) -> None:
-        length = self.mean_input + self.mean_output
-        if length > limits.max_model_len:
+    def _check_fits(self, server: Server) -> None:
+        length, longest = self.mean_input + self.mean_output, server.sizes.max_model_len
+        if length > longest:
             raise InputError(
                 "input and output",
-                f"{length:g} tokens exceed max_model_len {limits.max_model_len}",
+                f"{length:g} tokens exceed max_model_len {longest}",
                 "shorten them or raise max_model_len",
             )
-        if length > limits.kv_tokens:
+        if length > server.kv.tokens:
             raise InputError(
                 "input and output",
-                f"{length:g} tokens exceed the KV cache of {limits.kv_tokens} tokens",
+                f"{length:g} tokens exceed the KV cache of {server.kv.tokens} tokens",
                 "shorten them, raise tp, or take a larger GPU",
             )
 

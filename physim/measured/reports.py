@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
-from physim.inputs.hardware import load_hardware
 from physim.measured import server_log as server_logs
 from physim.measured.formats import FORMATS
 from physim.measured.stage_report import Server, rows
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import load_hardware
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def read_report(
     if quantization and arch.weight_format.bytes_per_weight >= _UNQUANTISED_BYTES:
         notes.append(f"the server had weights in {quantization}, which {arch.name} has not")
     resolved = deployment.resolved(arch, hardware)
-    limits = resolved.limits
+    sizes = resolved.sizes
     about = Server(
         experiment=experiment or Path(path).stem,
         model=model,
@@ -102,9 +102,9 @@ def read_report(
         **asdict(deployment.parallelism),
         engine=deployment.engine,
         engine_version=deployment.engine_version or resolved.profile.version,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_model_len=sizes.max_model_len,
         gpu_memory_utilization=resolved.memory.share,
         kv_cache_dtype=deployment.kv_cache_dtype,
         kv_blocks=deployment.kv_blocks,

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from physim import records
 from physim.errors import InputError
-from physim.inputs.hardware import load_hardware
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.records import Count, Length, Positive, Record, Text, Whole, read_cells
+from physim.service.hardware import load_hardware
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from physim.inputs.hardware import Hardware
     from physim.models.architecture import ModelArch
+    from physim.service.hardware import Hardware
 
 PACKAGE = "aiconfigurator_core"
 # The mode of rows whose prompts are computed on other GPUs than their answers.

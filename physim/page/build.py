@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, LoadAndEngineOptions, check_names
-from physim.inputs.hardware import load_hardware
 from physim.inputs.request_lengths import RequestLengths
 from physim.page.interpolation import Table
 from physim.page.tables import (
@@ -34,6 +33,7 @@ from physim.page.widths import LOADS, Widths, half_widths, under
 from physim.prediction.intervals import predict_with_intervals
 from physim.questions.prices import hourly_prices
 from physim.questions.servers import Latencies, Servers
+from physim.service.hardware import load_hardware
 
 # What a page offers where nothing is said.
 GPUS = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm")
@@ -173,7 +173,7 @@ def predicted(
 
 def _group(case: Case) -> tuple[str, object]:
     """What servers that differ in limits alone have in common."""
-    return case.gpu.key, case.deployment.parallelism
+    return case.server.gpu.key, case.server.parallelism
 
 
 def _servers(

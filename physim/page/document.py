@@ -67,7 +67,7 @@ def _document(found: Predicted) -> str:
     """The HTML."""
     case = found.servers[0]
     version = metadata.version("physim-llm")
-    profile = case.deployment.profile
+    profile = case.server.profile
     lengths = case.demanded.lengths
     requests = "" if lengths is None else f", requests as in {printable(lengths.name)}"
     about = (
@@ -102,7 +102,7 @@ def _facts(found: Predicted) -> dict[str, Any]:
         "arrays": found.packed.arrays,
         "values": VALUES,
         "parts": [{"name": name, "label": PARTS[name].label} for name in PART_NAMES],
-        "gpus": {case.gpu.key: printable(case.gpu.name) for case in found.groups},
+        "gpus": {case.server.gpu.key: printable(case.server.gpu.name) for case in found.groups},
         "groups": [_group(found, case) for case in found.groups],
         "servers": [
             {"group": group, **_server(case)}
@@ -116,8 +116,8 @@ def _facts(found: Predicted) -> dict[str, Any]:
         "checked": CHECKED,
         "refused": [printable(line) for line in found.refused],
         "first": {
-            "gpu": case.gpu.key,
-            "tp": case.deployment.parallelism.tp,
+            "gpu": case.server.gpu.key,
+            "tp": case.server.parallelism.tp,
             **_FIRST,
             "rate": rate,
             "input": inputs,
@@ -153,11 +153,11 @@ def _group(found: Predicted, case: Case) -> dict[str, Any]:
     least = least_s(case.under(one))
     ranges = found.fit.on(case).ranges
     return {
-        "gpu": case.gpu.key,
-        "tp": case.deployment.parallelism.tp,
-        "gpus": case.deployment.parallelism.gpus,
-        "weight_bytes": case.deployment.weight_bytes,
-        "stands_in": gpu_or_stand_in(case.gpu.key) != case.gpu.key,
+        "gpu": case.server.gpu.key,
+        "tp": case.server.parallelism.tp,
+        "gpus": case.server.parallelism.gpus,
+        "weight_bytes": case.server.memory.weights,
+        "stands_in": gpu_or_stand_in(case.server.gpu.key) != case.server.gpu.key,
         "least": {"ttft_s_per_token": least["ttft_s"], "itl_s": least["itl_s"]},
         "ranges": [
             {
@@ -175,11 +175,11 @@ def _group(found: Predicted, case: Case) -> dict[str, Any]:
 
 def _server(case: Case) -> dict[str, Any]:
     """A server's limits and memory."""
-    limits, memory = case.deployment.limits, case.deployment.memory
+    sizes, kv, memory = case.server.sizes, case.server.kv, case.server.memory
     return {
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "kv_tokens": limits.reported_blocks * limits.block_size,
+        "max_num_seqs": sizes.max_num_seqs,
+        "max_num_batched_tokens": sizes.max_num_batched_tokens,
+        "kv_tokens": kv.reported_blocks * kv.block_size,
         "memory": {
             name: getattr(memory, name)
             for name in ("weights", "kv_cache", "graphs", "activations", "usable")

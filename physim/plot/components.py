@@ -115,7 +115,7 @@ def draw_component(
     sweep = _SWEEPS[part.sweep]
     sizes = np.geomspace(1, _MOST_ON_HOST if part is HOST else sweep.most, _POINTS)
     axes = axes_or_new(axes, 5.0, 3.4)
-    operations = rows_of(case.model, case.gpu, case.deployment)
+    operations = rows_of(case.server)
     measured = any(row.log_seconds is not None for row in operations if row.part == component)
     # What is no work on a GPU is drawn from zero.
     is_work = part is not HOST and part.sweep != "either"
@@ -126,7 +126,7 @@ def draw_component(
             continue
         times = [1e3 * named_seconds(one, batches)[component] for one in (ideal, bare, fitted)]
         if not np.any(times[-1] > 0):
-            raise InputError("component", f"{case.server} has no {component}", "name another")
+            raise InputError("component", f"{case.what} has no {component}", "name another")
         if measured:
             axes.plot(sizes, times[0], "--", color="0.3", lw=1, label=_first("roofline", number))
         if not np.allclose(times[1], times[2], rtol=1e-3):
@@ -138,7 +138,7 @@ def draw_component(
     else:
         axes.set_ylim(bottom=0)
     plain_ticks(axes)
-    axes.set_title(textwrap.fill(literal(f"{part.label}: {case.server}"), _TITLE), fontsize=9)
+    axes.set_title(textwrap.fill(literal(f"{part.label}: {case.what}"), _TITLE), fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return axes

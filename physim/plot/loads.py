@@ -84,7 +84,7 @@ def draw_load(
             own.set_xlim(0, 1.05 * min(max(sizes[-1], mark), 2 * sizes[-1]))
         own.legend(fontsize=7, loc="lower right")
     plain_ticks(*axes)
-    title = literal(case.server)
+    title = literal(case.what)
     lengths = (
         f"{one.mean_input:g} tokens in ({one.cached_tokens:g} cached), {one.mean_output:g} out"
     )

@@ -50,7 +50,7 @@ def draw_tradeoff(found: Tradeoff, cases: Sequence[Case]) -> Axes:
         The axes.
     """
     axes = new_figure(7.5, 5).subplots()
-    kinds = [literal(f"{case.model.name.split('/')[-1]} on {case.gpu.key}") for case in cases]
+    kinds = [literal(f"{one.model.name.split('/')[-1]} on {one.server.gpu.key}") for one in cases]
     of_points = np.array(kinds)[found.servers]
     colors = {kind: f"C{place % 10}" for place, kind in enumerate(dict.fromkeys(kinds))}
     for kind, color in colors.items():

@@ -43,8 +43,8 @@ def draw_schedule(recommendation: Recommendation) -> list[Axes]:
     above.stairs([one.rate for one in windows], hours, fill=True, alpha=0.4)
     above.set(ylabel="requests per second", ylim=(0, None))
     for place, (one, schedule) in enumerate(shown):
-        layout = one.case.deployment.parallelism
-        label = literal(f"{one.case.model.name.split('/')[-1]} on {one.case.gpu.key} ({layout})")
+        server, layout = one.case.server, one.case.server.parallelism
+        label = literal(f"{server.model.name.split('/')[-1]} on {server.gpu.key} ({layout})")
         # Later lines are thinner, so that none covers another.
         gpus = schedule.replicas * layout.gpus
         below.stairs(gpus, hours, baseline=None, color=f"C{place}", label=label, lw=5 - 1.5 * place)

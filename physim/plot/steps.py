@@ -59,7 +59,7 @@ def draw_roofline(
     """
     case = Case.of(model, **options)
     stepper = step_model_of(case, load_fit(fit).on(case).corrections)
-    hardware = case.gpu
+    hardware = case.server.gpu
     axes = axes_or_new(axes, 6.5, 4.5)
     from matplotlib.lines import Line2D
 
@@ -92,7 +92,7 @@ def draw_roofline(
         xlabel="FLOP for each byte moved",
         ylabel="TFLOP/s of one GPU",
     )
-    axes.set_title(literal(case.server), fontsize=9)
+    axes.set_title(literal(case.what), fontsize=9)
     plain_ticks(axes)
     axes.grid(alpha=0.3)
     # Nothing is above the roof.
@@ -111,7 +111,7 @@ def _work(
     seconds = {name: float(own[0]) for name, own in named_seconds(model, step).items()}
     sizes = {name: float(size) for name, size in model.sizes(step).items()}
     work: dict[str, tuple[float, float]] = {}
-    for row in rows_of(case.model, case.gpu, case.deployment):
+    for row in rows_of(case.server):
         flops, moved = _of_row(row, sizes, batch, new, context)
         if flops > 0 and row.part != "output":
             before = work.get(row.part, (0.0, 0.0))
@@ -163,14 +163,14 @@ def draw_breakdown(
         raise ValueError(f"against is {against!r}, not batch or context")
     case = Case.of(model, **options)
     stepper = step_model_of(case, load_fit(fit).on(case).corrections)
-    limits = case.deployment.limits
+    sizes, kv_tokens = case.server.sizes, case.server.kv.tokens
     if against == "batch":
-        most = max(min(limits.max_num_seqs, limits.kv_tokens / context), 2.0)
+        most = max(min(sizes.max_num_seqs, kv_tokens / context), 2.0)
         x = np.geomspace(1, most, _POINTS)
         steps = stepper.batch(decode_requests=x, context=context)
         label = f"requests that decode, {context:g} tokens each"
     else:
-        most = max(min(limits.max_model_len, limits.kv_tokens / batch), 32.0)
+        most = max(min(sizes.max_model_len, kv_tokens / batch), 32.0)
         x = np.geomspace(16, most, _POINTS)
         steps = stepper.batch(decode_requests=batch, context=x)
         label = f"context of each of {batch:g} requests, tokens"
@@ -183,7 +183,7 @@ def draw_breakdown(
     colors = [*(_COLORS.get(PART_NAMES[part], f"C{part}") for part in shown), "0.6"]
     axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"], colors=colors)
     axes.set(xscale="log", xlabel=label, ylabel="time of a step, ms", xlim=(x[0], x[-1]))
-    axes.set_title(literal(case.server), fontsize=9)
+    axes.set_title(literal(case.what), fontsize=9)
     plain_ticks(axes)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", fontsize=8)
@@ -218,7 +218,7 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
     axes.set_xlabel("change of each, percent, with one percent more of")
     # The legend is above, where no bar is.
     axes.set_title(
-        literal(f"{found.case.server}, {found.case.demanded.describe()}"), fontsize=9, pad=24
+        literal(f"{found.case.what}, {found.case.demanded.describe()}"), fontsize=9, pad=24
     )
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(

@@ -13,8 +13,8 @@ from jaxtyping import Float
 
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand, strata_of
+from physim.fluid.limits import Limits
 from physim.inputs.case import Case
-from physim.inputs.deployment import Limits
 from physim.step.lowering import StepOps, lower, stack_ops
 from physim.step.mixed_steps import MIXINGS, Mixing
 from physim.step.model import StepModel
@@ -30,7 +30,7 @@ def step_model_of(case: Case, corrections: Corrections) -> StepModel:
         case: The case; its load is of no account.
         corrections: Corrections of the components.
     """
-    ops = lower(case.model, case.gpu, case.deployment)
+    ops = lower(case.server)
     return StepModel(ops, corrections, MIXINGS[case.composition])
 
 
@@ -40,7 +40,7 @@ def prompts_of_strata(case: Case) -> Float[np.ndarray, " strata"]:
     Args:
         case: The case.
     """
-    return strata_of(case.demanded, case.deployment.limits.block_size).inputs
+    return strata_of(case.demanded, case.server.kv.block_size).inputs
 
 
 class CaseArrays(eqx.Module):
@@ -78,14 +78,14 @@ class CaseArrays(eqx.Module):
         # Members of an ensemble are one case many times over, and many cases share their steps.
         apart = {id(case): case for case in cases}
         places = {key: place for place, key in enumerate(apart)}
-        lowered = [lower(c.model, c.gpu, c.deployment) for c in apart.values()]
+        lowered = [lower(c.server) for c in apart.values()]
         different = {id(ops): ops for ops in lowered}
         steps = {key: place for place, key in enumerate(different)}
         ops, step_of = stack_ops(list(different.values())), [steps[id(own)] for own in lowered]
         demand = Demand.stacked(
-            [Demand.of(c.demanded, c.deployment.limits.block_size) for c in apart.values()]
+            [Demand.of(c.demanded, c.server.kv.block_size) for c in apart.values()]
         )
-        limits = stack([case.deployment.shared_limits for case in apart.values()])
+        limits = stack([Limits.from_server(case.server) for case in apart.values()])
         found = []
         for start in range(0, len(cases), most):
             rows = [places[id(case)] for case in cases[start : start + most]]

@@ -176,5 +176,5 @@ def _held(result: Replayed, frame: pd.DataFrame, begin: float, end: float) -> di
     return {
         "running": float(lasting @ samples.running) / span,
         "batch": float(np.sum(ends - answers)) / span,
-        "kv_use": float(lasting @ samples.kv_blocks) / span / result.engine.kv_blocks,
+        "kv_use": float(lasting @ samples.kv_blocks) / span / result.config.kv_blocks,
     }

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from physim.engines.engine import Launch, engine_named
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.deployment import ALL2ALL
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
+from physim.service.server import ALL2ALL
 
 # Requests of a load without end.
 _PROMPTS = 1000
@@ -49,21 +49,21 @@ def serve_command(case: Case) -> str:
     Raises:
         InputError: The engine has none that is known.
     """
-    known, limits = case.deployment, case.deployment.limits
-    is_default = known.kv_cache_dtype == case.model.kv_cache_dtype
-    found = engine_named(known.profile.engine).launch(
+    server, sizes = case.server, case.server.sizes
+    is_default = server.kv_cache_dtype == case.model.kv_cache_dtype
+    found = engine_named(server.profile.engine).launch(
         Launch(
             model=case.model.name,
-            parallelism=known.parallelism,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            gpu_memory_utilization=known.memory.share,
-            block_size=limits.block_size,
-            kv_cache_dtype=None if is_default else known.kv_cache_dtype,
-            async_scheduling=limits.async_scheduling,
-            all2all=None if known.all2all == ALL2ALL[0] else known.all2all,
-            receive_every=limits.receive_every,
+            parallelism=server.parallelism,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            gpu_memory_utilization=server.memory.share,
+            block_size=server.kv.block_size,
+            kv_cache_dtype=None if is_default else server.kv_cache_dtype,
+            async_scheduling=server.policy.async_scheduling,
+            all2all=None if server.all2all == ALL2ALL[0] else server.all2all,
+            receive_every=server.policy.receive_every,
         )
     )
     command = in_shell(found.words)
@@ -127,15 +127,15 @@ def manifest_of(case: Case, replicas: int) -> str:
     Raises:
         InputError: The engine has no command that is known.
     """
-    deployment = case.deployment
-    engine, version = engine_named(deployment.profile.engine), deployment.profile.version
+    server = case.server
+    engine, version = engine_named(server.profile.engine), server.profile.version
     # Releases have three numbers.
     image = engine.image.format(version if version.count(".") > 1 else f"{version}.0")
     values = {
         "name": _resource_name(case.model.name),
         "image": image,
         "command": ["/bin/bash", "-c", serve_command(case)],
-        "gpus": deployment.parallelism.gpus,
+        "gpus": server.parallelism.gpus,
         "replicas": replicas,
         "port": engine.port,
     }

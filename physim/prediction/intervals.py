@@ -151,10 +151,10 @@ def least_s(case: Case) -> dict[str, float]:
     A prompt's multiplications run at peak FLOP/s at most, and a step reads the weights that one
     token visits at the memory's bandwidth at most; attention and all else come on top.
     """
-    model, gpu, load = case.model, case.gpu, case.demanded
+    model, gpu, load = case.model, case.server.gpu, case.demanded
     # Chunks of a prompt pass the stages of a pipeline one behind the other, tokens one by one.
-    gpus, stage = case.deployment.parallelism.gpus, case.deployment.parallelism.stage_gpus
-    placement, visited = Placement(model, gpu, case.deployment), model.visited_weights.items()
+    gpus, stage = case.server.parallelism.gpus, case.server.parallelism.stage_gpus
+    placement, visited = Placement(case.server), model.visited_weights.items()
     new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
     prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
     read = sum(form.bytes_per_weight * weights for form, weights in visited)
@@ -169,8 +169,8 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
     load = case.demanded
     cached = load.cached_tokens
     return {
-        "weight_bytes": case.deployment.weight_bytes,
-        "tp": float(case.deployment.parallelism.tp),
+        "weight_bytes": case.server.memory.weights,
+        "tp": float(case.server.parallelism.tp),
         "batch": max(prediction.batch, 1.0),
         "context": load.mean_input + load.mean_output / 2,
         "new_tokens": max(load.mean_input - cached, 1.0),
@@ -185,9 +185,9 @@ def extrapolations(case: Case, prediction: Prediction, fit: Calibration) -> tupl
 
 def _unmeasured(case: Case) -> list[tuple[float, str]]:
     """A line where no kernel of the GPU was measured: corrections are then nearly unknown."""
-    if gpu_or_stand_in(case.gpu.key) == case.gpu.key:
+    if gpu_or_stand_in(case.server.gpu.key) == case.server.gpu.key:
         return []
-    return [(_UNMEASURED, f"a {case.gpu.key}, of which no kernel was measured")]
+    return [(_UNMEASURED, f"a {case.server.gpu.key}, of which no kernel was measured")]
 
 
 def _beyond(

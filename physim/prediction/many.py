@@ -80,7 +80,7 @@ def _check_numbers(case: Case, prediction: Prediction) -> None:
     }
     wrong = [name for name, value in numbers.items() if value is not None and math.isnan(value)]
     if wrong:
-        where = f"{case.model.name} on {case.gpu.key}, {case.demanded.describe()}"
+        where = f"{case.model.name} on {case.server.gpu.key}, {case.demanded.describe()}"
         raise InputError(
             where,
             f"the model finds no number for {wrong[0]}",

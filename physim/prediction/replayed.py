@@ -19,8 +19,9 @@ from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
 from physim.prediction.results import Part, Prediction, Timeline, over_time
 from physim.prediction.steady import steady
-from physim.replay.engine import replay
-from physim.replay.outcome import Engine, Replayed, completed_of
+from physim.replay.cluster import replay
+from physim.replay.config import ReplayConfig
+from physim.replay.outcome import Replayed, completed_of
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn, read_trace
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s, warm_up_s
@@ -34,21 +35,23 @@ REPLAYED = 5000
 _POINTS = 1000
 
 
-def engine_of(case: Case, corrections: Corrections, requests: float) -> Engine:
-    """The engine of a case, with the constants of its front end.
+def config_of(case: Case, corrections: Corrections, requests: float) -> ReplayConfig:
+    """The server of a case, with the constants of its front end.
 
     Args:
         case: The case.
         corrections: Corrections of the constants.
         requests: Requests of a step, mean, whose output is handled together.
     """
-    limits, load = case.deployment.limits, case.load
-    return Engine(
-        limits,
-        case.deployment.parallelism,
+    server, load = case.server, case.load
+    return ReplayConfig(
+        server.sizes,
+        server.kv,
+        server.policy,
+        server.parallelism,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
-        output_steps=float(handover_beyond_steps(corrections, limits.async_scheduling)),
+        output_steps=float(handover_beyond_steps(corrections, server.policy.async_scheduling)),
         warm_up_s=0.0 if load is None else float(warm_up_s(corrections, load.warm_up_s)),
     )
 
@@ -89,7 +92,7 @@ def replay_load(case: Case, corrections: Corrections, running: float, seed: int)
         InputError: The replay cannot do this.
     """
     load = _ending(case.demanded)
-    workload = drawn(load, case.deployment.limits, seed)
+    workload = drawn(load, case.server, seed)
     return replay_of(workload, case, corrections, running, load.timeout_s)
 
 
@@ -113,19 +116,18 @@ def replay_trace(
     case: Case, trace: Path, corrections: Corrections, fit: str, timeout_s: float | None
 ) -> Prediction:
     """Replays a recorded trace; see `physim.predict_trace`."""
-    limits = case.deployment.limits
-    workload = read_trace(trace, limits.block_size)
-    if workload.longest > limits.max_model_len:
+    longest = case.server.sizes.max_model_len
+    workload = read_trace(trace, case.server.kv.block_size)
+    if workload.longest > longest:
         raise InputError(
             str(trace),
-            f"has a request of {workload.longest} tokens, beyond max_model_len "
-            f"{limits.max_model_len}",
+            f"has a request of {workload.longest} tokens, beyond max_model_len {longest}",
             "remove it or raise max_model_len",
         )
     result = replay_of(workload, case, corrections, 0.0, timeout_s)
     alike = steady([case.under(_stand_in(result))], [corrections], fit)[0]
     # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
-    result.engine = engine_of(case, corrections, alike.running)
+    result.config = config_of(case, corrections, alike.running)
     return dataclasses.replace(_prediction(alike, result, []), load=None)
 
 
@@ -138,7 +140,7 @@ def _stand_in(result: Replayed) -> Load:
     arrivals = [request.arrival_s for request in result.requests]
     ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
     found = np.array([request.cached_tokens for request in ran])
-    size, ranks = result.engine.limits.block_size, result.engine.parallelism.dp
+    size, ranks = result.config.kv.block_size, result.config.parallelism.dp
     cached = float(np.rint(found.mean() / size) * size)
     return Load(
         input_tokens=observed(
@@ -168,15 +170,15 @@ def replay_of(
         running: Requests that run at once, mean, for what handing tokens out takes.
         timeout_s: When a client gives up; None for never.
     """
-    limits = case.deployment.limits
+    sizes = case.server.sizes
     times = ModelStepTimes(
         step_model_of(case, corrections),
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
         workload.longest,
-        case.deployment.parallelism.dp,
+        case.server.parallelism.dp,
     )
-    return replay(workload, times, engine_of(case, corrections, running), timeout_s)
+    return replay(workload, times, config_of(case, corrections, running), timeout_s)
 
 
 def _prediction(
@@ -205,7 +207,7 @@ def _prediction(
         time_s=samples.time_s[some].tolist(),
         waiting=samples.waiting[some].tolist(),
         running=samples.running[some].tolist(),
-        kv_use=(samples.kv_blocks[some] / result.engine.kv_blocks).tolist(),
+        kv_use=(samples.kv_blocks[some] / result.config.kv_blocks).tolist(),
         arrival_s=sent["arrival_s"].tolist(),
         ttft_s=sent["ttft_s"].tolist(),
     )

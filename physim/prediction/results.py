@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
-from physim.inputs.deployment import GIB, ResolvedDeployment
 from physim.inputs.load import Load
 from physim.prediction.html import element, joined, prediction_tables
 from physim.prediction.requests import OF_A_REQUEST, LengthGroup, Requests
 from physim.printable import printable
+from physim.service.server import GIB, Server
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +102,7 @@ class Prediction:
         whole: Latencies with percentiles.
         stages: The same for each stage, if there are several.
         timeline: The engine over time; None for a load that stays.
-        deployment: The engine with its version, limits and sampling, as given or by default.
+        server: The engine with its version, limits and sampling, as given or by default.
         assumptions: Where physics stands in for a measurement, one line each.
         intervals: Where a measurement of ``ttft_s``, ``itl_s``, ``e2e_s`` and ``saturation_rps``
             lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
@@ -134,7 +134,7 @@ class Prediction:
     stages: tuple[Part, ...]
     timeline: Timeline | None = field(repr=False)
     assumptions: tuple[str, ...]
-    deployment: ResolvedDeployment = field(repr=False)
+    server: Server = field(repr=False)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extrapolations: tuple[str, ...] = ()
 
@@ -194,7 +194,7 @@ class Prediction:
             "stages": [part.to_dict() for part in self.stages],
         }
         content["capacity_rps"] = self.saturation_rps
-        content["deployment"] = self.deployment.to_dict()
+        content["deployment"] = content.pop("server").to_dict()
         # JSON knows no infinity.
         content["intervals"] = {
             name: [low, high if math.isfinite(high) else None]
@@ -250,24 +250,24 @@ class Prediction:
     @property
     def gpus(self) -> str:
         """How many GPUs of which kind, and what they share if it is not tensors alone."""
-        layout = self.deployment.parallelism
+        layout = self.server.parallelism
         how = "" if layout.gpus == layout.tp == layout.gpus * layout.ep else f" ({layout})"
         return f"{layout.gpus} x {self.gpu}{how}"
 
     def describe_engine(self) -> str:
         """The engine and its limits, in a line."""
-        known, limits = self.deployment, self.deployment.limits
-        scheduling = "asynchronous" if limits.async_scheduling else "synchronous"
+        known, sizes = self.server, self.server.sizes
+        scheduling = "asynchronous" if known.policy.async_scheduling else "synchronous"
         return (
-            f"{known.profile.engine} {known.profile.version}: max_num_seqs {limits.max_num_seqs}, "
-            f"max_num_batched_tokens {limits.max_num_batched_tokens}, max_model_len "
-            f"{limits.max_model_len}, {scheduling} scheduling, {known.kv_cache_dtype} KV cache, "
+            f"{known.profile.engine} {known.profile.version}: max_num_seqs {sizes.max_num_seqs}, "
+            f"max_num_batched_tokens {sizes.max_num_batched_tokens}, max_model_len "
+            f"{sizes.max_model_len}, {scheduling} scheduling, {known.kv_cache_dtype} KV cache, "
             f"{known.sampling} sampling"
         )
 
     def describe_memory(self) -> str:
         """What the memory of a GPU is for, in a line."""
-        memory, limits = self.deployment.memory, self.deployment.limits
+        memory, kv = self.server.memory, self.server.kv
         parts = (
             ("weights", memory.weights),
             ("KV cache", memory.kv_cache),
@@ -277,8 +277,8 @@ class Prediction:
         shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
         return (
             f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
-            f"{limits.reported_blocks * limits.block_size:,} tokens in "
-            f"{limits.reported_blocks:,} blocks"
+            f"{kv.reported_blocks * kv.block_size:,} tokens in "
+            f"{kv.reported_blocks:,} blocks"
         )
 
     def _repr_html_(self) -> str:

@@ -137,8 +137,8 @@ def _prediction(
     }
     return Prediction(
         model=case.model.name,
-        gpu=case.gpu.key,
-        tp=case.deployment.parallelism.tp,
+        gpu=case.server.gpu.key,
+        tp=case.server.parallelism.tp,
         load=load,
         fit=fit,
         method="fluid",
@@ -153,7 +153,7 @@ def _prediction(
         saturated=saturated,
         batch=state.batch,
         running=state.running,
-        kv_blocks=case.deployment.limits.reported_blocks,
+        kv_blocks=case.server.kv.reported_blocks,
         kv_use=state.kv_use,
         mixed_share=state.mixed_share,
         step_s=state.step.interval,
@@ -161,10 +161,10 @@ def _prediction(
         whole=Part(load.rate, None, None, None, latencies, requests),
         stages=(),
         timeline=None,
-        deployment=case.deployment,
+        server=case.server,
         assumptions=(
             *case.notes,
-            *assumptions(case.model, case.gpu, case.deployment),
+            *assumptions(case.server),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),
@@ -173,13 +173,13 @@ def _prediction(
 
 def _doubt_of_sampling(case: Case, state: SteadyState) -> list[str]:
     """What greedy requests would change, where it is not known how tokens are drawn."""
-    deployment = case.deployment
-    if deployment.sampling_is_known or deployment.sampling == "greedy":
+    server = case.server
+    if server.sampling_is_known or server.sampling == "greedy":
         return []
-    placement = Placement(case.model, case.gpu, deployment)
+    placement = Placement(server)
     taken, greedy = state.step.parts["sampling"], greedy_seconds(placement, state.running)
     return [
-        f"how tokens were drawn is not known: {deployment.sampling} sampling is taken, "
+        f"how tokens were drawn is not known: {server.sampling} sampling is taken, "
         f"{taken * 1e3:.2f} ms a step, which greedy requests would have in {greedy * 1e3:.2f}"
     ]
 

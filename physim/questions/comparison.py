@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, LoadAndEngineOptions, check_names
-from physim.inputs.hardware import load_hardware
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
 from physim.questions.prices import hourly_prices, per_million_tokens
+from physim.service.hardware import load_hardware
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +111,7 @@ def compare(
             "has nothing to compare",
             refused[0]["reason"] if refused else "name models, GPUs and tp",
         )
-    compared = {case.gpu.key for case in cases}
+    compared = {case.server.gpu.key for case in cases}
     for gpu in prices:
         if gpu not in compared:
             raise InputError(f"price of {gpu}", "is of no GPU that is compared", "correct it")
@@ -119,11 +119,11 @@ def compare(
     predictions = predict_cases(cases, [one.corrections for one in fits], str(fit))
     rows: list[dict[str, Any]] = []
     for case, known, one in zip(cases, fits, predictions, strict=True):
-        parallelism = case.deployment.parallelism
+        parallelism = case.server.parallelism
         rows.append(
             {
                 "model": case.model.name,
-                "gpu": case.gpu.key,
+                "gpu": case.server.gpu.key,
                 "tp": parallelism.tp,
                 "ttft_s": one.ttft_s,
                 "itl_s": one.itl_s,
@@ -134,7 +134,7 @@ def compare(
                 "capacity_rps": one.saturation_rps,
                 "use": one.requests_per_s / one.saturation_rps,
                 "cost_per_million_tokens": per_million_tokens(
-                    prices.get(case.gpu.key), parallelism.gpus, one.output_tokens_per_s
+                    prices.get(case.server.gpu.key), parallelism.gpus, one.output_tokens_per_s
                 ),
                 "extrapolations": list(extrapolations(case, one, known)),
             }

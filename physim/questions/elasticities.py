@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -18,9 +18,9 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case, CaseOptions
-from physim.inputs.hardware import Hardware
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays, row_of
+from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
 from physim.types import AnyArray, Number
 
@@ -73,8 +73,8 @@ class Elasticities:
 
         return {
             "model": self.case.model.name,
-            "gpu": self.case.gpu.key,
-            "tp": self.case.deployment.parallelism.tp,
+            "gpu": self.case.server.gpu.key,
+            "tp": self.case.server.parallelism.tp,
             "load": dataclasses.asdict(self.case.demanded),
             "fit": self.fit,
             "metrics": both(self.metrics),
@@ -110,7 +110,7 @@ def explain(
     known = load_fit(fit).on(case)
     numbers, names = flat(known.corrections), np.array(labels())
     system = row_of(CaseArrays.of([case]), 0)
-    system = dataclasses.replace(system, ops=_lowered(case, case.gpu))
+    system = dataclasses.replace(system, ops=_lowered(case, case.server.gpu))
     directions = [(_tangent(case, name), np.zeros_like(numbers)) for name in RATES]
     still = jax.tree.map(np.zeros_like, system.ops)
     directions += [(still, 1.0 * (names == name)) for name in CORRECTIONS]
@@ -139,7 +139,7 @@ def explain(
 
 def _lowered(case: Case, gpu: Hardware) -> StepOps:
     ops: StepOps = jax.tree.map(
-        lambda leaf: np.asarray(leaf, float), lower(case.model, gpu, case.deployment)
+        lambda leaf: np.asarray(leaf, float), lower(replace(case.server, gpu=gpu))
     )
     return ops
 
@@ -148,7 +148,7 @@ def _tangent(case: Case, rate: str) -> StepOps:
     """How the lowered model moves with the logarithm of a rate of the GPU, by differences."""
 
     def at(factor: float) -> StepOps:
-        gpu = case.gpu
+        gpu = case.server.gpu
         if rate == "peak_flops":
             peaks = tuple((name, peak * factor) for name, peak in gpu.peak_flops)
             return _lowered(case, dataclasses.replace(gpu, peak_flops=peaks))

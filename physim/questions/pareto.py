@@ -54,7 +54,7 @@ def tradeoff(servers: Servers, asked: Asked) -> Tradeoff:
     which, shares = (grid.ravel() for grid in np.meshgrid(chosen, _SHARES, indexing="ij"))
     rates = shares * np.repeat(most, len(_SHARES))
     found = servers.at(which, rates, replace(asked, objectives=of_ttft))
-    gpus = np.array([case.deployment.parallelism.gpus for case in servers.cases])[which]
+    gpus = np.array([case.server.parallelism.gpus for case in servers.cases])[which]
     tokens = found.throughput * servers.cases[0].demanded.mean_output
     return Tradeoff(
         which[found.met], (tokens / gpus)[found.met], (1 / found.means["itl"])[found.met]
@@ -64,8 +64,8 @@ def tradeoff(servers: Servers, asked: Asked) -> Tradeoff:
 def _with_most_slots(servers: Servers) -> Int[np.ndarray, " n"]:
     found: dict[object, int] = {}
     for place, case in enumerate(servers.cases):
-        key = (case.model.name, case.gpu.key, case.deployment.parallelism)
-        slots = case.deployment.limits.max_num_seqs
-        if key not in found or slots > servers.cases[found[key]].deployment.limits.max_num_seqs:
+        key = (case.model.name, case.server.gpu.key, case.server.parallelism)
+        slots = case.server.sizes.max_num_seqs
+        if key not in found or slots > servers.cases[found[key]].server.sizes.max_num_seqs:
             found[key] = place
     return np.array(list(found.values()))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from physim.errors import InputError
-from physim.inputs.hardware import load_hardware
+from physim.service.hardware import load_hardware
 
 
 def hourly_prices(prices: Mapping[str, float] | None) -> dict[str, float]:

@@ -19,7 +19,6 @@ from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.grids.store import measured_gpus
 from physim.inputs.case import Case, LoadAndEngineOptions, LoadOptions, check_names
-from physim.inputs.hardware import load_hardware
 from physim.inputs.profile import LoadProfile, Window
 from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
@@ -32,6 +31,7 @@ from physim.questions.pareto import Tradeoff, tradeoff
 from physim.questions.prices import hourly_prices, per_million_tokens
 from physim.questions.schedule import Arrivals, Schedule
 from physim.questions.servers import Servers
+from physim.service.hardware import load_hardware
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,23 +76,23 @@ class Choice:
     @property
     def gpus(self) -> int:
         """GPUs of all servers."""
-        return self.replicas * self.case.deployment.parallelism.gpus
+        return self.replicas * self.case.server.parallelism.gpus
 
     def to_dict(self) -> dict[str, Any]:
         """The choice as plain values, for JSON."""
-        layout, limits = self.case.deployment.parallelism, self.case.deployment.limits
+        layout, sizes = self.case.server.parallelism, self.case.server.sizes
         one = self.prediction
         return {
             "model": self.case.model.name,
-            "gpu": self.case.gpu.key,
+            "gpu": self.case.server.gpu.key,
             "tp": layout.tp,
             "pp": layout.pp,
             "dp": layout.dp,
             "ep": layout.ep,
             "replicas": self.replicas,
             "gpus": self.gpus,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            "max_num_seqs": sizes.max_num_seqs,
+            "max_num_batched_tokens": sizes.max_num_batched_tokens,
             "ttft_s": one.ttft_s,
             "itl_s": one.itl_s,
             "e2e_s": one.e2e_s,
@@ -217,7 +217,7 @@ def recommend(
         loaded = _under_all(cases, profile.peaks(_PEAKS), arrivals)
         cases = loaded[0]
     plans = [Servers(own, known) for own in loaded]
-    gpus_of = np.array([case.deployment.parallelism.gpus for case in cases])
+    gpus_of = np.array([case.server.parallelism.gpus for case in cases])
     most = max_gpus // gpus_of
     replicas = None
     for plan in plans:
@@ -226,7 +226,7 @@ def recommend(
             raise _never(plan, asked, most)
     assert replicas is not None
     left = np.min([plan.headroom(asked, np.maximum(replicas, 1)) for plan in plans], axis=0)
-    each = gpus_of * np.array([hourly.get(case.gpu.key, 1.0) for case in cases])
+    each = gpus_of * np.array([hourly.get(case.server.gpu.key, 1.0) for case in cases])
     search = _Search(cases, replicas, most, each, left)
     chosen = search.checked(asked, known, count, profile, arrivals)
     if not chosen:
@@ -337,15 +337,15 @@ class _Search:
         tried, problem = set(), None
         while queue and len(found) < count:
             _, _, place, number = heapq.heappop(queue)
-            server = self.cases[place]
-            key = (server.model.name, server.gpu.key, server.deployment.parallelism, number)
+            case = self.cases[place]
+            key = (case.model.name, case.server.gpu.key, case.server.parallelism, number)
             if key in tried:
                 continue
             tried.add(key)
-            loads, schedule, most = [server], None, int(self.most[place])
+            loads, schedule, most = [case], None, int(self.most[place])
             if profile is not None:
                 try:
-                    schedule = Schedule.of(server, profile, asked, known, most, arrivals)
+                    schedule = Schedule.of(case, profile, asked, known, most, arrivals)
                 except InputError as error:
                     problem = error
                     continue
@@ -355,8 +355,8 @@ class _Search:
                     heapq.heappush(queue, self._entry(place, schedule.most))
                     continue
                 loads = [schedule.cases[row] for row in schedule.telling]
-            shares = [shared(case, number) for case in loads]
-            replays = predict_cases(shares, known.on(server).corrections, known.name, "replay")
+            shares = [shared(one, number) for one in loads]
+            replays = predict_cases(shares, known.on(case).corrections, known.name, "replay")
             if all(asked.missed(replay) is None for replay in replays):
                 found.append(_Chosen(shares[0], number, replays[0], schedule))
             elif number < most:
@@ -382,8 +382,8 @@ def _choices(
     found = []
     for own_choice, one in zip(chosen, predictions, strict=True):
         case, schedule = own_choice.case, own_choice.schedule
-        tokens_per_s, hour = one.output_tokens_per_s, hourly.get(case.gpu.key)
-        gpus = case.deployment.parallelism.gpus
+        tokens_per_s, hour = one.output_tokens_per_s, hourly.get(case.server.gpu.key)
+        gpus = case.server.parallelism.gpus
         if schedule is not None:
             tokens_per_s = schedule.tokens_per_s / own_choice.replicas
         rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}

@@ -122,7 +122,7 @@ class Schedule:
         Args:
             replicas: Servers at all times; None for as many as each window takes.
         """
-        gpus = self.cases[0].deployment.parallelism.gpus
+        gpus = self.cases[0].server.parallelism.gpus
         number = self.replicas if replicas is None else np.full(len(self.windows), replicas)
         durations = np.array([window.duration_s for window in self.windows])
         return float(gpus * np.sum(number * durations) / _HOUR)
@@ -131,7 +131,7 @@ class Schedule:
         """A row for each window: when it is, its load, and the servers and GPUs that it takes."""
         import pandas as pd
 
-        gpus = self.cases[0].deployment.parallelism.gpus
+        gpus = self.cases[0].server.parallelism.gpus
         rows = [
             {
                 "start_s": window.start_s,

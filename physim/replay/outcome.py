@@ -3,51 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from physim.inputs.deployment import Limits
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
-from physim.models.parallelism import Parallelism
+from physim.replay.config import ReplayConfig
 from physim.replay.workload import Request
+from physim.service.phases import decode_steps
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Engine:
-    """An engine, and what a request spends outside of it.
-
-    Attributes:
-        limits: What the engine allows each of its data-parallel ranks.
-        parallelism: How GPUs share the model.
-        prefix_caching: Whether blocks of known content are found again.
-        front_end_s: Time before a request reaches the scheduler, seconds,
-        front_end_per_token_s: and more of it for each prompt token.
-        output_s: Time from the end of a step until its tokens are out, seconds; the engine does
-            not wait for it.
-        output_steps: More of it, in units of the step that gave the first token.
-        output_per_token_s: Time that every token of a request adds to that of the others, seconds.
-        warm_up_s: Time before its first step, seconds.
-    """
-
-    limits: Limits
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    prefix_caching: bool = True
-    front_end_s: float = 0.0
-    front_end_per_token_s: float = 0.0
-    output_s: float = 0.0
-    output_steps: float = 0.0
-    output_per_token_s: float = 0.0
-    warm_up_s: float = 0.0
-
-    @property
-    def kv_blocks(self) -> int:
-        """KV blocks of all ranks."""
-        return self.parallelism.dp * self.limits.kv_blocks
 
 
 @dataclass(frozen=True)
@@ -147,7 +114,7 @@ class Replayed:
         work: Work,
         steps: int,
         end_s: float,
-        engine: Engine,
+        config: ReplayConfig,
     ) -> None:
         self.requests = requests
         self.samples = samples
@@ -155,7 +122,7 @@ class Replayed:
         self.work = work
         self.steps = steps
         self.end_s = end_s
-        self.engine = engine
+        self.config = config
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each request: times in seconds, empty where there is none.
@@ -178,15 +145,16 @@ class Replayed:
         kinds |= dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), int)
         kinds |= dict.fromkeys(("scheduled_s", "first_token_s", "finished_s", "dropped_s"), float)
         frame = pd.DataFrame({name: column(name, kind) for name, kind in kinds.items()}, copy=False)
-        engine, arrival = self.engine, frame["arrival_s"]
-        before = engine.front_end_s + engine.front_end_per_token_s * frame["input_tokens"]
+        config, arrival = self.config, frame["arrival_s"]
+        before = config.front_end_s + config.front_end_per_token_s * frame["input_tokens"]
         steps = column("first_step_s", float)
-        after = engine.output_s + engine.output_steps * steps + engine.output_per_token_s
-        more = engine.output_per_token_s * (frame["output_tokens"] - 1)
+        after = config.output_s + config.output_steps * steps + config.output_per_token_s
+        decoded = decode_steps(frame["output_tokens"].to_numpy())
+        more = config.output_per_token_s * decoded
         frame["wait_s"] = frame["scheduled_s"] - arrival - before
         frame["ttft_s"] = frame["first_token_s"] - arrival + after
         frame["e2e_s"] = frame["finished_s"] - arrival + after + more
-        gaps = (frame["output_tokens"] - 1).where(frame["output_tokens"] > 1)
+        gaps = np.where(decoded > 0, decoded, np.nan)
         frame["tpot_s"] = (frame["e2e_s"] - frame["ttft_s"]) / gaps
         frame["preemptions"] = column("preemptions", int)
         frame["state"] = [_state(request) for request in self.requests]
@@ -214,7 +182,7 @@ class Replayed:
         own = slice(*np.searchsorted(gaps.time_s, (begin_s, end_s)))
         for metric in METRICS:
             if metric == "itl":
-                values = gaps.gap_s[own] + self.engine.output_per_token_s
+                values = gaps.gap_s[own] + self.config.output_per_token_s
                 weights = gaps.tokens[own]
             else:
                 values = frame[f"{metric}_s"].dropna().to_numpy()

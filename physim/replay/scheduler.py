@@ -15,7 +15,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from physim.inputs.deployment import Limits
+from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache, Segment
 from physim.replay.workload import Request
 
@@ -162,10 +162,10 @@ class Scheduler:
         done: Requests that are done and still hold their slot and blocks.
     """
 
-    def __init__(self, limits: Limits, prefix_caching: bool, gaps: array[float]) -> None:
-        self.limits = limits
-        self.prefix_caching = prefix_caching
-        self.cache = KVCache(limits.kv_blocks)
+    def __init__(self, config: ReplayConfig, gaps: array[float]) -> None:
+        self.sizes, self.policy, self.kv = config.sizes, config.policy, config.kv
+        self.prefix_caching = config.prefix_caching
+        self.cache = KVCache(self.kv.blocks)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -181,19 +181,19 @@ class Scheduler:
 
     @property
     def load(self) -> int:
-        """What vLLM's balancer of data-parallel ranks compares: who waits counts four times."""
+        """What a balancer of data-parallel ranks compares: who waits counts four times (vLLM's)."""
         return 4 * len(self.waiting) + len(self.running)
 
     def own(self, segment: Segment) -> Segment:
         """What stands in this rank's cache for content that others may hold as well."""
         if segment not in self._own:
-            size = self.limits.block_size
+            size = self.kv.block_size
             self._own[segment] = Segment(segment.first * size, segment.end * size, size)
         return self._own[segment]
 
     def blocks(self, tokens: int) -> int:
         """KV blocks of so many tokens."""
-        return -(-tokens // self.limits.block_size)
+        return -(-tokens // self.kv.block_size)
 
     def form(self, batch: Microbatch, now_s: float) -> bool:
         """Forms a step: gives blocks to those that run, and starts others.
@@ -205,12 +205,12 @@ class Scheduler:
         Returns:
             Whether a request was preempted.
         """
-        limits, cache = self.limits, self.cache
+        policy, cache = self.policy, self.cache
         chunks: list[Chunk] = []
         batch.chunks = chunks
         preempted, batch.decodes = False, True
-        if limits.prompts_apart:
-            preempted = self._form_prompts(chunks, limits.max_num_batched_tokens, False, now_s)
+        if policy.prompts_apart:
+            preempted = self._form_prompts(chunks, self.sizes.max_num_batched_tokens, False, now_s)
             batch.decodes = not chunks
         need = batch.blocks_of_next_step() if batch.decodes else 0
         if need > cache.free:
@@ -218,8 +218,8 @@ class Scheduler:
             preempted = True
         elif need:
             cache.take(need)
-        if not limits.prompts_apart:
-            left = limits.max_num_batched_tokens - batch.decoding
+        if not policy.prompts_apart:
+            left = self.sizes.max_num_batched_tokens - batch.decoding
             preempted = self._form_prompts(chunks, left, preempted, now_s)
         return preempted
 
@@ -232,7 +232,7 @@ class Scheduler:
             preempted: Whether a request was preempted for it before.
             now_s: The time.
         """
-        limits, cache, waiting = self.limits, self.cache, self.waiting
+        policy, cache, waiting = self.policy, self.cache, self.waiting
         for request in list(self.prefilling):
             chunk = min(request.target - request.computed, left)
             if request not in self.prefilling or chunk <= 0:
@@ -247,21 +247,21 @@ class Scheduler:
                 self._compute(request, chunk)
                 left -= chunk
         while waiting and left > 0 and not preempted:
-            if len(self.running) + len(self.done) >= limits.max_num_seqs:
+            if len(self.running) + len(self.done) >= self.sizes.max_num_seqs:
                 break
             request = waiting[0]
             found = 0
             if self.prefix_caching and request.path:
-                found = cache.found(request.path, (request.target - 1) // limits.block_size)
+                found = cache.found(request.path, (request.target - 1) // self.kv.block_size)
             cached = self._cached(request, found)
             chunk = min(request.target - cached, left)
             blocks = self.blocks(cached + chunk) - found + request.fixed
             whole = self.blocks(request.target) - found + request.fixed
-            needed = whole if limits.whole_prompts else blocks
-            if limits.whole_requests:
-                tokens = request.input_tokens + request.output_tokens - 1
+            needed = whole if policy.whole_prompts else blocks
+            if policy.whole_requests:
+                tokens = request.input_tokens + request.decode_steps
                 request.kept = self.blocks(tokens) - found + request.fixed
-                if self._kept + request.kept > limits.kv_blocks:
+                if self._kept + request.kept > self.kv.blocks:
                     break
             if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
                 break
@@ -280,7 +280,7 @@ class Scheduler:
         The blocks of its own prefix are taken as new ones, since whose they are by then is not
         known, and hold what they are said to hold.
         """
-        size = self.limits.block_size
+        size = self.kv.block_size
         known = min(request.prefix_tokens, request.target - 1) // size if self.prefix_caching else 0
         return max(found, known) * size
 
@@ -302,14 +302,14 @@ class Scheduler:
 
     def _compute(self, request: Request, chunk: int) -> None:
         """Tokens of a request are computed; blocks of its path that they fill are shared."""
-        before = request.computed // self.limits.block_size
+        before = request.computed // self.kv.block_size
         request.computed += chunk
         if request.path and self.prefix_caching:
             self._share(request, before)
 
     def _share(self, request: Request, before: int) -> None:
         """Blocks that a request has filled since it had ``before`` become those of its path."""
-        full = request.computed // self.limits.block_size
+        full = request.computed // self.kv.block_size
         for segment in request.path:
             have = min(max(before, segment.first), segment.end)
             filled = min(full, segment.end) - have
@@ -347,7 +347,7 @@ class Scheduler:
             request.finished_s = now_s
             self.done.append(request)
             if request.path and self.prefix_caching:
-                self._share(request, request.target // self.limits.block_size)
+                self._share(request, request.target // self.kv.block_size)
         return done + finished
 
     def _begin_decode(self, request: Request, batch: Microbatch, now_s: float) -> bool:
@@ -393,7 +393,7 @@ class Scheduler:
         for request in list(self.running):
             if request not in self.running or request not in batch:
                 continue
-            if (request.computed + batch.tokens_since(request)) % self.limits.block_size:
+            if (request.computed + batch.tokens_since(request)) % self.kv.block_size:
                 continue
             while not self.cache.free and request in self.running:
                 self._preempt(next(reversed(self.running)), now_s)
@@ -409,7 +409,7 @@ class Scheduler:
             request.stopped_s = now_s
         self.stop(request)
         request.preemptions += 1
-        size = self.limits.block_size
+        size = self.kv.block_size
         end = request.path[-1].end if request.path else 0
         full = request.computed // size
         if self.prefix_caching and full > end and request.shared == end:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from physim.errors import InputError
-from physim.inputs.deployment import Limits
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
 from physim.inputs.request_traces import (
@@ -22,7 +21,10 @@ from physim.inputs.request_traces import (
     read_requests,
 )
 from physim.records import read_rows
+from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import Segment
+from physim.service.phases import decode_steps
+from physim.service.server import Server
 
 
 class Request:
@@ -112,6 +114,11 @@ class Request:
         self.finished_s: float | None = None
         self.dropped_s: float | None = None
 
+    @property
+    def decode_steps(self) -> int:
+        """Steps in which it decodes."""
+        return decode_steps(self.output_tokens)
+
 
 # Of a request that is done, and the time: the request that follows from it, if any.
 Follow = Callable[[Request, float], Request | None]
@@ -154,7 +161,7 @@ def _generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def drawn(load: Load, limits: Limits, seed: int) -> Workload:
+def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     """The requests of a load: arrivals and lengths drawn from a seeded generator.
 
     Of joint lengths each request is drawn as a whole, and its cached part is a prefix of its own
@@ -165,12 +172,13 @@ def drawn(load: Load, limits: Limits, seed: int) -> Workload:
 
     Args:
         load: The load; it says how many requests there are.
-        limits: The engine's limits: requests that reach max_model_len end there.
+        server: What serves them: requests that reach its max_model_len end there.
         seed: Seed of the generator; equal seeds give equal requests.
 
     Raises:
         InputError: The seed is negative.
     """
+    max_model_len, block_size = server.sizes.max_model_len, server.kv.block_size
     rng = _generator(seed)
     times, stages = _arrivals(load, rng)
     count = len(times)
@@ -182,11 +190,9 @@ def drawn(load: Load, limits: Limits, seed: int) -> Workload:
         outputs = lengths(load.output_tokens).sample(rng, count)
         shared, found = int(load.cached_tokens), np.zeros(count, np.int64)
         inputs = np.maximum(lengths(load.input_tokens).sample(rng, count), shared + 1)
-    inputs = np.minimum(inputs, limits.max_model_len - 1)
-    outputs = np.minimum(outputs, limits.max_model_len - inputs)
-    prefixes = [
-        (Segment(0, shared, limits.block_size),) if shared else () for _ in range(load.prefixes)
-    ]
+    inputs = np.minimum(inputs, max_model_len - 1)
+    outputs = np.minimum(outputs, max_model_len - inputs)
+    prefixes = [(Segment(0, shared, block_size),) if shared else () for _ in range(load.prefixes)]
     columns = (own.tolist() for own in (times, inputs, outputs, stages, found))
     requests = [
         Request(number, arrival, prompt, output, stage, prefixes[number % load.prefixes], None, own)

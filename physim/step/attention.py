@@ -29,7 +29,7 @@ def layers_by_attention(placement: Placement) -> dict[Attention, int]:
     Args:
         placement: The model on its GPU.
     """
-    longest = placement.deployment.limits.max_model_len
+    longest = placement.server.sizes.max_model_len
     found: dict[Attention, int] = {}
     for mixer, layers in placement.model.attention_layers.items():
         if not isinstance(mixer, Attention) or mixer.kind not in KINDS:
@@ -83,7 +83,7 @@ def window_of(attention: Attention) -> int | None:
 
 def peak_flops(placement: Placement) -> float:
     """Peak FLOP/s of attention: an fp8 cache is multiplied by fp8 queries where a GPU can."""
-    fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
+    fp8 = placement.server.kv_cache_dtype != "bfloat16"
     return placement.peak_flops(FP8 if fp8 else BFLOAT16)
 
 
@@ -112,7 +112,7 @@ def missed(phase: str, attention: Attention) -> Missed:
 
 
 def _lacks_fp8(placement: Placement, phase: str) -> bool:
-    is_fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
+    is_fp8 = placement.server.kv_cache_dtype != "bfloat16"
     return is_fp8 and _table(placement, phase) == phase
 
 
@@ -124,5 +124,5 @@ def _lacks_windows(placement: Placement, phase: str, attention: Attention) -> bo
 def _table(placement: Placement, name: str) -> str:
     """A table, that of the KV cache's format if there is one."""
     on_fp8 = f"{name}_fp8_kv"
-    fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
+    fp8 = placement.server.kv_cache_dtype != "bfloat16"
     return on_fp8 if fp8 and on_fp8 in tables(placement.grids) else name

@@ -51,7 +51,7 @@ def _next_better(placement: Placement, missed: Missed) -> Placement | None:
     own = _distance(placement, missed)
     if own == 0:
         return None
-    others = (replace(placement, gpu=gpu) for gpu in better_gpus(placement.gpu))
+    others = (Placement(replace(placement.server, gpu=gpu)) for gpu in better_gpus(placement.gpu))
     return next((other for other in others if _distance(other, missed) < own), None)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_gpus
-from physim.inputs.deployment import ResolvedDeployment
-from physim.inputs.hardware import Hardware
 from physim.models.architecture import ModelArch
 from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
 from physim.models.layers import Attention
 from physim.models.parallelism import Parallelism
+from physim.service.hardware import Hardware
+from physim.service.server import Server
 from physim.step.rows import Row
 
 # What a picture of a part goes along.
@@ -38,17 +38,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Placement:
-    """A model on a GPU, of which components make their rows.
+    """A server, of which components make their rows.
 
     Attributes:
-        model: The model.
-        gpu: The GPU.
-        deployment: The engine.
+        server: The engine with the model on its GPUs.
     """
 
-    model: ModelArch
-    gpu: Hardware
-    deployment: ResolvedDeployment
+    server: Server
+
+    @property
+    def model(self) -> ModelArch:
+        """The model."""
+        return self.server.model
+
+    @property
+    def gpu(self) -> Hardware:
+        """The GPU."""
+        return self.server.gpu
 
     @property
     def tp(self) -> int:
@@ -58,7 +64,7 @@ class Placement:
     @property
     def layout(self) -> Parallelism:
         """How GPUs share the model."""
-        return self.deployment.parallelism
+        return self.server.parallelism
 
     @property
     def is_measured(self) -> bool:
@@ -68,7 +74,7 @@ class Placement:
     @property
     def grids(self) -> str:
         """The GPU, and the engine if not the default, whose measured efficiencies are taken."""
-        return grids_of(gpu_or_stand_in(self.gpu.key), self.deployment.profile.engine)
+        return grids_of(gpu_or_stand_in(self.gpu.key), self.server.profile.engine)
 
     def heads(self, attention: Attention) -> tuple[int, int]:
         """Query heads and KV heads on one GPU; KV heads are replicated where they are fewer."""
@@ -80,7 +86,7 @@ class Placement:
         One without tensor cores for it keeps the weights and multiplies in 16 bit.
         """
         # GPUs that multiply fp4 multiply the microscaling formats too.
-        casts = self.deployment.profile.casts_mxfp4 and self.gpu.peak("fp4")
+        casts = self.server.profile.casts_mxfp4 and self.gpu.peak("fp4")
         if form.name == MXFP4.name and casts:
             return replace(MXFP4_MXFP8, padded_to=form.padded_to)
         return form if self.gpu.peak(form.compute) else form.stored

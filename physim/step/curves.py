@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from physim.inputs.deployment import EXPERT_LOADS
+from physim.service.server import EXPERT_LOADS
 
 TOKENS = 2.0 ** np.arange(0, 18.5, 0.5)
 REQUESTS = 2.0 ** np.arange(14)

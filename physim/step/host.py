@@ -56,12 +56,12 @@ class Host(eqx.Module):
     @classmethod
     def of(cls, placement: Placement) -> Host:
         """The CPU's work of a model in its place."""
-        deployment = placement.deployment
+        server = placement.server
         return cls(
-            overlaps=float(deployment.limits.async_scheduling),
+            overlaps=float(server.policy.async_scheduling),
             request_s=HOST_REQUEST_S + (WORKER_REQUEST_S if placement.tp == 1 else 0.0),
             launch_s=LAUNCH_S * placement.model.layers,
-            captured=float(deployment.profile.captured_tokens),
+            captured=float(server.profile.captured_tokens),
         )
 
     def seconds(self, corrections: Corrections, requests: Number) -> tuple[Number, Number]:

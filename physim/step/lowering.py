@@ -14,9 +14,7 @@ from jaxtyping import Float
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_grids
-from physim.inputs.deployment import ResolvedDeployment
-from physim.inputs.hardware import Hardware
-from physim.models.architecture import ModelArch
+from physim.service.server import Server
 from physim.step.better_gpus import no_faster_note
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
@@ -89,8 +87,8 @@ class StepOps(eqx.Module):
         )
 
 
-def rows_of(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> tuple[Row, ...]:
-    """The operations of a step, each with its work and its measured time at the model's shapes.
+def rows_of(server: Server) -> tuple[Row, ...]:
+    """The operations of a server's step, each with its work and its measured time.
 
     A GPU without grids takes its efficiencies from the best-measured GPU; `assumptions` says so.
 
@@ -98,11 +96,12 @@ def rows_of(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> 
         InputError: A layer's attention is of a kind that no component describes, or a grid file is
             damaged.
     """
-    return _rows(model, gpu, deployment.of_steps)
+    return _rows(server.without_limits())
 
 
 @functools.lru_cache(maxsize=1024)
-def _rows(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> tuple[Row, ...]:
+def _rows(server: Server) -> tuple[Row, ...]:
+    model = server.model
     known = {kind for component in COMPONENTS for kind in component.attention_kinds}
     for attention in model.attention_layers:
         if attention.kind not in known:
@@ -111,24 +110,24 @@ def _rows(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> tu
                 f"{attention.kind!r} is not modelled",
                 f"supported: {', '.join(sorted(known))}",
             )
-    placement = Placement(model, gpu, deployment)
+    placement = Placement(server)
     return tuple(row for component in COMPONENTS for row in component.lower(placement))
 
 
-def lower(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> StepOps:
+def lower(server: Server) -> StepOps:
     """The operations of a step as arrays: one object for all that differ in no step's time.
 
     Raises:
         InputError: As for `rows_of`.
     """
-    return _lowered(model, gpu, deployment.of_steps)
+    return _lowered(server.without_limits())
 
 
 @functools.lru_cache(maxsize=1024)
-def _lowered(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> StepOps:
-    rows, host = _rows(model, gpu, deployment), Host.of(Placement(model, gpu, deployment))
-    parallelism, load = deployment.parallelism, deployment.expert_load
-    return StepOps.of(rows, host, 2.0 * model.hidden_size, parallelism.tp, load)
+def _lowered(server: Server) -> StepOps:
+    rows, host = _rows(server), Host.of(Placement(server))
+    message_bytes = 2.0 * server.model.hidden_size
+    return StepOps.of(rows, host, message_bytes, server.parallelism.tp, server.expert_load)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:
@@ -161,9 +160,9 @@ def _filled_up(column: Sequence[Number]) -> np.ndarray:
     return stacked
 
 
-def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment) -> list[str]:
+def assumptions(server: Server) -> list[str]:
     """Where a lowered model leans on physics because nothing was measured, one line each."""
-    placement = Placement(model, gpu, deployment)
+    model, gpu, placement = server.model, server.gpu, Placement(server)
     lines = [model.note] if model.note else []
     stand_in = gpu_or_stand_in(gpu.key)
     if stand_in != gpu.key:
@@ -171,7 +170,7 @@ def assumptions(model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment)
         lines.append(
             f"no measured kernels for {gpu.key}: efficiencies of {stand_in} are used{limit}"
         )
-    profile = deployment.profile
+    profile = server.profile
     lines += [line for line in (profile.note, profile.caveat) if line]
     if grids_of(stand_in, profile.engine) not in measured_grids():
         lines.append(

@@ -68,7 +68,7 @@ def _grid(placement: Placement, measured: str, phase: str) -> Grid:
     """The grid of a kind of attention, that of the KV cache's format if there is one."""
     name = f"{measured}_{phase}"
     gpu, on_fp8 = with_table(placement.grids, name), f"{name}_fp8_kv"
-    is_fp8 = placement.deployment.kv_cache_dtype != "bfloat16"
+    is_fp8 = placement.server.kv_cache_dtype != "bfloat16"
     return load_grid(gpu, on_fp8 if is_fp8 and on_fp8 in tables(gpu) else name)
 
 
@@ -180,6 +180,6 @@ def _rates(placement: Placement) -> tuple[int, float, tuple[float, float]]:
     assert peak is not None  # every Hardware has it: load_hardware
     return (
         placement.tp,
-        placement.deployment.kv_cache_bytes,
+        placement.server.kv_cache_bytes,
         (peak, placement.gpu.memory_bandwidth),
     )

@@ -14,11 +14,11 @@ from typing import Any
 from physim.corrections.fields import Corrections
 from physim.engines.engine import engine_named
 from physim.inputs.case import Case
-from physim.inputs.deployment import GIB
-from physim.inputs.hardware import Hardware
 from physim.models.lookup import config_path
 from physim.prediction.commands import in_shell
 from physim.printable import printable
+from physim.service.hardware import Hardware
+from physim.service.server import GIB
 from physim.step.lowering import PARTS, rows_of
 from physim.step.many_batches import named_seconds, total_seconds
 from physim.step.model import StepModel
@@ -57,12 +57,12 @@ def write_blis(
     Returns:
         What the metadata is to say of the kernel profile.
     """
-    arch, gpu, deployment = case.model, case.gpu, case.deployment
-    name, tp = blis_gpu(gpu), deployment.parallelism.tp
-    engine = engine_named(deployment.profile.engine)
+    arch, gpu, server = case.model, case.server.gpu, case.server
+    name, tp = blis_gpu(gpu), server.parallelism.tp
+    engine = engine_named(server.profile.engine)
     # The engine's blocks may be of another size, BLIS's are not.
-    blocks = deployment.limits.kv_tokens // _BLOCK_TOKENS
-    profile = kernel_profile(model, arch, deployment, case.demanded)
+    blocks = server.kv.tokens // _BLOCK_TOKENS
+    profile = kernel_profile(model, server, case.demanded)
     shutil.copyfile(config_path(arch.name), folder / "config.json")
     (folder / "kernel_profile.yaml").write_text(
         as_yaml(profile, arch, name, tp, engine.name, version("physim-llm")), encoding="utf-8"
@@ -86,7 +86,7 @@ def write_blis(
     (folder / "defaults_blackbox.yaml").write_text(
         f"models:\n  - id: {key}\n    GPU: {json.dumps(name)}\n"
         f"    tensor_parallelism: {tp}\n"
-        f"    vllm_version: {engine.image.format(deployment.profile.version)}\n"
+        f"    vllm_version: {engine.image.format(server.profile.version)}\n"
         f"    alpha_coeffs: {json.dumps(alpha)}\n    beta_coeffs: {json.dumps(blackbox)}\n"
         f"    total_kv_blocks: {blocks}\n",
         encoding="utf-8",
@@ -108,7 +108,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _hardware(case: Case, model: StepModel) -> dict[str, float]:
     """The GPU as BLIS's main branch has it."""
-    gpu = case.gpu
+    gpu = case.server.gpu
     prompt, decode = (_matrix_efficiency(case, model, kind) for kind in ("prefill", "decode"))
     peaks = {"TFlopsPeak": gpu.peak("bfloat16"), "TFlopsFP8": gpu.peak("fp8")}
     return {
@@ -129,17 +129,17 @@ def _matrix_efficiency(case: Case, model: StepModel, kind: str) -> float:
         tokens, step = _BATCH, model.batch(decode_requests=_BATCH, context=_CONTEXT)
     seconds = float(total_seconds(model, step)[0])
     form = arch.weight_format
-    peak = case.gpu.peak(form.compute) or dict(case.gpu.peak_flops)["bfloat16"]
-    flops = 2.0 * tokens * sum(arch.visited_weights.values()) / case.deployment.parallelism.tp
+    peak = case.server.gpu.peak(form.compute) or dict(case.server.gpu.peak_flops)["bfloat16"]
+    flops = 2.0 * tokens * sum(arch.visited_weights.values()) / case.server.parallelism.tp
     return float(f"{flops / (seconds * peak):.4g}")
 
 
 def _stepml(case: Case, model: StepModel) -> dict[str, float]:
     """The GPU as the branch of the step-time studies has it."""
-    gpu, arch = case.gpu, case.model
+    gpu, arch = case.server.gpu, case.model
     step = model.batch(decode_requests=1.0, context=_CONTEXT)
     parts = {name: float(seconds[0]) for name, seconds in named_seconds(model, step).items()}
-    operations = rows_of(arch, gpu, case.deployment)
+    operations = rows_of(case.server)
     # Matrix products read weights; what is around them is neither that nor attention.
     weights = [
         row for row in operations if isinstance(row, SizeRow) and (row.gemm or row.expert_bytes)
@@ -169,20 +169,20 @@ def _readme(
     alpha: list[float],
     blocks: int,
 ) -> str:
-    arch, gpu, tp = case.model, blis_gpu(case.gpu), case.deployment.parallelism.tp
+    arch, gpu, tp = case.model, blis_gpu(case.server.gpu), case.server.parallelism.tp
     physics, box = coefficients["trained_physics"], coefficients["blackbox"]
 
     def flag(values: Any) -> str:
         return ",".join(f"{value:.6g}" for value in values)
 
-    engine = case.deployment.limits
+    sizes = case.server.sizes
     limits_of_main = (
-        f"--max-num-seqs {engine.max_num_seqs} "
-        f"--max-num-batched-tokens {engine.max_num_batched_tokens}"
+        f"--max-num-seqs {sizes.max_num_seqs} "
+        f"--max-num-batched-tokens {sizes.max_num_batched_tokens}"
     )
     limits_of_branches = (
-        f"--max-num-running-reqs {engine.max_num_seqs} "
-        f"--max-num-scheduled-tokens {engine.max_num_batched_tokens}"
+        f"--max-num-running-reqs {sizes.max_num_seqs} "
+        f"--max-num-scheduled-tokens {sizes.max_num_batched_tokens}"
     )
     flags = ["--model", arch.name, "--hardware", gpu, "--tp", tp, "--total-kv-blocks", blocks]
     common = in_shell(map(str, flags))
@@ -207,8 +207,8 @@ Flags that every run takes:
 
     {common}
 
-The engine that this is of runs at most {engine.max_num_seqs} requests and \
-{engine.max_num_batched_tokens} tokens in a step. BLIS is given the same limits below; \
+The engine that this is of runs at most {sizes.max_num_seqs} requests and \
+{sizes.max_num_batched_tokens} tokens in a step. BLIS is given the same limits below; \
 its main branch has other names for them than the others.
 
 Trained physics (main):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from physim.inputs.deployment import Limits
+from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES
 from physim.step.many_batches import part_seconds, total_seconds
@@ -55,13 +55,14 @@ class Reach:
     kv_tokens: int
 
     @classmethod
-    def of(cls, limits: Limits) -> Reach:
-        """The reach of an engine."""
+    def of(cls, server: Server) -> Reach:
+        """The reach of a rank of a server."""
+        sizes, kv_tokens = server.sizes, server.kv.tokens
         return cls(
-            min(limits.max_num_seqs, limits.max_num_batched_tokens),
-            min(limits.max_model_len, limits.kv_tokens),
-            limits.max_num_batched_tokens,
-            limits.kv_tokens,
+            min(sizes.max_num_seqs, sizes.max_num_batched_tokens),
+            min(sizes.max_model_len, kv_tokens),
+            sizes.max_num_batched_tokens,
+            kv_tokens,
         )
 
     def draw(self, count: int, seed: int) -> Where:

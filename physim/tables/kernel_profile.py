@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from physim.inputs.deployment import ResolvedDeployment
 from physim.inputs.load import Load
 from physim.models.architecture import ModelArch
+from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.lowering import PARTS
 from physim.step.many_batches import named_seconds
@@ -69,9 +69,7 @@ class KernelProfile:
     error_pct: dict[str, float]
 
 
-def kernel_profile(
-    model: StepModel, arch: ModelArch, deployment: ResolvedDeployment, load: Load
-) -> KernelProfile:
+def kernel_profile(model: StepModel, server: Server, load: Load) -> KernelProfile:
     """The profile of a step model.
 
     lm_head and sampling work on requests, not on all tokens: the table of logits has the time for
@@ -85,11 +83,10 @@ def kernel_profile(
 
     Args:
         model: The step model.
-        arch: The model.
-        deployment: The engine.
+        server: What is served.
         load: The load, of which the prompts are.
     """
-    reach = Reach.of(deployment.limits)
+    arch, reach = server.model, Reach.of(server)
     layers, sparse = arch.layers, arch.expert_layers
     tokens = _points(reach.prefill_tokens, _A_DOUBLING)
     by_tokens = _by_table(model, model.batch(prefill_requests=np.ones_like(tokens), chunk=tokens))

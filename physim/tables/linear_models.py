@@ -15,9 +15,7 @@ from jaxtyping import Float
 from scipy.optimize import nnls
 
 from physim.corrections.fields import Corrections
-from physim.inputs.deployment import ResolvedDeployment
-from physim.inputs.hardware import Hardware
-from physim.models.architecture import ModelArch
+from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s
 from physim.tables.operating_region import Region
@@ -79,26 +77,20 @@ def blackbox(region: Region) -> Projection:
     return _projected(("step, us", "prefill token, us", "decode token, us"), basis, region)
 
 
-def trained_physics(
-    region: Region, model: ModelArch, gpu: Hardware, deployment: ResolvedDeployment
-) -> Projection:
+def trained_physics(region: Region, server: Server) -> Projection:
     """The eleven terms of BLIS's trained-physics backend.
 
     The weight load and the time of a layer are constants of a model, which a fit to one model
     cannot tell from the time of a step; they stay zero, and so do the terms that BLIS charges for
     interleaved experts and for expert parallelism.
     """
-    basis = trained_physics_basis(region.batches, region.prompt_tokens, model, gpu, deployment)
+    basis = trained_physics_basis(region.batches, region.prompt_tokens, server)
     basis[:, [2, 4, 7, 10]] = 0.0
     return _projected(TRAINED_PHYSICS, basis, region)
 
 
 def trained_physics_basis(
-    steps: Batch,
-    prompt_tokens: float,
-    model: ModelArch,
-    gpu: Hardware,
-    deployment: ResolvedDeployment,
+    steps: Batch, prompt_tokens: float, server: Server
 ) -> Float[np.ndarray, "rows 11"]:
     """What the coefficients of trained physics multiply, microseconds where it is a time.
 
@@ -110,13 +102,12 @@ def trained_physics_basis(
     Args:
         steps: What steps carry, as arrays.
         prompt_tokens: Length of the prompts that are prefilled, mean.
-        model: The model.
-        gpu: The GPU.
-        deployment: The engine.
+        server: What is served.
     """
     decode, context = np.asarray(steps.decode_requests), np.asarray(steps.attended)[:, -1]
     prefills, prefill = np.asarray(steps.prefill_requests), np.asarray(steps.prefill_tokens)
-    tp, hidden, layers = deployment.parallelism.tp, model.hidden_size, model.layers
+    model, gpu, tp = server.model, server.gpu, server.parallelism.tp
+    hidden, layers = model.hidden_size, model.layers
     dim = hidden // model.attention.heads
     kv_dim, heads = model.attention.kv_heads * dim, model.attention.heads / tp
     format_ = model.weight_format.compute
@@ -147,9 +138,7 @@ def linear_as_trained_physics(
     step_s: float,
     request_s: float,
     context_s: float,
-    model: ModelArch,
-    gpu: Hardware,
-    deployment: ResolvedDeployment,
+    server: Server,
 ) -> list[float]:
     """The coefficients with which trained physics is exactly a line.
 
@@ -159,21 +148,18 @@ def linear_as_trained_physics(
         step_s: Time of a step, seconds.
         request_s: Time of each request in it.
         context_s: Time of each token that is attended to.
-        model: The model.
-        gpu: The GPU.
-        deployment: The engine.
+        server: What is served.
     """
+    model, tp = server.model, server.parallelism.tp
     dim = model.hidden_size // model.attention.heads
-    kv_bytes = 4.0 * model.layers * model.attention.kv_heads * dim / deployment.parallelism.tp
+    kv_bytes = 4.0 * model.layers * model.attention.kv_heads * dim / tp
     beta = [0.0] * len(TRAINED_PHYSICS)
     beta[_STEP], beta[_REQUEST] = step_s / MICROSECOND, request_s / MICROSECOND
-    beta[_KV_READ] = context_s * gpu.memory_bandwidth / kv_bytes
+    beta[_KV_READ] = context_s * server.gpu.memory_bandwidth / kv_bytes
     return beta
 
 
-def alphas(
-    region: Region, corrections: Corrections, deployment: ResolvedDeployment
-) -> tuple[float, float, float]:
+def alphas(region: Region, corrections: Corrections, server: Server) -> tuple[float, float, float]:
     """What BLIS adds outside of steps, microseconds: before the queue, at the end, for a token.
 
     All that a request spends outside of steps comes once, and so before the queue: the front end's
@@ -185,9 +171,9 @@ def alphas(
     Args:
         region: The steps of a load.
         corrections: Corrections of the constants.
-        deployment: The engine.
+        server: What is served.
     """
-    ahead = deployment.limits.async_scheduling
+    ahead = server.policy.async_scheduling
     once = float(outside_s(corrections)) + float(output_s(corrections, region.met_requests))
     once += float(handover_beyond_steps(corrections, ahead)) * region.first_step_s
     # BLIS takes no negative coefficient.

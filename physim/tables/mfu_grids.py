@@ -18,12 +18,13 @@ from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.hardware import Hardware
 from physim.kept import kept
 from physim.models.architecture import ModelArch
 from physim.models.layers import Attention
 from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
+from physim.service.hardware import Hardware
+from physim.service.service import Service
 from physim.step.batch import Batch
 from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds
@@ -48,12 +49,12 @@ def write_mfu_grids(folder: Path, case: Case, corrections: Corrections, blis_gpu
         corrections: Corrections of the components.
         blis_gpu: BLIS's name of the GPU, in lower case.
     """
-    arch, gpu, deployment = case.model, case.gpu, case.deployment
-    attention, tp = _attention(arch), deployment.parallelism.tp
+    arch, gpu, server = case.model, case.server.gpu, case.server
+    attention, tp = _attention(arch), server.parallelism.tp
     shape = f"{attention.heads}-{attention.kv_heads}-{attention.head_dim}"
-    alone = dataclasses.replace(deployment, parallelism=Parallelism())
+    alone = dataclasses.replace(server, parallelism=Parallelism())
     sharded = step_model_of(case, corrections)
-    whole = step_model_of(dataclasses.replace(case, deployment=alone), corrections)
+    whole = step_model_of(dataclasses.replace(case, service=Service.single(alone)), corrections)
     files = {
         f"gemm/{blis_gpu}/data.csv": ("m,k,n", _gemms(case, sharded)),
         f"mha/prefill/{blis_gpu}/{shape}.csv": ("dtype,seq_len", _prefill(whole, arch, gpu)),
@@ -92,7 +93,7 @@ def _gemms(case: Case, model: StepModel) -> list[str]:
     sizes = {"tokens": tokens, "sampled": tokens, "message_bytes": none, "has_prefill": none}
     sizes["routed"] = tokens
     seconds = np.asarray(_row_seconds(model, sizes))
-    operations = rows_of(case.model, case.gpu, case.deployment)
+    operations = rows_of(case.server)
     _, placed = in_order([row for row in operations if isinstance(row, SizeRow)])
     rows: dict[str, str] = {}
     for place, row in enumerate(placed):

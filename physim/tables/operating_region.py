@@ -88,12 +88,12 @@ def operating_region(case: Case, model: StepModel, corrections: Corrections) -> 
         raise InputError("concurrency", "has no trajectory over time", "give --rate or --stage")
     if load.rate is not None and load.requests is None:
         load = dataclasses.replace(load, rate=None, stages=(Stage(load.rate, LASTS_S),))
-    limits = case.deployment.limits
+    budget = case.server.sizes.max_num_batched_tokens
     trajectory = trajectory_of(case.under(load), corrections)
-    demand = Demand.of(load, limits.block_size)
+    demand = Demand.of(load, case.server.kv.block_size)
     steps = np.maximum(np.diff(trajectory.steps, append=trajectory.steps[-1]), 0.0)
     new = float(demand.new_tokens)
-    chunks = np.ceil(new / limits.max_num_batched_tokens)
+    chunks = np.ceil(new / budget)
     rows, shares = [], []
     for batch, starts, age, weight in zip(
         trajectory.batch, trajectory.start, trajectory.age, steps, strict=True

@@ -18,10 +18,10 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.fluid.demand import Demand
 from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions, check_names
-from physim.inputs.hardware import load_hardware
 from physim.models.lookup import config_path
 from physim.prediction.arrays import step_model_of
 from physim.prediction.steady import steady
+from physim.service.hardware import load_hardware
 from physim.step.lowering import assumptions
 from physim.step.model import StepModel
 from physim.tables.blis import write_blis
@@ -91,18 +91,18 @@ def write_table(
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
     known_fit = load_fit(fit).on(case)
     corrections = known_fit.corrections
-    layout = case.deployment.parallelism
+    layout = case.server.parallelism
     stepper = step_model_of(case, corrections).of_alike_ranks(layout.dp)
     about: dict[str, Any] = {
         "physim_version": version("physim-llm"),
         "model": case.model.name,
-        "gpu": case.gpu.key,
+        "gpu": case.server.gpu.key,
         "tp": layout.tp,
-        "engine": case.deployment.to_dict(),
+        "engine": case.server.to_dict(),
         "fit": known_fit.name,
         "sha256": _hashes(case, corrections),
         "request": _request(kind, tolerance, fit, case),
-        "assumptions": list(assumptions(case.model, case.gpu, case.deployment)),
+        "assumptions": list(assumptions(case.server)),
     }
     with data.replacing_folder(folder, force) as temporary:
         # They are projected over the steps of one batch alone.
@@ -116,7 +116,7 @@ def write_table(
             (temporary / METADATA).write_text(text, encoding="utf-8")
             return about
         about["units"] = "columns that end in _us are microseconds"
-        table = tabulate(stepper, Reach.of(case.deployment.limits), tolerance, about)
+        table = tabulate(stepper, Reach.of(case.server), tolerance, about)
         write(table, temporary, kind)
         return dict(table.metadata)
 
@@ -190,7 +190,7 @@ def _checked(case: Case, kind: str) -> Case:
     Raises:
         InputError: It has none, or such a layout.
     """
-    layout = case.deployment.parallelism
+    layout = case.server.parallelism
     for name in ("pp", "dp") if kind == BLIS else ():
         if getattr(layout, name) > 1:
             raise InputError(
@@ -228,7 +228,7 @@ def _check(kind: str, tolerance: float) -> None:
 
 def _request(kind: str, tolerance: float, fit: str | Path, case: Case) -> str:
     """A hash of what was asked for, by which an unfinished job knows what it has."""
-    asked = (kind, tolerance, str(fit), case.load, case.deployment)
+    asked = (kind, tolerance, str(fit), case.load, case.server)
     return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 
@@ -239,7 +239,7 @@ def _is_path(model: str) -> bool:
 def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dict[str, Any]:
     """Linear models of the step over the case's load, and their errors."""
     region = operating_region(case, model, corrections)
-    before, after, token = alphas(region, corrections, case.deployment)
+    before, after, token = alphas(region, corrections, case.server)
     load = case.demanded
     return {
         "load": f"{load.describe()}, {load.mean_input:g} tokens in "
@@ -250,7 +250,7 @@ def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dic
             "each output token": token,
         },
         "blackbox": blackbox(region).to_dict(),
-        "trained_physics": trained_physics(region, case.model, case.gpu, case.deployment).to_dict(),
+        "trained_physics": trained_physics(region, case.server).to_dict(),
         "mean_step_us": round(region.mean_step_s * 1e6, 3),
         "warnings": _above_capacity(case, corrections),
     }
@@ -261,7 +261,7 @@ def _above_capacity(case: Case, corrections: Corrections) -> list[str]:
     (found,) = steady([case], [corrections], "")
     if not found.saturated:
         return []
-    rate = Demand.of(case.demanded, case.deployment.limits.block_size).rate
+    rate = Demand.of(case.demanded, case.server.kv.block_size).rate
     return [
         f"the load of {rate:.3g} req/s is above capacity ({found.saturation_rps:.3g} req/s): most "
         "steps run as many requests as the engine takes, so coefficients and alphas say little of "
@@ -274,6 +274,6 @@ def _hashes(case: Case, corrections: Corrections) -> dict[str, str]:
     numbers = np.round(flat(corrections), 6).tobytes()
     return {
         "config": hashlib.sha256(config_path(case.model.name).read_bytes()).hexdigest(),
-        "gpu": hashlib.sha256(repr(case.gpu).encode()).hexdigest(),
+        "gpu": hashlib.sha256(repr(case.server.gpu).encode()).hexdigest(),
         "corrections": hashlib.sha256(numbers).hexdigest(),
     }

@@ -83,12 +83,10 @@ def ridge(observed: Observed, seen: Rows) -> Logs:
     overhead that no model escapes.
     """
     load = _loads(observed)
-    weights = np.array([case.deployment.weight_bytes for case in observed.cases])
+    weights = np.array([case.server.memory.weights for case in observed.cases])
     kv = np.array(
         [
-            case.model.kv_bytes_per_token(
-                case.deployment.parallelism.tp, case.deployment.kv_cache_bytes
-            )
+            case.model.kv_bytes_per_token(case.server.parallelism.tp, case.server.kv_cache_bytes)
             for case in observed.cases
         ]
     )
@@ -107,7 +105,7 @@ def boosted(observed: Observed, seen: Rows) -> Logs:
     """Boosted trees on the load and the model's size, for each metric."""
     from sklearn.ensemble import GradientBoostingRegressor
 
-    weights = np.array([case.deployment.weight_bytes for case in observed.cases])
+    weights = np.array([case.server.memory.weights for case in observed.cases])
     tp = observed.column("tp").astype(float)
     design = np.column_stack([np.log(_loads(observed)[:, 1:]), np.log(weights), tp])
     columns = []

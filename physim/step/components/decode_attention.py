@@ -30,7 +30,7 @@ FROM_MEMORY = 0.92
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    kv_bytes = placement.deployment.kv_cache_bytes
+    kv_bytes = placement.server.kv_cache_bytes
     for attention, layers in layers_by_attention(placement).items():
         (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
         yield DecodeRow(
@@ -62,7 +62,7 @@ def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
     peak, bandwidth = peak_flops(placement), placement.gpu.memory_bandwidth
     work = roofline.decode_attention(
         *(REQUESTS[:, None], CONTEXT, heads, kv_heads, attention.mean_dim),
-        placement.deployment.kv_cache_bytes,
+        placement.server.kv_cache_bytes,
     )
     return np.maximum(
         rising_log_seconds(efficiency, np.asarray(roofline.seconds(work, peak, bandwidth))),

@@ -14,8 +14,8 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid, with_table
-from physim.inputs.deployment import ALL2ALL
 from physim.models.layers import Experts
+from physim.service.server import ALL2ALL
 from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.components.all_reduce import SKEW_S
@@ -35,7 +35,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
     for group in placement.model.groups:
         if group.experts:
             layers[group.experts] += group.layers
-    gathers = placement.deployment.all2all == ALL2ALL[0]
+    gathers = placement.server.all2all == ALL2ALL[0]
     for experts, count in layers.items():
         width = experts.hidden_size or placement.model.hidden_size
         # Numbers are cast to what the experts multiply before they are sent, and come back in 16
@@ -67,7 +67,7 @@ def _sent(placement: Placement, tokens: Number, width: int, per_token: int) -> N
 
 def _all_to_all_seconds(placement: Placement, width: int, per_token: int) -> np.ndarray:
     """Time of DeepEP's two kernels, at `TOKENS` of all ranks."""
-    name = _MODES[placement.deployment.all2all]
+    name = _MODES[placement.server.all2all]
 
     def log_seconds(placement: Placement) -> np.ndarray:
         grid = load_grid(with_table(placement.grids, name), name)

@@ -18,8 +18,8 @@ import numpy as np
 from physim import roofline
 from physim.errors import InputError
 from physim.grids.store import grids_of, load_expert_grid, peers, tables
-from physim.inputs.deployment import EXPERT_LOADS
 from physim.models.layers import Experts
+from physim.service.server import EXPERT_LOADS
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising_log_seconds
@@ -147,7 +147,7 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
     Raises:
         InputError: There is none.
     """
-    asked, profile = placement.deployment.moe_kernel, placement.deployment.profile
+    asked, profile = placement.server.moe_kernel, placement.server.profile
     kernels = tuple(dict.fromkeys((asked, *profile.expert_kernels, *_KERNELS)))
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
@@ -188,7 +188,7 @@ def _assumptions(placement: Placement) -> list[str]:
         elif _missed(experts)(placement):
             what = f"expert kernel for {experts.form.name}"
             lines.append(f"no measured {what}: that of {taken} is used{limit}")
-        if placement.deployment.expert_load < min(measured):
+        if placement.server.expert_load < min(measured):
             lines.append(
                 f"no measured experts under a load more even than {EXPERT_LOADS[min(measured)]}"
             )

@@ -25,7 +25,7 @@ from physim.step.rows import PrefillRow, Row
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    kv_bytes = placement.deployment.kv_cache_bytes
+    kv_bytes = placement.server.kv_cache_bytes
     for attention, layers in layers_by_attention(placement).items():
         (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
         pair_flops, cached_bytes = roofline.cached_attention(
@@ -57,7 +57,7 @@ def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
     efficiency = log_efficiency(placement, "prefill_attention", attention, REQUESTS * heads, CHUNK)
     work = roofline.prefill_attention(
         *(REQUESTS[:, None], CHUNK, heads, kv_heads, attention.mean_dim),
-        placement.deployment.kv_cache_bytes,
+        placement.server.kv_cache_bytes,
         window_of(attention) or np.inf,
     )
     bound = roofline.seconds(work, peak_flops(placement), placement.gpu.memory_bandwidth)

@@ -34,12 +34,12 @@ BANDWIDTH_EXPONENT = 0.25
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    deployment, gpu, vocabulary = placement.deployment, placement.gpu, placement.model.vocab_size
-    drawn = "greedy" if deployment.sampling == "greedy" else "plain"
+    server, gpu, vocabulary = placement.server, placement.gpu, placement.model.vocab_size
+    drawn = "greedy" if server.sampling == "greedy" else "plain"
     passes = GREEDY_BYTES if drawn == "greedy" else PLAIN_BYTES
     bandwidth = STREAM_EFFICIENCY * gpu.memory_bandwidth
     log_seconds = None
-    if deployment.sampling in ("truncated", "penalised"):
+    if server.sampling in ("truncated", "penalised"):
         slower = (laws()["memory_bandwidth_bytes_per_s"] / gpu.memory_bandwidth) ** (
             BANDWIDTH_EXPONENT
         )
@@ -58,21 +58,21 @@ def _lower(placement: Placement) -> Iterator[Row]:
         log_seconds=log_seconds,
         correction="sampling",
     )
-    if deployment.sampling == "penalised":
+    if server.sampling == "penalised":
         yield SizeRow(
             name="penalties",
             part="sampling",
             size="sampled",
             count=1.0,
-            seconds=deployment.profile.penalty_request_s,
-            fixed_seconds=deployment.profile.penalty_step_s,
+            seconds=server.profile.penalty_request_s,
+            fixed_seconds=server.profile.penalty_step_s,
             correction="penalties",
         )
 
 
 def _masked_s(placement: Placement, vocabulary: int) -> tuple[Float[np.ndarray, " knots"], bool]:
     """Time of the kernel at `TOKENS`, seconds, and whether the draw is in it."""
-    profile, mask = placement.deployment.profile, placement.model.truncation or "top_k_top_p"
+    profile, mask = placement.server.profile, placement.model.truncation or "top_k_top_p"
     seconds = mask_seconds(profile.sampler, mask, TOKENS, vocabulary)
     few = profile.sampler_from > TOKENS
     seconds = np.where(few, mask_seconds("sort", mask, TOKENS, vocabulary), seconds)
@@ -117,7 +117,7 @@ def laws() -> dict[str, Any]:
 
 
 def _assumptions(placement: Placement) -> list[str]:
-    if placement.deployment.sampling not in ("truncated", "penalised"):
+    if placement.server.sampling not in ("truncated", "penalised"):
         return []
     if placement.gpu.key in ("h100_sxm", "h200_sxm"):
         return []

@@ -1,0 +1,74 @@
+"""A server's limits as numbers, for ``vmap``."""
+
+from __future__ import annotations
+
+import equinox as eqx
+
+from physim.service.kv_store import KVStore
+from physim.service.server import Server
+from physim.types import Scalar
+
+
+class Limits(eqx.Module):
+    """What an engine allows, of all its data-parallel ranks and pipeline stages together.
+
+    Attributes:
+        max_num_seqs: Requests that may run at once.
+        max_num_batched_tokens: Tokens of the steps that are under way together.
+        max_model_len: Longest context, tokens.
+        kv_blocks: KV blocks of the layers whose keys and values grow with the context.
+        block_size: Tokens of a KV block.
+        async_scheduling: Whether a step is scheduled while the one before it runs, 0 or 1.
+        whole_prompts: Whether a prompt starts only if all of it has KV blocks.
+        whole_requests: Whether a prompt starts only if its answer has KV blocks too.
+        prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
+        receive_every: Steps that only decode between two looks at what has arrived.
+        window_share: KV blocks that layers with a window fill for each that the others do.
+        window: Tokens up to which they do so; 0 where no layer has a window.
+        state_blocks: KV blocks that a request holds whatever its length.
+        ranks: Ranks with batches of their own.
+        stages: Stages of layers between which requests are shared out.
+    """
+
+    max_num_seqs: Scalar
+    max_num_batched_tokens: Scalar
+    max_model_len: Scalar
+    kv_blocks: Scalar
+    block_size: Scalar = KVStore.block_size
+    async_scheduling: Scalar = True
+    whole_prompts: Scalar = False
+    whole_requests: Scalar = False
+    prompts_apart: Scalar = False
+    receive_every: Scalar = 1
+    window_share: Scalar = 0.0
+    window: Scalar = 0.0
+    state_blocks: Scalar = 0.0
+    ranks: Scalar = 1
+    stages: Scalar = 1
+
+    @classmethod
+    def from_server(cls, server: Server) -> Limits:
+        """The limits of a server.
+
+        Args:
+            server: The server, whose sizes and KV cache are those of a rank.
+        """
+        sizes, policy, kv, layout = server.sizes, server.policy, server.kv, server.parallelism
+        dp, pp = layout.dp, layout.pp
+        return cls(
+            max_num_seqs=dp * sizes.max_num_seqs,
+            max_num_batched_tokens=dp * pp * sizes.max_num_batched_tokens,
+            max_model_len=sizes.max_model_len,
+            kv_blocks=dp * kv.blocks,
+            block_size=kv.block_size,
+            async_scheduling=policy.async_scheduling,
+            whole_prompts=policy.whole_prompts,
+            whole_requests=policy.whole_requests,
+            prompts_apart=policy.prompts_apart,
+            receive_every=policy.receive_every,
+            window_share=kv.window_share,
+            window=kv.window,
+            state_blocks=kv.state_blocks,
+            ranks=dp,
+            stages=pp,
+        )

@@ -1,0 +1,327 @@
+"""A server of a replay: one engine, step by step, for any step time.
+
+`physim.replay.scheduler` forms steps. Under asynchronous scheduling a step is formed while the one
+before it runs, so it knows nothing that happened since.
+
+Data-parallel ranks each have a scheduler, and take every step together: it ends with the slowest.
+A pipeline has as many batches under way as it has stages, one behind the other: a batch is formed
+whenever there is room and somebody to run, and its requests decode again when it has passed all.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from physim.replay.config import ReplayConfig
+from physim.replay.scheduler import Microbatch, Scheduler
+from physim.replay.step_times import StepTimes
+from physim.replay.workload import Request
+
+# Looks at the engine that are kept of a long replay.
+_MOST_SAMPLES = 2**18
+
+
+class Outside(Protocol):
+    """What a server knows of what is outside of it."""
+
+    @property
+    def next_arrival_s(self) -> float:
+        """When the next request comes that no server has, seconds; infinite for none."""
+
+    def follow(self, request: Request, now_s: float) -> None:
+        """The client of a request that has ended sends another, if it has one."""
+
+
+class _Flight(NamedTuple):
+    """A step, or a run of them, under way.
+
+    Attributes:
+        lane: The batch of each rank.
+        ends_s: When the last step ends.
+        steps: How many.
+        last_s: How long the last takes.
+    """
+
+    lane: list[Microbatch]
+    ends_s: float
+    steps: int
+    last_s: float
+
+
+class ReplayServer:
+    """A server and its state.
+
+    Attributes:
+        config: What it is.
+        now: Its time, seconds: it has acted up to then.
+        asleep: Whether it has nothing to do until a request comes.
+        steps: Steps that it has run.
+        samples: Time, requests that wait and that run and KV blocks in use, of each look at it.
+        gaps: Time, gap and count of tokens, of each gap between tokens.
+        work: A row of `physim.replay.outcome.Work` for each run of steps.
+    """
+
+    def __init__(self, times: StepTimes, config: ReplayConfig, timeout_s: float | None) -> None:
+        self.config = config
+        self.now, self.asleep, self.steps = config.warm_up_s, False, 0
+        # Numbers in a row, since there may be millions.
+        self.samples, self.gaps, self.work = array("d"), array("d"), array("d")
+        self._times, self._timeout_s = times, timeout_s
+        layout = config.parallelism
+        self._ranks = [Scheduler(config, self.gaps) for _ in range(layout.dp)]
+        # Batches that are not under way, of each rank one, and those that are.
+        self._idle = deque(
+            [Microbatch(config.kv.block_size) for _ in self._ranks] for _ in range(layout.pp)
+        )
+        self._flights: deque[_Flight] = deque()
+        # When each stage of the pipeline is free, and when each batch gave its last tokens.
+        self._stages = [0.0] * layout.pp
+        self._given_s: dict[int, float] = {}
+        # Seconds that requests of a batch have waited for prompts since, summed over them.
+        self._held_s: dict[int, float] = {}
+        # Requests that were given to it and that its schedulers have not yet seen.
+        self._inbox: list[tuple[float, int, Request]] = []
+        self._deadlines: deque[Request] = deque()
+        # When the step before began, if the engine did not pause.
+        self._began: float | None = None
+        # Steps that only decode since a look at what has arrived; any prompt's step counts for all.
+        self._unseen = 0
+        self._runs, self._apart = 0, 1
+
+    @property
+    def load(self) -> int:
+        """What a router compares: requests, of which those that wait count four times."""
+        return 4 * len(self._inbox) + sum(rank.load for rank in self._ranks)
+
+    def receive(self, request: Request, reaches_s: float) -> None:
+        """A request is on its way to a scheduler.
+
+        Args:
+            request: The request.
+            reaches_s: When it is there, seconds.
+        """
+        heappush(self._inbox, (reaches_s, request.number, request))
+        if self.asleep:
+            self.now, self.asleep = max(self.now, reaches_s), False
+
+    def act(self, outside: Outside, horizon_s: float) -> None:
+        """Forms a step if a batch is free, else ends one; sleeps where there is nothing to do.
+
+        Args:
+            outside: What is outside of it.
+            horizon_s: When the replay stops, seconds.
+        """
+        policy = self.config.policy
+        began = self._began
+        if self._idle:
+            known = self.now if began is None or not policy.async_scheduling else began
+            if self._unseen >= policy.receive_every or not any(
+                rank.running for rank in self._ranks
+            ):
+                self.arrive(outside, known)
+                self._unseen = 0
+            if known == self.now:
+                self._release()
+            alone = self._form(self._idle[0])
+            self._release()
+            if any(batch.chunks or batch.decoding for batch in self._idle[0]):
+                self._look()
+                comes_s = outside.next_arrival_s
+                if self._inbox:
+                    comes_s = min(comes_s, self._inbox[0][0])
+                lane = self._idle.popleft()
+                self._flights.append(self._launch(lane, alone, comes_s, horizon_s))
+                return
+        if self._flights:
+            self._began = self._land(self._flights.popleft(), outside)
+        elif any(rank.waiting or rank.prefilling for rank in self._ranks):
+            # All is held by requests that were done when this step was formed.
+            self._began = None
+        else:
+            self._began = None
+            if self._inbox:
+                self.now = max(self.now, self._inbox[0][0])
+            else:
+                self.asleep = True
+
+    def _form(self, lane: list[Microbatch]) -> bool:
+        """Every rank forms a step; gives whether it must stay alone, for those who wait."""
+        alone = False
+        for rank, batch in zip(self._ranks, lane, strict=True):
+            preempted = rank.form(batch, self.now)
+            # What was given up in this step can be had in the next.
+            alone |= (bool(rank.done) or preempted) and bool(rank.waiting)
+        return alone
+
+    def _release(self) -> None:
+        for rank in self._ranks:
+            if rank.done:
+                rank.release()
+
+    def _look(self) -> None:
+        """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
+        if self._runs % self._apart == 0:
+            ranks = self._ranks
+            free = sum(rank.cache.free for rank in ranks)
+            waiting, running = (
+                sum(len(of) for of in kind)
+                for kind in ([rank.waiting for rank in ranks], [rank.running for rank in ranks])
+            )
+            taken = self.config.kv_blocks - free
+            self.samples.extend((self.now, waiting, running, taken))
+            if len(self.samples) == 4 * _MOST_SAMPLES:
+                self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
+                self._apart *= 2
+        self._runs += 1
+
+    def arrive(self, outside: Outside, known_s: float) -> None:
+        """Requests reach a scheduler, and those leave whose clients have given up.
+
+        Args:
+            outside: What is outside of it.
+            known_s: Up to when that is known, seconds.
+        """
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= known_s:
+            request = heappop(inbox)[2]
+            rank = self._ranks[0]
+            if len(self._ranks) > 1:
+                rank = min(self._ranks, key=lambda one: one.load)
+                request.path = tuple(rank.own(segment) for segment in request.path)
+            rank.waiting.append(request)
+            if self._timeout_s is not None:
+                self._deadlines.append(request)
+        while self._deadlines and (
+            self._deadlines[0].finished_s is not None or self._deadline_s() <= known_s
+        ):
+            self._drop(self._deadlines.popleft(), outside)
+
+    def _deadline_s(self) -> float:
+        """When the next client gives up."""
+        if not self._deadlines or self._timeout_s is None:
+            return math.inf
+        return self._deadlines[0].arrival_s + self._timeout_s
+
+    def _drop(self, request: Request, outside: Outside) -> None:
+        """The client gives up; a request that is done by then is left alone."""
+        if request.finished_s is not None:
+            return
+        assert self._timeout_s is not None
+        request.dropped_s = request.arrival_s + self._timeout_s
+        for rank in self._ranks:
+            if request in rank.running:
+                rank.stop(request)
+                rank.give_up(request)
+                break
+            if request in rank.waiting:
+                rank.waiting.remove(request)
+                break
+        outside.follow(request, request.dropped_s)
+
+    def _launch(
+        self, lane: list[Microbatch], alone: bool, comes_s: float, horizon_s: float
+    ) -> _Flight:
+        """A step, or a run of decode-only steps, is on its way through the stages."""
+        steps = 1
+        if any(batch.chunks for batch in lane):
+            seconds = last = max(self._mixed(*one) for one in self._running(lane))
+        else:
+            every = self.config.policy.receive_every
+            comes_s = comes_s if every == 1 else math.inf
+            until = min(self._deadline_s(), horizon_s, comes_s)
+            pairs = [pair for pair in zip(self._ranks, lane, strict=True) if pair[1].decoding]
+            others = self._flights or any(batch.decoding for other in self._idle for batch in other)
+            if until > self.now and not alone and not others:
+                steps = min(batch.most_steps(rank.cache.free) for rank, batch in pairs)
+                if every > 1:
+                    steps = min(steps, every - self._unseen)
+            steps, seconds, last = self._decodes(lane, steps, until - self.now)
+            for rank, batch in pairs:
+                # The first step's blocks were taken when it was formed.
+                rank.cache.take(batch.blocks_after(steps - 1))
+        chunks = [chunk for batch in lane for chunk in batch.chunks]
+        decoding, tokens = sum(batch.stepping for batch in lane), sum(one.tokens for one in chunks)
+        self.work.extend((self.now, steps, seconds / steps, decoding, len(chunks), tokens))
+        # Each stage takes its share of a step, once the batch before has left it.
+        at, share = self.now + seconds - last, last / len(self._stages)
+        for stage, free in enumerate(self._stages):
+            at = self._stages[stage] = max(at, free) + share
+        return _Flight(lane, at, steps, last)
+
+    def _running(self, lane: list[Microbatch]) -> list[tuple[Microbatch, dict[str, int]]]:
+        """Ranks' batches that run, with the tokens of the others where there are others."""
+        if len(lane) == 1:
+            return [(lane[0], {})]
+        tokens = [batch.tokens for batch in lane]
+        return [
+            (batch, {"elsewhere": sum(tokens) - own})
+            for batch, own in zip(lane, tokens, strict=True)
+            if own
+        ]
+
+    def _mixed(self, batch: Microbatch, others: dict[str, int]) -> float:
+        """Time of a step with prefill."""
+        tokens = squares = cached = products = 0
+        for _, chunk, before, _ in batch.chunks:
+            tokens += chunk
+            squares += chunk * chunk
+            cached += before
+            products += chunk * before
+        return self._times.step(
+            decode_requests=batch.stepping,
+            decode_context=batch.context + batch.decoding if batch.stepping else 0,
+            prefill_requests=len(batch.chunks),
+            prefill_tokens=tokens,
+            prefill_squares=squares,
+            cached_tokens=cached,
+            cached_products=products,
+            **others,
+        )
+
+    def _decodes(
+        self, lane: list[Microbatch], steps: int, until_s: float
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps, of the rank whose first step takes longest."""
+
+        def run(batch: Microbatch, others: dict[str, int], most: int) -> tuple[int, float, float]:
+            context = batch.context + batch.decoding
+            return self._times.decode(batch.decoding, context, most, until_s, **others)
+
+        running = self._running(lane)
+        slowest = running[0]
+        if len(running) > 1:
+            slowest = max(running, key=lambda one: run(one[0], one[1], 1)[2])
+        return run(slowest[0], slowest[1], steps)
+
+    def _land(self, flight: _Flight, outside: Outside) -> float:
+        """A step, or the last of a run, has ended; gives the time at which it began."""
+        lane, ended, steps, last = flight
+        began, self.now = self.now, ended
+        decoding = sum(batch.stepping for batch in lane)
+        waiting = sum(batch.decoding for batch in lane) - decoding
+        since = self._given_s.get(id(lane), began) if len(self._stages) > 1 else began
+        # Steps of prompts alone are a part of the next gap of all that decode.
+        self._held_s[id(lane)] = self._held_s.get(id(lane), 0.0) + waiting * (ended - since)
+        if decoding:
+            gap, held = (ended - since) / steps, self._held_s.pop(id(lane)) / decoding
+            first = 1 if held else 0
+            if first:
+                self.gaps.extend((ended, gap + held, decoding))
+            if steps > first:
+                self.gaps.extend((ended, gap, (steps - first) * decoding))
+        self._given_s[id(lane)] = ended
+        self.steps += steps
+        has_prompt = any(batch.chunks for batch in lane)
+        self._unseen += self.config.policy.receive_every if has_prompt else steps
+        for rank, batch in zip(self._ranks, lane, strict=True):
+            late, each = self.config.output_s, self.config.output_per_token_s
+            for request in rank.ran(batch, steps, ended, last):
+                outside.follow(request, ended + late + each * request.output_tokens)
+        self._idle.appendleft(lane)
+        return ended - last

@@ -1,0 +1,64 @@
+"""Where a data-parallel rank of an engine keeps the keys and values of its requests."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class KVTier:
+    """Memory that holds KV blocks.
+
+    Attributes:
+        blocks: KV blocks of the layers whose keys and values grow with the context.
+    """
+
+    blocks: int
+
+
+@dataclass(frozen=True)
+class KVStore:
+    """The KV cache of a rank, in tiers: today the GPU's memory alone.
+
+    Attributes:
+        tiers: Memories that hold blocks, the fastest first.
+        block_size: Tokens of a KV block.
+        window_share: KV blocks that layers with a window fill for each that the others do.
+        window: Tokens up to which they do so; 0 where no layer has a window.
+        state_blocks: KV blocks that a request holds whatever its length, such as those of layers
+            that keep a state in the place of keys and values.
+    """
+
+    tiers: tuple[KVTier, ...]
+    block_size: int = 16
+    window_share: float = 0.0
+    window: float = 0.0
+    state_blocks: float = 0.0
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks in the GPU's memory."""
+        return self.tiers[0].blocks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the GPU's memory holds of the layers that grow."""
+        return self.blocks * self.block_size
+
+    @property
+    def reported_blocks(self) -> int:
+        """KV blocks as an engine reports them: of all layers, as if none had a window."""
+        return round(self.blocks / (1 + self.window_share))
+
+    def fixed_blocks(self, tokens: int) -> int:
+        """Blocks that a request of a length holds beside those that grow with each token.
+
+        Args:
+            tokens: Tokens of its prompt and of its answer.
+        """
+        if not (self.window_share or self.state_blocks):
+            return 0
+        # A window is as many whole blocks as its tokens touch.
+        seen = min(tokens, self.window + self.block_size) / self.block_size
+        return math.ceil(self.window_share * seen + self.state_blocks)

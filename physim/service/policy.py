@@ -1,0 +1,33 @@
+"""How an engine schedules its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How an engine schedules.
+
+    Attributes:
+        admission: What must have KV blocks for a prompt to start, of
+            `physim.engines.profile.ADMISSIONS`.
+        prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
+        receive_every: Steps that only decode between two looks at what has arrived.
+        async_scheduling: Whether a step is scheduled while the one before it runs.
+    """
+
+    admission: str = "chunk"
+    prompts_apart: bool = False
+    receive_every: int = 1
+    async_scheduling: bool = True
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt starts only if all of it has KV blocks, not just its first chunk."""
+        return self.admission == "prompt"
+
+    @property
+    def whole_requests(self) -> bool:
+        """Whether a prompt starts only if its answer has KV blocks too, which are kept for it."""
+        return self.admission == "request"

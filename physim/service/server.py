@@ -1,0 +1,154 @@
+"""A server: one engine with a model on its GPUs, every figure known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from physim.engines.profile import EngineProfile
+from physim.models.architecture import ModelArch
+from physim.models.formats import KV_BYTES
+from physim.models.parallelism import Parallelism
+from physim.service.hardware import Hardware
+from physim.service.kv_store import KVStore, KVTier
+from physim.service.policy import Policy
+from physim.service.sizes import Sizes
+
+GIB = 2**30
+# Loads of experts that were measured: exponents of their power laws, and their tables' names.
+EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
+ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the memory of a GPU is for, bytes.
+
+    Attributes:
+        share: Share of the GPU's memory that the engine uses.
+        usable: That memory.
+        weights: What weights take of it.
+        graphs: What CUDA graphs take.
+        activations: What activations take, with what else the engine keeps.
+        kv_block: A block of the KV cache.
+        kv_cache: All blocks of it.
+        kept_share: Share of what the others leave that the KV cache takes.
+    """
+
+    share: float
+    usable: float
+    weights: float
+    graphs: float
+    activations: float
+    kv_block: float
+    kv_cache: float = 0.0
+    kept_share: float = 1.0
+
+
+_NO_MEMORY = Memory(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What proposes tokens that the model then verifies (speculative decoding).
+
+    Attributes:
+        tokens: Tokens that it proposes in each step.
+    """
+
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Server:
+    """One engine with a model on its GPUs.
+
+    Attributes:
+        model: The model.
+        gpu: The GPU.
+        parallelism: How GPUs share the model.
+        profile: The engine.
+        sizes: What the engine allows each of its data-parallel ranks.
+        policy: How it schedules.
+        kv: The KV cache of each rank.
+        memory: What each GPU's memory is for.
+        kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
+        moe_kernel: Kernel of expert layers.
+        expert_load: How tokens spread over experts, an exponent.
+        sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
+        sampling_is_known: Whether that is known, or taken for what it may be.
+        all2all: How ranks exchange tokens with experts, of `ALL2ALL`.
+        draft: What proposes tokens; None where each step makes a token.
+    """
+
+    model: ModelArch
+    gpu: Hardware
+    parallelism: Parallelism
+    profile: EngineProfile
+    sizes: Sizes
+    policy: Policy
+    kv: KVStore
+    memory: Memory
+    kv_cache_dtype: str
+    moe_kernel: str
+    expert_load: float
+    sampling: str
+    sampling_is_known: bool = True
+    all2all: str = ALL2ALL[0]
+    draft: Draft | None = None
+
+    @property
+    def where(self) -> str:
+        """What the model runs on, such as ``2 x h100_sxm``."""
+        return f"{self.parallelism.gpus} x {self.gpu.key}"
+
+    @property
+    def kv_cache_bytes(self) -> float:
+        """Bytes of an element of the KV cache."""
+        return KV_BYTES[self.kv_cache_dtype]
+
+    def without_limits(self) -> Server:
+        """What of it the time of a step depends on, and of the rest whatever is the same for all.
+
+        Servers that differ in slots, budgets and memory alone share their lowered models.
+        """
+        return replace(
+            self,
+            sizes=Sizes(1, 1, self.sizes.max_model_len),
+            policy=Policy(async_scheduling=self.policy.async_scheduling),
+            kv=KVStore((KVTier(1),)),
+            memory=_NO_MEMORY,
+            sampling_is_known=True,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it but the model and the GPU as plain values, on one level.
+
+        Of the engine there are its name and its version.
+        """
+        memory, kv = self.memory, self.kv
+        return {
+            **asdict(self.parallelism),
+            "engine": self.profile.engine,
+            "engine_version": self.profile.version,
+            **asdict(self.sizes),
+            **asdict(self.policy),
+            "kv_blocks": kv.blocks,
+            "block_size": kv.block_size,
+            "window_share": kv.window_share,
+            "window": kv.window,
+            "state_blocks": kv.state_blocks,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "moe_kernel": self.moe_kernel,
+            "expert_load": self.expert_load,
+            "sampling": self.sampling,
+            "sampling_is_known": self.sampling_is_known,
+            "all2all": self.all2all,
+            "gpu_memory_utilization": memory.share,
+            "usable_bytes": memory.usable,
+            "weight_bytes": memory.weights,
+            "graph_bytes": memory.graphs,
+            "activation_bytes": memory.activations,
+            "kv_block_bytes": memory.kv_block,
+            "kv_cache_bytes": memory.kv_cache,
+        }
