@@ -151,8 +151,8 @@ def read(path: Path | None = None) -> pd.DataFrame:
                 places.append(place)
     if not rows:
         raise InputError(str(path), "has no row of a model that physim knows", "pass another")
-    checked(rows, places.__getitem__)
-    return _distinct(pd.DataFrame(_with_series(rows)))
+    parts = [part_of(row) for row in checked(rows, places.__getitem__)]
+    return _distinct(pd.DataFrame(_with_series(rows)).assign(part=parts))
 
 
 def _with_series(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
     rate = clients / e2e
     arch, gpu = load_model(model), load_hardware(point.system)
     odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
-    row = {
+    return {
         "experiment": point.id,
         "stage": 0,
         "model": model,
@@ -224,7 +224,6 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "e2e_mean": e2e,
         "note": odd,
     }
-    return row | {"part": part_of(row)}
 
 
 def _distinct(found: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from physim.measured.schema import Row
+from physim.measured.schema import RunRow
 
 PARTS = FIT, VALIDATION, TEST = "fit", "validation", "test"
 
@@ -21,7 +21,7 @@ _TEST_VERSIONS = (("vllm", "0.16.0"),)
 _FITTED, _VALIDATED = 60, 75
 
 
-def part_of(row: Row) -> str:
+def part_of(row: RunRow) -> str:
     """The part that a row is of: ``fit``, ``validation`` or ``test``.
 
     Rows of a model, a GPU, a layout (experts spread over eight GPUs that share attention) and an
@@ -32,13 +32,13 @@ def part_of(row: Row) -> str:
         row: A row in the common form.
     """
     tested = (
-        row["model"] in _TEST_MODELS,
-        row["hardware"] in _TEST_GPUS,
-        (row["engine"], row["engine_version"]) in _TEST_VERSIONS,
-        row["tp"] == 8 and row["ep"] > 1,
+        row.model in _TEST_MODELS,
+        row.hardware in _TEST_GPUS,
+        (row.engine, row.engine_version) in _TEST_VERSIONS,
+        row.tp == 8 and (row.ep or 1) > 1,
     )
     if any(tested):
         return TEST
-    cell = f"{row['model']} {row['hardware']} {row['engine']}"
+    cell = f"{row.model} {row.hardware} {row.engine}"
     place = int(hashlib.sha256(cell.encode()).hexdigest(), 16) % 100
     return FIT if place < _FITTED else VALIDATION if place < _VALIDATED else TEST
