@@ -5,7 +5,7 @@
 TTFT of each model on a GPU with an engine is taken as an intercept and a multiple of what is
 predicted without any warm-up, by least absolute logarithms; rows of the part test are left out. Ten
 times the intercept is how long the first of ten requests of each client would have waited. The
-medians by engine are `physim.measured.silicon`'s.
+medians by engine are those of ``bench_data/public_runs.json``.
 """
 
 from __future__ import annotations

@@ -225,6 +225,7 @@ def _in_words(error: ErrorDetails, source: str) -> tuple[str, str, str]:
         "bool_parsing": "is neither true nor false",
         "bool_type": "is neither true nor false",
         "dict_type": "is not an object",
+        "extra_forbidden": "is of a field that is unknown",
         "greater_than": "is not positive",
         "greater_than_equal": f"is below {about.get('ge'):g}" if "ge" in about else "",
         "int_from_float": "is not a whole number",

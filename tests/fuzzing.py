@@ -339,6 +339,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.ml_energy": ("ml-energy",),
     "physim.measured.profiles": ("profile-of-trace",),
     "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
+    "physim.measured.row_rules": _OURS,
     "physim.measured.runs_csv": ("table",),
     "physim.measured.silicon": ("silicon",),
     "physim.measured.stage_report": _OURS,

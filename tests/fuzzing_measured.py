@@ -36,7 +36,9 @@ from physim.inputs.lengths import lengths
 from physim.inputs.load import ARRIVALS
 from physim.inputs.request_traces import read_requests
 from physim.measured import formats, ml_energy, server_log, silicon
-from physim.measured.runs_csv import case_of, measured, read_table
+from physim.measured.run_cases import case_of, measured
+from physim.measured.runs_csv import TableRow, read_tables
+from physim.measured.schema import RunRow
 from physim.measured.step_trace import read_steps
 from physim.replay.workload import read_trace
 
@@ -54,7 +56,7 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
             assert row["rate_rps"] > 0
             assert row["duration_s"] > 0
             assert row["n_success"] >= 0 <= row["n_failed"]
-            case_of([row], None)
+            case_of([TableRow(RunRow.model_validate(row))], None)
         return rows
 
     return read
@@ -62,22 +64,22 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
 
 def _runs(path: Path) -> Any:
     """The rows of a table of runs: cases, and what was measured."""
-    frame = read_table(path)
-    records = frame.to_dict("records")
-    load = case_of(records, None).demanded
+    table = read_tables([path])
+    frame, rows = table.frame, table.rows
+    load = case_of(rows, None).demanded
     assert load.arrival in ARRIVALS
     assert 1 <= load.mean_input <= 1e9
     assert 1 <= load.mean_output <= 1e9
     assert load.concurrency is not None or len(load.stages) == max((frame["stage"] >= 0).sum(), 1)
-    for row in records:
-        assert all(0 < value <= 1e9 for value in measured(row).values())
+    for one in rows:
+        assert all(0 < value <= 1e9 for value in measured(one.row).values())
     # Of which run they are, and whether too many requests failed for a fit.
     told = (
         frame[["experiment", "n_success", "n_failed"]]
         if {"n_success", "n_failed"} <= set(frame)
         else None
     )
-    return case_of(records, None), [measured(row) for row in records], told
+    return case_of(rows, None), [measured(one.row) for one in rows], told
 
 
 def _requests(path: Path) -> Any:
@@ -460,7 +462,7 @@ def report(rng: Rng, folder: Path) -> None:
     (row,) = frame.to_dict("records")
     assert isinstance(row["prefix_caching"], bool)
     assert 1 <= row["output_len"] <= 1e9
-    case_of([row], None)
+    case_of([TableRow(RunRow.model_validate(row))], None)
 
 
 def without_reason(kind: str, unread: Set[str]) -> tuple[set[str], set[str]]:

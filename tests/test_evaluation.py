@@ -8,7 +8,9 @@ import pytest
 
 import physim
 from physim.errors import InputError
-from physim.measured.runs_csv import cached_tokens, case_of, read_table
+from physim.measured.run_cases import cached_tokens, case_of
+from physim.measured.runs_csv import read_tables
+from physim.measured.schema import RunRow
 from physim.plot import draw_groups
 from physim.validation.by_group import by_group
 from physim.validation.suspects import suspect
@@ -179,7 +181,7 @@ def test_bad_values_name_their_place(tmp_path, change, complaint):
 @pytest.mark.parametrize("text", ["no", "off", "False", "FALSE", "0", " false "])
 def test_prefix_caching_that_is_off(tmp_path, text):
     path = table(tmp_path, {}, {"experiment": "two", "prefix_caching": text})
-    on, off = (case_of([row], None).load for row in read_table(path).to_dict("records"))
+    on, off = (case_of([row], None).load for row in read_tables([path]).rows)
     assert (on.cached_tokens, off.cached_tokens) == (560, 0)
 
 
@@ -196,7 +198,7 @@ def test_prefix_caching_that_is_off(tmp_path, text):
     ],
 )
 def test_stages_of_a_run_share_a_server(tmp_path, change, complaint):
-    rows = read_table(table(tmp_path, {}, {"stage": 1, **change})).to_dict("records")
+    rows = read_tables([table(tmp_path, {}, {"stage": 1, **change})]).rows
     with pytest.raises(InputError, match=complaint):
         case_of(rows, None)
 
@@ -231,8 +233,9 @@ def test_files_that_are_no_table(tmp_path, content):
 
 @pytest.mark.parametrize(("length", "hits"), [(575, 560), (576, 560), (577, 576), (16, 0)])
 def test_all_full_blocks_before_the_last_token_are_hits(length, hits):
-    assert cached_tokens({**ROW, "input_len_mean": length}, 16) == hits
-    assert cached_tokens({**ROW, "input_len_mean": length, "prefix_caching": False}, 16) == 0
+    row = RunRow.model_validate({**ROW, "input_len_mean": length})
+    assert cached_tokens(row, 16) == hits
+    assert cached_tokens(row.model_copy(update={"prefix_caching": False}), 16) == 0
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ import physim
 from physim.errors import InputError
 from physim.fitting.observations import observe
 from physim.measured import blis_trace, guidellm, inference_perf, ml_energy, vllm_bench
-from physim.measured.runs_csv import case_of, read_table
+from physim.measured.run_cases import case_of
+from physim.measured.runs_csv import TableRow, read_tables
+from physim.measured.schema import RunRow
 from physim.measured.stage_report import write_rows
 from physim.measured.step_trace import read_steps
 
@@ -286,7 +288,7 @@ def read_result(tmp_path, **options):
     path.write_text(json.dumps(RESULT))
     frame = physim.read_report("vllm-bench", path, model="Qwen/Qwen3-8B", gpu="h100", **options)
     write_rows(tmp_path / "runs.csv", frame)
-    (row,) = read_table(tmp_path / "runs.csv").to_dict("records")
+    (row,) = read_tables([tmp_path / "runs.csv"]).frame.to_dict("records")
     return row
 
 
@@ -347,7 +349,7 @@ def test_rows_are_a_table_that_can_be_read(tmp_path):
             "inference-perf", tmp_path, model="Qwen/Qwen3-8B", gpu="h100_sxm", experiment=name
         )
         write_rows(path, found, append=True)
-    frame = read_table(path)
+    frame = read_tables([path]).frame
     assert frame["experiment"].tolist() == ["one", "two"]
 
 
@@ -373,9 +375,10 @@ def test_the_kv_cache_of_a_row():
     row |= {"stage": 0, "max_model_len": 4096, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
     row |= {"gpu_memory_utilization": 0.9, "input_len_mean": 100, "output_len": 100}
     row |= {"prefix_caching": False, "prompt_groups": 0, "arrival": "constant"}
-    row |= {"rate_rps": 1.0, "duration_s": 60.0}
+    row |= {"rate_rps": 1.0, "duration_s": 60.0, "itl_mean": 0.01}
     for given, dtype in (({}, "bfloat16"), ({"kv_cache_dtype": "fp8"}, "fp8")):
-        assert case_of([{**row, **given}], None).server.kv_cache_dtype == dtype
+        said = TableRow(RunRow.model_validate({**row, **given}))
+        assert case_of([said], None).server.kv_cache_dtype == dtype
 
 
 def test_consecutive_steps_give_cycles(tmp_path):
@@ -444,7 +447,7 @@ def test_arrivals_are_as_bursty_as_they_were_sent(tmp_path, told, arrival, burst
     path.write_text(json.dumps({**RESULT, **told}))
     frame = physim.read_report("vllm-bench", path, model="Qwen/Qwen3-8B", gpu="h100_sxm")
     write_rows(tmp_path / "runs.csv", frame)
-    load = case_of(read_table(tmp_path / "runs.csv").to_dict("records"), None).demanded
+    load = case_of(read_tables([tmp_path / "runs.csv"]).rows, None).demanded
     assert (load.arrival, load.burstiness) == (arrival, burstiness)
     assert load.arrival_cv2 == pytest.approx(1 / burstiness)
 
@@ -692,7 +695,7 @@ def runs(tmp_path, *rows):
 
 def test_stages_follow_one_another_by_their_numbers(tmp_path):
     later, whole, first = ({"stage": stage, "rate_rps": stage + 2.0} for stage in (1, -1, 0))
-    rows = read_table(runs(tmp_path, later, whole, first)).to_dict("records")
+    rows = read_tables([runs(tmp_path, later, whole, first)]).rows
     assert [stage.rate for stage in case_of(rows, None).demanded.stages] == [2.0, 3.0]
 
 
@@ -709,13 +712,13 @@ def test_stages_follow_one_another_by_their_numbers(tmp_path):
 )
 def test_rows_that_cannot_be(tmp_path, row, complaint):
     with pytest.raises(InputError, match=complaint):
-        read_table(runs(tmp_path, row))
+        read_tables([runs(tmp_path, row)])
 
 
 @pytest.mark.parametrize("said", ["no", "off", "False", "0"])
 def test_no_is_no(tmp_path, said):
-    (row,) = read_table(runs(tmp_path, {"async_scheduling": said})).to_dict("records")
-    assert case_of([row], None).server.policy.async_scheduling is False
+    rows = read_tables([runs(tmp_path, {"async_scheduling": said})]).rows
+    assert case_of(rows, None).server.policy.async_scheduling is False
     with pytest.raises(InputError, match=r"prefix_caching: .* is not True or False"):
         read_result(tmp_path, prefix_caching=said)
     with pytest.raises(InputError, match=r"async_scheduling: .* is not True or False"):

@@ -4,38 +4,39 @@ Their queues grow until clients give up after 300 s, so that an error of the ste
 tenfold in them. Nothing is fitted to them.
 """
 
-import pandas as pd
 import pytest
 
 import physim
 from physim.corrections.fields import Corrections
-from physim.measured.runs_csv import case_of
+from physim.measured.run_cases import case_of
+from physim.measured.runs_csv import read_tables
 
 
 def run_of(ground_truth, name):
-    frame = pd.read_csv(ground_truth / "seed16.csv")
-    rows = frame[frame["experiment"].str.contains("reasoning") & frame["model"].str.contains(name)]
-    (stage,) = rows[rows["stage"] == 0].to_dict("records")
-    return stage, case_of([stage], timeout_s=300.0)
+    table = read_tables([ground_truth / "seed16.csv"])
+    own = f"experiment.str.contains('reasoning') and model.str.contains('{name}') and stage == 0"
+    (stage,) = table.where(own)
+    p90 = table.frame.loc[table.rows.index(stage), "ttft_p90"]
+    return stage.row, p90, case_of([stage], timeout_s=300.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["CodeLlama", "Llama-2-70b", "Llama-2-7b"])
 def test_runs_above_capacity(ground_truth, name):
-    stage, case = run_of(ground_truth, name)
+    stage, _, case = run_of(ground_truth, name)
     (found,) = physim.predict_cases([case], Corrections())
-    assert found.ttft_s == pytest.approx(stage["ttft_mean"], rel=0.15)
-    assert found.e2e_s == pytest.approx(stage["e2e_mean"], rel=0.15)
+    assert found.ttft_s == pytest.approx(stage.ttft_mean, rel=0.15)
+    assert found.e2e_s == pytest.approx(stage.e2e_mean, rel=0.15)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fluid", "replay"])
 def test_the_serving_loop_above_capacity(ground_truth, method):
-    stage, case = run_of(ground_truth, "CodeLlama")
+    stage, p90, case = run_of(ground_truth, "CodeLlama")
     (found,) = physim.predict_cases([case], Corrections(), method=method)
-    itl = (stage["e2e_mean"] - stage["ttft_mean"]) / (stage["output_len"] - 1)
+    itl = (stage.e2e_mean - stage.ttft_mean) / (stage.output_len - 1)
     assert found.itl_s == pytest.approx(itl, rel=0.1)
-    assert found.whole.latencies["ttft"]["p90"] == pytest.approx(stage["ttft_p90"], rel=0.2)
+    assert found.whole.latencies["ttft"]["p90"] == pytest.approx(p90, rel=0.2)
     # A server 5% too slow has a queue that reaches the 300 s of its clients before the end: a sixth
     # of them give up, where four did.
     assert found.whole.completed / found.whole.arrived > 0.8

@@ -1,5 +1,6 @@
 """Measured runs whose rows name the trace of their requests or arrivals."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from test_measured import runs
 import physim
 from physim.errors import InputError
 from physim.fitting.observations import observe
-from physim.measured.runs_csv import case_of, read_table
+from physim.measured.run_cases import case_of
+from physim.measured.runs_csv import read_tables
 from physim.measured.stage_report import write_rows
 
 REPORTS = Path(__file__).parent / "reports"
@@ -29,7 +31,7 @@ def trace_of(folder, name="own.csv", cached=(0, 16)):
 
 
 def load_of(tmp_path, **row):
-    return case_of(read_table(runs(tmp_path, row)).to_dict("records"), None).demanded
+    return case_of(read_tables([runs(tmp_path, row)]).rows, None).demanded
 
 
 def test_a_row_has_the_lengths_of_a_preset(tmp_path):
@@ -67,10 +69,11 @@ def test_a_row_has_the_arrivals_of_a_trace(tmp_path):
 
 def test_stages_of_a_trace_need_not_have_its_means_to_the_token(tmp_path):
     other = {"stage": 1, "input_len_mean": 1160, "output_len": 209}
-    rows = read_table(runs(tmp_path, OF_AZURE, OF_AZURE | other)).to_dict("records")
+    rows = read_tables([runs(tmp_path, OF_AZURE, OF_AZURE | other)]).rows
     assert len(case_of(rows, None).demanded.stages) == 2
+    means = [replace(one, row=one.row.model_copy(update={"lengths": None})) for one in rows]
     with pytest.raises(InputError, match="input_len_mean: differs between stages"):
-        case_of([{**row, "lengths": None} for row in rows], None)
+        case_of(means, None)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_stages_of_a_trace_need_not_have_its_means_to_the_token(tmp_path):
 )
 def test_rows_that_contradict_their_traces(tmp_path, row, complaint):
     with pytest.raises(InputError, match=complaint) as raised:
-        read_table(runs(tmp_path, row))
+        read_tables([runs(tmp_path, row)])
     assert "\n" not in str(raised.value)
 
 
@@ -105,7 +108,7 @@ def test_outputs_that_end_early_count_as_long_as_they_get(tmp_path):
     # 100 + 9 tokens fit, and of 300 + 29 only 10 of the output.
     load_of(tmp_path, **own | {"output_len": 9.5})
     with pytest.raises(InputError, match=r"output_len: 19 is not the mean of .*, 9.5"):
-        read_table(runs(tmp_path, own))
+        read_tables([runs(tmp_path, own)])
 
 
 def test_fits_and_evaluations_take_a_runs_lengths(tmp_path):
@@ -137,9 +140,9 @@ def test_a_report_is_read_with_the_lengths_of_its_trace(tmp_path, monkeypatch):
     rows = physim.read_report("vllm-bench", report, lengths="own.csv", **about)
     (tmp_path / "elsewhere").mkdir()
     write_rows(tmp_path / "elsewhere" / "runs.csv", rows)
-    (row,) = read_table(tmp_path / "elsewhere" / "runs.csv").to_dict("records")
+    rows = read_tables([tmp_path / "elsewhere" / "runs.csv"]).rows
     # Long prompts have short answers: the product of the means is 65,536.
-    assert case_of([row], None).demanded.moments().input_output == (412 * 156 + 612 * 100) / 2
+    assert case_of(rows, None).demanded.moments().input_output == (412 * 156 + 612 * 100) / 2
     complaint = "vllm_bench_detailed.json, stage 0: input_len_mean: 512 is not the mean of lengths"
     with pytest.raises(InputError, match=complaint):
         physim.read_report("vllm-bench", report, lengths=AZURE, **about)

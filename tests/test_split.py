@@ -3,15 +3,30 @@
 import pandas as pd
 import pytest
 
+from physim.measured.schema import RunRow
 from physim.measured.split import part_of
 
 ROW = {
+    "experiment": "run",
+    "stage": 0,
     "model": "openai/gpt-oss-120b",
     "hardware": "h100_sxm",
     "engine": "vllm",
     "engine_version": "0.18.0",
     "tp": 4,
     "ep": 1,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 8192,
+    "max_model_len": 2068,
+    "gpu_memory_utilization": 0.9,
+    "prefix_caching": False,
+    "prompt_groups": 0,
+    "arrival": "constant",
+    "rate_rps": 1.0,
+    "duration_s": 60.0,
+    "input_len_mean": 900,
+    "output_len": 900,
+    "itl_mean": 0.01,
 }
 
 
@@ -24,14 +39,14 @@ def points() -> pd.DataFrame:
 
 
 def test_what_is_held_out_whole():
-    assert part_of(ROW) == "fit"
+    assert part_of(RunRow.model_validate(ROW)) == "fit"
     for change in (
         {"model": "zai-org/GLM-5-FP8"},
         {"hardware": "b300_sxm"},
         {"engine_version": "0.16.0"},
         {"tp": 8, "ep": 8},
     ):
-        assert part_of(ROW | change) == "test"
+        assert part_of(RunRow.model_validate(ROW | change)) == "test"
 
 
 def test_a_model_on_a_gpu_with_an_engine_is_of_one_part(points):

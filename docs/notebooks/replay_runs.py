@@ -13,7 +13,6 @@ import pandas as pd
 
 import physim
 from physim.corrections.fields import Corrections
-from physim.measured.runs_csv import case_of
 
 # What takes longer or shorter than with nothing fitted.
 HIDDEN = {"gemm_memory": 1.08, "decode_attention": 1.2, "front_end": 1.5, "handover": 1.15}
@@ -36,17 +35,24 @@ def main():
     chance = np.random.default_rng(0)
     written = []
     for model, tp, prompt, output, rates in RUNS:
+        server = {"tp": tp, "max_model_len": 4096, "max_num_seqs": 128}
+        server |= {"max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.9}
+        case = physim.Case.of(
+            model,
+            gpu="h100_sxm",
+            **server,
+            input_tokens=prompt,
+            output_tokens=output,
+            arrival="poisson",
+            stages=[(rate, 300.0) for rate in rates],
+        )
         rows = [
             {
                 "experiment": f"{model.split('/')[-1].lower()}-tp{tp}",
                 "stage": stage,
                 "model": model,
                 "hardware": "h100_sxm",
-                "tp": tp,
-                "max_model_len": 4096,
-                "max_num_seqs": 128,
-                "max_num_batched_tokens": 2048,
-                "gpu_memory_utilization": 0.9,
+                **server,
                 "prefix_caching": True,
                 "prompt_groups": 0,
                 "arrival": "poisson",
@@ -57,7 +63,7 @@ def main():
             }
             for stage, rate in enumerate(rates)
         ]
-        (replayed,) = physim.predict_cases([case_of(rows, None)], hidden, method="replay", seed=1)
+        (replayed,) = physim.predict_cases([case], hidden, method="replay", seed=1)
         for row, part in zip(rows, replayed.stages, strict=True):
             for metric in ("ttft", "e2e"):
                 seconds = part.latencies[metric]["mean"] * math.exp(NOISE * chance.normal())

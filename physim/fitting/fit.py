@@ -19,7 +19,7 @@ from physim.corrections.levels import Evidence, common
 from physim.errors import InputError
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.objective import Deviations, Problem, Vector
-from physim.fitting.observations import METRICS, Observed, observe
+from physim.fitting.observations import METRICS, Observed, groups, observe
 from physim.fitting.step_cycles import observe_steps
 from physim.fitting.uncertainty import unseen
 from physim.prediction.intervals import quantities
@@ -177,9 +177,9 @@ def concluded(
     before, after = _errors(problem, problem.deviations(problem.centre)), _errors(problem, found)
     rows = [
         {
-            "experiment": row["experiment"],
-            "stage": int(row["stage"]),
-            "model": row["model"],
+            "experiment": one.row.experiment,
+            "stage": one.row.stage,
+            "model": one.row.model,
             **{
                 f"{metric}_{when}": round(float(errors[place, column]), 2)
                 for column, metric in enumerate(METRICS)
@@ -187,7 +187,7 @@ def concluded(
                 if known[place, column]
             },
         }
-        for place, row in enumerate(observed.rows)
+        for place, one in enumerate(observed.rows)
     ]
     metrics = {
         metric: {
@@ -198,9 +198,9 @@ def concluded(
         if np.any(known[:, column])
     }
     distrusted = [
-        {"experiment": row["experiment"], "stage": int(row["stage"]), "metric": metric}
+        {"experiment": one.row.experiment, "stage": one.row.stage, "metric": metric}
         | {"error_pct": round(float(after[place, column]), 1)}
-        for place, row in enumerate(observed.rows)
+        for place, one in enumerate(observed.rows)
         for column, metric in enumerate(METRICS)
         if known[place, column]
         and abs(np.log1p(after[place, column] / 100)) > _DISTRUST * noise[place, column]
@@ -286,7 +286,7 @@ def _estimates(
     An experiment's share is that of the curvature along the correction which its rows make up.
     """
     count = problem.stages.observed.size
-    experiments = np.repeat([str(row["experiment"]) for row in observed.rows], len(METRICS))
+    experiments = np.repeat(groups(observed.rows, "experiment"), len(METRICS))
     known = result.at(result.common)
     assert known.covariance is not None  # rows tell how well
     values, spreads = flat(known.corrections), np.sqrt(np.diag(known.covariance))

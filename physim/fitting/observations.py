@@ -19,17 +19,9 @@ from physim.corrections.levels import Branch, branch_of, population_of
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case
-from physim.measured.condition import filtered
-from physim.measured.runs_csv import (
-    case_of,
-    degrees_of,
-    lasting,
-    measured,
-    read_table,
-    stages_of,
-    text_of,
-)
-from physim.measured.schema import Row
+from physim.measured.run_cases import case_of, degrees_of, lasting, measured, stages_of
+from physim.measured.runs_csv import TableRow, grouped, read_tables
+from physim.measured.schema import RunRow
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.many import predict_cases
 from physim.types import AnyArray
@@ -96,7 +88,7 @@ class Observed:
     """
 
     stages: Stages
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     cases: Sequence[Case]
     left_out: Sequence[Mapping[str, Any]]
 
@@ -110,17 +102,17 @@ class Observed:
     def branches(self) -> list[Branch]:
         """The branch of each row, its table as the campaign."""
         own = zip(self.cases, self.rows, strict=True)
-        return [branch_of(case, campaign_of(row)) for case, row in own]
+        return [branch_of(case, row.campaign) for case, row in own]
 
     @property
     def sources(self) -> list[str]:
         """Campaign and population of each row: what scatters alike."""
         own = zip(self.cases, self.rows, strict=True)
-        return [f"{campaign_of(row)}, {population_of(case)}" for case, row in own]
+        return [f"{row.campaign}, {population_of(case)}" for case, row in own]
 
     def column(self, name: str) -> np.ndarray:
-        """A column of the tables."""
-        return np.array([row[name] for row in self.rows])
+        """A column of `physim.measured.schema.RunRow`."""
+        return np.array([getattr(one.row, name) for one in self.rows])
 
 
 def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
@@ -137,36 +129,32 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
     Raises:
         InputError: A table or the condition cannot be used, or no row is left.
     """
-    import pandas as pd
-
-    frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
     # A run that several tables hold counts once.
-    frame = frame.drop_duplicates(["experiment", "stage"], keep="first")
-    if where is not None:
-        frame = filtered(frame, where)
-    rows: list[Row] = []
+    kept = read_tables(tables).first().where(where)
+    rows: list[TableRow] = []
     cases: list[Case] = []
     left_out: list[dict[str, Any]] = []
-    for _, run in frame.groupby("run", sort=False):
-        records = run.to_dict("records")
+    for run in grouped(kept, lambda one: one.run).values():
         try:
-            case = case_of(records, None)
+            case = case_of(run, None)
         except InputError as error:
-            left_out += [_left_out(row, str(error)) for row in records]
+            left_out += [_left_out(one.row, str(error)) for one in run]
             continue
-        for row in stages_of(records):
-            reason = _overloaded(row)
+        for one in stages_of(run):
+            reason = _overloaded(one.row)
             if reason:
-                left_out.append(_left_out(row, reason))
+                left_out.append(_left_out(one.row, reason))
                 continue
-            rows.append(row)
-            cases.append(lasting(case, row))
+            rows.append(one)
+            cases.append(lasting(case, one.row))
     if rows:
         bare = predict_cases(cases, Corrections())
         above = [prediction.saturated for prediction in bare]
         reason = "the bare physics puts its load above capacity"
-        left_out += [_left_out(row, reason) for row, out in zip(rows, above, strict=True) if out]
-        rows = [row for row, out in zip(rows, above, strict=True) if not out]
+        left_out += [
+            _left_out(one.row, reason) for one, out in zip(rows, above, strict=True) if out
+        ]
+        rows = [one for one, out in zip(rows, above, strict=True) if not out]
         cases = [case for case, out in zip(cases, above, strict=True) if not out]
     if not rows:
         reasons = sorted({entry["reason"] for entry in left_out})
@@ -176,7 +164,7 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
     return Observed(_stages(rows, cases), rows, cases, left_out)
 
 
-def groups(rows: Sequence[Row], kind: str) -> list[str]:
+def groups(rows: Sequence[TableRow], kind: str) -> list[str]:
     """The group that each row is of.
 
     Args:
@@ -186,45 +174,35 @@ def groups(rows: Sequence[Row], kind: str) -> list[str]:
             each tokeniser counts otherwise, and whose outputs are.
     """
     if kind == "campaign":
-        return [campaign_of(row) for row in rows]
+        return [one.campaign for one in rows]
     if kind == "deployment":
         return [
-            " ".join(
-                str(part)
-                for part in (row["model"], row["hardware"], text_of(row, "engine"), degrees_of(row))
-            )
-            for row in rows
+            f"{one.row.model} {one.row.hardware} {one.row.engine} {degrees_of(one.row)}"
+            for one in rows
         ]
     if kind != "workload":
-        return [str(row[kind]) for row in rows]
+        return [str(getattr(one.row, kind)) for one in rows]
     return [
-        f"{round(float(row['input_len_mean']), -2):.0f} in, {float(row['output_len']):.0f} out"
-        for row in rows
+        f"{round(one.row.input_len_mean, -2):.0f} in, {one.row.output_len:.0f} out" for one in rows
     ]
 
 
-def campaign_of(row: Row) -> str:
-    """The name of the table that a row is of."""
-    return Path(str(row["table"])).stem
+def _left_out(row: RunRow, reason: str) -> dict[str, Any]:
+    return {"experiment": row.experiment, "stage": row.stage, "reason": reason}
 
 
-def _left_out(row: Row, reason: str) -> dict[str, Any]:
-    return {"experiment": row["experiment"], "stage": int(row["stage"]), "reason": reason}
-
-
-def _overloaded(row: Row) -> str | None:
+def _overloaded(row: RunRow) -> str | None:
     """Why a row has no steady state, from what was measured."""
-    failed, succeeded = row.get("n_failed"), row.get("n_success")
-    # Comparisons with what was not recorded do not hold.
+    failed, succeeded, ttft, e2e = row.n_failed, row.n_success, row.ttft_mean, row.e2e_mean
     if failed is not None and succeeded is not None and failed > _FAILED_SHARE * succeeded:
         return f"{failed / (failed + succeeded):.0%} of its requests failed"
-    if row["ttft_mean"] > _QUEUE_SHARE * row["e2e_mean"]:
+    if ttft is not None and e2e is not None and ttft > _QUEUE_SHARE * e2e:
         return "its requests spent most of their time in a queue"
     return None
 
 
-def _stages(rows: Sequence[Row], cases: Sequence[Case]) -> Stages:
-    seen = [measured(row) for row in rows]
+def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:
+    seen = [measured(one.row) for one in rows]
     known = np.array([[metric in one for metric in METRICS] for one in seen])
     observed = np.array([[np.log(one.get(metric, 1.0)) for metric in METRICS] for one in seen])
     return Stages(_chunks(cases), observed=observed, known=known, weight=weights_of(rows))
@@ -246,7 +224,7 @@ def _chunks(cases: Sequence[Case]) -> tuple[Chunk, ...]:
     return tuple(chunks)
 
 
-def weights_of(rows: Sequence[Row]) -> Float[np.ndarray, " rows"]:
+def weights_of(rows: Sequence[TableRow]) -> Float[np.ndarray, " rows"]:
     """Weight of each row: those of one deployment err alike, and so count for less."""
     members = groups(rows, "deployment")
     counts = Counter(members)

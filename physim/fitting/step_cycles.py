@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from physim.corrections.fields import unflat
 from physim.corrections.levels import Branch, branch_of
 from physim.errors import InputError
-from physim.fitting.observations import campaign_of
-from physim.measured.runs_csv import case_of, read_table
+from physim.measured.run_cases import case_of
+from physim.measured.runs_csv import grouped, read_tables
 from physim.measured.step_trace import read_steps
 from physim.step.batch import Batch
 from physim.step.lowering import StepOps, lower, stack_ops
@@ -95,23 +95,20 @@ def observe_steps(
     Raises:
         InputError: A file cannot be used, or an experiment is in no table.
     """
-    import pandas as pd
-
     frame = read_steps(Path(path))
-    runs = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
+    runs = grouped(read_tables(tables).rows, lambda one: one.row.experiment)
     rank = frame.groupby("experiment")["start_s"].rank(method="first", pct=True)
     frame = frame[(rank > share[0]) & (rank <= share[1])].reset_index(drop=True)
     ops, branches, contexts, cached = [], [], {}, {}
     names = list(dict.fromkeys(frame["experiment"]))
     for name in names:
-        records = runs[runs["experiment"] == name].to_dict("records")
-        if not records:
+        if name not in runs:
             raise InputError(
                 f"{path}: experiment_id {name}", "is in no table", "pass its run with --data"
             )
-        case = case_of(records, None)
+        case = case_of(runs[name], None)
         ops.append(lower(case.server))
-        branches.append(branch_of(case, campaign_of(records[0])))
+        branches.append(branch_of(case, runs[name][0].campaign))
         load = case.demanded
         contexts[name] = load.mean_input + load.mean_output / 2
         cached[name] = load.cached_tokens

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
+from physim.measured.row_rules import settled
 from physim.measured.schema import checked
 from physim.records import Length, Positive, Record, Text, Whole, disagreement, read_rows
 
@@ -24,7 +25,7 @@ _OTHER_PROMPT_TOKENS = 500.0
 _GPUS = {"H100-SXM-80GB": "h100_sxm"}
 # Nor is the spread of output lengths: chats and chains of thought vary widely.
 _OUTPUT_SPREAD = 0.7
-_MAX_MODEL_LEN = 32768
+_ORIGIN = {"origin": "ML.ENERGY"}
 
 
 class _Run(Record):
@@ -52,8 +53,8 @@ class _Run(Record):
 def read(path: Path) -> pd.DataFrame:
     """The rows in the common form.
 
-    Rows whose experts are spread over GPUs keep their ``ep``; the engine is vLLM of late 2025,
-    whose version is not stated.
+    Rows whose experts are spread over GPUs keep their ``ep``. What is not stated of the engine is
+    in ``bench_data/public_runs.json``.
 
     Args:
         path: CSV with a row of each run: ``model``, ``hardware``, ``tp``, ``ep``, ``workload``,
@@ -80,13 +81,13 @@ def _row(stage: int, run: _Run) -> dict[str, Any]:
         "hardware": _GPUS.get(run.hardware, run.hardware),
         "tp": run.tp,
         "ep": run.ep,
-        "engine": "vllm",
-        "engine_version": "0.11.0",
-        "sampling": "unknown",
-        "max_model_len": _MAX_MODEL_LEN,
+        "engine": settled("engine", _ORIGIN),
+        "engine_version": settled("engine_version", _ORIGIN),
+        "sampling": settled("sampling", _ORIGIN),
+        "max_model_len": settled("max_model_len", _ORIGIN),
         "max_num_seqs": run.max_num_seqs,
-        "max_num_batched_tokens": 8192,
-        "gpu_memory_utilization": 0.9,
+        "max_num_batched_tokens": settled("max_num_batched_tokens", _ORIGIN),
+        "gpu_memory_utilization": settled("gpu_memory_utilization", _ORIGIN),
         "prefix_caching": False,
         "prompt_groups": 0,
         "arrival": "constant",

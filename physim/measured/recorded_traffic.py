@@ -10,7 +10,7 @@ import numpy as np
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion, arrivals_named
 from physim.inputs.request_lengths import RequestLengths
-from physim.measured.schema import Row, RunRow
+from physim.measured.schema import RunRow
 
 # What a row says of lengths is a mean over the requests of a run, which a sample of a few thousand
 # misses by one or two percent where lengths differ as much as those of conversations.
@@ -46,11 +46,6 @@ def arrival_named(text: str, folder: Path) -> dict[str, Any]:
     if not separator:
         return arrivals_named(text)
     return {"arrival": kind, "dispersion": ArrivalDispersion.read(folder / path)}
-
-
-def folder_of(row: Row) -> Path:
-    """The folder of the table that a row is in; the working directory of a row in none."""
-    return Path(str(row["table"])).parent if "table" in row else Path()
 
 
 def check_traces(row: RunRow, place: str, folder: Path) -> None:

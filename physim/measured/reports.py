@@ -13,7 +13,8 @@ from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
 from physim.measured import server_log as server_logs
 from physim.measured.formats import FORMATS
-from physim.measured.stage_report import Server, rows
+from physim.measured.schema import ENGINE_COLUMNS
+from physim.measured.stage_report import rows
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 # Bytes of a weight whose checkpoint is not quantised.
 _UNQUANTISED_BYTES = 2
-_OPTIONS = (*_LIMITS, "engine", "engine_version", "kv_blocks", "kv_cache_dtype")
+# Options that rows may record, but for those that reports and logs leave open.
+_LEFT_OPEN = ("sampling", "async_scheduling", "receive_every")
+_OPTIONS = tuple(name for name in ENGINE_COLUMNS if name not in _LEFT_OPEN)
 
 
 def read_report(
@@ -87,38 +90,37 @@ def read_report(
     degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp", "ep") if name in asked}
     for name in asked:
         if name not in _OPTIONS:
-            options = ", ".join(["tp", "pp", "dp", "ep", "prefix_caching", *_OPTIONS])
-            raise InputError(f"option {name!r}", "is unknown", f"use one of {options}")
+            known = ", ".join(["tp", "pp", "dp", "ep", "prefix_caching", *_OPTIONS])
+            raise InputError(f"option {name!r}", "is unknown", f"use one of {known}")
     deployment = Deployment(Parallelism(**degrees), **asked)
     hardware, arch = load_hardware(gpu), load_model(model)
     if quantization and arch.weight_format.bytes_per_weight >= _UNQUANTISED_BYTES:
         notes.append(f"the server had weights in {quantization}, which {arch.name} has not")
     resolved = deployment.resolved(arch, hardware)
-    sizes = resolved.sizes
-    about = Server(
-        experiment=experiment or Path(path).stem,
-        model=model,
-        hardware=hardware.key,
+    default = vars(resolved.sizes) | {
+        "gpu_memory_utilization": resolved.memory.share,
+        "engine_version": resolved.profile.version,
+    }
+    options = {name: getattr(deployment, name) for name in _OPTIONS}
+    for name in ("engine_version", *_LIMITS):
+        options[name] = default[name] if options[name] is None else options[name]
+    about = {
+        "experiment": experiment or Path(path).stem,
+        "model": model,
+        "hardware": hardware.key,
         **asdict(deployment.parallelism),
-        engine=deployment.engine,
-        engine_version=deployment.engine_version or resolved.profile.version,
-        max_num_seqs=sizes.max_num_seqs,
-        max_num_batched_tokens=sizes.max_num_batched_tokens,
-        max_model_len=sizes.max_model_len,
-        gpu_memory_utilization=resolved.memory.share,
-        kv_cache_dtype=deployment.kv_cache_dtype,
-        kv_blocks=deployment.kv_blocks,
-        prefix_caching=prefix_caching,
-        prompt_groups=prompt_groups,
-        prompts_per_group=prompts_per_group,
-        lengths=None if lengths is None else _wherever_written(lengths),
-    )
+        **options,
+        "prefix_caching": prefix_caching,
+        "prompt_groups": prompt_groups,
+        "prompts_per_group": prompts_per_group,
+        "lengths": None if lengths is None else _wherever_written(lengths),
+    }
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     found = pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))
-    assumed = [f"{name} {getattr(about, name)}" for name in _LIMITS if name not in asked]
+    assumed = [f"{name} {options[name]}" for name in _LIMITS if name not in asked]
     # What is not in a log was not given to the server either.
     if assumed and server_log is None:
-        takes = f"as {about.engine} {about.engine_version} takes by default"
+        takes = f"as {options['engine']} {options['engine_version']} takes by default"
         notes.append(f"{', '.join(assumed)} {takes}")
     found["note"] = ["; ".join(filter(None, [note, *notes])) for note in found["note"]]
     return found

@@ -6,11 +6,13 @@ Tables of runs and the readers of reports go through the one check here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
 from physim import records
+from physim.inputs.deployment import Deployment
 from physim.records import (
     Count,
     Length,
@@ -23,8 +25,6 @@ from physim.records import (
     disagreement,
     required,
 )
-
-Row = Mapping[Any, Any]
 
 # No server takes a second for each token: such times are milliseconds, or another column's.
 _LONGEST_ITL_S = 1.0
@@ -49,15 +49,19 @@ class RunRow(Record):
         stage: Its number in the run; -1 for the run as a whole.
         model: Name or hub id of the model.
         hardware: Key of the GPU.
-        tp: GPUs that share every layer; ``pp``, ``dp`` and ``ep`` likewise.
-        max_model_len: Longest context.
+        tp: GPUs that share every layer, as in `physim.Parallelism`.
+        pp: Stages of layers; 1 if not there.
+        dp: Ranks of attention; 1 if not there.
+        ep: GPUs over which experts are spread whole; 1 if not there.
+        engine: The engine; the default one if not there.
+        engine_version: Its version; the newest that is known if not there.
         max_num_seqs: Requests that run at once.
         max_num_batched_tokens: Tokens of a step.
+        max_model_len: Longest context.
         gpu_memory_utilization: Share of the memory that the engine may use.
-        kv_blocks: KV blocks as the engine reported them.
-        engine: The engine, of version ``engine_version``.
+        kv_cache_dtype: Number format of the KV cache; what the checkpoint says if not there.
+        kv_blocks: KV blocks as the engine reported them; computed if not there.
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
-        kv_cache_dtype: Number format of the KV cache.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.
         prefix_caching: Whether prefixes are cached.
@@ -75,8 +79,10 @@ class RunRow(Record):
             whose prompts, cached parts and outputs go together; they are then taken from it, the
             means below must be within a twentieth of its own, and spreads are not looked at. Paths,
             here and of ``arrival``, go from the folder of the table on.
-        input_len_mean: Prompt, with its standard deviation ``input_len_std``.
-        output_len: Generated tokens, with their standard deviation ``output_len_std``.
+        input_len_mean: Mean prompt.
+        input_len_std: Standard deviation of the prompts.
+        output_len: Mean number of generated tokens.
+        output_len_std: Standard deviation of the generated tokens.
         ttft_mean: Mean time to first token.
         e2e_mean: Mean time of a request.
         itl_mean: Mean time between tokens.
@@ -92,15 +98,15 @@ class RunRow(Record):
     pp: Whole | None = None
     dp: Whole | None = None
     ep: Whole | None = None
-    max_model_len: Whole
-    max_num_seqs: Whole
-    max_num_batched_tokens: Whole
-    gpu_memory_utilization: Share
-    kv_blocks: Whole | None = None
     engine: Text | None = None
     engine_version: Text | None = None
-    sampling: Text | None = None
+    max_num_seqs: Whole
+    max_num_batched_tokens: Whole
+    max_model_len: Whole
+    gpu_memory_utilization: Share
     kv_cache_dtype: Text | None = None
+    kv_blocks: Whole | None = None
+    sampling: Text | None = None
     async_scheduling: bool | None = None
     receive_every: Whole | None = None
     prefix_caching: bool
@@ -171,11 +177,13 @@ _OF_A_STAGE = (
     *("ttft_mean", "e2e_mean", "itl_mean", "n_success", "n_failed"),
 )
 COLUMNS = tuple(RunRow.model_fields)
+# Options of the engine go by one name in a row and in a deployment.
+ENGINE_COLUMNS = tuple(name for name in COLUMNS if name in {f.name for f in fields(Deployment)})
 REQUIRED = required(RunRow)
 SHARED = tuple(name for name in COLUMNS if name not in _OF_A_STAGE)
 
 
-def checked(rows: Sequence[Row], place: Callable[[int], str]) -> list[RunRow]:
+def checked(rows: Sequence[Mapping[Any, Any]], place: Callable[[int], str]) -> list[RunRow]:
     """Rows with their values as they are meant: numbers, flags and text.
 
     Args:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from physim import records
+from physim.engines.profile import shipped_engines
 from physim.errors import InputError
+from physim.measured.row_rules import settled, told
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
 from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
-from physim.records import Count, Length, Positive, Record, Text, Whole, read_cells
+from physim.records import Count, Length, Positive, Record, Text, Whole, disagreement, read_cells
 from physim.service.hardware import load_hardware
 
 if TYPE_CHECKING:
@@ -33,68 +36,32 @@ if TYPE_CHECKING:
 PACKAGE = "aiconfigurator_core"
 # The mode of rows whose prompts are computed on other GPUs than their answers.
 _DISAGGREGATED = "disagg"
-# The checkpoints that rows of a number format were measured with.
-_DEEPSEEK = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3")
-_CHECKPOINTS = {
-    ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
-    ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8"): "nvidia/Llama-3.1-8B-Instruct-FP8",
-    ("Qwen/Qwen3-32B", ""): "Qwen/Qwen3-32B",
-    ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
-    ("meta-llama/Llama-3.1-70B", "fp4"): "nvidia/Llama-3.3-70B-Instruct-FP4",
-    ("Qwen/Qwen3-235B-A22B-FP8", "fp8"): "Qwen/Qwen3-235B-A22B-FP8",
-    ("MiniMaxAI/MiniMax-M2.5", "fp8"): "MiniMaxAI/MiniMax-M2.5",
-    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
-    ("moonshotai/Kimi-K2.5", "int4"): "moonshotai/Kimi-K2.5",
-    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
-    ("openai/gpt-oss-120b", "fp4"): "openai/gpt-oss-120b",
-    ("openai/gpt-oss-120b", "fp8"): "openai/gpt-oss-120b",
-    ("meta-llama/Llama-3.1-8B-Instruct", ""): "meta-llama/Llama-3.1-8B-Instruct",
-    ("meta-llama/Llama-3.1-8B-Instruct", "fp8"): "nvidia/Llama-3.1-8B-Instruct-FP8",
-    ("Qwen/Qwen3.5-397B-A17B", "bf16"): "Qwen/Qwen3.5-397B-A17B",
-    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "Qwen/Qwen3.5-397B-A17B-FP8",
-    ("Qwen/Qwen3.5-397B-A17B", "fp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
-    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
-    ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
-    ("nvidia/DeepSeek-V3.1-NVFP4", "fp4"): "nvidia/DeepSeek-V3.1-NVFP4",
-    ("nvidia/DeepSeek-R1-NVFP4", "fp4"): "nvidia/DeepSeek-V3.1-NVFP4",
-    **{(model, "fp8"): model for model in _DEEPSEEK},
-    **{(model, "fp4"): "nvidia/DeepSeek-V3.1-NVFP4" for model in _DEEPSEEK},
-}
-# What each engine was started with where rows do not say: its share of memory, and the version of
-# rows without one (those of InferenceX, late in October 2025).
-_MEMORY = {"vllm": 0.9, "sglang": 0.85, "trtllm": 0.9}
-_UNSTATED = {"vllm": "0.11.0", "sglang": "0.5.4", "trtllm": "1.1.0"}
-_NIGHTLY = {"vllm": "0.19.0", "sglang": "0.5.9", "trtllm": "1.1.0"}
+_INFERENCEX, _NVIDIA = "InferenceX", "NVIDIA"
 _REQUESTS_PER_CLIENT = 10
-# How long the first requests of InferenceX wait: most of its rows of SGLang and TensorRT-LLM have
-# TTFTs that are longer than their prompts take by 20 to 200 ms, whatever the prompt and however
-# many clients, which is what a tenth of the requests makes that waits for a second or two. Medians
-# over models, of rows that are not of the test (benchmarks/warm_up.py).
-_WARM_UP_S = {"vllm": 0.0, "sglang": 0.7, "trtllm": 0.6}
 # Lengths of InferenceX: even between these shares of what is stated.
 _SHORTEST, _LONGEST = 0.8, 1.0
-# InferenceX sets 2,068 tokens for 1,024 in and out, and 9,416 where one side is 8,192.
-_MAX_MODEL_LEN = {2048: 2068, 9216: 9416}
-_MANY_CLIENTS = 16
-# Tokens of a step that it sets.
-_BUDGETS = {"vllm": 8192, "sglang": 16384}
 _DEGREES = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
-# Rows of GB200 that count more GPUs in an engine are of several, of different layouts.
+# Rows that count more GPUs in an engine are of several, of different layouts.
 _MOST_GPUS = 8
-# Tokens that AIConfigurator's generator of benchmarks adds to a request's for the longest, and to a
-# prompt and all clients for a step's budget (its `rule_plugin/benchmark/vllm.rule`).
-_GENERATED_ROOM = 1500
 # Keys and values of one byte are the least that the engines of these rows keep.
 _LEAST_KV_BYTES = 1.0
 # No kernel of NVIDIA's own tables reaches more than this share of the datasheet's FLOP/s.
 _MOST_OF_PEAK = 0.85
 
 
+def _engine(name: str) -> str:
+    known = shipped_engines()
+    if name not in known:
+        problem = f"{name[:40]} is unknown; use one of {', '.join(known)}"
+        raise disagreement("", problem, "correct it")
+    return name
+
+
 class _Point(Record):
     id: Text
     mode: Literal["agg"]
     silicon_data_source: Text
-    backend: Literal["vllm", "sglang", "trtllm"]
+    backend: Annotated[Text, AfterValidator(_engine)]
     backend_version: Text | None
     model_path: Text
     precision: Text | None
@@ -115,7 +82,8 @@ def read(path: Path | None = None) -> pd.DataFrame:
     """The rows that are not disaggregated, in the common form.
 
     Rows of models that physim does not know are left out, and those whose layout cannot be told. A
-    measurement that comes several times is one row.
+    measurement that comes several times is one row. What rows do not state of their servers is in
+    ``bench_data/public_runs.json``.
 
     ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
     more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read; or
@@ -151,33 +119,31 @@ def read(path: Path | None = None) -> pd.DataFrame:
                 places.append(place)
     if not rows:
         raise InputError(str(path), "has no row of a model that physim knows", "pass another")
-    checked(rows, places.__getitem__)
-    return _distinct(pd.DataFrame(_with_series(rows)))
+    parts = [part_of(row) for row in checked(rows, places.__getitem__)]
+    frame = pd.DataFrame(rows)
+    return _distinct(frame.assign(note=_with_series(frame), part=parts))
 
 
-def _with_series(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, with a note for those of a series of which one contradicts physics.
+def _with_series(frame: pd.DataFrame) -> list[str]:
+    """The rows' notes, with one for those of a series of which another row contradicts physics.
 
     A series is what one version of an engine was measured at with a model on a GPU. Where a row of
     it cannot be, the others were measured in the same way.
     """
-
-    def series(row: Mapping[str, Any]) -> tuple[str, ...]:
-        columns = ("model", "weight_dtype", "hardware", "engine", "engine_version")
-        return (*(row[column] for column in columns), str(bool(row["output_len_std"])))
-
-    odd = {series(row) for row in rows if row["note"]}
+    columns = ("model", "weight_dtype", "hardware", "engine", "engine_version")
+    series = list(zip(*(frame[name] for name in columns), frame["output_len_std"] > 0, strict=True))
+    odd = {own for own, note in zip(series, frame["note"], strict=True) if note}
     of_odd = "is of a series with a row that contradicts physics"
-    return [row | {"note": row["note"] or of_odd * (series(row) in odd)} for row in rows]
+    return [note or of_odd * (own in odd) for own, note in zip(series, frame["note"], strict=True)]
 
 
 def _row(point: _Point) -> dict[str, Any] | None:
     """A row in the common form; None where the model is none that is known here."""
     form = point.precision or ""
-    model, layout = _CHECKPOINTS.get((point.model_path, form)), _layout(point)
+    named = {"model_path": point.model_path, "precision": form}
+    model, layout = told("model", named), _layout(point)
     if model is None or layout is None:
         return None
-    engine = point.backend
     varied = point.silicon_data_source.startswith(("source_file=2026", "db-dump"))
     clients = _clients(point)
     ttft, tpot = point.silicon_ttft_ms * 1e-3, point.silicon_tpot_ms * 1e-3
@@ -191,29 +157,41 @@ def _row(point: _Point) -> dict[str, Any] | None:
     rate = clients / e2e
     arch, gpu = load_model(model), load_hardware(point.system)
     odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
-    row = {
+    known = named | {
+        "origin": _INFERENCEX if varied else _NVIDIA,
+        "engine": point.backend,
+        "version": _kind_of_version(point.backend_version),
+        "hardware": gpu.key,
+        "gpu_multiplies": dict(gpu.peak_flops),
+        "request_tokens": point.isl + point.osl,
+        "clients": int(clients),
+        "prompt": point.isl,
+        "output": point.osl,
+    }
+    version = point.backend_version
+    return {
         "experiment": point.id,
         "stage": 0,
         "model": model,
         "hardware": point.system,
         **asdict(layout),
         "weight_dtype": form or "bf16",
-        "engine": engine,
-        "engine_version": _version(engine, point.backend_version),
-        "kv_cache_dtype": _kv_cache_dtype(engine, varied, gpu, model, form),
-        # InferenceX's requests are greedy. What NVIDIA's are is not stated: at tp 8 steps of
-        # Qwen3-32B are longer by just the sort that the model's own default asks for, at 8 to 128
-        # clients.
-        "sampling": "greedy" if varied else "unknown",
-        "receive_every": _receive_every(engine, varied, gpu, int(clients)),
-        **_limits(engine, varied, int(clients), int(stated_in), int(stated_out)),
-        "gpu_memory_utilization": _MEMORY[engine],
+        "engine": point.backend,
+        "engine_version": settled("engine_version", known) if known["version"] else version,
+        "kv_cache_dtype": settled("kv_cache_dtype", known),
+        "sampling": settled("sampling", known),
+        "receive_every": settled("receive_every", known),
+        "max_model_len": settled("max_model_len", known),
+        "max_num_seqs": int(clients),
+        "max_num_batched_tokens": settled("max_num_batched_tokens", known),
+        "async_scheduling": settled("async_scheduling", known),
+        "gpu_memory_utilization": settled("gpu_memory_utilization", known),
         "prefix_caching": False,
         "prompt_groups": 0,
         "arrival": "constant",
         "concurrency": clients,
         "requests": int(clients) * _REQUESTS_PER_CLIENT,
-        "warm_up_s": _WARM_UP_S[engine] if varied else 0.0,
+        "warm_up_s": settled("warm_up_s", known),
         "rate_rps": rate,
         "duration_s": _REQUESTS_PER_CLIENT * e2e,
         "input_len_mean": prompt,
@@ -224,7 +202,13 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "e2e_mean": e2e,
         "note": odd,
     }
-    return row | {"part": part_of(row)}
+
+
+def _kind_of_version(said: str | None) -> str:
+    """What a version is that says no number; empty for one that does."""
+    if said is None:
+        return "unstated"
+    return "" if said[0].isdigit() else "build"
 
 
 def _distinct(found: pd.DataFrame) -> pd.DataFrame:
@@ -241,10 +225,9 @@ def _distinct(found: pd.DataFrame) -> pd.DataFrame:
 def _layout(point: _Point) -> Parallelism | None:
     """How GPUs share a row's model; None where that cannot be told.
 
-    InferenceX's rows give some degrees as products. Its rows of SGLang and TensorRT-LLM on ``n``
-    GPUs whose experts are spread say ``n x n`` for those of attention, and ``n`` for both of the
-    experts'; those of vLLM with attention that is data parallel say ``n`` for tensor and data
-    parallelism, and their product for experts.
+    InferenceX's rows give some degrees as products. On ``n`` GPUs whose experts are spread some say
+    ``n x n`` for those of attention, and ``n`` for both of the experts'; others, of attention that
+    is data parallel, say ``n`` for tensor and data parallelism, and their product for experts.
     """
     tp, dp, moe_tp, moe_ep = (getattr(point, name) or 1 for name in _DEGREES)
     if point.pp_size not in (None, 1):
@@ -268,59 +251,6 @@ def _clients(point: _Point) -> float:
     if not re.fullmatch(r"[1-9]\d{0,8}", said[1]):
         raise InputError("silicon_data_source", "says no number of clients", "correct it")
     return float(said[1])
-
-
-def _version(engine: str, said: str | None) -> str:
-    """The version of a row's engine; nightly and other builds are of early in 2026."""
-    if said is None:
-        return _UNSTATED[engine]
-    return said if said[0].isdigit() else _NIGHTLY[engine]
-
-
-def _kv_cache_dtype(engine: str, varied: bool, gpu: Hardware, model: str, form: str) -> str:
-    """The KV cache that a row's engine kept.
-
-    Of NVIDIA's own rows, TensorRT-LLM's of Qwen3-32B in fp8 serve 64 clients of 4,224 tokens on an
-    H100 at once: a 16-bit cache has room for half of them.
-
-    InferenceX's scripts ask for fp8. Its H100 rows of vLLM agree with 16 bit all the same; its H200
-    rows, and those of MiniMax-M2.5, serve more tokens at once than a 16-bit cache would hold. Those
-    of SGLang ask for it on Blackwell.
-    """
-    if not varied:
-        return "fp8" if engine == "trtllm" and form in ("fp8", "nvfp4") else "auto"
-    if engine == "trtllm" or (engine == "sglang" and gpu.peak("fp4")):
-        return "fp8"
-    if engine == "vllm" and gpu.key == "h100_sxm":
-        return "bfloat16"
-    return "fp8" if "MiniMax" in model else "auto"
-
-
-def _receive_every(engine: str, varied: bool, gpu: Hardware, clients: int) -> int:
-    """What InferenceX's scripts for SGLang on Blackwell set for ``--scheduler-recv-interval``."""
-    if engine != "sglang" or not varied or not gpu.peak("fp4"):
-        return 1
-    return 10 if clients < _MANY_CLIENTS else 30
-
-
-def _limits(
-    engine: str, varied: bool, clients: int, prompt: int, output: int
-) -> dict[str, int | bool]:
-    """The engine's limits: as InferenceX sets them, or as NVIDIA's own benchmarks are generated."""
-    if varied:
-        longest = _MAX_MODEL_LEN.get(prompt + output, 16384)
-        # TensorRT-LLM is given room for a prompt and a token of each client, in steps of 64.
-        budget = _BUDGETS.get(engine, (clients + prompt + 127) // 64 * 64)
-    else:
-        longest = prompt + output + _GENERATED_ROOM
-        budget = clients + prompt + _GENERATED_ROOM
-    return {
-        "max_model_len": longest,
-        "max_num_seqs": clients,
-        "max_num_batched_tokens": budget,
-        # InferenceX asks for it; by default it came with vLLM 0.14, after those of NVIDIA.
-        "async_scheduling": varied or engine != "vllm",
-    }
 
 
 def _contradiction(

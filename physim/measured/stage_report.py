@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,55 +10,10 @@ from typing import TYPE_CHECKING, Any
 from physim import data
 from physim.errors import InputError
 from physim.measured.recorded_traffic import check_traces
-from physim.measured.schema import COLUMNS, checked
+from physim.measured.schema import checked
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Server:
-    """What a report does not say: the model, the engine and the prompts.
-
-    Attributes:
-        experiment: Name of the run.
-        model: Name or hub id of the model.
-        hardware: Key of the GPU.
-        tp: GPUs that share every layer; ``pp``, ``dp`` and ``ep`` as in `physim.Parallelism`.
-        engine: The engine,
-        engine_version: and its version.
-        max_num_seqs: Requests that run at once.
-        max_num_batched_tokens: Tokens of a step.
-        max_model_len: Longest context, tokens.
-        gpu_memory_utilization: Share of the memory that the engine may use.
-        kv_cache_dtype: Number format of the KV cache.
-        kv_blocks: KV blocks as the engine reported them; None to compute them.
-        prefix_caching: Whether prefixes are cached.
-        prompt_groups: Groups of prompts that are sent again and again; 0 for prompts that are all
-            different.
-        prompts_per_group: Different prompts of a group.
-        lengths: The preset or the trace that requests were of; None if not known.
-    """
-
-    experiment: str
-    model: str
-    hardware: str
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    engine: str
-    engine_version: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    gpu_memory_utilization: float
-    kv_cache_dtype: str
-    kv_blocks: int | None
-    prefix_caching: bool
-    prompt_groups: int
-    prompts_per_group: int
-    lengths: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,26 +55,26 @@ class StageReport:
     burstiness: float | None = None
 
 
-def rows(server: Server, reports: Sequence[StageReport], where: str) -> list[dict[str, Any]]:
+def rows(
+    server: Mapping[str, Any], reports: Sequence[StageReport], where: str
+) -> list[dict[str, Any]]:
     """Rows of the common form, checked.
 
     Args:
-        server: What the report does not say.
+        server: What the report does not say, by columns of `physim.measured.schema.RunRow`: the
+            model, the engine and the prompts.
         reports: The stages.
         where: Name of the report, for messages.
 
     Raises:
         InputError: A value is out of range or contradicts another, or the trace.
     """
-    found = [asdict(server) | asdict(report) for report in reports]
+    found = [{**server, **asdict(report)} for report in reports]
     places = [f"{where}, stage {report.stage}" for report in reports]
     meant = checked(found, lambda number: places[number])
     for one, place in zip(meant, places, strict=True):
         check_traces(one, place, Path())
-    return [
-        row | {name: getattr(one, name) for name in COLUMNS if name in row}
-        for row, one in zip(found, meant, strict=True)
-    ]
+    return [row | one.model_dump(include={*row}) for row, one in zip(found, meant, strict=True)]
 
 
 def write_rows(path: Path, frame: pd.DataFrame, append: bool = False) -> None:

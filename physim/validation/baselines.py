@@ -66,7 +66,7 @@ def blackbox(observed: Observed, seen: Rows) -> Logs:
     """``beta0 + beta1 prefill + beta2 decode`` for each model and tp: the seed study's."""
     design = _loads(observed)[:, [0, 2, 1]]
     itl = np.exp(observed.stages.observed[:, 1])
-    keys = [f"{row['model']} {row['tp']}" for row in observed.rows]
+    keys = [f"{one.row.model} {one.row.tp}" for one in observed.rows]
     predicted = design @ _relative(design[seen], itl[seen], _RIDGE)
     for key in dict.fromkeys(keys):
         own = np.array([k == key for k in keys])

@@ -183,7 +183,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     rows = []
     for place in np.flatnonzero(outside).tolist():
-        row = observed.rows[place]
+        row = observed.rows[place].row
         for column, metric in enumerate(METRICS):
             if not observed.stages.known[place, column]:
                 continue
@@ -191,8 +191,8 @@ def _rows(
             entry = {
                 "method": method,
                 "fold": fold,
-                "experiment": row["experiment"],
-                "stage": int(row["stage"]),
+                "experiment": row.experiment,
+                "stage": row.stage,
                 "metric": metric,
                 "observed": seen,
             }

@@ -11,19 +11,16 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.measured.condition import filtered
-from physim.measured.runs_csv import (
+from physim.measured.run_cases import (
     WHOLE_RUN,
     case_of,
-    clients_of,
     degrees_of,
     lasting,
     measured,
-    read_table,
     stages_of,
-    text_of,
 )
-from physim.measured.schema import Row
+from physim.measured.runs_csv import TableRow, grouped, read_tables
+from physim.measured.schema import RunRow
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Part, Prediction
@@ -107,21 +104,17 @@ def evaluate(
         InputError: A file cannot be read, lacks a column, or holds a value that is missing, out
             of range or in contradiction with another; or the replay is asked for intervals.
     """
-    import pandas as pd
-
     if intervals and method != "fluid":
         raise InputError("intervals", f"are not known of the {method}", "use --method fluid")
-    frame = pd.concat([read_table(Path(table)) for table in tables], ignore_index=True)
-    kept = frame if where is None else filtered(frame, where)
-    runs = {key: run.to_dict("records") for key, run in frame.groupby(["table", "run"])}
+    table = read_tables(tables)
+    runs = grouped(table.rows, _run)
     cases, skipped, wanted = [], [], []
-    for key, some in kept.groupby(["table", "run"], sort=False):
-        records = some.to_dict("records")
+    for key, some in grouped(table.where(where), _run).items():
         try:
             cases.append(case_of(runs[key], timeout_s))
-            wanted.append(records)
+            wanted.append(some)
         except InputError as error:
-            skipped += [_identity(row) | {"reason": str(error)} for row in records]
+            skipped += [_identity(one.row) | {"reason": str(error)} for one in some]
     known = load_fit(fit)
     fits = [known.on(case) for case in cases]
     if intervals:
@@ -130,41 +123,46 @@ def evaluate(
         corrections = [fit.corrections for fit in fits]
         predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
     rows = [
-        _compared(row, _part_of(row, runs[row["table"], row["run"]], prediction), prediction)
-        for records, prediction in zip(wanted, predictions, strict=True)
-        for row in records
+        _compared(one.row, _part_of(one.row, runs[_run(one)], prediction), prediction)
+        for some, prediction in zip(wanted, predictions, strict=True)
+        for one in some
     ]
     summary = {metric: summary_of(rows, metric) for metric in METRICS}
     of_rows = [
-        lasting(case, row) for records, case in zip(wanted, cases, strict=True) for row in records
+        lasting(case, one.row) for some, case in zip(wanted, cases, strict=True) for one in some
     ]
     return Evaluation(rows, summary, skipped, of_rows)
 
 
-def _part_of(row: Row, run: Sequence[Row], prediction: Prediction) -> Part:
+def _run(one: TableRow) -> tuple[Path, str]:
+    """What a row is a stage of: a run of its own table."""
+    return one.table, one.run
+
+
+def _part_of(row: RunRow, run: Sequence[TableRow], prediction: Prediction) -> Part:
     """The part of a run's prediction that a row is about."""
-    if row["stage"] == WHOLE_RUN or not prediction.stages:
+    if row.stage == WHOLE_RUN or not prediction.stages:
         return prediction.whole
-    return prediction.stages[[stage["stage"] for stage in stages_of(run)].index(row["stage"])]
+    return prediction.stages[[one.row.stage for one in stages_of(run)].index(row.stage)]
 
 
-def _identity(row: Row) -> dict[str, Any]:
+def _identity(row: RunRow) -> dict[str, Any]:
     """What a row is of."""
     degrees = {name: degree for name, degree in degrees_of(row).items() if degree > 1}
     return {
-        "experiment": row["experiment"],
-        "stage": int(row["stage"]),
-        "model": row["model"],
-        "hardware": row["hardware"],
-        "tp": int(row["tp"]),
+        "experiment": row.experiment,
+        "stage": row.stage,
+        "model": row.model,
+        "hardware": row.hardware,
+        "tp": row.tp,
         "layout": " ".join(f"{name}{degree}" for name, degree in degrees.items()) or "tp1",
-        "engine": text_of(row, "engine") or DEFAULT_ENGINE,
-        "engine_version": text_of(row, "engine_version"),
-        "concurrency": clients_of(row),
+        "engine": row.engine or DEFAULT_ENGINE,
+        "engine_version": row.engine_version,
+        "concurrency": row.concurrency,
     }
 
 
-def _compared(row: Row, part: Part, prediction: Prediction) -> dict[str, Any]:
+def _compared(row: RunRow, part: Part, prediction: Prediction) -> dict[str, Any]:
     means = {metric: values["mean"] for metric, values in part.latencies.items()}
     seen = measured(row)
     observed = {f"{metric}_mean": value for metric, value in seen.items()}

@@ -1,0 +1,140 @@
+"""What public measurements do not say of their servers, and which of their rows no fit sees.
+
+Both are tables of ``bench_data`` with a line and its source for each rule. A line is for the rows
+for which all its conditions hold; a condition on what is not known of a row does not hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+from physim import data
+from physim.errors import InputError
+from physim.records import Document, Positive, Text, Whole, read_document
+
+_SETTLED, _HELD_OUT = "public_runs.json", "held_out.json"
+
+
+def _listed(value: Any) -> Any:
+    """Several of which one must be, or one alone."""
+    return value if isinstance(value, list) else [value]
+
+
+_Names = Annotated[list[str] | None, BeforeValidator(_listed)]
+
+
+class _Conditions(Document):
+    """What must be known of a row: a name, one of several, or a number.
+
+    A ``version`` is ``unstated``, or a ``build`` without a number; a ``precision`` that is not
+    stated is empty.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    origin: _Names = None
+    engine: _Names = None
+    version: _Names = None
+    engine_version: _Names = None
+    model: _Names = None
+    model_path: _Names = None
+    precision: _Names = None
+    hardware: _Names = None
+    gpu_multiplies: Text | None = None
+    request_tokens: Whole | None = None
+    clients_below: Positive | None = None
+
+    @functools.cached_property
+    def _asked(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+    def hold(self, known: Mapping[str, Any]) -> bool:
+        """Whether all of them hold."""
+        return all(_holds(name, wanted, known) for name, wanted in self._asked.items())
+
+
+class _Tokens(Document):
+    """A number of tokens that goes by the row's own, rounded up to whole steps."""
+
+    tokens_of: list[Literal["clients", "prompt", "output"]]
+    more: Whole
+    in_steps_of: Whole = 1
+
+    def of_row(self, known: Mapping[str, Any]) -> int:
+        """The number for a row."""
+        tokens = sum(known[name] for name in self.tokens_of) + self.more
+        return math.ceil(tokens / self.in_steps_of) * self.in_steps_of
+
+
+class _Line(Document):
+    """A rule: for which rows it is, the columns that it sets, and why."""
+
+    conditions: Annotated[_Conditions, Field(alias="for")]
+    sets: dict[str, bool | int | float | str | _Tokens] = Field(default={})
+    source: Text
+
+
+class _Table(Document):
+    form: Text
+    lines: list[_Line]
+
+
+def told(column: str, known: Mapping[str, Any]) -> Any:
+    """What the first line says that fits a row and sets a column; None where there is no such line.
+
+    Args:
+        column: The column, of a row of a public measurement that does not state it.
+        known: What is known of the row, by the names of conditions; ``clients``, ``prompt`` and
+            ``output`` (tokens) besides.
+    """
+    for line in _lines(_SETTLED):
+        if column in line.sets and line.conditions.hold(known):
+            value = line.sets[column]
+            return value.of_row(known) if isinstance(value, _Tokens) else value
+    return None
+
+
+def settled(column: str, known: Mapping[str, Any]) -> Any:
+    """As `told`, of a column that no row goes without.
+
+    Args:
+        column: The column.
+        known: What is known of the row.
+
+    Raises:
+        InputError: There is no line for the row.
+    """
+    value = told(column, known)
+    if value is None:
+        about = ", ".join(f"{name} {own}" for name, own in known.items())
+        raise InputError(f"{_SETTLED}: {column}", f"has no line for {about[:200]}", "add one")
+    return value
+
+
+def held_out(known: Mapping[str, Any]) -> bool:
+    """Whether no fit sees a row, whatever else it is.
+
+    Args:
+        known: What is known of the row, by the names of conditions.
+    """
+    return any(line.conditions.hold(known) for line in _lines(_HELD_OUT))
+
+
+@functools.lru_cache
+def _lines(name: str) -> tuple[_Line, ...]:
+    table = read_document(_Table, data.folder("bench_data") / name, "")
+    return tuple(table.lines)
+
+
+def _holds(name: str, wanted: Any, known: Mapping[str, Any]) -> bool:
+    if name == "clients_below":
+        return bool(known.get("clients", math.inf) < wanted)
+    own = known.get(name)
+    if name == "gpu_multiplies":
+        return own is not None and wanted in own
+    return own in wanted if isinstance(wanted, list) else bool(own == wanted)

@@ -1,0 +1,88 @@
+"""What public measurements leave open: the first line that fits a row counts."""
+
+import json
+
+import pytest
+
+from physim import data
+from physim.errors import InputError
+from physim.measured import row_rules
+from physim.measured.row_rules import held_out, settled, told
+from physim.measured.schema import COLUMNS
+
+OF_BLACKWELL = {"origin": "InferenceX", "engine": "sglang", "hardware": "b200_sxm"}
+OF_BLACKWELL |= {"gpu_multiplies": ("fp4", "fp8"), "clients": 8, "prompt": 1024, "output": 1024}
+
+
+@pytest.fixture
+def written(monkeypatch, tmp_path):
+    """Writes lines in the place of those that ship."""
+
+    def write(*lines):
+        table = {"form": "as it ships", "lines": lines}
+        (tmp_path / "public_runs.json").write_text(json.dumps(table))
+
+    monkeypatch.setattr(data, "folder", lambda _: tmp_path)
+    row_rules._lines.cache_clear()
+    yield write
+    row_rules._lines.cache_clear()
+
+
+def test_lines_set_columns_of_rows():
+    table = data.read_json(data.folder("bench_data") / "public_runs.json")
+    assert {column for line in table["lines"] for column in line["sets"]} < set(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("change", "steps"),
+    [
+        ({}, 10),
+        ({"clients": 15}, 10),
+        ({"clients": 16}, 30),
+        ({"gpu_multiplies": ("fp8",)}, 1),
+        ({"origin": "NVIDIA"}, 1),
+        ({"engine": "vllm"}, 1),
+    ],
+)
+def test_the_first_line_that_fits_counts(change, steps):
+    assert settled("receive_every", OF_BLACKWELL | change) == steps
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens"),
+    [
+        ({}, 16384),
+        # 8 + 1024 + 64 tokens are 18 steps of 64.
+        ({"engine": "trtllm"}, 1152),
+        ({"engine": "trtllm", "clients": 64}, 1152),
+        ({"engine": "trtllm", "clients": 65}, 1216),
+        ({"origin": "NVIDIA"}, 2532),
+    ],
+)
+def test_a_budget_goes_by_clients_and_prompt(change, tokens):
+    assert settled("max_num_batched_tokens", OF_BLACKWELL | change) == tokens
+
+
+def test_a_condition_on_what_is_not_known_does_not_hold():
+    assert told("kv_cache_dtype", {"engine": "trtllm"}) is None
+    assert not held_out({"engine": "vllm"})
+    assert held_out({"engine": "vllm", "engine_version": "0.16.0"})
+
+
+def test_a_row_without_a_line_says_so():
+    with pytest.raises(InputError, match=r"public_runs.json: warm_up_s: has no line for origin X"):
+        settled("warm_up_s", {"origin": "X", "engine": "vllm"})
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ({"for": {"enigne": "vllm"}, "source": "a"}, "enigne: vllm is of a field that is unknown"),
+        ({"for": {"engine": "vllm"}}, r"lines\[0\].source: is missing"),
+        ({"for": {"clients_below": "8"}, "source": "a"}, "clients_below: '8' is not a number"),
+    ],
+)
+def test_lines_that_cannot_be(written, line, complaint):
+    written(line)
+    with pytest.raises(InputError, match=complaint):
+        told("engine", {})
