@@ -20,7 +20,6 @@ from physim.inputs.hardware import load_hardware
 from physim.inputs.parallelism import Parallelism
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
-from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 from physim.records import Count, Length, Positive, Record, Text, Whole, read_cells
 
@@ -345,7 +344,7 @@ def _contradiction(
     context = prompt + output / 2
     cache = decoding * sum(
         layers
-        * token_bytes(mixer, layout.tp, _LEAST_KV_BYTES)
+        * mixer.token_bytes(layout.tp, _LEAST_KV_BYTES)
         * min(context, mixer.window or context)
         for mixer, layers in arch.attention_layers.items()
     )

@@ -11,7 +11,6 @@ from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
 from physim.models.architecture import ModelArch
 from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
-from physim.models.layers import Attention
 from physim.step.rows import Row
 
 # What a picture of a part goes along.
@@ -69,10 +68,6 @@ class Placement:
     def grids(self) -> str:
         """The GPU, and the engine if not vLLM, whose measured efficiencies are taken."""
         return grids_of(gpu_or_stand_in(self.gpu.key), self.deployment.profile.engine)
-
-    def heads(self, attention: Attention) -> tuple[int, int]:
-        """Query heads and KV heads on one GPU; KV heads are replicated where they are fewer."""
-        return attention.heads // self.tp, max(attention.kv_heads // self.tp, 1)
 
     def multiplied(self, form: WeightFormat) -> WeightFormat:
         """How the GPU multiplies weights of a format.

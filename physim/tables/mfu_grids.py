@@ -21,8 +21,8 @@ from physim.inputs.case import Case
 from physim.inputs.hardware import Hardware
 from physim.inputs.parallelism import Parallelism
 from physim.kept import kept
+from physim.mixers.attention import Attention
 from physim.models.architecture import ModelArch
-from physim.models.layers import Attention
 from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
 from physim.step.lowering import rows_of

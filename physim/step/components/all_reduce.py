@@ -8,7 +8,6 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid
-from physim.models.layers import Attention
 from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
@@ -44,7 +43,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
     spanning = sum(
         layers
         for mixer, layers in placement.model.attention_layers.items()
-        if isinstance(mixer, Attention) and mixer.norm_spans_heads
+        if mixer.norm_spans_heads
     )
     if spanning:
         # Two 32-bit sums of squares a token: as long as the smallest message takes.
