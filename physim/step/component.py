@@ -13,9 +13,6 @@ from physim.models.architecture import ModelArch
 from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
 from physim.step.rows import Row
 
-# What a picture of a part goes along.
-SWEEPS = ("tokens", "requests", "contexts", "prompts", "either")
-
 
 @dataclass(frozen=True)
 class Part:
@@ -24,15 +21,10 @@ class Part:
     Attributes:
         name: Its key.
         label: What it is, for people.
-        sweep: What a picture of it goes along, of `SWEEPS`: tokens of the step, requests that
-            decode, those at several contexts, prompts, or requests and tokens alike.
-        blis_table: The table of BLIS's kernel profile that holds it, if one does.
     """
 
     name: str
     label: str
-    sweep: str = "tokens"
-    blis_table: str | None = None
 
 
 @dataclass(frozen=True)

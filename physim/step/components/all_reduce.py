@@ -68,7 +68,7 @@ def _log_seconds(placement: Placement) -> np.ndarray:
 
 COMPONENT = Component(
     name="all_reduce",
-    parts=(Part("all_reduce", "all-reduces", blis_table="allreduce"),),
+    parts=(Part("all_reduce", "all-reduces"),),
     lower=_lower,
     assumptions=lambda placement: spanning_notes(placement, "tp", placement.tp),
     source="custom all-reduce table of aiconfigurator-core 0.12.0",

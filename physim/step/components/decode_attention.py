@@ -72,14 +72,7 @@ def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
 
 COMPONENT = Component(
     name="decode_attention",
-    parts=(
-        Part(
-            "decode_attention",
-            "decode attention",
-            sweep="contexts",
-            blis_table="generation_attention",
-        ),
-    ),
+    parts=(Part("decode_attention", "decode attention"),),
     lower=_lower,
     source="generation attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=KINDS,

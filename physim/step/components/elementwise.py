@@ -85,7 +85,7 @@ def _casts(
 
 COMPONENT = Component(
     name="elementwise",
-    parts=(Part("elementwise", "element-wise kernels", blis_table="gemm"),),
+    parts=(Part("elementwise", "element-wise kernels"),),
     lower=_lower,
     source="vectors that a layer reads and writes; fp8 casts of aiconfigurator-core 0.12.0",
 )

@@ -66,14 +66,7 @@ def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
 
 COMPONENT = Component(
     name="prefill_attention",
-    parts=(
-        Part(
-            "prefill_attention",
-            "prefill attention",
-            sweep="prompts",
-            blis_table="context_attention",
-        ),
-    ),
+    parts=(Part("prefill_attention", "prefill attention"),),
     lower=_lower,
     source="context attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=KINDS,
