@@ -29,6 +29,7 @@ from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
 from physim.step.rows import SizeRow, in_order
+from physim.step.sizes import KNOTS
 from physim.tables.linear_models import MICROSECOND
 from physim.types import AnyArray
 
@@ -88,9 +89,8 @@ def _row(key: str, seconds: float, flops: float, peak: float) -> str:
 
 def _gemms(case: Case, model: StepModel) -> list[str]:
     tokens = np.array(_TOKENS, float)
-    none = np.zeros_like(tokens)
-    sizes = {"tokens": tokens, "sampled": tokens, "message_bytes": none, "has_prefill": none}
-    sizes["routed"] = tokens
+    sizes = dict.fromkeys(KNOTS, np.zeros_like(tokens))
+    sizes |= dict.fromkeys(("tokens", "sampled", "routed"), tokens)
     seconds = np.asarray(_row_seconds(model, sizes))
     operations = rows_of(case.model, case.gpu, case.deployment)
     _, placed = in_order([row for row in operations if isinstance(row, SizeRow)])
