@@ -2,7 +2,7 @@
 
 Lowered models hold NumPy arrays, which become JAX arrays when a function is traced, so both are
 meant wherever an array is. The type checker takes them all for opaque; shapes and types are
-checked at run time, in the tests (`tests/conftest.py`).
+checked at run time, in the tests (`tests/conftest.py`). Naming them loads no JAX.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from jaxtyping import Float, Num
 
+# Whatever has a shape and a type of its numbers.
+AnyArray: TypeAlias = Any
 if TYPE_CHECKING:
-    AnyArray: TypeAlias = Any
     Scalar: TypeAlias = Any
     Number: TypeAlias = Any
 else:
-    import jax
-
-    AnyArray = jax.Array | np.ndarray
     Scalar = Num[AnyArray, ""] | float | int
     # Of any shape, for elementwise arithmetic.
     Number = Num[AnyArray, "..."] | float | int

@@ -26,12 +26,14 @@ from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
 from physim.step.routing import independent_tokens
 from physim.step.rows import DecodeRow, PrefillRow, SizeRow
+from physim.step.sizes import Setting
 
 BANDWIDTH = 1e12
 # Of attention's measured rows, each timed alone: the launch of its CUDA graph, seconds. A step has
 # one for all.
 LAUNCH = {"h100_sxm": 6.0e-6, "l40s": 3.3e-6}
 HOST = Host(overlaps=1.0, request_s=20e-6, launch_s=0.0, captured=512.0)
+SETTING = Setting(message_bytes=0.0)
 SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 
 
@@ -61,9 +63,9 @@ def twice(work, peak, bandwidth=BANDWIDTH):
     return np.log(2 * roofline.seconds(work, peak, bandwidth))
 
 
-def parts_of(rows, batch, message_bytes=0.0, corrections=None):
+def parts_of(rows, batch, setting=SETTING, corrections=None):
     """Parts of a step of a model that is nothing but some rows."""
-    model = StepModel(StepOps.of(rows, HOST, message_bytes), corrections or Corrections())
+    model = StepModel(StepOps.of(rows, HOST, setting), corrections or Corrections())
     families = model.families(batch)
     total = {}
     for name, seconds in zip(model_parts(), sum(families), strict=True):
@@ -177,7 +179,7 @@ def test_the_spread_over_experts_is_interpolated_by_hand():
 
     def seconds(shift, load=0.2):
         model = StepModel(
-            StepOps.of([row], HOST, expert_load=load), Corrections(expert_spread=shift)
+            StepOps.of([row], HOST, SETTING, expert_load=load), Corrections(expert_spread=shift)
         )
         return jnp.sum(model.families(prompt(64.0)).over_sizes)
 
@@ -197,7 +199,7 @@ def test_rows_that_took_turns_are_read_as_choices_by_hand():
     # The even load of 16 experts, one for each token: 8 tokens visited 8, at 219.3 us, and 16 all.
     # Of tokens that choose on their own 11 visit 16 (1 - (15/16)^11) = 8.13.
     row = row_named("experts", SCOUT, tp=2, max_num_seqs=128)
-    model = StepModel(StepOps.of([row], HOST, expert_load=0.0), Corrections())
+    model = StepModel(StepOps.of([row], HOST, SETTING, expert_load=0.0), Corrections())
     seconds = float(jnp.sum(model.families(prompt(11.0)).over_sizes)) / row.count
     assert seconds == pytest.approx(219.3e-6, rel=0.05)
     # With one token nothing is left to chance; with thousands all experts are visited.
@@ -249,7 +251,8 @@ def prefill(peak=1e9, bandwidth=BANDWIDTH, heads=4, kv_heads=2, dim=8, window=No
 
 FAMILIES = jax.jit(lambda model, batch: model.families(batch))
 WINDOWED = StepModel(
-    StepOps.of([decode(window=256), decode(), prefill(window=256), prefill()], HOST), Corrections()
+    StepOps.of([decode(window=256), decode(), prefill(window=256), prefill()], HOST, SETTING),
+    Corrections(),
 )
 
 
@@ -265,7 +268,7 @@ def test_decode_attention_by_hand():
 
 def test_layers_with_windows_attend_to_no_more():
     full, windowed = decode(), decode(window=8)
-    model = StepModel(StepOps.of([full, windowed], HOST), Corrections())
+    model = StepModel(StepOps.of([full, windowed], HOST, SETTING), Corrections())
     np.testing.assert_array_equal(model.ops.windows, [8, np.inf])
     # Contexts of 4 and 28 tokens: 32 are attended to in full, 4 + 8 within the window of 8.
     batch = Batch.exact(np.ones(2), np.array([3.0, 27.0]), windows=model.ops.windows)
@@ -426,7 +429,7 @@ def test_all_reduce_by_hand():
         correction="all_reduce",
     )
     # Eight tokens: 1,024 bytes, which each GPU sends.
-    seconds = parts_of([row], prompt(8.0), message_bytes=128.0)["all_reduce"]
+    seconds = parts_of([row], prompt(8.0), Setting(message_bytes=128.0))["all_reduce"]
     assert seconds == pytest.approx(5 * 2 * 1024e-9)
 
 
@@ -447,7 +450,7 @@ def test_between_knots_time_is_interpolated_in_logarithm():
         correction="all_reduce",
     )
     # The square between its neighbouring powers of two is exact: a line in logarithms.
-    seconds = parts_of([row], prompt(700.0), message_bytes=1.0)["all_reduce"]
+    seconds = parts_of([row], prompt(700.0), Setting(message_bytes=1.0))["all_reduce"]
     assert seconds == pytest.approx(490_000)
 
 
@@ -722,8 +725,8 @@ def test_lowered_models_share_their_shapes():
 
 def test_models_of_more_kinds_of_layers_stack_with_others():
     several = [gemm(f"kind {number}") for number in range(15)]
-    large = StepOps.of([*several, decode(window=8), decode(), prefill()], HOST, 128.0)
-    small = StepOps.of([gemm(), decode(), prefill()], HOST, 128.0)
+    large = StepOps.of([*several, decode(window=8), decode(), prefill()], HOST, SETTING)
+    small = StepOps.of([gemm(), decode(), prefill()], HOST, SETTING)
     stacked = stack_ops([large, small])
     batch = Batch.summarised(2.0, 16.0, 1.0, 32.0, 32.0)
     for place, alone in enumerate((large, small)):

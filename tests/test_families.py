@@ -11,17 +11,13 @@ import pytest
 from physim import data
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
+from physim.mixers.attention import Attention
+from physim.mixers.compressed import CompressedAttention
+from physim.mixers.latent import LatentAttention
+from physim.mixers.recurrent import LinearAttention, StateSpace
 from physim.models.families import FAMILIES, read_architecture
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
-from physim.models.layers import (
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    LinearAttention,
-    StateSpace,
-    state_bytes,
-)
 from physim.models.lookup import load_model, shipped_models
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -152,14 +148,14 @@ def test_states_by_hand():
     assert kinds == {LinearAttention: 48, Attention: 16}
     delta = next(one for one in model.attention_layers if isinstance(one, LinearAttention))
     # 48 matrices of 128 x 128 in 32 bit; three tokens of 2 x 16 x 128 + 48 x 128 numbers.
-    assert state_bytes(delta, 1) == 48 * 128 * 128 * 4 + 3 * (4096 + 6144) * 2
+    assert delta.state_bytes(1) == 48 * 128 * 128 * 4 + 3 * (4096 + 6144) * 2
     nano = load_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
     kinds = {type(one): count for one, count in nano.attention_layers.items()}
     assert kinds == {StateSpace: 23, Attention: 6}
     assert nano.layers == 52
     assert nano.reduced_layers == 26
     space = next(one for one in nano.attention_layers if isinstance(one, StateSpace))
-    assert state_bytes(space, 2) == (64 * 64 * 128 * 4 + 3 * (4096 + 2 * 8 * 128) * 2) / 2
+    assert space.state_bytes(2) == (64 * 64 * 128 * 4 + 3 * (4096 + 2 * 8 * 128) * 2) / 2
 
 
 def test_compressed_attention_by_hand():

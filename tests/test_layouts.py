@@ -27,6 +27,7 @@ from physim.step.components.pipeline import SEND_S
 from physim.step.curves import TOKENS
 from physim.step.lowering import assumptions, rows_of
 from physim.step.nodes import between_nodes
+from physim.step.sizes import KNOTS
 
 MIXTURE, DENSE = "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-14B"
 LOAD = {"input_tokens": 500, "output_tokens": 100, "max_model_len": 4096}
@@ -170,7 +171,7 @@ def test_more_ranks_of_experts_never_raise_the_work_of_one():
 
 
 def sizes(tokens):
-    return dict.fromkeys(("tokens", "sampled", "message_bytes", "has_prefill", "routed"), tokens)
+    return dict.fromkeys(KNOTS, tokens)
 
 
 def test_a_pipeline_has_the_latency_of_its_stages_and_at_most_their_throughput():

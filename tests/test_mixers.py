@@ -10,19 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import physim
-from physim import data, mixers, roofline
+from physim import data, roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import tables
 from physim.inputs.deployment import Deployment
+from physim.mixers.attention import Attention
+from physim.mixers.compressed import CompressedAttention
+from physim.mixers.latent import LatentAttention
+from physim.mixers.mixer import Indexer
+from physim.mixers.recurrent import LinearAttention, StateSpace
 from physim.models.families import read_architecture
-from physim.models.layers import (
-    Attention,
-    CompressedAttention,
-    Indexer,
-    LatentAttention,
-    LinearAttention,
-    StateSpace,
-)
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -73,31 +70,31 @@ def stepped():
 def test_latent_decode_by_hand():
     # Two requests of 100 tokens: each head multiplies 576 numbers of a token's key and 512 of its
     # value; every token's 576 numbers of 16 bit are read once, and queries and outputs.
-    flops, moved = mixers.decode_work(LATENT, 1, 2.0, 2, 100)
+    flops, moved = LATENT.decode_work(1, 2.0, 2, 100)
     assert flops == 2 * 100 * 2 * 16 * (576 + 512)
     assert moved == 2 * (100 * 576 * 2 + 16 * (576 + 512) * 2)
     # Half of the heads, and the same vectors.
-    half, still = mixers.decode_work(LATENT, 2, 2.0, 2, 100)
+    half, still = LATENT.decode_work(2, 2.0, 2, 100)
     assert half == flops / 2
     assert still == 2 * (100 * 576 * 2 + 8 * (576 + 512) * 2)
 
 
 def test_latent_prefill_by_hand():
     # Ten tokens attend to 55; 512 numbers become 192 + 128 of each head.
-    flops, moved = mixers.prefill_work(LATENT, 1, 2.0, 1, 10)
+    flops, moved = LATENT.prefill_work(1, 2.0, 1, 10)
     assert flops == 2 * 55 * 16 * (192 + 128) + 2 * 10 * 16 * 512 * (192 + 128)
     assert moved == 10 * 16 * 2 * (192 + 128) * 2
 
 
 def test_sparse_decode_by_hand():
     # Of 10,000 tokens 2,048 are attended to; 64 index heads see all, of 128 bytes and a scale.
-    flops, moved = mixers.decode_work(SPARSE, 1, 1.0, 1, 10_000)
+    flops, moved = SPARSE.decode_work(1, 1.0, 1, 10_000)
     assert flops == 2048 * 2 * 16 * (576 + 512) + 10_000 * 2 * 64 * 128
     assert moved == 2048 * 656 + 10_000 * 132 + 16 * (576 + 512) * 2
 
 
 def test_block_sparse_by_hand():
-    flops, moved = mixers.decode_work(BLOCKS, 2, 2.0, 1, 5000)
+    flops, moved = BLOCKS.decode_work(2, 2.0, 1, 5000)
     assert flops == 2048 * 2 * 4 * 256 + 5000 * 2 * 4 * 128
     assert moved == 2048 * 256 * 2 + 5000 * 132 + 4 * 256 * 2
 
@@ -105,19 +102,19 @@ def test_block_sparse_by_hand():
 def test_compressed_decode_by_hand():
     # The last 128 tokens and 512 vectors of four tokens each, of 584 bytes; an index key for each
     # of 2,500 vectors.
-    flops, moved = mixers.decode_work(COMPRESSED, 1, 1.0, 1, 10_000)
+    flops, moved = COMPRESSED.decode_work(1, 1.0, 1, 10_000)
     assert flops == pytest.approx((128 + 512) * 4 * 8 * 512 + 2500 * 2 * 64 * 128)
     assert moved == pytest.approx((128 + 512) * 584 + 2500 * 132 + 8 * 1024 * 2)
 
 
 def test_states_by_hand():
     # Four matrices of 128 x 128: four multiply-adds of each number, read and written in 32 bit.
-    flops, moved = mixers.decode_work(DELTA, 1, 2.0, 3, 10_000)
+    flops, moved = DELTA.decode_work(1, 2.0, 3, 10_000)
     assert flops == 3 * 8 * 4 * 128 * 128
     assert moved == 3 * (2 * 4 * 4 * 128 * 128 + 4 * 2 * 256 * 2)
     # A longer context costs nothing more.
-    assert mixers.decode_work(DELTA, 1, 2.0, 3, 10) == (flops, moved)
-    flops, moved = mixers.decode_work(MAMBA, 2, 2.0, 1, 10)
+    assert DELTA.decode_work(1, 2.0, 3, 10) == (flops, moved)
+    flops, moved = MAMBA.decode_work(2, 2.0, 1, 10)
     assert flops == 8 * 4 * 64 * 128
     assert moved == 2 * 4 * 4 * 64 * 128 + 4 * 2 * 192 * 2
 
@@ -162,7 +159,7 @@ def test_steps_are_never_faster_than_their_work(stepped, name):
         bound = 0.0
         for mixer, layers in arch.attention_layers.items():
             kv_bytes, tp = server.kv_cache_bytes, server.parallelism.tp
-            work = mixers.decode_work(mixer, tp, kv_bytes, requests, context)
+            work = mixer.decode_work(tp, kv_bytes, requests, context)
             peak = gpu.peak("fp8" if server.kv_cache_dtype == "fp8" else "bfloat16")
             bound += layers * roofline.seconds(work, peak, gpu.memory_bandwidth)
         assert float(jnp.sum(parts.decode)) >= 0.98 * bound

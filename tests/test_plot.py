@@ -10,6 +10,7 @@ from physim import plot
 from physim.corrections.fields import Corrections
 from physim.corrections.files import Fit
 from physim.errors import InputError
+from physim.plot.components import _SWEEPS
 from physim.plot.steps import _work
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES
@@ -62,6 +63,10 @@ def test_what_a_fit_moves_is_drawn_beside_it(tmp_path):
     Fit.of("mine", Corrections(lm_head=0.2)).write(path)
     drawn = lines(plot.draw_component(MODEL, "lm_head", fit=path, gpu="h100_sxm"))
     assert drawn["fit"][1] == pytest.approx(np.exp(0.2) * drawn["nothing fitted"][1], rel=1e-5)
+
+
+def test_pictures_go_along_something_else_only_for_parts_that_there_are():
+    assert set(_SWEEPS) <= set(PART_NAMES)
 
 
 def test_a_component_that_is_not_there():

@@ -28,11 +28,12 @@ from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
 from physim.replay.workload import drawn
 from physim.step.batch import Batch
+from physim.step.lowering import PART_NAMES
 from physim.step.many_batches import total_seconds
 from physim.tables import Table, load
 from physim.tables.build import Reach, one_chunk, tabulate
 from physim.tables.files import FORMATS, write
-from physim.tables.kernel_profile import kernel_profile
+from physim.tables.kernel_profile import PART_TABLES, kernel_profile
 from physim.tables.linear_models import (
     blackbox,
     linear_as_trained_physics,
@@ -413,6 +414,10 @@ def test_trained_physics_basis_is_blis_own(folder):
     for term in (0, 1, 3, 4, 5, 6, 8, 9):
         beta = [1000.0 * (place == term) for place in range(11)]
         assert step(beta, batch) == pytest.approx(1000 * basis[term], abs=1)
+
+
+def test_the_kernel_profile_has_tables_only_of_parts_that_there_are():
+    assert set(PART_TABLES) <= set(PART_NAMES)
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from physim import mixers, roofline
+from physim import roofline
 from physim.engines.engine import engine_named
 from physim.grids.measurements import Gemms, Rows
+from physim.mixers.compressed import CompressedAttention
+from physim.mixers.latent import LatentAttention
+from physim.mixers.recurrent import GATED_DELTA, KIMI_DELTA, LinearAttention
 from physim.models.architecture import ModelArch
 from physim.models.families import read_architecture
 from physim.models.formats import KV_BYTES
-from physim.models.layers import (
-    GATED_DELTA,
-    KIMI_DELTA,
-    CompressedAttention,
-    LatentAttention,
-    LayerGroup,
-    LinearAttention,
-)
+from physim.models.layers import LayerGroup
 from physim.service.hardware import Hardware
 from physim.types import Number
 
@@ -117,14 +113,14 @@ def _module_rows(
     for model, local in frame[["model", "num_heads"]].drop_duplicates().itertuples(index=False):
         chosen = (frame["model"] == model) & (frame["num_heads"] == local)
         group = _group(model, table)
-        assert group.attention is not None  # chosen for its attention: _group
-        tp = group.attention.heads / local
+        mixer = group.attention
+        assert mixer is not None  # chosen for its attention: _group
+        tp = mixer.heads / local
         rows = np.flatnonzero(chosen)
-        work = mixers.decode_work if phase == "decode" else mixers.prefill_work
-        found = work(group.attention, tp, kv_bytes, requests[rows], tokens[rows])
-        bound[rows] = _seconds(found, gpu)
-        all_heads[rows] = group.attention.heads
-        index_heads[rows] = getattr(getattr(group.attention, "indexer", None), "heads", 1)
+        work = mixer.decode_work if phase == "decode" else mixer.prefill_work
+        bound[rows] = _seconds(work(tp, kv_bytes, requests[rows], tokens[rows]), gpu)
+        all_heads[rows] = mixer.heads
+        index_heads[rows] = mixer.indexer.heads if mixer.indexer else 1
         in_step = requests[rows] * (1.0 if phase == "decode" else tokens[rows])
         shapes = [one.on_gpu(tp) for one in group.linears if one.part in _PROJECTIONS]
         for place, (n, k) in enumerate(shapes):
@@ -173,9 +169,9 @@ def _recurrent(frame: pd.DataFrame, gpu: Hardware, name: str, kind: str) -> Iter
         requests, tokens = (both[c].to_numpy(float) for c in ("batch_size", "seq_len"))
         mixer = LinearAttention(kind, 1, 1, 128, 128, 4)
         work = (
-            roofline.state_update(requests, heads, mixer.key_dim, mixer.value_dim)
+            roofline.state_update(requests, heads, *mixer.matrix)
             if label == "decode"
-            else roofline.state_scan(requests, tokens, heads, mixer.key_dim, mixer.value_dim)
+            else roofline.state_scan(requests, tokens, heads, *mixer.matrix)
         )
         axes = {"heads": heads, "requests": requests}
         if label == "prefill":

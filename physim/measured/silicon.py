@@ -21,7 +21,6 @@ from physim.errors import InputError
 from physim.measured.row_rules import settled, told
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
-from physim.models.kv_layout import token_bytes
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.records import Count, Length, Positive, Record, Text, Whole, disagreement, read_cells
@@ -275,7 +274,7 @@ def _contradiction(
     context = prompt + output / 2
     cache = decoding * sum(
         layers
-        * token_bytes(mixer, layout.tp, _LEAST_KV_BYTES)
+        * mixer.token_bytes(layout.tp, _LEAST_KV_BYTES)
         * min(context, mixer.window or context)
         for mixer, layers in arch.attention_layers.items()
     )

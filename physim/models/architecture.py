@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from physim.mixers.attention import CHUNKED_ATTENTION
+from physim.mixers.mixer import Mixer
 from physim.models.formats import BYTES_16_BIT, WeightFormat
-from physim.models.kv_layout import token_bytes
-from physim.models.layers import CHUNKED_ATTENTION, Experts, LayerGroup, Mixer
+from physim.models.layers import Experts, LayerGroup
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class ModelArch:
             kv_bytes: Bytes of an element of the cache.
         """
         layers = self.attention_layers.items()
-        return sum(count * token_bytes(mixer, tp, kv_bytes) for mixer, count in layers)
+        return sum(count * mixer.token_bytes(tp, kv_bytes) for mixer, count in layers)
 
     def _expert(self, group: LayerGroup) -> int:
         """Weights of one routed expert in the layers of a group."""

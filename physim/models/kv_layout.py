@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from physim.models.layers import (
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    Mixer,
-    cached_bytes,
-    state_bytes,
-)
+from physim.mixers.mixer import Mixer
 
 
 @dataclass(frozen=True)
@@ -26,8 +19,8 @@ class CacheLayout:
 
     Attributes:
         token_bytes: Bytes for each token of the layers that grow; of all, where each has a window.
-        window_share: Bytes for each token of the layers with a window, relative to that,
-        window: up to so many tokens; 0 where there are none.
+        window_share: Bytes for each token of the layers with a window, relative to `token_bytes`.
+        window: Tokens that those layers keep at most, mean; 0 where there are none.
         state_bytes: Bytes that a request holds whatever its length.
     """
 
@@ -50,8 +43,8 @@ class CacheLayout:
         """
         growing = windowed = reach = state = 0.0
         for mixer, count in layers.items():
-            own, kept = count * token_bytes(mixer, tp, kv_bytes), mixer.kept
-            state += count * state_bytes(mixer, tp)
+            own, kept = count * mixer.token_bytes(tp, kv_bytes), mixer.kept
+            state += count * mixer.state_bytes(tp)
             if kept is None or kept >= longest:
                 growing += own
             else:
@@ -62,17 +55,3 @@ class CacheLayout:
             growing, windowed, reach = max(windowed, 1.0), 0.0, 0.0
         window = reach / windowed if windowed else 0.0
         return cls(growing, windowed / growing, window, state)
-
-
-def token_bytes(mixer: Mixer, tp: int, kv_bytes: float) -> float:
-    """Bytes of the KV cache for each token of a layer on each GPU, its indexer's keys included.
-
-    Args:
-        mixer: The layer's attention.
-        tp: GPUs that share it.
-        kv_bytes: Bytes of an element of the cache.
-    """
-    own = cached_bytes(mixer, tp, kv_bytes)
-    if isinstance(mixer, Attention | LatentAttention | CompressedAttention) and mixer.indexer:
-        own += mixer.indexer.token_bytes
-    return own

@@ -6,37 +6,6 @@ from dataclasses import dataclass
 
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
-from physim.models.kv_layout import token_bytes
-from physim.models.layers import (
-    BLOCK_SPARSE_ATTENTION,
-    CHUNKED_ATTENTION,
-    COMPRESSED_ATTENTION,
-    FULL_ATTENTION,
-    GATED_DELTA,
-    KIMI_DELTA,
-    LATENT_ATTENTION,
-    LIGHTNING,
-    MAMBA2,
-    SLIDING_ATTENTION,
-    SPARSE_LATENT_ATTENTION,
-    CompressedAttention,
-    Mixer,
-    state_bytes,
-)
-
-_WORDS = {
-    FULL_ATTENTION: "full",
-    SLIDING_ATTENTION: "window",
-    CHUNKED_ATTENTION: "chunk",
-    BLOCK_SPARSE_ATTENTION: "block-sparse",
-    LATENT_ATTENTION: "latent",
-    SPARSE_LATENT_ATTENTION: "sparse latent",
-    COMPRESSED_ATTENTION: "compressed",
-    GATED_DELTA: "gated delta",
-    KIMI_DELTA: "Kimi delta",
-    LIGHTNING: "lightning",
-    MAMBA2: "Mamba2",
-}
 
 
 @dataclass(frozen=True)
@@ -49,11 +18,11 @@ class ModelSummary:
         active_parameters: Weights that one token visits.
         layers: Decoder layers.
         attention: The kinds of attention and how many layers have each.
-        heads: Query heads,
-        kv_heads: and KV heads, of the first layers with attention.
-        experts: Routed experts of a layer, 0 if none,
-        experts_per_token: those that a token visits,
-        shared_experts_width: and the hidden width of what every token visits beside them.
+        heads: Query heads of the first layers with attention.
+        kv_heads: KV heads of the same layers.
+        experts: Routed experts of a layer; 0 if none.
+        experts_per_token: Routed experts that a token visits.
+        shared_experts_width: Hidden width of what every token visits beside them.
         weights: Formats of the weights, that of most of them first.
         kv_cache_dtype: Format of the KV cache.
         kv_bytes_per_token: Bytes of the KV cache for each token of a short context on one GPU.
@@ -129,8 +98,8 @@ def summary_of(name: str, model: ModelArch) -> ModelSummary:
         shared_experts_width=experts.shared_intermediate_size if experts else 0,
         weights=tuple(dict.fromkeys(form.name for form in formats)),
         kv_cache_dtype=model.kv_cache_dtype,
-        kv_bytes_per_token=sum(count * token_bytes(one, 1, kv_bytes) for one, count in kinds),
-        state_bytes=sum(count * state_bytes(one, 1) for one, count in kinds),
+        kv_bytes_per_token=sum(count * one.token_bytes(1, kv_bytes) for one, count in kinds),
+        state_bytes=sum(count * one.state_bytes(1) for one, count in kinds),
         max_position=model.max_position,
     )
 
@@ -139,16 +108,7 @@ def _attention(model: ModelArch) -> str:
     """The kinds of attention, such as ``12 window 128, 12 full``."""
     layers: dict[str, int] = {}
     for mixer, count in model.attention_layers.items():
-        layers[_words(mixer)] = layers.get(_words(mixer), 0) + count
+        layers[mixer.words] = layers.get(mixer.words, 0) + count
     if len(layers) == 1:
         return next(iter(layers))
     return ", ".join(f"{count} {words}" for words, count in layers.items())
-
-
-def _words(mixer: Mixer) -> str:
-    words = _WORDS.get(mixer.kind, mixer.kind)
-    if mixer.kind in (SLIDING_ATTENTION, CHUNKED_ATTENTION):
-        return f"{words} {mixer.window}"
-    if isinstance(mixer, CompressedAttention):
-        return f"{words} {mixer.ratio}:1" if mixer.ratio else f"window {mixer.window}"
-    return words

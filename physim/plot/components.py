@@ -55,25 +55,31 @@ class _Sweep:
     lines: tuple[tuple[str, Steps], ...]
 
 
-# By the names that parts give what a picture of them goes along (`physim.step.component.SWEEPS`).
+_TOKENS = _Sweep("tokens of the step", 8192, (("", _prompt(0)),))
+_REQUESTS = _Sweep("requests that decode", 512, (("", _decoding(1000)),))
+_CONTEXTS = _Sweep(
+    "requests that decode",
+    512,
+    tuple((f"{context:,} tokens each", _decoding(context)) for context in (500, 4000)),
+)
+_PROMPTS = _Sweep(
+    "new tokens of a prompt",
+    8192,
+    (("nothing cached", _prompt(0)), ("4,096 tokens cached", _prompt(4096))),
+)
+_EITHER = _Sweep(
+    "requests or tokens of the step",
+    512,
+    (("only decode", _decoding(1000)), ("with prefill", _prompt(0))),
+)
+# What the picture of a part goes along; that of any other goes along tokens.
 _SWEEPS = {
-    "tokens": _Sweep("tokens of the step", 8192, (("", _prompt(0)),)),
-    "requests": _Sweep("requests that decode", 512, (("", _decoding(1000)),)),
-    "contexts": _Sweep(
-        "requests that decode",
-        512,
-        tuple((f"{context:,} tokens each", _decoding(context)) for context in (500, 4000)),
-    ),
-    "prompts": _Sweep(
-        "new tokens of a prompt",
-        8192,
-        (("nothing cached", _prompt(0)), ("4,096 tokens cached", _prompt(4096))),
-    ),
-    "either": _Sweep(
-        "requests or tokens of the step",
-        512,
-        (("only decode", _decoding(1000)), ("with prefill", _prompt(0))),
-    ),
+    "decode_attention": _CONTEXTS,
+    "prefill_attention": _PROMPTS,
+    "lm_head": _REQUESTS,
+    "sampling": _REQUESTS,
+    "step_overhead": _EITHER,
+    HOST.name: _REQUESTS,
 }
 _MOST_ON_HOST = 64
 # Letters of a line of a title.
@@ -112,13 +118,13 @@ def draw_component(
     fitted = step_model_of(case, load_fit(fit).on(case).corrections)
     bare = StepModel(fitted.ops, Corrections())
     ideal = StepModel(_at_roofline(fitted.ops), Corrections())
-    sweep = _SWEEPS[part.sweep]
+    sweep = _SWEEPS.get(component, _TOKENS)
     sizes = np.geomspace(1, _MOST_ON_HOST if part is HOST else sweep.most, _POINTS)
     axes = axes_or_new(axes, 5.0, 3.4)
     operations = rows_of(case.server)
     measured = any(row.log_seconds is not None for row in operations if row.part == component)
     # What is no work on a GPU is drawn from zero.
-    is_work = part is not HOST and part.sweep != "either"
+    is_work = part is not HOST and sweep is not _EITHER
     for number, (name, steps) in enumerate(sweep.lines):
         batches = steps(fitted, sizes)
         if part is HOST:

@@ -7,13 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from physim.grids.store import load_grid, tables
+from physim.mixers.attention import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, Attention
 from physim.models.formats import BFLOAT16, FP8
-from physim.models.layers import (
-    CHUNKED_ATTENTION,
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    Attention,
-)
 from physim.step.better_gpus import Missed, no_faster_note
 from physim.step.component import Placement
 
@@ -59,7 +54,7 @@ def log_efficiency(
     Raises:
         InputError: A grid file is damaged.
     """
-    heads, kv_heads = placement.heads(attention)
+    heads, kv_heads = attention.on_gpu(placement.tp)
     shape = {"group": heads / kv_heads, "head_dim": float(attention.head_dim)}
     known, window = tables(placement.grids), window_of(attention)
     grid = load_grid(placement.grids, _table(placement, phase))

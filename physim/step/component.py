@@ -8,14 +8,10 @@ from dataclasses import dataclass, replace
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_gpus
 from physim.models.architecture import ModelArch
 from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
-from physim.models.layers import Attention
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import Hardware
 from physim.service.server import Server
 from physim.step.rows import Row
-
-# What a picture of a part goes along.
-SWEEPS = ("tokens", "requests", "contexts", "prompts", "either")
 
 
 @dataclass(frozen=True)
@@ -25,15 +21,10 @@ class Part:
     Attributes:
         name: Its key.
         label: What it is, for people.
-        sweep: What a picture of it goes along, of `SWEEPS`: tokens of the step, requests that
-            decode, those at several contexts, prompts, or requests and tokens alike.
-        blis_table: The table of BLIS's kernel profile that holds it, if one does.
     """
 
     name: str
     label: str
-    sweep: str = "tokens"
-    blis_table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,10 +66,6 @@ class Placement:
     def grids(self) -> str:
         """The GPU, and the engine if not the default, whose measured efficiencies are taken."""
         return grids_of(gpu_or_stand_in(self.gpu.key), self.server.profile.engine)
-
-    def heads(self, attention: Attention) -> tuple[int, int]:
-        """Query heads and KV heads on one GPU; KV heads are replicated where they are fewer."""
-        return attention.heads // self.tp, max(attention.kv_heads // self.tp, 1)
 
     def multiplied(self, form: WeightFormat) -> WeightFormat:
         """How the GPU multiplies weights of a format.

@@ -9,7 +9,7 @@ from physim.corrections.fields import Corrections
 from physim.step.component import Part, Placement
 from physim.types import Number, Scalar
 
-PART = Part("host", "CPU time not hidden", sweep="requests")
+PART = Part("host", "CPU time not hidden")
 
 # CPU work of a step in the engine's process. An order of magnitude for a Python scheduler, not a
 # measurement; a fit is expected to move it.

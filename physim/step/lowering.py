@@ -22,6 +22,7 @@ from physim.step.gemms import format_notes
 from physim.step.host import PART as HOST
 from physim.step.host import Host
 from physim.step.rows import DecodeRow, DecodeRows, PrefillRow, PrefillRows, Row, SizeRow, SizeRows
+from physim.step.sizes import Setting, model_setting
 from physim.types import AnyArray, Number, Scalar
 
 # The parts of a step's time by name: those of the components, and the CPU's.
@@ -38,29 +39,27 @@ class StepOps(eqx.Module):
         decode: Attention of decoding requests.
         prefill: Attention of prefill chunks.
         windows: Tokens that attention looks back, for each of its kinds; infinite for all.
-        message_bytes: Bytes of the hidden state of a token, as an all-reduce sends it.
+        setting: What sizes of a step depend on beside its batch.
         tp: GPUs that share every layer.
         host: The CPU's work.
         expert_load: How tokens spread over experts, an exponent.
-        alike: Data-parallel ranks that are taken to have the same batch.
     """
 
     over_sizes: SizeRows
     decode: DecodeRows
     prefill: PrefillRows
     windows: Float[AnyArray, " windows"]
-    message_bytes: Scalar
+    setting: Setting
     tp: Scalar
     expert_load: Scalar
     host: Host
-    alike: Scalar = 1.0
 
     @classmethod
     def of(
         cls,
         rows: Sequence[Row],
         host: Host,
-        message_bytes: float = 0.0,
+        setting: Setting,
         tp: int = 1,
         expert_load: float = 0.0,
     ) -> StepOps:
@@ -69,7 +68,7 @@ class StepOps(eqx.Module):
         Args:
             rows: The operations.
             host: The CPU's work.
-            message_bytes: Bytes of the hidden state of a token.
+            setting: What sizes of a step depend on beside its batch.
             tp: GPUs that share every layer.
             expert_load: How tokens spread over experts, an exponent.
         """
@@ -80,7 +79,7 @@ class StepOps(eqx.Module):
             decode=DecodeRows.of(decode, windows, _ON_GPU),
             prefill=PrefillRows.of([row for row in rows if isinstance(row, PrefillRow)], _ON_GPU),
             windows=np.array(windows, float),
-            message_bytes=message_bytes,
+            setting=setting,
             tp=float(tp),
             expert_load=expert_load,
             host=host,
@@ -126,8 +125,8 @@ def lower(server: Server) -> StepOps:
 @functools.lru_cache(maxsize=1024)
 def _lowered(server: Server) -> StepOps:
     rows, host = _rows(server), Host.of(Placement(server))
-    message_bytes = 2.0 * server.model.hidden_size
-    return StepOps.of(rows, host, message_bytes, server.parallelism.tp, server.expert_load)
+    setting = model_setting(server.model)
+    return StepOps.of(rows, host, setting, server.parallelism.tp, server.expert_load)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:

@@ -7,54 +7,48 @@ every term has the efficiency of all together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from physim import mixers, roofline
+from physim import roofline
 from physim.grids.efficiency import Grid
 from physim.grids.store import load_grid, tables, with_table
-from physim.models.layers import Mixer
+from physim.mixers.mixer import DecodeTerm, Measured, Mixer
 from physim.step.better_gpus import Missed, no_faster
 from physim.step.component import Placement
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, rising_log_seconds
 from physim.step.rows import DecodeRow, PrefillRow, Row
 
-# What the names of a kind's tables begin with, and where to look them up beside requests and
-# tokens.
-Measured = tuple[str, dict[str, float]]
-_Measure = Callable[[Placement, Mixer], Measured | None]
 
-
-def lowered(placement: Placement, measure: _Measure) -> Iterator[Row]:
+def lowered(placement: Placement, kinds: Collection[str]) -> Iterator[Row]:
     """The rows of decoding and of prefill of each attention of some kinds.
 
     Args:
         placement: The model on its GPU.
-        measure: The tables of an attention; None where it is of another kind.
+        kinds: The kinds, all of which were measured as whole layers (`Mixer.measured`).
+
+    Raises:
+        InputError: A grid file is damaged.
     """
-    for mixer, layers in placement.model.attention_layers.items():
-        measured = measure(placement, mixer)
-        if measured is not None:
-            yield from _decode_rows(placement, mixer, layers, *measured)
-            yield from _prefill_rows(placement, mixer, layers, *measured)
+    for mixer, layers, measured in _of_kinds(placement, kinds):
+        yield from _decode_rows(placement, mixer, layers, measured)
+        yield from _prefill_rows(placement, mixer, layers, measured)
 
 
-def stand_in_notes(placement: Placement, measure: _Measure) -> list[str]:
+def stand_in_notes(placement: Placement, kinds: Collection[str]) -> list[str]:
     """Where another GPU's layers stand for this one's, a line each.
 
     Args:
         placement: The model on its GPU.
-        measure: The tables of an attention; None where it is of another kind.
+        kinds: The kinds of attention, as for `lowered`.
     """
     lines = []
-    for mixer in placement.model.attention_layers:
-        measured = measure(placement, mixer)
-        if measured is None:
-            continue
+    for mixer, _, measured in _of_kinds(placement, kinds):
         # Decoding was measured wherever prefill was.
         prefill, decode = (
-            with_table(placement.grids, f"{measured[0]}_{phase}") for phase in ("prefill", "decode")
+            with_table(placement.grids, f"{measured.tables}_{phase}")
+            for phase in ("prefill", "decode")
         )
         if prefill != placement.grids:
             what = mixer.kind.replace("_", " ") + (" of prompts" if prefill != decode else "")
@@ -64,33 +58,47 @@ def stand_in_notes(placement: Placement, measure: _Measure) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _grid(placement: Placement, measured: str, phase: str) -> Grid:
-    """The grid of a kind of attention, that of the KV cache's format if there is one."""
-    name = f"{measured}_{phase}"
+def _of_kinds(
+    placement: Placement, kinds: Collection[str]
+) -> Iterator[tuple[Mixer, int, Measured]]:
+    """Each attention of some kinds, how many layers have it, and what was measured of it."""
+    for mixer, layers in placement.model.attention_layers.items():
+        if mixer.kind in kinds:
+            measured = mixer.measured(placement.tp)
+            assert measured is not None  # these kinds were measured as a whole
+            yield mixer, layers, measured
+
+
+def _grid(placement: Placement, measured: Measured, phase: str) -> Grid:
+    """The grid of an attention at its shape, that of the KV cache's format if there is one."""
+    name = f"{measured.tables}_{phase}"
     gpu, on_fp8 = with_table(placement.grids, name), f"{name}_fp8_kv"
     is_fp8 = placement.server.kv_cache_dtype != "bfloat16"
-    return load_grid(gpu, on_fp8 if is_fp8 and on_fp8 in tables(gpu) else name)
+    grid = load_grid(gpu, on_fp8 if is_fp8 and on_fp8 in tables(gpu) else name)
+    return grid.at(**measured.shape)
 
 
-def _missed(measured: str, phase: str) -> Missed:
+def _missed(measured: Measured, phase: str) -> Missed:
     """Whether the table of a kind of attention was missed: another GPU's is taken."""
-    return lambda placement: with_table(placement.grids, f"{measured}_{phase}") != placement.grids
+    return lambda placement: (
+        with_table(placement.grids, f"{measured.tables}_{phase}") != placement.grids
+    )
 
 
 def _decode_rows(
-    placement: Placement, mixer: Mixer, layers: int, measured: str, shape: dict[str, float]
+    placement: Placement, mixer: Mixer, layers: int, measured: Measured
 ) -> Iterator[Row]:
     tp, kv_bytes, rates = _rates(placement)
     requests = REQUESTS[:, None]
 
     def log_seconds(placement: Placement) -> np.ndarray:
-        work = mixers.decode_work(mixer, tp, kv_bytes, requests, CONTEXT[None, :])
+        work = mixer.decode_work(tp, kv_bytes, requests, CONTEXT[None, :])
         whole = np.asarray(roofline.seconds(work, *_rates(placement)[-1]))
-        grid = _grid(placement, measured, "decode").at(**shape)
+        grid = _grid(placement, measured, "decode")
         return rising_log_seconds(_over(grid, "context", CONTEXT), whole, grid.start_s)
 
     seconds = np.exp(no_faster(placement, _missed(measured, "decode"), log_seconds))
-    terms = mixers.decode_terms(mixer, tp, kv_bytes)
+    terms = mixer.decode_terms(tp, kv_bytes)
     before = np.zeros_like(seconds)
     for place, term in enumerate(terms):
         seen = requests * np.minimum(CONTEXT, term.window or np.inf)
@@ -110,7 +118,7 @@ def _decode_rows(
             window=term.window,
             pair_flops=term.pair_flops,
             pair_bytes=term.pair_bytes,
-            request_bytes=mixers.request_bytes(mixer, tp) if place == 0 else 0.0,
+            request_bytes=mixer.request_bytes(tp) if place == 0 else 0.0,
             peak_flops=rates[0],
             bandwidth=rates[1],
             log_seconds=np.log(np.maximum.accumulate(own, axis=1)),
@@ -120,7 +128,7 @@ def _decode_rows(
 
 
 def _share(
-    terms: list[mixers.DecodeTerm], place: int, requests: np.ndarray, rates: tuple[float, float]
+    terms: Sequence[DecodeTerm], place: int, requests: np.ndarray, rates: tuple[float, float]
 ) -> np.ndarray:
     """Share of one term in the roofline time of all."""
     times = []
@@ -132,18 +140,18 @@ def _share(
 
 
 def _prefill_rows(
-    placement: Placement, mixer: Mixer, layers: int, measured: str, shape: dict[str, float]
+    placement: Placement, mixer: Mixer, layers: int, measured: Measured
 ) -> Iterator[Row]:
     tp, kv_bytes, rates = _rates(placement)
 
     def log_seconds(placement: Placement) -> np.ndarray:
-        work = mixers.prefill_work(mixer, tp, kv_bytes, REQUESTS[:, None], CHUNK[None, :])
+        work = mixer.prefill_work(tp, kv_bytes, REQUESTS[:, None], CHUNK[None, :])
         whole = np.asarray(roofline.seconds(work, *_rates(placement)[-1]))
-        grid = _grid(placement, measured, "prefill").at(**shape)
+        grid = _grid(placement, measured, "prefill")
         return rising_log_seconds(_over(grid, "tokens", CHUNK), whole, grid.start_s)
 
     seconds = np.exp(no_faster(placement, _missed(measured, "prefill"), log_seconds))
-    terms = mixers.prefill_terms(mixer, tp, kv_bytes)
+    terms = mixer.prefill_terms(tp, kv_bytes)
     times = []
     for term in terms:
         pairs = roofline.causal_pairs(CHUNK, np.minimum(CHUNK, term.window or np.inf))

@@ -20,7 +20,8 @@ from physim.step.host import beside_host, host_sharpness
 from physim.step.lowering import PART_NAMES, StepOps
 from physim.step.mixed_steps import ADDITIVE, Mixing
 from physim.step.routing import independent_tokens, looked_up_tokens, spread_weights
-from physim.step.rows import KNOTS, DecodeRows, PrefillRows
+from physim.step.rows import DecodeRows, PrefillRows
+from physim.step.sizes import KNOTS, step_sizes
 from physim.types import AnyArray, Number, Scalar
 
 # The context at which the correction of decode attention stands alone, tokens.
@@ -95,7 +96,8 @@ class StepModel(eqx.Module):
         Args:
             ranks: How many.
         """
-        return replace(self, ops=replace(self.ops, alike=float(ranks)))
+        setting = replace(self.ops.setting, alike=float(ranks))
+        return replace(self, ops=replace(self.ops, setting=setting))
 
     def _composed(self, batch: Batch) -> StepTime:
         parts = sum(self.families(batch))
@@ -121,18 +123,12 @@ class StepModel(eqx.Module):
         )
 
     def sizes(self, batch: Batch) -> dict[str, Scalar]:
-        """What operations of a step grow with, by the keys of `physim.step.rows.KNOTS`.
+        """What operations of a step grow with, by the names of `physim.step.sizes.SIZES`.
 
         Args:
             batch: The step's batch.
         """
-        return {
-            "tokens": batch.tokens,
-            "sampled": batch.sampled,
-            "message_bytes": batch.tokens * self.ops.message_bytes,
-            "has_prefill": jnp.minimum(batch.prefill_requests, 1.0),
-            "routed": batch.routed * self.ops.alike,
-        }
+        return step_sizes(batch, self.ops.setting)
 
     def row_seconds(self, sizes: dict[str, Scalar]) -> Float[AnyArray, " rows"]:
         """Corrected time of each operation over one size, without the residual's, seconds.

@@ -21,21 +21,10 @@ from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections.fields import selector
-from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, SPREADS, TOKENS
+from physim.step.curves import CHUNK, CONTEXT, REQUESTS, SPREADS, TOKENS
+from physim.step.sizes import KNOTS, SIZES
 from physim.types import AnyArray, Number, Scalar
 
-# Sizes of a step that operations work on, and the knots of curves over them: its tokens, the tokens
-# that have logits computed, the bytes of its hidden states, whether it has prefill, and the tokens
-# that experts work on: those of all ranks.
-KNOTS = {
-    "tokens": TOKENS,
-    "sampled": TOKENS,
-    "message_bytes": MESSAGE_BYTES,
-    "has_prefill": TOKENS,
-    "routed": TOKENS,
-}
-# Rows over each size, as many as today's models need at most; a model with more has a multiple.
-_SLOTS = {"tokens": 9, "sampled": 4, "message_bytes": 1, "has_prefill": 2, "routed": 2}
 # Fields of `SizeRows` that are of kinds of expert layers, not of rows.
 _OF_KINDS = ("experts", "experts_per_token", "by_spread")
 # The logarithm of a time that every roofline is above: of a row that nothing was measured of.
@@ -50,7 +39,7 @@ class SizeRow:
         name: Its name among the model's operations.
         part: The part of a step's time that it belongs to.
         count: Times that it runs in a step.
-        size: What its work grows with: a key of `KNOTS`.
+        size: What its work grows with: the name of one of `physim.step.sizes.SIZES`.
         flops: FLOP for each unit of the size.
         bytes: Bytes moved for each unit of it.
         fixed_bytes: Bytes moved whatever the size, such as weights.
@@ -64,8 +53,8 @@ class SizeRow:
         log_seconds: Logarithm of the measured time at the size's knots; None where nothing was
             measured and the roofline stands alone.
         by_spread: Likewise for each of `SPREADS`, where experts were measured under several.
-        correction: The correction that multiplies it,
-        compute_correction: and the one that takes over as FLOP/s come to bound it, if that is
+        correction: The correction that multiplies it.
+        compute_correction: The correction that takes over as FLOP/s come to bound it, if that is
             another.
         is_matrix: Whether it is a matrix product of a layer, of which the residual sees the work.
         is_bent: Whether the residual multiplies it.
@@ -110,8 +99,8 @@ class DecodeRow:
         peak_flops: Peak FLOP/s.
         bandwidth: Memory bandwidth, bytes/s.
         log_seconds: Logarithm of the measured time of a layer over `REQUESTS` and `CONTEXT`.
-        correction: The correction that multiplies it,
-        exponent: and the one by which it grows with the context beyond what was measured.
+        correction: The correction that multiplies it.
+        exponent: The correction by which it grows with the context beyond what was measured.
     """
 
     name: str
@@ -146,8 +135,8 @@ class PrefillRow:
         peak_flops: Peak FLOP/s.
         bandwidth: Memory bandwidth, bytes/s.
         log_seconds: Logarithm of the measured time of a layer over `REQUESTS` and `CHUNK`.
-        correction: The correction of attention among new tokens,
-        cached_correction: and that of attention to cached ones.
+        correction: The correction of attention among new tokens.
+        cached_correction: The correction of attention to cached tokens.
     """
 
     name: str
@@ -170,23 +159,23 @@ Row = SizeRow | DecodeRow | PrefillRow
 class SizeRows(eqx.Module):
     """The arrays of `SizeRow`: work in seconds at peak FLOP/s and at the bandwidth.
 
-    Rows over one size stand together, in the order of `KNOTS`.
+    Rows over one size stand together, in the order of `SIZES`.
 
     Attributes:
         slots: Rows over each size.
         count: Times that each runs in a step.
         compute: Seconds of FLOP for each unit of the size.
-        memory: Seconds of bytes for each unit,
-        fixed: whatever the size,
-        expert: and for each expert that is visited, of each kind of expert layer.
+        memory: Seconds of bytes for each unit of the size.
+        fixed: Seconds of bytes whatever the size.
+        expert: Seconds of bytes for each expert that is visited, of each kind of expert layer.
         kind: Which kind of expert layer each is, as ones and zeros; none for other operations.
         experts: Experts of a layer of each kind; one where there is none.
         experts_per_token: Experts that a token visits, likewise; zero where there is none.
         by_spread: Measured time at the tokens' knots for each of `SPREADS`, of each kind.
         log_seconds: Measured time at the size's knots; nothing where a kind's stands for it.
         part: Which part of a step each belongs to, as ones and zeros.
-        correction: Which correction multiplies it, likewise,
-        compute_correction: and which one as FLOP/s come to bound it.
+        correction: Which correction multiplies it, likewise.
+        compute_correction: Which correction multiplies it as FLOP/s come to bound it, likewise.
         is_matrix: Whether the residual sees its work.
         is_bent: Whether the residual multiplies it.
     """
@@ -279,7 +268,7 @@ class SizeRows(eqx.Module):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows over each size, by its key in `KNOTS`."""
+        """Rows over each size, by its name."""
         return dict(zip(KNOTS, self.slots, strict=True))
 
     def visited(self, tokens: Scalar) -> Float[AnyArray, " kinds"]:
@@ -299,7 +288,7 @@ class SizeRows(eqx.Module):
         """Time of one of each operation at peak FLOP/s and at the bandwidth, seconds.
 
         Args:
-            sizes: The sizes of a step, by the keys of `KNOTS`.
+            sizes: The sizes of a step by name.
             independent: Tokens that choose experts on their own; all if None.
         """
         size = jnp.concatenate(
@@ -316,12 +305,12 @@ class DecodeRows(eqx.Module):
         count: Layers.
         window: Which of the model's windows each looks back, as ones and zeros.
         pair_compute: Seconds of FLOP for each attended token.
-        pair_memory: Seconds of bytes likewise,
-        request_memory: and for each request.
+        pair_memory: Seconds of bytes for each attended token.
+        request_memory: Seconds of bytes for each request.
         log_seconds: Measured time of a layer over `REQUESTS` and `CONTEXT`.
         part: Which part of a step each belongs to, as ones and zeros.
-        correction: Which correction multiplies it, likewise,
-        exponent: and by which it grows with the context.
+        correction: Which correction multiplies it, likewise.
+        exponent: Which correction it grows with the context by, likewise.
     """
 
     count: Float[AnyArray, " rows"]
@@ -380,12 +369,12 @@ class PrefillRows(eqx.Module):
         count: Layers.
         window: Tokens that a token attends to; infinite for all.
         pair_compute: Seconds of FLOP for each attended token of each new one.
-        token_memory: Seconds of bytes for each new token,
-        cached_memory: and for each cached one.
+        token_memory: Seconds of bytes for each new token.
+        cached_memory: Seconds of bytes for each cached token.
         log_seconds: Measured time of a layer over `REQUESTS` and `CHUNK`.
         part: Which part of a step each belongs to, as ones and zeros.
-        correction: Which correction multiplies attention among new tokens, likewise,
-        cached_correction: and which one attention to cached ones.
+        correction: Which correction multiplies attention among new tokens, likewise.
+        cached_correction: Which correction multiplies attention to cached tokens, likewise.
     """
 
     count: Float[AnyArray, " rows"]
@@ -464,9 +453,9 @@ def in_order(rows: Sequence[SizeRow]) -> tuple[tuple[int, ...], list[SizeRow | N
         rows: The rows.
     """
     slots, placed = [], []
-    for size, least in _SLOTS.items():
-        own: list[SizeRow | None] = [row for row in rows if row.size == size]
-        own += [None] * (-len(own) % least or least * (not own))
+    for size in SIZES:
+        own: list[SizeRow | None] = [row for row in rows if row.size == size.name]
+        own += [None] * (-len(own) % size.slots or size.slots * (not own))
         slots.append(len(own))
         placed += own
     return tuple(slots), placed

@@ -19,11 +19,11 @@ from physim.prediction.commands import in_shell
 from physim.printable import printable
 from physim.service.hardware import Hardware
 from physim.service.server import GIB
-from physim.step.lowering import PARTS, rows_of
+from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds, total_seconds
 from physim.step.model import StepModel
 from physim.step.rows import SizeRow
-from physim.tables.kernel_profile import KernelProfile, as_yaml, kernel_profile
+from physim.tables.kernel_profile import PART_TABLES, KernelProfile, as_yaml, kernel_profile
 from physim.tables.linear_models import MICROSECOND
 from physim.tables.mfu_grids import write_mfu_grids
 
@@ -152,7 +152,7 @@ def _stepml(case: Case, model: StepModel) -> dict[str, float]:
     around = sum(
         seconds
         for name, seconds in parts.items()
-        if name not in busy and PARTS[name].blis_table not in _ATTENTION_TABLES
+        if name not in busy and PART_TABLES.get(name) not in _ATTENTION_TABLES
     )
     return {
         "TFlopsPeak": dict(gpu.peak_flops)["bfloat16"] / 1e12,

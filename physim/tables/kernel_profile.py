@@ -17,11 +17,24 @@ from physim.inputs.load import Load
 from physim.models.architecture import ModelArch
 from physim.service.server import Server
 from physim.step.batch import Batch
-from physim.step.lowering import PARTS
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
 from physim.tables.build import Reach, Where, one_chunk
 from physim.tables.linear_models import MICROSECOND, nonnegative
+
+# The table that holds each part of a step; multipliers have what is in none.
+PART_TABLES = {
+    "qkv": "gemm",
+    "attention_output": "gemm",
+    "mlp": "gemm",
+    "elementwise": "gemm",
+    "experts": "moe_compute",
+    "prefill_attention": "context_attention",
+    "decode_attention": "generation_attention",
+    "all_reduce": "allreduce",
+    "lm_head": "logits_gemm",
+    "sampling": "logits_gemm",
+}
 
 # Points of an axis for each doubling, between which time is nearly straight.
 _A_DOUBLING = 4
@@ -196,7 +209,7 @@ def _by_table(model: StepModel, steps: Batch) -> dict[str, Float[np.ndarray, " s
     """Seconds of steps, the parts that BLIS has in one table together."""
     tables: dict[str, Float[np.ndarray, " steps"]] = {}
     for name, seconds in named_seconds(model, steps).items():
-        table = PARTS[name].blis_table
+        table = PART_TABLES.get(name)
         if table is not None:
             tables[table] = tables.get(table, 0.0) + seconds
     return tables

@@ -19,8 +19,8 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.kept import kept
+from physim.mixers.attention import Attention
 from physim.models.architecture import ModelArch
-from physim.models.layers import Attention
 from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
 from physim.service.hardware import Hardware
@@ -30,6 +30,7 @@ from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.model import StepModel
 from physim.step.rows import SizeRow, in_order
+from physim.step.sizes import KNOTS
 from physim.tables.linear_models import MICROSECOND
 from physim.types import AnyArray
 
@@ -89,9 +90,8 @@ def _row(key: str, seconds: float, flops: float, peak: float) -> str:
 
 def _gemms(case: Case, model: StepModel) -> list[str]:
     tokens = np.array(_TOKENS, float)
-    none = np.zeros_like(tokens)
-    sizes = {"tokens": tokens, "sampled": tokens, "message_bytes": none, "has_prefill": none}
-    sizes["routed"] = tokens
+    sizes = dict.fromkeys(KNOTS, np.zeros_like(tokens))
+    sizes |= dict.fromkeys(("tokens", "sampled", "routed"), tokens)
     seconds = np.asarray(_row_seconds(model, sizes))
     operations = rows_of(case.server)
     _, placed = in_order([row for row in operations if isinstance(row, SizeRow)])

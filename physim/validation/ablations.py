@@ -18,7 +18,8 @@ from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.host import HOST_SHARPNESS
 from physim.step.lowering import StepOps
 from physim.step.mixed_steps import MIXINGS
-from physim.step.rows import KNOTS, UNMEASURED
+from physim.step.rows import UNMEASURED
+from physim.step.sizes import KNOTS
 from physim.types import AnyArray
 
 Lowered = TypeVar("Lowered", CaseArrays, Cycles)

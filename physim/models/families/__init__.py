@@ -12,7 +12,6 @@ from physim.models.architecture import ModelArch
 from physim.models.config_fields import ConfigFields
 from physim.models.families import latent, mixtures, recurrent, standard
 from physim.models.families.family import Family, Reading, grouped, layer_of
-from physim.models.layers import CompressedAttention
 from physim.models.quantization import Quantization
 
 FAMILIES: dict[str, Family] = {
@@ -131,8 +130,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     sees = config.fields.get("vision_config") is not None
     encoder = family.vision(config, config.part("vision_config")) if sees else 0
     groups = grouped([layer_of(family, reading, layer) for layer in range(layers)])
-    # vLLM keeps compressed vectors in 8 bit whatever is asked for (deepseek_v4.py).
-    is_compressed = any(isinstance(one.attention, CompressedAttention) for one in groups)
+    fixed = (one.attention.kv_cache_dtype for one in groups if one.attention)
     found = ModelArch(
         name=config.where,
         family=name,
@@ -145,7 +143,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
         gated_mlp=family.gated_mlp,
         vision_parameters=encoder,
         vision_is_replicated=family.vision_is_replicated,
-        kv_cache_dtype="fp8" if is_compressed else quantization.kv_cache_dtype,
+        kv_cache_dtype=next(filter(None, fixed), quantization.kv_cache_dtype),
     )
     if found.parameters > _MOST_PARAMETERS:
         numbers = {name: one for name, one in config.fields.items() if type(one) is int}

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from physim.errors import InputError
+from physim.mixers.attention import Attention
+from physim.mixers.mixer import Mixer
 from physim.models.config_fields import ConfigFields
 from physim.models.formats import BFLOAT16
-from physim.models.layers import Attention, Experts, LayerGroup, Linear, Mixer
+from physim.models.layers import Experts, LayerGroup, Linear
 from physim.models.quantization import Quantization
 
 

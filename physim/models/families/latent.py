@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from physim.errors import InputError
+from physim.mixers.compressed import CompressedAttention
+from physim.mixers.latent import LATENT_ATTENTION, SPARSE_LATENT_ATTENTION, LatentAttention
+from physim.mixers.mixer import Indexer
 from physim.models.families import vision
 from physim.models.families.family import Block, Family, Reading, experts_block
 from physim.models.families.mixtures import experts_of, mixture
-from physim.models.layers import (
-    LATENT_ATTENTION,
-    SPARSE_LATENT_ATTENTION,
-    CompressedAttention,
-    Indexer,
-    LatentAttention,
-    Linear,
-)
+from physim.models.layers import Linear
 
 # Tokens of a compressed vector (vLLM, deepseek_v4.py, knows no others).
 _FINE, _COARSE = 4, 128

@@ -6,6 +6,13 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 
 from physim.errors import InputError
+from physim.mixers.attention import (
+    BLOCK_SPARSE_ATTENTION,
+    FULL_ATTENTION,
+    SLIDING_ATTENTION,
+    Attention,
+)
+from physim.mixers.mixer import Indexer
 from physim.models.config_fields import ConfigFields
 from physim.models.families import vision
 from physim.models.families.family import (
@@ -26,14 +33,7 @@ from physim.models.families.windows import (
     reach_of,
     sliding_window,
 )
-from physim.models.layers import (
-    BLOCK_SPARSE_ATTENTION,
-    FULL_ATTENTION,
-    SLIDING_ATTENTION,
-    Attention,
-    Experts,
-    Indexer,
-)
+from physim.models.layers import Experts
 
 # What families call the same figures.
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from physim.errors import InputError
+from physim.mixers.attention import FULL_ATTENTION, Attention
+from physim.mixers.recurrent import GATED_DELTA, KIMI_DELTA, LIGHTNING, LinearAttention, StateSpace
 from physim.models.config_fields import ConfigFields
 from physim.models.families import vision
 from physim.models.families.family import (
@@ -21,17 +23,7 @@ from physim.models.families.family import (
 from physim.models.families.latent import latent_block
 from physim.models.families.mixtures import as_wide_as_an_mlp, experts_of, mixture
 from physim.models.families.standard import dense_mlp, grouped_queries
-from physim.models.layers import (
-    FULL_ATTENTION,
-    GATED_DELTA,
-    KIMI_DELTA,
-    LIGHTNING,
-    Attention,
-    Experts,
-    Linear,
-    LinearAttention,
-    StateSpace,
-)
+from physim.models.layers import Experts, Linear
 
 
 def _gated_delta(reading: Reading, layer: int) -> Block:

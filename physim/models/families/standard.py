@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from physim.errors import InputError
+from physim.mixers.attention import Attention
 from physim.models.config_fields import ConfigFields
 from physim.models.families import vision
 from physim.models.families.family import (
@@ -25,7 +26,6 @@ from physim.models.families.windows import (
     sliding_window,
     unlimited,
 )
-from physim.models.layers import Attention
 
 # What families call a bias of the QKV projection.
 _BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "use_bias", "bias")

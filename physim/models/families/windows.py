@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from physim.errors import InputError
+from physim.mixers.attention import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
 from physim.models.config_fields import ConfigFields
 from physim.models.families.family import Reading
-from physim.models.layers import CHUNKED_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION
 
 Window = Callable[[ConfigFields], int | None]
 

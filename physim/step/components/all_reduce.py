@@ -8,7 +8,6 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid
-from physim.models.layers import Attention
 from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
@@ -44,7 +43,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
     spanning = sum(
         layers
         for mixer, layers in placement.model.attention_layers.items()
-        if isinstance(mixer, Attention) and mixer.norm_spans_heads
+        if mixer.norm_spans_heads
     )
     if spanning:
         # Two 32-bit sums of squares a token: as long as the smallest message takes.
@@ -69,7 +68,7 @@ def _log_seconds(placement: Placement) -> np.ndarray:
 
 COMPONENT = Component(
     name="all_reduce",
-    parts=(Part("all_reduce", "all-reduces", blis_table="allreduce"),),
+    parts=(Part("all_reduce", "all-reduces"),),
     lower=_lower,
     assumptions=lambda placement: spanning_notes(placement, "tp", placement.tp),
     source="custom all-reduce table of aiconfigurator-core 0.12.0",

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from physim.models.layers import COMPRESSED_ATTENTION, CompressedAttention, Mixer
-from physim.step.component import Component, Placement
-from physim.step.mixer_rows import Measured, lowered, stand_in_notes
+from physim.mixers.compressed import COMPRESSED_ATTENTION
+from physim.step.component import Component
+from physim.step.mixer_rows import lowered, stand_in_notes
 
-# Ratios of compression that were measured; layers that compress nothing take the coarser one's
-# efficiency.
-_RATIOS = (4, 128)
-
-
-def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
-    if not isinstance(mixer, CompressedAttention):
-        return None
-    ratio = mixer.ratio if mixer.ratio in _RATIOS else _RATIOS[-1]
-    heads = max(mixer.heads / placement.tp, 1.0)
-    return f"compressed_{ratio}", {"all_heads": float(mixer.heads), "heads": heads}
-
+_KINDS = (COMPRESSED_ATTENTION,)
 
 COMPONENT = Component(
     name="compressed_attention",
     parts=(),
-    lower=lambda placement: lowered(placement, _measured),
+    lower=lambda placement: lowered(placement, _KINDS),
     source="CSA and HCA module tables of aiconfigurator-core 0.12.0, without their projections",
-    attention_kinds=(COMPRESSED_ATTENTION,),
-    assumptions=lambda placement: stand_in_notes(placement, _measured),
+    attention_kinds=_KINDS,
+    assumptions=lambda placement: stand_in_notes(placement, _KINDS),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.models.layers import Attention
+from physim.mixers.attention import Attention
 from physim.step.attention import (
     KINDS,
     assumptions,
@@ -32,7 +32,7 @@ FROM_MEMORY = 0.92
 def _lower(placement: Placement) -> Iterator[Row]:
     kv_bytes = placement.server.kv_cache_bytes
     for attention, layers in layers_by_attention(placement).items():
-        (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
+        (heads, kv_heads), dim = attention.on_gpu(placement.tp), attention.mean_dim
         yield DecodeRow(
             name="decode_attention",
             part="decode_attention",
@@ -55,7 +55,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
     """Logarithm of the time of a layer, over `REQUESTS` and `CONTEXT`."""
-    heads, kv_heads = placement.heads(attention)
+    heads, kv_heads = attention.on_gpu(placement.tp)
     efficiency = log_efficiency(
         placement, "decode_attention", attention, REQUESTS * kv_heads, CONTEXT
     )
@@ -72,14 +72,7 @@ def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
 
 COMPONENT = Component(
     name="decode_attention",
-    parts=(
-        Part(
-            "decode_attention",
-            "decode attention",
-            sweep="contexts",
-            blis_table="generation_attention",
-        ),
-    ),
+    parts=(Part("decode_attention", "decode attention"),),
     lower=_lower,
     source="generation attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=KINDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from physim.models.formats import BYTES_16_BIT
-from physim.models.layers import Attention, LayerGroup, LinearAttention, StateSpace
+from physim.models.layers import LayerGroup
 from physim.step.component import Component, Part, Placement
 from physim.step.rows import Row, SizeRow
 
@@ -44,29 +44,10 @@ def _of_mixer(placement: Placement, group: LayerGroup) -> _Vectors:
     mixer, tp, hidden = group.attention, placement.tp, placement.model.hidden_size
     if mixer is None:
         return 0.0, 0, 0.0
+    values, kernels = mixer.around(tp, placement.model.qk_norm)
+    casts, more = _casts(placement, group, "qkv", hidden + mixer.output_width(tp), 2)
     # A norm with the residual added: read two, write two.
-    values, kernels, enters = 4.0 * hidden, 1, 0.0
-    if isinstance(mixer, Attention):
-        heads, kv_heads = placement.heads(mixer)
-        queries, keys = heads * mixer.head_dim, kv_heads * mixer.mean_dim
-        # Rotary embedding in place, the write of keys and values to the cache.
-        values += 2 * (queries + keys) + 4 * keys
-        kernels += 2
-        if placement.model.qk_norm:
-            values += 2 * (queries + keys)
-            kernels += 1
-        enters = float(heads * mixer.values)
-    elif isinstance(mixer, LinearAttention | StateSpace):
-        # The norm of the output with its gate: read two, write one.
-        width = mixer.value_dim if isinstance(mixer, LinearAttention) else mixer.head_dim
-        enters = mixer.heads * width / tp
-        values += 3 * enters
-        kernels += 1
-    else:
-        # All else of latent and compressed attention is in its measured time.
-        enters = mixer.heads * mixer.head_dim / tp
-    casts, more = _casts(placement, group, "qkv", hidden + enters, 2)
-    return values, kernels + more, casts
+    return 4.0 * hidden + values, 1 + kernels + more, casts
 
 
 def _of_mlp(placement: Placement, group: LayerGroup) -> _Vectors:
@@ -104,7 +85,7 @@ def _casts(
 
 COMPONENT = Component(
     name="elementwise",
-    parts=(Part("elementwise", "element-wise kernels", blis_table="gemm"),),
+    parts=(Part("elementwise", "element-wise kernels"),),
     lower=_lower,
     source="vectors that a layer reads and writes; fp8 casts of aiconfigurator-core 0.12.0",
 )

@@ -204,7 +204,7 @@ def _kernel(measured: dict[float, str]) -> tuple[str, str]:
 
 COMPONENT = Component(
     name="experts",
-    parts=(Part("experts", "routed experts", blis_table="moe_compute"),),
+    parts=(Part("experts", "routed experts"),),
     lower=_lower,
     source="MoE tables of aiconfigurator-core 0.12.0",
     assumptions=_assumptions,

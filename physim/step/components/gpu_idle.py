@@ -38,7 +38,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 COMPONENT = Component(
     name="gpu_idle",
-    parts=(Part("step_overhead", "gaps between kernels", sweep="either"),),
+    parts=(Part("step_overhead", "gaps between kernels"),),
     lower=_lower,
     source="launches outside CUDA graphs: orders of magnitude",
 )

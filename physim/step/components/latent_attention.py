@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from physim.models.layers import LATENT_ATTENTION, LatentAttention, Mixer
-from physim.step.component import Component, Placement
-from physim.step.mixer_rows import Measured, lowered, stand_in_notes
+from physim.mixers.latent import LATENT_ATTENTION
+from physim.step.component import Component
+from physim.step.mixer_rows import lowered, stand_in_notes
 
-
-def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
-    if not isinstance(mixer, LatentAttention) or mixer.window is not None:
-        return None
-    return "latent", {"heads": max(mixer.heads / placement.tp, 1.0)}
-
+_KINDS = (LATENT_ATTENTION,)
 
 COMPONENT = Component(
     name="latent_attention",
     parts=(),
-    lower=lambda placement: lowered(placement, _measured),
+    lower=lambda placement: lowered(placement, _KINDS),
     source="MLA module tables of aiconfigurator-core 0.12.0, without their projections",
-    attention_kinds=(LATENT_ATTENTION,),
-    assumptions=lambda placement: stand_in_notes(placement, _measured),
+    attention_kinds=_KINDS,
+    assumptions=lambda placement: stand_in_notes(placement, _KINDS),
 )

@@ -38,7 +38,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 COMPONENT = Component(
     name="lm_head",
-    parts=(Part("lm_head", "lm_head", sweep="requests", blis_table="logits_gemm"),),
+    parts=(Part("lm_head", "lm_head"),),
     lower=_lower,
     source="GEMM tables of aiconfigurator-core 0.12.0",
 )

@@ -15,7 +15,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 COMPONENT = Component(
     name="mlp",
-    parts=(Part("mlp", "MLPs", blis_table="gemm"),),
+    parts=(Part("mlp", "MLPs"),),
     lower=_lower,
     source="GEMM tables of aiconfigurator-core 0.12.0",
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.models.layers import Attention
+from physim.mixers.attention import Attention
 from physim.step.attention import (
     KINDS,
     assumptions,
@@ -27,7 +27,7 @@ from physim.step.rows import PrefillRow, Row
 def _lower(placement: Placement) -> Iterator[Row]:
     kv_bytes = placement.server.kv_cache_bytes
     for attention, layers in layers_by_attention(placement).items():
-        (heads, kv_heads), dim = placement.heads(attention), attention.mean_dim
+        (heads, kv_heads), dim = attention.on_gpu(placement.tp), attention.mean_dim
         pair_flops, cached_bytes = roofline.cached_attention(
             1.0, 1.0, heads, kv_heads, dim, kv_bytes
         )
@@ -53,7 +53,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
 
 def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
     """Logarithm of the time of a layer with nothing cached, over `REQUESTS` and `CHUNK`."""
-    heads, kv_heads = placement.heads(attention)
+    heads, kv_heads = attention.on_gpu(placement.tp)
     efficiency = log_efficiency(placement, "prefill_attention", attention, REQUESTS * heads, CHUNK)
     work = roofline.prefill_attention(
         *(REQUESTS[:, None], CHUNK, heads, kv_heads, attention.mean_dim),
@@ -66,14 +66,7 @@ def _log_seconds(placement: Placement, attention: Attention) -> np.ndarray:
 
 COMPONENT = Component(
     name="prefill_attention",
-    parts=(
-        Part(
-            "prefill_attention",
-            "prefill attention",
-            sweep="prompts",
-            blis_table="context_attention",
-        ),
-    ),
+    parts=(Part("prefill_attention", "prefill attention"),),
     lower=_lower,
     source="context attention tables of aiconfigurator-core 0.12.0",
     attention_kinds=KINDS,

@@ -16,8 +16,8 @@ def _lower(placement: Placement) -> Iterator[Row]:
 COMPONENT = Component(
     name="projections",
     parts=(
-        Part("qkv", "QKV projections", blis_table="gemm"),
-        Part("attention_output", "attention output projections", blis_table="gemm"),
+        Part("qkv", "QKV projections"),
+        Part("attention_output", "attention output projections"),
     ),
     lower=_lower,
     source="GEMM tables of aiconfigurator-core 0.12.0",

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from physim.models.layers import (
-    GATED_DELTA,
-    KIMI_DELTA,
-    LIGHTNING,
-    MAMBA2,
-    LinearAttention,
-    Mixer,
-    StateSpace,
-)
+from physim.mixers.recurrent import GATED_DELTA, KIMI_DELTA, LIGHTNING, MAMBA2
 from physim.step.component import Component, Placement
-from physim.step.mixer_rows import Measured, lowered, stand_in_notes
+from physim.step.mixer_rows import lowered, stand_in_notes
 
+_KINDS = (GATED_DELTA, KIMI_DELTA, LIGHTNING, MAMBA2)
 # Kinds that were not measured.
 _UNMEASURED = {MAMBA2: "Mamba2 scan", LIGHTNING: "lightning attention"}
-# Numbers of a head's matrix of which the tables were measured.
-_MEASURED_NUMBERS = 128 * 128
-
-
-def _measured(placement: Placement, mixer: Mixer) -> Measured | None:
-    heads = max(mixer.heads / placement.tp, 1.0)
-    if isinstance(mixer, LinearAttention):
-        return ("kimi_delta" if mixer.kind == KIMI_DELTA else "gated_delta"), {"heads": heads}
-    if isinstance(mixer, StateSpace):
-        # By the numbers of its states, not by its narrower heads.
-        return "gated_delta", {"heads": heads * mixer.head_dim * mixer.state / _MEASURED_NUMBERS}
-    return None
 
 
 def _assumptions(placement: Placement) -> Sequence[str]:
-    lines = stand_in_notes(placement, _measured)
+    lines = stand_in_notes(placement, _KINDS)
     for mixer in placement.model.attention_layers:
         if mixer.kind in _UNMEASURED:
             lines.append(
@@ -46,8 +27,8 @@ def _assumptions(placement: Placement) -> Sequence[str]:
 COMPONENT = Component(
     name="recurrent",
     parts=(),
-    lower=lambda placement: lowered(placement, _measured),
+    lower=lambda placement: lowered(placement, _KINDS),
     source="GDN and KDA tables of aiconfigurator-core 0.12.0",
-    attention_kinds=(GATED_DELTA, KIMI_DELTA, LIGHTNING, MAMBA2),
+    attention_kinds=_KINDS,
     assumptions=_assumptions,
 )

@@ -126,7 +126,7 @@ def _assumptions(placement: Placement) -> list[str]:
 
 COMPONENT = Component(
     name="sampling",
-    parts=(Part("sampling", "sampling", sweep="requests", blis_table="logits_gemm"),),
+    parts=(Part("sampling", "sampling"),),
     lower=_lower,
     source="sampling kernels, as pull requests measured them (bench_data/sampling.json)",
     assumptions=_assumptions,
