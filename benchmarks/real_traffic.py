@@ -225,7 +225,7 @@ def errors(row: Row, fluid: Any, found: dict[str, float]) -> dict[str, float]:
     """Errors of the fluid, percent; of steps where a step is the same thing to both."""
     own = {f"{metric} {which}": fluid.whole.latencies[metric][which] for metric, which in LATENCIES}
     if row.arrival != "trace" and row.server != "SGLang":
-        own |= {"step_s": fluid.step_s, "mixed_share": fluid.mixed_share}
+        own |= {"step_s": fluid.pool.step_s, "mixed_share": fluid.pool.mixed_share}
     return {name: 100 * (value / found[name] - 1) for name, value in own.items()}
 
 

@@ -297,9 +297,14 @@ def _predicted(given: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _numbers(one: physim.Prediction) -> Any:
-    fields = ("saturation_rps", "requests_per_s", "batch", "running", "kv_use", "kv_blocks")
+    fields = ("saturation_rps", "batch", "running", "kv_use", "kv_blocks")
     whole = [(part.latencies, part.completed) for part in (one.whole, *one.stages)]
-    return [getattr(one, field) for field in fields], one.step_parts_s, whole
+    return (
+        [getattr(one.pool, field) for field in fields],
+        one.requests_per_s,
+        one.pool.step_parts_s,
+        whole,
+    )
 
 
 def _variants(content: Any) -> Iterator[tuple[str, Any]]:

@@ -78,9 +78,9 @@ def _numbers(found: physim.Prediction) -> dict[str, float | None]:
         "itl_s": found.itl_s,
         "e2e_s": found.e2e_s,
         "saturation_rps": found.saturation_rps,
-        "batch": found.batch,
-        "kv_use": found.kv_use,
-        "step_s": found.step_s,
+        "batch": found.pool.batch,
+        "kv_use": found.pool.kv_use,
+        "step_s": found.pool.step_s,
         "ttft_p99_s": found.whole.latencies.get("ttft", {}).get("p99"),
     }
     # As many digits as processors agree on.

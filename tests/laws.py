@@ -106,10 +106,12 @@ def check_predictions(cases: list[physim.Case]) -> None:
         load, itl = case.demanded, found.itl_s or 0.0
         decoding = found.requests_per_s * (load.mean_output - 1) * itl
         slots = case.server.parallelism.dp * case.server.sizes.max_num_seqs
-        assert found.batch <= found.running * (1 + 1e-6) <= slots * (1 + 1e-5), where
+        assert found.pool.batch <= found.pool.running * (1 + 1e-6) <= slots * (1 + 1e-5), where
         if found.e2e_s is None:
             continue
-        assert math.isclose(found.batch, min(decoding, found.running), rel_tol=0.02), where
+        assert math.isclose(found.pool.batch, min(decoding, found.pool.running), rel_tol=0.02), (
+            where
+        )
         if load.concurrency is not None and load.requests is None:
             inside = found.requests_per_s * found.e2e_s
             assert inside <= load.concurrency * 1.02, where
@@ -117,9 +119,9 @@ def check_predictions(cases: list[physim.Case]) -> None:
 
 def check_parts(found: physim.Prediction, where: str) -> None:
     """The parts of a step sum to it, and none is less than nothing or more than the step."""
-    parts = found.step_parts_s.values()
-    assert math.isclose(sum(parts), found.step_s, rel_tol=_ROUNDING), where
-    assert all(-_ROUNDING <= part / found.step_s <= 1 + _ROUNDING for part in parts), where
+    parts = found.pool.step_parts_s.values()
+    assert math.isclose(sum(parts), found.pool.step_s, rel_tol=_ROUNDING), where
+    assert all(-_ROUNDING <= part / found.pool.step_s <= 1 + _ROUNDING for part in parts), where
 
 
 def check_monotone(cases: list[physim.Case]) -> None:
@@ -158,8 +160,9 @@ def check_alone(cases: list[physim.Case]) -> None:
 
 
 def _numbers(found: physim.Prediction) -> dict[str, float | None]:
-    names = ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps", "step_s", "kv_use")
-    own = {name: getattr(found, name) for name in names} | dict(found.step_parts_s)
+    names = ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps")
+    own = {name: getattr(found, name) for name in names} | dict(found.pool.step_parts_s)
+    own |= {"step_s": found.pool.step_s, "kv_use": found.pool.kv_use}
     return own | {
         f"{metric} {name}": value
         for metric, row in found.whole.latencies.items()

@@ -66,10 +66,10 @@ def test_a_load_that_stays():
     there = mean["requests_per_s"].replay * mean["e2e"].replay
     assert 0.8 * there < mean["running"].replay < there
     assert mean["batch"].replay < mean["running"].replay
-    assert mean["running"].fluid == found.prediction.running
+    assert mean["running"].fluid == found.prediction.pool.running
     # About 500 tokens and half of 20 each, in blocks of 16.
     blocks = mean["running"].replay * math.ceil(510 / 16)
-    assert mean["kv_use"].replay == pytest.approx(blocks / found.prediction.kv_blocks, rel=0.1)
+    assert mean["kv_use"].replay == pytest.approx(blocks / found.prediction.pool.kv_blocks, rel=0.1)
 
 
 def test_another_seed_is_another_replay():

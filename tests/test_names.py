@@ -35,7 +35,7 @@ from physim.plot.pareto import draw_tradeoff
 from physim.prediction.commands import in_shell, manifest_of, serve_command
 from physim.prediction.html import element, escaped
 from physim.prediction.requests import Requests
-from physim.prediction.results import Part, Prediction, Timeline
+from physim.prediction.results import Part, PoolPrediction, Prediction, Timeline
 from physim.printable import printable
 from physim.questions.capacity import Capacity
 from physim.questions.comparison import Comparison
@@ -163,10 +163,18 @@ def prediction(case):
     latencies = {name: {"mean": 0.1, "p50": 0.1, "p99": 0.2} for name in METRICS}
     seconds = np.array([0.1])
     whole = Part(6.0, None, None, None, latencies, Requests(seconds, seconds, seconds, seconds))
+    pool = PoolPrediction(
+        case.server,
+        saturation_rps=20.0,
+        batch=4.0,
+        running=5.0,
+        kv_use=0.1,
+        mixed_share=0.2,
+        step_s=0.01,
+        step_parts_s={"mlp": 0.01},
+    )
     return Prediction(
         model=case.model.name,
-        gpu=case.server.gpu.key,
-        tp=1,
         load=case.load,
         fit=EVIL,
         method="fluid",
@@ -175,20 +183,12 @@ def prediction(case):
         e2e_s=1.0,
         requests_per_s=6.0,
         output_tokens_per_s=1506.0,
-        saturation_rps=20.0,
         saturated=False,
-        batch=4.0,
-        running=5.0,
-        kv_blocks=1000,
-        kv_use=0.1,
-        mixed_share=0.2,
-        step_s=0.01,
-        step_parts_s={"mlp": 0.01},
+        pools=(pool,),
         whole=whole,
         stages=(),
         timeline=None,
         assumptions=(f"a {EVIL}",),
-        server=case.server,
         extrapolations=(f"a {EVIL}, of which no kernel was measured",),
     )
 
@@ -288,7 +288,7 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
     assert serve.startswith(f"vllm serve {in_shell([model])} --tensor")
     assert bench.startswith(f"vllm bench serve --model {in_shell([model])} --dataset")
     found = json.loads(run(*words, "--json")[1])
-    assert (found["model"], found["gpu"], found["fit"]) == (model, EVIL, EVIL)
+    assert (found["model"], found["pools"][0]["gpu"], found["fit"]) == (model, EVIL, EVIL)
 
 
 def test_a_load_that_ends_is_shown(run, monkeypatch, place, model, prediction):
@@ -546,8 +546,10 @@ def test_commands_print_through_the_console_alone():
 
 def test_a_prediction_in_a_notebook_is_text(prediction):
     page = Elements(prediction._repr_html_())
+    server = replace(prediction.pool.server, gpu=replace(prediction.pool.server.gpu, key="g"))
+    pools = (replace(prediction.pool, server=server),)
     plain = replace(
-        prediction, model="m", gpu="g", fit="f", assumptions=("a",), extrapolations=("b",)
+        prediction, model="m", pools=pools, fit="f", assumptions=("a",), extrapolations=("b",)
     )
     assert page.found == Elements(plain._repr_html_()).found
     assert f"{prediction.model.replace(EVIL, SHOWN)} on 1 x {SHOWN}" in page.text

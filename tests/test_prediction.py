@@ -34,8 +34,8 @@ def test_a_prediction_is_consistent():
     p = qwen()
     assert p.e2e_s == pytest.approx(p.ttft_s + 250 * p.itl_s)
     assert p.output_tokens_per_s == pytest.approx(6 * 251)
-    assert sum(p.step_parts_s.values()) == pytest.approx(p.step_s)
-    assert 0 < p.kv_use < 1
+    assert sum(p.pool.step_parts_s.values()) == pytest.approx(p.pool.step_s)
+    assert 0 < p.pool.kv_use < 1
     assert p.requests_per_s < p.saturation_rps
     assert "Qwen/Qwen3-14B on 2 x h100_sxm" in repr(p)
     assert p.assumptions == ()
@@ -47,7 +47,7 @@ def test_frame_and_dictionary_agree():
     assert len(frame) == 1
     assert frame["ttft_s"][0] == p.to_dict()["ttft_s"] == p.ttft_s
     assert frame["rate"][0] == 6
-    assert frame["step_mlp_s"][0] == p.step_parts_s["mlp"]
+    assert frame["step_mlp_s"][0] == p.pool.step_parts_s["mlp"]
 
 
 def test_saturation_is_said_with_the_capacity():
@@ -114,9 +114,9 @@ def test_a_step_model_by_names():
     model = physim.step_model("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
     step = jax.jit(lambda batch: model(batch))
     p = qwen()
-    time = step(physim.Batch.summarised(decode_requests=p.batch, context=786 + 251 / 2))
+    time = step(physim.Batch.summarised(decode_requests=p.pool.batch, context=786 + 251 / 2))
     # A mean step differs from this one by the few that carry a prompt.
-    assert float(time.latency) == pytest.approx(p.step_s, rel=0.02)
+    assert float(time.latency) == pytest.approx(p.pool.step_s, rel=0.02)
 
 
 def test_faster_hardware_is_faster():
@@ -251,14 +251,6 @@ def test_a_case_without_a_load_is_no_prediction():
         physim.predict("Qwen/Qwen3-14B", rate=6, **LOAD)
 
 
-def test_the_old_name_of_saturation_is_still_read():
-    p = qwen()
-    assert p.capacity_rps == p.saturation_rps
-    content = json.loads(json.dumps(p.to_dict()))
-    assert content["capacity_rps"] == content["saturation_rps"] == p.saturation_rps
-    assert content["intervals"]["capacity_rps"] == content["intervals"]["saturation_rps"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "requests"), [("fluid", None), ("replay", 50)])
 def test_a_fit_without_covariance_says_where_it_extrapolates(method, requests):
@@ -378,7 +370,7 @@ def test_what_stands_for_a_trace_has_its_prefixes_and_lengths(tmp_path, spread):
     )
     expected = physim.predict(case.under(load), fit="none")
     assert found.saturation_rps == pytest.approx(expected.saturation_rps, rel=0.02)
-    assert found.kv_use == pytest.approx(expected.kv_use, rel=0.03)
+    assert found.pool.kv_use == pytest.approx(expected.pool.kv_use, rel=0.03)
 
 
 @pytest.mark.parametrize(("clients", "seats"), [(512, 128), (32, 8), (32, 2)])
@@ -497,12 +489,12 @@ def test_the_engine_is_said():
         sampling="greedy",
         fit="none",
     )
-    assert found.describe_engine() == (
+    assert found.pool.describe_engine() == (
         "vllm 0.15.1: max_num_seqs 64, max_num_batched_tokens 8192, max_model_len 40960, "
         "asynchronous scheduling, bfloat16 KV cache, greedy sampling"
     )
-    content = json.loads(json.dumps(found.to_dict()))["deployment"]
+    content = json.loads(json.dumps(found.to_dict()))["pools"][0]["server"]
     assert (content["engine"], content["engine_version"]) == ("vllm", "0.15.1")
     assert (content["max_num_seqs"], content["sampling"]) == (64, "greedy")
     assert found.to_frame()["engine_version"].tolist() == ["0.15.1"]
-    assert found.describe_engine() in found._repr_html_()
+    assert found.pool.describe_engine() in found._repr_html_()

@@ -234,8 +234,8 @@ def _print_prediction(prediction: Prediction) -> None:
     how = "" if prediction.method == "fluid" else ", replayed"
     about = prediction.describe().removeprefix(prediction.model)
     console.print(styled((prediction.model, "bold"), f"{about}; fit: {prediction.fit}{how}"))
-    console.print(prediction.describe_engine(), style="dim")
-    console.print(prediction.describe_memory(), style="dim")
+    console.print(prediction.pool.describe_engine(), style="dim")
+    console.print(prediction.pool.describe_memory(), style="dim")
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(justify="left")
     numbers.add_column(justify="right", style="bold")
@@ -302,11 +302,12 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
         stage = "the busiest stage" if prediction.stages else "such a load"
         rows.append(("", "", styled((f"{stage}, if it stayed:", "not dim"))))
         rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
-    batch = f"requests decode in a step, {prediction.running:.1f} run"
+    pool = prediction.pool
+    batch = f"requests decode in a step, {pool.running:.1f} run"
     return [
         *rows,
-        ("batch", f"{prediction.batch:.1f}", batch),
-        ("KV use", f"{prediction.kv_use:.1%}", f"of {prediction.kv_blocks:,} blocks"),
+        ("batch", f"{pool.batch:.1f}", batch),
+        ("KV use", f"{pool.kv_use:.1%}", f"of {pool.kv_blocks:,} blocks"),
     ]
 
 
@@ -364,17 +365,17 @@ def _stage(part: Part) -> str:
 def _bars(prediction: Prediction, width: int = 30) -> RenderableType:
     from rich.table import Table
 
-    parts: dict[str, Any] = prediction.step_parts_s
-    ranked = sorted(parts.items(), key=lambda part: -part[1])
+    pool = prediction.pool
+    ranked = sorted(pool.step_parts_s.items(), key=lambda part: -part[1])
     longest = ranked[0][1]
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="left")
     table.add_column(justify="right")
     table.add_column(justify="right", style="dim")
     table.add_column(style="cyan")
-    table.add_row("a step", f"{prediction.step_s * 1e3:.2f} ms", "100%", "")
+    table.add_row("a step", f"{pool.step_s * 1e3:.2f} ms", "100%", "")
     for name, seconds in ranked:
-        share = seconds / prediction.step_s
+        share = seconds / pool.step_s
         if share >= 0.0005:
             bar = "█" * max(round(width * seconds / longest), 1)
             table.add_row(

@@ -181,7 +181,7 @@ def draw_timeline(prediction: Prediction) -> list[Axes]:
     queue.set_ylim(top=max(queue.get_ylim()[1], 1.0))
     busy = [now for now, count in zip(time, timeline.running, strict=True) if count > _BUSY]
     first.set_xlim(0, 1.02 * max([*busy, *timeline.arrival_s]))
-    where = f"{prediction.model} on {prediction.tp} x {prediction.gpu}, {prediction.method}"
+    where = f"{prediction.model} on {prediction.gpus}, {prediction.method}"
     what = prediction.load.describe() if prediction.load is not None else "a trace"
     figure.suptitle(f"{literal(where)}\n{what}", fontsize=10)
     return [queue, batch, cache, first]

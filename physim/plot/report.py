@@ -92,7 +92,7 @@ def write_report(
 def _page(
     case: Case, prediction: Prediction, pictures: Sequence[tuple[str, Axes | Sequence[Axes]]]
 ) -> str:
-    title = f"{prediction.model} on {prediction.tp} x {prediction.gpu}"
+    title = f"{prediction.model} on {prediction.gpus}"
     load = prediction.describe().removeprefix(f"{title}, ")
     made = f"physim {version('physim-llm')}, fit {prediction.fit}, {date.today().isoformat()}"
     body = [
@@ -103,8 +103,8 @@ def _page(
         element("div", prediction_tables(prediction.to_dict()), class_="wide tables"),
         *(one for name, drawn in pictures for one in (element("h2", name), _picture(name, drawn))),
         element("h2", "The engine"),
-        element("p", f"{prediction.describe_engine()}."),
-        element("p", f"{prediction.describe_memory()}."),
+        element("p", f"{prediction.pool.describe_engine()}."),
+        element("p", f"{prediction.pool.describe_memory()}."),
         element("p", "Such a server, and this load:"),
         element("pre", joined(_commands(case))),
         element("h2", "What the words mean"),

@@ -96,7 +96,7 @@ def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: 
     Raises:
         InputError: The replay cannot do this, or answers no request.
     """
-    result = replay_load(case, corrections, prediction.running, seed)
+    result = replay_load(case, corrections, prediction.pool.running, seed)
     if case.demanded.endless:
         count, rows = _steady(prediction, result)
     else:
@@ -148,11 +148,12 @@ def _steady(prediction: Prediction, result: Replayed) -> tuple[int, list[Compare
     per_s = (last - first) / (end - begin)
     tokens_per_s = per_s * float(middle["output_tokens"].mean())
     replay = {"requests_per_s": per_s, "output_tokens_per_s": tokens_per_s}
-    replay |= _held(result, frame, begin, end)
-    rows += [
-        Compared("all", name, "mean", getattr(prediction, name), value)
-        for name, value in replay.items()
-    ]
+    held = _held(result, frame, begin, end)
+    for fluid, own in ((prediction, replay), (prediction.pool, held)):
+        rows += [
+            Compared("all", name, "mean", getattr(fluid, name), value)
+            for name, value in own.items()
+        ]
     return len(middle), rows
 
 

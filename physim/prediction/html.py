@@ -62,7 +62,10 @@ def prediction_tables(prediction: Content) -> Html:
         [
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),
             _table(("ms", *STATISTICS), _percentiles(prediction)),
-            _table(("component of a step", "ms", "share"), _parts(prediction)),
+            *(
+                _table(("component of a step", "ms", "share"), _parts(pool))
+                for pool in prediction["pools"]
+            ),
             *(element("p", note, class_="note") for note in notes),
         ]
     )
@@ -84,8 +87,10 @@ def _means(prediction: Content) -> list[list[str]]:
         shown = ["any" if bound is None else f"{scale * bound:.4g}" for bound in bounds]
         rows.append([label, f"{scale * value:.4g}", *(shown or ["-", "-"]), unit])
     rows.append(["throughput", f"{prediction['output_tokens_per_s']:.4g}", "-", "-", "tokens/s"])
-    rows.append(["KV cache", f"{100 * prediction['kv_use']:.3g}", "-", "-", "% of its blocks"])
-    return rows
+    return rows + [
+        ["KV cache", f"{100 * pool['kv_use']:.3g}", "-", "-", "% of its blocks"]
+        for pool in prediction["pools"]
+    ]
 
 
 def _percentiles(prediction: Content) -> list[list[str]]:
@@ -98,12 +103,12 @@ def _percentiles(prediction: Content) -> list[list[str]]:
     ]
 
 
-def _parts(prediction: Content) -> list[list[str]]:
-    ranked = sorted(prediction["step_parts_s"].items(), key=lambda part: -part[1])
+def _parts(pool: Content) -> list[list[str]]:
+    ranked = sorted(pool["step_parts_s"].items(), key=lambda part: -part[1])
     return [
-        [name.replace("_", " "), f"{1e3 * seconds:.3f}", f"{seconds / prediction['step_s']:.1%}"]
+        [name.replace("_", " "), f"{1e3 * seconds:.3f}", f"{seconds / pool['step_s']:.1%}"]
         for name, seconds in ranked
-        if seconds >= 5e-4 * prediction["step_s"]
+        if seconds >= 5e-4 * pool["step_s"]
     ]
 
 

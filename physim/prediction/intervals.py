@@ -171,10 +171,10 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
     return {
         "weight_bytes": case.server.memory.weights,
         "tp": float(case.server.parallelism.tp),
-        "batch": max(prediction.batch, 1.0),
+        "batch": max(prediction.pool.batch, 1.0),
         "context": load.mean_input + load.mean_output / 2,
         "new_tokens": max(load.mean_input - cached, 1.0),
-        "step_s": prediction.step_s,
+        "step_s": prediction.pool.step_s,
     }
 
 

@@ -69,15 +69,21 @@ def check_method(method: str, seed: int) -> None:
 def _check_numbers(case: Case, prediction: Prediction) -> None:
     """Refuses a prediction that holds what is no number, which is a mistake of the model."""
     parts = (prediction.whole, *prediction.stages)
-    numbers = {
-        name: getattr(prediction, name)
-        for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps", "step_s")
-    } | {
-        f"{name} {statistic}": value
-        for part in parts
-        for name, latency in part.latencies.items()
-        for statistic, value in latency.items()
-    }
+    numbers = (
+        {
+            name: getattr(prediction, name)
+            for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps")
+        }
+        | {
+            "step_s": math.fsum(pool.step_s for pool in prediction.pools),
+        }
+        | {
+            f"{name} {statistic}": value
+            for part in parts
+            for name, latency in part.latencies.items()
+            for statistic, value in latency.items()
+        }
+    )
     wrong = [name for name, value in numbers.items() if value is not None and math.isnan(value)]
     if wrong:
         where = f"{case.model.name} on {case.server.gpu.key}, {case.demanded.describe()}"
@@ -142,7 +148,7 @@ def _over_time(case: Case, prediction: Prediction) -> Case | None:
     if load.concurrency is not None:
         return None
     if load.dispersion is not None and not load.stages:
-        life_s = load.mean_output * (prediction.itl_s or prediction.step_s)
+        life_s = load.mean_output * (prediction.itl_s or prediction.pool.step_s)
         return replace(case, load=load.in_stretches(life_s))
     return None if load.endless else case
 

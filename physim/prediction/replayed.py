@@ -70,7 +70,7 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
     Raises:
         InputError: The replay cannot do this.
     """
-    result = replay_load(case, corrections, prediction.running, seed)
+    result = replay_load(case, corrections, prediction.pool.running, seed)
     return replayed_prediction(prediction, case, result)
 
 
@@ -127,7 +127,7 @@ def replay_trace(
     result = replay_of(workload, case, corrections, 0.0, timeout_s)
     alike = steady([case.under(_stand_in(result))], [corrections], fit)[0]
     # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
-    result.config = config_of(case, corrections, alike.running)
+    result.config = config_of(case, corrections, alike.pool.running)
     return dataclasses.replace(_prediction(alike, result, []), load=None)
 
 

@@ -12,6 +12,7 @@ from physim.inputs.load import Load
 from physim.prediction.html import element, joined, prediction_tables
 from physim.prediction.requests import OF_A_REQUEST, LengthGroup, Requests
 from physim.printable import printable
+from physim.service.phases import PHASES
 from physim.service.server import GIB, Server
 
 if TYPE_CHECKING:
@@ -69,17 +70,95 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What a server under a load is predicted to do. Means; seconds, tokens, 1/s.
+class PoolPrediction:
+    """What the servers of a pool are predicted to do. Means; seconds, 1/s.
 
-    Of a load that ends or changes, latencies and throughput are those of its requests, and the
-    engine's state (``saturation_rps`` to ``step_parts_s``) is that of its busiest stage, were it to
-    stay.
+    Of a load that ends or changes they are in the state of its busiest stage, were it to stay.
+
+    Attributes:
+        server: One of them, with its engine's version, limits and sampling, as given or by default.
+        saturation_rps: Saturation throughput: requests that the pool completes per second when
+            there are always more of them.
+        batch: Requests that decode at a server, mean over time.
+        running: Requests that are prefilled or decode at a server, mean over time.
+        kv_use: Share of a server's KV blocks that running requests hold.
+        mixed_share: Share of steps that carry a prefill chunk.
+        step_s: Time of a mean step, from its start until requests that decode get their next token:
+            where prompts have steps of their own, with those of the prompts.
+        step_parts_s: Where it goes, by component; sums to ``step_s``.
+        replicas: How many servers there are.
+        phases: What requests do there, of `physim.service.phases.PHASES`.
+    """
+
+    server: Server = field(repr=False)
+    saturation_rps: float
+    batch: float
+    running: float
+    kv_use: float
+    mixed_share: float
+    step_s: float
+    step_parts_s: Mapping[str, float]
+    replicas: int = 1
+    phases: tuple[str, ...] = PHASES
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks of a data-parallel rank, as the engine reports them."""
+        return self.server.kv.reported_blocks
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pool as plain values."""
+        content = {one.name: getattr(self, one.name) for one in fields(self)}
+        return content | {
+            "gpu": self.server.gpu.key,
+            "server": self.server.to_dict(),
+            "kv_blocks": self.kv_blocks,
+            "step_parts_s": dict(self.step_parts_s),
+            "phases": list(self.phases),
+        }
+
+    @property
+    def gpus(self) -> str:
+        """How many GPUs of which kind, and what they share if it is not tensors alone."""
+        layout = self.server.parallelism
+        how = "" if layout.gpus == layout.tp == layout.gpus * layout.ep else f" ({layout})"
+        return f"{self.server.where}{how}"
+
+    def describe_engine(self) -> str:
+        """The engine and its limits, in a line."""
+        known, sizes = self.server, self.server.sizes
+        scheduling = "asynchronous" if known.policy.async_scheduling else "synchronous"
+        return (
+            f"{known.profile.engine} {known.profile.version}: max_num_seqs {sizes.max_num_seqs}, "
+            f"max_num_batched_tokens {sizes.max_num_batched_tokens}, max_model_len "
+            f"{sizes.max_model_len}, {scheduling} scheduling, {known.kv_cache_dtype} KV cache, "
+            f"{known.sampling} sampling"
+        )
+
+    def describe_memory(self) -> str:
+        """What the memory of a GPU is for, in a line."""
+        memory, kv = self.server.memory, self.server.kv
+        parts = (
+            ("weights", memory.weights),
+            ("KV cache", memory.kv_cache),
+            ("CUDA graphs", memory.graphs),
+            ("activations", memory.activations),
+        )
+        shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
+        return (
+            f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
+            f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks"
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a service under a load is predicted to do. Means; seconds, tokens, 1/s.
+
+    Of a load that ends or changes, latencies and throughput are those of its requests.
 
     Attributes:
         model: The model's name.
-        gpu: The GPU's key.
-        tp: GPUs that share every layer.
         load: The load; None for a trace.
         fit: Name of the fit whose corrections were used.
         method: ``fluid`` or ``replay``.
@@ -88,21 +167,11 @@ class Prediction:
         e2e_s: Time of a request; None where the queue grows without end.
         requests_per_s: Requests completed per second.
         output_tokens_per_s: Tokens generated per second.
-        saturation_rps: Saturation throughput: requests that are completed per second when there
-            are always more of them.
         saturated: Whether the load is above capacity.
-        batch: Requests that decode, mean over time.
-        running: Requests that are prefilled or decode, mean over time.
-        kv_blocks: KV blocks of the engine.
-        kv_use: Share of them that running requests hold.
-        mixed_share: Share of steps that carry a prefill chunk.
-        step_s: Time of a mean step, from its start until requests that decode get their next token:
-            where prompts have steps of their own, with those of the prompts.
-        step_parts_s: Where it goes, by component; sums to ``step_s``.
+        pools: What there is one of for each pool: saturation, batch, KV use and step.
         whole: Latencies with percentiles.
         stages: The same for each stage, if there are several.
         timeline: The engine over time; None for a load that stays.
-        server: The engine with its version, limits and sampling, as given or by default.
         assumptions: Where physics stands in for a measurement, one line each.
         intervals: Where a measurement of ``ttft_s``, ``itl_s``, ``e2e_s`` and ``saturation_rps``
             lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
@@ -111,8 +180,6 @@ class Prediction:
     """
 
     model: str
-    gpu: str
-    tp: int
     load: Load | None
     fit: str
     method: str
@@ -121,22 +188,32 @@ class Prediction:
     e2e_s: float | None
     requests_per_s: float
     output_tokens_per_s: float
-    saturation_rps: float
     saturated: bool
-    batch: float
-    running: float
-    kv_blocks: int
-    kv_use: float
-    mixed_share: float
-    step_s: float
-    step_parts_s: dict[str, float]
+    pools: tuple[PoolPrediction, ...]
     whole: Part
     stages: tuple[Part, ...]
     timeline: Timeline | None = field(repr=False)
     assumptions: tuple[str, ...]
-    server: Server = field(repr=False)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extrapolations: tuple[str, ...] = ()
+
+    @property
+    def pool(self) -> PoolPrediction:
+        """The one pool of a service that has no other.
+
+        Raises:
+            ValueError: There are several.
+        """
+        (pool,) = self.pools
+        return pool
+
+    @property
+    def saturation_rps(self) -> float:
+        """Requests that are completed per second when there are always more of them.
+
+        The pool that saturates first bounds them.
+        """
+        return min(pool.saturation_rps for pool in self.pools)
 
     @property
     def tpot_s(self) -> float | None:
@@ -175,33 +252,22 @@ class Prediction:
         metrics = [name for name in ("ttft", "e2e") if name in self.whole.latencies]
         return self.whole.requests.by_length(metrics)
 
-    @property
-    def capacity_rps(self) -> float:
-        """The name of ``saturation_rps`` until version 0.1; it goes with the next version."""
-        return self.saturation_rps
-
     def to_dict(self) -> dict[str, Any]:
-        """The prediction as plain values, for JSON.
-
-        ``capacity_rps``, which ``saturation_rps`` was called, is there for this version.
-        """
+        """The prediction as plain values, for JSON."""
         content = {one.name: getattr(self, one.name) for one in fields(self)}
         content |= {
             "load": None if self.load is None else self.load.to_dict(),
-            "step_parts_s": dict(self.step_parts_s),
+            "saturation_rps": self.saturation_rps,
+            "pools": [pool.to_dict() for pool in self.pools],
             "timeline": None if self.timeline is None else asdict(self.timeline),
             "whole": self.whole.to_dict(),
             "stages": [part.to_dict() for part in self.stages],
         }
-        content["capacity_rps"] = self.saturation_rps
-        content["deployment"] = content.pop("server").to_dict()
         # JSON knows no infinity.
         content["intervals"] = {
             name: [low, high if math.isfinite(high) else None]
             for name, (low, high) in self.intervals.items()
         }
-        if "saturation_rps" in self.intervals:
-            content["intervals"]["capacity_rps"] = content["intervals"]["saturation_rps"]
         for name in ("assumptions", "extrapolations"):
             content[name] = list(content[name])
         return content
@@ -209,19 +275,23 @@ class Prediction:
     def to_frame(self) -> pd.DataFrame:
         """A row for the whole load and one for each stage; what has parts has columns of its own.
 
-        ``stage`` is -1 for the whole load.
+        ``stage`` is -1 for the whole load. Columns of one pool of several begin with ``pool`` and
+        its place.
         """
         import pandas as pd
 
         row = self.to_dict()
         for name in ("timeline", "stages", "whole", "load"):
             row.pop(name)
-        row |= row.pop("deployment")
+        for place, pool in enumerate(row.pop("pools")):
+            pool |= {f"step_{name}_s": value for name, value in pool.pop("step_parts_s").items()}
+            pool |= {"phases": "; ".join(pool["phases"]), **pool.pop("server")}
+            prefix = f"pool{place}_" if len(self.pools) > 1 else ""
+            row |= {f"{prefix}{name}": value for name, value in pool.items()}
         for name in ("assumptions", "extrapolations"):
             row[name] = "; ".join(row[name])
         for name, (low, high) in row.pop("intervals").items():
             row |= {f"{name}_low": low, f"{name}_high": high}
-        row |= {f"step_{name}_s": value for name, value in row.pop("step_parts_s").items()}
         if self.load is not None:
             load = {f.name: getattr(self.load, f.name) for f in fields(Load)}
             row |= {k: v for k, v in load.items() if isinstance(v, int | float | str)}
@@ -249,45 +319,14 @@ class Prediction:
 
     @property
     def gpus(self) -> str:
-        """How many GPUs of which kind, and what they share if it is not tensors alone."""
-        layout = self.server.parallelism
-        how = "" if layout.gpus == layout.tp == layout.gpus * layout.ep else f" ({layout})"
-        return f"{layout.gpus} x {self.gpu}{how}"
-
-    def describe_engine(self) -> str:
-        """The engine and its limits, in a line."""
-        known, sizes = self.server, self.server.sizes
-        scheduling = "asynchronous" if known.policy.async_scheduling else "synchronous"
-        return (
-            f"{known.profile.engine} {known.profile.version}: max_num_seqs {sizes.max_num_seqs}, "
-            f"max_num_batched_tokens {sizes.max_num_batched_tokens}, max_model_len "
-            f"{sizes.max_model_len}, {scheduling} scheduling, {known.kv_cache_dtype} KV cache, "
-            f"{known.sampling} sampling"
-        )
-
-    def describe_memory(self) -> str:
-        """What the memory of a GPU is for, in a line."""
-        memory, kv = self.server.memory, self.server.kv
-        parts = (
-            ("weights", memory.weights),
-            ("KV cache", memory.kv_cache),
-            ("CUDA graphs", memory.graphs),
-            ("activations", memory.activations),
-        )
-        shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
-        return (
-            f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
-            f"{kv.reported_blocks * kv.block_size:,} tokens in "
-            f"{kv.reported_blocks:,} blocks"
-        )
+        """How many GPUs of which kind, of each pool, and what they share."""
+        return " and ".join(pool.gpus for pool in self.pools)
 
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""
-        about = (
-            f"{self.describe()}; fit: {self.fit}",
-            self.describe_engine(),
-            self.describe_memory(),
-        )
+        about = [f"{self.describe()}; fit: {self.fit}"]
+        for pool in self.pools:
+            about += [pool.describe_engine(), pool.describe_memory()]
         paragraphs = (element("p", line) for line in about)
         return joined([*paragraphs, prediction_tables(self.to_dict())])
 

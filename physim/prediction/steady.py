@@ -19,7 +19,7 @@ from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
 from physim.prediction.requests import Requests
-from physim.prediction.results import Part, Prediction
+from physim.prediction.results import Part, PoolPrediction, Prediction
 from physim.step.component import Placement
 from physim.step.components.sampling import greedy_seconds
 from physim.step.lowering import assumptions
@@ -135,10 +135,20 @@ def _prediction(
         for metric, mean in means.items()
         if mean is not None
     }
+    pool = PoolPrediction(
+        case.server,
+        # With every slot taken a server may be slower than with some free (where all-reduces are
+        # slow, say); a load that is served then is no less within its capacity.
+        saturation_rps=max(unbounded.throughput, requests_per_s),
+        batch=state.batch,
+        running=state.running,
+        kv_use=state.kv_use,
+        mixed_share=state.mixed_share,
+        step_s=state.step.interval,
+        step_parts_s=state.step.parts,
+    )
     return Prediction(
         model=case.model.name,
-        gpu=case.server.gpu.key,
-        tp=case.server.parallelism.tp,
         load=load,
         fit=fit,
         method="fluid",
@@ -147,21 +157,11 @@ def _prediction(
         e2e_s=means["e2e"],
         requests_per_s=requests_per_s,
         output_tokens_per_s=requests_per_s * load.mean_output,
-        # With every slot taken a server may be slower than with some free (where all-reduces are
-        # slow, say); a load that is served then is no less within its capacity.
-        saturation_rps=max(unbounded.throughput, requests_per_s),
         saturated=saturated,
-        batch=state.batch,
-        running=state.running,
-        kv_blocks=case.server.kv.reported_blocks,
-        kv_use=state.kv_use,
-        mixed_share=state.mixed_share,
-        step_s=state.step.interval,
-        step_parts_s=state.step.parts,
+        pools=(pool,),
         whole=Part(load.rate, None, None, None, latencies, requests),
         stages=(),
         timeline=None,
-        server=case.server,
         assumptions=(
             *case.notes,
             *assumptions(case.server),

@@ -85,8 +85,6 @@ def compare(
             deployed is listed in ``refused``.
     """
     prices = hourly_prices(prices)
-    # What the order by saturation throughput was called until version 0.1.
-    order = {"capacity": "saturation"}.get(order or "", order)
     order = order or ("cost" if prices else "e2e")
     if order not in ORDERS or (order == "cost" and not prices):
         remedy = f"use one of {', '.join(ORDERS)}" if order not in ORDERS else "give --price"
@@ -130,8 +128,6 @@ def compare(
                 "e2e_s": one.e2e_s,
                 "output_tokens_per_s": one.output_tokens_per_s,
                 "saturation_rps": one.saturation_rps,
-                # What it was called until version 0.1.
-                "capacity_rps": one.saturation_rps,
                 "use": one.requests_per_s / one.saturation_rps,
                 "cost_per_million_tokens": per_million_tokens(
                     prices.get(case.server.gpu.key), parallelism.gpus, one.output_tokens_per_s

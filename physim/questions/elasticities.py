@@ -63,22 +63,15 @@ class Elasticities:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain values, for JSON.
-
-        ``capacity``, which ``saturation`` was called, is there for this version.
-        """
-
-        def both(row: Mapping[str, float]) -> dict[str, float]:
-            return {**row, "capacity": row["saturation"]}
-
+        """The answer as plain values, for JSON."""
         return {
             "model": self.case.model.name,
             "gpu": self.case.server.gpu.key,
             "tp": self.case.server.parallelism.tp,
             "load": dataclasses.asdict(self.case.demanded),
             "fit": self.fit,
-            "metrics": both(self.metrics),
-            "elasticities": {name: both(row) for name, row in self.values.items()},
+            "metrics": dict(self.metrics),
+            "elasticities": {name: dict(row) for name, row in self.values.items()},
         }
 
 

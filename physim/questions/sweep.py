@@ -352,14 +352,9 @@ _LATENCIES = {
     for metric in ("ttft", "itl", "e2e")
     for which in ("mean", "p99")
 }
-_OTHERS = (
-    "requests_per_s",
-    "output_tokens_per_s",
-    "saturation_rps",
-    "batch",
-    "kv_use",
-    "step_s",
-)
+_RATES = ("requests_per_s", "output_tokens_per_s", "saturation_rps")
+_OF_A_POOL = ("batch", "kv_use", "step_s")
+_OTHERS = (*_RATES, *_OF_A_POOL)
 
 
 def _columns(one: Prediction) -> Row:
@@ -367,7 +362,8 @@ def _columns(one: Prediction) -> Row:
         name: one.whole.latencies.get(metric, {}).get(which)
         for name, (metric, which) in _LATENCIES.items()
     }
-    return latencies | {name: getattr(one, name) for name in _OTHERS}
+    rates = {name: getattr(one, name) for name in _RATES}
+    return latencies | rates | {name: getattr(one.pool, name) for name in _OF_A_POOL}
 
 
 def _kind(types: set[type]) -> str:
