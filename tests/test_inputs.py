@@ -5,16 +5,20 @@ import math
 import shutil
 import subprocess
 import sys
+from typing import get_type_hints
 
 import pytest
 
 import physim
 from physim import data
+from physim.cli.engine_options import ENGINE, RECORDED
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
-from physim.inputs.deployment import Deployment
+from physim.inputs.deployment import Deployment, EngineOptions
+from physim.measured.schema import ENGINE_COLUMNS
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.parallelism import Parallelism
+from physim.options import options_of
 from physim.prediction.commands import bench_command, serve_command
 from physim.service.hardware import load_hardware, shipped_gpus
 
@@ -567,3 +571,14 @@ def test_loads_without_a_command(load, complaint):
 def test_a_model_that_does_not_fit_is_refused_with_every_engine(engine):
     with pytest.raises(InputError, match=r"meta-llama/Llama-2-70b-hf.*needs .* GiB"):
         physim.Case.of("meta-llama/Llama-2-70b-hf", gpu="h100_sxm", engine=engine, max_num_seqs=64)
+
+
+def test_an_option_is_declared_once():
+    """Keywords, options of commands and columns of rows are those of the records."""
+    declared = options_of(Deployment)
+    hints = get_type_hints(EngineOptions)
+    assert {name: option.kind for name, option in declared.items()} == hints
+    assert set(ENGINE) == {*declared, "read_as"}
+    recorded = {name for name, option in declared.items() if option.column != "none"}
+    assert set(ENGINE_COLUMNS) == recorded == set(RECORDED) - set(options_of(Parallelism))
+    assert all(option.help.endswith(".") for option in declared.values())

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import stdout, styled, table_of
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import (
-    Arrival,
-    Burstiness,
-    Cached,
-    Input,
-    Output,
-    Prefixes,
-    Requests,
-    load_options,
-)
+from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.load_options import load_bundle, load_options
 from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
@@ -24,25 +16,19 @@ if TYPE_CHECKING:
     from physim.questions.capacity import Capacity
 
 
-@with_engine
+@with_bundles(load=load_bundle(arrival="poisson"), engine={**LAYOUT, **ENGINE})
 def capacity(
     model: Model,
     gpu: Gpu,
     slo: Slo,
-    input_tokens: Input = None,
-    output_tokens: Output = None,
-    lengths: Requests = None,
     goodput: Goodput = 0.9,
     tp: Tp = 1,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Arrival = "poisson",
-    burstiness: Burstiness = 1.0,
     fit: FitName = "default",
     as_json: AsJson = False,
     plot: Plot = None,
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Find the highest rate of requests that keeps to objectives on latency.
 
@@ -50,7 +36,7 @@ def capacity(
 
     physim capacity Qwen3-8B --gpu h100 --input 786 --output 251 --slo e2e_p99=5s
     """
-    load = load_options(locals())
+    load = load_options(load)
     import physim
     from physim.cli.progress import running
     from physim.inputs.case import Case

@@ -6,21 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, stdout, table_of
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import (
-    Arrival,
-    Burstiness,
-    Cached,
-    Concurrency,
-    Input,
-    Output,
-    Prefixes,
-    Rate,
-    Requests,
-    load_options,
-)
+from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Models
@@ -29,27 +19,19 @@ if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
 
 
-@with_engine
+@with_bundles(load=load_bundle(RATE, CLIENTS), engine={**LAYOUT, **ENGINE})
 def compare(
     models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
-    input_tokens: Input = None,
-    output_tokens: Output = None,
-    lengths: Requests = None,
     tps: Annotated[str, typer.Option(help="GPUs that share every layer, by commas.")] = "1",
-    rate: Rate = None,
-    concurrency: Concurrency = None,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Arrival = "constant",
-    burstiness: Burstiness = 1.0,
     price: Price = None,
     sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or saturation.")] = None,
     fit: FitName = "default",
     as_json: AsJson = False,
     plot: Plot = None,
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Predict models on GPUs at several tp under one load, side by side.
 
@@ -57,7 +39,7 @@ def compare(
 
     physim compare Qwen3-8B --gpus h100,a100 --rate 4 --input 786 --output 251
     """
-    load = load_options(locals())
+    load = load_options(load)
     import physim
     from physim.cli.progress import running
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import print_line
+from physim.cli.engine_options import RECORDED
 from physim.cli.output_options import writable
 from physim.cli.subject_options import Gpu
 from physim.measured.formats import FORMATS
@@ -16,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into 
 
 
 @app.command()
+@with_bundles(server=RECORDED)
 def read(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(FORMATS)}.")],
     path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
@@ -26,37 +29,12 @@ def read(
         Path | None,
         typer.Option(help="The server's log, for its engine's version, limits and KV blocks."),
     ] = None,
-    tp: Annotated[
-        int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
-    ] = None,
-    pp: Annotated[int | None, typer.Option(help="Stages of layers; 1 if not given.")] = None,
-    dp: Annotated[int | None, typer.Option(help="Ranks of attention; 1 if not given.")] = None,
-    ep: Annotated[
-        int | None, typer.Option(help="GPUs that experts are spread over; 1 if not given.")
-    ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="Name of the run; the report's if not given.")
     ] = None,
     output: Annotated[
         float | None, typer.Option(help="Tokens generated, if all requests had as many.")
     ] = None,
-    engine_version: Annotated[
-        str | None, typer.Option(help="The engine's version; the newest known if not given.")
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(help="Requests that ran at once; if not given, the engine's default."),
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a step; the engine's default if not given.")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest context, tokens; the model's if not given.")
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of memory used; the engine's default if not given.")
-    ] = None,
-    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks the engine reported.")] = None,
     prefix_caching: Annotated[
         bool | None, typer.Option(help="Whether prefixes were cached; yes if not given.")
     ] = None,
@@ -69,6 +47,8 @@ def read(
         typer.Option(help="Preset or file of the requests that were sent, as `physim predict`."),
     ] = None,
     append: Annotated[bool, typer.Option(help="Keep what the CSV holds already.")] = False,
+    *,
+    server: Given,
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
@@ -89,20 +69,11 @@ def read(
         output_tokens=output,
         experiment=experiment,
         server_log=server_log,
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        ep=ep,
-        engine_version=engine_version,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_blocks=kv_blocks,
         prefix_caching=prefix_caching,
         prompt_groups=prompt_groups,
         prompts_per_group=prompts_per_group,
         lengths=lengths,
+        **server,
     )
     write_rows(out, found, append)
     for row in found.to_dict("records"):

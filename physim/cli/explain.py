@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import stdout, table_of
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import (
-    Arrival,
-    Burstiness,
-    Cached,
-    Concurrency,
-    Input,
-    Output,
-    Prefixes,
-    Rate,
-    Requests,
-    load_options,
-)
+from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
@@ -26,25 +16,17 @@ if TYPE_CHECKING:
     from physim.questions.elasticities import Elasticities
 
 
-@with_engine
+@with_bundles(load=load_bundle(RATE, CLIENTS), engine={**LAYOUT, **ENGINE})
 def explain(
     model: Model,
     gpu: Gpu,
-    input_tokens: Input = None,
-    output_tokens: Output = None,
-    lengths: Requests = None,
     tp: Tp = 1,
-    rate: Rate = None,
-    concurrency: Concurrency = None,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Arrival = "constant",
-    burstiness: Burstiness = 1.0,
     fit: FitName = "default",
     as_json: AsJson = False,
     plot: Plot = None,
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Say what latencies and capacity depend on: percent for one percent of each part.
 
@@ -52,7 +34,7 @@ def explain(
 
     physim explain Qwen3-8B --gpu h100 --rate 20 --input 786 --output 251
     """
-    load = load_options(locals())
+    load = load_options(load)
     import physim
     from physim.cli.progress import running
 

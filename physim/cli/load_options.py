@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+from physim.cli.bundles import CommandOption
 
 if TYPE_CHECKING:
     from physim.inputs.request_lengths import RequestLengths
@@ -14,47 +17,70 @@ _PANEL = "Load"
 # How lengths are written.
 _LENGTHS = "248, normal:248:50, exponential:128, lognormal:248:300, gamma:248:200 or file:PATH."
 
-_input = typer.Option("--input", help=f"Prompt tokens: {_LENGTHS}", rich_help_panel=_PANEL)
-_output = typer.Option("--output", help="Generated tokens, likewise.", rich_help_panel=_PANEL)
+_ARRIVALS = "constant, poisson, gamma, or trace:PATH for arrivals as a trace has them."
 
-Input = Annotated[str | None, _input]
-Output = Annotated[str | None, _output]
-Requests = Annotated[
-    str | None,
-    typer.Option(
-        "--lengths",
-        help="Prompts and outputs as they go together: a CSV or trace of requests, "
+
+def _option(kind: Any, default: Any, told: str, *flags: str) -> CommandOption:
+    return CommandOption(kind, default, typer.Option(*flags, help=told, rich_help_panel=_PANEL))
+
+
+# Ways in which requests come, of which commands take some.
+RATE = {"rate": _option(float | None, None, "Arrivals per second (open loop).")}
+CLIENTS = {
+    "concurrency": _option(float | None, None, "Clients that wait for their answer (closed loop).")
+}
+STAGES = {"stage": _option(list[str] | None, None, "RATE:SECONDS of a load in stages; repeat it.")}
+ONE_RATE = {"rate": _option(float, inspect.Parameter.empty, "Arrivals per second.")}
+JOINT = {
+    "lengths": _option(
+        str | None,
+        None,
+        "Prompts and outputs as they go together: a CSV or trace of requests, "
         "azure-conversation-2023, mooncake-conversation or sharegpt; --input and --output are "
         "then their means, or left out.",
-        rich_help_panel=_PANEL,
-    ),
-]
-Stages = Annotated[
-    list[str] | None,
-    typer.Option(help="RATE:SECONDS of a load in stages; repeat it.", rich_help_panel=_PANEL),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(help="Arrivals per second (open loop).", rich_help_panel=_PANEL),
-]
-Concurrency = Annotated[
-    float | None,
-    typer.Option(help="Clients that wait for their answer (closed loop).", rich_help_panel=_PANEL),
-]
-Cached = Annotated[
-    float,
-    typer.Option(help="Prompt tokens found in the prefix cache.", rich_help_panel=_PANEL),
-]
-Prefixes = Annotated[int, typer.Option(help="Different cached prefixes.", rich_help_panel=_PANEL)]
-ARRIVALS = "constant, poisson, gamma, or trace:PATH for arrivals as a trace has them."
-Arrival = Annotated[str, typer.Option(help=ARRIVALS, rich_help_panel=_PANEL)]
-Burstiness = Annotated[
-    float, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.", rich_help_panel=_PANEL)
-]
+    )
+}
+CACHE = {
+    "cached": _option(float, 0.0, "Prompt tokens found in the prefix cache."),
+    "prefixes": _option(int, 1, "Different cached prefixes."),
+}
 
 
-def load_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The load among a command's options, its ``locals()``, as a case takes it.
+def arrivals(default: str | None, told: str = _ARRIVALS) -> Mapping[str, CommandOption]:
+    """Options of how requests come.
+
+    Args:
+        default: How they do where nothing is said; None where the command decides.
+        told: What there is.
+    """
+    told = told if default is not None else f"poisson unless given; {told}"
+    return {
+        "arrival": _option(str if default is not None else str | None, default, told),
+        "burstiness": _option(float, 1.0, "Shape of gamma arrivals; 1 is Poisson."),
+    }
+
+
+def load_bundle(
+    *ways: Mapping[str, CommandOption], arrival: str | None = "constant"
+) -> Mapping[str, CommandOption]:
+    """Options of a load.
+
+    Args:
+        *ways: Ways in which requests come: `RATE`, `CLIENTS`, `STAGES` or `ONE_RATE`.
+        arrival: How requests come where nothing is said; None where the command decides.
+    """
+    found = {
+        "input_tokens": _option(str | None, None, f"Prompt tokens: {_LENGTHS}", "--input"),
+        "output_tokens": _option(str | None, None, "Generated tokens, likewise.", "--output"),
+        **JOINT,
+    }
+    for way in ways:
+        found |= way
+    return {**found, **CACHE, **arrivals(arrival)}
+
+
+def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The load that a bundle of options is given, as a case takes it.
 
     Raises:
         InputError: Lengths are missing, given twice or cannot be read; or a stage, or a trace of
@@ -64,23 +90,23 @@ def load_options(options: Mapping[str, Any]) -> dict[str, Any]:
     from physim.inputs.load import Stage
 
     return {
-        **_lengths(options),
-        **arrivals_named(options["arrival"]),
-        "rate": options.get("rate"),
-        "concurrency": options.get("concurrency"),
-        "stages": tuple(Stage.parse(text) for text in options.get("stage") or ()),
-        "prefixes": options["prefixes"],
-        "burstiness": options["burstiness"],
+        **_lengths(given),
+        **arrivals_named(given["arrival"]),
+        "rate": given.get("rate"),
+        "concurrency": given.get("concurrency"),
+        "stages": tuple(Stage.parse(text) for text in given.get("stage") or ()),
+        "prefixes": given["prefixes"],
+        "burstiness": given["burstiness"],
     }
 
 
-def _lengths(options: Mapping[str, Any]) -> dict[str, Any]:
+def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     from physim.errors import InputError
     from physim.inputs.lengths import Lengths
 
-    texts = {"--input": options["input_tokens"], "--output": options["output_tokens"]}
+    texts = {"--input": given["input_tokens"], "--output": given["output_tokens"]}
     missing = [name for name, text in texts.items() if text is None]
-    joint = requests_named(options["lengths"], options["cached"])
+    joint = requests_named(given["lengths"], given["cached"])
     if joint is not None and len(missing) == len(texts):
         return {"lengths": joint}
     if missing:
@@ -89,7 +115,7 @@ def _lengths(options: Mapping[str, Any]) -> dict[str, Any]:
     own = [Lengths.parse(text, name) for name, text in texts.items()]
     if joint is None:
         named = dict(zip(("input_tokens", "output_tokens"), own, strict=True))
-        return named | {"cached_tokens": options["cached"]}
+        return named | {"cached_tokens": given["cached"]}
     means = []
     for (name, text), tokens in zip(texts.items(), own, strict=True):
         if isinstance(tokens, Lengths):

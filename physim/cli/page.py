@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import print_line
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import Burstiness, Cached, Prefixes, Requests, requests_named
+from physim.cli.engine_options import ENGINE
+from physim.cli.load_options import CACHE, JOINT, arrivals, requests_named
 from physim.cli.output_options import html_file
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
@@ -36,7 +36,9 @@ def ends_in(option: str, text: str) -> tuple[float, float]:
     return ends
 
 
-@functools.partial(with_engine, layout=False)
+@with_bundles(
+    load={**JOINT, **CACHE, **arrivals("poisson", "poisson, constant or gamma.")}, engine=ENGINE
+)
 def page(
     model: Model,
     out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=html_file)],
@@ -50,17 +52,11 @@ def page(
     outputs: Annotated[
         str, typer.Option("--output", help="Generated tokens, FROM:TO.", rich_help_panel="Load")
     ] = "16:2048",
-    lengths: Requests = None,
     price: Price = None,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Annotated[
-        str, typer.Option(help="poisson, constant or gamma.", rich_help_panel="Load")
-    ] = "poisson",
-    burstiness: Burstiness = 1.0,
     fit: FitName = "default",
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Write a page with sliders for the load and the deployment: one HTML file, no server.
 
@@ -73,7 +69,8 @@ def page(
     from physim.page.build import predicted
     from physim.page.document import write_page
 
-    joint = requests_named(lengths, cached)
+    lengths = load["lengths"]
+    joint = requests_named(lengths, load["cached"])
     with running("predicting"):
         found = predicted(
             model,
@@ -84,10 +81,10 @@ def page(
             prices=prices_in(price),
             # Called as it was typed, so that the page's command finds it.
             lengths=None if joint is None else replace(joint, name=str(lengths)),
-            cached_tokens=cached,
-            prefixes=prefixes,
-            arrival=arrival,
-            burstiness=burstiness,
+            cached_tokens=load["cached"],
+            prefixes=load["prefixes"],
+            arrival=load["arrival"],
+            burstiness=load["burstiness"],
             fit=fit,
             **engine,
         )

@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.check_tables import print_check
 from physim.cli.console import print_line, stdout, styled, table_of
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import (
-    Arrival,
-    Burstiness,
-    Cached,
-    Concurrency,
-    Input,
-    Output,
-    Prefixes,
-    Rate,
-    Requests,
-    Stages,
-    load_options,
-)
+from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.load_options import CLIENTS, RATE, STAGES, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
@@ -40,17 +29,11 @@ if TYPE_CHECKING:
 _LOAD = "Load"
 
 
-@with_engine
+@with_bundles(load=load_bundle(RATE, CLIENTS, STAGES), engine={**LAYOUT, **ENGINE})
 def predict(
     model: Model,
     gpu: Gpu,
-    input_tokens: Input = None,
-    output_tokens: Output = None,
-    lengths: Requests = None,
     tp: Tp = 1,
-    rate: Rate = None,
-    concurrency: Concurrency = None,
-    stage: Stages = None,
     requests: Annotated[
         int | None,
         typer.Option(help="Requests in all, of one rate or of clients.", rich_help_panel=_LOAD),
@@ -63,10 +46,6 @@ def predict(
             rich_help_panel=_LOAD,
         ),
     ] = None,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Arrival = "constant",
-    burstiness: Burstiness = 1.0,
     timeout: Annotated[
         float | None,
         typer.Option(help="Seconds after which clients give up.", rich_help_panel=_LOAD),
@@ -114,7 +93,8 @@ def predict(
     as_json: AsJson = False,
     plot: Plot = None,
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
@@ -134,14 +114,14 @@ def predict(
     _check_alone(check, trace, method)
     checked: Check | None = None
     if trace is not None:
-        others = (input_tokens, output_tokens, lengths, rate, concurrency, stage or None, requests)
-        if any(value is not None for value in others):
+        of_a_load = ("input_tokens", "output_tokens", "lengths", "rate", "concurrency", "stage")
+        if requests is not None or any(load[name] for name in of_a_load):
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.of(model, gpu=gpu, mixed=mixed, **engine)
         with running("replaying"):
             prediction = physim.predict_trace(case, trace, timeout_s=timeout, fit=fit)
     else:
-        load = load_options(locals())
+        load = load_options(load)
         case = Case.of(
             model,
             gpu=gpu,

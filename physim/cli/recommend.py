@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,21 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from physim import data
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import names_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import (
-    ARRIVALS,
-    Burstiness,
-    Cached,
-    Concurrency,
-    Input,
-    Output,
-    Prefixes,
-    Rate,
-    Requests,
-    load_options,
-)
+from physim.cli.engine_options import ENGINE
+from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, drawable, print_json, writable, write
 from physim.cli.prices import Price, prices_in
@@ -35,13 +24,10 @@ if TYPE_CHECKING:
     from physim.questions.recommendation import Choice, Recommendation
 
 
-@functools.partial(with_engine, layout=False)
+@with_bundles(load=load_bundle(RATE, CLIENTS, arrival=None), engine=ENGINE)
 def recommend(
     model: Model,
     slo: Slo,
-    input_tokens: Input = None,
-    output_tokens: Output = None,
-    lengths: Requests = None,
     goodput: Goodput = 0.9,
     gpus: Annotated[
         str | None,
@@ -50,15 +36,6 @@ def recommend(
     price: Price = None,
     max_gpus: Annotated[int, typer.Option(help="Most GPUs in all.")] = 8,
     count: Annotated[int, typer.Option(help="Deployments to show.")] = 5,
-    rate: Rate = None,
-    concurrency: Concurrency = None,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Annotated[
-        str | None,
-        typer.Option(help=f"poisson unless given; {ARRIVALS}", rich_help_panel="Load"),
-    ] = None,
-    burstiness: Burstiness = 1.0,
     profile: Annotated[
         list[Path] | None,
         typer.Option(
@@ -91,7 +68,8 @@ def recommend(
         typer.Option(help="Write a Kubernetes manifest of the best, YAML.", callback=writable),
     ] = None,
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Find the cheapest deployments that keep to objectives on latency.
 
@@ -101,21 +79,20 @@ def recommend(
 
     physim recommend Qwen3-32B --profile day.csv --slo ttft_p99=2s --slo itl_mean=30ms
     """
-    given = locals()
     if not profile and (plot or schedule):
         raise InputError("--plot and --schedule", "are about a day", "give it with --profile")
     import physim
     from physim.cli.progress import running
 
-    load: dict[str, Any] = {"arrival": arrival, "burstiness": burstiness}
     day = None
     if profile:
-        _check_no_load(given)
+        _check_no_load(load)
+        load = {name: load[name] for name in ("arrival", "burstiness")}
         day = physim.read_profile(*profile, window_s=window)
     else:
-        if rate is None and concurrency is None:
+        if load["rate"] is None and load["concurrency"] is None:
             raise InputError("load", "is missing", "give --rate, --concurrency or --profile")
-        load = load_options(given)
+        load = load_options(load)
     with running("searching"):
         found = physim.recommend(
             model,

@@ -8,21 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import stdout
-from physim.cli.engine_options import Engine, with_engine
-from physim.cli.load_options import (
-    Arrival,
-    Burstiness,
-    Cached,
-    Input,
-    Output,
-    Prefixes,
-    Rate,
-    Requests,
-    Stages,
-    load_options,
-)
+from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.load_options import RATE, STAGES, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
 
@@ -33,7 +23,7 @@ if TYPE_CHECKING:
 _USABLE_PCT = 10.0
 
 
-@with_engine
+@with_bundles(load=load_bundle(RATE, STAGES), engine={**LAYOUT, **ENGINE})
 def table(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     model: OptionalModel = None,
@@ -57,19 +47,11 @@ def table(
     ] = None,
     gpus: Annotated[str, typer.Option(help="Many tables: GPUs by commas.")] = "",
     tps: Annotated[str, typer.Option(help="Many tables: tp by commas; 1 if not given.")] = "",
-    rate: Rate = None,
-    stage: Stages = None,
-    input_tokens: Input = None,
-    output_tokens: Output = None,
-    lengths: Requests = None,
-    cached: Cached = 0.0,
-    prefixes: Prefixes = 1,
-    arrival: Arrival = "constant",
-    burstiness: Burstiness = 1.0,
     as_json: AsJson = False,
     plot: Plot = None,
     *,
-    engine: Engine,
+    load: Given,
+    engine: Given,
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
@@ -81,8 +63,8 @@ def table(
 
     physim table Qwen3-8B --gpu h100 --tolerance 0.02 --out tables/qwen
     """
-    loaded = rate is not None or stage or input_tokens or output_tokens or lengths
-    load = load_options(locals()) if loaded else {}
+    of_a_load = ("rate", "stage", "input_tokens", "output_tokens", "lengths")
+    load = load_options(load) if any(load[name] for name in of_a_load) else {}
     from physim.cli.progress import running
     from physim.errors import InputError
     from physim.tables.writer import write_table

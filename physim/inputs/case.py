@@ -11,13 +11,14 @@ from typing import Any, TypedDict, Unpack, get_type_hints
 
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion
-from physim.inputs.deployment import Deployment
+from physim.inputs.deployment import Deployment, EngineOptions
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.options import options_of
 from physim.service.hardware import load_hardware
 from physim.service.server import Server
 from physim.service.service import Service
@@ -40,26 +41,6 @@ class LoadOptions(TypedDict, total=False):
     warm_up_s: float
     lengths: RequestLengths | None
     dispersion: ArrivalDispersion | None
-
-
-class EngineOptions(TypedDict, total=False):
-    """An engine by names: the fields of `physim.Deployment` but its parallelism."""
-
-    engine: str
-    engine_version: str | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    max_model_len: int | None
-    gpu_memory_utilization: float | None
-    block_size: int
-    kv_blocks: int | None
-    kv_cache_dtype: str
-    moe_kernel: str | None
-    expert_load: float | None
-    async_scheduling: bool | None
-    receive_every: int
-    all2all: str
-    sampling: str
 
 
 class ModelOptions(TypedDict, total=False):
@@ -93,9 +74,8 @@ class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False
     """What a case is beside its model, its GPU and how many of them share it."""
 
 
-_LOAD, _ENGINE, _CASE = (
-    tuple(options.__annotations__) for options in (LoadOptions, EngineOptions, CaseOptions)
-)
+_LOAD, _CASE = (tuple(options.__annotations__) for options in (LoadOptions, CaseOptions))
+_ENGINE, _DEGREES = tuple(options_of(Deployment)), tuple(options_of(Parallelism))
 _TEXT, _WHOLE = (
     {name for name, hint in get_type_hints(CaseOptions).items() if hint in (kind, kind | None)}
     for kind in (str, int)
@@ -103,7 +83,6 @@ _TEXT, _WHOLE = (
 _RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 # Options that are True or False; the last is of measured runs alone.
 _FLAGS = ("async_scheduling", "prefix_caching")
-_DEGREES = ("tp", "pp", "dp", "ep")
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
 APART = "apart"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from typing import TypedDict
 
 from physim.engines.engine import Engine, engine_named, engines
 from physim.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine
@@ -14,6 +15,7 @@ from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
 from physim.models.parallelism import Parallelism
+from physim.options import option
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy
@@ -67,21 +69,41 @@ class Deployment:
     """
 
     parallelism: Parallelism = field(default_factory=Parallelism)
-    engine: str = DEFAULT_ENGINE
-    engine_version: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    gpu_memory_utilization: float | None = None
-    block_size: int = 16
-    kv_blocks: int | None = None
-    kv_cache_dtype: str = "auto"
-    moe_kernel: str | None = None
-    expert_load: float | None = None
-    async_scheduling: bool | None = None
-    all2all: str = ALL2ALL[0]
-    receive_every: int = 1
-    sampling: str = "model"
+    engine: str = option(
+        DEFAULT_ENGINE, "The engine: one of `physim show engines`.", column="optional"
+    )
+    engine_version: str | None = option(
+        None, "Its version; the newest known if not given.", column="optional"
+    )
+    max_num_seqs: int | None = option(None, "Requests that run at once.", column="required")
+    max_num_batched_tokens: int | None = option(None, "Tokens of a step.", column="required")
+    max_model_len: int | None = option(None, "Longest context, tokens.", column="required")
+    gpu_memory_utilization: float | None = option(
+        None, "Share of memory the engine may use.", column="required"
+    )
+    block_size: int = option(16, "Tokens of a KV block.")
+    kv_blocks: int | None = option(None, "KV blocks, instead of computing them.", column="optional")
+    kv_cache_dtype: str = option(
+        "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8.", column="optional"
+    )
+    moe_kernel: str | None = option(None, "Expert kernel, such as triton or flashinfer.")
+    expert_load: float | None = option(
+        None,
+        "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
+    )
+    # A flag and its opposite would leave the other options' names no room.
+    async_scheduling: bool | None = option(
+        None, "Schedule a step while one runs.", panel="Scheduling", column="optional"
+    )
+    all2all: str = option(
+        ALL2ALL[0], "Ranks to experts: allgather or deepep_{high_throughput,low_latency}."
+    )
+    receive_every: int = option(1, "Steps between looks at what has arrived.", column="optional")
+    sampling: str = option(
+        "model",
+        "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
+        column="optional",
+    )
 
     def __post_init__(self) -> None:
         for name, kind, what in (
@@ -301,3 +323,23 @@ class Deployment:
             able = " and ".join(one.name for one in engines() if one.has_receive_interval)
             problem = f"{self.receive_every} is for {able}, not {self.engine}"
             raise InputError("receive_every", problem, "use 1")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of `Deployment` by names, as keywords have them."""
+
+    engine: str
+    engine_version: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    gpu_memory_utilization: float | None
+    block_size: int
+    kv_blocks: int | None
+    kv_cache_dtype: str
+    moe_kernel: str | None
+    expert_load: float | None
+    async_scheduling: bool | None
+    all2all: str
+    receive_every: int
+    sampling: str

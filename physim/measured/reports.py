@@ -13,7 +13,7 @@ from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
 from physim.measured import server_log as server_logs
 from physim.measured.formats import FORMATS
-from physim.measured.schema import ENGINE_COLUMNS
+from physim.measured.schema import DEGREES, ENGINE_COLUMNS
 from physim.measured.stage_report import rows
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
@@ -87,10 +87,10 @@ def read_report(
     asked |= {name: value for name, value in server.items() if value is not None}
     check_types(asked)
     prefix_caching = asked.pop("prefix_caching", True)
-    degrees = {name: asked.pop(name) for name in ("tp", "pp", "dp", "ep") if name in asked}
+    degrees = {name: asked.pop(name) for name in DEGREES if name in asked}
     for name in asked:
         if name not in _OPTIONS:
-            known = ", ".join(["tp", "pp", "dp", "ep", "prefix_caching", *_OPTIONS])
+            known = ", ".join([*DEGREES, "prefix_caching", *_OPTIONS])
             raise InputError(f"option {name!r}", "is unknown", f"use one of {known}")
     deployment = Deployment(Parallelism(**degrees), **asked)
     hardware, arch = load_hardware(gpu), load_model(model)

@@ -14,7 +14,7 @@ from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.measured.recorded_traffic import arrival_named, lengths_named
 from physim.measured.runs_csv import TableRow
-from physim.measured.schema import ENGINE_COLUMNS, SHARED, RunRow
+from physim.measured.schema import DEGREES, ENGINE_COLUMNS, SHARED, RunRow
 from physim.models.parallelism import Parallelism
 
 WHOLE_RUN = -1
@@ -113,7 +113,7 @@ def lasting(case: Case, row: RunRow) -> Case:
 
 def degrees_of(row: RunRow) -> dict[str, int]:
     """Degrees of parallelism of a row: ``tp``, and ``pp``, ``dp`` and ``ep`` where it has them."""
-    degrees = {"tp": row.tp, "pp": row.pp, "dp": row.dp, "ep": row.ep}
+    degrees = {name: getattr(row, name) for name in DEGREES}
     return {name: degree for name, degree in degrees.items() if degree is not None}
 
 

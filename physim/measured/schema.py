@@ -5,14 +5,15 @@ Tables of runs and the readers of reports go through the one check here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
 from physim import records
 from physim.inputs.deployment import Deployment
+from physim.models.parallelism import Parallelism
+from physim.options import options_of
 from physim.records import (
     Count,
     Length,
@@ -41,7 +42,35 @@ def _arrival(text: str) -> str:
     )
 
 
-class RunRow(Record):
+class _Subject(Record):
+    experiment: Text
+    stage: Annotated[int, Field(ge=-1)]
+    model: Text
+    hardware: Text
+
+
+# What a column of an option holds, by the option's type: the only number that need not be whole is
+# a share of memory.
+_KINDS: Mapping[type, Any] = {int: Whole, str: Text, bool: bool, float: Share}
+
+
+def _columns(record: type) -> Iterator[tuple[str, Any]]:
+    """The columns of a record's options, as pydantic takes fields."""
+    for name, option in options_of(record).items():
+        kind = next(known for kind, known in _KINDS.items() if option.kind in (kind, kind | None))
+        if option.column != "none":
+            yield name, (kind, ...) if option.column == "required" else (kind | None, None)
+
+
+DEGREES, ENGINE_COLUMNS = (
+    tuple(name for name, _ in _columns(record)) for record in (Parallelism, Deployment)
+)
+_Server: Any = create_model(
+    "_Server", __base__=_Subject, **dict([*_columns(Parallelism), *_columns(Deployment)])
+)
+
+
+class RunRow(_Server):
     """A load stage of a measured run. Times in seconds, rates per second, lengths in tokens.
 
     Attributes:
@@ -90,25 +119,6 @@ class RunRow(Record):
         n_failed: Requests that were not.
     """
 
-    experiment: Text
-    stage: Annotated[int, Field(ge=-1)]
-    model: Text
-    hardware: Text
-    tp: Whole
-    pp: Whole | None = None
-    dp: Whole | None = None
-    ep: Whole | None = None
-    engine: Text | None = None
-    engine_version: Text | None = None
-    max_num_seqs: Whole
-    max_num_batched_tokens: Whole
-    max_model_len: Whole
-    gpu_memory_utilization: Share
-    kv_cache_dtype: Text | None = None
-    kv_blocks: Whole | None = None
-    sampling: Text | None = None
-    async_scheduling: bool | None = None
-    receive_every: Whole | None = None
     prefix_caching: bool
     prompt_groups: Count
     prompts_per_group: Whole | None = None
@@ -177,8 +187,6 @@ _OF_A_STAGE = (
     *("ttft_mean", "e2e_mean", "itl_mean", "n_success", "n_failed"),
 )
 COLUMNS = tuple(RunRow.model_fields)
-# Options of the engine go by one name in a row and in a deployment.
-ENGINE_COLUMNS = tuple(name for name in COLUMNS if name in {f.name for f in fields(Deployment)})
 REQUIRED = required(RunRow)
 SHARED = tuple(name for name in COLUMNS if name not in _OF_A_STAGE)
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from physim.errors import InputError
+from physim.options import option
+
+_PANEL = "Parallelism"
+_OPEN: Literal["optional"] = "optional"
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,19 @@ class Parallelism:
         InputError: A degree is no positive integer, or ``ep`` does not divide ``tp x dp``.
     """
 
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
+    tp: int = option(1, "GPUs that share every layer.", panel=_PANEL, column="required")
+    pp: int = option(
+        1,
+        "Stages of layers on GPUs of their own (pipeline parallelism).",
+        panel=_PANEL,
+        column=_OPEN,
+    )
+    dp: int = option(
+        1, "Ranks of attention that share experts (data parallelism).", panel=_PANEL, column=_OPEN
+    )
+    ep: int = option(
+        1, "GPUs over which experts are spread whole: 1, or tp x dp.", panel=_PANEL, column=_OPEN
+    )
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -19,6 +19,8 @@ with app.setup:
     from physim.inputs.case import Case
     from physim.inputs.lengths import Lengths, lengths
     from physim.inputs.request_lengths import RequestLengths, presets
+    from physim.models.parallelism import Parallelism
+    from physim.options import options_of
     from physim.plot import draw_breakdown, draw_elasticities, draw_load
     from physim.plot.pareto import draw_tradeoff
     from physim.prediction.html import element
@@ -76,7 +78,7 @@ def _(gpus):
     deployment = mo.ui.dictionary(
         {
             "gpu": mo.ui.dropdown(gpus, value=gpus[0], label="GPU"),
-            **{name: mo.ui.dropdown(degrees, "1", label=name) for name in ("tp", "pp", "dp", "ep")},
+            **{name: mo.ui.dropdown(degrees, "1", label=name) for name in options_of(Parallelism)},
             "engine": mo.ui.dropdown([*shipped_engines()], DEFAULT_ENGINE, label="engine"),
             "max_num_seqs": mo.ui.slider(
                 steps=[16, 32, 64, 128, 256, 512, 1024],
