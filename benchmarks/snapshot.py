@@ -199,8 +199,12 @@ def write(path: Path, data: Path, only: str) -> None:
         path.write_text(json.dumps(snapshot) + "\n")
 
 
-def compare(before: Path, after: Path, most: float) -> int:
-    """Prints what moved, and counts the numbers that are gone; new ones are not looked at."""
+def compare(before: Path, after: Path, most: float, renamed: list[str]) -> int:
+    """Prints what moved, and counts the numbers that are gone; new ones are not looked at.
+
+    Places are looked up under their new names, by patterns ``OLD=NEW``.
+    """
+    names = [one.split("=", 1) for one in renamed]
     one, other = (json.loads(path.read_text()) for path in (before, after))
     worst_of_all, moved, missing, held = 0.0, 0, 0, 0
     for name in one:
@@ -210,6 +214,8 @@ def compare(before: Path, after: Path, most: float) -> int:
             continue
         worst = (0.0, "")
         for place, was in one[name].items():
+            for old, new in names:
+                place = re.sub(f"^{old}$", new, place)
             now = other[name].get(place)
             if now is None:
                 missing += 1
@@ -243,11 +249,12 @@ def main() -> None:
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--most", type=float, default=1e-5)
+    comparing.add_argument("--renamed", action="append", default=[], metavar="OLD=NEW")
     given = parser.parse_args()
     if given.verb == "write":
         write(given.path, given.data, given.only)
     else:
-        sys.exit(compare(given.before, given.after, given.most))
+        sys.exit(compare(given.before, given.after, given.most, given.renamed))
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ def times(model):
 def test_tabulated_step_times_are_the_models(model, times):
     @jax.jit
     def exact(decode_context, **sums):
-        batch = physim.Batch(tokens_each=1.0, attended=jnp.array([decode_context]), **sums)
+        batch = physim.Batch(query_tokens=1.0, attended=jnp.array([decode_context]), **sums)
         return model(batch).latency
 
     rng = np.random.default_rng(0)

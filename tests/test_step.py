@@ -355,7 +355,7 @@ def test_each_part_belongs_to_one_component():
 
 def test_speculated_tokens_are_worked_on_like_others():
     one = Batch.summarised(8.0, 500.0)
-    three = Batch.summarised(8.0, 500.0, tokens_each=3.0)
+    three = Batch.summarised(8.0, 500.0, query_tokens=3.0)
     assert (one.tokens, one.sampled, one.requests) == (8.0, 8.0, 8.0)
     assert (three.tokens, three.sampled, three.requests) == (24.0, 24.0, 8.0)
     # As many tokens in as many requests: only attention tells them apart.
@@ -368,3 +368,16 @@ def test_speculated_tokens_are_worked_on_like_others():
 def test_latency_and_interval_are_one_without_a_pipeline():
     step = STEP(LLAMA, Batch.summarised(8.0, 500.0))
     assert step.latency == step.interval
+
+
+def test_a_step_that_verifies_tokens_is_a_batch_like_any_other():
+    """Two requests that decode with three tokens each, and a chunk of one token that does not."""
+    new, cached = jnp.array([3.0, 3.0, 1.0]), jnp.array([100.0, 200.0, 50.0])
+    decodes = jnp.array([True, True, False])
+    batch = Batch.exact(new, cached, decodes=decodes)
+    assert (batch.decode_requests, batch.query_tokens) == (2, 3)
+    assert batch.attended == 103 + 203
+    assert (batch.prefill_requests, batch.prefill_tokens, batch.cached_tokens) == (1, 1, 50)
+    assert batch.tokens == 7
+    usual = Batch.exact(jnp.array([1.0, 1.0, 8.0]), cached)
+    assert (usual.decode_requests, usual.query_tokens, usual.prefill_tokens) == (2, 1, 8)

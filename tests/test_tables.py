@@ -406,7 +406,7 @@ def test_trained_physics_basis_is_blis_own(folder):
     place, _ = folder
     case = case_of(tp=2)
     steps = Batch.summarised(
-        *(np.array([x]) for x in (3.0, 700.0, 1.0, 300.0, 0.0)), tokens_each=np.ones(1)
+        *(np.array([x]) for x in (3.0, 700.0, 1.0, 300.0, 0.0)), query_tokens=np.ones(1)
     )
     basis = trained_physics_basis(steps, 300.0, case.server)[0]
     step = blis_reader.trained_physics(place, "H100", tp=2)

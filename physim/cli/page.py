@@ -12,7 +12,7 @@ import typer
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import print_line
-from physim.cli.engine_options import ENGINE
+from physim.cli.engine_options import ENGINE, LAYOUT
 from physim.cli.load_options import CACHE, JOINT, arrivals, requests_named
 from physim.cli.output_options import html_file
 from physim.cli.prices import Price, prices_in
@@ -37,7 +37,8 @@ def ends_in(option: str, text: str) -> tuple[float, float]:
 
 
 @with_bundles(
-    load={**JOINT, **CACHE, **arrivals("poisson", "poisson, constant or gamma.")}, engine=ENGINE
+    load={**JOINT, **CACHE, **arrivals("poisson", "poisson, constant or gamma.")},
+    engine={**LAYOUT, **ENGINE},
 )
 def page(
     model: Model,

@@ -120,7 +120,7 @@ def observe_steps(
     chunk = tokens / np.maximum(prefill, 1.0)
     context, before = (where.map(means).to_numpy(float) for means in (contexts, cached))
     ones = np.ones_like(decode)
-    batch = Batch.summarised(decode, context, prefill, chunk, before, tokens_each=ones)
+    batch = Batch.summarised(decode, context, prefill, chunk, before, query_tokens=ones)
     counts = where.map(where.value_counts()).to_numpy(float)
     cycles = Cycles(
         ops=stack_ops(ops),

@@ -13,6 +13,7 @@ from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE, ROOT, TINY
 from physim.fluid.percentiles import Clients
 from physim.fluid.rounds import Engine, density_of, met
+from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
 # Rounds that stand for all, evenly spaced in the root of their number.
@@ -137,7 +138,7 @@ def _spread_of_turns(engine: Engine, demand: Demand) -> Scalar:
 
 def _last_s(engine: Engine, demand: Demand) -> Scalar:
     """Time from the mean end of the last requests to the last, if clients are anywhere in them."""
-    steps = demand.outputs - 1.0
+    steps = decode_steps(demand.outputs)
     at = jnp.max(steps) * (np.arange(_POINTS) + 0.5) / _POINTS
     # What is left of a request at any time is longer than that with this chance.
     left = jnp.mean(jnp.maximum(steps - at[:, None], 0.0), axis=1) / jnp.maximum(

@@ -17,6 +17,7 @@ from physim.fluid.guards import SMALL
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
 from physim.inputs.request_points import LONGEST
+from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
 # Prefixes of which hardly two requests that run have the same one: each holds its own.
@@ -197,7 +198,7 @@ class Demand(eqx.Module):
     @property
     def decode_steps(self) -> Scalar:
         """Steps in which a request decodes, mean: its first token comes of its prompt."""
-        return self.output_tokens - 1.0
+        return decode_steps(self.output_tokens)
 
     def stamped(self, arrival_cv2: Scalar) -> Scalar:
         """What of a squared variation of gaps comes of requests that a record has at one time.

@@ -25,6 +25,7 @@ from physim.fluid.step_mix import MOST_ELASTIC
 from physim.inputs.lengths import STRATA
 from physim.inputs.request_points import LONGEST
 from physim.metrics import PERCENTILES
+from physim.service.phases import decode_steps
 from physim.types import AnyArray, Number, Scalar
 
 # Parts of chance, of which each has a coordinate of the lattice: the kind of the step under way,
@@ -469,5 +470,5 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
     if chances.clients is not None:
         ttft = _of_clients(chances.clients, ttft, points)
     tpot = itl * decode_factors(chances, points)
-    e2e = ttft + (output_lengths(demand, points) - 1.0) * tpot
+    e2e = ttft + decode_steps(output_lengths(demand, points)) * tpot
     return Drawn(ttft, tpot, e2e, gaps(chances, itl, points), stratum(points))

@@ -27,6 +27,7 @@ from physim.fluid.percentiles import (
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.step_kinds import FULL
 from physim.fluid.transient import Fluid, Trajectory
+from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
 # As many as keep percentiles within those of the replay (benchmarks/fluid_against_replay.py).
@@ -209,7 +210,7 @@ def _request(
     busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
     parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
     ttft = first_tokens(parts, demand, points, prompts) + _before_in_batch(fluid, local, points)
-    steps = jnp.maximum(outputs * output_lengths(demand, points), 1.0) - 1.0
+    steps = decode_steps(jnp.maximum(outputs * output_lengths(demand, points), 1.0))
     begins = began + prompts * fluid.chunks * local.own
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins

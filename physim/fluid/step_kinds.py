@@ -278,7 +278,7 @@ def kinds_at(
     lanes = batches_under_way(demand, limits, occupancy)
     plain = model.batch(
         decode_requests=decodes,
-        tokens_each=jnp.ones_like(decodes),
+        query_tokens=jnp.ones_like(decodes),
         context=jnp.full_like(decodes, demand.met_tokens + occupancy.age),
         prefill_requests=numbers,
         ranks=ranks,

@@ -24,6 +24,7 @@ from physim.fluid.prompt_chunks import GROUPS
 from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of
 from physim.fluid.queueing import peakedness
 from physim.fluid.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
+from physim.service.phases import decode_steps
 from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
@@ -335,13 +336,13 @@ def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar
         while_own: Steps' worth of prompts, beyond one, that come while its own is computed.
     """
     # A step that is formed while its own prompt is computed knows nothing of what comes meanwhile.
-    later = jnp.mean(jnp.clip(demand.outputs - 1.0 - limits.async_scheduling, 0.0, 1.0))
+    later = jnp.mean(jnp.clip(decode_steps(demand.outputs) - limits.async_scheduling, 0.0, 1.0))
     longer = later * jnp.maximum(occupancy.prompts * while_own, 0.0)
     met = met_while_decoding(
         occupancy.prompts * occupancy.others,
         longer * (occupancy.others == 1.0),
         demand.follow_cv2,
-        jnp.maximum(demand.outputs - 1.0, LITTLE),
+        jnp.maximum(decode_steps(demand.outputs), LITTLE),
     )
     return met / occupancy.prompts
 

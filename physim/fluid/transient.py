@@ -38,6 +38,7 @@ from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.step_kinds import FULL
 from physim.fluid.step_mix import steps_at
 from physim.fluid.table_look_up import cubic, straight
+from physim.service.phases import decode_steps
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
 
@@ -118,7 +119,7 @@ class _Phases(eqx.Module):
 
     @classmethod
     def of(cls, demand: Demand) -> _Phases:
-        steps = jnp.maximum(demand.outputs - 1.0, LITTLE)
+        steps = jnp.maximum(decode_steps(demand.outputs), LITTLE)
         edges = jnp.max(steps) * np.linspace(0.0, 1.0, _PHASES + 1)
         left = jnp.mean(steps[:, None] > edges, axis=0)
         width = edges[1]

@@ -23,6 +23,7 @@ from physim.records import (
     disagreement,
     read_document,
 )
+from physim.service.phases import decode_steps
 
 _NAME = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 # Chunks of a token from which on, and up to which, a server is taken to send two of each.
@@ -174,7 +175,7 @@ def _chunks(latency: _Latency, generated: float) -> str:
     if not mean or generated <= 1:
         return ""
     rest = latency.request_latency.mean - latency.time_to_first_token.mean
-    each = rest / mean / (generated - 1)
+    each = rest / mean / decode_steps(generated)
     if _TWO_CHUNKS[0] <= each <= _TWO_CHUNKS[1]:
         return (
             f"the server sent two chunks a token ({each:.2f}): the reported time between tokens of "

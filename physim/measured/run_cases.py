@@ -16,6 +16,7 @@ from physim.measured.recorded_traffic import arrival_named, lengths_named
 from physim.measured.runs_csv import TableRow
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS, SHARED, RunRow
 from physim.models.parallelism import Parallelism
+from physim.service.phases import decode_steps
 
 WHOLE_RUN = -1
 
@@ -32,7 +33,7 @@ def measured(row: RunRow) -> dict[str, float]:
     """
     ttft, e2e, itl = row.ttft_mean, row.e2e_mean, row.itl_mean
     if ttft is not None and e2e is not None and row.output_len > 1:
-        itl = (e2e - ttft) / (row.output_len - 1)
+        itl = (e2e - ttft) / decode_steps(row.output_len)
     seen = {"ttft": ttft, "e2e": e2e, "itl": itl}
     return {metric: value for metric, value in seen.items() if value is not None}
 

@@ -26,6 +26,7 @@ from physim.records import (
     disagreement,
     required,
 )
+from physim.service.phases import decode_steps
 
 # No server takes a second for each token: such times are milliseconds, or another column's.
 _LONGEST_ITL_S = 1.0
@@ -156,7 +157,7 @@ class RunRow(_Server):
                     "e2e_mean", f"leaves no time for {self.output_len:g} tokens", "correct it"
                 )
             if itl is None and self.output_len > 1:
-                itl = (e2e - ttft) / (self.output_len - 1)
+                itl = (e2e - ttft) / decode_steps(self.output_len)
         if itl is not None and itl > _LONGEST_ITL_S:
             column = "itl_mean" if self.itl_mean is not None else "e2e_mean"
             raise disagreement(

@@ -25,6 +25,7 @@ from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.records import Count, Length, Positive, Record, Text, Whole, disagreement, read_cells
 from physim.service.hardware import load_hardware
+from physim.service.phases import decode_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +153,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         mean = (_SHORTEST + _LONGEST) / 2
         spread = (_LONGEST - _SHORTEST) / math.sqrt(12)
     prompt, output = mean * stated_in, mean * stated_out
-    e2e = ttft + tpot * (output - 1)
+    e2e = ttft + tpot * decode_steps(output)
     rate = clients / e2e
     arch, gpu = load_model(model), load_hardware(point.system)
     odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
@@ -270,7 +271,7 @@ def _contradiction(
     if flops > _MOST_OF_PEAK * peak:
         return f"needs {flops / peak:.0%} of the peak FLOP/s"
     # By Little's law so many requests decode, each with its prompt and half of its answer.
-    decoding = rate * tpot * (output - 1) / layout.dp
+    decoding = rate * tpot * decode_steps(output) / layout.dp
     context = prompt + output / 2
     cache = decoding * sum(
         layers

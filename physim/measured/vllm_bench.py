@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, model_validator
 from physim.errors import InputError
 from physim.measured.stage_report import StageReport
 from physim.records import Count, Document, Positive, Spread, Whole, disagreement, read_document
+from physim.service.phases import decode_steps
 
 # Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
 # stay in step, and of hardly any account beyond that.
@@ -106,7 +107,7 @@ def _e2e_s(result: _Result, path: Path, generated: float) -> float:
         return result.mean_e2el_ms / 1e3
     if result.mean_tpot_ms is None:
         raise InputError(f"{path}: mean_tpot_ms", "is missing", "pass a result of vllm bench serve")
-    return (result.mean_ttft_ms + result.mean_tpot_ms * max(generated - 1, 0.0)) / 1e3
+    return (result.mean_ttft_ms + result.mean_tpot_ms * max(decode_steps(generated), 0.0)) / 1e3
 
 
 def _spread(result: _Result, mean: float) -> float:

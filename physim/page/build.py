@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
+from physim.inputs.attempts import attempts, choices
 from physim.inputs.case import Case, LoadAndEngineOptions, check_names
 from physim.inputs.request_lengths import RequestLengths
 from physim.page.interpolation import Table
@@ -186,22 +187,21 @@ def _servers(
 ) -> tuple[list[Case], list[str]]:
     """Every server that can be, under a load that fits, and why others cannot be."""
     tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
-    limits = [[options[name]] if name in options else values for name, values in tried.items()]
+    limits = {k: [options[k]] if k in options else values for k, values in tried.items()}
     inputs, outputs = (float(2.0 ** axis.points[0]) for axis in (axes.inputs, axes.outputs))
     shortest: dict[str, Any] = {"input_tokens": inputs, "output_tokens": outputs}
     if joint is not None:
         shortest = {"lengths": joint.with_means(inputs, outputs)}
     found, refused = [], {}
-    for gpu, tp, seqs, budget in itertools.product(gpus, tps, *limits):
-        server = {**options, "gpu": gpu, "tp": tp, "max_num_seqs": seqs}
-        server |= {"max_num_batched_tokens": budget, "rate": 1.0}
-        try:
-            found.append(Case.of(model, **shortest, **server))
-        except InputError as error:
-            refused[gpu, tp] = error
+    common = {**options, **shortest, "model": model, "rate": 1.0}
+    for attempt in attempts(choices(gpu=gpus, tp=tps, **limits), common):
+        if attempt.case is not None:
+            found.append(attempt.case)
+        if attempt.refusal is not None:
+            refused[f"{attempt.choice['tp']} x {attempt.choice['gpu']}"] = attempt.refusal
     if not found:
         raise next(iter(refused.values()))
-    return found, [f"{tp} x {gpu}: {error}" for (gpu, tp), error in refused.items()]
+    return found, [f"{where}: {error}" for where, error in refused.items()]
 
 
 def _lengths(

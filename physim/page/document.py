@@ -20,6 +20,7 @@ from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
+from physim.models.parallelism import Parallelism
 from physim.page.build import CHECKED, KNEE, Asked, Predicted
 from physim.page.tables import VALUES
 from physim.prediction.commands import in_shell
@@ -50,7 +51,9 @@ def write_page(found: Predicted, path: Path) -> None:
 def _command(asked: Asked) -> str:
     """``physim predict`` of one of the servers, without what the page varies."""
     words = ["physim", "predict", str(asked.model)]
-    usual = {one.name: one.default for one in (*fields(Deployment), *fields(Load))}
+    usual = {
+        one.name: one.default for one in (*fields(Parallelism), *fields(Deployment), *fields(Load))
+    }
     named = {"lengths": None if asked.lengths is None else asked.lengths.name, "fit": asked.fit}
     for name, value in {**asked.options, **named}.items():
         if value in (None, usual.get(name, DEFAULT_FIT)) or name.startswith("max_num"):

@@ -14,6 +14,7 @@ from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
 from physim.prediction.many import check_method, predict_cases
 from physim.prediction.results import Prediction
+from physim.service.phases import decode_steps
 from physim.step.component import Placement
 
 # Pairs of draws from the fit's distribution: with the fit itself 31, which a power of two holds.
@@ -161,7 +162,7 @@ def least_s(case: Case) -> dict[str, float]:
     step = (read + 2.0 * model.vocab_size * model.hidden_size) / gpu.memory_bandwidth
     found = {"ttft_s": prompt / gpus, "itl_s": step / stage}
     # Distributions of lengths have short ones, but means of means are linear.
-    return found | {"e2e_s": found["ttft_s"] + (load.mean_output - 1) * found["itl_s"]}
+    return found | {"e2e_s": found["ttft_s"] + decode_steps(load.mean_output) * found["itl_s"]}
 
 
 def quantities(case: Case, prediction: Prediction) -> dict[str, float]:

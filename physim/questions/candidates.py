@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from physim.errors import InputError
+from physim.inputs.attempts import attempts, choices
 from physim.inputs.case import Case
 from physim.models.lookup import formats_of, load_model
 
@@ -40,12 +41,17 @@ def servers(
     errors: list[InputError] = []
     for name in formats_of(model):
         has_experts = load_model(name, read_as).experts is not None
-        for gpu, layout in itertools.product(gpus, _layouts(max_gpus, has_experts)):
-            for limits in _limits(options):
-                try:
-                    found.append(Case.of(name, gpu=gpu, **{**options, **layout, **limits}))
-                except InputError as error:
-                    errors.append(error)
+        wanted = (
+            {"model": name, "gpu": gpu, **layout, **limits}
+            for gpu in gpus
+            for layout in _layouts(max_gpus, has_experts)
+            for limits in _limits(options)
+        )
+        for attempt in attempts(wanted, options):
+            if attempt.case is not None:
+                found.append(attempt.case)
+            if attempt.refusal is not None:
+                errors.append(attempt.refusal)
     refused = Counter(map(str, errors))
     if found:
         return found, dict(refused.most_common())
@@ -71,6 +77,4 @@ def _layouts(max_gpus: int, has_experts: bool) -> Iterator[dict[str, int]]:
 def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:
     """Limits to try of those that are not given."""
     tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
-    open_ones = {name: values for name, values in tried.items() if options.get(name) is None}
-    for values in itertools.product(*open_ones.values()):
-        yield dict(zip(open_ones, values, strict=True))
+    return choices(**{k: values for k, values in tried.items() if options.get(k) is None})

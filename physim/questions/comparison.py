@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.inputs.attempts import attempts, choices
 from physim.inputs.case import Case, LoadAndEngineOptions, check_names
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
@@ -94,15 +95,13 @@ def compare(
         load_hardware(gpu)
     cases = [model for model in models if isinstance(model, Case)]
     refused: list[dict[str, Any]] = []
-    for model in (one for one in models if not isinstance(one, Case)):
-        for gpu in gpus:
-            for tp in tps:
-                try:
-                    cases.append(Case.of(model, gpu=gpu, tp=tp, **options))
-                except InputError as error:
-                    refused.append(
-                        {"model": str(model), "gpu": gpu, "tp": tp, "reason": str(error)}
-                    )
+    named = [one for one in models if not isinstance(one, Case)]
+    for attempt in attempts(choices(model=named, gpu=gpus, tp=tps), options):
+        if attempt.case is not None:
+            cases.append(attempt.case)
+        else:
+            choice = {**attempt.choice, "model": str(attempt.choice["model"])}
+            refused.append({**choice, "reason": str(attempt.refusal)})
     if not cases:
         raise InputError(
             "compare",
@@ -122,7 +121,7 @@ def compare(
             {
                 "model": case.model.name,
                 "gpu": case.server.gpu.key,
-                "tp": parallelism.tp,
+                **asdict(parallelism),
                 "ttft_s": one.ttft_s,
                 "itl_s": one.itl_s,
                 "e2e_s": one.e2e_s,

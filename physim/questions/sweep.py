@@ -33,6 +33,7 @@ from physim import data
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.arrivals import arrivals_named
+from physim.inputs.attempts import attempts
 from physim.inputs.case import Case, check_names
 from physim.inputs.lengths import Lengths
 from physim.inputs.request_lengths import RequestLengths
@@ -302,26 +303,30 @@ _CLUSTERS: Mapping[
 def _part(grid: CaseGrid, place: int, size: int) -> tuple[int, list[Row]]:
     """The rows of one part, with its place."""
     rows, cases, fits = [], [], []
-    for number in range(place * size, min((place + 1) * size, len(grid))):
-        options = grid.options(number)
-        row: Row = {"case": number, **options, "problem": ""}
+    numbers = range(place * size, min((place + 1) * size, len(grid)))
+    wanted = (grid.options(number) for number in numbers)
+    for number, attempt in zip(numbers, attempts(wanted, {}, _typed), strict=True):
+        row: Row = {"case": number, **attempt.choice, "problem": ""}
         rows.append(row)
         try:
-            case, fit = _case(options)
-            corrections = load_fit(fit).on(case).corrections
+            if attempt.case is None:
+                row["problem"] = str(attempt.refusal)
+                continue
+            _ = attempt.case.demanded
+            known = load_fit(str(attempt.choice.get("fit", DEFAULT_FIT)))
+            fits.append(known.on(attempt.case).corrections)
+            cases.append((row, attempt.case))
         except InputError as error:
             row["problem"] = str(error)
-        else:
-            cases.append((row, case))
-            fits.append(corrections)
     for (row, _), one in zip(cases, _predictions([c for _, c in cases], fits), strict=True):
         row |= {"problem": one} if isinstance(one, str) else _columns(one)
     return place, rows
 
 
-def _case(options: Mapping[str, Value]) -> tuple[Case, str]:
-    own: dict[str, Any] = dict(options)
-    model, fit = str(own.pop("model")), str(own.pop("fit", DEFAULT_FIT))
+def _typed(options: Mapping[str, Value]) -> dict[str, Any]:
+    """Options of a case of what a file says, with its model and without its fit."""
+    own: dict[str, Any] = {**options, "model": str(options["model"])}
+    own.pop("fit", None)
     for name in _LENGTHS:
         if isinstance(own.get(name), str):
             own[name] = Lengths.parse(own[name], name)
@@ -329,9 +334,7 @@ def _case(options: Mapping[str, Value]) -> tuple[Case, str]:
         own["lengths"] = RequestLengths.read(own["lengths"])
     if isinstance(own.get("arrival"), str):
         own |= arrivals_named(own["arrival"])
-    case = Case.of(model, **own)
-    _ = case.demanded
-    return case, fit
+    return own
 
 
 def _predictions(cases: Sequence[Case], corrections: Sequence[Any]) -> list[Prediction | str]:

@@ -314,7 +314,7 @@ class Conversations:
             longest = max(longest, prompt + output)
             # The last token of an answer is never computed, so its block may not be full.
             start = said[user][-1].end * block_size
-            segment = Segment(start, prompt + output - 1, block_size)
+            segment = Segment(start, prompt + decode_steps(output), block_size)
             said[user], tokens[user] = [*said[user], segment], prompt + output
             return Request(number, arrival_s, prompt, output, path=said[user], conversation=user)
 

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Num
+from jaxtyping import Bool, Float, Num
 
 from physim.types import AnyArray, Number
 
@@ -36,7 +36,8 @@ class Batch(eqx.Module):
 
     Attributes:
         decode_requests: Requests that decode.
-        tokens_each: Tokens that each of them adds: one, and more where tokens are speculated.
+        query_tokens: Tokens of each of them that the step computes: one, and more where tokens are
+            proposed that it verifies.
         attended: Tokens that they attend to, summed, for each window of the model's attention:
             the sum of the lesser of context and window.
         prefill_requests: Requests with a prefill chunk in this step.
@@ -48,7 +49,7 @@ class Batch(eqx.Module):
     """
 
     decode_requests: Number
-    tokens_each: Number
+    query_tokens: Number
     attended: Num[AnyArray, "*steps windows"]
     prefill_requests: Number
     prefill_tokens: Number
@@ -63,6 +64,7 @@ class Batch(eqx.Module):
         new_tokens: Num[AnyArray, " requests"],
         cached: Num[AnyArray, " requests"],
         windows: Float[AnyArray, " windows"] = UNLIMITED,
+        decodes: Bool[AnyArray, " requests"] | None = None,
     ) -> Batch:
         """A batch of known requests.
 
@@ -73,14 +75,20 @@ class Batch(eqx.Module):
             cached: Tokens of each request that are in the KV cache before the step.
             windows: Tokens that the model's attention looks back, for each of its kinds
                 (`StepOps.windows`).
+            decodes: Whether each request decodes, whatever its tokens in this step; None for those
+                of one token.
         """
-        decodes, prefills = new_tokens == 1, new_tokens > 1
+        decodes = new_tokens == 1 if decodes is None else decodes
+        prefills = (new_tokens > 0) & ~decodes
         chunk = jnp.where(prefills, new_tokens, 0.0)
         before = jnp.where(prefills, cached, 0.0)
-        seen = jnp.minimum((cached + 1.0)[:, None], windows)
+        computed = jnp.where(decodes, new_tokens, 0.0)
+        seen = jnp.minimum((cached + computed)[:, None], windows)
+        requests = jnp.sum(decodes * 1.0)
+        each = jnp.sum(computed) / jnp.maximum(requests, 1.0)
         return cls(
-            decode_requests=jnp.sum(decodes * 1.0),
-            tokens_each=1.0,
+            decode_requests=requests,
+            query_tokens=jnp.where(requests > 0, each, 1.0),
             attended=jnp.sum(jnp.where(decodes[:, None], seen, 0.0), axis=0),
             prefill_requests=jnp.sum(prefills * 1.0),
             prefill_tokens=jnp.sum(chunk),
@@ -97,7 +105,7 @@ class Batch(eqx.Module):
         prefill_requests: Number = 0.0,
         chunk: Number = 0.0,
         cached: Number = 0.0,
-        tokens_each: Number = 1.0,
+        query_tokens: Number = 1.0,
         windows: Float[AnyArray, " windows"] = UNLIMITED,
         ranks: Number = 1,
         stages: Number = 1,
@@ -113,7 +121,7 @@ class Batch(eqx.Module):
             prefill_requests: Requests with a prefill chunk; need not be whole.
             chunk: Mean tokens of a chunk.
             cached: Mean tokens that such a request has in the cache already.
-            tokens_each: Tokens that each decoding request adds.
+            query_tokens: Tokens of each decoding request that the step computes.
             windows: Tokens that the model's attention looks back, for each of its kinds
                 (`StepOps.windows`). Contexts are taken to be all alike.
             ranks: Data-parallel ranks that share the requests.
@@ -126,21 +134,21 @@ class Batch(eqx.Module):
         seen = xp.minimum(xp.asarray(context)[..., None], windows)
         return cls(
             decode_requests=decode_requests,
-            tokens_each=tokens_each,
+            query_tokens=query_tokens,
             attended=xp.asarray(decode_requests)[..., None] * seen,
             prefill_requests=prefill_requests,
             prefill_tokens=prefill_requests * chunk,
             prefill_squares=prefill_requests * chunk**2,
             cached_tokens=prefill_requests * cached,
             cached_products=prefill_requests * chunk * cached,
-            elsewhere=(decodes - decode_requests) * tokens_each
+            elsewhere=(decodes - decode_requests) * query_tokens
             + (prefills - prefill_requests) * chunk,
         )
 
     @property
     def tokens(self) -> Number:
         """Tokens that the step's GEMMs work on."""
-        return self.decode_requests * self.tokens_each + self.prefill_tokens
+        return self.decode_requests * self.query_tokens + self.prefill_tokens
 
     @property
     def routed(self) -> Number:
@@ -150,7 +158,7 @@ class Batch(eqx.Module):
     @property
     def sampled(self) -> Number:
         """Tokens that have logits computed: all that decode, and the last of each chunk."""
-        return self.decode_requests * self.tokens_each + self.prefill_requests
+        return self.decode_requests * self.query_tokens + self.prefill_requests
 
     @property
     def requests(self) -> Number:
@@ -162,7 +170,7 @@ class Batch(eqx.Module):
         zero = 0.0 * self.prefill_requests
         return Batch(
             self.decode_requests,
-            self.tokens_each,
+            self.query_tokens,
             self.attended,
             prefill_requests=zero,
             prefill_tokens=zero,
@@ -175,7 +183,7 @@ class Batch(eqx.Module):
         """The batch without its decoding requests."""
         return Batch(
             decode_requests=0.0 * self.decode_requests,
-            tokens_each=self.tokens_each,
+            query_tokens=self.query_tokens,
             attended=0.0 * self.attended,
             prefill_requests=self.prefill_requests,
             prefill_tokens=self.prefill_tokens,

@@ -17,6 +17,7 @@ from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.fluid.demand import Demand
+from physim.inputs.attempts import attempts, choices
 from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions, check_names
 from physim.models.lookup import config_path
 from physim.prediction.arrays import step_model_of
@@ -160,28 +161,28 @@ def write_tables(
         load_hardware(gpu)
     if folder.exists() and not folder.is_dir():
         raise InputError(str(folder), "is a file", "name a folder")
-    for model in models:
-        for gpu in gpus:
-            for tp in tps:
-                name = f"{Path(model).stem if _is_path(model) else model} on {tp} x {gpu}"
-                short = Path(model).parent.name if Path(model).name == "config.json" else model
-                own = short.removesuffix(".json").replace("/", "--").lstrip(".-")
-                place = folder / f"{own}_{gpu}_tp{tp}"
-                progress(name)
-                try:
-                    case = _checked(Case.of(model, gpu=gpu, tp=tp, **options), kind)
-                    if (place / METADATA).is_file() and not force:
-                        yield _kept(name, place, _request(kind, tolerance, fit, case))
-                        continue
-                    found = write_table(
-                        case, place, kind=kind, tolerance=tolerance, fit=fit, force=force
-                    )
-                except InputError as error:
-                    yield Made(name, None, str(error))
-                    continue
-                error_pct = found.get("interpolation_error_pct", {}).get("p99")
-                warnings = found.get("coefficients", {}).get("warnings", ())
-                yield Made(name, place, "", error_pct, warnings)
+    for attempt in attempts(choices(model=models, gpu=gpus, tp=tps), options):
+        model, gpu, tp = attempt.choice.values()
+        name = f"{Path(model).stem if _is_path(model) else model} on {tp} x {gpu}"
+        short = Path(model).parent.name if Path(model).name == "config.json" else model
+        own = short.removesuffix(".json").replace("/", "--").lstrip(".-")
+        place = folder / f"{own}_{gpu}_tp{tp}"
+        progress(name)
+        if attempt.case is None:
+            yield Made(name, None, str(attempt.refusal))
+            continue
+        try:
+            case = _checked(attempt.case, kind)
+            if (place / METADATA).is_file() and not force:
+                yield _kept(name, place, _request(kind, tolerance, fit, case))
+                continue
+            found = write_table(case, place, kind=kind, tolerance=tolerance, fit=fit, force=force)
+        except InputError as error:
+            yield Made(name, None, str(error))
+            continue
+        error_pct = found.get("interpolation_error_pct", {}).get("p99")
+        warnings = found.get("coefficients", {}).get("warnings", ())
+        yield Made(name, place, "", error_pct, warnings)
 
 
 def _checked(case: Case, kind: str) -> Case:

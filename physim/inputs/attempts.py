@@ -1,0 +1,57 @@
+"""Deployments, listed: each of some choices is a case, or there is a reason why it is none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from physim.errors import InputError
+from physim.inputs.case import Case
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A deployment that was asked for.
+
+    Attributes:
+        choice: What sets it apart from the others, options of a case and its ``model`` by name.
+        case: The case; None where it cannot be.
+        refusal: Why it cannot be; None where it can.
+    """
+
+    choice: Mapping[str, Any]
+    case: Case | None = None
+    refusal: InputError | None = None
+
+
+def choices(**axes: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Every combination of some values; those of the last axis change first.
+
+    Args:
+        **axes: The values of each option.
+    """
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def attempts(
+    wanted: Iterable[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    read: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+) -> Iterator[Attempt]:
+    """A case for each choice, or the reason why there is none.
+
+    Args:
+        wanted: Options of each, its ``model`` among them.
+        options: Those of all.
+        read: Makes options of what they were written as.
+    """
+    for choice in wanted:
+        try:
+            own = read({**options, **choice})
+            found = Attempt(choice, Case.of(own.pop("model"), **own))
+        except InputError as error:
+            found = Attempt(choice, refusal=error)
+        yield found
