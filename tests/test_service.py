@@ -2,13 +2,19 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from limits_by_hand import config_of
 
 import physim
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.fluid.demand import Demand
 from physim.fluid.limits import Limits
+from physim.fluid.network import Stop, steady_network
+from physim.fluid.steady import steady_state
 from physim.replay.cluster import Cluster, least_loaded
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes
@@ -16,6 +22,8 @@ from physim.replay.workload import Request, Workload
 from physim.service.phases import DECODE, PREFILL, phases
 from physim.service.server import Draft
 from physim.service.service import Link, Pool, Service
+from physim.step.lowering import lower
+from physim.step.model import StepModel
 
 
 def test_the_phases_of_a_request_by_hand():
@@ -103,3 +111,35 @@ def test_servers_that_are_replayed_again_do_the_same():
     served(3, first)
     served(3, again)
     assert [one.finished_s for one in first] == [one.finished_s for one in again]
+
+
+def stop_of(server, prompt, output, rate, **others):
+    demand = Demand.of(physim.Load(prompt, output, rate=rate, arrival="poisson"), 16)
+    model = StepModel(lower(server), Corrections())
+    limits = jax.tree.map(float, Limits.from_server(server))
+    return Stop(model, jax.tree.map(jnp.asarray, demand), limits, **others)
+
+
+def test_one_pool_is_what_its_server_is(server):
+    stop = stop_of(server, 1000, 100, 4.0)
+    found, alone = steady_network([stop]), steady_state(stop.model, stop.demand, stop.limits)
+    assert (found.ttft, found.itl, found.e2e) == (alone.ttft, alone.itl, alone.e2e)
+    assert found.throughput == alone.throughput
+
+
+def test_departures_of_a_pool_are_arrivals_of_the_next(server):
+    prefill, decode = stop_of(server, 1000, 1, 4.0, handover_s=0.25), stop_of(server, 1, 100, 4.0)
+    found = steady_network([prefill, decode])
+    first, second = found.pools
+    assert found.throughput == pytest.approx(4.0)
+    assert found.e2e == pytest.approx(first.e2e + 0.25 + second.e2e)
+    assert (found.ttft, found.itl, found.saturated) == (first.ttft, second.itl, False)
+    # Of more than it can do, no more comes to the next; twice the servers do twice as much.
+    swamped = steady_network([stop_of(server, 1000, 1, 1e4), stop_of(server, 1, 100, 1e4)])
+    assert swamped.saturated
+    most = swamped.pools[0].throughput
+    assert swamped.throughput == pytest.approx(
+        float(jnp.minimum(most, swamped.pools[1].throughput))
+    )
+    two = steady_network([stop_of(server, 1000, 1, 1e4, replicas=2.0)])
+    assert two.throughput == pytest.approx(2 * most, rel=1e-3)

@@ -11,8 +11,9 @@ import numpy as np
 
 from physim.corrections.fields import Corrections
 from physim.fluid.demand import Demand
+from physim.fluid.network import Stop, steady_network
 from physim.fluid.percentiles import Drawn, steady_latencies
-from physim.fluid.steady import SteadyState, steady_state
+from physim.fluid.steady import SteadyState
 from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.kept import kept
@@ -102,7 +103,9 @@ def solve_saturated(systems: CaseArrays, corrections: Corrections) -> AnyArray:
 
 
 def _state(system: CaseArrays, corrections: Corrections) -> SteadyState:
-    return steady_state(system.model(corrections), system.demand, system.limits)
+    stop = Stop(system.model(corrections), system.demand, system.limits)
+    (state,) = steady_network([stop]).pools
+    return state
 
 
 def _unending(systems: CaseArrays) -> CaseArrays:
