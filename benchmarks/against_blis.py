@@ -29,14 +29,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 def gemm(row: dict[str, str]) -> float:
     """Seconds of an fp8 GEMM: BLIS's MFU of GEMMs is over the fp8 peak."""
     m, k, n = (float(row[name]) for name in "mkn")
-    curve = load_grid(GPU.key, "gemm_fp8").at(n=n, k=k).resampled(tokens=np.array([m]))
+    curve = load_grid(GPU.key, "gemm_fp8").sliced(n=n, k=k).resampled(tokens=np.array([m]))
     bound = roofline.seconds(roofline.gemm(m, n, k, 1.0, 1.0), PEAK["fp8"], GPU.memory_bandwidth)
     return float(bound * np.exp(-curve[0]))
 
 
 def prefill(row: dict[str, str], heads: int, kv_heads: int, dim: int) -> float:
     length = float(row["seq_len"])
-    grid = load_grid(GPU.key, "prefill_attention").at(group=heads / kv_heads, head_dim=float(dim))
+    grid = load_grid(GPU.key, "prefill_attention").sliced(
+        group=heads / kv_heads, head_dim=float(dim)
+    )
     work = roofline.prefill_attention(1.0, length, heads, kv_heads, dim)
     bound = roofline.seconds(work, PEAK["bfloat16"], GPU.memory_bandwidth)
     found = grid.resampled(sequences=np.array([float(heads)]), tokens=np.array([length]))
@@ -45,7 +47,9 @@ def prefill(row: dict[str, str], heads: int, kv_heads: int, dim: int) -> float:
 
 def decode(row: dict[str, str], heads: int, kv_heads: int, dim: int) -> float:
     batch, context = float(row["batch_size"]), float(row["kv_len"])
-    grid = load_grid(GPU.key, "decode_attention").at(group=heads / kv_heads, head_dim=float(dim))
+    grid = load_grid(GPU.key, "decode_attention").sliced(
+        group=heads / kv_heads, head_dim=float(dim)
+    )
     work = roofline.decode_attention(batch, context, heads, kv_heads, dim, 2.0)
     bound = roofline.seconds(work, PEAK["bfloat16"], GPU.memory_bandwidth)
     found = grid.resampled(sequences=np.array([batch * kv_heads]), context=np.array([context]))

@@ -49,8 +49,9 @@ from physim.inputs.case import Case
 from physim.prediction.arrays import CaseArrays, stack
 from physim.prediction.steady import _solve
 mark("import physim")
-case = Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, rate=6, input_tokens=786, output_tokens=251)
-arguments = CaseArrays.of([case]), stack([load_fit("default").on(case).corrections])
+load = {"rate": 6, "input_tokens": 786, "output_tokens": 251}
+case = Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, **load)
+arguments = CaseArrays.from_cases([case]), stack([load_fit("default").on(case).corrections])
 mark("reading and lowering the model")
 if kept:
     _solve(*arguments)

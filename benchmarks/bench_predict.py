@@ -78,7 +78,7 @@ def sweep() -> tuple[tuple[float, float], float]:
     models = ("Qwen/Qwen3-14B", "meta-llama/Llama-3.1-70B-Instruct", "mistralai/Mixtral-8x7B-v0.1")
     rng = np.random.default_rng(0)
     cases = [
-        Case.of(
+        Case.from_options(
             models[i % 3],
             gpu="h100_sxm",
             tp=(4, 8)[i // 3 % 2],
@@ -88,7 +88,7 @@ def sweep() -> tuple[tuple[float, float], float]:
         )
         for i, rate in enumerate(rng.uniform(0.1, 30, SWEEP_SIZE))
     ]
-    systems = jax.device_put(CaseArrays.of(cases))
+    systems = jax.device_put(CaseArrays.from_cases(cases))
 
     @jax.jit
     @jax.vmap

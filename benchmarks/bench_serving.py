@@ -41,7 +41,7 @@ def main() -> None:
     from physim.replay.workload import drawn
     from physim.step.model import StepModel
 
-    case = physim.Case.of(
+    case = physim.Case.from_options(
         "Qwen/Qwen3-14B",
         gpu="h100_sxm",
         tp=2,
@@ -63,11 +63,11 @@ def main() -> None:
 
     @jax.jit
     def means(corrections: Corrections, demand: Demand, schedule: Schedule) -> jax.Array:
-        fluid = Fluid.of(StepModel(model.ops, corrections), demand, numbers)
+        fluid = Fluid.tabulated(StepModel(model.ops, corrections), demand, numbers)
         summary = latencies(fluid, fluid.run(schedule), schedule)
         return jnp.stack([summary.ttft, summary.itl, summary.e2e]).sum()
 
-    demand = jax.tree.map(jnp.asarray, Demand.of(load, server.kv.block_size))
+    demand = jax.tree.map(jnp.asarray, Demand.from_load(load, server.kv.block_size))
     schedule = Schedule(jnp.array([8.0, 20.0]), jnp.array([600.0, 1200.0]))
     zero = jax.tree.map(jnp.asarray, Corrections())
     gradient = jax.jit(jax.grad(means))

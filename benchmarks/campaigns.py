@@ -93,7 +93,7 @@ def errors(path: str, fit: str) -> tuple[dict[str, list[float]], int]:
         try:
             if row.get("ep", 1) != 1:
                 raise physim.InputError("ep", "is not modelled", "leave it out")
-            cases.append(physim.Case.of(row["model"], **options(row)))
+            cases.append(physim.Case.from_options(row["model"], **options(row)))
             rows.append(row)
         except physim.InputError:
             refused += 1

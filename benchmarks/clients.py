@@ -35,7 +35,7 @@ METRICS = ("ttft_s", "itl_s", "e2e_s", "requests_per_s")
 def cases(spread: float) -> list[physim.Case]:
     """The loads where outputs have a relative spread."""
     return [
-        physim.Case.of(
+        physim.Case.from_options(
             MODEL,
             gpu="h100_sxm",
             tp=2,

@@ -133,7 +133,7 @@ def loads() -> list[Any]:
         closed.append(case.under(replace(case.demanded, requests=requests)))
     output = physim.Lengths.normal(256, 64)
     above = [
-        physim.Case.of("Qwen/Qwen3-14B", output_tokens=output, **OVERLOADED, **one)
+        physim.Case.from_options("Qwen/Qwen3-14B", output_tokens=output, **OVERLOADED, **one)
         for one in OVERLOADS
     ]
     return [*map(real_traffic.case_of, ROWS), *closed, *above]

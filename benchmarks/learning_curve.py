@@ -73,7 +73,7 @@ def _off(fit: Fit, unseen: Observed) -> list[float]:
 
 
 def _fitted(observed: Observed, base: Fit) -> Fit:
-    problem = Problem.of(observed, base=base)
+    problem = Problem.from_observed(observed, base=base)
     solved, parameters, losses = solve(problem, base.evidence is None)
     return concluded(observed, solved, parameters, losses, "learning", {}, base).fit
 

@@ -34,7 +34,7 @@ Loss = Callable[[jax.Array], jax.Array]
 
 
 def main() -> None:
-    problem = Problem.of(observe(sys.argv[1:]))
+    problem = Problem.from_observed(observe(sys.argv[1:]))
     minimise(problem)  # compiles
     _, losses = minimise(problem)
     target = losses[-1] + _NEAR

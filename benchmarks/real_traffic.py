@@ -136,7 +136,7 @@ def dispersion(name: str) -> Any:
     from physim.inputs.arrivals import ArrivalDispersion
 
     own = recorded(name if name in FILES else next(iter(FILES)))
-    return None if own is None else ArrivalDispersion.of(own.arrival_s)
+    return None if own is None else ArrivalDispersion.from_arrivals(own.arrival_s)
 
 
 @functools.cache
@@ -147,7 +147,9 @@ def server(name: str, of: str) -> tuple[Any, float]:
 
     model, options = SERVERS[name]
     load = physim.Load.of_requests(lengths(of), rate=1.0, arrival="poisson")
-    case = physim.Case.of(model, gpu="h100_sxm", max_model_len=32_768, **options).under(load)
+    case = physim.Case.from_options(model, gpu="h100_sxm", max_model_len=32_768, **options).under(
+        load
+    )
     (alone,) = physim.predict_cases([case], Corrections())
     return case, alone.saturation_rps
 

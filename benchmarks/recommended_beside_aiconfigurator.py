@@ -381,7 +381,7 @@ def _server(question: Question, one: Deployment) -> Case:
     """One of the servers under its share, with the engine's own limits."""
     from physim.inputs.case import Case
 
-    return Case.of(
+    return Case.from_options(
         question.model,
         gpu=question.gpu,
         tp=one.tp,

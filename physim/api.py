@@ -38,7 +38,7 @@ def predict(
     Raises:
         InputError: Some input cannot be used; the message says which and what to do.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     return predict_with_interval(case, load_fit(fit).on(case), method, seed)
 
 
@@ -66,7 +66,7 @@ def check(
     """
     from physim.prediction.checked import checked
 
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     known = load_fit(fit).on(case)
     return checked(predict_with_interval(case, known), case, known.corrections, seed)
 
@@ -94,7 +94,7 @@ def predict_trace(
     """
     from physim.prediction.replayed import replay_trace
 
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     known = load_fit(fit).on(case)
     return replay_trace(case, Path(trace), known.corrections, known.name, timeout_s)
 
@@ -120,5 +120,5 @@ def step_model(
     Raises:
         InputError: Some input cannot be used; the message says which and what to do.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     return step_model_of(case, load_fit(fit).on(case).corrections)

@@ -70,11 +70,11 @@ def kernel_lookup(folder):
         columns, rows = rising(profile[name][first]), rising(profile[name][second])
         values = positive(profile[name]["latency_us"], (len(rows), len(columns)))
 
-        def at(x, y):
+        def value_at(x, y):
             over_rows = [np.interp(y, rows, column) for column in values.T]
             return float(np.interp(x, columns, over_rows))
 
-        return at
+        return value_at
 
     gemm, reduce = one("gemm"), one("allreduce")
     prefill = two("context_attention", "batch_size", "isl")

@@ -72,7 +72,9 @@ def sane_model(place: Path) -> None:
     model = load_model(place)
     assert isinstance(model, ModelArch)
     assert 0 < model.parameters < 1e14
-    case = physim.Case.of(place, gpu="b200_sxm", tp=8, input_tokens=9, output_tokens=9, rate=1)
+    case = physim.Case.from_options(
+        place, gpu="b200_sxm", tp=8, input_tokens=9, output_tokens=9, rate=1
+    )
     assert case.server.kv.blocks > 0
 
 
@@ -142,7 +144,7 @@ def fit(rng: Rng, folder: Path) -> None:
         content = {**content, "schema_version": int(rng.integers(5))}
     path = json_file(rng, folder / "fit.json", content)
     found = load_fit(path)
-    known = found.at(found.common)
+    known = found.at_branch(found.common)
     for name in ("gemm_memory", "experts_compute"):
         assert 0 < math.exp(float(getattr(known.corrections, name))) < 1e9
     if known.covariance is not None:
@@ -294,7 +296,7 @@ def options(rng: Rng, _: Path) -> None:
         value = ODD[rng.integers(len(ODD))]
         if isinstance(value, bool | str | int | float):
             given[names[rng.integers(len(names))]] = value
-    case = physim.Case.of("Qwen/Qwen3-8B", **given)
+    case = physim.Case.from_options("Qwen/Qwen3-8B", **given)
     load = case.demanded
     assert 0 < load.mean_input <= case.server.sizes.max_model_len
 

@@ -71,8 +71,12 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "cached_tokens": (_DENSE, 500),
     "concurrency": (_CLIENTS, 32),
     "dispersion": (
-        {**_DENSE, "arrival": "trace", "dispersion": ArrivalDispersion.of(np.arange(200.0))},
-        ArrivalDispersion.of(np.repeat(np.arange(100.0), 2)),
+        {
+            **_DENSE,
+            "arrival": "trace",
+            "dispersion": ArrivalDispersion.from_arrivals(np.arange(200.0)),
+        },
+        ArrivalDispersion.from_arrivals(np.repeat(np.arange(100.0), 2)),
     ),
     "dp": (_EXPERTS, 4),
     "engine": (_DENSE, "sglang"),
@@ -85,8 +89,12 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "kv_blocks": (_DENSE, 5000),
     "kv_cache_dtype": (_DENSE, "fp8"),
     "lengths": (
-        {**_CLIENTS, **dict.fromkeys(_LOAD), "lengths": RequestLengths.of([900, 1100], [200, 200])},
-        RequestLengths.of([500, 1500], [200, 200]),
+        {
+            **_CLIENTS,
+            **dict.fromkeys(_LOAD),
+            "lengths": RequestLengths.from_columns([900, 1100], [200, 200]),
+        },
+        RequestLengths.from_columns([500, 1500], [200, 200]),
     ),
     "max_model_len": ({**_DENSE, "output_tokens": Lengths.exponential(200)}, 1500),
     "max_num_batched_tokens": (_DENSE, 512),
@@ -288,7 +296,7 @@ def _predicted(given: Sequence[Mapping[str, Any]]) -> list[Any]:
     found: list[Any] = []
     for options in given:
         try:
-            found.append(physim.Case.of(**options))
+            found.append(physim.Case.from_options(**options))
         except InputError as error:
             found.append(str(error))
     cases = [one for one in found if isinstance(one, physim.Case)]

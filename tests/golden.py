@@ -59,7 +59,9 @@ LOADS: tuple[dict[str, Any], ...] = (
 def predicted() -> dict[str, dict[str, float | None]]:
     """What physim says, without a fit, of each server under each load."""
     cases = {
-        f"{model} {_words(server)}, load {number}": physim.Case.of(model, **server, **load)
+        f"{model} {_words(server)}, load {number}": physim.Case.from_options(
+            model, **server, **load
+        )
         for model, servers in SERVERS.items()
         for server in servers
         for number, load in enumerate(LOADS)

@@ -73,7 +73,7 @@ def valid_case(rng: Rng, **fixed: Any) -> physim.Case:
         if given.get("arrival") == "gamma":
             given["burstiness"] = float(rng.choice([0.3, 0.7, 2.0]))
         with contextlib.suppress(InputError):
-            return physim.Case.of(MODELS[rng.integers(len(MODELS))], **{**given, **fixed})
+            return physim.Case.from_options(MODELS[rng.integers(len(MODELS))], **{**given, **fixed})
 
 
 def predicted(cases: list[physim.Case]) -> list[physim.Prediction]:
@@ -292,7 +292,7 @@ def slopes(cases: list[physim.Case]) -> Slopes:
     directions = np.eye(len(by))
     points = np.concatenate([_MOVED * directions, 0 * directions, -_MOVED * directions])
     along = np.concatenate([directions] * 3)
-    found = _slopes(CaseArrays.of(cases), points, along)
+    found = _slopes(CaseArrays.from_cases(cases), points, along)
     # Of every point a row, and of every metric a column.
     values, tangents = (np.asarray(x).reshape(len(cases), 3, len(by), -1) for x in found)
     up, at, down = (np.swapaxes(values[:, i], 1, 2) for i in range(3))

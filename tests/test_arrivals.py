@@ -21,7 +21,7 @@ def poisson(rate=5.0, count=40_000, seed=0):
 
 
 def test_poisson_arrivals_have_an_index_of_one_in_every_window():
-    found = ArrivalDispersion.of(poisson())
+    found = ArrivalDispersion.from_arrivals(poisson())
     assert len(found.windows_s) == 16
     assert found.windows_s[0] == pytest.approx(0.2, rel=0.02)
     assert found.windows_s[-1] == pytest.approx(0.1 * 8000, rel=0.02)
@@ -35,7 +35,7 @@ def test_even_arrivals_by_hand():
     # Windows of 0.25 s hold no arrival or one of those at 0, 0.5, 1, ...: half of each, so the
     # variance is a quarter and the mean a half.
     times = 0.5 * np.arange(10_001)
-    found = ArrivalDispersion.of(times)
+    found = ArrivalDispersion.from_arrivals(times)
     assert found.rate == 2
     assert found.index_at(100.0) < 0.01
     from physim.inputs.arrivals import _index
@@ -45,7 +45,7 @@ def test_even_arrivals_by_hand():
 
 def test_arrivals_in_clumps_by_hand():
     # Clumps of five come at random, so every index is five where windows are longer than a clump.
-    found = ArrivalDispersion.of(np.repeat(poisson(1.0, 20_000), 5))
+    found = ArrivalDispersion.from_arrivals(np.repeat(poisson(1.0, 20_000), 5))
     assert found.index_at(10.0) == pytest.approx(5, rel=0.1)
     assert found.bursts_at(10.0) == pytest.approx(5, rel=0.1)
     assert found.index_at(1e-6) == found.index[0]
@@ -57,17 +57,17 @@ def test_a_rate_that_changes_is_told_from_bursts():
     rng = np.random.default_rng(0)
     times = np.sort(rng.uniform(0, 12_000, 8 * 12_000))
     kept = rng.uniform(0, 8, len(times)) < 5 + 3 * np.sin(2 * np.pi * times / 1200)
-    found = ArrivalDispersion.of(times[kept])
+    found = ArrivalDispersion.from_arrivals(times[kept])
     for window in (2.0, 10.0):
         assert found.index_at(window) == pytest.approx(1 + 4.5 * window / 5, rel=0.1)
         assert found.bursts_at(window) == pytest.approx(1, abs=0.15)
     assert found.slow_s == 60
     # A trace of three minutes has no stretches of a minute to tell apart in windows that it has.
-    assert ArrivalDispersion.of(poisson(5.0, 900)).slow_s == pytest.approx(18, rel=0.1)
+    assert ArrivalDispersion.from_arrivals(poisson(5.0, 900)).slow_s == pytest.approx(18, rel=0.1)
 
 
 def test_arrivals_at_another_rate():
-    found = ArrivalDispersion.of(np.repeat(poisson(1.0, 2000), 5))
+    found = ArrivalDispersion.from_arrivals(np.repeat(poisson(1.0, 2000), 5))
     faster = found.at_rate(2 * found.rate)
     assert faster.rate == pytest.approx(2 * found.rate)
     assert faster.index_at(5.0) == pytest.approx(found.index_at(10.0))
@@ -77,7 +77,7 @@ def test_arrivals_at_another_rate():
 
 
 def test_arrivals_start_over():
-    found = ArrivalDispersion.of(np.arange(100.0))
+    found = ArrivalDispersion.from_arrivals(np.arange(100.0))
     assert found.first(3).tolist() == [0, 1, 2]
     assert found.first(250).tolist() == list(range(250))
     assert found.before(250.5).tolist() == list(range(251))
@@ -94,14 +94,14 @@ def test_arrivals_start_over():
 )
 def test_arrivals_of_which_nothing_can_be_said(times, says):
     with pytest.raises(InputError, match=says):
-        ArrivalDispersion.of(times)
+        ArrivalDispersion.from_arrivals(times)
 
 
 # ---- loads ----
 
 
 def test_a_load_that_comes_like_a_trace():
-    found = ArrivalDispersion.of(np.repeat(poisson(1.0, 2000), 5))
+    found = ArrivalDispersion.from_arrivals(np.repeat(poisson(1.0, 2000), 5))
     load = physim.Load(500, 50, rate=10.0, arrival="trace", dispersion=found, requests=12_000)
     # Batches of five by chance: of requests that live for as short as half a minute, four others.
     assert load.arrival_cv2 == pytest.approx(5.0, abs=0.7)
@@ -119,7 +119,7 @@ def test_a_load_that_comes_like_a_trace():
 def test_the_number_that_runs_varies_as_lives_overlap(life_s):
     """Requests without limit, of a record in even batches: counted one by one."""
     times = np.repeat(np.arange(4000) * 2.3, 6)
-    own = ArrivalDispersion.of(times)
+    own = ArrivalDispersion.from_arrivals(times)
     found = replace(own, life_s=life_s)
     outputs = physim.Lengths.exponential(100)
     load = physim.Load(50, outputs, rate=own.rate, arrival="trace", dispersion=found)
@@ -133,7 +133,7 @@ def test_the_number_that_runs_varies_as_lives_overlap(life_s):
 
 
 def test_stages_come_like_a_trace_at_their_own_rates():
-    found = ArrivalDispersion.of(np.arange(200.0))
+    found = ArrivalDispersion.from_arrivals(np.arange(200.0))
     stages = (physim.Stage(1, 50), physim.Stage(4, 100))
     load = physim.Load(500, 50, stages=stages, arrival="trace", dispersion=found)
     times = [one.arrival_s for one in drawn(load, config_of(LIMITS), 0).requests]
@@ -151,7 +151,7 @@ def test_stages_come_like_a_trace_at_their_own_rates():
 )
 def test_recorded_arrivals_that_do_not_go_with_the_rest(given, says):
     if "dispersion" in given:
-        given = given | {"dispersion": ArrivalDispersion.of(np.arange(100.0))}
+        given = given | {"dispersion": ArrivalDispersion.from_arrivals(np.arange(100.0))}
     with pytest.raises(InputError, match=says):
         physim.Load(500, 50, **given)
 
@@ -198,7 +198,7 @@ def test_a_trace_in_windows(tmp_path):
     profile = LoadProfile.from_trace(trace(tmp_path / "day.csv"), window_s=20)
     first, second = profile.windows
     assert (first.start_s, first.duration_s, first.rate) == (0, 20, 2 / 20)
-    assert first.lengths == RequestLengths.of([100, 300], [10, 30], [64, 0])
+    assert first.lengths == RequestLengths.from_columns([100, 300], [10, 30], [64, 0])
     assert first.load().cached_tokens == 32
     # Arrivals, and tokens to compute and to generate, per second.
     assert first.demands == (0.1, 0.1 * (200 - 32), 0.1 * 20)
@@ -211,7 +211,7 @@ def test_windows_as_stages(tmp_path):
     assert [(one.rate, one.duration_s) for one in load.stages] == [(0.1, 20), (0.2, 20)]
     assert load.lengths.moments.input == (100 + 300 + 3 * 64 + 500) / 6
     assert load.arrival == "poisson"
-    case = physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm").under(load)
+    case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm").under(load)
     found = physim.predict(case, fit="none")
     assert [part.arrived for part in found.stages] == pytest.approx([2, 4])
 
@@ -249,7 +249,7 @@ def test_what_follows_a_request_is_counted():
     # Four at once every three seconds: of its own time half of three others, and none within two
     # seconds; within four the next four. The mean is 4/3 a second.
     times = np.repeat(np.arange(200) * 3.0, 4)
-    record = ArrivalDispersion.of(times)
+    record = ArrivalDispersion.from_arrivals(times)
     assert record.follow_within(np.array([2.0])) == pytest.approx(1.5 - 2 * 4 / 3, abs=0.05)
     assert record.follow_within(np.array([4.0])) == pytest.approx(5.5 - 4 * 4 / 3, abs=0.05)
     both = record.follow_within(np.array([2.0, 4.0]))
@@ -261,6 +261,6 @@ def test_what_follows_a_request_is_counted():
 
 def test_poisson_arrivals_are_followed_by_the_mean():
     times = np.cumsum(np.random.default_rng(5).exponential(0.1, 40_000))
-    record = ArrivalDispersion.of(times)
+    record = ArrivalDispersion.from_arrivals(times)
     for window in (0.1, 1.0, 10.0):
         assert record.follow_within(np.array([window])) == pytest.approx(0.0, abs=0.25)

@@ -110,7 +110,7 @@ def test_a_measured_gemm_takes_what_was_measured():
             n, k = SHAPES[0]
             work = roofline.gemm(TOKENS, n, k, form.bytes_per_weight, form.activation_bytes)
             bound = roofline.seconds(work, hardware.peak(form.compute), hardware.memory_bandwidth)
-            measured = load_grid(gpu, f"gemm_{form.name}").at(n=n, k=k).resampled(tokens=TOKENS)
+            measured = load_grid(gpu, f"gemm_{form.name}").sliced(n=n, k=k).resampled(tokens=TOKENS)
             found = gemm_row(placement(gpu), "one", "mlp", 1.0, n, k, form).log_seconds
             np.testing.assert_array_equal(found, rising_log_seconds(measured, np.asarray(bound)))
 

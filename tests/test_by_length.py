@@ -79,18 +79,20 @@ def test_a_prompt_counts_with_its_cached_part(method):
 def test_whole_prompts_go_with_what_is_computed_of_them():
     # The longest prompt has the least to compute: 3000 - 2992 tokens, of blocks of 16.
     cached = [0, 500, 2999]
-    lengths = physim.RequestLengths.of([1000, 2000, 3000], [50, 50, 50], cached)
-    case = physim.Case.of(MODEL, **ENGINE, rate=2, lengths=lengths)
+    lengths = physim.RequestLengths.from_columns([1000, 2000, 3000], [50, 50, 50], cached)
+    case = physim.Case.from_options(MODEL, **ENGINE, rate=2, lengths=lengths)
     block = case.server.kv.block_size
     found = prompts_of_strata(case)
-    computed = Demand.of(case.load, block).prompts
+    computed = Demand.from_load(case.load, block).prompts
     assert np.mean(found) == pytest.approx(2000)
     assert found[0] == pytest.approx(3000)
     assert computed[0] == pytest.approx(3000 - 2999 // block * block)
     assert found[computed == pytest.approx(1000)] == pytest.approx(1000)
     assert found[-1] == pytest.approx(2000)
-    alone = physim.Case.of(MODEL, **ENGINE, rate=2, input_tokens=PROMPTS, output_tokens=50)
-    assert prompts_of_strata(alone) == pytest.approx(Demand.of(alone.load, block).prompts)
+    alone = physim.Case.from_options(
+        MODEL, **ENGINE, rate=2, input_tokens=PROMPTS, output_tokens=50
+    )
+    assert prompts_of_strata(alone) == pytest.approx(Demand.from_load(alone.load, block).prompts)
 
 
 @pytest.mark.parametrize(

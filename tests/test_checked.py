@@ -34,11 +34,11 @@ def test_a_difference_is_of_the_replays():
 
 def test_the_fluid_knows_least_of_bursts_near_saturation():
     def errors(share, **load):
-        case = physim.Case.of(MODEL, **ENGINE, **LENGTHS, rate=share * most, **load)
+        case = physim.Case.from_options(MODEL, **ENGINE, **LENGTHS, rate=share * most, **load)
         (found,) = physim.predict_cases([case], physim.Corrections())
         return errors_of(case, found)
 
-    case = physim.Case.of(MODEL, **ENGINE, **LENGTHS, rate=1)
+    case = physim.Case.from_options(MODEL, **ENGINE, **LENGTHS, rate=1)
     most = physim.predict_cases([case], physim.Corrections())[0].saturation_rps
     chance, bursts = ({"arrival": "poisson"}, {"arrival": "gamma", "burstiness": 0.5})
     for metric in ("ttft", "itl", "e2e"):

@@ -65,7 +65,7 @@ def twice(work, peak, bandwidth=BANDWIDTH):
 
 def parts_of(rows, batch, setting=SETTING, corrections=None):
     """Parts of a step of a model that is nothing but some rows."""
-    model = StepModel(StepOps.of(rows, HOST, setting), corrections or Corrections())
+    model = StepModel(StepOps.from_rows(rows, HOST, setting), corrections or Corrections())
     families = model.families(batch)
     total = {}
     for name, seconds in zip(model_parts(), sum(families), strict=True):
@@ -179,7 +179,8 @@ def test_the_spread_over_experts_is_interpolated_by_hand():
 
     def seconds(shift, load=0.2):
         model = StepModel(
-            StepOps.of([row], HOST, SETTING, expert_load=load), Corrections(expert_spread=shift)
+            StepOps.from_rows([row], HOST, SETTING, expert_load=load),
+            Corrections(expert_spread=shift),
         )
         return jnp.sum(model.families(prompt(64.0)).over_sizes)
 
@@ -199,7 +200,7 @@ def test_rows_that_took_turns_are_read_as_choices_by_hand():
     # The even load of 16 experts, one for each token: 8 tokens visited 8, at 219.3 us, and 16 all.
     # Of tokens that choose on their own 11 visit 16 (1 - (15/16)^11) = 8.13.
     row = row_named("experts", SCOUT, tp=2, max_num_seqs=128)
-    model = StepModel(StepOps.of([row], HOST, SETTING, expert_load=0.0), Corrections())
+    model = StepModel(StepOps.from_rows([row], HOST, SETTING, expert_load=0.0), Corrections())
     seconds = float(jnp.sum(model.families(prompt(11.0)).over_sizes)) / row.count
     assert seconds == pytest.approx(219.3e-6, rel=0.05)
     # With one token nothing is left to chance; with thousands all experts are visited.
@@ -251,7 +252,9 @@ def prefill(peak=1e9, bandwidth=BANDWIDTH, heads=4, kv_heads=2, dim=8, window=No
 
 FAMILIES = jax.jit(lambda model, batch: model.families(batch))
 WINDOWED = StepModel(
-    StepOps.of([decode(window=256), decode(), prefill(window=256), prefill()], HOST, SETTING),
+    StepOps.from_rows(
+        [decode(window=256), decode(), prefill(window=256), prefill()], HOST, SETTING
+    ),
     Corrections(),
 )
 
@@ -268,7 +271,7 @@ def test_decode_attention_by_hand():
 
 def test_layers_with_windows_attend_to_no_more():
     full, windowed = decode(), decode(window=8)
-    model = StepModel(StepOps.of([full, windowed], HOST, SETTING), Corrections())
+    model = StepModel(StepOps.from_rows([full, windowed], HOST, SETTING), Corrections())
     np.testing.assert_array_equal(model.ops.windows, [8, np.inf])
     # Contexts of 4 and 28 tokens: 32 are attended to in full, 4 + 8 within the window of 8.
     batch = Batch.exact(np.ones(2), np.array([3.0, 27.0]), windows=model.ops.windows)
@@ -551,7 +554,7 @@ def test_gemm_agrees_with_measured_rows(table, tokens, n, k, measured):
     ],
 )
 def test_decode_attention_agrees_with_measured_rows(heads, kv_heads, requests, context, measured):
-    grid = load_grid("h100_sxm", "decode_attention").at(group=heads / kv_heads, head_dim=128.0)
+    grid = load_grid("h100_sxm", "decode_attention").sliced(group=heads / kv_heads, head_dim=128.0)
     work = roofline.decode_attention(REQUESTS[:, None], CONTEXT, heads, kv_heads, 128, 2)
     efficiency = grid.resampled(sequences=REQUESTS * kv_heads, context=CONTEXT)
     row = decode(
@@ -609,7 +612,7 @@ def test_decode_attention_agrees_with_what_others_measured(simulator_grids):
         requests, context = rows["batch_size"].to_numpy(float), rows["kv_len"].to_numpy(float)
         work = roofline.decode_attention(requests, context, heads, kv_heads, dim, 2)
         bound = roofline.seconds(work, 989.4e12, 3.35e12)
-        surface = grid.at(group=heads / kv_heads, head_dim=float(dim))
+        surface = grid.sliced(group=heads / kv_heads, head_dim=float(dim))
         efficiency = [
             float(surface.efficiency(sequences=b * kv_heads, context=c))
             for b, c in zip(requests, context, strict=True)
@@ -626,7 +629,7 @@ def test_decode_attention_agrees_with_what_others_measured(simulator_grids):
     [(32, 8, 1, 2048, 89.00e-6), (64, 8, 2, 4096, 968.9e-6), (32, 8, 1, 16, 12.37e-6)],
 )
 def test_prefill_attention_agrees_with_measured_rows(heads, kv_heads, requests, tokens, measured):
-    grid = load_grid("h100_sxm", "prefill_attention").at(group=heads / kv_heads, head_dim=128.0)
+    grid = load_grid("h100_sxm", "prefill_attention").sliced(group=heads / kv_heads, head_dim=128.0)
     work = roofline.prefill_attention(REQUESTS[:, None], CHUNK, heads, kv_heads, 128)
     efficiency = grid.resampled(sequences=REQUESTS * heads, tokens=CHUNK)
     row = prefill(
@@ -725,8 +728,8 @@ def test_lowered_models_share_their_shapes():
 
 def test_models_of_more_kinds_of_layers_stack_with_others():
     several = [gemm(f"kind {number}") for number in range(15)]
-    large = StepOps.of([*several, decode(window=8), decode(), prefill()], HOST, SETTING)
-    small = StepOps.of([gemm(), decode(), prefill()], HOST, SETTING)
+    large = StepOps.from_rows([*several, decode(window=8), decode(), prefill()], HOST, SETTING)
+    small = StepOps.from_rows([gemm(), decode(), prefill()], HOST, SETTING)
     stacked = stack_ops([large, small])
     batch = Batch.summarised(2.0, 16.0, 1.0, 32.0, 32.0)
     for place, alone in enumerate((large, small)):

@@ -79,15 +79,15 @@ def test_thousands_of_points_at_once_are_as_few():
 
         @jax.jit
         @jax.vmap
-        def at(x):
+        def value_at(x):
             return along(along(values, columns, x), rows, x)
 
-        few = np.concatenate([np.asarray(at(part)) for part in np.split(points, 64)])
-        np.testing.assert_allclose(np.asarray(at(points)), few, rtol=1e-4, atol=1e-5)
+        few = np.concatenate([np.asarray(value_at(part)) for part in np.split(points, 64)])
+        np.testing.assert_allclose(np.asarray(value_at(points)), few, rtol=1e-4, atol=1e-5)
 
 
 def test_fixing_an_axis():
-    curve = GRID.at(b=6.0)
+    curve = GRID.sliced(b=6.0)
     assert [name for name, _ in curve.axes] == ["a"]
     assert curve.efficiency(a=1.7) == pytest.approx(float(GRID.efficiency(a=1.7, b=6.0)))
 

@@ -39,7 +39,9 @@ VARIED = physim.Lengths.normal(100, 30)
 
 
 def case_of(engine, model=MODEL, **options):
-    return physim.Case.of(model, engine=engine, **{"gpu": "h200_sxm", "tp": 2, **LOAD, **options})
+    return physim.Case.from_options(
+        model, engine=engine, **{"gpu": "h200_sxm", "tp": 2, **LOAD, **options}
+    )
 
 
 def served(requests, **limits):

@@ -132,7 +132,7 @@ def test_gpt_oss_by_hand():
 
 def test_windows_stop_growing():
     model = load_model("openai/gpt-oss-20b")
-    layout = CacheLayout.of(model.attention_layers, 1, 2.0, 8192)
+    layout = CacheLayout.from_layers(model.attention_layers, 1, 2.0, 8192)
     # 8 KV heads of 64: 2 KiB a token and a layer, of twelve layers each.
     assert layout.token_bytes == 12 * 2 * 8 * 64 * 2
     assert (layout.window_share, layout.window, layout.state_bytes) == (1.0, 128, 0.0)

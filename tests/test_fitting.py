@@ -100,7 +100,7 @@ def test_a_fit_is_reproducible_and_starts_anywhere(runs, outcome):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimiser", [name for name in OPTIMISERS if name[0] != "l"] + ["lbfgs"])
 def test_every_optimiser_comes_to_the_same_loss(runs, optimiser):
-    problem = Problem.of(observe([runs]))
+    problem = Problem.from_observed(observe([runs]))
     _, losses = minimise(problem)
     _, others = minimise(problem, optimiser=optimiser)
     assert losses[0] == others[0]
@@ -148,7 +148,7 @@ def test_rows_of_one_deployment_count_as_few(runs):
 
 @pytest.mark.slow
 def test_slopes_agree_with_differences(runs):
-    problem = with_residual(Problem.of(observe([runs])))
+    problem = with_residual(Problem.from_observed(observe([runs])))
     shared = problem.tree.nodes.index(("shared", "all"))
     slopes = problem.deviations(problem.centre).slopes
     for name in ("gemm_memory", "handover", "residual[24]"):
@@ -162,7 +162,7 @@ def test_slopes_agree_with_differences(runs):
 
 
 def test_the_losses_slopes_are_those_of_its_parts(runs):
-    problem = Problem.of(observe([runs]))
+    problem = Problem.from_observed(observe([runs]))
     parameters = 0.1 * np.random.default_rng(0).normal(size=len(problem.centre))
     near = problem.about(problem.deviations(parameters), parameters)
     gradient = near.gradient
@@ -211,8 +211,8 @@ def test_scatter_is_what_covers_nine_of_ten():
 def test_a_fit_file_is_read_as_it_was_written(outcome, tmp_path):
     path = tmp_path / "mine.json"
     outcome.fit.write(path)
-    found, case = load_fit(path), physim.Case.of(MODELS[0], gpu="h100_sxm")
-    for fit_of in (lambda one: one.on(case), lambda one: one.at(one.common)):
+    found, case = load_fit(path), physim.Case.from_options(MODELS[0], gpu="h100_sxm")
+    for fit_of in (lambda one: one.on(case), lambda one: one.at_branch(one.common)):
         read, was = fit_of(found), fit_of(outcome.fit)
         assert flat(read.corrections) == pytest.approx(flat(was.corrections), abs=1e-4)
         assert read.covariance == pytest.approx(was.covariance, rel=1e-2, abs=1e-4)
@@ -284,7 +284,7 @@ def test_evidence_that_is_none_is_refused(tmp_path):
     path.write_text(json.dumps(content))
     fit = load_fit(path)
     with pytest.raises(InputError, match="evidence: is no curvature of a loss"):
-        fit.at(fit.common)
+        fit.at_branch(fit.common)
 
 
 def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_path):
@@ -316,7 +316,7 @@ def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_
 
 
 def test_far_from_the_data_the_corrections_are_as_uncertain_as_before(outcome):
-    prior, known = flat(PRIOR_WIDTHS) ** 2, outcome.fit.at(outcome.fit.common)
+    prior, known = flat(PRIOR_WIDTHS) ** 2, outcome.fit.at_branch(outcome.fit.common)
     # Twice as far as the runs go.
     twice = np.diag(known.beyond(np.log(2)).covariance)
     assert twice == pytest.approx((prior + np.diag(known.covariance)) / 2)
@@ -327,7 +327,7 @@ def test_far_from_the_data_the_corrections_are_as_uncertain_as_before(outcome):
 @pytest.mark.parametrize("model", ["Qwen/Qwen3-14B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-32B-FP8"])
 def test_an_interval_is_never_below_the_roofline(model, tokens):
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 0.1, "output_tokens": 100}
-    case = physim.Case.of(model, input_tokens=tokens, **options)
+    case = physim.Case.from_options(model, input_tokens=tokens, **options)
     least, found = least_s(case), physim.predict(case)
     for name, bound in least.items():
         assert bound <= found.intervals[name][0] <= getattr(found, name)
@@ -371,7 +371,8 @@ def test_two_experiments_do_not_say_how_far_a_third_is_off(runs, tmp_path):
 
 def test_what_carries_over_to_another_gpu(outcome):
     known, there = (
-        outcome.fit.on(physim.Case.of(MODELS[0], gpu=gpu)) for gpu in ("h100_sxm", "a100_sxm")
+        outcome.fit.on(physim.Case.from_options(MODELS[0], gpu=gpu))
+        for gpu in ("h100_sxm", "a100_sxm")
     )
     # The engine's CPU is the same; of the kernels what all GPUs may share.
     assert there.corrections.front_end == known.corrections.front_end
@@ -390,7 +391,7 @@ def test_a_fit_starts_from_another_and_keeps_what_that_knows(runs, outcome, tmp_
     frame = pd.read_csv(runs)
     frame.iloc[:6].to_csv(few, index=False)
     found = fit([few], base=path)
-    case = physim.Case.of(MODELS[2], gpu="h100_sxm")
+    case = physim.Case.from_options(MODELS[2], gpu="h100_sxm")
     before, after = (one.on(case).corrections for one in (outcome.fit, found.fit))
     # The same truth once more moves little, also of a model that was not seen again.
     assert flat(after)[:22] == pytest.approx(flat(before)[:22], abs=0.06)
@@ -401,8 +402,8 @@ def test_a_fit_starts_from_another_and_keeps_what_that_knows(runs, outcome, tmp_
 
 
 def test_a_fit_without_covariance_draws_nothing():
-    case = physim.Case.of(MODELS[0], gpu="a100_sxm")
-    known = Fit.of("mine", TRUTH).on(case)
+    case = physim.Case.from_options(MODELS[0], gpu="a100_sxm")
+    known = Fit.from_corrections("mine", TRUTH).on(case)
     assert isinstance(known, Calibration)
     assert flat(known.corrections).tolist() == flat(TRUTH).tolist()
     assert known.draws(3) == []
@@ -425,7 +426,7 @@ def test_left_out_models_are_predicted(runs):
 def test_ablations_are_problems_of_their_own(runs, method):
     from physim.validation.ablations import ablated
 
-    problem = with_residual(Problem.of(observe([runs])))
+    problem = with_residual(Problem.from_observed(observe([runs])))
     other = ablated(method, problem)
     same = other.loss(other.centre) == pytest.approx(problem.loss(problem.centre))
     assert same == (method == "no residual")
@@ -512,7 +513,7 @@ def trace(runs, tmp_path):
 )
 def test_the_shipped_fit_takes_no_gemm_beyond_the_roofline(model, tp, gpu, engine):
     """Where it was not measured, too: runs had some hundred tokens a step at most."""
-    case = physim.Case.of(model, gpu=gpu, tp=tp, engine=engine)
+    case = physim.Case.from_options(model, gpu=gpu, tp=tp, engine=engine)
     step = physim.step_model(case)
     tokens = 2.0 ** np.arange(14)
     parts = named_seconds(step, step.batch(prefill_requests=np.ones(14), chunk=tokens))
@@ -543,8 +544,8 @@ def test_later_steps_are_predicted_from_earlier_ones(runs, trace):
 
 def test_a_left_out_runs_steps_are_left_out_too(runs, trace):
     steps = observe_steps(trace, [runs])
-    assert np.all(steps.of([f"{MODELS[0]} 2.0"]).cycles.weight == steps.cycles.weight)
-    assert not np.any(steps.of([f"{MODELS[1]} 2.0"]).cycles.weight)
+    assert np.all(steps.of_experiments([f"{MODELS[0]} 2.0"]).cycles.weight == steps.cycles.weight)
+    assert not np.any(steps.of_experiments([f"{MODELS[1]} 2.0"]).cycles.weight)
 
 
 def test_steps_without_their_run_are_refused(runs, tmp_path):
@@ -598,7 +599,7 @@ def test_rows_of_engines_that_compose_steps_differently_are_each_predicted_in_th
     pd.DataFrame(rows).to_csv(path, index=False)
     both = observe([path])
     assert len(both.stages.chunks) == 2
-    problem = Problem.of(both)
+    problem = Problem.from_observed(both)
     sizes = problem.deviations(problem.centre).sizes.reshape(2, 3)
     logs = both.stages.observed + sizes * NOISE
     predicted = physim.predict_cases(both.cases, physim.Corrections())

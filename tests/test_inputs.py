@@ -501,14 +501,16 @@ def test_a_chunk_bounds_the_context():
 def test_an_engine_that_would_not_start_says_what_fits():
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 1, "input_tokens": 500, "output_tokens": 100}
     with pytest.raises(InputError, match="vllm would not start; use at most 9472") as caught:
-        physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", **options)
+        physim.Case.from_options("meta-llama/Llama-3.1-70B-Instruct", **options)
     assert str(caught.value).startswith("max_model_len: 131072 tokens do not fit in the KV cache")
-    case = physim.Case.of("meta-llama/Llama-3.1-70B-Instruct", max_model_len=9472, **options)
+    case = physim.Case.from_options(
+        "meta-llama/Llama-3.1-70B-Instruct", max_model_len=9472, **options
+    )
     assert case.server.kv.tokens == 9472
 
 
 def test_what_memory_is_for_adds_up():
-    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
+    case = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
     memory = case.server.memory
     taken = memory.weights + memory.graphs + memory.activations + memory.kv_cache
     assert 0 <= memory.usable - taken < memory.kv_block
@@ -532,7 +534,7 @@ def test_what_memory_is_for_adds_up():
 def test_the_commands_of_server_and_load(load, words):
     engine = {"max_num_seqs": 64, "max_model_len": 8192, "kv_cache_dtype": "fp8"}
     lengths = {"input_tokens": 500, "output_tokens": 100, "cached_tokens": 160}
-    case = physim.Case.of(
+    case = physim.Case.from_options(
         "Qwen/Qwen3-8B", gpu="h100_sxm", tp=2, engine_version="0.15", **engine, **lengths, **load
     )
     assert serve_command(case) == (
@@ -555,7 +557,7 @@ def test_the_commands_of_server_and_load(load, words):
             {
                 "rate": 1,
                 "arrival": "trace",
-                "dispersion": physim.ArrivalDispersion.of([*range(200)]),
+                "dispersion": physim.ArrivalDispersion.from_arrivals([*range(200)]),
             },
             "knows no recorded arrivals; give constant, poisson or gamma",
         ),
@@ -564,13 +566,15 @@ def test_the_commands_of_server_and_load(load, words):
 def test_loads_without_a_command(load, complaint):
     options = {"gpu": "h100_sxm", "input_tokens": 500, "output_tokens": 100, **load}
     with pytest.raises(InputError, match=complaint):
-        bench_command(physim.Case.of("Qwen/Qwen3-8B", **options))
+        bench_command(physim.Case.from_options("Qwen/Qwen3-8B", **options))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_a_model_that_does_not_fit_is_refused_with_every_engine(engine):
     with pytest.raises(InputError, match=r"meta-llama/Llama-2-70b-hf.*needs .* GiB"):
-        physim.Case.of("meta-llama/Llama-2-70b-hf", gpu="h100_sxm", engine=engine, max_num_seqs=64)
+        physim.Case.from_options(
+            "meta-llama/Llama-2-70b-hf", gpu="h100_sxm", engine=engine, max_num_seqs=64
+        )
 
 
 def test_an_option_is_declared_once():

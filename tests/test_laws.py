@@ -45,7 +45,9 @@ def test_derivatives_of_real_loads_are_differences():
     for name in ("azure-conversation-2023", "mooncake-conversation", "sharegpt"):
         requests = physim.RequestLengths.read(name).uncached()
         load = physim.Load.of_requests(requests, rate=0.1, arrival="poisson")
-        case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", max_model_len=131_072).under(load)
+        case = physim.Case.from_options(
+            "Qwen/Qwen3-14B", gpu="h100_sxm", max_model_len=131_072
+        ).under(load)
         (alone,) = laws.predicted([case])
         every += [
             case.under(dataclasses.replace(load, rate=share * alone.saturation_rps, **arrivals))
@@ -64,7 +66,7 @@ def test_derivatives_of_real_loads_are_differences():
 
 def test_slots_beyond_the_kv_cache_cost_as_much_as_in_a_replay():
     def case(slots):
-        return physim.Case.of(
+        return physim.Case.from_options(
             "Qwen/Qwen3-14B",
             gpu="h100_sxm",
             max_num_seqs=slots,

@@ -34,7 +34,9 @@ LOAD = {"input_tokens": 500, "output_tokens": 100, "max_model_len": 4096}
 
 
 def case_of(model=MIXTURE, **options):
-    return physim.Case.of(model, **{"gpu": "h100_sxm", "concurrency": 32, **LOAD, **options})
+    return physim.Case.from_options(
+        model, **{"gpu": "h100_sxm", "concurrency": 32, **LOAD, **options}
+    )
 
 
 def row_of(case, name):
@@ -72,7 +74,7 @@ def test_an_exchange_between_ranks_by_hand():
     # At 1,024 tokens each way is a message of 4 MiB, at the efficiency that was measured.
     measured = 2 * SKEW_S
     for name in ("all_gather", "reduce_scatter"):
-        grid = load_grid("h100_sxm", name).at(gpus=4)
+        grid = load_grid("h100_sxm", name).sliced(gpus=4)
         (efficiency,) = np.exp(grid.resampled(message_bytes=np.array([2.0**22])))
         measured += 2**22 * 3 / 4 / case.server.gpu.link_bandwidth / efficiency
     at = np.exp(np.interp(math.log(1024), np.log(TOKENS), row.log_seconds))
@@ -274,7 +276,7 @@ def test_a_pipeline_is_as_slow_as_its_fullest_batch():
     # A step has room for 126 prompts of 65 tokens and 81 of 100. Of more that start at once the
     # others are another batch, and where some wait for the place of who ends, it stays so.
     def case(prompt, **load):
-        return physim.Case.of(
+        return physim.Case.from_options(
             "Qwen/Qwen3.5-397B-A17B-FP8",
             gpu="l40s",
             tp=8,
@@ -310,7 +312,7 @@ def test_a_table_is_of_ranks_that_all_have_its_batch(tmp_path):
     from physim.tables.writer import write_table
 
     engine = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "max_model_len": 1024}
-    case = physim.Case.of(MIXTURE, gpu="h100_sxm", dp=2, ep=2, **engine)
+    case = physim.Case.from_options(MIXTURE, gpu="h100_sxm", dp=2, ep=2, **engine)
     write_table(case, tmp_path / "table", tolerance=0.03, fit="none")
     model = step_of(case)
     exact = model(decoding(model, 16.0, ranks=2))

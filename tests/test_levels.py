@@ -31,20 +31,20 @@ def test_what_runs_on_one_gpu_tell_of_another():
     # Shared 0.3 and a GPU's own 0.4: a variance of 0.25 in all, of which 0.09 is common.
     spread = told(H100, 25.0).spread(widths(shared=0.3, gpu=0.4))
     # Curvature of 25 is a measurement with a variance of 0.04.
-    assert spread.at(H100)[0, 0] == pytest.approx(1 / (1 / 0.25 + 25))
-    assert spread.at(H200)[0, 0] == pytest.approx(0.25 - 0.09**2 / (0.25 + 0.04))
+    assert spread.at_branch(H100)[0, 0] == pytest.approx(1 / (1 / 0.25 + 25))
+    assert spread.at_branch(H200)[0, 0] == pytest.approx(0.25 - 0.09**2 / (0.25 + 0.04))
 
 
 def test_a_level_without_width_carries_everything_over():
     spread = told(H100, 25.0).spread(widths(shared=0.3))
-    assert spread.at(H200)[0, 0] == pytest.approx(spread.at(H100)[0, 0])
-    assert spread.at(H200)[0, 0] == pytest.approx(1 / (1 / 0.09 + 25))
+    assert spread.at_branch(H200)[0, 0] == pytest.approx(spread.at_branch(H100)[0, 0])
+    assert spread.at_branch(H200)[0, 0] == pytest.approx(1 / (1 / 0.09 + 25))
 
 
 def test_what_no_run_tells_of_is_as_uncertain_as_before():
     evidence = Evidence(Tree((H100,)), np.diag([25.0, 0.0])[None])
     wide = np.tile(widths(shared=0.3, gpu=0.4), 2)
-    found = evidence.spread(wide).at(H100)
+    found = evidence.spread(wide).at_branch(H100)
     assert found[1, 1] == pytest.approx(0.25)
     assert found[0, 1] == 0
 
@@ -54,17 +54,17 @@ def test_evidence_adds_up():
     assert both.tree.branches == (H100, H200)
     assert both.curvature.ravel().tolist() == [41.0, 9.0]
     wide = widths(shared=0.3, gpu=0.4)
-    alone = told(H100, 41.0).spread(wide).at(H200)[0, 0]
-    assert both.spread(wide).at(H200)[0, 0] < alone
+    alone = told(H100, 41.0).spread(wide).at_branch(H200)[0, 0]
+    assert both.spread(wide).at_branch(H200)[0, 0] < alone
 
 
 def test_branches_name_what_a_case_is():
-    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm")
+    case = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm")
     branch = branch_of(case, "mine")
     assert branch[:4] == ("all", "h100_sxm", "vllm", f"vllm {case.server.profile.version}")
     assert branch[-1] == "mine"
     assert "vllm Qwen3ForCausalLM" in branch
-    other = branch_of(physim.Case.of("Qwen/Qwen3-14B", gpu="h200_sxm"), "mine")
+    other = branch_of(physim.Case.from_options("Qwen/Qwen3-14B", gpu="h200_sxm"), "mine")
     assert common([branch, other])[:3] == ("all", "", "vllm")
 
 

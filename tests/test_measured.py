@@ -722,4 +722,4 @@ def test_no_is_no(tmp_path, said):
     with pytest.raises(InputError, match=r"prefix_caching: .* is not True or False"):
         read_result(tmp_path, prefix_caching=said)
     with pytest.raises(InputError, match=r"async_scheduling: .* is not True or False"):
-        physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm", async_scheduling=said)
+        physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", async_scheduling=said)

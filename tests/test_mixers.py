@@ -274,7 +274,9 @@ def test_what_stands_in_is_said():
     ],
 )
 def test_fluid_and_replay_agree_where_the_cache_has_windows_or_states(name, load):
-    case = physim.Case.of(name, gpu="h100_sxm", max_model_len=16384, arrival="poisson", **load)
+    case = physim.Case.from_options(
+        name, gpu="h100_sxm", max_model_len=16384, arrival="poisson", **load
+    )
     fluid = physim.predict(case, fit="none")
     replay = physim.predict(case, fit="none", method="replay")
     # Half of the cache is windows, or states of running requests.

@@ -142,7 +142,7 @@ def place(tmp_path_factory):
     shutil.copy(config, place / EVIL / "config.json")
     gpu = data.read_json(data.folder("hardware") / "h100_sxm.json")
     (place / "gpu.json").write_text(json.dumps({**gpu, "key": EVIL, "name": EVIL}))
-    Fit.of(EVIL, Corrections(lm_head=0.1)).write(place / EVIL / "fit.json")
+    Fit.from_corrections(EVIL, Corrections(lm_head=0.1)).write(place / EVIL / "fit.json")
     return place
 
 
@@ -154,7 +154,7 @@ def model(place):
 @pytest.fixture(scope="module")
 def case(model, place):
     gpu = str(place / "gpu.json")
-    return physim.Case.of(model, gpu=gpu, rate=6, input_tokens=786, output_tokens=251)
+    return physim.Case.from_options(model, gpu=gpu, rate=6, input_tokens=786, output_tokens=251)
 
 
 @pytest.fixture(scope="module")
@@ -420,7 +420,7 @@ def fitted():
     row = {"experiment": EVIL, "stage": 0, "metric": "e2e", "error_pct": 9.0, "e2e_after": 1.0}
     left = [{"experiment": EVIL, "stage": 1, "reason": EVIL}]
     estimate = Estimate("lm_head", 0.1, 0.1, 0.0, 0.2, {EVIL: 0.5})
-    known = Fit.of(EVIL, Corrections(lm_head=0.1))
+    known = Fit.from_corrections(EVIL, Corrections(lm_head=0.1))
     return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0])
 
 
@@ -621,7 +621,9 @@ def pictures(case, prediction):
         "draw_by_length": lambda: plot.draw_by_length(prediction),
         "draw_comparison": lambda: plot.draw_comparison(compared(case.model.name)),
         "draw_component": lambda: plot.draw_component(case, "mlp", **fit),
-        "draw_corrections": lambda: plot.draw_corrections(Fit.of(EVIL, Corrections())),
+        "draw_corrections": lambda: plot.draw_corrections(
+            Fit.from_corrections(EVIL, Corrections())
+        ),
         "draw_elasticities": lambda: plot.draw_elasticities(elasticities(case)),
         "draw_errors": lambda: plot.draw_errors(fitted()),
         "draw_evaluation": lambda: plot.draw_evaluation(evaluated(case)),

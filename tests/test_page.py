@@ -59,7 +59,7 @@ def test_packed_tables_are_exact_to_16_bits():
     rng = np.random.default_rng(0)
     table, parts = rng.normal(size=(2, 3, 4)), rng.uniform(size=(2, 3))
     table[0, 1, 2] = np.nan
-    found = Packed.of({"itl": table, "parts": parts}).unpacked()
+    found = Packed.from_named({"itl": table, "parts": parts}).unpacked()
     np.testing.assert_allclose(found["itl"], table, atol=np.nanmax(np.abs(table)) / 2**15)
     np.testing.assert_allclose(found["parts"], parts, atol=1e-4)
 
@@ -144,7 +144,7 @@ def test_tables_are_exact_at_their_points_and_near_between_them(page):
             output_tokens=float(lengths[1]),
             **options,
         )
-        at = found.tables.at(*(np.array([own]) for own in (1, *lengths, rate)))
+        at = found.tables.look_up(*(np.array([own]) for own in (1, *lengths, rate)))
         assert at["itl"][0] == pytest.approx(one.itl_s, rel=off)
         assert at["ttft"][0] == pytest.approx(one.ttft_s, rel=2 * off)
         assert at["saturation"][0] == pytest.approx(one.saturation_rps, rel=off)
@@ -215,7 +215,7 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
     words = [*command[1:], "--gpu", "h100_sxm", "--tp", "1", *load]
     words += [f"--{name.replace('_', '-')}={value}" for name, value in limits.items()]
     right = json.loads(CliRunner().invoke(app, words).stdout)
-    one = found.tables.at(*(np.array([x]) for x in (0, 512.0, 64.0, 3.0)))
+    one = found.tables.look_up(*(np.array([x]) for x in (0, 512.0, 64.0, 3.0)))
     for name in ("ttft", "itl", "e2e"):
         assert one[name][0] == pytest.approx(right[f"{name}_s"], rel=0.02), name
     # Long prompts have short outputs here: they decode at other contexts than those alike.

@@ -60,7 +60,7 @@ def test_every_component_can_be_drawn(component):
 
 def test_what_a_fit_moves_is_drawn_beside_it(tmp_path):
     path = tmp_path / "mine.json"
-    Fit.of("mine", Corrections(lm_head=0.2)).write(path)
+    Fit.from_corrections("mine", Corrections(lm_head=0.2)).write(path)
     drawn = lines(plot.draw_component(MODEL, "lm_head", fit=path, gpu="h100_sxm"))
     assert drawn["fit"][1] == pytest.approx(np.exp(0.2) * drawn["nothing fitted"][1], rel=1e-5)
 
@@ -111,7 +111,7 @@ def test_a_name_that_is_no_pictures():
 
 def test_experts_compute_what_their_tokens_visit():
     """By hand: each of 2,048 tokens visits two of Mixtral's experts, of three matrices each."""
-    case = physim.Case.of("mistralai/Mixtral-8x7B-v0.1", gpu="h100_sxm", tp=2)
+    case = physim.Case.from_options("mistralai/Mixtral-8x7B-v0.1", gpu="h100_sxm", tp=2)
     model = step_model_of(case, Corrections())
     flops, moved, seconds = _work(case, model, 0.0, 2048.0, 1000.0)["experts"]
     by_hand = 2048 * 2 * 3 * 2 * 4096 * 14336 * 32 / 2

@@ -126,7 +126,7 @@ def test_faster_hardware_is_faster():
 
 def test_a_gpu_that_is_better_in_every_figure_is_never_slower():
     cases = [
-        physim.Case.of(
+        physim.Case.from_options(
             "Qwen/Qwen3-14B",
             gpu=gpu,
             tp=2,
@@ -217,7 +217,7 @@ def test_an_option_that_cannot_be_used_is_named(options, complaint):
 
 def test_a_case_is_predicted_as_its_names_are():
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 6, "max_num_seqs": 64, **LOAD}
-    case = physim.Case.of("Qwen/Qwen3-14B", **options)
+    case = physim.Case.from_options("Qwen/Qwen3-14B", **options)
     assert physim.predict(case) == physim.predict("Qwen/Qwen3-14B", **options)
     assert physim.predict(case, fit="none") == physim.predict(
         "Qwen/Qwen3-14B", **options, fit="none"
@@ -235,7 +235,7 @@ def test_a_case_is_predicted_as_its_names_are():
     ],
 )
 def test_options_beside_a_case_are_refused(ask, options):
-    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", rate=6, **LOAD)
+    case = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", rate=6, **LOAD)
     with pytest.raises(
         InputError, match=f"^{', '.join(options)}.*: cannot be combined with a case; "
     ):
@@ -243,7 +243,7 @@ def test_options_beside_a_case_are_refused(ask, options):
 
 
 def test_a_case_without_a_load_is_no_prediction():
-    server = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
+    server = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
     assert server.what == "Qwen/Qwen3-14B on 2 x h100_sxm"
     with pytest.raises(InputError, match=r"^load: is missing"):
         physim.predict(server)
@@ -255,7 +255,7 @@ def test_a_case_without_a_load_is_no_prediction():
 @pytest.mark.parametrize(("method", "requests"), [("fluid", None), ("replay", 50)])
 def test_a_fit_without_covariance_says_where_it_extrapolates(method, requests):
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 6, "requests": requests, **LOAD}
-    case = physim.Case.of("Qwen/Qwen3-14B", **options)
+    case = physim.Case.from_options("Qwen/Qwen3-14B", **options)
     fit = Calibration("mine", Corrections(), ranges={"tp": (1.0, 1.0), "context": (900.0, 950.0)})
     prediction = predict_with_interval(case, fit, method)
     assert prediction.extrapolations == ("tp 2, more than the fitted runs' 1",)
@@ -263,7 +263,7 @@ def test_a_fit_without_covariance_says_where_it_extrapolates(method, requests):
 
 
 def test_intervals_without_covariance_are_wider_where_they_extrapolate():
-    case = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, rate=6, **LOAD)
+    case = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, rate=6, **LOAD)
     known = Calibration("mine", Corrections(), scatter={"ttft": 0.1, "itl": 0.05, "e2e": 0.05})
     near, far = (
         predict_with_interval(case, dataclasses.replace(known, ranges=ranges))
@@ -359,7 +359,7 @@ def test_what_stands_for_a_trace_has_its_prefixes_and_lengths(tmp_path, spread):
         }
     )
     frame.to_csv(tmp_path / "trace.csv", index=False)
-    case = Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, max_num_seqs=256)
+    case = Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2, max_num_seqs=256)
     found = physim.predict_trace(case, tmp_path / "trace.csv", fit="none")
     load = physim.Load(
         575,
@@ -445,7 +445,9 @@ def test_requests_end_at_max_model_len(method):
 def test_another_load_is_held_to_the_same_limits():
     long = physim.Lengths.exponential(500)
     server = {"gpu": "h100_sxm", "max_model_len": 2048}
-    case = physim.Case.of("Qwen/Qwen3-8B", input_tokens=1000, output_tokens=long, rate=2, **server)
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-8B", input_tokens=1000, output_tokens=long, rate=2, **server
+    )
     (note,) = case.notes
     assert "of the outputs end early" in note
     assert case.under(dataclasses.replace(case.load, rate=3)).notes == (note,)
@@ -456,7 +458,7 @@ def test_another_load_is_held_to_the_same_limits():
 
 
 def test_what_is_no_number_does_not_leave():
-    case = physim.Case.of(
+    case = physim.Case.from_options(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2, input_tokens=500, output_tokens=100
     )
     with pytest.raises(InputError, match="Qwen3-8B on h100_sxm, 2 req/s constant: the model finds"):

@@ -37,7 +37,7 @@ def limits_of(kv_blocks, max_num_seqs=MANY, **others):
 
 
 def demand_of(prompt, output, **others):
-    return Demand.of(Load(prompt, output, rate=1.0, **others), 16)
+    return Demand.from_load(Load(prompt, output, rate=1.0, **others), 16)
 
 
 def recomputed(limits, demand):
@@ -83,7 +83,7 @@ def test_sglang_computes_again_what_a_replay_does():
     load = Load(**lengths, rate=30.0, arrival="poisson", requests=4000)
     again = {}
     for engine in ("vllm", "sglang"):
-        case = physim.Case.of(
+        case = physim.Case.from_options(
             "Qwen/Qwen3-14B", gpu="h100_sxm", engine=engine, max_model_len=8192, **lengths, rate=1.0
         )
         own = replay_of(drawn(load, case.server, 0), case.under(load), Corrections())
@@ -91,7 +91,7 @@ def test_sglang_computes_again_what_a_replay_does():
         work = own.work.between(ends[1000], ends[3200])
         replayed = float(work.tokens @ work.steps) / 2200 - 1000
         again[engine] = replayed
-        found = recomputed(Limits.from_server(case.server), Demand.of(load, 16))
+        found = recomputed(Limits.from_server(case.server), Demand.from_load(load, 16))
         assert found == pytest.approx(replayed, abs=15)
     assert again["sglang"] > 1.5 * again["vllm"]
 
@@ -223,7 +223,7 @@ def test_as_much_is_computed_again_as_in_a_replay(prompt, output, slots, kind):
 
 def test_a_request_alone_starts_once():
     """Clients that take turns never fill a cache, however small it is."""
-    case = physim.Case.of(
+    case = physim.Case.from_options(
         "Qwen/Qwen3-14B",
         gpu="h100_sxm",
         input_tokens=100,

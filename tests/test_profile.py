@@ -357,7 +357,7 @@ def test_the_fewest_are_found_from_any_number_on(found):
         )
     nothing = np.zeros(len(servers.cases), int)
     assert not servers.fewest(found.asked, most, nothing).any()
-    assert not servers.fewest(Asked.of(["itl_mean=1us"], 0.9), most).any()
+    assert not servers.fewest(Asked.parse(["itl_mean=1us"], 0.9), most).any()
 
 
 @pytest.mark.slow

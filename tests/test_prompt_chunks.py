@@ -10,7 +10,7 @@ from physim.fluid.step_kinds import _ranks_apart
 
 
 def test_a_prompt_takes_full_steps_and_a_rest():
-    chunks = Chunks.of(np.full(len(PARTS), 2500.0), jnp.asarray(1000.0))
+    chunks = Chunks.in_room(np.full(len(PARTS), 2500.0), jnp.asarray(1000.0))
     assert chunks.number == pytest.approx(3.0)
     assert np.asarray(chunks.full) == pytest.approx(2.0)
     assert np.asarray(chunks.last) == pytest.approx(500.0)
@@ -25,7 +25,7 @@ def test_groups_keep_every_mean():
     mean = np.sum(PARTS * prompts)
     assert np.sum(GROUPS) == 1.0
     assert np.sum(GROUPS * (MEANS @ prompts)) == pytest.approx(mean)
-    chunks = Chunks.of(prompts, jnp.asarray(600.0))
+    chunks = Chunks.in_room(prompts, jnp.asarray(600.0))
     whole = chunks.mean(chunks.before + chunks.last)
     assert whole == pytest.approx(mean, rel=1e-6)
 
@@ -33,7 +33,7 @@ def test_groups_keep_every_mean():
 def test_the_longest_of_two():
     # Of two drawn from 1 and 3, each as likely, the longer is 3 in three of four cases.
     prompts = np.where(np.cumsum(PARTS) > 0.5 + 1e-9, 3.0, 1.0)
-    chunks = Chunks.of(prompts, jnp.asarray(10.0))
+    chunks = Chunks.in_room(prompts, jnp.asarray(10.0))
     assert chunks.longest_of(jnp.asarray(1.0)) == pytest.approx(2.0)
     assert chunks.longest_of(jnp.asarray(2.0)) == pytest.approx(2.5)
 

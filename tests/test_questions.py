@@ -245,7 +245,7 @@ def test_elasticities_agree_with_differences(explained, part):
     case, step = explained.case, 0.01
     corrections = load_fit("default").on(case).corrections
 
-    def at(log):
+    def value_at(log):
         if part in CORRECTIONS:
             moved = dataclasses.replace(corrections, **{part: getattr(corrections, part) + log})
             return _metrics(case, moved)
@@ -260,7 +260,7 @@ def test_elasticities_agree_with_differences(explained, part):
             corrections,
         )
 
-    slopes = (np.log(at(step)) - np.log(at(-step))) / (2 * step)
+    slopes = (np.log(value_at(step)) - np.log(value_at(-step))) / (2 * step)
     found = list(explained.values[part].values())
     assert found == pytest.approx(slopes, rel=0.01, abs=2e-3)
 

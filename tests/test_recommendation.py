@@ -99,9 +99,9 @@ def test_no_point_of_a_frontier_has_less_of_both(found):
 
 def test_a_load_is_shared_out_evenly():
     lengths = {"input_tokens": 786, "output_tokens": 251}
-    clients = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", concurrency=160, **lengths)
+    clients = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", concurrency=160, **lengths)
     assert shared(clients, 4).demanded.concurrency == 40
-    rate = physim.Case.of("Qwen/Qwen3-14B", gpu="h100_sxm", rate=40, **lengths)
+    rate = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", rate=40, **lengths)
     assert shared(rate, 4).demanded.rate == 10
 
 

@@ -26,7 +26,7 @@ TIGHT = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 8
 
 
 def case_of(load, **engine):
-    return physim.Case.of(MODEL, gpu="h100_sxm", **TIGHT | engine).under(load)
+    return physim.Case.from_options(MODEL, gpu="h100_sxm", **TIGHT | engine).under(load)
 
 
 @pytest.mark.slow
@@ -47,8 +47,8 @@ def test_an_overload_waits_once():
 def test_what_starts_follows_from_what_waits():
     """A load that stays below the budget has the queue of one that stays, and no more starts."""
     case = case_of(Load(2000, 50, stages=(Stage(5.0, 10.0),), arrival="poisson"))
-    one = jax.tree.map(lambda leaf: leaf[0], CaseArrays.of([case]))
-    fluid = Fluid.of(one.model(Corrections()), one.demand, one.limits)
+    one = jax.tree.map(lambda leaf: leaf[0], CaseArrays.from_cases([case]))
+    fluid = Fluid.tabulated(one.model(Corrections()), one.demand, one.limits)
     batch = jnp.asarray(20.0)
     waiting = jnp.array([0.0, 0.01, 0.1, 0.3, 1.0, 10.0, 1000.0])
     starts, slopes = jax.vmap(jax.value_and_grad(fluid._by_tokens), (0, None))(waiting, batch)
@@ -65,17 +65,17 @@ def test_what_starts_follows_from_what_waits():
 
 
 def test_requests_that_come_at_once():
-    batches = ArrivalDispersion.of(np.repeat(np.arange(100) * 10.0, 8))
+    batches = ArrivalDispersion.from_arrivals(np.repeat(np.arange(100) * 10.0, 8))
     assert batches.at_once == pytest.approx(7.0)
     assert batches.at_rate(3.0).at_once == pytest.approx(7.0)
-    assert ArrivalDispersion.of(np.arange(200.0)).at_once == 0.0
+    assert ArrivalDispersion.from_arrivals(np.arange(200.0)).at_once == 0.0
     assert Load(100, 10, rate=1.0).at_once == 0.0
 
 
 @pytest.mark.slow
 def test_a_batch_waits_for_itself():
     # Far below the capacity, only those of its own batch are before a request.
-    batches = ArrivalDispersion.of(np.repeat(np.arange(60) * 30.0, 8))
+    batches = ArrivalDispersion.from_arrivals(np.repeat(np.arange(60) * 30.0, 8))
     load = Load(6000, 20, rate=batches.rate, arrival="trace", dispersion=batches, requests=480)
     case = case_of(load)
     fluid, replayed = (
@@ -88,14 +88,14 @@ def test_a_batch_waits_for_itself():
 
 
 def test_requests_that_decode_hold_the_prompts_of_long_outputs():
-    lengths = physim.RequestLengths.of([1000.0, 3000.0], [300.0, 100.0])
+    lengths = physim.RequestLengths.from_columns([1000.0, 3000.0], [300.0, 100.0])
     load = Load.of_requests(lengths, rate=1.0)
     case = case_of(load)
-    demand, limits = Demand.of(load, 16), Limits.from_server(case.server)
+    demand, limits = Demand.from_load(load, 16), Limits.from_server(case.server)
     # Three times as many are met of the short prompt, at half of their outputs.
     held = 0.75 * 1000 + 0.25 * 3000 + demand.age
     assert own_blocks(limits, demand, demand.age) == pytest.approx(held / 16 + 0.5)
-    apart = Demand.of(Load(2000, 200, rate=1.0), 16)
+    apart = Demand.from_load(Load(2000, 200, rate=1.0), 16)
     assert apart.met_longer == 0.0
     assert own_blocks(limits, replace(apart, met_longer=160.0), 0.0) == pytest.approx(
         own_blocks(limits, apart, 0.0) + 10
@@ -107,7 +107,9 @@ def ramp(count=6000, rate=5.0):
     times = np.arange(count) / rate
     middle = np.abs(np.arange(count) / count - 0.5) < 0.15
     inputs, outputs = np.where(middle, 3000.0, 1000.0), np.where(middle, 100.0, 200.0)
-    return ArrivalDispersion.of(times), RequestLengths.of(inputs, outputs, recorded=True)
+    return ArrivalDispersion.from_arrivals(times), RequestLengths.from_columns(
+        inputs, outputs, recorded=True
+    )
 
 
 def test_stretches_have_their_own_lengths():
@@ -128,14 +130,14 @@ def test_stretches_have_their_own_lengths():
     # Other lengths do not go by when requests come.
     other = Load(1000, 200, rate=10.0, arrival="trace", dispersion=arrivals)
     assert not other.recorded
-    assert not load.with_lengths(RequestLengths.of(*lengths.arrays[::2])).recorded
+    assert not load.with_lengths(RequestLengths.from_columns(*lengths.arrays[::2])).recorded
 
 
 @pytest.mark.slow
 def test_no_request_of_an_overload_decodes_for_ever():
     stages = (Stage(4.2, 100.0), Stage(7.9, 200.0))
     load = Load(Lengths.exponential(2000), Lengths.exponential(200), stages=stages)
-    case = physim.Case.of(
+    case = physim.Case.from_options(
         "meta-llama/Llama-3.1-70B-Instruct", gpu="h100_sxm", tp=4, max_model_len=32_768
     ).under(load)
     fluid, replay = (

@@ -162,7 +162,7 @@ def test_the_scrambling_permutation(count):
 
 
 def test_moments_by_hand():
-    own = RequestLengths.of([10, 20], [1, 3], [4, 0])
+    own = RequestLengths.from_columns([10, 20], [1, 3], [4, 0])
     moments = own.moments
     assert (moments.input, moments.cached, moments.new, moments.output) == (15, 2, 13, 2)
     assert (moments.input_squared, moments.new_squared) == (250, 218)
@@ -184,8 +184,8 @@ def test_moments_by_hand():
 
 
 def test_the_order_of_requests_is_of_no_account():
-    own = RequestLengths.of([10, 20, 10], [1, 3, 2], [4, 0, 0])
-    other = RequestLengths.of([20, 10, 10], [3, 2, 1], [0, 0, 4], name="another")
+    own = RequestLengths.from_columns([10, 20, 10], [1, 3, 2], [4, 0, 0])
+    other = RequestLengths.from_columns([20, 10, 10], [3, 2, 1], [0, 0, 4], name="another")
     assert own == other
     assert hash(own) == hash(other)
     assert own.inputs == Lengths.empirical((10, 10, 20))
@@ -206,16 +206,16 @@ def test_the_order_of_requests_is_of_no_account():
 )
 def test_joint_lengths_that_cannot_be(given, says):
     with pytest.raises(InputError, match=f"^lengths 'requests'.*{says}"):
-        RequestLengths.of(*given)
+        RequestLengths.from_columns(*given)
 
 
 def test_a_load_of_requests():
-    own = RequestLengths.of([100, 300], [10, 30], [0, 80])
+    own = RequestLengths.from_columns([100, 300], [10, 30], [0, 80])
     load = physim.Load.of_requests(own, rate=2, arrival="poisson")
     assert (load.mean_input, load.mean_output, load.cached_tokens) == (200, 20, 40)
     faster = replace(load, rate=4)
     assert (faster.lengths, faster.input_tokens) == (own, load.input_tokens)
-    alike = load.with_lengths(RequestLengths.of([50], [5]))
+    alike = load.with_lengths(RequestLengths.from_columns([50], [5]))
     assert (alike.input_tokens, alike.output_tokens, alike.cached_tokens) == (50, 5, 0)
     assert alike.arrival == "poisson"
     content = load.to_dict()
@@ -235,19 +235,19 @@ def test_a_load_of_requests():
 )
 def test_lengths_that_are_given_twice(given, says):
     with pytest.raises(InputError, match=says):
-        physim.Load(lengths=RequestLengths.of([100], [10]), rate=1, **given)
+        physim.Load(lengths=RequestLengths.from_columns([100], [10]), rate=1, **given)
 
 
 def test_lengths_that_are_not_given():
     with pytest.raises(InputError, match="load: input_tokens: is missing; give it, or lengths"):
         physim.Load(rate=1)
     with pytest.raises(InputError, match=r"lengths: 'sharegpt' is not a physim\.RequestLengths"):
-        physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, lengths="sharegpt")
+        physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, lengths="sharegpt")
 
 
 def test_requests_made_longer_by_hand():
     # Twice as long prompts with as much of them cached, outputs half as long and never empty.
-    requests = physim.RequestLengths.of([100, 300], [1, 19], [50, 0], name="two")
+    requests = physim.RequestLengths.from_columns([100, 300], [1, 19], [50, 0], name="two")
     found = requests.with_means(400, 5)
     assert found.input_tokens == (200, 600)
     assert found.cached_tokens == (100, 0)
@@ -267,7 +267,7 @@ def test_requests_made_longer_keep_their_moments():
 
 
 def test_many_requests_are_condensed_to_those_that_stand_for_all():
-    requests = physim.RequestLengths.of(*heavy(20_000), name="heavy")
+    requests = physim.RequestLengths.from_columns(*heavy(20_000), name="heavy")
     found = requests.condensed()
     assert len(found.input_tokens) == 1024
     assert found.moments == requests.moments
@@ -277,9 +277,9 @@ def test_many_requests_are_condensed_to_those_that_stand_for_all():
 
 
 def test_requests_end_at_max_model_len_each_by_itself():
-    own = RequestLengths.of([100, 1000, 1900], [500, 500, 500], [0, 0, 800])
+    own = RequestLengths.from_columns([100, 1000, 1900], [500, 500, 500], [0, 0, 800])
     server = {"gpu": "h100_sxm", "max_model_len": 2048}
-    case = physim.Case.of("Qwen/Qwen3-8B", lengths=own, rate=1, **server)
+    case = physim.Case.from_options("Qwen/Qwen3-8B", lengths=own, rate=1, **server)
     assert case.notes == (
         "33.33% of the outputs end early, where requests reach max_model_len 2048",
     )
@@ -289,14 +289,16 @@ def test_requests_end_at_max_model_len_each_by_itself():
     with pytest.raises(
         InputError, match=r"0\.33 of the prompts have more tokens than max_model_len"
     ):
-        physim.Case.of("Qwen/Qwen3-8B", lengths=own, rate=1, gpu="h100_sxm", max_model_len=1800)
+        physim.Case.from_options(
+            "Qwen/Qwen3-8B", lengths=own, rate=1, gpu="h100_sxm", max_model_len=1800
+        )
 
 
 def test_the_fluids_figures_of_joint_lengths():
     inputs, outputs, cached = heavy()
     blocks = cached // 16 * 16
-    own = RequestLengths.of(inputs, outputs, blocks)
-    demand = Demand.of(physim.Load.of_requests(own, rate=1), 16)
+    own = RequestLengths.from_columns(inputs, outputs, blocks)
+    demand = Demand.from_load(physim.Load.of_requests(own, rate=1), 16)
     assert demand.input_tokens == pytest.approx(inputs.mean())
     assert demand.cached_tokens == pytest.approx(blocks.mean(), rel=0.05)
     new = inputs - blocks
@@ -306,7 +308,9 @@ def test_the_fluids_figures_of_joint_lengths():
 
 def test_prefixes_of_ones_own_take_kv_blocks():
     cached, whole = (
-        Demand.of(physim.Load.of_requests(RequestLengths.of([1000], [100], found), rate=1), 16)
+        Demand.from_load(
+            physim.Load.of_requests(RequestLengths.from_columns([1000], [100], found), rate=1), 16
+        )
         for found in ([800], None)
     )
     assert cached.new_tokens == 200
@@ -328,7 +332,7 @@ def test_prefixes_of_ones_own_take_kv_blocks():
 def test_drawn_requests_are_whole():
     inputs, outputs, cached = heavy(200)
     load = physim.Load.of_requests(
-        RequestLengths.of(inputs, outputs, cached), rate=1, requests=5000
+        RequestLengths.from_columns(inputs, outputs, cached), rate=1, requests=5000
     )
     known = set(zip(inputs.tolist(), cached.tolist(), outputs.tolist(), strict=True))
     own = {
@@ -392,7 +396,7 @@ def test_preempted_requests_with_prefixes_are_all_served(seed):
 
 def test_fluid_and_replay_of_joint_lengths_agree():
     inputs, outputs, cached = heavy(2000)
-    own = RequestLengths.of(inputs, np.minimum(outputs, 2000), cached)
+    own = RequestLengths.from_columns(inputs, np.minimum(outputs, 2000), cached)
     given = {"gpu": "h100_sxm", "rate": 4.0, "arrival": "poisson", "fit": "none"}
     fluid, exact = (
         physim.predict("Qwen/Qwen3-8B", lengths=own, method=method, **given)
@@ -412,7 +416,7 @@ def test_pairs_from_a_table(tmp_path):
     path = tmp_path / "pairs.csv"
     path.write_text("input_tokens,output_tokens,cached_tokens\n100,5,64\n50,9,\n")
     own = RequestLengths.read(path)
-    assert own == RequestLengths.of([100, 50], [5, 9], [64, 0])
+    assert own == RequestLengths.from_columns([100, 50], [5, 9], [64, 0])
     assert own.name == "pairs.csv"
 
 

@@ -52,12 +52,12 @@ class Constant(StepModel):
         return StepTime(latency, latency, jnp.zeros(1))
 
 
-CASE = physim.Case.of(MODEL, gpu="h100_sxm")
+CASE = physim.Case.from_options(MODEL, gpu="h100_sxm")
 CONSTANT = Constant(step_model_of(CASE, Corrections()).ops, Corrections())
 
 
 def by_hand(load):
-    demand = Demand.of(load, 16)
+    demand = Demand.from_load(load, 16)
     return engine_of(CONSTANT, demand, LIMITS, jnp.asarray(float(load.concurrency))), demand
 
 
@@ -92,7 +92,7 @@ def test_prompts_before_after_and_beside_ones_own():
 
 
 def test_who_is_in_the_steps_of_a_busy_engine():
-    demand = Demand.of(Load(1000, 101, concurrency=8), 16)
+    demand = Demand.from_load(Load(1000, 101, concurrency=8), 16)
     crowd = crowd_of(demand, LIMITS, jnp.asarray(8.0))
     # The groups of two that end and are computed do not decode, so four take a token.
     assert (crowd.decoding, crowd.absent, crowd.chunks) == (8, 4, 1)
@@ -114,7 +114,7 @@ class Decoding(StepModel):
 
 def test_times_of_a_busy_engines_steps():
     model = Decoding(CONSTANT.ops, CONSTANT.corrections)
-    demand = Demand.of(Load(1000, 101, concurrency=9), 16)
+    demand = Demand.from_load(Load(1000, 101, concurrency=9), 16)
     crowd = crowd_of(demand, LIMITS, jnp.asarray(9.0))._replace(room=jnp.asarray(2.0))
     rest, before_last = jnp.ones(()), jnp.asarray(6.5)
     found = busy_times(model, demand, LIMITS, crowd, before_last=before_last, rest=rest)
@@ -132,7 +132,7 @@ def test_times_of_a_busy_engines_steps():
 
 
 def test_steps_of_a_turn():
-    demand = Demand.of(Load(1000, 101, concurrency=8), 16)
+    demand = Demand.from_load(Load(1000, 101, concurrency=8), 16)
     crowd = crowd_of(demand, LIMITS, jnp.asarray(8.0))
     # Half of the step under way is less than one step, and two steps outside are more.
     assert waits_of(demand, LIMITS, crowd, jnp.asarray(0.1)).waited == 1
@@ -211,7 +211,7 @@ def test_what_is_met_in_step_and_apart_by_hand():
 
 def predicted(loads, **server):
     cases = [
-        physim.Case.of(
+        physim.Case.from_options(
             MODEL,
             gpu="h100_sxm",
             tp=2,
@@ -236,8 +236,10 @@ def spread(share, outputs=500):
 @pytest.mark.slow
 def test_a_fit_sees_what_is_predicted():
     (found,) = predicted([Load(1000, spread(0.01), concurrency=32, requests=320)])
-    case = physim.Case.of(MODEL, tp=2, gpu="h100_sxm", output_tokens=spread(0.01), **BENCHMARK)
-    system = row_of(CaseArrays.of([case]), 0)
+    case = physim.Case.from_options(
+        MODEL, tp=2, gpu="h100_sxm", output_tokens=spread(0.01), **BENCHMARK
+    )
+    system = row_of(CaseArrays.from_cases([case]), 0)
     seen = np.exp(log_predicted(flat(Corrections()), system))
     assert seen == pytest.approx([found.ttft_s, found.itl_s, found.e2e_s], rel=1e-6)
 
@@ -300,7 +302,7 @@ def test_clients_without_a_slot_are_as_replayed():
 
 @pytest.mark.slow
 def test_gradients_in_the_load():
-    demand = Demand.of(Load(1000, Lengths.normal(101, 2), concurrency=8, requests=80), 16)
+    demand = Demand.from_load(Load(1000, Lengths.normal(101, 2), concurrency=8, requests=80), 16)
 
     def ttft(clients, factor):
         own = replace(demand, concurrency=clients, outputs=demand.outputs * factor)

@@ -41,7 +41,7 @@ def test_the_phases_of_a_request_by_hand():
 
 @pytest.fixture(scope="module")
 def server():
-    return physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm").server
+    return physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm").server
 
 
 def test_a_service_has_a_pool_for_each_phase(server):
@@ -65,7 +65,7 @@ def test_a_service_has_a_pool_for_each_phase(server):
 
 
 def test_the_keywords_of_one_server_are_a_service_of_one_pool(server):
-    case = physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm")
+    case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm")
     assert case.service == Service.single(server)
     found = physim.predict(case.under(physim.Load(500, 100, rate=1.0)), fit="none")
     assert found.pools == (found.pool,)
@@ -114,7 +114,7 @@ def test_servers_that_are_replayed_again_do_the_same():
 
 
 def stop_of(server, prompt, output, rate, **others):
-    demand = Demand.of(physim.Load(prompt, output, rate=rate, arrival="poisson"), 16)
+    demand = Demand.from_load(physim.Load(prompt, output, rate=rate, arrival="poisson"), 16)
     model = StepModel(lower(server), Corrections())
     limits = jax.tree.map(float, Limits.from_server(server))
     return Stop(model, jax.tree.map(jnp.asarray, demand), limits, **others)

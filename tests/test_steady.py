@@ -39,7 +39,7 @@ SOLVE = jax.jit(
 def system(model, load, tp=1, **engine):
     arch = load_model(model)
     resolved = Deployment(Parallelism(tp), **engine).resolved(arch, H100)
-    demand = Demand.of(load, resolved.kv.block_size)
+    demand = Demand.from_load(load, resolved.kv.block_size)
     return lower(resolved), demand, jax.tree.map(float, Limits.from_server(resolved))
 
 
@@ -256,7 +256,7 @@ CASES = [
 ]
 
 
-CLIENTS = Demand.of(Load(786, 251, concurrency=40), 16)
+CLIENTS = Demand.from_load(Load(786, 251, concurrency=40), 16)
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_smooth_weighted_approaches_the_regimes_and_has_no_jump():
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(InputError, match="use one of additive, weighted-average, smooth-weighted"):
-        physim.Case.of("Qwen/Qwen3-8B", gpu="h100_sxm", mixed="average")
+        physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", mixed="average")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_correction_outside_of_steps_moves_the_first_token_alone(name):
     load = {"rate": 40.0}
     if name == "warm_up":
         load = {"concurrency": 16, "requests": 160, "warm_up_s": 1.0}
-    case = physim.Case.of(
+    case = physim.Case.from_options(
         "Qwen/Qwen3-8B", gpu="h100_sxm", input_tokens=500, output_tokens=100, **load
     )
     bare, moved = predict_cases([case] * 2, [Corrections(), Corrections(**{name: 0.3})])

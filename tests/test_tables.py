@@ -74,7 +74,7 @@ def general():
 @pytest.fixture(scope="module")
 def table(general):
     case, model, _ = general
-    return tabulate(model, Reach.of(case.server), 0.01, {"model": QWEN})
+    return tabulate(model, Reach.from_server(case.server), 0.01, {"model": QWEN})
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
     case = case_of(model, tp, **unlimited)
     exact = stepper(case)
     # As a simulator has it, with the rounding of a file.
-    write(tabulate(exact, Reach.of(case.server), 0.01), tmp_path, "json")
+    write(tabulate(exact, Reach.from_server(case.server), 0.01), tmp_path, "json")
     times = TableStepTimes(load(tmp_path), 4000)
     whole = ((2, 4096, 0), (4, 2048, 0), (8, 1024, 0), (16, 512, 0), (64, 128, 0), (4, 128, 0))
     cached = ((2, 15, 560), (4, 15, 560), (8, 15, 560), (16, 15, 560), (4, 500, 1500))
@@ -168,7 +168,7 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
 def test_interpolation_keeps_its_word(model, tp, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
-    exact, reach = stepper(case), Reach.of(case.server)
+    exact, reach = stepper(case), Reach.from_server(case.server)
     table = tabulate(exact, reach, 0.01)
     where = reach.draw(10_000, seed=77)
     seconds = total_seconds(exact, one_chunk(exact, where))
@@ -184,7 +184,7 @@ def test_interpolation_keeps_its_word(model, tp, tmp_path):
 
 def test_a_looser_tolerance_is_a_smaller_table(general, table):
     case, model, _ = general
-    loose = tabulate(model, Reach.of(case.server), 0.05)
+    loose = tabulate(model, Reach.from_server(case.server), 0.05)
     assert loose.seconds.size < 0.3 * table.seconds.size
     assert 1 < loose.metadata["interpolation_error_pct"]["p99"] < 6
 
@@ -672,6 +672,6 @@ def test_small_engines_have_tables():
         max_model_len=64,
     )
     exact = stepper(case)
-    table = tabulate(exact, Reach.of(case.server), 0.01)
+    table = tabulate(exact, Reach.from_server(case.server), 0.01)
     one = total_seconds(exact, one_chunk(exact, np.array([[1.0, 40, 0, 0]]))).item()
     assert table(1, 40, 0, 0) == pytest.approx(one, rel=0.01)

@@ -26,7 +26,7 @@ ENGINE = {"tp": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048, "max_mod
 
 
 def both(load, **engine):
-    case = physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | engine).under(load)
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", **ENGINE | engine).under(load)
     return [physim.predict_cases([case], Corrections(), method=m)[0] for m in ("fluid", "replay")]
 
 
@@ -72,7 +72,7 @@ def test_a_stage_that_lasts_is_the_steady_state(arrival, rate, cached):
     load = Load(786, 251, stages=(Stage(rate, 3000.0),), arrival=arrival, cached_tokens=cached)
     fluid, steady = physim.predict_cases(
         [
-            physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | {"tp": 1}).under(one)
+            physim.Case.from_options(MODEL, gpu="h100_sxm", **ENGINE | {"tp": 1}).under(one)
             for one in (load, replace(load, stages=(), rate=rate))
         ],
         Corrections(),
@@ -120,16 +120,16 @@ def test_clients_that_give_up():
 
 
 def system(**engine):
-    case = physim.Case.of(MODEL, gpu="h100_sxm", **ENGINE | engine)
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", **ENGINE | engine)
     ops = lower(case.server)
-    demand = Demand.of(Load(575, 248, rate=1.0), 16)
+    demand = Demand.from_load(Load(575, 248, rate=1.0), 16)
     limits = jax.tree.map(float, Limits.from_server(case.server))
     return jax.tree.map(jnp.asarray, (ops, demand, limits))
 
 
 @jax.jit
 def means(corrections, rate, ops, demand, limits):
-    fluid = Fluid.of(StepModel(ops, corrections), demand, limits)
+    fluid = Fluid.tabulated(StepModel(ops, corrections), demand, limits)
     schedule = Schedule(jnp.stack([rate, jnp.asarray(4.0)]), jnp.array([60.0, 90.0]))
     summary = latencies(fluid, fluid.run(schedule), schedule)
     return jnp.stack([summary.ttft[-1], summary.itl[-1], summary.e2e[-1]])

@@ -41,7 +41,9 @@ def draw_rates(axes):
     for gpu, colour in GPUS.items():
         most = physim.predict(MODEL, gpu=gpu, tp=TP, rate=1, **LOAD).saturation_rps
         rates = np.linspace(0.02, 0.999, 60) * most
-        cases = [physim.Case.of(MODEL, gpu=gpu, tp=TP, rate=rate, **LOAD) for rate in rates]
+        cases = [
+            physim.Case.from_options(MODEL, gpu=gpu, tp=TP, rate=rate, **LOAD) for rate in rates
+        ]
         itl = [p.itl_s * 1e3 for p in physim.predict_cases(cases, Corrections())]
         axes.plot(rates, itl, color=colour, label=gpu)
         axes.axvline(most, color=colour, linestyle=":", linewidth=1)
@@ -76,7 +78,7 @@ def draw_attention_kinds():
     contexts = np.geomspace(200, 120_000, 60)
     axes = Figure(figsize=(7, 4.4), layout="constrained").subplots()
     for label, model in ATTENTION_KINDS.items():
-        case = physim.Case.of(model, gpu="b200_sxm", tp=8, max_model_len=131_072)
+        case = physim.Case.from_options(model, gpu="b200_sxm", tp=8, max_model_len=131_072)
         step = physim.step_model(case, fit="none")
         batch = step.batch(decode_requests=np.full_like(contexts, 32.0), context=contexts)
         layers = sum(case.model.attention_layers.values())

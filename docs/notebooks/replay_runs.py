@@ -37,7 +37,7 @@ def main():
     for model, tp, prompt, output, rates in RUNS:
         server = {"tp": tp, "max_model_len": 4096, "max_num_seqs": 128}
         server |= {"max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.9}
-        case = physim.Case.of(
+        case = physim.Case.from_options(
             model,
             gpu="h100_sxm",
             **server,

@@ -52,7 +52,9 @@ def capacity(
     if plot is not None:
         from physim.plot import draw_load
 
-        case = Case.of(model, gpu=gpu, tp=tp, **{**load, "rate": found.rate_rps}, **engine)
+        case = Case.from_options(
+            model, gpu=gpu, tp=tp, **{**load, "rate": found.rate_rps}, **engine
+        )
         write(
             lambda: draw_load(
                 case,

@@ -117,12 +117,12 @@ def predict(
         of_a_load = ("input_tokens", "output_tokens", "lengths", "rate", "concurrency", "stage")
         if requests is not None or any(load[name] for name in of_a_load):
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
-        case = Case.of(model, gpu=gpu, mixed=mixed, **engine)
+        case = Case.from_options(model, gpu=gpu, mixed=mixed, **engine)
         with running("replaying"):
             prediction = physim.predict_trace(case, trace, timeout_s=timeout, fit=fit)
     else:
         load = load_options(load)
-        case = Case.of(
+        case = Case.from_options(
             model,
             gpu=gpu,
             **load,

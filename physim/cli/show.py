@@ -191,7 +191,7 @@ def _print_fit(known: Fit) -> None:
     from physim.corrections.calibration import TWO_SIDED_90
     from physim.corrections.fields import CORRECTIONS, flat
 
-    about = known.at(known.common)
+    about = known.at_branch(known.common)
     values = flat(about.corrections)
     spreads = None if about.covariance is None else np.sqrt(np.diag(about.covariance))
     rows = []

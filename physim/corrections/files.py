@@ -82,16 +82,16 @@ class Fit:
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, name: str, corrections: Corrections) -> Fit:
+    def from_corrections(cls, name: str, corrections: Corrections) -> Fit:
         """A fit that has the same corrections for all, of which nothing more is known."""
         return cls(name, {("shared", "all"): flat(corrections)})
 
     def on(self, case: Case) -> Calibration:
         """What the fit says of a case."""
-        found = self.at(branch_of(case, self.common[-1]))
+        found = self.at_branch(branch_of(case, self.common[-1]))
         return dataclasses.replace(found, scatter=self._scatter(population_of(case)))
 
-    def at(self, branch: Branch) -> Calibration:
+    def at_branch(self, branch: Branch) -> Calibration:
         """What the fit says of a branch, with the scatter of no engine."""
         nodes = zip(LEVELS, branch, strict=True)
         own = [self.offsets[node] for node in nodes if node in self.offsets]
@@ -119,7 +119,7 @@ class Fit:
         if branch not in self._covariances:
             assert self._spread is not None
             found = np.zeros((len(labels()),) * 2)
-            found[:_COUNT, :_COUNT] = self._spread.at(branch)
+            found[:_COUNT, :_COUNT] = self._spread.at_branch(branch)
             self._covariances[branch] = found
         return self._covariances[branch]
 

@@ -177,7 +177,7 @@ class Spread:
     known: Bool[np.ndarray, "nodes n"]
     factor: tuple[np.ndarray, bool]
 
-    def at(self, branch: Branch) -> Matrix:
+    def at_branch(self, branch: Branch) -> Matrix:
         """Covariance of the corrections of a branch, known or not."""
         places, size = self.tree.places(branch), self.widths.shape[1]
         own = np.zeros((len(self.tree.nodes), size, size))

@@ -116,7 +116,7 @@ def fit(
                 name_of, f"is in the fit {before.name} already", "start from another (--from none)"
             )
     trace = observe_steps(steps, tables) if steps is not None else None
-    problem = Problem.of(observed, trace, tuple(frozen), prior_scale, before)
+    problem = Problem.from_observed(observed, trace, tuple(frozen), prior_scale, before)
     start = problem.centre
     if seed:
         start = start + 0.1 * np.random.default_rng(seed).normal(size=len(start))
@@ -287,7 +287,7 @@ def _estimates(
     """
     count = problem.stages.observed.size
     experiments = np.repeat(groups(observed.rows, "experiment"), len(METRICS))
-    known = result.at(result.common)
+    known = result.at_branch(result.common)
     assert known.covariance is not None  # rows tell how well
     values, spreads = flat(known.corrections), np.sqrt(np.diag(known.covariance))
     squares = found.pull[:, None] * found.slopes**2

@@ -140,7 +140,7 @@ class Problem:
     base: Float[np.ndarray, "b n n"]
 
     @classmethod
-    def of(
+    def from_observed(
         cls,
         observed: Observed,
         trace: Trace | None = None,

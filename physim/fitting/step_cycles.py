@@ -72,7 +72,7 @@ class Trace:
     branches: Sequence[Branch]
     frame: pd.DataFrame
 
-    def of(self, experiments: Sequence[str]) -> Trace:
+    def of_experiments(self, experiments: Sequence[str]) -> Trace:
         """The same steps, of which only those of some experiments count."""
         counts = self.frame["experiment"].isin(list(experiments)).to_numpy()
         weight = np.where(counts, self.cycles.weight, 0.0)

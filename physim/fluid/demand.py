@@ -116,7 +116,7 @@ class Demand(eqx.Module):
     at_once: Scalar
 
     @classmethod
-    def of(cls, load: Load, block_size: int) -> Demand:
+    def from_load(cls, load: Load, block_size: int) -> Demand:
         """The numbers of a load; only full KV blocks are found in the prefix cache."""
         strata, moments = strata_of(load, block_size), load.moments()
         return cls(

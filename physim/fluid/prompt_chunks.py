@@ -56,7 +56,7 @@ class Chunks(NamedTuple):
     products: Float[AnyArray, " groups"]
 
     @classmethod
-    def of(cls, prompts: Float[AnyArray, " parts"], room: Scalar) -> Chunks:
+    def in_room(cls, prompts: Float[AnyArray, " parts"], room: Scalar) -> Chunks:
         """The chunks of prompts.
 
         Args:

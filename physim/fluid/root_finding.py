@@ -135,7 +135,7 @@ def _implicit(
     parameters, *bracket = primals
     root, *found = root_of_cases(function, cases, parameters, *bracket)
 
-    def at(point: Scalar, parameters: Any) -> tuple[Scalar, list[Any]]:
+    def residual_at(point: Scalar, parameters: Any) -> tuple[Scalar, list[Any]]:
         value, own, of_cases = jax.vmap(lambda case: function(point, parameters, case))(
             jnp.arange(cases)
         )
@@ -144,8 +144,10 @@ def _implicit(
 
     # One at a time, since a change of nothing in what is infinite, such as the rate of clients, has
     # no number.
-    _, (slope, along_root) = jax.jvp(lambda x: at(x, parameters), (root,), (1.0,))
-    _, (change, along_parameters) = jax.jvp(lambda p: at(root, p), (parameters,), (tangents[0],))
+    _, (slope, along_root) = jax.jvp(lambda x: residual_at(x, parameters), (root,), (1.0,))
+    _, (change, along_parameters) = jax.jvp(
+        lambda p: residual_at(root, p), (parameters,), (tangents[0],)
+    )
     moved = -change / slope
     changes = jax.tree.map(lambda x, p: moved * x + p, along_root, along_parameters)
     return (root, *found), (moved, *changes)

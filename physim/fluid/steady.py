@@ -207,7 +207,7 @@ def _balance(
     fresh = demand.new_tokens
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
     room = room_beside(limits, decoding) / (limits.ranks * limits.stages)
-    chunks = Chunks.of(demand.parts, room).number
+    chunks = Chunks.in_room(demand.parts, room).number
     wanted = jnp.where(closed, jnp.inf, demand.rate)
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
     new_tokens = fresh + (1 - kept) * again

@@ -241,7 +241,7 @@ def kinds_at(
     # Decoding requests meet steps by how many decode in them; of all steps, that many do.
     mean = 1.0 / beside.mean(1.0 / beside.low, 1.0 / beside.high)
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
-    chunks = Chunks.of(demand.parts * occupancy.scale, occupancy.room)
+    chunks = Chunks.in_room(demand.parts * occupancy.scale, occupancy.room)
     ranks, last = limits.ranks, chunks.mean(chunks.last)
     by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
     most = occupancy.room * ranks * limits.stages / last

@@ -118,7 +118,7 @@ class _Phases(eqx.Module):
     age: Float[AnyArray, " phases"]
 
     @classmethod
-    def of(cls, demand: Demand) -> _Phases:
+    def from_demand(cls, demand: Demand) -> _Phases:
         steps = jnp.maximum(decode_steps(demand.outputs), LITTLE)
         edges = jnp.max(steps) * np.linspace(0.0, 1.0, _PHASES + 1)
         left = jnp.mean(steps[:, None] > edges, axis=0)
@@ -181,7 +181,7 @@ class Fluid(eqx.Module):
     table: Float[AnyArray, "values 2 2 shares starts"]
 
     @classmethod
-    def of(cls, model: StepModel, demand: Demand, limits: Limits) -> Fluid:
+    def tabulated(cls, model: StepModel, demand: Demand, limits: Limits) -> Fluid:
         """Tabulates an engine's steps."""
         by_kv = kv_slots(limits, demand)
         slots = jnp.minimum(limits.max_num_seqs, by_kv)
@@ -197,7 +197,7 @@ class Fluid(eqx.Module):
         )
 
         def chunks_of(room: Scalar) -> Scalar:
-            return Chunks.of(demand.parts, room / (limits.ranks * limits.stages)).number
+            return Chunks.in_room(demand.parts, room / (limits.ranks * limits.stages)).number
 
         chunks = chunks_of(room)
         again = recomputed_tokens(limits, demand, by_kv) / demand.new_tokens
@@ -206,7 +206,7 @@ class Fluid(eqx.Module):
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
         blocks = by_kv * own_blocks(limits, demand, demand.age)
 
-        def at(full: Scalar, age: Scalar, share: Scalar, start: Scalar) -> Local:
+        def local_at(full: Scalar, age: Scalar, share: Scalar, start: Scalar) -> Local:
             room = room_beside(limits, share * scale)
             occupancy = Occupancy(
                 batch=share * scale,
@@ -230,13 +230,15 @@ class Fluid(eqx.Module):
         starts = jnp.append(LITTLE * one, starts)
         axes = (jnp.array([0.0, 1.0]), ages, jnp.array(_SHARES), starts)
         grid = jnp.meshgrid(*axes, indexing="ij")
-        values = jax.vmap(lambda *x: ravel_pytree(at(*x))[0])(*(axis.ravel() for axis in grid))
+        values = jax.vmap(lambda *x: ravel_pytree(local_at(*x))[0])(
+            *(axis.ravel() for axis in grid)
+        )
         table = values.T.reshape(-1, *grid[0].shape)
         held = chunks + limits.async_scheduling
         unfinished = cls(
             demand,
             limits,
-            _Phases.of(demand),
+            _Phases.from_demand(demand),
             slots,
             scale,
             blocks,
@@ -289,7 +291,7 @@ class Fluid(eqx.Module):
         variability = (demand.arrival_cv2 + demand.output_cv2) / 2
         peaked = peakedness(demand.arrival_cv2, demand.evenness)
 
-        def at(share: Scalar, step: Scalar) -> Scalar:
+        def waiting_at(share: Scalar, step: Scalar) -> Scalar:
             offered = share * self.slots / step
             # Where steps with all slots taken are so long that fewer requests are served than now,
             # chance alone does not lead there.
@@ -297,7 +299,7 @@ class Fluid(eqx.Module):
             waiting, _ = wait_for_a_slot(offered, self.slots, longest, slower, peaked, variability)
             return waiting * (1.0 - jnp.minimum(share, _MOST_TAKEN)) * self.slots
 
-        return jax.vmap(at)(jnp.array(_SHARES), step)
+        return jax.vmap(waiting_at)(jnp.array(_SHARES), step)
 
     def local(self, share: Scalar, start: Scalar, age: Scalar, full: Scalar) -> Local:
         """What a request meets, between the knots of the table.

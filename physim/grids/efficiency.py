@@ -106,7 +106,7 @@ class Grid:
         points = [coordinates[name] for name, _ in self.axes]
         return look_up(self.log_efficiency, [knots for _, knots in self.axes], points)
 
-    def at(self, **coordinates: float) -> Grid:
+    def sliced(self, **coordinates: float) -> Grid:
         """The grid that is left when some axes are fixed."""
         return self._contract(
             {name: hat_weights(self.knots(name), x, np)[None] for name, x in coordinates.items()}

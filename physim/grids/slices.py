@@ -37,7 +37,7 @@ def surface_of(gpu: str, table: str, fixes: Sequence[str]) -> tuple[Grid, dict[s
         knots = grid.knots(name)
         usual = _USUAL.get(name, float(knots[len(knots) // 2]))
         fixed[name] = float(knots[np.argmin(np.abs(np.log(knots / usual)))])
-    return grid.at(**fixed), fixed
+    return grid.sliced(**fixed), fixed
 
 
 def _expert_curve(grid: ExpertGrid, fixes: Sequence[str]) -> tuple[Grid, dict[str, float]]:

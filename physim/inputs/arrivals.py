@@ -78,7 +78,7 @@ class ArrivalDispersion:
     life_s: float = LIFE_S
 
     @classmethod
-    def of(cls, arrival_s: Sequence[float] | Times) -> ArrivalDispersion:
+    def from_arrivals(cls, arrival_s: Sequence[float] | Times) -> ArrivalDispersion:
         """The dispersion of some arrivals.
 
         Windows are sixteen, in equal ratios from the mean time between arrivals to a tenth of the
@@ -249,7 +249,7 @@ def _read(path: Path, _modified_ns: int) -> ArrivalDispersion:
     found = read_requests(path, arrivals=True)
     assert found.arrival_s is not None
     try:
-        return ArrivalDispersion.of(found.arrival_s)
+        return ArrivalDispersion.from_arrivals(found.arrival_s)
     except InputError as error:
         raise InputError(f"{path}: {error.where}", error.what, error.remedy) from error
 

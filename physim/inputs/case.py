@@ -105,7 +105,7 @@ class Case:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
+    def from_options(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
         """A case by names; a case that is given with nothing beside it is taken as it is.
 
         Args:

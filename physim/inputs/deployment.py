@@ -180,7 +180,7 @@ class Deployment:
         kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
         stage = model.fullest_stage(self.parallelism.pp)
         layers = {mixer: count * stage for mixer, count in model.attention_layers.items()}
-        cache = CacheLayout.of(layers, self.parallelism.tp, kv_bytes, max_model_len)
+        cache = CacheLayout.from_layers(layers, self.parallelism.tp, kv_bytes, max_model_len)
         memory = self._memory(model, gpu, profile, sizes.max_num_seqs, cache)
         if self.kv_blocks is None:
             blocks = self._kv_blocks(model, gpu, profile, memory)

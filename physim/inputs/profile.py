@@ -144,7 +144,7 @@ class LoadProfile:
                 float(edges[place]),
                 duration_s,
                 (last - first) / duration_s,
-                lengths=RequestLengths.of(inputs, outputs, cached, Path(path).name),
+                lengths=RequestLengths.from_columns(inputs, outputs, cached, Path(path).name),
             )
             windows.append(window)
         return cls(tuple(windows))
@@ -172,7 +172,7 @@ class LoadProfile:
         columns = zip(*(one.arrays for one in joint), strict=True)
         inputs, cached, outputs = (np.concatenate(own) for own in columns)
         return Load.of_requests(
-            RequestLengths.of(inputs, outputs, cached, joint[0].name),
+            RequestLengths.from_columns(inputs, outputs, cached, joint[0].name),
             stages=tuple(Stage(window.rate, window.duration_s) for window in self.windows),
             arrival=arrival,
             burstiness=burstiness,

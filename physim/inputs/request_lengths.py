@@ -85,7 +85,7 @@ class RequestLengths:
             raise InputError(f"{where}: cached_tokens", problem, "correct them")
 
     @classmethod
-    def of(
+    def from_columns(
         cls,
         input_tokens: Some,
         output_tokens: Some,
@@ -126,7 +126,7 @@ class RequestLengths:
             name: What they are called.
         """
         inputs, outputs = lengths(input_tokens).fine, lengths(output_tokens).fine
-        return cls.of(inputs, outputs[scramble(len(outputs))], name=name)
+        return cls.from_columns(inputs, outputs[scramble(len(outputs))], name=name)
 
     @classmethod
     def read(cls, source: str | Path) -> RequestLengths:
@@ -324,7 +324,7 @@ def _read(path: Path, _modified_ns: int) -> RequestLengths:
     from physim.inputs.request_traces import read_requests
 
     found = read_requests(path)
-    return RequestLengths.of(
+    return RequestLengths.from_columns(
         found.input_tokens,
         found.output_tokens,
         found.cached_tokens,

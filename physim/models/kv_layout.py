@@ -30,7 +30,7 @@ class CacheLayout:
     state_bytes: float
 
     @classmethod
-    def of(
+    def from_layers(
         cls, layers: Mapping[Mixer, float], tp: int, kv_bytes: float, longest: int
     ) -> CacheLayout:
         """The layout of a model.

@@ -152,10 +152,12 @@ def predicted(
     halves = ((last - first) / 2 for first, last in ends)
     width_axes = Axes.between(ends[0], ends[1], tuple(halves), LOADS)
     widths = (
-        Widths.of(servers, joint, group_of, exact, width_axes, known) if known.scatter else None
+        Widths.predicted(servers, joint, group_of, exact, width_axes, known)
+        if known.scatter
+        else None
     )
-    packed = Packed.of(exact.named | ({} if widths is None else widths.named_apart))
-    tables = Tables.of(axes, packed.unpacked())
+    packed = Packed.from_named(exact.named | ({} if widths is None else widths.named_apart))
+    tables = Tables.from_named(axes, packed.unpacked())
     found = Predicted(
         Asked(model, fit, joint, given),
         servers,
@@ -229,9 +231,9 @@ def _tables(first: Sequence[Case], joint: RequestLengths | None, axes: Axes, kno
     which, shares = (
         grid.ravel() for grid in np.meshgrid(np.arange(len(cases)), axes.shares, indexing="ij")
     )
-    found = servers.at(which, shares * servers.saturation[which])
+    found = servers.under_rates(which, shares * servers.saturation[which])
 
-    above = servers.at(np.arange(len(cases)), 2 * servers.saturation)
+    above = servers.under_rates(np.arange(len(cases)), 2 * servers.saturation)
 
     def table(value: Table, *loads: int) -> Table:
         rest = (*loads, *value.shape[1:])
@@ -286,16 +288,19 @@ def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
     ]
     every = Servers(cases, known)
     rates = shares * every.saturation
-    right = {SATURATION: every.saturation, **_values(every.at(np.arange(len(cases)), rates))}
+    right = {
+        SATURATION: every.saturation,
+        **_values(every.under_rates(np.arange(len(cases)), rates)),
+    }
     off = {
         name: np.abs(value / right[name] - 1)
-        for name, value in found.tables.at(rows, inputs, outputs, rates).items()
+        for name, value in found.tables.look_up(rows, inputs, outputs, rates).items()
     }
     found_errors = _by_side(off, shares)
     if found.widths is not None:
         some = slice(_CHECKED_WIDTHS)
         groups = np.array(found.group_of)[rows[some]]
-        widths = found.widths.at(groups, inputs[some], outputs[some], shares[some])
+        widths = found.widths.look_up(groups, inputs[some], outputs[some], shares[some])
         bounded = [
             under(case, joint, inputs[place], outputs[place], rates[place])
             for place, case in enumerate(cases[some])

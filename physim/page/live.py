@@ -41,7 +41,7 @@ def case_of(model: str, deployment: Mapping[str, Any], load: Mapping[str, Any]) 
     if requests:
         means = (lengths(tokens).mean for tokens in typed.values())
         typed = {"lengths": RequestLengths.read(requests).with_means(*means)}
-    return Case.of(model, **deployment, **demand, **typed)
+    return Case.from_options(model, **deployment, **demand, **typed)
 
 
 @app.function

@@ -126,7 +126,7 @@ class Tables:
     full: Mapping[str, Float[np.ndarray, "servers inputs outputs ..."]]
 
     @classmethod
-    def of(cls, axes: Axes, named: Mapping[str, Table]) -> Tables:
+    def from_named(cls, axes: Axes, named: Mapping[str, Table]) -> Tables:
         """Tables that have the names of `named`."""
         values = {name: named[name] for name in VALUES}
         full = {name: named[f"full_{name}"] for name in FULL}
@@ -151,7 +151,7 @@ class Tables:
         found: Numbers = np.exp(look_up(self.saturation, rows, place, fine))
         return found
 
-    def at(
+    def look_up(
         self, rows: Rows, inputs: Numbers, outputs: Numbers, rates: Numbers
     ) -> dict[str, Numbers]:
         """What is in the tables of servers under loads, with ``saturation``.
@@ -183,7 +183,7 @@ class Packed:
     content: bytes
 
     @classmethod
-    def of(cls, named: Mapping[str, Table]) -> Packed:
+    def from_named(cls, named: Mapping[str, Table]) -> Packed:
         """Tables in 16 bits a number."""
         arrays, content = [], bytearray()
         for name, table in named.items():

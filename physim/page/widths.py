@@ -49,7 +49,7 @@ class Widths:
         return {name if name == OPEN else f"width_{name}": own for name, own in self.named.items()}
 
     @classmethod
-    def of(
+    def predicted(
         cls,
         servers: Sequence[Case],
         joint: RequestLengths | None,
@@ -90,7 +90,7 @@ class Widths:
             named[name] = np.where(np.isnan(table), widest, table)
         return cls(axes, named)
 
-    def at(
+    def look_up(
         self, groups: Rows, inputs: Numbers, outputs: Numbers, shares: Numbers
     ) -> dict[str, Table]:
         """Widths of groups of servers under loads.

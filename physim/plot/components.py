@@ -114,7 +114,7 @@ def draw_component(
     if component not in PARTS:
         known = ", ".join(PARTS)
         raise InputError("component", f"{component!r} is unknown", f"use one of {known}")
-    case, part = Case.of(model, **options), PARTS[component]
+    case, part = Case.from_options(model, **options), PARTS[component]
     fitted = step_model_of(case, load_fit(fit).on(case).corrections)
     bare = StepModel(fitted.ops, Corrections())
     ideal = StepModel(_at_roofline(fitted.ops), Corrections())

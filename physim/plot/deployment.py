@@ -33,7 +33,7 @@ def draw_deployment(
         The six axes: TTFT, ITL and E2E, then the time of a step against the batch and against the
         context, and the roofline.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     figure = new_figure(15, 8.5)
     above, below = figure.subplots(2, 3)
     load = case.demanded

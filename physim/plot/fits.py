@@ -56,7 +56,7 @@ def draw_corrections(fit: Fit, axes: Axes | None = None) -> Axes:
         axes: Where; None for a new figure.
     """
     axes = axes_or_new(axes, 6.0, 5.0)
-    about = fit.at(fit.common)
+    about = fit.at_branch(fit.common)
     values = flat(about.corrections)
     priors = float(fit.record.get("prior_scale", 1.0)) * flat(PRIOR_WIDTHS)
     spreads = None if about.covariance is None else np.sqrt(np.diag(about.covariance))

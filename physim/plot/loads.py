@@ -60,7 +60,7 @@ def draw_load(
     Returns:
         The axes.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     one = replace(case.demanded, requests=None)
     if one.concurrency is None:
         one = replace(one, stages=(), rate=one.rate or 1.0)

@@ -73,7 +73,7 @@ def write_report(
         InputError: Some input cannot be used, the load is not an open-ended rate, or it is above
             the capacity.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     rate = case.demanded.rate
     if rate is None or case.demanded.requests is not None:
         raise InputError("report", "needs an open-ended rate", "give --rate")

@@ -57,7 +57,7 @@ def draw_roofline(
         axes: Where; None for a new figure.
         **options: GPU and deployment; see `ServerOptions`.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     stepper = step_model_of(case, load_fit(fit).on(case).corrections)
     hardware = case.server.gpu
     axes = axes_or_new(axes, 6.5, 4.5)
@@ -161,7 +161,7 @@ def draw_breakdown(
     """
     if against not in ("batch", "context"):
         raise ValueError(f"against is {against!r}, not batch or context")
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     stepper = step_model_of(case, load_fit(fit).on(case).corrections)
     sizes, kv_tokens = case.server.sizes, case.server.kv.tokens
     if against == "batch":

@@ -59,7 +59,7 @@ class CaseArrays(eqx.Module):
     mixing: Mixing
 
     @classmethod
-    def of(cls, cases: Sequence[Case]) -> CaseArrays:
+    def from_cases(cls, cases: Sequence[Case]) -> CaseArrays:
         """The cases as numbers.
 
         Args:
@@ -83,7 +83,7 @@ class CaseArrays(eqx.Module):
         steps = {key: place for place, key in enumerate(different)}
         ops, step_of = stack_ops(list(different.values())), [steps[id(own)] for own in lowered]
         demand = Demand.stacked(
-            [Demand.of(c.demanded, c.server.kv.block_size) for c in apart.values()]
+            [Demand.from_load(c.demanded, c.server.kv.block_size) for c in apart.values()]
         )
         limits = stack([Limits.from_server(case.server) for case in apart.values()])
         found = []

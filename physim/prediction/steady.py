@@ -48,7 +48,9 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
         fit: Their name, for the record.
     """
     every = stack(padded(corrections, _SIZES))
-    solved, drawn = jax.tree.map(np.asarray, _solve(CaseArrays.of(padded(cases, _SIZES)), every))
+    solved, drawn = jax.tree.map(
+        np.asarray, _solve(CaseArrays.from_cases(padded(cases, _SIZES)), every)
+    )
     percentiles = drawn.percentiles()
     rows = len(drawn.ttft)
     states: list[SteadyState] = [

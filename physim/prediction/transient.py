@@ -35,7 +35,7 @@ def run_cases(
     more = padded(cases)
     schedules = stack([_schedule(case) for case in more])
     trajectory, summary = jax.tree.map(
-        np.asarray, _run(CaseArrays.of(more), stack(padded(corrections)), schedules)
+        np.asarray, _run(CaseArrays.from_cases(more), stack(padded(corrections)), schedules)
     )
     for row, case in enumerate(cases):
         if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
@@ -57,7 +57,9 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
         case: The case.
         corrections: Corrections of the components.
     """
-    trajectory, _ = _run(CaseArrays.of([case]), stack([corrections]), stack([_schedule(case)]))
+    trajectory, _ = _run(
+        CaseArrays.from_cases([case]), stack([corrections]), stack([_schedule(case)])
+    )
     return row_of(jax.tree.map(np.asarray, trajectory), 0)
 
 
@@ -84,7 +86,7 @@ def _run(
     def one(
         system: CaseArrays, corrections: Corrections, schedule: Schedule
     ) -> tuple[Trajectory, Summary]:
-        fluid = Fluid.of(system.model(corrections), system.demand, system.limits)
+        fluid = Fluid.tabulated(system.model(corrections), system.demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 

@@ -85,7 +85,7 @@ def capacity(
     Raises:
         InputError: Some input cannot be used, or an objective is missed at any rate.
     """
-    asked = Asked.of(slo, goodput)
+    asked = Asked.parse(slo, goodput)
     if not isinstance(model, Case):
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
@@ -93,18 +93,18 @@ def capacity(
                     name, "cannot be given: the rate is what is asked for", "leave it out"
                 )
         options = {"arrival": "poisson", **options, "rate": 1.0}
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     load = replace(case.demanded, rate=1.0, concurrency=None, stages=(), requests=None)
     known = load_fit(fit).on(case)
 
-    def at(rates: np.ndarray) -> list[Prediction]:
+    def predicted_at(rates: np.ndarray) -> list[Prediction]:
         cases = [case.under(replace(load, rate=float(rate))) for rate in rates]
         return predict_cases(cases, known.corrections, known.name)
 
-    most = at(np.array([1.0]))[0].saturation_rps
-    kept, limited_by = _highest(at, most, asked)
+    most = predicted_at(np.array([1.0]))[0].saturation_rps
+    kept, limited_by = _highest(predicted_at, most, asked)
     if kept == 0:
-        raise _never(asked, limited_by, at(np.array([_LEAST * most]))[0])
+        raise _never(asked, limited_by, predicted_at(np.array([_LEAST * most]))[0])
     final = predict_with_interval(case.under(replace(load, rate=kept)), known)
     # At half the rate no queue makes more of what is not known of the server.
     light = predict_with_interval(case.under(replace(load, rate=kept / 2)), known)
@@ -113,26 +113,26 @@ def capacity(
     if "saturation_rps" in light.intervals:
         least, largest = (rate / light.saturation_rps for rate in light.intervals["saturation_rps"])
         interval = (
-            least * _highest(at, most, asked.tightened(slower))[0],
-            largest * _highest(at, most, asked.tightened(faster))[0],
+            least * _highest(predicted_at, most, asked.tightened(slower))[0],
+            largest * _highest(predicted_at, most, asked.tightened(faster))[0],
         )
     share = share_within(asked.objectives, final)
     return Capacity(kept, limited_by, asked.objectives, share, interval, final)
 
 
 def _highest(
-    at: Callable[[np.ndarray], list[Prediction]], most: float, asked: Asked
+    predicted_at: Callable[[np.ndarray], list[Prediction]], most: float, asked: Asked
 ) -> tuple[float, str]:
     """The highest rate up to which nothing is missed, 0 if there is none, and what is then.
 
     Args:
-        at: Predictions at some rates.
+        predicted_at: Predictions at some rates.
         most: Saturation throughput.
         asked: What is asked.
     """
     rates, kept = np.geomspace(_LEAST * most, most, _TOGETHER), 0.0
     for _ in range(1 + _ROUNDS):
-        missed = [asked.missed(prediction) for prediction in at(rates)]
+        missed = [asked.missed(prediction) for prediction in predicted_at(rates)]
         first = next((row for row, name in enumerate(missed) if name), None)
         if first is None:
             return float(rates[-1]), THROUGHPUT

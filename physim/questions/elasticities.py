@@ -96,13 +96,13 @@ def explain(
     Raises:
         InputError: Some input cannot be used, the load ends, or it is above capacity.
     """
-    case = Case.of(model, **options)
+    case = Case.from_options(model, **options)
     load = case.demanded
     if not load.endless or load.stages:
         raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
     known = load_fit(fit).on(case)
     numbers, names = flat(known.corrections), np.array(labels())
-    system = row_of(CaseArrays.of([case]), 0)
+    system = row_of(CaseArrays.from_cases([case]), 0)
     system = dataclasses.replace(system, ops=_lowered(case, case.server.gpu))
     directions = [(_tangent(case, name), np.zeros_like(numbers)) for name in RATES]
     still = jax.tree.map(np.zeros_like, system.ops)
@@ -140,14 +140,14 @@ def _lowered(case: Case, gpu: Hardware) -> StepOps:
 def _tangent(case: Case, rate: str) -> StepOps:
     """How the lowered model moves with the logarithm of a rate of the GPU, by differences."""
 
-    def at(factor: float) -> StepOps:
+    def lowered_at(factor: float) -> StepOps:
         gpu = case.server.gpu
         if rate == "peak_flops":
             peaks = tuple((name, peak * factor) for name, peak in gpu.peak_flops)
             return _lowered(case, dataclasses.replace(gpu, peak_flops=peaks))
         return _lowered(case, dataclasses.replace(gpu, **{rate: getattr(gpu, rate) * factor}))
 
-    up, down = at(float(np.exp(_MOVED))), at(float(np.exp(-_MOVED)))
+    up, down = lowered_at(float(np.exp(_MOVED))), lowered_at(float(np.exp(-_MOVED)))
     tangent: StepOps = jax.tree.map(_slope, up, down)
     return tangent
 

@@ -122,7 +122,7 @@ class Asked:
     goodput: float
 
     @classmethod
-    def of(cls, slo: Iterable[str | Objective], goodput: float) -> Asked:
+    def parse(cls, slo: Iterable[str | Objective], goodput: float) -> Asked:
         """Objectives from texts, with the share of requests that must keep to them.
 
         Raises:

@@ -53,7 +53,7 @@ def tradeoff(servers: Servers, asked: Asked) -> Tradeoff:
     most = servers.saturation[chosen]
     which, shares = (grid.ravel() for grid in np.meshgrid(chosen, _SHARES, indexing="ij"))
     rates = shares * np.repeat(most, len(_SHARES))
-    found = servers.at(which, rates, replace(asked, objectives=of_ttft))
+    found = servers.under_rates(which, rates, replace(asked, objectives=of_ttft))
     gpus = np.array([case.server.parallelism.gpus for case in servers.cases])[which]
     tokens = found.throughput * servers.cases[0].demanded.mean_output
     return Tradeoff(

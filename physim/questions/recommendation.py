@@ -197,7 +197,7 @@ def recommend(
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
     """
     check_names(options)
-    asked = Asked.of(slo, goodput)
+    asked = Asked.parse(slo, goodput)
     for name, number in (("max GPUs", max_gpus), ("count", count)):
         if number < 1:
             raise InputError(name, f"{number} is not positive", "correct it")
@@ -345,7 +345,7 @@ class _Search:
             loads, schedule, most = [case], None, int(self.most[place])
             if profile is not None:
                 try:
-                    schedule = Schedule.of(case, profile, asked, known, most, arrivals)
+                    schedule = Schedule.planned(case, profile, asked, known, most, arrivals)
                 except InputError as error:
                     problem = error
                     continue
@@ -473,7 +473,7 @@ def _never(servers: Servers, asked: Asked, most: Int[np.ndarray, " n"]) -> Input
             "send less, or allow more GPUs (--max-gpus) or others",
         )
     for one in asked.objectives:
-        best = float(np.min(found.of(one)))
+        best = float(np.min(found.bounded_by(one)))
         if one.statistic != EACH and best > one.seconds:
             return InputError(
                 f"slo {one.name}={one.seconds * 1e3:g}ms",

@@ -65,7 +65,7 @@ class Schedule:
     room: Float[np.ndarray, " windows"]
 
     @classmethod
-    def of(
+    def planned(
         cls,
         server: Case,
         profile: LoadProfile,

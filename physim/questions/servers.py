@@ -52,7 +52,7 @@ class Latencies(eqx.Module):
     kv_use: Numbers
     step_parts: Float[np.ndarray, "n parts"]
 
-    def of(self, objective: Objective) -> Numbers:
+    def bounded_by(self, objective: Objective) -> Numbers:
         """The latency that an objective bounds; the mean for one on each request."""
         return _bounded(objective, self.means, self.percentiles)
 
@@ -66,7 +66,7 @@ class Servers:
 
     def __init__(self, cases: Sequence[Case], fit: Fit) -> None:
         self.cases = tuple(cases)
-        self._systems = CaseArrays.of(self.cases)
+        self._systems = CaseArrays.from_cases(self.cases)
         self._corrections = stack([fit.on(case).corrections for case in cases])
 
     def under(
@@ -120,11 +120,13 @@ class Servers:
         """
         found = self.under(np.arange(len(self.cases)), 1.0 / replicas)
         bounds = [one for one in asked.objectives if one.statistic != EACH]
-        left = [1 - found.of(one) / one.seconds for one in bounds]
+        left = [1 - found.bounded_by(one) / one.seconds for one in bounds]
         least: Numbers = np.min([*left, 1 - found.throughput / self.saturation], axis=0)
         return least
 
-    def at(self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Asked = NOTHING) -> Latencies:
+    def under_rates(
+        self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Asked = NOTHING
+    ) -> Latencies:
         """Latencies of some servers to which the load's requests come at rates of their own.
 
         Args:
@@ -148,7 +150,7 @@ class Servers:
         clients: Numbers | None,
         asked: Asked,
     ) -> Latencies:
-        def of(chunk: Chunk) -> Latencies:
+        def solved(chunk: Chunk) -> Latencies:
             places, count = chunk
             own = None if clients is None else clients[places]
             return self._latencies(which[places], rates[places], own, asked, count)
@@ -156,7 +158,7 @@ class Servers:
         # All of a chunk wait for the one that takes most iterations, which depends on its load.
         order = np.argsort(rates / self.saturation[which] if clients is None else clients)
         place = np.argsort(order)
-        parts = _run(of, [(order[rows], count) for rows, count in _chunks(which)])
+        parts = _run(solved, [(order[rows], count) for rows, count in _chunks(which)])
         found: Latencies = jax.tree.map(lambda *own: np.concatenate(own)[place], *parts)
         return found
 

@@ -59,12 +59,12 @@ def log_efficiency(
     known, window = tables(placement.grids), window_of(attention)
     grid = load_grid(placement.grids, _table(placement, phase))
     axis = "context" if phase == "decode_attention" else "tokens"
-    full = grid.at(**shape).resampled(sequences=sequences, **{axis: tokens})
+    full = grid.sliced(**shape).resampled(sequences=sequences, **{axis: tokens})
     table = _table(placement, f"{phase}_window")
     if window is None or table not in known:
         return full
     # What full attention over as much would take, over what a windowed kernel does.
-    slower = load_grid(placement.grids, table).at(**shape, window=float(window))
+    slower = load_grid(placement.grids, table).sliced(**shape, window=float(window))
     return full + slower.resampled(sequences=sequences, share=tokens / window)
 
 

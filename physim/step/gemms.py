@@ -71,7 +71,7 @@ def _log_seconds(placement: Placement, n: float, k: float, form: WeightFormat) -
     taken = placement.multiplied(form)
     work = roofline.gemm(TOKENS, n, k, taken.bytes_per_weight, taken.activation_bytes)
     bound = roofline.seconds(work, placement.peak_flops(form), placement.gpu.memory_bandwidth)
-    measured = load_grid(placement.grids, gemm_table(placement.grids, taken)).at(n=n, k=k)
+    measured = load_grid(placement.grids, gemm_table(placement.grids, taken)).sliced(n=n, k=k)
     return rising_log_seconds(measured.resampled(tokens=TOKENS), np.asarray(bound))
 
 

@@ -54,7 +54,7 @@ class Host(eqx.Module):
     captured: Scalar
 
     @classmethod
-    def of(cls, placement: Placement) -> Host:
+    def from_placement(cls, placement: Placement) -> Host:
         """The CPU's work of a model in its place."""
         server = placement.server
         return cls(

@@ -55,7 +55,7 @@ class StepOps(eqx.Module):
     host: Host
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         rows: Sequence[Row],
         host: Host,
@@ -75,9 +75,13 @@ class StepOps(eqx.Module):
         decode = [row for row in rows if isinstance(row, DecodeRow)]
         windows = sorted({row.window or np.inf for row in decode}) or [np.inf]
         return cls(
-            over_sizes=SizeRows.of([row for row in rows if isinstance(row, SizeRow)], _ON_GPU),
-            decode=DecodeRows.of(decode, windows, _ON_GPU),
-            prefill=PrefillRows.of([row for row in rows if isinstance(row, PrefillRow)], _ON_GPU),
+            over_sizes=SizeRows.from_rows(
+                [row for row in rows if isinstance(row, SizeRow)], _ON_GPU
+            ),
+            decode=DecodeRows.from_rows(decode, windows, _ON_GPU),
+            prefill=PrefillRows.from_rows(
+                [row for row in rows if isinstance(row, PrefillRow)], _ON_GPU
+            ),
             windows=np.array(windows, float),
             setting=setting,
             tp=float(tp),
@@ -124,9 +128,9 @@ def lower(server: Server) -> StepOps:
 
 @functools.lru_cache(maxsize=1024)
 def _lowered(server: Server) -> StepOps:
-    rows, host = _rows(server), Host.of(Placement(server))
+    rows, host = _rows(server), Host.from_placement(Placement(server))
     setting = model_setting(server.model)
-    return StepOps.of(rows, host, setting, server.parallelism.tp, server.expert_load)
+    return StepOps.from_rows(rows, host, setting, server.parallelism.tp, server.expert_load)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:

@@ -75,7 +75,7 @@ def _grid(placement: Placement, measured: Measured, phase: str) -> Grid:
     gpu, on_fp8 = with_table(placement.grids, name), f"{name}_fp8_kv"
     is_fp8 = placement.server.kv_cache_dtype != "bfloat16"
     grid = load_grid(gpu, on_fp8 if is_fp8 and on_fp8 in tables(gpu) else name)
-    return grid.at(**measured.shape)
+    return grid.sliced(**measured.shape)
 
 
 def _missed(measured: Measured, phase: str) -> Missed:

@@ -198,7 +198,7 @@ class SizeRows(eqx.Module):
     is_bent: Float[AnyArray, " rows"]
 
     @classmethod
-    def of(cls, rows: Sequence[SizeRow], parts: Sequence[str]) -> SizeRows:
+    def from_rows(cls, rows: Sequence[SizeRow], parts: Sequence[str]) -> SizeRows:
         """The arrays of some rows; `in_order` says which place each has.
 
         Args:
@@ -324,7 +324,7 @@ class DecodeRows(eqx.Module):
     exponent: Float[AnyArray, "rows corrections"]
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         rows: Sequence[DecodeRow],
         windows: Sequence[float],
@@ -388,7 +388,7 @@ class PrefillRows(eqx.Module):
     cached_correction: Float[AnyArray, "rows corrections"]
 
     @classmethod
-    def of(cls, rows: Sequence[PrefillRow], parts: Sequence[str]) -> PrefillRows:
+    def from_rows(cls, rows: Sequence[PrefillRow], parts: Sequence[str]) -> PrefillRows:
         """The arrays of some rows.
 
         Args:

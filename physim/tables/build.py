@@ -55,7 +55,7 @@ class Reach:
     kv_tokens: int
 
     @classmethod
-    def of(cls, server: Server) -> Reach:
+    def from_server(cls, server: Server) -> Reach:
         """The reach of a rank of a server."""
         sizes, kv_tokens = server.sizes, server.kv.tokens
         return cls(

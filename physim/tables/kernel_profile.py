@@ -99,7 +99,7 @@ def kernel_profile(model: StepModel, server: Server, load: Load) -> KernelProfil
         server: What is served.
         load: The load, of which the prompts are.
     """
-    arch, reach = server.model, Reach.of(server)
+    arch, reach = server.model, Reach.from_server(server)
     layers, sparse = arch.layers, arch.expert_layers
     tokens = _points(reach.prefill_tokens, _A_DOUBLING)
     by_tokens = _by_table(model, model.batch(prefill_requests=np.ones_like(tokens), chunk=tokens))

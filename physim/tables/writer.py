@@ -87,7 +87,7 @@ def write_table(
         InputError: Some input cannot be used, or the folder is there and not empty.
     """
     _check(kind, tolerance)
-    case = _checked(Case.of(model, **options), kind)
+    case = _checked(Case.from_options(model, **options), kind)
     if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
         raise InputError(str(folder), "holds no table that could be replaced", "name another")
     known_fit = load_fit(fit).on(case)
@@ -117,7 +117,7 @@ def write_table(
             (temporary / METADATA).write_text(text, encoding="utf-8")
             return about
         about["units"] = "columns that end in _us are microseconds"
-        table = tabulate(stepper, Reach.of(case.server), tolerance, about)
+        table = tabulate(stepper, Reach.from_server(case.server), tolerance, about)
         write(table, temporary, kind)
         return dict(table.metadata)
 
@@ -262,7 +262,7 @@ def _above_capacity(case: Case, corrections: Corrections) -> list[str]:
     (found,) = steady([case], [corrections], "")
     if not found.saturated:
         return []
-    rate = Demand.of(case.demanded, case.server.kv.block_size).rate
+    rate = Demand.from_load(case.demanded, case.server.kv.block_size).rate
     return [
         f"the load of {rate:.3g} req/s is above capacity ({found.saturation_rps:.3g} req/s): most "
         "steps run as many requests as the engine takes, so coefficients and alphas say little of "

@@ -136,7 +136,7 @@ def _predictor(
     if method in BASELINES:
         return lambda outside: (BASELINES[method](observed, ~outside), None)
     before = load_fit(base)
-    problem = Problem.of(observed, trace, frozen, prior_scale, before)
+    problem = Problem.from_observed(observed, trace, frozen, prior_scale, before)
     if method in (*ABLATIONS, *BLENDS):
         problem = ablated(method, problem)
     shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
@@ -153,7 +153,7 @@ def _predictor(
         own = replace(
             problem,
             stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
-            cycles=trace.of(known).cycles if trace else None,
+            cycles=trace.of_experiments(known).cycles if trace else None,
         )
         own, parameters, _ = solve(own, before.evidence is None)
         spread = own.spread_of(own.about(own.deviations(parameters), parameters))

@@ -50,7 +50,7 @@ def crossval_in_time(
     """
     check_options(frozen, prior_scale)
     early, late = (observe_steps(steps, tables, share) for share in (_EARLY, _LATE))
-    problem = Problem.of(observe(tables, where), early, tuple(frozen), prior_scale)
+    problem = Problem.from_observed(observe(tables, where), early, tuple(frozen), prior_scale)
     problem, parameters, _ = solve(problem, learns_widths=True)
     frame, seen = late.frame, np.exp(np.asarray(late.cycles.observed))
     runs = frame["experiment"].to_numpy(str)

@@ -61,7 +61,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
 def _log_seconds(placement: Placement) -> np.ndarray:
     """Logarithm of the time of an all-reduce within a node, at `MESSAGE_BYTES`."""
     message = np.maximum(MESSAGE_BYTES, LEAST_MESSAGE_BYTES)
-    curve = load_grid(placement.grids, "all_reduce").at(gpus=placement.tp)
+    curve = load_grid(placement.grids, "all_reduce").sliced(gpus=placement.tp)
     sent = np.asarray(roofline.all_reduce(message, placement.tp)) / placement.gpu.link_bandwidth
     return rising_log_seconds(curve.resampled(message_bytes=message), sent)
 

@@ -73,7 +73,7 @@ def _all_to_all_seconds(placement: Placement, width: int, per_token: int) -> np.
         grid = load_grid(with_table(placement.grids, name), name)
         # Fewer tokens than were measured take as long as the fewest.
         own = np.maximum(TOKENS / placement.layout.dp, grid.knots("tokens")[0])
-        curve = grid.at(topk=float(per_token), hidden_size=float(width)).resampled(tokens=own)
+        curve = grid.sliced(topk=float(per_token), hidden_size=float(width)).resampled(tokens=own)
         sent = np.asarray(_sent(placement, own, width, per_token)) / placement.gpu.link_bandwidth
         return rising_log_seconds(curve, sent)
 
@@ -91,7 +91,7 @@ def _seconds(placement: Placement, name: str, token_bytes: float) -> np.ndarray:
     ranks, message = placement.layout.dp, TOKENS * token_bytes
 
     def log_seconds(placement: Placement) -> np.ndarray:
-        curve = load_grid(placement.grids, name).at(gpus=ranks).resampled(message_bytes=message)
+        curve = load_grid(placement.grids, name).sliced(gpus=ranks).resampled(message_bytes=message)
         sent = np.asarray(roofline.all_gather(message, ranks)) / placement.gpu.link_bandwidth
         return rising_log_seconds(curve, sent)
 

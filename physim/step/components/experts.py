@@ -129,13 +129,18 @@ def _chosen(
         exponent: The load's: of the power law by which experts are chosen.
     """
 
-    def at(tokens: np.ndarray) -> np.ndarray:
+    def seconds_at(tokens: np.ndarray) -> np.ndarray:
         return np.interp(np.log(tokens), np.log(TOKENS), even)
 
     turns = experts.count / experts.per_token
     visited = roofline.visited_experts(TOKENS, experts.count, experts.per_token, exponent)
     uneven = np.maximum(measured - even, 0.0)
-    return even + at(visited / experts.per_token) - at(np.minimum(TOKENS, turns)) + uneven
+    return (
+        even
+        + seconds_at(visited / experts.per_token)
+        - seconds_at(np.minimum(TOKENS, turns))
+        + uneven
+    )
 
 
 def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, str]]:
