@@ -44,7 +44,7 @@ def main() -> None:
         which = rng.integers(servers, size=count)
         begun, cpu = time.perf_counter(), time.process_time()
         shares = 1.0 / rng.integers(1, 17, size=count)
-        met = found.servers.under(which, shares, found.asked).met
+        met = found.servers.under(which, shares, found.asked).kept
         taken, busy = time.perf_counter() - begun, time.process_time() - cpu
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(

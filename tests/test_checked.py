@@ -15,7 +15,7 @@ from physim.fluid.limits import Limits
 from physim.prediction import checked
 from physim.prediction.approximation import errors_of
 from physim.prediction.checked import Compared
-from physim.replay.outcome import Gaps, Replayed, Samples, Work
+from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
 
 MODEL, ENGINE = "Qwen/Qwen3-14B", {"gpu": "h100_sxm", "tp": 2, "max_model_len": 4096}
 LENGTHS = {"input_tokens": 500, "output_tokens": physim.Lengths.parse("normal:20:5")}
@@ -92,7 +92,7 @@ def test_what_the_engine_holds_by_hand():
             "state": "completed",
         }
     )
-    samples = Samples(*np.array([[0.0, 0, 1, 30], [6.0, 0, 1, 50], [8.0, 0, 1, 60]]).T)
+    samples = EngineSamples(*np.array([[0.0, 0, 1, 30], [6.0, 0, 1, 50], [8.0, 0, 1, 60]]).T)
     engine = config_of(Limits(64, 2048, 4096, 100))
     result = Replayed(
         [], samples, Gaps(*np.zeros((3, 0))), Work(*np.zeros((6, 0))), 3, 10.0, engine

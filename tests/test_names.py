@@ -35,15 +35,15 @@ from physim.plot.pareto import draw_tradeoff
 from physim.prediction.commands import in_shell, manifest_of, serve_command
 from physim.prediction.html import element, escaped
 from physim.prediction.requests import Requests
-from physim.prediction.results import Part, PoolPrediction, Prediction, Timeline
+from physim.prediction.results import PoolPrediction, Prediction, StageLatencies, Timeline
 from physim.printable import printable
 from physim.questions.capacity import Capacity
 from physim.questions.comparison import Comparison
 from physim.questions.elasticities import Elasticities
-from physim.questions.objectives import Asked, Objective
+from physim.questions.objectives import Objective, Requirements
 from physim.questions.pareto import Tradeoff
 from physim.questions.recommendation import Choice, Recommendation
-from physim.questions.schedule import Schedule
+from physim.questions.schedule import ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.service.service import Service
 from physim.tables.table import Table
@@ -162,7 +162,9 @@ def prediction(case):
     """Some numbers under the name, without the time to predict them."""
     latencies = {name: {"mean": 0.1, "p50": 0.1, "p99": 0.2} for name in METRICS}
     seconds = np.array([0.1])
-    whole = Part(6.0, None, None, None, latencies, Requests(seconds, seconds, seconds, seconds))
+    whole = StageLatencies(
+        6.0, None, None, None, latencies, Requests(seconds, seconds, seconds, seconds)
+    )
     pool = PoolPrediction(
         case.server,
         saturation_rps=20.0,
@@ -352,7 +354,7 @@ def recommended(case, prediction):
     servers = Servers.__new__(Servers)
     servers.cases = (case,)
     choice = Choice(case, 2, prediction, prediction, {}, 0.1, EVIL, None, None)
-    return Recommendation([choice], Asked((), 0.9), servers, {EVIL: 3})
+    return Recommendation([choice], Requirements((), 0.9), servers, {EVIL: 3})
 
 
 def test_a_recommendation_is_shown(run, monkeypatch, tmp_path, model, case, prediction):
@@ -609,7 +611,7 @@ def pictures(case, prediction):
     points = Tradeoff(np.array([0, 0]), np.array([1.0, 2.0]), np.array([2.0, 1.0]))
     choice = recommended(case, prediction).choices[0]
     windows = [Window(0.0, 600.0, 1.0, 786, 251)]
-    schedule = Schedule([case], windows, np.array([2]), np.array([0.5]))
+    schedule = ReplicaSchedule([case], windows, np.array([2]), np.array([0.5]))
     of_a_day = replace(recommended(case, prediction), choices=[replace(choice, schedule=schedule)])
     error = {"interpolation_error_pct": {"p99": 1.0}}
     about = {"model": EVIL, "gpu": EVIL, "tp": 1, **error}

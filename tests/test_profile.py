@@ -12,7 +12,7 @@ from physim.cli import app
 from physim.errors import InputError
 from physim.inputs.lengths import lengths
 from physim.inputs.profile import LoadProfile, Window
-from physim.questions.objectives import Asked
+from physim.questions.objectives import Requirements
 from physim.questions.servers import Servers
 
 SMALL = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
@@ -322,10 +322,10 @@ def test_a_days_servers_hold_in_every_window(found, day):
         servers = Servers(cases, known)
         every = np.arange(len(cases))
         needed = one.schedule.replicas
-        assert servers.under(every, 1.0 / needed, found.asked).met.all()
+        assert servers.under(every, 1.0 / needed, found.asked).kept.all()
         fewer = np.flatnonzero(needed > 1)
         if fewer.size:
-            assert not servers.under(fewer, 1.0 / (needed[fewer] - 1), found.asked).met.any()
+            assert not servers.under(fewer, 1.0 / (needed[fewer] - 1), found.asked).kept.any()
         assert found.asked.missed(one.replayed) is None
 
 
@@ -357,7 +357,7 @@ def test_the_fewest_are_found_from_any_number_on(found):
         )
     nothing = np.zeros(len(servers.cases), int)
     assert not servers.fewest(found.asked, most, nothing).any()
-    assert not servers.fewest(Asked.parse(["itl_mean=1us"], 0.9), most).any()
+    assert not servers.fewest(Requirements.parse(["itl_mean=1us"], 0.9), most).any()
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_times_of_a_busy_engines_steps():
     rest, before_last = jnp.ones(()), jnp.asarray(6.5)
     found = busy_times(model, demand, LIMITS, crowd, before_last=before_last, rest=rest)
     assert found.decode == pytest.approx(0.012 + 0.009)
-    assert found.thin == pytest.approx(0.012 + 0.003)
+    assert found.partly_full == pytest.approx(0.012 + 0.003)
     assert found.each_decode == pytest.approx(0.009)
     # A request that is prefilled does not decode, so prefill adds 5 ms less 1 ms.
     assert found.mixed == pytest.approx(0.004)
@@ -141,7 +141,7 @@ def test_steps_of_a_turn():
         demand, replace(LIMITS, async_scheduling=True, receive_every=5), crowd, jnp.asarray(0.1)
     )
     # One more step with asynchronous scheduling; two of the four between looks, in the mean.
-    assert (seldom.waited, seldom.seen, seldom.turn) == (2, 4, 100 + 1 + 2 + 2)
+    assert (seldom.waited, seldom.seen, seldom.round_steps) == (2, 4, 100 + 1 + 2 + 2)
     # A whole group waits in line.
     more = replace(demand, concurrency=10.0)
     assert waits_of(more, LIMITS, crowd, jnp.asarray(0.1)).waited == 0
@@ -198,7 +198,7 @@ def test_as_many_requests_as_clients_are_prefilled_and_decode_together():
 
 def test_what_is_met_in_step_and_apart_by_hand():
     engine, _ = by_hand(Load(1000, 1001, concurrency=8))
-    in_step, apart = met(engine, 1 / engine.start.width), met(engine, 1 / engine.waits.turn)
+    in_step, apart = met(engine, 1 / engine.start.width), met(engine, 1 / engine.waits.round_steps)
     # In step: the step under way, with the two prompts before one's own in most rounds, and one's
     # own of two. Apart: two steps of 10 ms and one's own prompt, and hardly any other.
     assert in_step.in_step == pytest.approx(1.0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from physim.inputs.case import Case
     from physim.prediction.checked import Check
     from physim.prediction.requests import LengthGroup
-    from physim.prediction.results import Part, Prediction
+    from physim.prediction.results import Prediction, StageLatencies
 
 _LOAD = "Load"
 
@@ -338,7 +338,7 @@ def _of_lengths(groups: Sequence[LengthGroup]) -> RenderableType:
     return table_of(columns, rows)
 
 
-def _stage(part: Part) -> str:
+def _stage(part: StageLatencies) -> str:
     return f"{part.rate:g}/s, {part.duration_s:g} s"
 
 

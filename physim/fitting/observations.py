@@ -40,7 +40,7 @@ _AT_ONCE = 256
 _ALIKE = 1 / 6
 
 
-class Chunk(eqx.Module):
+class ObservedChunk(eqx.Module):
     """Stages that are predicted at once, so that thousands take no more memory than some.
 
     Attributes:
@@ -70,7 +70,7 @@ class Stages(eqx.Module):
         weight: Weight of each row.
     """
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ObservedChunk, ...]
     observed: Float[AnyArray, "rows metrics"]
     known: Bool[AnyArray, "rows metrics"]
     weight: Float[AnyArray, " rows"]
@@ -208,8 +208,8 @@ def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:
     return Stages(_chunks(cases), observed=observed, known=known, weight=weights_of(rows))
 
 
-def _chunks(cases: Sequence[Case]) -> tuple[Chunk, ...]:
-    chunks: list[Chunk] = []
+def _chunks(cases: Sequence[Case]) -> tuple[ObservedChunk, ...]:
+    chunks: list[ObservedChunk] = []
     for composition in dict.fromkeys(case.composition for case in cases):
         places = [i for i, case in enumerate(cases) if case.composition == composition]
         # Of few at most a quarter more: a power of two would have a fit take twice as long.
@@ -218,7 +218,7 @@ def _chunks(cases: Sequence[Case]) -> tuple[Chunk, ...]:
         filled = [*places, *[places[-1]] * (-len(places) % size)]
         parts = CaseArrays.chunks([cases[i] for i in filled], size)
         chunks += [
-            Chunk(np.array(places[start : start + size]), systems)
+            ObservedChunk(np.array(places[start : start + size]), systems)
             for start, systems in zip(range(0, len(filled), size), parts, strict=True)
         ]
     return tuple(chunks)

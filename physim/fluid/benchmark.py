@@ -12,7 +12,7 @@ from jaxtyping import Float
 from physim.fluid.demand import Demand
 from physim.fluid.guards import LITTLE, ROOT, TINY
 from physim.fluid.percentiles import Clients
-from physim.fluid.rounds import Engine, density_of, met
+from physim.fluid.rounds import BusyEngine, density_of, met
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
@@ -42,7 +42,7 @@ class Benchmark(NamedTuple):
     clients: Clients
 
 
-def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -> Benchmark:
+def benchmark(engine: BusyEngine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -> Benchmark:
     """What clients see who begin at once, from their first request to the last.
 
     The first requests of the slots are prefilled together; in the rounds after them clients drift
@@ -66,21 +66,21 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
     number, weight = _rounds_after_the_first(rounds)
     density = density_of(engine, demand.steps_variance * jnp.append(number, rounds))
     # One call, of which less is compiled than of several.
-    every = met(engine, jnp.append(density, 1 / engine.waits.turn))
+    every = met(engine, jnp.append(density, 1 / engine.waits.round_steps))
     each, final, apart = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
     )
     e2e = turn + each.ttft - apart.ttft + each.others - apart.others
     # No step is longer than one whose token budget is full: what is left is waited for in line.
     full = times.full(engine.crowd.group)
-    decode = jnp.clip(e2e - each.ttft, steps * times.thin, steps * full)
+    decode = jnp.clip(e2e - each.ttft, steps * times.partly_full, steps * full)
     # Of the first prompts, a request meets those after its own while it decodes.
     after = jnp.minimum(engine.start.after * times.longer, steps * (full - times.decode))
     # The batch thins out evenly over the last ``w`` steps. Who ends ``e`` steps into them is spared
     # ``e^2 / 2w`` of the time that all take to decode, which is a sixth of ``w`` in the mean.
     width = final.width
     thinned = (width - 1) / 6 * times.each_decode
-    first_decode = jnp.maximum(steps * times.decode + after - thinned, steps * times.thin)
+    first_decode = jnp.maximum(steps * times.decode + after - thinned, steps * times.partly_full)
 
     def mean(first: Scalar, later: Float[AnyArray, " nodes"]) -> Scalar:
         return begun * first + (1 - begun) * jnp.sum(weight * later)
@@ -90,7 +90,7 @@ def benchmark(engine: Engine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -
     # Of the turns that clients without a slot wait for, the first clients find half.
     line = (ttft + decoding) * (demand.clients / running - 1)
     line *= 1 - demand.clients / requests / 2
-    tail = _last_s(engine, demand) * (width - 1) / jnp.maximum(engine.waits.turn - 1, 1.0)
+    tail = _last_s(engine, demand) * (width - 1) / jnp.maximum(engine.waits.round_steps - 1, 1.0)
     return Benchmark(
         ttft=ttft + line,
         itl=decoding / jnp.maximum(steps, LITTLE),
@@ -127,16 +127,16 @@ def _rounds_after_the_first(
     return roots**2, roots / jnp.sum(roots)
 
 
-def _spread_of_turns(engine: Engine, demand: Demand) -> Scalar:
+def _spread_of_turns(engine: BusyEngine, demand: Demand) -> Scalar:
     """Coefficient of variation of the time in which as many requests end as wait in line.
 
     A sum of so many times between the ends of requests, each as variable as a request is long.
     """
     line = jnp.maximum(demand.clients - engine.running, 1.0)
-    return jnp.sqrt(demand.steps_variance / line + ROOT) / engine.waits.turn
+    return jnp.sqrt(demand.steps_variance / line + ROOT) / engine.waits.round_steps
 
 
-def _last_s(engine: Engine, demand: Demand) -> Scalar:
+def _last_s(engine: BusyEngine, demand: Demand) -> Scalar:
     """Time from the mean end of the last requests to the last, if clients are anywhere in them."""
     steps = decode_steps(demand.outputs)
     at = jnp.max(steps) * (np.arange(_POINTS) + 0.5) / _POINTS
@@ -145,4 +145,4 @@ def _last_s(engine: Engine, demand: Demand) -> Scalar:
         engine.waits.decoding, LITTLE
     )
     longest = 1 - (1 - left) ** engine.running
-    return jnp.max(steps) * jnp.mean(longest - left) * engine.times.thin
+    return jnp.max(steps) * jnp.mean(longest - left) * engine.times.partly_full

@@ -55,7 +55,7 @@ class BusyTimes(NamedTuple):
     """
 
     decode: Scalar
-    thin: Scalar
+    partly_full: Scalar
     mixed: Scalar
     longer: Scalar
     sooner: Scalar
@@ -70,7 +70,7 @@ class BusyTimes(NamedTuple):
     @property
     def each_decode(self) -> Scalar:
         """How much longer a step is for decoding, over all that decode: a straight line's slope."""
-        return (self.decode - self.thin) / (1 - _THIN)
+        return (self.decode - self.partly_full) / (1 - _THIN)
 
 
 def crowd_of(demand: Demand, limits: Limits, running: Scalar) -> Crowd:

@@ -25,7 +25,7 @@ class Local(NamedTuple):
     """What a request meets that starts at some time. Times in seconds.
 
     Attributes:
-        beside: A step as a decoding request meets it.
+        as_seen: A step as a decoding request meets it.
         mean: A mean step.
         outside: Time outside of the engine, with the handling of its first token.
         under_way: Wait for the steps under way, if there are any,
@@ -34,11 +34,11 @@ class Local(NamedTuple):
         queued: the chance that there are any,
         queue_cv: and the coefficient of variation of the wait where there are.
         later: Wait for those that came in the same step, and are before it.
-        own: A prefill step of its own, mean.
-        together: Other prompts in that step, a number, at most,
+        own_prefill: A prefill step of its own, mean.
+        same_step: Other prompts in that step, a number, at most,
         adding: and what each of them adds to it.
-        alone: A step that only decodes.
-        met: Share of a decoding request's steps with prefill.
+        decode_only: A step that only decodes.
+        prefill_share: Share of a decoding request's steps with prefill.
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
         varied: Variance of the number of requests that decode, over its mean.
@@ -51,7 +51,7 @@ class Local(NamedTuple):
         kind_share: and the share of steps that are of each.
     """
 
-    beside: Scalar
+    as_seen: Scalar
     mean: Scalar
     outside: Scalar
     under_way: Scalar
@@ -60,11 +60,11 @@ class Local(NamedTuple):
     queued: Scalar
     queue_cv: Scalar
     later: Scalar
-    own: Scalar
-    together: Scalar
+    own_prefill: Scalar
+    same_step: Scalar
     adding: Scalar
-    alone: Scalar
-    met: Scalar
+    decode_only: Scalar
+    prefill_share: Scalar
     crowd: Scalar
     longer: Scalar
     varied: Scalar
@@ -80,7 +80,7 @@ class Local(NamedTuple):
     def first(self) -> Scalar:
         """TTFT of a request that meets an idle engine."""
         prefill = jnp.sum(GROUPS * self.prefill) + self.hidden
-        return self.outside + prefill + self.together * self.adding
+        return self.outside + prefill + self.same_step * self.adding
 
 
 def local(
@@ -119,7 +119,7 @@ def local(
         demand.burst_cv2 - stamped,
     )
     return Local(
-        beside=steps.beside.interval,
+        as_seen=steps.as_seen.interval,
         mean=steps.mean.interval,
         outside=outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0),
         under_way=waited * steps.found_s,
@@ -128,11 +128,11 @@ def local(
         queued=tokens.chance,
         queue_cv=tokens.cv,
         later=tokens.later * steps.kind_s[FULL],
-        own=steps.own_s,
-        together=jnp.minimum(steps.together, jnp.maximum(steps.budget - 1.0, 0.0)),
+        own_prefill=steps.own_s,
+        same_step=jnp.minimum(steps.same_step, jnp.maximum(steps.budget - 1.0, 0.0)),
         adding=steps.adding_s,
-        alone=steps.alone_s,
-        met=steps.met,
+        decode_only=steps.alone_s,
+        prefill_share=steps.prefill_share,
         crowd=steps.crowd,
         longer=steps.longer_s,
         varied=steps.varied,

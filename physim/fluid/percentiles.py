@@ -121,7 +121,7 @@ def chances(
     # Those that run come and go, and the prompts that a request meets while it decodes.
     now = elastic**2 * local.varied / jnp.maximum(batch, 1.0)
     crowd = now / jnp.maximum(1 - elastic, 1 - MOST_ELASTIC)
-    prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.beside)) ** 2
+    prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.as_seen)) ** 2
     return Chances(
         local=local,
         busy=busy,
@@ -179,14 +179,16 @@ def first_tokens(
     found = _of_kinds(
         local,
         local.kind_share * local.kind,
-        alone * local.alone,
+        alone * local.decode_only,
         jnp.minimum(phase, 1.0),
         points[:, _PACE],
     )
     # Steps that long prompts fill follow one another.
     filled = local.kind_share[FULL]
     within = (
-        filled * local.kind[FULL] / (jnp.sum(local.kind_share * local.kind) + alone * local.alone)
+        filled
+        * local.kind[FULL]
+        / (jnp.sum(local.kind_share * local.kind) + alone * local.decode_only)
     )
     into = (phase - 1.0 + within) / jnp.maximum(jnp.minimum(within, EDGE), TINY)
     in_run = jnp.where(phase < 1.0, jnp.clip(into, 0.0, 1.0), 0.0)
@@ -202,13 +204,13 @@ def first_tokens(
     next_s = of_run * local.kind[FULL] + (1.0 - of_run) * local.kind[FULL - 1]
     following += in_run * (next_s - following)
     hidden = local.hidden * in_run / jnp.maximum(chances.busy * within, LITTLE)
-    scale = jnp.sum(local.kind_share * local.kind) + alone * local.alone
-    squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.alone**2
+    scale = jnp.sum(local.kind_share * local.kind) + alone * local.decode_only
+    squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.decode_only**2
     under_way = local.rest * rest * found / (squares / scale / 2)
     under_way += (local.under_way - local.rest) * following / scale
     own = of_lengths(local.prefill, demand, prompts)[_part(points)] + hidden
     # In a long step more come.
-    count = local.together * found / (squares / scale)
+    count = local.same_step * found / (squares / scale)
     several = (
         local.adding
         * count
@@ -254,7 +256,7 @@ def _of_kinds(
         ends[:-1] / ends[-1],
         jnp.stack(
             [
-                jnp.append(local.alone, local.kind[_ORDER]),
+                jnp.append(local.decode_only, local.kind[_ORDER]),
                 jnp.append(0.0, local.kind_more[_ORDER]),
                 jnp.append(0.0, _sigma(local.kind_cv2[_ORDER])),
             ]
@@ -357,9 +359,9 @@ def gaps(
     """
     local = chances.local
     normal = _normal((points[:, _NEXT] + points[:, _FOUND]) % 1.0)
-    alone = local.alone * jnp.maximum(1 + chances.now * normal, _LEAST_OF_MEAN)
-    more = jnp.maximum(mean - local.alone, 0.0)
-    met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), local.met, 1.0)
+    alone = local.decode_only * jnp.maximum(1 + chances.now * normal, _LEAST_OF_MEAN)
+    more = jnp.maximum(mean - local.decode_only, 0.0)
+    met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), local.prefill_share, 1.0)
     ends = jnp.cumsum(local.kind_share)
     drawn_s, sigma = _between(
         points[:, _PHASE] / met,

@@ -64,18 +64,18 @@ class Run(NamedTuple):
         chance: Chance that there are any.
         steps: How many there are, mean,
         after_own: and how many after a request's own prompt, until it decodes.
-        alone: Chance that no other rank has prompts in a step that decodes.
+        sole_rank: Chance that no other rank has prompts in a step that decodes.
     """
 
     chance: Scalar
     steps: Scalar
     after_own: Scalar
-    alone: Scalar
+    sole_rank: Scalar
 
     @property
     def of_any(self) -> Scalar:
         """Steps of a turn with prompts of any rank."""
-        return 1.0 + self.steps - self.alone
+        return 1.0 + self.steps - self.sole_rank
 
 
 def run_of(turn: Turn) -> Run:
@@ -108,9 +108,9 @@ def _residual(log_rate: Scalar, turn: Turn) -> tuple[Scalar, Run]:
         count = turn.prompts / run.of_any
         prompts_s = turn.fixed_s + turn.each_s * count
         prompts_s += turn.further_s * jnp.maximum(count - turn.several, 0.0)
-        step_s = run.alone * turn.decode_s + (1.0 - run.alone) * prompts_s
+        step_s = run.sole_rank * turn.decode_s + (1.0 - run.sole_rank) * prompts_s
     run = run._replace(after_own=after(prompts_s)[1])
-    seconds = jnp.log(run.alone * turn.decode_s + run.of_any * prompts_s)
+    seconds = jnp.log(run.sole_rank * turn.decode_s + run.of_any * prompts_s)
     return log_rate + seconds - jnp.log(turn.prompts), run
 
 

@@ -66,11 +66,11 @@ class Summary(eqx.Module):
     finished_s: Float[AnyArray, " parts"]
     arrival_s: Float[AnyArray, "stages arrivals"]
     ttft_s: Float[AnyArray, "stages arrivals"]
-    samples: Samples
+    samples: RequestSamples
     weight: Float[AnyArray, "stages n"]
 
 
-class Samples(eqx.Module):
+class RequestSamples(eqx.Module):
     """Requests that stand for others. Times in seconds.
 
     Attributes:
@@ -137,7 +137,9 @@ def latencies(fluid: Fluid, trajectory: Trajectory, schedule: Schedule) -> Summa
     )
 
 
-def _summary(samples: Samples, weight: Float[AnyArray, " n"], arrived: Scalar) -> dict[str, Any]:
+def _summary(
+    samples: RequestSamples, weight: Float[AnyArray, " n"], arrived: Scalar
+) -> dict[str, Any]:
     """Fields of `Summary` for some requests."""
     completed = jnp.sum(weight)
     fields: dict[str, Any] = {
@@ -162,7 +164,7 @@ def _before_in_batch(
     """Wait for those that came at the very same time and are computed in steps before, seconds."""
     each_s = local.kind[FULL] * fluid.demand.new_tokens / fluid.room
     ahead = in_batch_before(fluid.demand, points)
-    return each_s * jnp.maximum(ahead - fluid.limits.ranks * local.together / 2, 0.0)
+    return each_s * jnp.maximum(ahead - fluid.limits.ranks * local.same_step / 2, 0.0)
 
 
 def _request(
@@ -173,7 +175,7 @@ def _request(
     arrival: Scalar,
     points: Float[AnyArray, "points parts"],
     lengths: StageLengths | None,
-) -> Samples:
+) -> RequestSamples:
     """A request that arrives at some time, drawn at the points of a lattice."""
     demand = fluid.demand
     prompts, outputs = (1.0, 1.0) if lengths is None else (lengths.prompts, lengths.outputs)
@@ -186,8 +188,8 @@ def _request(
     local = fluid.local(share, start, age, full)
     # Where requests start because others finish, who decodes meets all steps alike, and no step is
     # longer than a full one.
-    slowest = jnp.minimum(local.beside, jnp.maximum(local.kind[FULL], local.mean))
-    local = local._replace(beside=full * local.mean + (1 - full) * slowest)
+    slowest = jnp.minimum(local.as_seen, jnp.maximum(local.kind[FULL], local.mean))
+    local = local._replace(as_seen=full * local.mean + (1 - full) * slowest)
     fewer = fluid.local(_FEWER * share, start, age, full)
     elastic = (1 - fewer.mean / local.mean) / (1 - _FEWER)
     # In the equations a request waits a step for the next; what is beyond that is a queue.
@@ -211,18 +213,18 @@ def _request(
     parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
     ttft = first_tokens(parts, demand, points, prompts) + _before_in_batch(fluid, local, points)
     steps = decode_steps(jnp.maximum(outputs * output_lengths(demand, points), 1.0))
-    begins = began + prompts * fluid.chunks * local.own
+    begins = began + prompts * fluid.chunks * local.own_prefill
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
     # Who decodes meets the slower of all steps.
-    decode *= local.beside / local.mean
+    decode *= local.as_seen / local.mean
     mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, LITTLE)
     tpot = mean * decode_factors(parts, points)
     e2e = ttft + steps * tpot
     # What it meets as it starts, at the pace of all its steps.
-    gap = gaps(parts, local.beside, points) * mean / local.beside
+    gap = gaps(parts, local.as_seen, points) * mean / local.as_seen
     timeout = schedule.timeout
     kept = jnp.ones_like(e2e)
     if timeout is not None:
         kept = jax.nn.sigmoid((timeout - e2e) / (EDGE * timeout))
-    return Samples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps, stratum(points))
+    return RequestSamples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps, stratum(points))

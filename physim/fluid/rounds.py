@@ -43,13 +43,13 @@ class Waits(NamedTuple):
         waited: Steps that it waits for before its own, apart from
         seen: those until it is seen, of which the requests that come meanwhile start together.
         decoding: Steps in which it decodes.
-        turn: Steps from a client's request to its next.
+        round_steps: Steps from a client's request to its next.
     """
 
     waited: Scalar
     seen: Scalar
     decoding: Scalar
-    turn: Scalar
+    round_steps: Scalar
 
 
 class Start(NamedTuple):
@@ -64,11 +64,11 @@ class Start(NamedTuple):
 
     before: Scalar
     after: Scalar
-    together: Scalar
+    same_step: Scalar
     width: Scalar
 
 
-class Engine(NamedTuple):
+class BusyEngine(NamedTuple):
     """An engine that a number of clients keep busy.
 
     Attributes:
@@ -108,7 +108,7 @@ class Met(NamedTuple):
     in_step: Float[AnyArray, "*n"]
 
 
-def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar) -> Engine:
+def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar) -> BusyEngine:
     """The steps of an engine that so many clients keep busy.
 
     Args:
@@ -127,7 +127,7 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     # Where prompts come before all that decodes, a request waits for all before its own, and all
     # that begin together decode together too.
     apart = limits.prompts_apart
-    return Engine(
+    return BusyEngine(
         crowd=crowd,
         times=times,
         first=outside
@@ -139,7 +139,7 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
                 prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waits.waited)
             ),
             after=prompts_after(prompts, running, room),
-            together=prompts_together(prompts, group, rest),
+            same_step=prompts_together(prompts, group, rest),
             width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
         ),
     )
@@ -166,7 +166,7 @@ def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> W
     return Waits(waited, seen, demand.decode_steps, turn)
 
 
-def density_of(engine: Engine, drift: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+def density_of(engine: BusyEngine, drift: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
     """Chance that two clients have their prompts in the same step.
 
     Two clients whose prompts are spread evenly over ``w`` steps, or normally with a standard
@@ -184,11 +184,14 @@ def density_of(engine: Engine, drift: Float[AnyArray, "*n"]) -> Float[AnyArray, 
         drift: Variance of how far a client has drifted, in steps squared.
     """
     width = jnp.sqrt(engine.start.width**2 + 4 * jnp.pi * drift)
-    less, more = jnp.minimum(width, engine.waits.turn), jnp.maximum(width, engine.waits.turn)
+    less, more = (
+        jnp.minimum(width, engine.waits.round_steps),
+        jnp.maximum(width, engine.waits.round_steps),
+    )
     return (1 + 2 * jnp.exp(-jnp.pi * (more / less) ** 2)) / less
 
 
-def met(engine: Engine, density: Float[AnyArray, "*n"]) -> Met:
+def met(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Met:
     """What a request meets of the others.
 
     Its time to first token is the steps that it waits for and its own, as long as steps are that
@@ -245,7 +248,7 @@ def steps_in_line(crowd: Crowd, in_step: Float[AnyArray, "*n"]) -> Float[AnyArra
 
 
 def _in_own_step(
-    engine: Engine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
+    engine: BusyEngine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
 ) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
     """Prompts beside a request's own, mean, and what each prompt takes in all, seconds.
 
@@ -254,7 +257,7 @@ def _in_own_step(
     longer once, for all prompts in it; of those that come by chance, with Poisson's distribution,
     a step that has any holds ``n / (1 - exp(-n))``.
     """
-    even, together = in_step**2, engine.start.together
+    even, together = in_step**2, engine.start.same_step
     coming = density * (1 + jnp.minimum(engine.waits.seen, 1 / density))
     beside = (1 - even) * (engine.crowd.running - 1) * coming + even * (together - 1)
     arriving = engine.crowd.running * coming
@@ -263,7 +266,7 @@ def _in_own_step(
 
 
 def _before(
-    engine: Engine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
+    engine: BusyEngine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
 ) -> Float[AnyArray, "*n"]:
     """Prompts of others in the steps that a request waits for, mean.
 

@@ -103,7 +103,7 @@ class _Crowded(NamedTuple):
     """
 
     mean: Float[AnyArray, " crowds"]
-    beside: Float[AnyArray, " crowds"]
+    as_seen: Float[AnyArray, " crowds"]
 
 
 def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
@@ -148,7 +148,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
             wait=seen(jnp.zeros(()), state.chances.wait),
             others=spread * state.chances.others,
             local=state.chances.local._replace(
-                met=spread * state.chances.local.met
+                prefill_share=spread * state.chances.local.prefill_share
                 + (1 - spread) * prompts_met / demand.output_tokens
             ),
             clients=whole.clients,
@@ -164,7 +164,7 @@ def _residual(
 ) -> tuple[Scalar, _Balance, _Crowded]:
     """How much longer the mean step is, in logarithm, than what runs in it takes; and what runs."""
     balance = _balance(jnp.exp(log_step), *system, crowd)
-    mean, beside = balance.steps.mean.interval, balance.steps.beside.interval
+    mean, beside = balance.steps.mean.interval, balance.steps.as_seen.interval
     return log_step - jnp.log(mean), balance, _Crowded(mean, beside)
 
 
@@ -266,7 +266,7 @@ def _observed(
     limits: Limits,
 ) -> SteadyState:
     occupancy, steps = balance.occupancy, balance.steps
-    itl = steps.beside.interval
+    itl = steps.as_seen.interval
     running = occupancy.batch + occupancy.prefilling
     closed, level = demand.closed, arrival_evenness(demand.burst_cv2)
     # Whether a step is under way when a request arrives: by chance, or one of the others'.
@@ -319,7 +319,7 @@ def _observed(
             wait + in_line,
             jnp.sqrt((2 - chance) / jnp.maximum(chance, HARDLY)),
             occupancy.batch,
-            1 - crowded.beside[2] / crowded.beside[1],
+            1 - crowded.as_seen[2] / crowded.as_seen[1],
             demand,
         ),
     )

@@ -41,10 +41,10 @@ class StepKinds(NamedTuple):
     """Times of the kinds of steps at an occupancy.
 
     Attributes:
-        beside: Requests that decode, as one of them meets it.
+        as_seen: Requests that decode, as one of them meets it.
         few: A step that only decodes, with the fewer of them,
         many: with the more,
-        alone: and with as many as steps have on average.
+        decode_only: and with as many as steps have on average.
         prompts: Steps with prompts, by kind.
         numbers: Prompts of each of them.
         cv2: Squared coefficient of variation of their prompts' tokens.
@@ -58,10 +58,10 @@ class StepKinds(NamedTuple):
             such steps on average, seconds: some arrive at an idle engine.
     """
 
-    beside: Nodes
+    as_seen: Nodes
     few: StepTime
     many: StepTime
-    alone: StepTime
+    decode_only: StepTime
     prompts: StepTime
     numbers: Float[AnyArray, " kinds"]
     cv2: Float[AnyArray, " kinds"]
@@ -76,8 +76,8 @@ class StepKinds(NamedTuple):
     @property
     def decode(self) -> StepTime:
         """A step that only decodes, mean of all such steps."""
-        weight = self.beside.weight / self.beside.high
-        weight /= weight + (1 - self.beside.weight) / self.beside.low
+        weight = self.as_seen.weight / self.as_seen.high
+        weight /= weight + (1 - self.as_seen.weight) / self.as_seen.low
         time: StepTime = jax.tree.map(
             lambda few, many: (1 - weight) * few + weight * many, self.few, self.many
         )
@@ -86,7 +86,7 @@ class StepKinds(NamedTuple):
     @property
     def slope_s(self) -> Scalar:
         """How much longer a step that only decodes is for each request in it, seconds."""
-        apart = jnp.maximum(self.beside.high - self.beside.low, LITTLE)
+        apart = jnp.maximum(self.as_seen.high - self.as_seen.low, LITTLE)
         return (self.many.interval - self.few.interval) / apart
 
     @property
@@ -113,7 +113,7 @@ class StepKinds(NamedTuple):
         Args:
             share: Share of the steps that are of each kind.
         """
-        times = jnp.append(self.prompts.latency, self.alone.latency)
+        times = jnp.append(self.prompts.latency, self.decode_only.latency)
         every = jnp.append(share, 1.0 - jnp.sum(share))
         during = times[FULL] / jnp.sum(every * times)
         longer = jnp.maximum(times[FULL - 1 : FULL + 1, None] - times[:FULL], 0.0)
@@ -316,10 +316,10 @@ def kinds_at(
     spread = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
     of_several = jnp.maximum(chunks.mean(chunks.squares) / last**2 - 1.0, 0.0) / some
     return StepKinds(
-        beside=beside,
+        as_seen=beside,
         few=few,
         many=many,
-        alone=alone,
+        decode_only=alone,
         prompts=jax.tree.map(lambda x: x[_DECODING:-1], times),
         numbers=numbers[_DECODING:],
         cv2=jnp.concatenate([spread, jnp.zeros(1), of_several]),

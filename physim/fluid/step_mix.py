@@ -43,7 +43,7 @@ class Steps(eqx.Module):
     Attributes:
         mixed_share: Share of steps with a prefill chunk.
         mean: A mean step.
-        beside: A mean step as a decoding request meets it: its own prompt is not among those met.
+        as_seen: A mean step as a decoding request meets it: its own prompt is not among those met.
         found_s: Time of a step that a request finds under way, mean of steps, not of time.
         kind_s: Times of the kinds of steps with prompts (`physim.fluid.step_kinds`),
         kind_more_s: how much longer they make a gap between tokens,
@@ -55,10 +55,10 @@ class Steps(eqx.Module):
         hidden_s: and by which these are longer because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
         chunks: Such steps, mean.
-        together: Other prompts that come in the same step, as a request sees it,
+        same_step: Other prompts that come in the same step, as a request sees it,
         adding_s: and what each of them adds to it.
         budget: Prompts that a step's token budget leaves room for.
-        met: Share of a decoding request's gaps with prompts in them.
+        prefill_share: Share of a decoding request's gaps with prompts in them.
         crowd: Prefill chunks of such a gap, mean.
         longer_s: How much longer a gap is for each of them.
         lone: Share of the prompts that come alone in their step,
@@ -70,7 +70,7 @@ class Steps(eqx.Module):
 
     mixed_share: Scalar
     mean: StepTime
-    beside: StepTime
+    as_seen: StepTime
     found_s: Scalar
     kind_s: Float[AnyArray, " kinds"]
     kind_more_s: Float[AnyArray, " kinds"]
@@ -82,10 +82,10 @@ class Steps(eqx.Module):
     hidden_s: Scalar
     follows: Scalar
     chunks: Scalar
-    together: Scalar
+    same_step: Scalar
     adding_s: Scalar
     budget: Scalar
-    met: Scalar
+    prefill_share: Scalar
     crowd: Scalar
     longer_s: Scalar
     lone: Scalar
@@ -96,7 +96,7 @@ class Steps(eqx.Module):
     @property
     def own_s(self) -> Scalar:
         """Time of a step in which an arriving request is prefilled, mean."""
-        beside = jnp.minimum(self.together, jnp.maximum(self.budget - 1.0, 0.0))
+        beside = jnp.minimum(self.same_step, jnp.maximum(self.budget - 1.0, 0.0))
         prefill_s = jnp.sum(GROUPS * self.prefill_s) + self.hidden_s
         return (prefill_s + beside * self.adding_s) / self.chunks
 
@@ -135,8 +135,8 @@ def _steps_of_both(
 ) -> Steps:
     """Steps where prompts are computed beside requests that decode."""
     arrivals, chunks, decode = occupancy.prompts, kinds.chunks, kinds.decode
-    more: StepTime = jax.tree.map(lambda p, a: p - a, kinds.prompts, kinds.alone)
-    share = kinds.shares(kinds.prompts.interval, kinds.alone.interval)
+    more: StepTime = jax.tree.map(lambda p, a: p - a, kinds.prompts, kinds.decode_only)
+    share = kinds.shares(kinds.prompts.interval, kinds.decode_only.interval)
     prompts: StepTime = jax.tree.map(
         lambda x: jnp.tensordot(share, x, 1, precision="highest"), more
     )
@@ -150,7 +150,7 @@ def _steps_of_both(
     steps = Steps(
         mixed_share=jnp.sum(share),
         mean=mean,
-        beside=mean,
+        as_seen=mean,
         found_s=_found_s(arrivals, decode.interval, mean.interval, demand) / kinds.lanes,
         kind_s=kinds.prompts.latency,
         kind_more_s=more.interval,
@@ -162,10 +162,10 @@ def _steps_of_both(
         hidden_s=kinds.hidden_s(share),
         follows=kinds.follows,
         chunks=chunks.number,
-        together=_together(arrivals, demand.burst_cv2, spread),
+        same_step=_together(arrivals, demand.burst_cv2, spread),
         adding_s=kinds.adding_s,
         budget=_budget(kinds, limits),
-        met=jnp.sum(share),
+        prefill_share=jnp.sum(share),
         crowd=occupancy.prefilling / jnp.sum(share),
         longer_s=prompts.interval / occupancy.prefilling,
         lone=kinds.lone(share),
@@ -176,8 +176,10 @@ def _steps_of_both(
     while_own = chunks.number * steps.own_s / mean.latency - 1.0
     met = _met(demand, limits, occupancy, while_own / (1.0 - taken))
     slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
-    beside: StepTime = jax.tree.map(lambda d, p: slower * (d + met * p), decode, prompts)
-    return replace(steps, beside=beside, met=jnp.minimum(steps.met * met * slower, 1.0))
+    as_seen: StepTime = jax.tree.map(lambda d, p: slower * (d + met * p), decode, prompts)
+    return replace(
+        steps, as_seen=as_seen, prefill_share=jnp.minimum(steps.prefill_share * met * slower, 1.0)
+    )
 
 
 def _steps_apart(
@@ -244,7 +246,7 @@ def _steps_apart(
         )
     )
     computed = for_prompts(prefilling / run.of_any)
-    mean: StepTime = jax.tree.map(lambda d, p: run.alone * d + run.of_any * p, decode, computed)
+    mean: StepTime = jax.tree.map(lambda d, p: run.sole_rank * d + run.of_any * p, decode, computed)
     taken = mean.interval - decode.interval
     longer = taken / prefilling
     each_s = kinds.of_whole_prompts(kinds.prompts.interval)
@@ -267,7 +269,7 @@ def _steps_apart(
     steps = Steps(
         mixed_share=run.chance,
         mean=mean,
-        beside=mean,
+        as_seen=mean,
         found_s=_found_s(arrivals, decode.interval, step, demand) / kinds.lanes,
         kind_s=kinds.prompts.latency,
         kind_more_s=kinds.prompts.interval,
@@ -279,10 +281,10 @@ def _steps_apart(
         hidden_s=kinds.hidden_s(kind_share),
         follows=kinds.follows,
         chunks=chunks.number,
-        together=_together(prefilling * step / mean.interval, cv2, spread),
+        same_step=_together(prefilling * step / mean.interval, cv2, spread),
         adding_s=kinds.adding_s,
         budget=budget,
-        met=run.chance,
+        prefill_share=run.chance,
         crowd=prefilling / run.chance,
         longer_s=longer,
         lone=kinds.lone(kind_share),
@@ -293,8 +295,10 @@ def _steps_apart(
     # The run that follows its own prompt is another than one after a step that decodes.
     met = _met(demand, limits, occupancy, run.after_own / run.steps - 1.0)
     slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
-    beside: StepTime = jax.tree.map(lambda d, m: slower * (d + met * (m - d)), decode, mean)
-    return replace(steps, beside=beside, met=jnp.minimum(run.chance * met * slower, 1.0))
+    as_seen: StepTime = jax.tree.map(lambda d, m: slower * (d + met * (m - d)), decode, mean)
+    return replace(
+        steps, as_seen=as_seen, prefill_share=jnp.minimum(run.chance * met * slower, 1.0)
+    )
 
 
 def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
@@ -393,5 +397,5 @@ def _slower(
     most = jnp.maximum(slots, 1.0)
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
     met, evenly = (jnp.minimum(1.0 + others(batch, p), most) for p in (varied, peaked))
-    decode_s = kinds.beside.mean(kinds.few.interval, kinds.many.interval)
+    decode_s = kinds.as_seen.mean(kinds.few.interval, kinds.many.interval)
     return (decode_s + kinds.slope_s * (met - evenly)) / kinds.decode.interval

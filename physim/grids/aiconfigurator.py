@@ -77,7 +77,7 @@ def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[M
                     str(path.relative_to(root.parent.parent)),
                     digest,
                     tuple(sorted(rows.frame["kernel_source"].unique())),
-                    rows.beside,
+                    rows.other_gemms,
                     rows.around_s,
                 )
 

@@ -77,7 +77,7 @@ def build_gpu(gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE) -> Iter
     gemms = None if is_default else load_grid(gpu.key, "gemm_bfloat16")
     for measured in read_measurements(gpu, engine):
         folder.mkdir(parents=True, exist_ok=True)
-        if measured.beside and gemms is not None:
+        if measured.other_gemms and gemms is not None:
             measured = without_gemms(measured, gemms, gpu)
         if "requests" in measured.coordinates and "tokens" not in measured.coordinates:
             measured = with_start(measured)
@@ -110,7 +110,7 @@ def without_gemms(measured: Measurements, gemms: Grid, gpu: Hardware) -> Measure
     peak = gpu.peak("bfloat16")
     assert peak is not None  # every Hardware has it: load_hardware
     left = measured.measured_s.copy()
-    for tokens, n, k in measured.beside:
+    for tokens, n, k in measured.other_gemms:
         work = roofline.gemm(tokens, n, k, roofline.BYTES_16_BIT, roofline.BYTES_16_BIT)
         efficiency = np.exp(_interpolate(gemms, {"tokens": tokens, "n": n, "k": k}))
         taken = roofline.seconds(work, peak, gpu.memory_bandwidth) / efficiency

@@ -25,7 +25,7 @@ class Rows:
         frame: The rows, with their time in ms as ``latency``.
         coordinates: The axes' names and each row's value on them.
         roofline_s: Each row's roofline time, seconds.
-        beside: GEMMs that the time holds as well.
+        other_gemms: GEMMs that the time holds as well.
         around_s: What the smallest layer takes at most once they are taken off, seconds.
     """
 
@@ -33,7 +33,7 @@ class Rows:
     frame: pd.DataFrame
     coordinates: dict[str, np.ndarray]
     roofline_s: Number
-    beside: tuple[Gemms, ...] = ()
+    other_gemms: tuple[Gemms, ...] = ()
     around_s: np.ndarray | float = np.inf
 
 
@@ -49,8 +49,8 @@ class Measurements:
         source: Path of the rows' file inside the package.
         sha256: Hash of that file.
         kernels: Kernels that were measured.
-        beside: GEMMs in 16 bit that the measured time holds as well, and that have rows of their
-            own: each the tokens, columns and rows of the weight of every row.
+        other_gemms: GEMMs in 16 bit that the measured time holds as well and that are rows of a
+            step, each as the tokens, columns and rows of the weight of every row.
         around_s: What the smallest row takes at most once they are taken off, seconds; or an array
             of it, for each row.
         taken_s: Time that was taken off each row's, seconds.
@@ -64,7 +64,7 @@ class Measurements:
     source: str
     sha256: str
     kernels: tuple[str, ...]
-    beside: tuple[Gemms, ...] = ()
+    other_gemms: tuple[Gemms, ...] = ()
     around_s: np.ndarray | float = np.inf
     taken_s: np.ndarray | float = 0.0
     start_s: float = 0.0
@@ -80,7 +80,7 @@ class Measurements:
             self.source,
             self.sha256,
             self.kernels,
-            tuple((m[rows], n[rows], k[rows]) for m, n, k in self.beside),
+            tuple((m[rows], n[rows], k[rows]) for m, n, k in self.other_gemms),
             self.around_s[rows] if isinstance(self.around_s, np.ndarray) else self.around_s,
             self.taken_s[rows] if isinstance(self.taken_s, np.ndarray) else self.taken_s,
             self.start_s,

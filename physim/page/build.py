@@ -51,7 +51,7 @@ CHECKED, _CHECKED_WIDTHS = 512, 64
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageRequest:
     """What a page is asked for.
 
     Attributes:
@@ -86,7 +86,7 @@ class Predicted:
         fit: The fit.
     """
 
-    asked: Asked
+    asked: PageRequest
     servers: Sequence[Case]
     groups: Sequence[Case]
     group_of: Sequence[int]
@@ -159,7 +159,7 @@ def predicted(
     packed = Packed.from_named(exact.named | ({} if widths is None else widths.named_apart))
     tables = Tables.from_named(axes, packed.unpacked())
     found = Predicted(
-        Asked(model, fit, joint, given),
+        PageRequest(model, fit, joint, given),
         servers,
         [*groups.values()],
         group_of,

@@ -21,7 +21,7 @@ from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
 from physim.models.parallelism import Parallelism
-from physim.page.build import CHECKED, KNEE, Asked, Predicted
+from physim.page.build import CHECKED, KNEE, PageRequest, Predicted
 from physim.page.tables import VALUES
 from physim.prediction.commands import in_shell
 from physim.prediction.html import escaped
@@ -48,7 +48,7 @@ def write_page(found: Predicted, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _command(asked: Asked) -> str:
+def _command(asked: PageRequest) -> str:
     """``physim predict`` of one of the servers, without what the page varies."""
     words = ["physim", "predict", str(asked.model)]
     usual = {

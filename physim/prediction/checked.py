@@ -13,7 +13,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.replayed import replay_load, replayed_prediction
-from physim.prediction.results import Part, Prediction
+from physim.prediction.results import Prediction, StageLatencies
 from physim.replay.outcome import Replayed, completed_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _of_parts(prediction: Prediction, other: Prediction) -> Iterator[Compared]:
 
 
 def _latencies(
-    name: str, part: Part, replayed: Mapping[str, Mapping[str, float]]
+    name: str, part: StageLatencies, replayed: Mapping[str, Mapping[str, float]]
 ) -> Iterator[Compared]:
     """Latencies that both know; where the queue grows without end, the fluid has no TTFT."""
     for metric in METRICS:

@@ -17,7 +17,7 @@ from physim.inputs.lengths import observed
 from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
-from physim.prediction.results import Part, Prediction, Timeline, over_time
+from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
 from physim.prediction.steady import steady
 from physim.replay.cluster import replay
 from physim.replay.config import ReplayConfig
@@ -228,10 +228,10 @@ def _part(
     frame: pd.DataFrame,
     stage: tuple[float | None, float | None],
     between_s: tuple[float, float],
-) -> Part:
+) -> StageLatencies:
     completed = completed_of(frame)
     ttft, tpot, e2e = (completed[f"{name}_s"].to_numpy() for name in OF_A_REQUEST)
-    return Part(
+    return StageLatencies(
         *stage,
         len(frame),
         len(completed),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class StageLatencies:
     """Latencies of the requests of one stage, or of all. Seconds.
 
     Attributes:
@@ -190,8 +190,8 @@ class Prediction:
     output_tokens_per_s: float
     saturated: bool
     pools: tuple[PoolPrediction, ...]
-    whole: Part
-    stages: tuple[Part, ...]
+    whole: StageLatencies
+    stages: tuple[StageLatencies, ...]
     timeline: Timeline | None = field(repr=False)
     assumptions: tuple[str, ...]
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -346,8 +346,8 @@ def _ms(seconds: float | None) -> str:
 def over_time(
     prediction: Prediction,
     method: str,
-    whole: Part,
-    stages: Sequence[Part],
+    whole: StageLatencies,
+    stages: Sequence[StageLatencies],
     timeline: Timeline,
     requests_per_s: float,
     output_tokens_per_s: float,

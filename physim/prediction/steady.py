@@ -20,7 +20,7 @@ from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
 from physim.prediction.requests import Requests
-from physim.prediction.results import Part, PoolPrediction, Prediction
+from physim.prediction.results import PoolPrediction, Prediction, StageLatencies
 from physim.step.component import Placement
 from physim.step.components.sampling import greedy_seconds
 from physim.step.lowering import assumptions
@@ -164,7 +164,7 @@ def _prediction(
         output_tokens_per_s=requests_per_s * load.mean_output,
         saturated=saturated,
         pools=(pool,),
-        whole=Part(load.rate, None, None, None, latencies, requests),
+        whole=StageLatencies(load.rate, None, None, None, latencies, requests),
         stages=(),
         timeline=None,
         assumptions=(

@@ -18,7 +18,7 @@ from physim.kept import kept
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, row_of, stack
 from physim.prediction.requests import Requests
-from physim.prediction.results import Part, Prediction, Timeline, over_time
+from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
 
 
 def run_cases(
@@ -126,7 +126,7 @@ def _prediction(
         stage = stages[row] if row < len(stages) else None
         own = slice(None) if stage is None else slice(row, row + 1)
         parts.append(
-            Part(
+            StageLatencies(
                 rate=stage.rate if stage else None,
                 duration_s=sum(s.duration_s for s in stages) if stage is None else stage.duration_s,
                 arrived=float(summary.arrived[row]),

@@ -16,7 +16,7 @@ from physim.inputs.case import Case, CaseOptions
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
-from physim.questions.objectives import GOODPUT, THROUGHPUT, Asked, Objective, share_within
+from physim.questions.objectives import GOODPUT, THROUGHPUT, Objective, Requirements, share_within
 
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
 # above it is said to hold nowhere.
@@ -85,7 +85,7 @@ def capacity(
     Raises:
         InputError: Some input cannot be used, or an objective is missed at any rate.
     """
-    asked = Asked.parse(slo, goodput)
+    asked = Requirements.parse(slo, goodput)
     if not isinstance(model, Case):
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
@@ -121,7 +121,7 @@ def capacity(
 
 
 def _highest(
-    predicted_at: Callable[[np.ndarray], list[Prediction]], most: float, asked: Asked
+    predicted_at: Callable[[np.ndarray], list[Prediction]], most: float, asked: Requirements
 ) -> tuple[float, str]:
     """The highest rate up to which nothing is missed, 0 if there is none, and what is then.
 
@@ -155,7 +155,7 @@ def _factors(prediction: Prediction, limited_by: str) -> tuple[float, float]:
     return low / centre, high / centre if math.isfinite(high) else centre / low
 
 
-def _never(asked: Asked, name: str, prediction: Prediction) -> InputError:
+def _never(asked: Requirements, name: str, prediction: Prediction) -> InputError:
     """The error for an objective that is missed when hardly anything is served."""
     remedy = "relax it, or take more or faster GPUs"
     if name == GOODPUT:

@@ -110,7 +110,7 @@ def share_within(objectives: Sequence[Objective], prediction: Prediction) -> flo
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requirements:
     """What is asked of latencies.
 
     Attributes:
@@ -122,7 +122,7 @@ class Asked:
     goodput: float
 
     @classmethod
-    def parse(cls, slo: Iterable[str | Objective], goodput: float) -> Asked:
+    def parse(cls, slo: Iterable[str | Objective], goodput: float) -> Requirements:
         """Objectives from texts, with the share of requests that must keep to them.
 
         Raises:
@@ -137,7 +137,7 @@ class Asked:
             )
         return cls(objectives, goodput)
 
-    def tightened(self, factor: float) -> Asked:
+    def tightened(self, factor: float) -> Requirements:
         """All bounds divided by a factor."""
         bounds = (replace(one, seconds=one.seconds / factor) for one in self.objectives)
         return replace(self, objectives=tuple(bounds))
@@ -155,4 +155,4 @@ class Asked:
 
 
 # Of a server of which nothing is asked but that it serves its load.
-NOTHING = Asked((), 1.0)
+NOTHING = Requirements((), 1.0)

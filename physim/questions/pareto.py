@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from physim.questions.objectives import Asked
+from physim.questions.objectives import Requirements
 from physim.questions.servers import Servers
 
 # Shares of its saturation throughput that each server is put under.
@@ -41,7 +41,7 @@ class Tradeoff:
         return found
 
 
-def tradeoff(servers: Servers, asked: Asked) -> Tradeoff:
+def tradeoff(servers: Servers, asked: Requirements) -> Tradeoff:
     """Puts servers under loads from next to nothing to their saturation throughput.
 
     Args:
@@ -57,7 +57,7 @@ def tradeoff(servers: Servers, asked: Asked) -> Tradeoff:
     gpus = np.array([case.server.parallelism.gpus for case in servers.cases])[which]
     tokens = found.throughput * servers.cases[0].demanded.mean_output
     return Tradeoff(
-        which[found.met], (tokens / gpus)[found.met], (1 / found.means["itl"])[found.met]
+        which[found.kept], (tokens / gpus)[found.kept], (1 / found.means["itl"])[found.kept]
     )
 
 

@@ -26,10 +26,10 @@ from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.questions import candidates
 from physim.questions.elasticities import explain
-from physim.questions.objectives import EACH, THROUGHPUT, Asked, Objective
+from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirements
 from physim.questions.pareto import Tradeoff, tradeoff
 from physim.questions.prices import hourly_prices, per_million_tokens
-from physim.questions.schedule import Arrivals, Schedule
+from physim.questions.schedule import Arrivals, ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.service.hardware import load_hardware
 
@@ -71,7 +71,7 @@ class Choice:
     limited_by: str
     cost: float | None
     price: float | None
-    schedule: Schedule | None = None
+    schedule: ReplicaSchedule | None = None
 
     @property
     def gpus(self) -> int:
@@ -112,7 +112,7 @@ class Choice:
             "extrapolations": list(one.extrapolations),
         } | ({} if self.schedule is None else self._over_time(self.schedule))
 
-    def _over_time(self, schedule: Schedule) -> dict[str, Any]:
+    def _over_time(self, schedule: ReplicaSchedule) -> dict[str, Any]:
         return {
             "gpu_hours": schedule.gpu_hours(self.replicas),
             "gpu_hours_scaled": schedule.gpu_hours(),
@@ -132,7 +132,7 @@ class Recommendation:
     """
 
     choices: Sequence[Choice]
-    asked: Asked
+    asked: Requirements
     servers: Servers = field(repr=False)
     refused: Mapping[str, int] = field(repr=False)
 
@@ -197,7 +197,7 @@ def recommend(
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
     """
     check_names(options)
-    asked = Asked.parse(slo, goodput)
+    asked = Requirements.parse(slo, goodput)
     for name, number in (("max GPUs", max_gpus), ("count", count)):
         if number < 1:
             raise InputError(name, f"{number} is not positive", "correct it")
@@ -283,7 +283,7 @@ class _Chosen:
     case: Case
     replicas: int
     replay: Prediction
-    schedule: Schedule | None
+    schedule: ReplicaSchedule | None
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ class _Search:
 
     def checked(
         self,
-        asked: Asked,
+        asked: Requirements,
         known: Fit,
         count: int,
         profile: LoadProfile | None,
@@ -345,7 +345,7 @@ class _Search:
             loads, schedule, most = [case], None, int(self.most[place])
             if profile is not None:
                 try:
-                    schedule = Schedule.planned(case, profile, asked, known, most, arrivals)
+                    schedule = ReplicaSchedule.planned(case, profile, asked, known, most, arrivals)
                 except InputError as error:
                     problem = error
                     continue
@@ -373,7 +373,7 @@ class _Search:
 def _choices(
     chosen: Sequence[_Chosen],
     known: Fit,
-    asked: Asked,
+    asked: Requirements,
     hourly: Mapping[str, float],
 ) -> list[Choice]:
     """Chosen servers with all that there is to say of them."""
@@ -420,7 +420,7 @@ def shared(case: Case, replicas: int) -> Case:
     return case.under(replace(load, rate=load.rate / replicas))
 
 
-def _latency(objective: Objective, prediction: Prediction, asked: Asked) -> float:
+def _latency(objective: Objective, prediction: Prediction, asked: Requirements) -> float:
     """What an objective bounds: of one on each request, what so many must be within."""
     if objective.statistic != EACH:
         return objective.latency_s(prediction)
@@ -462,7 +462,7 @@ def _limit(case: Case, fit: str, metric: str) -> str:
     return max(found.notable().items(), key=lambda item: abs(item[1][metric]))[0]
 
 
-def _never(servers: Servers, asked: Asked, most: Int[np.ndarray, " n"]) -> InputError:
+def _never(servers: Servers, asked: Requirements, most: Int[np.ndarray, " n"]) -> InputError:
     """The error where no server keeps to the objectives: what the nearest lacks."""
     found = servers.under(np.arange(len(most)), 1.0 / most)
     if not np.any(np.isfinite(found.means["e2e"])):

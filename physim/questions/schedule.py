@@ -14,7 +14,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.lengths import lengths
 from physim.inputs.profile import LoadProfile, Window
-from physim.questions.objectives import Asked
+from physim.questions.objectives import Requirements
 from physim.questions.servers import Servers
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Arrivals:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ReplicaSchedule:
     """How many of a server keep to objectives in each window of a load profile.
 
     Attributes:
@@ -69,11 +69,11 @@ class Schedule:
         cls,
         server: Case,
         profile: LoadProfile,
-        asked: Asked,
+        asked: Requirements,
         known: Fit,
         most: int,
         arrivals: Arrivals,
-    ) -> Schedule:
+    ) -> ReplicaSchedule:
         """Finds how many of a server each window takes.
 
         Args:

@@ -19,7 +19,7 @@ from physim.inputs.case import Case
 from physim.metrics import PERCENTILES
 from physim.prediction.arrays import CaseArrays, row_of, stack
 from physim.prediction.steady import solve_offered, solve_saturated
-from physim.questions.objectives import EACH, NOTHING, Asked, Objective
+from physim.questions.objectives import EACH, NOTHING, Objective, Requirements
 
 # Predictions that are made at once, of few and of many. More at once are no faster, since all wait
 # for the one that takes most iterations, and take ten times as long to compile.
@@ -37,7 +37,7 @@ class Latencies(eqx.Module):
     Attributes:
         means: Mean latencies, by metric.
         percentiles: Those of `physim.metrics.PERCENTILES`, by metric.
-        met: Where nothing that is asked is missed.
+        kept: Where nothing that is asked is missed.
         throughput: Requests that are served per second.
         batch: Requests that decode, mean over time.
         kv_use: Share of the KV blocks that running requests hold.
@@ -46,7 +46,7 @@ class Latencies(eqx.Module):
 
     means: dict[str, Numbers]
     percentiles: dict[str, Float[np.ndarray, "n percentiles"]]
-    met: Bool[np.ndarray, " n"]
+    kept: Bool[np.ndarray, " n"]
     throughput: Numbers
     batch: Numbers
     kv_use: Numbers
@@ -70,7 +70,7 @@ class Servers:
         self._corrections = stack([fit.on(case).corrections for case in cases])
 
     def under(
-        self, which: Int[np.ndarray, " n"], shares: Numbers, asked: Asked = NOTHING
+        self, which: Int[np.ndarray, " n"], shares: Numbers, asked: Requirements = NOTHING
     ) -> Latencies:
         """Latencies of some servers that get shares of the load.
 
@@ -84,7 +84,10 @@ class Servers:
         return self._found(which, demand.rate[which] * shares, clients, asked)
 
     def fewest(
-        self, asked: Asked, most: Int[np.ndarray, " n"], least: Int[np.ndarray, " n"] | None = None
+        self,
+        asked: Requirements,
+        most: Int[np.ndarray, " n"],
+        least: Int[np.ndarray, " n"] | None = None,
     ) -> Int[np.ndarray, " n"]:
         """How few of each server keep to objectives if they share the load evenly; 0 if none do.
 
@@ -98,20 +101,20 @@ class Servers:
         every = np.arange(len(self.cases))
         if least is None:
             too_few, enough = np.zeros(len(every), int), most.copy()
-            served = self.under(every, 1.0 / most, asked).met
+            served = self.under(every, 1.0 / most, asked).kept
         else:
-            served = (least > 0) & self.under(every, 1.0 / np.maximum(least, 1), asked).met
+            served = (least > 0) & self.under(every, 1.0 / np.maximum(least, 1), asked).kept
             enough, too_few = np.where(served, least, most), np.where(served, least - 1, least)
             more = every[(least > 0) & ~served & (most > least)]
             if more.size:
-                served[more] = self.under(more, 1.0 / most[more], asked).met
+                served[more] = self.under(more, 1.0 / most[more], asked).kept
         while (unsure := every[served & (enough - too_few > 1)]).size:
             middle = (too_few[unsure] + enough[unsure]) // 2
-            met = self.under(unsure, 1.0 / middle, asked).met
+            met = self.under(unsure, 1.0 / middle, asked).kept
             enough[unsure[met]], too_few[unsure[~met]] = middle[met], middle[~met]
         return np.where(served, enough, 0)
 
-    def headroom(self, asked: Asked, replicas: Int[np.ndarray, " n"]) -> Numbers:
+    def headroom(self, asked: Requirements, replicas: Int[np.ndarray, " n"]) -> Numbers:
         """The least share of a bound, or of the saturation throughput, that is left of each.
 
         Args:
@@ -125,7 +128,7 @@ class Servers:
         return least
 
     def under_rates(
-        self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Asked = NOTHING
+        self, which: Int[np.ndarray, " n"], rates: Numbers, asked: Requirements = NOTHING
     ) -> Latencies:
         """Latencies of some servers to which the load's requests come at rates of their own.
 
@@ -148,7 +151,7 @@ class Servers:
         which: Int[np.ndarray, " n"],
         rates: Numbers,
         clients: Numbers | None,
-        asked: Asked,
+        asked: Requirements,
     ) -> Latencies:
         def solved(chunk: Chunk) -> Latencies:
             places, count = chunk
@@ -167,7 +170,7 @@ class Servers:
         rows: Int[np.ndarray, " n"],
         rates: Numbers,
         clients: Numbers | None,
-        asked: Asked,
+        asked: Requirements,
         count: int,
     ) -> Latencies:
         systems, corrections = row_of((self._systems, self._corrections), rows)

@@ -15,7 +15,7 @@ import numpy as np
 
 from physim.errors import InputError
 from physim.replay.config import ReplayConfig
-from physim.replay.outcome import Gaps, Replayed, Samples, Work
+from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
@@ -55,7 +55,7 @@ def replay(
     server = ReplayServer(times, config, timeout_s)
     cluster = Cluster(workload, [server])
     cluster.run(horizon_s)
-    samples = Samples(*np.frombuffer(server.samples).reshape(-1, 4).T)
+    samples = EngineSamples(*np.frombuffer(server.samples).reshape(-1, 4).T)
     gaps = Gaps(*np.frombuffer(server.gaps).reshape(-1, 3).T)
     arrived = [request for request in cluster.sent if request.arrival_s <= horizon_s]
     requests = sorted(arrived, key=lambda request: (request.arrival_s, request.number))

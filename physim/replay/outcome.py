@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Samples:
+class EngineSamples:
     """The engine at the starts of its runs of steps, or of some of them, for a picture over time.
 
     Attributes:
@@ -109,7 +109,7 @@ class Replayed:
     def __init__(
         self,
         requests: list[Request],
-        samples: Samples,
+        samples: EngineSamples,
         gaps: Gaps,
         work: Work,
         steps: int,

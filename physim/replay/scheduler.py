@@ -20,7 +20,7 @@ from physim.replay.kv_cache import KVCache, Segment
 from physim.replay.workload import Request
 
 
-class Chunk(NamedTuple):
+class PromptChunk(NamedTuple):
     """What a step computes of a prompt.
 
     Attributes:
@@ -53,7 +53,7 @@ class Microbatch:
         self.age = 0
         self.decoding = 0
         self.context = 0
-        self.chunks: list[Chunk] = []
+        self.chunks: list[PromptChunk] = []
         self.decodes = True
         self._members: set[Request] = set()
         # By age, when requests finish, and how many need a new block next.
@@ -184,7 +184,7 @@ class Scheduler:
         """What a balancer of data-parallel ranks compares: who waits counts four times (vLLM's)."""
         return 4 * len(self.waiting) + len(self.running)
 
-    def own(self, segment: Segment) -> Segment:
+    def own_segment(self, segment: Segment) -> Segment:
         """What stands in this rank's cache for content that others may hold as well."""
         if segment not in self._own:
             size = self.kv.block_size
@@ -206,7 +206,7 @@ class Scheduler:
             Whether a request was preempted.
         """
         policy, cache = self.policy, self.cache
-        chunks: list[Chunk] = []
+        chunks: list[PromptChunk] = []
         batch.chunks = chunks
         preempted, batch.decodes = False, True
         if policy.prompts_apart:
@@ -223,7 +223,9 @@ class Scheduler:
             preempted = self._form_prompts(chunks, left, preempted, now_s)
         return preempted
 
-    def _form_prompts(self, chunks: list[Chunk], left: int, preempted: bool, now_s: float) -> bool:
+    def _form_prompts(
+        self, chunks: list[PromptChunk], left: int, preempted: bool, now_s: float
+    ) -> bool:
         """Gives blocks to prompts, those that were begun first; gives whether one was preempted.
 
         Args:
@@ -243,7 +245,7 @@ class Scheduler:
                 self._preempt(next(reversed(self.running)), now_s)
             if request in self.running:
                 cache.take(blocks)
-                chunks.append(Chunk(request, chunk, request.computed, request.started))
+                chunks.append(PromptChunk(request, chunk, request.computed, request.started))
                 self._compute(request, chunk)
                 left -= chunk
         while waiting and left > 0 and not preempted:
@@ -269,7 +271,7 @@ class Scheduler:
             self._kept += request.kept
             self._start(request, found, cached, now_s)
             cache.take(blocks)
-            chunks.append(Chunk(request, chunk, cached, request.started))
+            chunks.append(PromptChunk(request, chunk, cached, request.started))
             self._compute(request, chunk)
             left -= chunk
         return preempted

@@ -193,7 +193,7 @@ class ReplayServer:
             rank = self._ranks[0]
             if len(self._ranks) > 1:
                 rank = min(self._ranks, key=lambda one: one.load)
-                request.path = tuple(rank.own(segment) for segment in request.path)
+                request.path = tuple(rank.own_segment(segment) for segment in request.path)
             rank.waiting.append(request)
             if self._timeout_s is not None:
                 self._deadlines.append(request)

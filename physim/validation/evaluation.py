@@ -23,7 +23,7 @@ from physim.measured.runs_csv import TableRow, grouped, read_tables
 from physim.measured.schema import RunRow
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
-from physim.prediction.results import Part, Prediction
+from physim.prediction.results import Prediction, StageLatencies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,7 +139,7 @@ def _run(one: TableRow) -> tuple[Path, str]:
     return one.table, one.run
 
 
-def _part_of(row: RunRow, run: Sequence[TableRow], prediction: Prediction) -> Part:
+def _part_of(row: RunRow, run: Sequence[TableRow], prediction: Prediction) -> StageLatencies:
     """The part of a run's prediction that a row is about."""
     if row.stage == WHOLE_RUN or not prediction.stages:
         return prediction.whole
@@ -162,7 +162,7 @@ def _identity(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _compared(row: RunRow, part: Part, prediction: Prediction) -> dict[str, Any]:
+def _compared(row: RunRow, part: StageLatencies, prediction: Prediction) -> dict[str, Any]:
     means = {metric: values["mean"] for metric, values in part.latencies.items()}
     seen = measured(row)
     observed = {f"{metric}_mean": value for metric, value in seen.items()}
