@@ -23,8 +23,8 @@ class DefaultLimits:
     """Limits that an engine takes by default on a kind of GPU.
 
     Attributes:
-        gpu_memory_gib: On GPUs of at least so much memory, GiB,
-        but_not: apart from those whose key begins so.
+        gpu_memory_gib: The least memory, GiB, of a GPU that they are for.
+        but_not: Beginnings of the keys of GPUs that they are not for.
         max_num_batched_tokens: Tokens of one step.
         max_num_seqs: Requests that run at once.
     """
@@ -44,8 +44,8 @@ class KVReserve:
         tensor_parallel_bytes: More of it under tensor parallelism.
         bytes_per_logit: For each logit of ``max_num_seqs`` requests.
         vision_bytes: For models with a vision encoder.
-        graph_bytes: For CUDA graphs,
-        graph_bytes_per_layer: and more of it for each layer.
+        graph_bytes: For CUDA graphs, however many layers there are.
+        graph_bytes_per_layer: For CUDA graphs, for each layer.
     """
 
     fixed_bytes: float
@@ -71,10 +71,10 @@ class EngineProfile:
             chunk, all of it, or its answer too.
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
         expert_kernels: Kernels of expert layers, those first that it prefers.
-        sampler: Kernel of top-k and top-p sampling, of `SAMPLERS`,
-        sampler_from: from so many requests on; fewer are sorted.
-        penalty_step_s: Time of penalties a step, seconds,
-        penalty_request_s: and for each of its requests.
+        sampler: Kernel of top-k and top-p sampling, of `SAMPLERS`.
+        sampler_from: Requests from which on that kernel runs; fewer are sorted.
+        penalty_step_s: Time of penalties in a step, seconds.
+        penalty_request_s: Time of penalties for each request of a step, seconds.
         captured_tokens: Tokens of the largest step that is a CUDA graph; larger ones launch their
             kernels one by one.
         kernel_tables: The version that measured kernels were run with.

@@ -37,8 +37,8 @@ class Estimate:
         name: Its name.
         prior: Standard deviation of its prior, whose mean is what the fit started from.
         value: What the fit found.
-        low: The 5th percentile of what it may be for another case like the rows,
-        high: and the 95th.
+        low: The 5th percentile of what it may be for another case like the rows.
+        high: The 95th percentile of that.
         moved_by: Experiments that determine it most, each with its share in what is known of it.
     """
 

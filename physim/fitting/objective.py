@@ -119,8 +119,8 @@ class Problem:
         stages: Measured stages.
         cycles: Measured steps, if there are any.
         tree: The branches of both, and of the fit that it starts from.
-        branch: The branch of each stage, by its place in the tree,
-        run_branch: and of each run of the steps.
+        branch: The branch of each stage, by its place in the tree.
+        run_branch: The branch of each run of the steps, likewise.
         source: The campaign and population of each stage, by number.
         widths: Prior standard deviations of offsets, by level; zero for what is held.
         noise: Standard deviations of the logarithms of what was measured, by source and metric.

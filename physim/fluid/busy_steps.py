@@ -44,14 +44,14 @@ class BusyTimes(NamedTuple):
     """Times of a busy engine's steps, seconds.
 
     Attributes:
-        decode: A step in which all decode,
-        thin: and one in which only the share `_THIN` of them do.
-        mixed: How much longer a step is for having prefill,
-        longer: and for each prompt in it.
+        decode: A step in which all decode.
+        partly_full: A step in which only the share `_THIN` of them decode.
+        mixed: How much longer a step is for having prefill.
+        longer: How much longer it is for each prompt in it.
         sooner: How much sooner a prompt's token is there than the next step can start.
-        begin: The first prompts' first step, in which nothing decodes,
-        end: a step full of them when all before the last decode,
-        last: and their last step.
+        begin: The first prompts' first step, in which nothing decodes.
+        end: A step full of first prompts when all before the last decode.
+        last: The last step of first prompts.
     """
 
     decode: Scalar

@@ -30,8 +30,8 @@ class Strata(NamedTuple):
     """Requests of equal weight that stand for all of a load, from few tokens to compute to many.
 
     Attributes:
-        inputs: Prompt tokens,
-        new: and those of them that are computed.
+        inputs: Prompt tokens.
+        new: Prompt tokens that are computed.
         outputs: Generated tokens.
         longest: Of the last of them, tokens to compute of its `LONGEST` equal parts.
         cached: Prompt tokens that are found in the prefix cache, mean.
@@ -83,15 +83,15 @@ class Demand(eqx.Module):
         met_longer: By how many tokens prompts of those that decode are longer than the mean: the
             more, the more long prompts go with long outputs.
         prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
-            prompts to long ones,
-        longest: those of equal parts of the last of them,
-        prompt_cv2: and their squared coefficient of variation.
-        outputs: Generated tokens of the same requests,
-        output_cv2: and the squared coefficient of variation of all, not of the parts' means.
+            prompts to long ones.
+        longest: The same of equal parts of the last of them.
+        prompt_cv2: Squared coefficient of variation of the prompt tokens that are computed.
+        outputs: Generated tokens of the same requests.
+        output_cv2: Squared coefficient of variation of all outputs, not of the parts' means.
         evenness: Mean of the lesser of two output lengths, over the mean length.
         arrival_cv2: Squared coefficient of variation of the times between arrivals: of counts that
-            in the long run have the same index of dispersion,
-        burst_cv2: and of counts in times as short as steps.
+            in the long run have the same index of dispersion.
+        burst_cv2: Squared coefficient of variation of counts in times as short as steps.
         follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
     """

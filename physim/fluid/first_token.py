@@ -28,27 +28,27 @@ class Local(NamedTuple):
         as_seen: A step as a decoding request meets it.
         mean: A mean step.
         outside: Time outside of the engine, with the handling of its first token.
-        under_way: Wait for the steps under way, if there are any,
-        rest: of it, for what is left of the one that runs.
-        queue: Wait for tokens of prompts that came in earlier steps,
-        queued: the chance that there are any,
-        queue_cv: and the coefficient of variation of the wait where there are.
+        under_way: Wait for the steps under way, if there are any.
+        rest: What of that is for the rest of the one that runs.
+        queue: Wait for tokens of prompts that came in earlier steps.
+        queued: Chance that there are any.
+        queue_cv: Coefficient of variation of the wait where there are.
         later: Wait for those that came in the same step, and are before it.
         own_prefill: A prefill step of its own, mean.
-        same_step: Other prompts in that step, a number, at most,
-        adding: and what each of them adds to it.
+        same_step: Other prompts in that step, a number, at most.
+        adding: What each of them adds to it.
         decode_only: A step that only decodes.
         prefill_share: Share of a decoding request's steps with prefill.
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
         varied: Variance of the number of requests that decode, over its mean.
-        prefill: Steps that compute a prompt, by its group,
-        hidden: and how much longer these are because another rank fills one of them, mean.
+        prefill: Steps that compute a prompt, by its group.
+        hidden: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
-        kind: Steps with prompts, by their kind,
-        kind_more: how much longer they make a gap between tokens,
-        kind_cv2: the squared coefficient of variation of that,
-        kind_share: and the share of steps that are of each.
+        kind: Steps with prompts, by their kind.
+        kind_more: How much longer each kind makes a gap between tokens.
+        kind_cv2: Squared coefficient of variation of that.
+        kind_share: Share of steps that are of each kind.
     """
 
     as_seen: Scalar

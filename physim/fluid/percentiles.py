@@ -56,11 +56,11 @@ class Clients(eqx.Module):
         closed: Whether there are clients; else nothing else counts.
         begun: Share of the requests that are the first.
         first: Their times to first token, in order.
-        round: Shares of the other requests, from early to late,
-        later: with their times to first token,
-        chance: and how far these vary as if clients were anywhere in their requests.
-        line: What clients without a slot wait for one, mean,
-        line_cv: and its coefficient of variation.
+        round: Shares of the other requests, from early to late.
+        later: Times to first token of these.
+        chance: How far these vary as if clients were anywhere in their requests.
+        line: What clients without a slot wait for one, mean.
+        line_cv: Coefficient of variation of that wait.
     """
 
     closed: Bool[AnyArray, ""]
@@ -79,10 +79,10 @@ class Chances(eqx.Module):
     Attributes:
         local: What the request meets.
         busy: Chance that a step is under way.
-        wait: Wait for a slot or in a queue, mean,
-        wait_cv: and coefficient of variation.
-        others: Relative standard deviation of the mean step while it decodes,
-        now: and of any one that only decodes.
+        wait: Wait for a slot or in a queue, mean.
+        wait_cv: Coefficient of variation of that wait.
+        others: Relative standard deviation of the mean step while it decodes.
+        now: Relative standard deviation of any step that only decodes.
         most: Prompts in a gap between tokens at most, as far as the mean of what they add goes.
         clients: Of requests of clients; None where no load is of clients.
     """

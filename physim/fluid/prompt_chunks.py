@@ -38,12 +38,12 @@ class Chunks(NamedTuple):
     Attributes:
         number: Chunks of a prompt, mean.
         long: Share of the prompts that have more than one.
-        full: Chunks before the last one,
-        before: tokens of them,
-        before_full: and tokens before such a chunk, mean of all groups.
-        last: Tokens of the last chunk,
-        squares: their squares,
-        products: and their products with the tokens before.
+        full: Chunks before the last one.
+        before: Tokens of the chunks before the last one.
+        before_full: Tokens before such a chunk, mean of all groups.
+        last: Tokens of the last chunk.
+        squares: Squares of the last chunk's tokens.
+        products: Products of the last chunk's tokens with the tokens before.
     """
 
     number: Scalar

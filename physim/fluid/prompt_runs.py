@@ -31,16 +31,16 @@ class Turn(NamedTuple):
 
     Attributes:
         decode_s: The step that decodes.
-        fixed_s: What a step for prompts takes however many they are,
-        each_s: what each of them adds to it,
-        further_s: and what each adds beyond that of those beyond
-        several: so many.
+        fixed_s: What a step for prompts takes however many they are.
+        each_s: What each prompt adds to it.
+        further_s: What each prompt beyond `several` adds beyond that.
+        several: Prompts up to which each adds as much.
         prompts: Prompts of all its steps, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         ranks: Data-parallel ranks, each of which decodes when it has no prompts itself; all take
             every step together, and a step with prompts of any takes as long as those.
-        least: Steps for prompts were no prompts to come while others are computed,
-        most: and were each to compute but one chunk.
+        least: Steps for prompts were no prompts to come while others are computed.
+        most: Steps for prompts were each to compute but one chunk.
         room: How far runs go on with those that come, from 0 to 1.
     """
 
@@ -62,8 +62,8 @@ class Run(NamedTuple):
 
     Attributes:
         chance: Chance that there are any.
-        steps: How many there are, mean,
-        after_own: and how many after a request's own prompt, until it decodes.
+        steps: How many there are, mean.
+        after_own: How many there are after a request's own prompt, until it decodes.
         sole_rank: Chance that no other rank has prompts in a step that decodes.
     """
 

@@ -96,8 +96,8 @@ class TokenQueue(NamedTuple):
     """What a prompt waits for where those before it take the token budget of steps.
 
     Attributes:
-        wait_s: Wait for tokens that are left over when it comes, mean, seconds,
-        chance: and the chance that there are any.
+        wait_s: Wait for tokens that are left over when it comes, mean, seconds.
+        chance: Chance that there are any.
         cv: Coefficient of variation of the wait where there are some.
         later: Steps by which it ends later for the prompts before it that came in the same step.
     """

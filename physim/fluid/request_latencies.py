@@ -50,10 +50,10 @@ class Summary(eqx.Module):
         arrived: Requests that arrived.
         completed: Of them, those that were answered before their client gave up.
         finished_s: When the last of them was answered.
-        arrival_s: When some requests of each stage arrive,
-        ttft_s: and their mean time to first token.
-        samples: Requests of each stage that stand for all,
-        weight: and for how many each.
+        arrival_s: When some requests of each stage arrive.
+        ttft_s: Mean time to first token of these.
+        samples: Requests of each stage that stand for all.
+        weight: How many each of them stands for.
     """
 
     ttft: Float[AnyArray, " parts"]
@@ -79,8 +79,8 @@ class RequestSamples(eqx.Module):
         e2e: Time of the request.
         answered: When it was answered.
         kept: How far its client has waited for it, from 0 to 1.
-        gap: One of its times from a token to the next,
-        gaps: and how many of them it has.
+        gap: One of its times from a token to the next.
+        gaps: How many of them it has.
         stratum: Which of the load's strata, as `Demand` has them, it is of.
     """
 

@@ -41,7 +41,7 @@ class Waits(NamedTuple):
 
     Attributes:
         waited: Steps that it waits for before its own, apart from
-        seen: those until it is seen, of which the requests that come meanwhile start together.
+        seen: Steps until it is seen, of which the requests that come meanwhile start together.
         decoding: Steps in which it decodes.
         round_steps: Steps from a client's request to its next.
     """
@@ -56,9 +56,9 @@ class Start(NamedTuple):
     """What clients in step meet: as the first prompts, in every round.
 
     Attributes:
-        before: Prompts that are computed while a request waits for its own step, mean,
-        after: of the first ones, those that are computed after it,
-        together: and those in its own step.
+        before: Prompts that are computed while a request waits for its own step, mean.
+        after: Prompts among the first ones that are computed after it.
+        same_step: Prompts in its own step.
         width: Steps over which the prompts of a round are spread.
     """
 
@@ -96,8 +96,8 @@ class Met(NamedTuple):
     """What a request meets where clients are so far in step.
 
     Attributes:
-        ttft: Its time to first token, seconds,
-        others: and the time that others' prompts take while it decodes.
+        ttft: Its time to first token, seconds.
+        others: Time that others' prompts take while it decodes, seconds.
         width: Steps over which the prompts of a round are spread.
         in_step: How far clients are in step, from 0 to 1: the width that they began with over it.
     """

@@ -98,8 +98,8 @@ class _Crowded(NamedTuple):
     """Steps of an engine as it is, with all slots taken and with a part of them, in a row.
 
     Attributes:
-        mean: Times of a mean step, seconds,
-        beside: and of one as decoding requests meet it.
+        mean: Times of a mean step, seconds.
+        as_seen: Times of a step as decoding requests meet it, seconds.
     """
 
     mean: Float[AnyArray, " crowds"]

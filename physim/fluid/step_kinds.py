@@ -42,16 +42,16 @@ class StepKinds(NamedTuple):
 
     Attributes:
         as_seen: Requests that decode, as one of them meets it.
-        few: A step that only decodes, with the fewer of them,
-        many: with the more,
-        decode_only: and with as many as steps have on average.
+        few: A step that only decodes, with the fewer of them.
+        many: A step that only decodes, with the more of them.
+        decode_only: A step that only decodes, with as many of them as steps have on average.
         prompts: Steps with prompts, by kind.
         numbers: Prompts of each of them.
         cv2: Squared coefficient of variation of their prompts' tokens.
         chunks: The chunks of prompts.
-        filled: Share of the steps that a chunk of a long prompt fills on any rank,
-        follows: chance that the step after such a one is filled too,
-        free: and that a rank has room for other prompts in it.
+        filled: Share of the steps that a chunk of a long prompt fills on any rank.
+        follows: Chance that the step after such a one is filled too.
+        free: Chance that a rank has room for other prompts in it.
         come: Last chunks of a step, in those that a rank has room for.
         lanes: Batches that share out a pipeline's requests.
         alone_s: Time by which the step that an arriving request is prefilled in is shorter than

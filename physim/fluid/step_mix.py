@@ -45,27 +45,27 @@ class Steps(eqx.Module):
         mean: A mean step.
         as_seen: A mean step as a decoding request meets it: its own prompt is not among those met.
         found_s: Time of a step that a request finds under way, mean of steps, not of time.
-        kind_s: Times of the kinds of steps with prompts (`physim.fluid.step_kinds`),
-        kind_more_s: how much longer they make a gap between tokens,
-        kind_cv2: the squared coefficient of variation of that,
-        kind_share: and the share of steps that are of each.
+        kind_s: Times of the kinds of steps with prompts (`physim.fluid.step_kinds`).
+        kind_more_s: How much longer each kind makes a gap between tokens.
+        kind_cv2: Squared coefficient of variation of that.
+        kind_share: Share of steps that are of each kind.
         alone_s: Time of a step that only decodes.
         spread: Squared coefficient of variation of the times of steps.
-        prefill_s: Time of the steps that compute a prompt, by its group,
-        hidden_s: and by which these are longer because another rank fills one of them, mean.
+        prefill_s: Time of the steps that compute a prompt, by its group.
+        hidden_s: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
         chunks: Such steps, mean.
-        same_step: Other prompts that come in the same step, as a request sees it,
-        adding_s: and what each of them adds to it.
+        same_step: Other prompts that come in the same step, as a request sees it.
+        adding_s: What each of them adds to it.
         budget: Prompts that a step's token budget leaves room for.
         prefill_share: Share of a decoding request's gaps with prompts in them.
         crowd: Prefill chunks of such a gap, mean.
         longer_s: How much longer a gap is for each of them.
-        lone: Share of the prompts that come alone in their step,
-        several: and how many come together else.
+        lone: Share of the prompts that come alone in their step.
+        several: How many come together else.
         bunched: Variance of the number of requests that decode, over its mean, were all steps as
-            long,
-        varied: and as they are.
+            long.
+        varied: The same with steps as long as they are.
     """
 
     mixed_share: Scalar

@@ -76,8 +76,8 @@ class RecordedStage(Stage):
     """A stretch of recorded requests, which are longer or shorter than those of all.
 
     Attributes:
-        prompts: Mean prompt tokens to compute, over those of all,
-        outputs: and mean generated tokens.
+        prompts: Mean prompt tokens to compute, over those of all.
+        outputs: Mean generated tokens, over those of all.
     """
 
     prompts: float = 1.0

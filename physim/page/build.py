@@ -55,8 +55,8 @@ class PageRequest:
     """What a page is asked for.
 
     Attributes:
-        model: The model, as it was named,
-        fit: and the fit.
+        model: The model, as it was named.
+        fit: The fit, as it was named.
         lengths: Requests that are made as long as is chosen; None for those that are alike.
         options: The rest of the load, and the engine.
     """
@@ -74,8 +74,8 @@ class Predicted:
     Attributes:
         asked: What was asked for.
         servers: The servers, each under some load.
-        groups: Of those that differ in limits alone, one; and
-        group_of: the place there of each server's.
+        groups: One server of those that differ in limits alone.
+        group_of: The place among them of each server's.
         tables: Predictions of the servers, as exact as the page has them.
         widths: How wide the intervals of the groups are; None without a fit that knows.
         packed: Tables and widths, as the page holds them.

@@ -67,9 +67,9 @@ class Axes:
     """What tables are over.
 
     Attributes:
-        inputs: Binary logarithms of prompt lengths in tokens,
-        outputs: and of generated lengths;
-        fine: the same for saturation throughputs, of which an error counts most.
+        inputs: Binary logarithms of prompt lengths in tokens.
+        outputs: Binary logarithms of generated lengths in tokens.
+        fine: The same for saturation throughputs, of which an error counts most.
         loads: Logits of shares of the saturation throughput.
     """
 

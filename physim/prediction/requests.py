@@ -27,8 +27,8 @@ class LengthGroup:
     """Latencies of the requests whose prompts are about as long.
 
     Attributes:
-        least_tokens: Tokens of the shortest prompt,
-        most_tokens: and of the longest one.
+        least_tokens: Tokens of the shortest prompt.
+        most_tokens: Tokens of the longest prompt.
         mean_tokens: Their mean.
         share: Share of the answered requests that are in the group.
         latencies: ``ttft`` and ``e2e``, each with ``mean``, ``p50``, ``p90``, ``p95`` and ``p99``,

@@ -57,8 +57,8 @@ class Timeline:
         waiting: Requests that wait.
         running: Requests in the engine.
         kv_use: Share of the KV blocks that they hold.
-        arrival_s: When some requests arrive,
-        ttft_s: and their time to first token.
+        arrival_s: When some requests arrive.
+        ttft_s: Their time to first token.
     """
 
     time_s: list[float]

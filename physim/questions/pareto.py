@@ -20,8 +20,8 @@ class Tradeoff:
 
     Attributes:
         servers: The server of each point, by its place in the `Servers`.
-        of_a_gpu: Generated tokens per second of each GPU,
-        of_a_user: and of each request while it decodes, the inverse of ITL.
+        of_a_gpu: Generated tokens per second of each GPU.
+        of_a_user: Generated tokens per second of each request while it decodes, the inverse of ITL.
     """
 
     servers: Int[np.ndarray, " points"]

@@ -49,15 +49,15 @@ class Choice:
     Attributes:
         case: One of its servers with its share of the load.
         replicas: Servers of which each has such a share.
-        prediction: What is predicted of each,
-        replayed: and what a request-by-request replay of it gives, which keeps to the objectives.
+        prediction: What is predicted of each.
+        replayed: What a request-by-request replay of each gives, which keeps to the objectives.
         chances: Chance that an objective is met, by its name, from the prediction's intervals;
             ``throughput`` that the load is below capacity. Empty without a fit that knows.
         headroom: Least share of a bound that is left: of latencies, and of the saturation
             throughput.
         limited_by: What the latency with the least of it depends on most.
-        cost: Price of a million generated tokens,
-        price: and of an hour of all GPUs; None without prices.
+        cost: Price of a million generated tokens; None without prices.
+        price: Price of an hour of all GPUs; None without prices.
         schedule: What each window of a load profile takes, if that is what is planned for; case and
             predictions are then of the window that leaves least room.
     """
@@ -292,8 +292,8 @@ class _Search:
 
     Attributes:
         cases: The servers under the whole load.
-        replicas: The fewest of each that are predicted to keep to what is asked; 0 for none,
-        most: and how many are allowed.
+        replicas: The fewest of each that are predicted to keep to what is asked; 0 for none.
+        most: How many of each are allowed.
         price: What one of each costs.
         left: What of the tightest bound each leaves.
     """

@@ -58,8 +58,8 @@ class Work:
         steps: How many steps they are, one if there are prompts in it.
         step_s: How long each took, mean, seconds.
         decoding: Requests that decoded in each.
-        prompts: Prompts of which chunks were computed,
-        tokens: and tokens of these.
+        prompts: Prompts of which chunks were computed.
+        tokens: Tokens of these chunks.
     """
 
     began_s: np.ndarray

@@ -25,8 +25,8 @@ class PromptChunk(NamedTuple):
 
     Attributes:
         request: The request.
-        tokens: Tokens that are computed,
-        before: and those that were before.
+        tokens: Tokens that are computed.
+        before: Tokens that were computed before.
         started: Which start of the request's it belongs to.
     """
 
@@ -43,8 +43,8 @@ class Microbatch:
 
     Attributes:
         age: That count.
-        decoding: How many they are,
-        context: and their tokens before the next step, summed.
+        decoding: How many they are.
+        context: Their tokens before the next step, summed.
         chunks: Chunks of prompts in the step that was formed last.
         decodes: Whether requests decode in it.
     """

@@ -46,8 +46,8 @@ class Request:
         first_step_s: Time of the step that gave it.
         finished_s: When its last token was ready.
         dropped_s: When the client gave up.
-        preemptions: How often it lost its KV blocks and had to start over,
-        stopped_s: and when it last did, seconds.
+        preemptions: How often it lost its KV blocks and had to start over.
+        stopped_s: When it last did, seconds.
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
