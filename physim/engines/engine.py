@@ -62,6 +62,16 @@ class LaunchCommand:
     file_lines: Sequence[str] = ()
 
 
+def words_of(flags: Mapping[str, object]) -> list[str]:
+    """Flags with their values as words of a command.
+
+    Args:
+        flags: The value of each flag; those of None are left out.
+    """
+    told = {flag: value for flag, value in flags.items() if value is not None}
+    return [word for flag, value in told.items() for word in (flag, str(value))]
+
+
 @dataclass(frozen=True)
 class Counters:
     """Names of the counters and histograms that an engine shows to Prometheus.

@@ -9,6 +9,7 @@ from physim.engines.engine import (
     KernelTables,
     Launch,
     LaunchCommand,
+    words_of,
 )
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 
@@ -22,16 +23,17 @@ def _launch(server: Launch) -> LaunchCommand:
     words += ["--tp-size", str(layout.stage_gpus)]
     if layout.dp > 1:
         words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
-    for flag, value in (
-        ("ep-size", layout.ep if layout.ep > 1 else None),
-        ("pp-size", layout.pp if layout.pp > 1 else None),
-        ("max-running-requests", server.max_num_seqs * layout.dp),
-        ("chunked-prefill-size", server.max_num_batched_tokens * layout.dp),
-        ("context-length", server.max_model_len),
-        ("mem-fraction-static", f"{server.gpu_memory_utilization:g}"),
-        ("kv-cache-dtype", _KV_CACHES[server.kv_cache_dtype]),
-    ):
-        words += [] if value is None else [f"--{flag}", str(value)]
+    words += words_of(
+        {
+            "--ep-size": layout.ep if layout.ep > 1 else None,
+            "--pp-size": layout.pp if layout.pp > 1 else None,
+            "--max-running-requests": server.max_num_seqs * layout.dp,
+            "--chunked-prefill-size": server.max_num_batched_tokens * layout.dp,
+            "--context-length": server.max_model_len,
+            "--mem-fraction-static": f"{server.gpu_memory_utilization:g}",
+            "--kv-cache-dtype": _KV_CACHES[server.kv_cache_dtype],
+        }
+    )
     if server.receive_every > 1:
         words += ["--scheduler-recv-interval", str(server.receive_every)]
     if not server.async_scheduling:

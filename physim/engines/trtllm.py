@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from physim.engines.engine import Engine, ExpertTable, KernelTables, Launch, LaunchCommand
+from physim.engines.engine import Engine, ExpertTable, KernelTables, Launch, LaunchCommand, words_of
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4
 from physim.models.parallelism import Parallelism
@@ -13,16 +13,17 @@ _KV_CACHES = {"fp8": "fp8", "bfloat16": "auto", None: None}
 def _launch(server: Launch) -> LaunchCommand:
     layout = server.parallelism
     words = ["trtllm-serve", server.model, "--tp_size", str(layout.stage_gpus)]
-    for flag, value in (
-        ("ep_size", layout.ep if layout.ep > 1 else None),
-        ("pp_size", layout.pp if layout.pp > 1 else None),
-        ("max_batch_size", server.max_num_seqs),
-        ("max_num_tokens", server.max_num_batched_tokens),
-        ("max_seq_len", server.max_model_len),
-        ("kv_cache_free_gpu_memory_fraction", f"{server.gpu_memory_utilization:g}"),
-        ("kv_cache_dtype", _KV_CACHES[server.kv_cache_dtype]),
-    ):
-        words += [] if value is None else [f"--{flag}", str(value)]
+    words += words_of(
+        {
+            "--ep_size": layout.ep if layout.ep > 1 else None,
+            "--pp_size": layout.pp if layout.pp > 1 else None,
+            "--max_batch_size": server.max_num_seqs,
+            "--max_num_tokens": server.max_num_batched_tokens,
+            "--max_seq_len": server.max_model_len,
+            "--kv_cache_free_gpu_memory_fraction": f"{server.gpu_memory_utilization:g}",
+            "--kv_cache_dtype": _KV_CACHES[server.kv_cache_dtype],
+        }
+    )
     # What has no option of its own is read from a file.
     lines = ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]

@@ -9,6 +9,7 @@ from physim.engines.engine import (
     KernelTables,
     Launch,
     LaunchCommand,
+    words_of,
 )
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
@@ -28,14 +29,15 @@ def _launch(server: Launch) -> LaunchCommand:
         words.append("--enable-expert-parallel")
     if server.all2all is not None:
         words += ["--all2all-backend", server.all2all]
-    for flag, value in (
-        ("max-num-seqs", server.max_num_seqs),
-        ("max-num-batched-tokens", server.max_num_batched_tokens),
-        ("max-model-len", server.max_model_len),
-        ("gpu-memory-utilization", f"{server.gpu_memory_utilization:g}"),
-        ("block-size", server.block_size),
-    ):
-        words += [f"--{flag}", str(value)]
+    words += words_of(
+        {
+            "--max-num-seqs": server.max_num_seqs,
+            "--max-num-batched-tokens": server.max_num_batched_tokens,
+            "--max-model-len": server.max_model_len,
+            "--gpu-memory-utilization": f"{server.gpu_memory_utilization:g}",
+            "--block-size": server.block_size,
+        }
+    )
     if server.kv_cache_dtype is not None:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
     words.append("--async-scheduling" if server.async_scheduling else "--no-async-scheduling")
