@@ -33,6 +33,7 @@ from physim.corrections.files import load_fit
 from physim.engines.profile import load_engine
 from physim.errors import InputError
 from physim.grids.slices import surface_of
+from physim.inputs.attempts import attempts
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Stage
 from physim.measured.condition import filtered
@@ -40,7 +41,7 @@ from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.questions.objectives import Objective
 from physim.questions.prices import hourly_prices
-from physim.questions.sweep import CaseGrid, _case, _frame
+from physim.questions.sweep import CaseGrid, _frame, _typed
 from physim.service.hardware import load_hardware
 from physim.tables.files import FORMATS as TABLES
 from physim.tables.files import METADATA, load, write
@@ -213,11 +214,8 @@ def grid(rng: Rng, folder: Path) -> None:
     rows = []
     for place in {0, len(found) - 1}:
         row = found.options(place)
-        rows.append({"case": place, **row, "problem": ""})
-        try:
-            _case(row)
-        except InputError as error:
-            rows[-1]["problem"] = str(error)
+        (attempt,) = attempts([row], {}, _typed)
+        rows.append({"case": place, **row, "problem": str(attempt.refusal or "")})
     assert len(_frame(found, rows)) == len(rows)
     _frame(found, rows).to_parquet(folder / "part.parquet")
 
