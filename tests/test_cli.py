@@ -241,7 +241,13 @@ def test_a_trace_is_replayed(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "a trace" in run.stdout
     assert "replayed" in run.stdout
-    assert "cannot be combined with a load" in refused(*engine, "--trace", path, "--rate", "3")
+    for rate in ("3", "0"):
+        assert "cannot be combined with a load" in refused(*engine, "--trace", path, "--rate", rate)
+
+
+def test_a_rate_of_zero_is_a_load(tmp_path):
+    table = ["table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", tmp_path / "table"]
+    assert "--input and --output: are missing" in refused(*table, "--rate", "0")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,17 @@ def load_bundle(
     return {**found, **CACHE, **arrivals(arrival)}
 
 
+def says_a_load(given: Mapping[str, Any]) -> bool:
+    """Whether a bundle of options says how many requests come, or how long they are.
+
+    Args:
+        given: What its options are given; a rate of zero is one.
+    """
+    names = ("input_tokens", "output_tokens", "lengths", "rate", "concurrency", "stage")
+    # Typer gives an option that may be repeated, and is not there, as an empty list.
+    return any(given.get(name) not in (None, []) for name in names)
+
+
 def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The load that a bundle of options is given, as a case takes it.
 

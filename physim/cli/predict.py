@@ -12,7 +12,7 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.check_tables import print_check
 from physim.cli.console import print_line, stdout, styled, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
-from physim.cli.load_options import CLIENTS, RATE, STAGES, load_bundle, load_options
+from physim.cli.load_options import CLIENTS, RATE, STAGES, load_bundle, load_options, says_a_load
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
@@ -114,8 +114,7 @@ def predict(
     _check_alone(check, trace, method)
     checked: Check | None = None
     if trace is not None:
-        of_a_load = ("input_tokens", "output_tokens", "lengths", "rate", "concurrency", "stage")
-        if requests is not None or any(load[name] for name in of_a_load):
+        if requests is not None or says_a_load(load):
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.from_options(model, gpu=gpu, mixed=mixed, **engine)
         with running("replaying"):

@@ -12,7 +12,7 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import stdout
 from physim.cli.engine_options import ENGINE, LAYOUT
-from physim.cli.load_options import RATE, STAGES, load_bundle, load_options
+from physim.cli.load_options import RATE, STAGES, load_bundle, load_options, says_a_load
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
 
@@ -63,8 +63,7 @@ def table(
 
     physim table Qwen3-8B --gpu h100 --tolerance 0.02 --out tables/qwen
     """
-    of_a_load = ("rate", "stage", "input_tokens", "output_tokens", "lengths")
-    load = load_options(load) if any(load[name] for name in of_a_load) else {}
+    load = load_options(load) if says_a_load(load) else {}
     from physim.cli.progress import running
     from physim.errors import InputError
     from physim.tables.writer import write_table
