@@ -210,6 +210,12 @@ def test_commands_that_need_no_arrays_do_not_load_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_commands_load_no_arrays_before_they_run():
+    """Options are declared where numpy is not needed: help and completion wait for the import."""
+    code = "import physim.cli, sys; sys.exit('numpy' in sys.modules or 'pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 STAGES = ["--stage", "5:20", "--stage", "80:20", "--input", "500", "--output", "exponential:200"]
 
 

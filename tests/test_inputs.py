@@ -14,7 +14,8 @@ from physim import data
 from physim.cli.engine_options import ENGINE, RECORDED
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
-from physim.inputs.deployment import Deployment, EngineOptions
+from physim.inputs.deployment import Deployment
+from physim.inputs.engine_request import EngineOptions
 from physim.measured.schema import ENGINE_COLUMNS
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.parallelism import Parallelism

@@ -8,7 +8,7 @@ from dataclasses import replace
 import typer
 
 from physim.cli.bundles import CommandOption
-from physim.inputs.deployment import Deployment
+from physim.inputs.engine_request import EngineRequest
 from physim.models.parallelism import Parallelism
 from physim.options import Option, options_of
 
@@ -27,13 +27,13 @@ LAYOUT: Mapping[str, CommandOption] = {
     if name != "tp"
 }
 ENGINE: Mapping[str, CommandOption] = {
-    **{name: _shown(option) for name, option in options_of(Deployment).items()},
+    **{name: _shown(option) for name, option in options_of(EngineRequest).items()},
     "read_as": _shown(Option(str | None, None, _READ_AS, "Engine", "none"), "--as"),
 }
 # What measured rows record of a server, where nothing that is not given is known.
 RECORDED: Mapping[str, CommandOption] = {
     name: _shown(replace(option, kind=option.kind | None, default=None))
-    for record in (Parallelism, Deployment)
+    for record in (Parallelism, EngineRequest)
     for name, option in options_of(record).items()
     if option.column != "none"
 }

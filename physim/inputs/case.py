@@ -11,7 +11,8 @@ from typing import Any, TypedDict, Unpack, get_type_hints
 
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion
-from physim.inputs.deployment import Deployment, EngineOptions
+from physim.inputs.deployment import Deployment
+from physim.inputs.engine_request import EngineOptions
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load, Stage
 from physim.inputs.request_lengths import RequestLengths

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TypedDict
 
 from physim.engines.engine import Engine, engine_named, engines
-from physim.engines.profile import DEFAULT_ENGINE, EngineProfile, load_engine
+from physim.engines.profile import EngineProfile, load_engine
 from physim.errors import InputError
+from physim.inputs.engine_request import EngineRequest
 from physim.inputs.layouts import check_layout
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
-from physim.models.parallelism import Parallelism
-from physim.options import option
+from physim.models.parallelism import ALL2ALL
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy
-from physim.service.server import ALL2ALL, EXPERT_LOADS, GIB, Memory, Server
+from physim.service.server import EXPERT_LOADS, GIB, Memory, Server
 from physim.service.sizes import Sizes
 
 MOE_KERNELS = ("triton", "flashinfer", "cutlass", "min_latency", "deepgemm")
@@ -32,7 +31,7 @@ SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
 @dataclass(frozen=True)
-class Deployment:
+class Deployment(EngineRequest):
     """One engine, as it is asked for.
 
     Attributes:
@@ -67,43 +66,6 @@ class Deployment:
     Raises:
         InputError: A figure is out of range, or a name is unknown.
     """
-
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    engine: str = option(
-        DEFAULT_ENGINE, "The engine: one of `physim show engines`.", column="optional"
-    )
-    engine_version: str | None = option(
-        None, "Its version; the newest known if not given.", column="optional"
-    )
-    max_num_seqs: int | None = option(None, "Requests that run at once.", column="required")
-    max_num_batched_tokens: int | None = option(None, "Tokens of a step.", column="required")
-    max_model_len: int | None = option(None, "Longest context, tokens.", column="required")
-    gpu_memory_utilization: float | None = option(
-        None, "Share of memory the engine may use.", column="required"
-    )
-    block_size: int = option(16, "Tokens of a KV block.")
-    kv_blocks: int | None = option(None, "KV blocks, instead of computing them.", column="optional")
-    kv_cache_dtype: str = option(
-        "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8.", column="optional"
-    )
-    moe_kernel: str | None = option(None, "Expert kernel, such as triton or flashinfer.")
-    expert_load: float | None = option(
-        None,
-        "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
-    )
-    # A flag and its opposite would leave the other options' names no room.
-    async_scheduling: bool | None = option(
-        None, "Schedule a step while one runs.", panel="Scheduling", column="optional"
-    )
-    all2all: str = option(
-        ALL2ALL[0], "Ranks to experts: allgather or deepep_{high_throughput,low_latency}."
-    )
-    receive_every: int = option(1, "Steps between looks at what has arrived.", column="optional")
-    sampling: str = option(
-        "model",
-        "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
-        column="optional",
-    )
 
     def __post_init__(self) -> None:
         for name, kind, what in (
@@ -165,8 +127,9 @@ class Deployment:
                 ``max_model_len``, does not fit in memory.
         """
         profile = load_engine(self.engine, self.engine_version)
-        check_layout(model, self.parallelism, engine_named(profile.engine))
-        self._check_options(engine_named(profile.engine))
+        engine = engine_named(profile.engine)
+        check_layout(model, self.parallelism, engine)
+        self._check_options(engine)
         # Layers that attend in chunks were made for contexts of many of them, which take more than
         # a node's memory: by default one chunk is served.
         max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
@@ -323,23 +286,3 @@ class Deployment:
             able = " and ".join(one.name for one in engines() if one.has_receive_interval)
             problem = f"{self.receive_every} is for {able}, not {self.engine}"
             raise InputError("receive_every", problem, "use 1")
-
-
-class EngineOptions(TypedDict, total=False):
-    """The options of `Deployment` by names, as keywords have them."""
-
-    engine: str
-    engine_version: str | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    max_model_len: int | None
-    gpu_memory_utilization: float | None
-    block_size: int
-    kv_blocks: int | None
-    kv_cache_dtype: str
-    moe_kernel: str | None
-    expert_load: float | None
-    async_scheduling: bool | None
-    all2all: str
-    receive_every: int
-    sampling: str

@@ -8,6 +8,8 @@ from typing import Literal
 from physim.errors import InputError
 from physim.options import option
 
+# How data-parallel ranks exchange tokens with experts.
+ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
 _PANEL = "Parallelism"
 _OPEN: Literal["optional"] = "optional"
 

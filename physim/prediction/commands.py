@@ -12,7 +12,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.service.server import ALL2ALL
+from physim.models.parallelism import ALL2ALL
 
 # Requests of a load without end.
 _PROMPTS = 1000

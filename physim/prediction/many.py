@@ -69,21 +69,17 @@ def check_method(method: str, seed: int) -> None:
 def _check_numbers(case: Case, prediction: Prediction) -> None:
     """Refuses a prediction that holds what is no number, which is a mistake of the model."""
     parts = (prediction.whole, *prediction.stages)
-    numbers = (
-        {
-            name: getattr(prediction, name)
-            for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps")
-        }
-        | {
-            "step_s": math.fsum(pool.step_s for pool in prediction.pools),
-        }
-        | {
-            f"{name} {statistic}": value
-            for part in parts
-            for name, latency in part.latencies.items()
-            for statistic, value in latency.items()
-        }
-    )
+    numbers = {
+        name: getattr(prediction, name)
+        for name in ("ttft_s", "itl_s", "e2e_s", "requests_per_s", "saturation_rps")
+    }
+    numbers |= {
+        f"{name} {statistic}": value
+        for part in parts
+        for name, latency in part.latencies.items()
+        for statistic, value in latency.items()
+    }
+    numbers["step_s"] = math.fsum(pool.step_s for pool in prediction.pools)
     wrong = [name for name, value in numbers.items() if value is not None and math.isnan(value)]
     if wrong:
         where = f"{case.model.name} on {case.server.gpu.key}, {case.demanded.describe()}"

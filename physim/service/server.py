@@ -8,7 +8,7 @@ from typing import Any
 from physim.engines.profile import EngineProfile
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
-from physim.models.parallelism import Parallelism
+from physim.models.parallelism import ALL2ALL, Parallelism
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy
@@ -17,7 +17,6 @@ from physim.service.sizes import Sizes
 GIB = 2**30
 # Loads of experts that were measured: exponents of their power laws, and their tables' names.
 EXPERT_LOADS = {0.0: "balanced", 1.01: "power_law_1.01", 1.2: "power_law_1.2"}
-ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Server:
         expert_load: How tokens spread over experts, an exponent.
         sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
         sampling_is_known: Whether that is known, or taken for what it may be.
-        all2all: How ranks exchange tokens with experts, of `ALL2ALL`.
+        all2all: How ranks exchange tokens with experts, of `physim.models.parallelism.ALL2ALL`.
         draft: What proposes tokens; None where each step makes a token.
     """
 

@@ -15,7 +15,7 @@ import numpy as np
 from physim import roofline
 from physim.grids.store import load_grid, with_table
 from physim.models.layers import Experts
-from physim.service.server import ALL2ALL
+from physim.models.parallelism import ALL2ALL
 from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.components.all_reduce import SKEW_S

@@ -1,0 +1,72 @@
+"""Options of a deployment, each declared once: light, since commands read them as they start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from physim.engines.profile import DEFAULT_ENGINE
+from physim.models.parallelism import ALL2ALL, Parallelism
+from physim.options import option
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """What is asked for of an engine; `physim.Deployment` says what each is, and checks it."""
+
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    engine: str = option(
+        DEFAULT_ENGINE, "The engine: one of `physim show engines`.", column="optional"
+    )
+    engine_version: str | None = option(
+        None, "Its version; the newest known if not given.", column="optional"
+    )
+    max_num_seqs: int | None = option(None, "Requests that run at once.", column="required")
+    max_num_batched_tokens: int | None = option(None, "Tokens of a step.", column="required")
+    max_model_len: int | None = option(None, "Longest context, tokens.", column="required")
+    gpu_memory_utilization: float | None = option(
+        None, "Share of memory the engine may use.", column="required"
+    )
+    block_size: int = option(16, "Tokens of a KV block.")
+    kv_blocks: int | None = option(None, "KV blocks, instead of computing them.", column="optional")
+    kv_cache_dtype: str = option(
+        "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8.", column="optional"
+    )
+    moe_kernel: str | None = option(None, "Expert kernel, such as triton or flashinfer.")
+    expert_load: float | None = option(
+        None,
+        "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
+    )
+    # A flag and its opposite would leave the other options' names no room.
+    async_scheduling: bool | None = option(
+        None, "Schedule a step while one runs.", panel="Scheduling", column="optional"
+    )
+    all2all: str = option(
+        ALL2ALL[0], "Ranks to experts: allgather or deepep_{high_throughput,low_latency}."
+    )
+    receive_every: int = option(1, "Steps between looks at what has arrived.", column="optional")
+    sampling: str = option(
+        "model",
+        "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
+        column="optional",
+    )
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of `Deployment` by names, as keywords have them."""
+
+    engine: str
+    engine_version: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    gpu_memory_utilization: float | None
+    block_size: int
+    kv_blocks: int | None
+    kv_cache_dtype: str
+    moe_kernel: str | None
+    expert_load: float | None
+    async_scheduling: bool | None
+    all2all: str
+    receive_every: int
+    sampling: str
