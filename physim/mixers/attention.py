@@ -10,12 +10,8 @@ from physim.mixers.mixer import (
     Indexer,
     Measured,
     Mixer,
-    PrefillTerm,
-    as_prompts,
     scored,
-    work_of_prompts,
 )
-from physim.types import Number
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -111,16 +107,6 @@ class Attention(Mixer):
         flops = 2 * self.heads_on_gpu(tp) * (self.head_dim + self.values)
         own = DecodeTerm(self.window, flops, self.cached_bytes(tp, kv_bytes))
         return [own, *scored(self.indexer)]
-
-    def prefill_terms(self, tp: float, kv_bytes: float) -> list[PrefillTerm]:
-        """The terms of decoding, for each token of a prompt."""
-        return as_prompts(self.decode_terms(tp, kv_bytes), self.request_bytes(tp))
-
-    def prefill_work(
-        self, tp: float, kv_bytes: float, requests: Number, tokens: Number
-    ) -> roofline.Work:
-        """Work of prompts, summed over the terms."""
-        return work_of_prompts(self.prefill_terms(tp, kv_bytes), requests, tokens)
 
     def measured(self, tp: int) -> Measured | None:
         """MiniMax-M3's layers for chosen blocks; of all else the kernels were measured."""

@@ -10,12 +10,8 @@ from physim.mixers.mixer import (
     Indexer,
     Measured,
     Mixer,
-    PrefillTerm,
-    as_prompts,
     scored,
-    work_of_prompts,
 )
-from physim.types import Number
 
 COMPRESSED_ATTENTION = "compressed_attention"
 # Numbers of a vector that are rotated by their position.
@@ -106,16 +102,6 @@ class CompressedAttention(Mixer):
             reach = self.chosen * self.ratio if self.chosen else None
             terms.append(DecodeTerm(reach, flops / self.ratio, moved / self.ratio))
         return [*terms, *scored(self.indexer)]
-
-    def prefill_terms(self, tp: float, kv_bytes: float) -> list[PrefillTerm]:
-        """The terms of decoding, for each token of a prompt."""
-        return as_prompts(self.decode_terms(tp, kv_bytes), self.request_bytes(tp))
-
-    def prefill_work(
-        self, tp: float, kv_bytes: float, requests: Number, tokens: Number
-    ) -> roofline.Work:
-        """Work of prompts, summed over the terms."""
-        return work_of_prompts(self.prefill_terms(tp, kv_bytes), requests, tokens)
 
     def measured(self, tp: int) -> Measured:
         """Layers of DeepSeek-V4 with its ratio, by the heads of all GPUs as well."""

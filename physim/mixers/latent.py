@@ -11,9 +11,7 @@ from physim.mixers.mixer import (
     Measured,
     Mixer,
     PrefillTerm,
-    as_prompts,
     scored,
-    work_of_prompts,
 )
 from physim.types import Number
 
@@ -102,7 +100,7 @@ class LatentAttention(Mixer):
     def prefill_terms(self, tp: float, kv_bytes: float) -> list[PrefillTerm]:
         """One term over keys and values of heads; those of decoding where tokens are chosen."""
         if self.window is not None:
-            return as_prompts(self.decode_terms(tp, kv_bytes), self.request_bytes(tp))
+            return super().prefill_terms(tp, kv_bytes)
         heads, width = self.heads_on_gpu(tp), self.head_dim + self.value_dim
         # What is cached is read, multiplied up, and written and read as keys and values of heads.
         cached = self.cached_bytes(tp, kv_bytes) + 2 * heads * width * _16_BIT
@@ -113,7 +111,7 @@ class LatentAttention(Mixer):
     ) -> roofline.Work:
         """Work of prompts: latents are multiplied up, unless tokens are chosen."""
         if self.window is not None:
-            return work_of_prompts(self.prefill_terms(tp, kv_bytes), requests, tokens)
+            return super().prefill_work(tp, kv_bytes, requests, tokens)
         pairs, heads = roofline.causal_pairs(tokens, tokens), self.heads_on_gpu(tp)
         return roofline.latent_prefill(
             *(requests, pairs, tokens, heads, self.latent, self.head_dim, self.value_dim)

@@ -8,7 +8,6 @@ one token, since it stands for all before it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -172,20 +171,31 @@ class Mixer(ABC):
             kv_bytes: Bytes of an element of the KV cache.
         """
 
-    @abstractmethod
     def prefill_terms(self, tp: float, kv_bytes: float) -> list[PrefillTerm]:
         """The terms of prefill, those with a window first.
+
+        Here tokens of a prompt attend as requests that decode do, and the first term moves their
+        queries and outputs.
 
         Args:
             tp: GPUs that share the heads.
             kv_bytes: Bytes of an element of the KV cache.
         """
+        query_bytes = self.request_bytes(tp)
+        return [
+            PrefillTerm(
+                term.window,
+                term.pair_flops,
+                term.pair_bytes + (query_bytes if place == 0 else 0.0),
+                term.pair_bytes,
+            )
+            for place, term in enumerate(self.decode_terms(tp, kv_bytes))
+        ]
 
-    @abstractmethod
     def prefill_work(
         self, tp: float, kv_bytes: float, requests: Number, tokens: Number
     ) -> roofline.Work:
-        """Work of prompts with nothing cached, all terms together.
+        """Work of prompts with nothing cached, summed over the terms.
 
         Args:
             tp: GPUs that share the heads.
@@ -193,6 +203,12 @@ class Mixer(ABC):
             requests: Prompts.
             tokens: Tokens of each.
         """
+        work: roofline.Work = (0.0, 0.0)
+        for term in self.prefill_terms(tp, kv_bytes):
+            pairs = roofline.causal_pairs(tokens, np.minimum(tokens, term.window or np.inf))
+            own = (term.pair_flops * requests * pairs, term.token_bytes * requests * tokens)
+            work = roofline.plus(work, own)
+        return work
 
     @abstractmethod
     def measured(self, tp: int) -> Measured | None:
@@ -261,39 +277,3 @@ class Mixer(ABC):
 def scored(indexer: Indexer | None) -> list[DecodeTerm]:
     """The term of an indexer, if there is one."""
     return [] if indexer is None else [indexer.term]
-
-
-def as_prompts(terms: Sequence[DecodeTerm], query_bytes: float) -> list[PrefillTerm]:
-    """The terms of prompts whose tokens attend as requests that decode do.
-
-    Args:
-        terms: Those of decoding.
-        query_bytes: Bytes of a token's queries and outputs, which the first term moves.
-    """
-    return [
-        PrefillTerm(
-            term.window,
-            term.pair_flops,
-            term.pair_bytes + (query_bytes if place == 0 else 0.0),
-            term.pair_bytes,
-        )
-        for place, term in enumerate(terms)
-    ]
-
-
-def work_of_prompts(
-    terms: Sequence[PrefillTerm], requests: Number, tokens: Number
-) -> roofline.Work:
-    """Work of prompts with nothing cached, summed over terms.
-
-    Args:
-        terms: The terms.
-        requests: Prompts.
-        tokens: Tokens of each.
-    """
-    work: roofline.Work = (0.0, 0.0)
-    for term in terms:
-        pairs = roofline.causal_pairs(tokens, np.minimum(tokens, term.window or np.inf))
-        own = (term.pair_flops * requests * pairs, term.token_bytes * requests * tokens)
-        work = roofline.plus(work, own)
-    return work
