@@ -28,9 +28,9 @@ def main() -> None:
     import jax.numpy as jnp
 
     import physim
+    from physim.batching.demand import Demand
+    from physim.batching.limits import Limits
     from physim.corrections.fields import Corrections
-    from physim.fluid.demand import Demand
-    from physim.fluid.limits import Limits
     from physim.fluid.request_latencies import latencies
     from physim.fluid.schedule import Schedule
     from physim.fluid.transient import Fluid

@@ -269,7 +269,7 @@ def asked_for(names: list[str]) -> list[Constant]:
     known = {name for one in every for name in (one.module, one.name, one.full_name)}
     unknown = [name for name in names if name not in known]
     if unknown:
-        sys.exit(f"{unknown[0]}: no such constant or module in physim/fluid; leave names out")
+        sys.exit(f"{unknown[0]}: no such constant or module of the fluid; leave names out")
     wanted = set(names)
     return [one for one in every if not names or wanted & {one.module, one.name, one.full_name}]
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FLUID = ROOT / "physim" / "fluid"
+# Rooms whose numbers are the fluid's.
+ROOMS = ("batching", "fluid")
 
 Number = int | float
 
@@ -89,9 +90,23 @@ def near(value: Number, up: bool) -> Number:
     return factor * value
 
 
-def constants(folder: Path = FLUID) -> list[Constant]:
-    """The constants of all modules in a folder."""
-    found = (constants_of(path.stem, path.read_text()) for path in sorted(folder.glob("*.py")))
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """The fluid's modules, by name.
+
+    Args:
+        root: Where the package stands.
+    """
+    rooms = (root / "physim" / room for room in ROOMS)
+    return {path.stem: path for room in rooms for path in sorted(room.glob("*.py"))}
+
+
+def constants(root: Path = ROOT) -> list[Constant]:
+    """The constants of all the fluid's modules.
+
+    Args:
+        root: Where the package stands.
+    """
+    found = (constants_of(name, path.read_text()) for name, path in modules(root).items())
     return [one for some in found for one in some]
 
 
@@ -225,7 +240,7 @@ def copy_with(constant: Constant | None, values: tuple[Number, ...], into: Path)
         if beside.is_dir() and beside.name != "physim" and not beside.name.startswith("."):
             (into / beside.name).symlink_to(beside)
     if constant is not None:
-        place = into / "physim" / "fluid" / f"{constant.module}.py"
+        place = modules(into)[constant.module]
         source = place.read_text()
         found = list(constants_of(constant.module, source))
         if constant not in found:

@@ -9,7 +9,7 @@ from commands import run as run_command
 
 import physim
 from physim import plot
-from physim.fluid.demand import Demand
+from physim.batching.demand import Demand
 from physim.prediction.arrays import prompts_of_strata
 from physim.prediction.requests import Requests
 

@@ -11,7 +11,7 @@ from commands import run as run_command
 from limits_by_hand import config_of
 
 import physim
-from physim.fluid.limits import Limits
+from physim.batching.limits import Limits
 from physim.prediction import checked
 from physim.prediction.approximation import errors_of
 from physim.prediction.checked import Compared

@@ -16,11 +16,11 @@ from limits_by_hand import config_of
 
 import physim
 from physim import data
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
 from physim.engines.engine import LaunchCommand, engine_named
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
-from physim.fluid.limits import Limits
 from physim.grids.store import load_grid, tables
 from physim.prediction.arrays import step_model_of
 from physim.prediction.commands import manifest_of, serve_command

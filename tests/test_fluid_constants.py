@@ -67,7 +67,7 @@ def test_numbers_within_functions_are_found(tool):
 def test_numbers_of_published_forms_are_nobodys_choice(tool):
     assert not list(tool.constants_of("rosenbrock", SOURCE))
     assert not list(tool.inline("rosenbrock", SOURCE))
-    every = {path.stem: path.read_text() for path in tool.FLUID.glob("*.py")}
+    every = {name: path.read_text() for name, path in tool.modules().items()}
     for place in tool.FORMS:
         module, *name = place.split(".")
         assert all(one in every[module] for one in name)
@@ -93,10 +93,10 @@ def test_numbers_near_by(tool, value, up, down):
 def test_a_copy_has_the_other_number_and_nothing_else(tool, tmp_path):
     (first, *_) = tool.constants()
     tool.copy_with(first, first.changed(True), tmp_path)
-    for own in tool.FLUID.glob("*.py"):
-        copied = (tmp_path / "physim" / "fluid" / own.name).read_text()
-        assert (copied == own.read_text()) == (own.stem != first.module)
-    after = next(one for one in tool.constants(tmp_path / "physim" / "fluid"))
+    for name, copied in tool.modules(tmp_path).items():
+        unchanged = copied.read_text() == tool.modules()[name].read_text()
+        assert unchanged == (name != first.module)
+    after = next(one for one in tool.constants(tmp_path))
     assert after.full_name == first.full_name
     assert after.values == pytest.approx(first.changed(True))
     assert (tmp_path / "engines").is_dir()
@@ -126,8 +126,8 @@ def test_the_fluid_has_few_chosen_numbers_each_with_a_meaning(tool):
 
 
 def test_no_chosen_number_of_the_fluid_stands_in_a_function(tool):
-    files = tool.FLUID.glob("*.py")
-    assert [one for path in files for one in tool.inline(path.stem, path.read_text())] == []
+    texts = {name: path.read_text() for name, path in tool.modules().items()}
+    assert [one for name, text in texts.items() for one in tool.inline(name, text)] == []
 
 
 def test_loads_that_feel_a_module(ablation, tool):
@@ -135,4 +135,4 @@ def test_loads_that_feel_a_module(ablation, tool):
     assert ablation.feel("steady") == every
     assert ablation.feel("transient") == every[-3:]
     assert [ablation.ROWS[place].server for place in ablation.feel("prompt_runs")] == ["SGLang"] * 2
-    assert set(ablation.FELT) <= {path.stem for path in tool.FLUID.glob("*.py")}
+    assert set(ablation.FELT) <= set(tool.modules())

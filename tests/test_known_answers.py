@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from limits_by_hand import config_of
 
-from physim.fluid.limits import Limits
+from physim.batching.limits import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.replay.cluster import replay

@@ -12,9 +12,9 @@ from limits_by_hand import config_of
 
 import physim
 from physim import roofline
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.limits import Limits
 from physim.grids.store import load_grid
 from physim.prediction.arrays import step_model_of
 from physim.replay.cluster import replay

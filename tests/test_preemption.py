@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from limits_by_hand import config_of
 
 import physim
-from physim.corrections.fields import Corrections
-from physim.fluid.demand import Demand
-from physim.fluid.kv_capacity import kv_slots
-from physim.fluid.limits import Limits
-from physim.fluid.preemption import (
+from physim.batching.demand import Demand
+from physim.batching.kv_capacity import kv_slots
+from physim.batching.limits import Limits
+from physim.batching.preemption import (
     displaced_tokens,
     full_cache,
     recomputed_tokens,
     started_too_soon,
     unmet_growth,
 )
+from physim.corrections.fields import Corrections
 from physim.inputs.lengths import Lengths, lengths
 from physim.inputs.load import Load
 from physim.prediction.replayed import replay_of

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from physim.fluid.demand import PARTS
-from physim.fluid.prompt_chunks import GROUPS, MEANS, Chunks, together
-from physim.fluid.step_kinds import _ranks_apart
+from physim.batching.demand import PARTS
+from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, together
+from physim.batching.step_kinds import _ranks_apart
 
 
 def test_a_prompt_takes_full_steps_and_a_rest():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of, steps_after
+from physim.batching.prompt_runs import Turn, prompts_of_steps, run_of, steps_after
 
 MOST = 120
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from physim.fluid.batch_statistics import decoding, following, met_while_decoding, prefill_share
-from physim.fluid.demand import PARTS
-from physim.fluid.kv_capacity import blocks_held, requests_held
+from physim.batching.batch_statistics import decoding, following, met_while_decoding, prefill_share
+from physim.batching.demand import PARTS
+from physim.batching.kv_capacity import blocks_held, requests_held
+from physim.batching.queueing import peakedness, wait_for_a_slot, wait_for_tokens
 from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
-from physim.fluid.queueing import peakedness, wait_for_a_slot, wait_for_tokens
 from physim.inputs.request_points import LONGEST
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import physim
+from physim.batching.demand import Demand
+from physim.batching.kv_capacity import own_blocks
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
-from physim.fluid.demand import Demand
-from physim.fluid.kv_capacity import own_blocks
-from physim.fluid.limits import Limits
 from physim.fluid.transient import Fluid
 from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.lengths import Lengths

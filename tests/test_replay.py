@@ -12,8 +12,8 @@ from limits_by_hand import config_of
 from walked_engine import Job, walk
 
 import physim
+from physim.batching.limits import Limits
 from physim.errors import InputError
-from physim.fluid.limits import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load, Stage
 from physim.replay.cluster import replay

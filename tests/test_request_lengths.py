@@ -12,11 +12,11 @@ from limits_by_hand import config_of
 from typer.testing import CliRunner
 
 import physim
+from physim.batching.demand import Demand
+from physim.batching.kv_capacity import kv_slots, kv_use
+from physim.batching.limits import Limits
 from physim.cli import app
 from physim.errors import InputError
-from physim.fluid.demand import Demand
-from physim.fluid.kv_capacity import kv_slots, kv_use
-from physim.fluid.limits import Limits
 from physim.inputs.lengths import STRATA, Lengths
 from physim.inputs.request_lengths import RequestLengths, presets
 from physim.inputs.request_points import joint_points, longest_parts, scramble

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import physim
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections, flat
 from physim.fitting.observations import log_predicted
 from physim.fluid.benchmark import benchmark
 from physim.fluid.busy_steps import busy_times, crowd_of
-from physim.fluid.demand import Demand
 from physim.fluid.first_prompts import (
     FirstPrompts,
     first_prompts,
@@ -22,7 +23,6 @@ from physim.fluid.first_prompts import (
     prompts_before,
     prompts_together,
 )
-from physim.fluid.limits import Limits
 from physim.fluid.rounds import density_of, engine_of, met, steps_in_line, waits_of
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load

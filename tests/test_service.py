@@ -9,10 +9,10 @@ import pytest
 from limits_by_hand import config_of
 
 import physim
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.demand import Demand
-from physim.fluid.limits import Limits
 from physim.fluid.network import Stop, steady_network
 from physim.fluid.steady import steady_state
 from physim.replay.cluster import Cluster, least_loaded

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import physim
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
+from physim.batching.root_finding import bracketed_root
 from physim.corrections.fields import Corrections
 from physim.corrections.residual import Residual
 from physim.errors import InputError
-from physim.fluid.demand import Demand
-from physim.fluid.limits import Limits
-from physim.fluid.root_finding import bracketed_root
 from physim.fluid.steady import steady_state
 from physim.inputs.deployment import Deployment
 from physim.inputs.lengths import Lengths

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from limits_by_hand import config_of
 
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.limits import Limits
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load, Stage

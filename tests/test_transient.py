@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import physim
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.demand import Demand
-from physim.fluid.limits import Limits
 from physim.fluid.request_latencies import latencies
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.schedule import Schedule

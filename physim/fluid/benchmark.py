@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.demand import Demand
-from physim.fluid.guards import LITTLE, ROOT, TINY
+from physim.batching.demand import Demand
+from physim.batching.guards import LITTLE, ROOT, TINY
 from physim.fluid.percentiles import Clients
 from physim.fluid.rounds import BusyEngine, density_of, met
 from physim.service.phases import decode_steps

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from physim.fluid.demand import Demand
-from physim.fluid.limits import Limits
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
 from physim.step.model import StepModel, StepTime
 from physim.types import Scalar
 

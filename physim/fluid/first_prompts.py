@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.guards import SMALL
+from physim.batching.guards import SMALL
 from physim.types import AnyArray, Scalar
 
 # Places in line that stand for those of all first prompts.

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.demand import Demand
+from physim.batching.guards import LITTLE
+from physim.batching.limits import Limits
+from physim.batching.occupancy import Occupancy
+from physim.batching.prompt_chunks import GROUPS
+from physim.batching.queueing import wait_for_tokens
+from physim.batching.step_kinds import FULL, KINDS
+from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
-from physim.fluid.demand import Demand
-from physim.fluid.guards import LITTLE
-from physim.fluid.limits import Limits
-from physim.fluid.occupancy import Occupancy
-from physim.fluid.prompt_chunks import GROUPS
-from physim.fluid.queueing import wait_for_tokens
-from physim.fluid.step_kinds import FULL, KINDS
-from physim.fluid.step_mix import Steps
 from physim.step.front_end import handover_steps, output_s, outside_s
 from physim.types import AnyArray, Scalar
 

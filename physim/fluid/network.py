@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Bool
 
-from physim.fluid.demand import Demand
-from physim.fluid.limits import Limits
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
 from physim.fluid.steady import SteadyState, steady_state
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar

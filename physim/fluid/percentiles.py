@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from physim.fluid.demand import Demand
+from physim.batching.demand import Demand
+from physim.batching.guards import EDGE, LITTLE, ROOT, SMALL, TINY
+from physim.batching.prompt_chunks import GROUPS, MEANS
+from physim.batching.step_kinds import FEW, FULL, MANY
+from physim.batching.step_mix import MOST_ELASTIC
 from physim.fluid.first_token import Local
-from physim.fluid.guards import EDGE, LITTLE, ROOT, SMALL, TINY
-from physim.fluid.prompt_chunks import GROUPS, MEANS
-from physim.fluid.step_kinds import FEW, FULL, MANY
-from physim.fluid.step_mix import MOST_ELASTIC
 from physim.inputs.lengths import STRATA
 from physim.inputs.request_points import LONGEST
 from physim.metrics import PERCENTILES
@@ -228,7 +228,7 @@ def stratum(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]
 
 
 def _part(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
-    """The part of prompts that a point is of: of `physim.fluid.demand.PARTS`."""
+    """The part of prompts that a point is of: of `physim.batching.demand.PARTS`."""
     place = points[:, _REQUEST] * STRATA
     return (place + jnp.maximum(place - (STRATA - 1), 0.0) * (LONGEST - 1)).astype(int)
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from physim.fluid.batch_statistics import GOLDEN, arrival_evenness, busy_when_even
+from physim.batching.batch_statistics import GOLDEN, arrival_evenness, busy_when_even
+from physim.batching.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
+from physim.batching.step_kinds import FULL
 from physim.fluid.first_token import Local
-from physim.fluid.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
 from physim.fluid.percentiles import (
     chances,
     decode_factors,
@@ -25,7 +26,6 @@ from physim.fluid.percentiles import (
     stratum,
 )
 from physim.fluid.schedule import Schedule, StageLengths
-from physim.fluid.step_kinds import FULL
 from physim.fluid.transient import Fluid, Trajectory
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar

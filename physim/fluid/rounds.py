@@ -15,8 +15,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
 from physim.fluid.busy_steps import BusyTimes, Crowd, busy_times, crowd_of
-from physim.fluid.demand import Demand
 from physim.fluid.first_prompts import (
     first_prompts,
     prefill_s,
@@ -24,7 +25,6 @@ from physim.fluid.first_prompts import (
     prompts_before,
     prompts_together,
 )
-from physim.fluid.limits import Limits
 from physim.step.front_end import output_s, outside_s
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar

@@ -17,21 +17,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from physim.fluid.batch_statistics import arrival_evenness, busy_when_even
+from physim.batching.batch_statistics import arrival_evenness, busy_when_even
+from physim.batching.demand import Demand
+from physim.batching.guards import FULLEST, HARDLY
+from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use
+from physim.batching.limits import Limits
+from physim.batching.occupancy import Occupancy, room_beside
+from physim.batching.preemption import full_cache, recomputed_tokens
+from physim.batching.prompt_chunks import Chunks
+from physim.batching.queueing import wait_for_a_slot
+from physim.batching.root_finding import root_of_cases
+from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
-from physim.fluid.demand import Demand
 from physim.fluid.first_token import local
-from physim.fluid.guards import FULLEST, HARDLY
-from physim.fluid.kv_capacity import kv_cv2, kv_slots, kv_use
-from physim.fluid.limits import Limits
-from physim.fluid.occupancy import Occupancy, room_beside
 from physim.fluid.percentiles import Chances, chances
-from physim.fluid.preemption import full_cache, recomputed_tokens
-from physim.fluid.prompt_chunks import Chunks
-from physim.fluid.queueing import wait_for_a_slot
-from physim.fluid.root_finding import root_of_cases
 from physim.fluid.rounds import engine_of
-from physim.fluid.step_mix import Steps, steps_at
 from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar

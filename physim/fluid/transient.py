@@ -8,7 +8,7 @@ which later stages find, and a slot that is taken is free again only when its re
 Ages are phases in a row, each left at a rate, some requests leaving the row at its end (the linear
 chain trick); the phases' means are those of the lengths' distribution. Where slots are scarce by
 chance, the number that waits follows the idle slots such that a load that stays makes the queue
-that `physim.fluid.queueing` says (a fluid approximation point by point, after Wang, Tipper and
+that `physim.batching.queueing` says (a fluid approximation point by point, after Wang, Tipper and
 Banerjee, IEEE INFOCOM 1996).
 """
 
@@ -24,19 +24,19 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Bool, Float
 
-from physim.fluid.demand import Demand
+from physim.batching.demand import Demand
+from physim.batching.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
+from physim.batching.kv_capacity import kv_slots, kv_use, own_blocks
+from physim.batching.limits import Limits
+from physim.batching.occupancy import Occupancy, room_beside
+from physim.batching.preemption import recomputed_tokens
+from physim.batching.prompt_chunks import Chunks
+from physim.batching.queueing import peakedness, wait_for_a_slot
+from physim.batching.step_kinds import FULL
+from physim.batching.step_mix import steps_at
 from physim.fluid.first_token import EMPTY, Local, local
-from physim.fluid.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
-from physim.fluid.kv_capacity import kv_slots, kv_use, own_blocks
-from physim.fluid.limits import Limits
-from physim.fluid.occupancy import Occupancy, room_beside
-from physim.fluid.preemption import recomputed_tokens
-from physim.fluid.prompt_chunks import Chunks
-from physim.fluid.queueing import peakedness, wait_for_a_slot
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.schedule import Schedule, StageLengths
-from physim.fluid.step_kinds import FULL
-from physim.fluid.step_mix import steps_at
 from physim.fluid.table_look_up import cubic, straight
 from physim.service.phases import decode_steps
 from physim.step.model import StepModel

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.demand import Demand, strata_of
+from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
-from physim.fluid.demand import Demand, strata_of
-from physim.fluid.limits import Limits
 from physim.inputs.case import Case
 from physim.step.lowering import StepOps, lower, stack_ops
 from physim.step.mixed_steps import MIXINGS, Mixing

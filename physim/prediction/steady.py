@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections
-from physim.fluid.demand import Demand
 from physim.fluid.network import Stop, steady_network
 from physim.fluid.percentiles import Drawn, steady_latencies
 from physim.fluid.steady import SteadyState

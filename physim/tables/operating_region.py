@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.demand import Demand
 from physim.inputs.case import Case
 from physim.inputs.load import Load, Stage
 from physim.prediction.transient import trajectory_of

@@ -13,10 +13,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from physim import data
+from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fluid.demand import Demand
 from physim.inputs.attempts import attempts, choices
 from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions, check_names
 from physim.models.lookup import config_path

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.batch_statistics import Nodes, decoding
-from physim.fluid.demand import Demand
-from physim.fluid.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
-from physim.fluid.limits import Limits
-from physim.fluid.occupancy import Occupancy, batches_under_way
-from physim.fluid.preemption import in_waves
-from physim.fluid.prompt_chunks import GROUPS, Chunks, Together, together
-from physim.fluid.queueing import peakedness
+from physim.batching.batch_statistics import Nodes, decoding
+from physim.batching.demand import Demand
+from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
+from physim.batching.limits import Limits
+from physim.batching.occupancy import Occupancy, batches_under_way
+from physim.batching.preemption import in_waves
+from physim.batching.prompt_chunks import GROUPS, Chunks, Together, together
+from physim.batching.queueing import peakedness
 from physim.step.batch import Batch, fullest
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Number, Scalar

@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from physim.fluid.batch_statistics import (
+from physim.batching.batch_statistics import (
     arrival_evenness,
     following,
     met_while_decoding,
     others,
     prefill_share,
 )
-from physim.fluid.demand import Demand
-from physim.fluid.guards import HARDLY, LITTLE, NEARLY
-from physim.fluid.limits import Limits
-from physim.fluid.occupancy import Occupancy
-from physim.fluid.prompt_chunks import GROUPS
-from physim.fluid.prompt_runs import Turn, prompts_of_steps, run_of
-from physim.fluid.queueing import peakedness
-from physim.fluid.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
+from physim.batching.demand import Demand
+from physim.batching.guards import HARDLY, LITTLE, NEARLY
+from physim.batching.limits import Limits
+from physim.batching.occupancy import Occupancy
+from physim.batching.prompt_chunks import GROUPS
+from physim.batching.prompt_runs import Turn, prompts_of_steps, run_of
+from physim.batching.queueing import peakedness
+from physim.batching.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
 from physim.service.phases import decode_steps
 from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
@@ -45,7 +45,7 @@ class Steps(eqx.Module):
         mean: A mean step.
         as_seen: A mean step as a decoding request meets it: its own prompt is not among those met.
         found_s: Time of a step that a request finds under way, mean of steps, not of time.
-        kind_s: Times of the kinds of steps with prompts (`physim.fluid.step_kinds`).
+        kind_s: Times of the kinds of steps with prompts (`physim.batching.step_kinds`).
         kind_more_s: How much longer each kind makes a gap between tokens.
         kind_cv2: Squared coefficient of variation of that.
         kind_share: Share of steps that are of each kind.

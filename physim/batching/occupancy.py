@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from physim.fluid.demand import Demand
-from physim.fluid.guards import HARDLY
-from physim.fluid.limits import Limits
+from physim.batching.demand import Demand
+from physim.batching.guards import HARDLY
+from physim.batching.limits import Limits
 from physim.types import AnyArray, Scalar
 
 # How many lives of its requests, in logarithm, a batch of a pipeline lasts at most: a run is not

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from physim.fluid.demand import Demand
-from physim.fluid.guards import LITTLE
-from physim.fluid.limits import Limits
-from physim.fluid.root_finding import NEWTON_STEPS
+from physim.batching.demand import Demand
+from physim.batching.guards import LITTLE
+from physim.batching.limits import Limits
+from physim.batching.root_finding import NEWTON_STEPS
 from physim.types import Scalar
 
 

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.batch_statistics import (
+from physim.batching.batch_statistics import (
     Nodes,
     arrival_evenness,
     bursts_of,
     clumps,
     two_counts,
 )
-from physim.fluid.demand import PARTS
-from physim.fluid.guards import HARDLY, LITTLE, SMALL, TINY
+from physim.batching.demand import PARTS
+from physim.batching.guards import HARDLY, LITTLE, SMALL, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from physim.fluid.batch_statistics import arrival_evenness, clumps
-from physim.fluid.guards import SMALL, TINY
-from physim.fluid.root_finding import NEWTON_STEPS, bracketed_root
+from physim.batching.batch_statistics import arrival_evenness, clumps
+from physim.batching.guards import SMALL, TINY
+from physim.batching.root_finding import NEWTON_STEPS, bracketed_root
 from physim.types import Scalar
 
 # Generations of prompts that are followed.

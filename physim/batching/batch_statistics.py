@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.guards import HARDLY, LITTLE, TINY
+from physim.batching.guards import HARDLY, LITTLE, TINY
 from physim.types import AnyArray, Number, Scalar
 
 # Width of thresholds, in requests: what happens to evenly spaced requests depends on whole numbers.

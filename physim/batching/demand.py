@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from physim.fluid.guards import SMALL
+from physim.batching.guards import SMALL
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
 from physim.inputs.request_points import LONGEST

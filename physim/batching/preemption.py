@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from physim.fluid.demand import Demand
-from physim.fluid.guards import ROOT
-from physim.fluid.limits import Limits
+from physim.batching.demand import Demand
+from physim.batching.guards import ROOT
+from physim.batching.limits import Limits
 from physim.types import Scalar
 
 # How sharply the KV cache takes over as what limits the requests that run: chosen on

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.fluid.batch_statistics import GOLDEN, following
-from physim.fluid.demand import PARTS
-from physim.fluid.guards import FULLEST, HARDLY, ROOT, TINY
+from physim.batching.batch_statistics import GOLDEN, following
+from physim.batching.demand import PARTS
+from physim.batching.guards import FULLEST, HARDLY, ROOT, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 
@@ -131,7 +131,7 @@ def wait_for_tokens(
     In bursts more come after those that began it than otherwise.
 
     Args:
-        prompts: Tokens of the parts of all prompts (`physim.fluid.demand.PARTS`).
+        prompts: Tokens of the parts of all prompts (`physim.batching.demand.PARTS`).
         room: Tokens that a step has room for.
         full_s: Time of a step that is full, seconds.
         rate: Prompts that come per second.
