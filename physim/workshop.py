@@ -138,8 +138,8 @@ def _copy_file(source: Path, target: Path) -> None:
     try:
         handle = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)
     except (AttributeError, OSError):  # neither every system nor every disk has files without names
-        with workshop(target.parent) as beside:
-            copy = beside / target.name
+        with workshop(target.parent) as folder:
+            copy = folder / target.name
             shutil.copyfile(source, copy)
             _take_after(copy, status)
             copy.replace(target)
@@ -175,15 +175,15 @@ def put_folder(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with workshop(target.parent) as beside:
-            copy = beside / target.name
+        with workshop(target.parent) as folder:
+            copy = folder / target.name
             shutil.copytree(source, copy, symlinks=True)
-            _exchange(copy, target, beside)
+            _exchange(copy, target, folder)
 
 
-def _exchange(source: Path, target: Path, beside: Path) -> None:
+def _exchange(source: Path, target: Path, folder: Path) -> None:
     """Renames, for a folder that is not empty cannot be renamed over."""
-    old = beside / f"{_MARKER}-old"
+    old = folder / f"{_MARKER}-old"
     if target.is_dir():
         target.rename(old)
     try:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from physim.batching.demand import PARTS
-from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, together
+from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, prompts_of_step
 from physim.batching.step_kinds import _ranks_apart
 
 
@@ -40,7 +40,7 @@ def test_the_longest_of_two():
 
 @pytest.mark.parametrize("mean", [0.1, 0.7, 2.0])
 def test_prompts_that_come_by_chance(mean):
-    found = together(jnp.asarray(mean), jnp.asarray(1.0), jnp.asarray(1e6))
+    found = prompts_of_step(jnp.asarray(mean), jnp.asarray(1.0), jnp.asarray(1e6))
     every = jnp.ones(1)
     _, one = found.none_and_one(every, every)
     assert one == pytest.approx(mean * np.exp(-mean), rel=1e-6)
@@ -53,16 +53,16 @@ def test_prompts_that_come_by_chance(mean):
 
 def test_long_steps_have_more_prompts_than_short_ones():
     # Half of the steps half as long as the mean, half of them half as long again.
-    found = together(jnp.asarray(0.5), jnp.asarray(1.0), jnp.asarray(1e6))
+    found = prompts_of_step(jnp.asarray(0.5), jnp.asarray(1.0), jnp.asarray(1e6))
     longer, share = jnp.array([0.5, 1.5]), jnp.array([0.5, 0.5])
     by_hand = 0.5 * (0.25 * np.exp(-0.25) + 0.75 * np.exp(-0.75))
     assert found.none_and_one(longer, share)[1] == pytest.approx(by_hand, rel=1e-6)
 
 
 def test_even_prompts_come_one_by_one():
-    found = together(jnp.asarray(0.4), jnp.asarray(0.0), jnp.asarray(1e6))
+    found = prompts_of_step(jnp.asarray(0.4), jnp.asarray(0.0), jnp.asarray(1e6))
     assert found.none_and_one(jnp.ones(1), jnp.ones(1))[1] == pytest.approx(0.4)
-    found = together(jnp.asarray(1.6), jnp.asarray(0.0), jnp.asarray(1e6))
+    found = prompts_of_step(jnp.asarray(1.6), jnp.asarray(0.0), jnp.asarray(1e6))
     # One or two: 0.4 x 1 + 0.6 x 2.
     assert found.none_and_one(jnp.ones(1), jnp.ones(1))[1] == pytest.approx(0.4)
     assert found.several.mean(found.several.low, found.several.high) == pytest.approx(2.0, abs=2e-3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from physim.batching.prompt_runs import Turn, prompts_of_steps, run_of, steps_after
+from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of, steps_after
 
 MOST = 120
 
@@ -43,11 +43,13 @@ def test_a_turn_has_the_prompts_that_come_in_it():
     fixed = {"several": 1e9, "arrival_cv2": 1.0, "ranks": 1.0, "least": 0.0, "most": 1e9}
     exact = first_passage(1.1, 0.9, 0.15, lambda n, mean: poisson.pmf(n, mean))
     seconds = (11e-3 + exact * 9e-3) / (1 - 0.15)
-    run = run_of(Turn(**given, **fixed, prompts=100 * seconds, room=1.0))
+    run = run_of(DecodeCycle(**given, **fixed, prompts=100 * seconds, room=1.0))
     assert run.steps == pytest.approx(exact, rel=1e-3)
     assert run.of_any == pytest.approx(run.steps)
     # Without room for more there are no steps but those that must be.
-    assert run_of(Turn(**given, **{**fixed, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
+    assert (
+        run_of(DecodeCycle(**given, **{**fixed, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
+    )
 
 
 def test_prompts_of_a_step_from_those_of_a_turn():

@@ -9,7 +9,7 @@ import pytest
 
 import physim
 from physim.batching.demand import Demand
-from physim.batching.kv_capacity import own_blocks
+from physim.batching.kv_capacity import private_blocks
 from physim.batching.limits import Limits
 from physim.corrections.fields import Corrections
 from physim.fluid.transient import Fluid
@@ -94,11 +94,11 @@ def test_requests_that_decode_hold_the_prompts_of_long_outputs():
     demand, limits = Demand.from_load(load, 16), Limits.from_server(case.server)
     # Three times as many are met of the short prompt, at half of their outputs.
     held = 0.75 * 1000 + 0.25 * 3000 + demand.age
-    assert own_blocks(limits, demand, demand.age) == pytest.approx(held / 16 + 0.5)
+    assert private_blocks(limits, demand, demand.age) == pytest.approx(held / 16 + 0.5)
     apart = Demand.from_load(Load(2000, 200, rate=1.0), 16)
     assert apart.met_longer == 0.0
-    assert own_blocks(limits, replace(apart, met_longer=160.0), 0.0) == pytest.approx(
-        own_blocks(limits, apart, 0.0) + 10
+    assert private_blocks(limits, replace(apart, met_longer=160.0), 0.0) == pytest.approx(
+        private_blocks(limits, apart, 0.0) + 10
     )
 
 

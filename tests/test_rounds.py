@@ -23,7 +23,7 @@ from physim.fluid.first_prompts import (
     prompts_before,
     prompts_together,
 )
-from physim.fluid.rounds import density_of, engine_of, met, steps_in_line, waits_of
+from physim.fluid.rounds import density_of, engine_of, interference, steps_in_line, waits_of
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.prediction.arrays import CaseArrays, row_of, step_model_of
@@ -198,7 +198,10 @@ def test_as_many_requests_as_clients_are_prefilled_and_decode_together():
 
 def test_what_is_met_in_step_and_apart_by_hand():
     engine, _ = by_hand(Load(1000, 1001, concurrency=8))
-    in_step, apart = met(engine, 1 / engine.start.width), met(engine, 1 / engine.waits.round_steps)
+    in_step, apart = (
+        interference(engine, 1 / engine.start.width),
+        interference(engine, 1 / engine.waits.round_steps),
+    )
     # In step: the step under way, with the two prompts before one's own in most rounds, and one's
     # own of two. Apart: two steps of 10 ms and one's own prompt, and hardly any other.
     assert in_step.in_step == pytest.approx(1.0)

@@ -61,9 +61,9 @@ def decoding(mean: Scalar, peaked: Scalar, most: Scalar) -> Nodes:
     The two nodes of a Poisson distribution (roots of the second Charlier polynomial), in units of
     the peakedness.
     """
-    met = others(mean, peaked)
+    seen = others(mean, peaked)
     unit = jnp.maximum(peaked, HARDLY)
-    count = met / unit
+    count = seen / unit
     spread = jnp.sqrt(count + 1 / 4)
     weight = (spread - 0.5) / (2 * spread)
     low, high = (1.0 + unit * (count + 0.5 + sign * spread) for sign in (-1.0, 1.0))
@@ -152,15 +152,15 @@ def _middle(arrival_cv2: Scalar) -> Scalar:
     return (1.0 + shape) ** (-1 / shape)
 
 
-def busy_when_even(apart: Scalar, lives: Float[AnyArray, " strata"]) -> Scalar:
+def busy_when_even(interval_s: Scalar, lives: Float[AnyArray, " strata"]) -> Scalar:
     """Chance that an evenly spaced request finds another under way.
 
     Args:
-        apart: Time between arrivals, seconds.
+        interval_s: Time between arrivals, seconds.
         lives: Times that requests are under way, seconds, for equal parts of them.
     """
     before = np.arange(1.0, _BEFORE + 1.0)
-    gone = jax.nn.sigmoid((before - lives[:, None] / apart) / _SOFT)
+    gone = jax.nn.sigmoid((before - lives[:, None] / interval_s) / _SOFT)
     return 1 - jnp.prod(jnp.mean(gone, axis=0))
 
 
@@ -188,5 +188,5 @@ def met_while_decoding(
     evenly = jnp.mean(first * jnp.maximum(follow - 0.5, 1.0))
     mean = jnp.mean(follow)
     more = jnp.maximum(arrival_cv2 - 1.0, 0.0) / 2 * mean / (mean + _HALF_FELT)
-    met = level * evenly + (1 - level) * (mean + longer) + more
-    return met / jnp.mean(steps)
+    seen = level * evenly + (1 - level) * (mean + longer) + more
+    return seen / jnp.mean(steps)

@@ -11,7 +11,7 @@ from physim.batching.root_finding import NEWTON_STEPS
 from physim.types import Scalar
 
 
-def own_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
+def private_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
     """KV blocks of a request that has an age, apart from its cached prefix.
 
     Requests are met while they decode, so those of long outputs more often. The last block is half
@@ -33,13 +33,13 @@ def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     """Requests that the KV cache has room for."""
     # Where room is kept for whole answers, each counts as if it were at its end.
     kept = limits.whole_requests * (demand.output_tokens - demand.age)
-    own = own_blocks(limits, demand, demand.age + kept)
+    private = private_blocks(limits, demand, demand.age + kept)
     shared = demand.cached_tokens / limits.block_size
     # What is left is too little for the prompt that is next: uniform below its size, and long
     # prompts wait longer. Every rank has such a rest, and prefixes of its own.
     left = limits.ranks * demand.new_tokens * (1.0 + demand.prompt_cv2) / 2 / limits.block_size
     blocks = jnp.maximum(limits.kv_blocks - left, limits.kv_blocks / 2)
-    return requests_held(blocks, own, shared, demand.prefixes * limits.ranks)
+    return requests_held(blocks, private, shared, demand.prefixes * limits.ranks)
 
 
 def kv_cv2(demand: Demand) -> Scalar:
@@ -55,42 +55,42 @@ def kv_cv2(demand: Demand) -> Scalar:
 
 def kv_use(limits: Limits, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
     """Share of the KV blocks that so many running requests of a mean age hold."""
-    own, shared = own_blocks(limits, demand, age), demand.cached_tokens / limits.block_size
+    private, shared = private_blocks(limits, demand, age), demand.cached_tokens / limits.block_size
     prefixes = demand.prefixes * limits.ranks
-    return blocks_held(running, own, shared, prefixes) / limits.kv_blocks
+    return blocks_held(running, private, shared, prefixes) / limits.kv_blocks
 
 
-def blocks_held(requests: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:
+def blocks_held(requests: Scalar, private: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:
     """KV blocks that running requests hold.
 
     Each has one of some prefixes, by chance, and a prefix is held once: ``n`` requests hold
-    ``n own + shared P (1 - (1 - 1/P)^n)`` blocks.
+    ``n private + shared P (1 - (1 - 1/P)^n)`` blocks.
 
     Args:
         requests: Requests that run, n.
-        own: Blocks of a request that it shares with none.
+        private: Blocks of a request that it shares with none.
         shared: Blocks of a prefix.
         prefixes: Different prefixes, P.
     """
-    return own * requests + shared * prefixes * -jnp.expm1(_log_missed(prefixes) * requests)
+    return private * requests + shared * prefixes * -jnp.expm1(_log_missed(prefixes) * requests)
 
 
-def requests_held(blocks: Scalar, own: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:
+def requests_held(blocks: Scalar, private: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:
     """Requests that hold as many KV blocks as there are: the inverse of `blocks_held`.
 
     By Newton's method from below, which cannot overshoot since `blocks_held` is concave.
 
     Args:
         blocks: Blocks of the cache.
-        own: Blocks of a request that it shares with none.
+        private: Blocks of a request that it shares with none.
         shared: Blocks of a prefix.
         prefixes: Different prefixes.
     """
-    count = jnp.maximum((blocks - shared) / (own + shared), LITTLE)
+    count = jnp.maximum((blocks - shared) / (private + shared), LITTLE)
     log_missed = _log_missed(prefixes)
     for _ in range(NEWTON_STEPS):
-        slope = own - shared * prefixes * log_missed * jnp.exp(log_missed * count)
-        count = count + (blocks - blocks_held(count, own, shared, prefixes)) / slope
+        slope = private - shared * prefixes * log_missed * jnp.exp(log_missed * count)
+        count = count + (blocks - blocks_held(count, private, shared, prefixes)) / slope
     return count
 
 

@@ -70,8 +70,8 @@ def room_beside(limits: Limits, decoding: Float[AnyArray, "*n"]) -> Float[AnyArr
         limits: The engine's limits.
         decoding: Requests that decode.
     """
-    beside = jnp.where(limits.prompts_apart, 0.0, decoding)
-    return jnp.maximum(limits.max_num_batched_tokens - beside, limits.ranks * limits.stages)
+    taken = jnp.where(limits.prompts_apart, 0.0, decoding)
+    return jnp.maximum(limits.max_num_batched_tokens - taken, limits.ranks * limits.stages)
 
 
 def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> Scalar:

@@ -90,7 +90,7 @@ class Chunks(NamedTuple):
         return jnp.sum(jnp.diff(edges, prepend=0.0) * self.last)
 
 
-class Together(NamedTuple):
+class PromptsOfStep(NamedTuple):
     """Prompts that come in a step.
 
     Attributes:
@@ -127,7 +127,7 @@ class Together(NamedTuple):
         )
 
 
-def together(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Together:
+def prompts_of_step(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> PromptsOfStep:
     """Prompts that come in a step, if ``mean`` do on average.
 
     Their number is Poisson's, with bursts a negative binomial one, and of evenly spaced prompts
@@ -141,7 +141,7 @@ def together(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Together:
     # In steps with fewer no second one is looked for.
     some = jnp.maximum(mean, HARDLY)
     level, bursts, part = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2), some % 1.0
-    found = Together(
+    found = PromptsOfStep(
         mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(mean, mean, mean)
     )
     none, one = found._replace(mean=some).none_and_one(jnp.ones(1), jnp.ones(1))

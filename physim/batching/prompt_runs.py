@@ -26,7 +26,7 @@ _LONGEST = -math.log(SMALL)
 _ROUNDS = 3
 
 
-class Turn(NamedTuple):
+class DecodeCycle(NamedTuple):
     """A step that decodes with the steps for prompts before the next one. Times in seconds.
 
     Attributes:
@@ -74,44 +74,44 @@ class Run(NamedTuple):
 
     @property
     def of_any(self) -> Scalar:
-        """Steps of a turn with prompts of any rank."""
+        """Steps of a cycle with prompts of any rank."""
         return 1.0 + self.steps - self.sole_rank
 
 
-def run_of(turn: Turn) -> Run:
-    """The run of steps for prompts of a turn: as many as come at the rate that the turn implies.
+def run_of(cycle: DecodeCycle) -> Run:
+    """The run of steps for prompts of a cycle: as many as come at the rate that the cycle implies.
 
     Args:
-        turn: The turn.
+        cycle: The cycle.
     """
-    most = jnp.log(turn.prompts / turn.decode_s)
+    most = jnp.log(cycle.prompts / cycle.decode_s)
     width = 2 * _LONGEST
-    return bracketed_root(_residual, turn, most - width, most, most - width / 2)[1]
+    return bracketed_root(_residual, cycle, most - width, most, most - width / 2)[1]
 
 
 @jax.jit
-def _residual(log_rate: Scalar, turn: Turn) -> tuple[Scalar, Run]:
-    """How much more, in logarithm, a rate brings than a turn has; and the run."""
-    rate, ranks = jnp.exp(log_rate), turn.ranks
+def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
+    """How much more, in logarithm, a rate brings than a cycle has; and the run."""
+    rate, ranks = jnp.exp(log_rate), cycle.ranks
 
     def after(step_s: Scalar) -> tuple[Scalar, Scalar]:
-        waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in (step_s, turn.fixed_s))
-        each = jnp.maximum(rate * turn.each_s, 0.0)
-        chance, steps = steps_after(waiting, fixed, each, turn.arrival_cv2)
-        more = jnp.clip(steps, turn.least, turn.most) - turn.least
-        return chance, turn.least + turn.room * more
+        waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in (step_s, cycle.fixed_s))
+        each = jnp.maximum(rate * cycle.each_s, 0.0)
+        chance, steps = steps_after(waiting, fixed, each, cycle.arrival_cv2)
+        more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
+        return chance, cycle.least + cycle.room * more
 
-    step_s = turn.decode_s
+    step_s = cycle.decode_s
     for _ in range(_ROUNDS):
         chance, steps = after(step_s)
         run = Run(chance, steps, steps, (1.0 + steps) ** (1.0 - ranks))
-        count = turn.prompts / run.of_any
-        prompts_s = turn.fixed_s + turn.each_s * count
-        prompts_s += turn.further_s * jnp.maximum(count - turn.several, 0.0)
-        step_s = run.sole_rank * turn.decode_s + (1.0 - run.sole_rank) * prompts_s
+        count = cycle.prompts / run.of_any
+        prompts_s = cycle.fixed_s + cycle.each_s * count
+        prompts_s += cycle.further_s * jnp.maximum(count - cycle.several, 0.0)
+        step_s = run.sole_rank * cycle.decode_s + (1.0 - run.sole_rank) * prompts_s
     run = run._replace(after_own=after(prompts_s)[1])
-    seconds = jnp.log(run.sole_rank * turn.decode_s + run.of_any * prompts_s)
-    return log_rate + seconds - jnp.log(turn.prompts), run
+    seconds = jnp.log(run.sole_rank * cycle.decode_s + run.of_any * prompts_s)
+    return log_rate + seconds - jnp.log(cycle.prompts), run
 
 
 def steps_after(
@@ -151,20 +151,20 @@ def steps_after(
     return chance, chance / jnp.maximum(ends, SMALL)
 
 
-def prompts_of_steps(of_turn: Scalar, arrival_cv2: Scalar) -> Scalar:
-    """Prompts that come in a step, mean, from those that come in a turn: about right.
+def prompts_of_steps(of_cycle: Scalar, arrival_cv2: Scalar) -> Scalar:
+    """Prompts that come in a step, mean, from those that come in a cycle: about right.
 
     Were all steps as long, so that ``x`` prompts come in each, by chance, a run would have
-    ``exp(x) - 1`` steps, and a turn ``x exp(x)`` prompts, of which Lambert's function is the
+    ``exp(x) - 1`` steps, and a cycle ``x exp(x)`` prompts, of which Lambert's function is the
     inverse. Evenly spaced prompts come one by one.
 
     Args:
-        of_turn: Prompts that come in a turn, mean.
+        of_cycle: Prompts that come in a cycle, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    logarithm = jnp.log(jnp.maximum(of_turn, TINY))
-    found = jnp.log1p(of_turn)
+    logarithm = jnp.log(jnp.maximum(of_cycle, TINY))
+    found = jnp.log1p(of_cycle)
     for _ in range(NEWTON_STEPS):
         found = found * (1.0 + logarithm - jnp.log(jnp.maximum(found, TINY))) / (1.0 + found)
     level = arrival_evenness(arrival_cv2)
-    return level * jnp.minimum(of_turn, 1.0) + (1 - level) * found
+    return level * jnp.minimum(of_cycle, 1.0) + (1 - level) * found

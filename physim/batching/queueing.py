@@ -113,7 +113,7 @@ def wait_for_tokens(
     room: Scalar,
     full_s: Scalar,
     rate: Scalar,
-    alone: Scalar,
+    lone: Scalar,
     several: Scalar,
     arrival_cv2: Scalar,
     burst_cv2: Scalar,
@@ -135,7 +135,7 @@ def wait_for_tokens(
         room: Tokens that a step has room for.
         full_s: Time of a step that is full, seconds.
         rate: Prompts that come per second.
-        alone: Share of them that come alone in their step,
+        lone: Share of them that come alone in their step,
         several: and how many come together else, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals,
         burst_cv2: and of counts in times as short as steps.
@@ -157,7 +157,7 @@ def wait_for_tokens(
         return tuple(of_all)
 
     steps, steps_squared, sums, squares, of_sums = (
-        alone * one + (1 - alone) / several * more
+        lone * one + (1 - lone) / several * more
         for one, more in zip(left(size, PARTS), left(pairs, _OF_PAIRS), strict=True)
     )
     # Prompts, and the load, that come in a full step.
@@ -179,7 +179,7 @@ def wait_for_tokens(
     later = jnp.sum(_OF_PAIRS * (jnp.ceil(with_one) - jnp.ceil(size[_PAIRS[0]])))
     # The queue begins where there is none.
     return TokenQueue(
-        wait / (1.0 + chance), chance / (1.0 + chance), cv, (1 - alone) * (1 - 1 / several) * later
+        wait / (1.0 + chance), chance / (1.0 + chance), cv, (1 - lone) * (1 - 1 / several) * later
     )
 
 

@@ -20,7 +20,7 @@ from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, batches_under_way
 from physim.batching.preemption import in_waves
-from physim.batching.prompt_chunks import GROUPS, Chunks, Together, together
+from physim.batching.prompt_chunks import GROUPS, Chunks, PromptsOfStep, prompts_of_step
 from physim.batching.queueing import peakedness
 from physim.step.batch import Batch, fullest
 from physim.step.model import StepModel, StepTime
@@ -69,7 +69,7 @@ class StepKinds(NamedTuple):
     filled: Scalar
     follows: Scalar
     free: Scalar
-    come: Together
+    come: PromptsOfStep
     lanes: Scalar
     alone_s: Scalar
 
@@ -144,8 +144,8 @@ class StepKinds(NamedTuple):
         Args:
             share: Share of the steps that are of each kind.
         """
-        alone, together = jnp.sum(share[:FULL]), jnp.sum(share[FEW:] * self.numbers[FEW:])
-        return alone / jnp.maximum(alone + together, TINY)
+        lone, joined = jnp.sum(share[:FULL]), jnp.sum(share[FEW:] * self.numbers[FEW:])
+        return lone / jnp.maximum(lone + joined, TINY)
 
     def shares(
         self, seconds: Float[AnyArray, " kinds"], alone_s: Scalar
@@ -224,7 +224,7 @@ def kinds_at(
     limits: Limits,
     occupancy: Occupancy,
     slots: Scalar,
-    apart: bool,
+    separate: bool,
 ) -> StepKinds:
     """Times of the kinds of steps at an occupancy.
 
@@ -234,7 +234,7 @@ def kinds_at(
         limits: The engine's limits.
         occupancy: Who is in a step.
         slots: Requests that may run.
-        apart: Whether prompts have steps of their own.
+        separate: Whether prompts have steps of their own.
     """
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
     beside = decoding(occupancy.batch, peaked, jnp.maximum(slots, 1.0))
@@ -245,7 +245,7 @@ def kinds_at(
     ranks, last = limits.ranks, chunks.mean(chunks.last)
     by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
     most = occupancy.room * ranks * limits.stages / last
-    come = together(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2(demand), most)
+    come = prompts_of_step(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2(demand), most)
     others = occupancy.prompts + jnp.maximum(come.burst - 1.0, demand.at_once)
     filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
@@ -271,7 +271,7 @@ def kinds_at(
             chunks.mean(chunks.products) * size**2,
         ]
     )
-    with_prompts = jnp.zeros(()) if apart else mean
+    with_prompts = jnp.zeros(()) if separate else mean
     decodes = jnp.concatenate(
         [jnp.stack([beside.low, beside.high, mean]), jnp.full(KINDS, 1.0) * with_prompts]
     )
@@ -312,14 +312,14 @@ def kinds_at(
     )
     every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), batch, typical)
     times = jax.vmap(model)(every)
-    few, many, alone = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
+    few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
     spread = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
     of_several = jnp.maximum(chunks.mean(chunks.squares) / last**2 - 1.0, 0.0) / some
     return StepKinds(
         as_seen=beside,
         few=few,
         many=many,
-        decode_only=alone,
+        decode_only=decode_only,
         prompts=jax.tree.map(lambda x: x[_DECODING:-1], times),
         numbers=numbers[_DECODING:],
         cv2=jnp.concatenate([spread, jnp.zeros(1), of_several]),

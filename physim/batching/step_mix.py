@@ -21,7 +21,7 @@ from physim.batching.guards import HARDLY, LITTLE, NEARLY
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
-from physim.batching.prompt_runs import Turn, prompts_of_steps, run_of
+from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of
 from physim.batching.queueing import peakedness
 from physim.batching.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
 from physim.service.phases import decode_steps
@@ -117,7 +117,7 @@ def steps_at(
         slots: Requests that may run.
     """
     if not isinstance(model.mixing, Apart):
-        kinds = kinds_at(model, demand, limits, occupancy, slots, apart=False)
+        kinds = kinds_at(model, demand, limits, occupancy, slots, separate=False)
         return _steps_of_both(kinds, demand, limits, occupancy, slots)
     # Clients that wait for answers send nothing while prompts are computed. Until all slots are
     # taken a run has room for as many prompts as there are free ones, of an exponential number.
@@ -126,7 +126,9 @@ def steps_at(
     room = jnp.where(demand.closed, 0.0, -jnp.expm1(-idle * held))
     each = prompts_of_steps(occupancy.prompts, demand.burst_cv2)
     prompts = room * each + (1 - room) * occupancy.prompts
-    kinds = kinds_at(model, demand, limits, replace(occupancy, prompts=prompts), slots, apart=True)
+    kinds = kinds_at(
+        model, demand, limits, replace(occupancy, prompts=prompts), slots, separate=True
+    )
     return _steps_apart(kinds, demand, limits, occupancy, slots, room)
 
 
@@ -196,7 +198,7 @@ def _steps_apart(
         kinds: The kinds of steps.
         demand: The load.
         limits: The engine's limits.
-        occupancy: Who is in the steps of a turn.
+        occupancy: Who is in the steps of a cycle.
         slots: Requests that may run.
         room: How far runs of prompts go on with those that come, from 0 to 1.
     """
@@ -231,7 +233,7 @@ def _steps_apart(
 
     share = prefill_share(prefilling, occupancy.start_cv2(demand), budget)
     run = run_of(
-        Turn(
+        DecodeCycle(
             decode_s=decode.interval,
             fixed_s=one.interval - each.interval,
             each_s=each.interval * chunks.number,

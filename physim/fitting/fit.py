@@ -249,17 +249,17 @@ def _pooled(problem: Problem) -> dict[str, float]:
     known = problem.stages.known
     found = {}
     for column, metric in enumerate(METRICS):
-        of = np.unique(problem.source[known[:, column]])
-        if len(of):
-            found[metric] = float(np.exp(np.mean(np.log(problem.noise[of, column]))))
+        sources = np.unique(problem.source[known[:, column]])
+        if len(sources):
+            found[metric] = float(np.exp(np.mean(np.log(problem.noise[sources, column]))))
     return found
 
 
 def merged(
-    before: Mapping[str, Mapping[str, float]], own: Mapping[str, Mapping[str, float]]
+    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
     """Scatter by population and metric: what is known now in the place of what was before."""
-    return {name: {**before.get(name, {}), **own.get(name, {})} for name in {**before, **own}}
+    return {name: {**before.get(name, {}), **now.get(name, {})} for name in {**before, **now}}
 
 
 def _ranges(

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE, ROOT, TINY
 from physim.fluid.percentiles import Clients
-from physim.fluid.rounds import BusyEngine, density_of, met
+from physim.fluid.rounds import BusyEngine, density_of, interference
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
@@ -42,7 +42,7 @@ class Benchmark(NamedTuple):
     clients: Clients
 
 
-def benchmark(engine: BusyEngine, turn: Scalar, demand: Demand, warm_up_s: Scalar) -> Benchmark:
+def benchmark(engine: BusyEngine, cycle_s: Scalar, demand: Demand, warm_up_s: Scalar) -> Benchmark:
     """What clients see who begin at once, from their first request to the last.
 
     The first requests of the slots are prefilled together; in the rounds after them clients drift
@@ -52,7 +52,7 @@ def benchmark(engine: BusyEngine, turn: Scalar, demand: Demand, warm_up_s: Scala
 
     Args:
         engine: The engine.
-        turn: Time from a request of a slot to the slot's next if clients are anywhere in their
+        cycle_s: Time from a request of a slot to the slot's next if clients are anywhere in their
             requests, seconds.
         demand: The load.
         warm_up_s: Time that the first requests wait for the engine to warm up, seconds.
@@ -66,11 +66,11 @@ def benchmark(engine: BusyEngine, turn: Scalar, demand: Demand, warm_up_s: Scala
     number, weight = _rounds_after_the_first(rounds)
     density = density_of(engine, demand.steps_variance * jnp.append(number, rounds))
     # One call, of which less is compiled than of several.
-    every = met(engine, jnp.append(density, 1 / engine.waits.round_steps))
-    each, final, apart = (
+    every = interference(engine, jnp.append(density, 1 / engine.waits.round_steps))
+    each, final, anywhere = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
     )
-    e2e = turn + each.ttft - apart.ttft + each.others - apart.others
+    e2e = cycle_s + each.ttft - anywhere.ttft + each.others - anywhere.others
     # No step is longer than one whose token budget is full: what is left is waited for in line.
     full = times.full(engine.crowd.group)
     decode = jnp.clip(e2e - each.ttft, steps * times.partly_full, steps * full)
@@ -105,7 +105,7 @@ def benchmark(engine: BusyEngine, turn: Scalar, demand: Demand, warm_up_s: Scala
             later=e2e - decode,
             chance=1 - each.in_step**2,
             line=line / jnp.maximum(1 - begun, TINY),
-            line_cv=_spread_of_turns(engine, demand),
+            line_cv=_spread_of_cycles(engine, demand),
         ),
     )
 
@@ -127,7 +127,7 @@ def _rounds_after_the_first(
     return roots**2, roots / jnp.sum(roots)
 
 
-def _spread_of_turns(engine: BusyEngine, demand: Demand) -> Scalar:
+def _spread_of_cycles(engine: BusyEngine, demand: Demand) -> Scalar:
     """Coefficient of variation of the time in which as many requests end as wait in line.
 
     A sum of so many times between the ends of requests, each as variable as a request is long.

@@ -245,12 +245,12 @@ def in_batch_before(
 def _of_kinds(
     local: Local,
     weight: Float[AnyArray, " kinds"],
-    alone: Scalar,
+    decode_only: Scalar,
     points: Float[AnyArray, " points"],
     spread: Float[AnyArray, " points"],
 ) -> Float[AnyArray, " points"]:
     """Times of steps of all kinds, with some weight, from those without prompts to full ones."""
-    ends = jnp.cumsum(jnp.append(alone, weight[_ORDER]))
+    ends = jnp.cumsum(jnp.append(decode_only, weight[_ORDER]))
     time, more, sigma = _between(
         points,
         ends[:-1] / ends[-1],

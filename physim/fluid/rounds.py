@@ -92,7 +92,7 @@ class BusyEngine(NamedTuple):
         return self.crowd.running
 
 
-class Met(NamedTuple):
+class Interference(NamedTuple):
     """What a request meets where clients are so far in step.
 
     Attributes:
@@ -191,7 +191,7 @@ def density_of(engine: BusyEngine, drift: Float[AnyArray, "*n"]) -> Float[AnyArr
     return (1 + 2 * jnp.exp(-jnp.pi * (more / less) ** 2)) / less
 
 
-def met(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Met:
+def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interference:
     """What a request meets of the others.
 
     Its time to first token is the steps that it waits for and its own, as long as steps are that
@@ -216,7 +216,7 @@ def met(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Met:
     # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
-    return Met(
+    return Interference(
         ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first),
         others=each * jnp.maximum(others - beside - before, 0.0),
         width=1 / density,

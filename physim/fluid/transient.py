@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 
 from physim.batching.demand import Demand
 from physim.batching.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
-from physim.batching.kv_capacity import kv_slots, kv_use, own_blocks
+from physim.batching.kv_capacity import kv_slots, kv_use, private_blocks
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import recomputed_tokens
@@ -204,7 +204,7 @@ class Fluid(eqx.Module):
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
-        blocks = by_kv * own_blocks(limits, demand, demand.age)
+        blocks = by_kv * private_blocks(limits, demand, demand.age)
 
         def local_at(full: Scalar, age: Scalar, share: Scalar, start: Scalar) -> Local:
             room = room_beside(limits, share * scale)
@@ -416,7 +416,7 @@ class Fluid(eqx.Module):
         prompts = 1.0 if lengths is None else lengths.counted
         if lengths is not None:
             age = lengths.outputs * age + (lengths.prompts - 1.0) * demand.new_tokens
-        room = self.blocks / own_blocks(self.limits, demand, jnp.maximum(age, 0.0))
+        room = self.blocks / private_blocks(self.limits, demand, jnp.maximum(age, 0.0))
         slots = jnp.minimum(self.limits.max_num_seqs, room)
         slots = jnp.minimum(slots, self.scale)
         leaving = jnp.sum((1 - phases.onward) * running / phases.stay)

@@ -134,8 +134,8 @@ def _module_rows(
         axes = {"index_heads": index_heads, **axes}
     if table.startswith("compressed"):
         axes = {"all_heads": all_heads, **axes}
-    beside: tuple[Gemms, ...] = tuple((m, n, k) for m, n, k in gemms)
-    return Rows(table, frame, axes, bound, beside)
+    extra: tuple[Gemms, ...] = tuple((m, n, k) for m, n, k in gemms)
+    return Rows(table, frame, axes, bound, extra)
 
 
 def read_gated_delta(frame: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:

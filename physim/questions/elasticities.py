@@ -167,14 +167,14 @@ def _slopes(
     demand = system.demand
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, demand.unending())
 
-    def logs(at: tuple[StepOps, Float[AnyArray, " n"]]) -> Float[AnyArray, " metrics"]:
-        model = dataclasses.replace(system, ops=at[0]).model(unflat(at[1]))
+    def logs(point: tuple[StepOps, Float[AnyArray, " n"]]) -> Float[AnyArray, " metrics"]:
+        model = dataclasses.replace(system, ops=point[0]).model(unflat(point[1]))
         states = jax.vmap(lambda one: steady_state(model, one, system.limits))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
         return jnp.log(jnp.stack([*loaded, states.throughput[1]]))
 
-    at = jax.tree.map(jnp.asarray, (system.ops, corrections))
+    point = jax.tree.map(jnp.asarray, (system.ops, corrections))
     found: tuple[Any, Any] = jax.vmap(
-        lambda along: jax.jvp(logs, (at,), (along,)), out_axes=(None, 0)
+        lambda along: jax.jvp(logs, (point,), (along,)), out_axes=(None, 0)
     )(directions)
     return found

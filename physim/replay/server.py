@@ -170,7 +170,7 @@ class ReplayServer:
             ranks = self._ranks
             free = sum(rank.cache.free for rank in ranks)
             waiting, running = (
-                sum(len(of) for of in kind)
+                sum(len(requests) for requests in kind)
                 for kind in ([rank.waiting for rank in ranks], [rank.running for rank in ranks])
             )
             taken = self.config.kv_blocks - free

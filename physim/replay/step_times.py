@@ -197,7 +197,7 @@ class ModelStepTimes:
         Steps with prefill; what those without it have less of is one number.
         """
 
-        def apart(tokens: AnyArray, requests: AnyArray) -> Float[np.ndarray, " rows"]:
+        def seconds(tokens: AnyArray, requests: AnyArray) -> Float[np.ndarray, " rows"]:
             # Chunks of part of a token each tell tokens and requests apart.
             chunk = tokens / np.maximum(requests, 1)
             prefills = self._model.batch(prefill_requests=requests, chunk=chunk)
@@ -205,8 +205,8 @@ class ModelStepTimes:
 
         tokens, requests = np.arange(max_tokens + 1), np.arange(self._requests + 1)
         ones = np.ones_like(requests)
-        self._by_tokens = apart(tokens, np.ones_like(tokens)).tolist()
-        self._by_requests = (apart(ones, requests) - apart(ones, ones)).tolist()
+        self._by_tokens = seconds(tokens, np.ones_like(tokens)).tolist()
+        self._by_requests = (seconds(ones, requests) - seconds(ones, ones)).tolist()
         one = family_seconds(self._model, self._model.batch(decode_requests=1.0, context=1.0))
         self._without_prefill = float(one.over_sizes[0]) - self._by_tokens[1]
 
@@ -296,8 +296,8 @@ class ModelStepTimes:
                 (tokens, tokens + elsewhere), self._all_tokens, self._by_all_tokens
             )
             gpu += float(of_all - own)
-        beside = min(decode_requests, 1)
-        gpu += self._prefill_seconds(beside, prefill_requests, prefill_squares, cached_products)
+        decoding = min(decode_requests, 1)
+        gpu += self._prefill_seconds(decoding, prefill_requests, prefill_squares, cached_products)
         return float(self._with_host(gpu, requests, tokens))
 
     def _with_host(self, gpu: Number, requests: int, tokens: int) -> Number:
@@ -305,7 +305,7 @@ class ModelStepTimes:
         hidden = self._hidden[requests] + self._launching[tokens]
         return beside_host(gpu, hidden, self._sharpness) + self._exposed[requests]
 
-    def _prefill_seconds(self, beside: int, count: int, squares: int, products: int) -> float:
+    def _prefill_seconds(self, decoding: int, count: int, squares: int, products: int) -> float:
         """Attention of chunks: power laws in their number and length, straight in what is cached.
 
         Chunks of several lengths are taken for as many of their root mean square length, with as
@@ -319,7 +319,7 @@ class ModelStepTimes:
         k, w = _place(self._knots_of_prefill[2], products / (count * chunk))
         logs = [
             math.log((1 - w) * row[k] + w * row[k + 1])
-            for table in self._prefill_attention[beside][i : i + 2]
+            for table in self._prefill_attention[decoding][i : i + 2]
             for row in table[j : j + 2]
         ]
         low = (1 - v) * logs[0] + v * logs[1]

@@ -300,7 +300,7 @@ class Conversations:
         due: list[list[int]] = [[] for _ in range(users)]
         longest = 0
 
-        def turn(number: int, user: int, arrival_s: float) -> Request:
+        def next_request(number: int, user: int, arrival_s: float) -> Request:
             nonlocal longest
             if tokens[user] + questions[user] + outputs[number] > self.max_model_len:
                 said[user], tokens[user] = said[user][:1], self.system_tokens
@@ -324,11 +324,11 @@ class Conversations:
             if not due[user]:
                 return None
             number = due[user].pop(0)
-            return turn(number, user, max(number / self.rate, now_s))
+            return next_request(number, user, max(number / self.rate, now_s))
 
         for number in range(self.turns):
             due[number % users].append(number)
-        first = [turn(due[u].pop(0), u, u / self.rate) for u in range(users) if due[u]]
+        first = [next_request(due[u].pop(0), u, u / self.rate) for u in range(users) if due[u]]
         return Workload(first, self.max_model_len if self.turns > users else longest, following)
 
 

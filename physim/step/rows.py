@@ -215,8 +215,8 @@ class SizeRows(eqx.Module):
         )
         kinds = kinds or [none]
 
-        def column(of: list[float]) -> Float[np.ndarray, " rows"]:
-            return np.array(of, float)
+        def column(values: list[float]) -> Float[np.ndarray, " rows"]:
+            return np.array(values, float)
 
         return cls(
             slots=slots,
@@ -462,7 +462,7 @@ def in_order(rows: Sequence[SizeRow]) -> tuple[tuple[int, ...], list[SizeRow | N
 
 
 def _places(
-    of: Sequence[str] | Sequence[float], among: Sequence[str] | Sequence[float]
+    entries: Sequence[str] | Sequence[float], among: Sequence[str] | Sequence[float]
 ) -> Float[np.ndarray, "rows places"]:
     """A row for each entry with a one at its place among some others."""
-    return np.eye(len(among))[[list(among).index(one) for one in of]]
+    return np.eye(len(among))[[list(among).index(one) for one in entries]]

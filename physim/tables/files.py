@@ -169,8 +169,8 @@ def _from_json(content: Mapping[str, Any], metadata: Mapping[str, Any], where: s
     axes = [_vector(_part(content, where, "axes", name), f"{where}: axes.{name}") for name in AXES]
     lengths = {name: len(knots) for name, knots in zip(AXES, axes, strict=True)}
 
-    def block(values: Any, own: Sequence[str], where: str) -> Float[np.ndarray, "_ _ _ _"]:
-        shape = [lengths[axis] if axis in own else 1 for axis in AXES]
+    def block(values: Any, axis_names: Sequence[str], where: str) -> Float[np.ndarray, "_ _ _ _"]:
+        shape = [lengths[axis] if axis in axis_names else 1 for axis in AXES]
         found = _vector(values, where)
         if len(found) != math.prod(shape):
             raise _damaged(where, f"has {len(found)} values, not {math.prod(shape)}")

@@ -57,11 +57,11 @@ def ablated(name: str, problem: Problem) -> Problem:
     )
 
 
-def _changed(name: str, of: Lowered) -> Lowered:
+def _changed(name: str, lowered: Lowered) -> Lowered:
     """Systems, or cycles, with other mixed steps or other operations."""
     if name in BLENDS:
-        return replace(of, mixing=MIXINGS[name])
-    return replace(of, ops=_all_constant(of.ops))
+        return replace(lowered, mixing=MIXINGS[name])
+    return replace(lowered, ops=_all_constant(lowered.ops))
 
 
 def _all_constant(ops: StepOps) -> StepOps:
