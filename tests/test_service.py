@@ -15,28 +15,43 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.network import Stop, steady_network
 from physim.fluid.steady import steady_state
-from physim.replay.cluster import Cluster, least_loaded
+from physim.inputs.pool_load import pool_load
+from physim.inputs.request_lengths import RequestLengths
+from physim.prediction.replayed import config_of as replay_config
+from physim.replay.cluster import Cluster, Transfer, least_loaded
+from physim.replay.kv_cache import Segment
 from physim.replay.server import ReplayServer
-from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload
-from physim.service.phases import DECODE, PREFILL, phases
+from physim.replay.step_times import LinearStepTimes, ModelStepTimes
+from physim.replay.workload import Request, Workload, drawn
+from physim.service.phases import DECODE, PHASES, PREFILL, decode_steps, visit
 from physim.service.server import Draft
 from physim.service.service import Link, Pool, Service
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 
 
-def test_the_phases_of_a_request_by_hand():
-    prefill, decode = phases(1000, 200, 50, chunk=400)
-    assert (prefill.computed, prefill.context, prefill.steps, prefill.handed_on) == (
-        *(800, 200, 2, 1000),
-    )
-    assert prefill.steps * prefill.yielded == 1
-    assert (decode.computed, decode.context, decode.steps, decode.kv_tokens) == (
-        *(49, 1000, 49, 1049),
-    )
-    # Every token comes of one of them.
-    assert prefill.steps * prefill.yielded + decode.steps * decode.yielded == 50
+def test_visits_of_a_request_by_hand():
+    both = visit(PHASES, 1000, 200, 50)
+    assert (both.context, both.computed, both.given, both.kv_tokens) == (200, 800, 50, 1049)
+    first = visit((PREFILL,), 1000, 200, 50)
+    assert (first.context, first.computed, first.given, first.kv_tokens) == (200, 800, 1, 1000)
+    # The next pool has the prompt, computes the token that it came with, and gives the others.
+    then = visit((DECODE,), 1000, 200, 50)
+    assert (then.context, then.computed, then.given, then.kv_tokens) == (1000, 1, 49, 1049)
+    assert decode_steps(both.given) == decode_steps(first.given) + 1 + decode_steps(then.given)
+
+
+def test_the_load_of_a_pool_by_hand():
+    load = physim.Load(1000, 50, rate=4.0, cached_tokens=200, prefixes=3, arrival="poisson")
+    assert pool_load(load, PHASES) is load
+    assert pool_load(load, (PREFILL,)) == dataclasses.replace(load, output_tokens=1)
+    decode = pool_load(load, (DECODE,))
+    assert (decode.mean_input, decode.lengths.mean_cached, decode.mean_output) == (1001, 1000, 49)
+    assert (decode.rate, decode.arrival) == (4.0, "poisson")
+    joint = RequestLengths.from_columns([100, 300], [1, 9], [50, 0])
+    requests = pool_load(physim.Load.of_requests(joint, rate=1.0), (DECODE,)).lengths
+    # Who has all tokens with the prompt is taken for one that gets another.
+    assert requests == RequestLengths.from_columns([101, 301], [1, 8], [100, 300])
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +102,7 @@ def served(servers, requests):
     times = LinearStepTimes(5e-3, 50e-6, 1e-4)
     config = config_of(Limits(8, 2048, 4096, 5000))
     own = [ReplayServer(times, config, None) for _ in range(servers)]
-    cluster = Cluster(Workload(requests, longest=600), own, least_loaded)
+    cluster = Cluster(Workload(requests, longest=600), [own], router=least_loaded)
     cluster.run()
     return cluster
 
@@ -111,6 +126,106 @@ def test_servers_that_are_replayed_again_do_the_same():
     served(3, first)
     served(3, again)
     assert [one.finished_s for one in first] == [one.finished_s for one in again]
+
+
+TIMES = LinearStepTimes(5e-3, 50e-6, 1e-4)
+
+
+def pools_of(requests, servers=(1, 1), transfer=None, blocks=5000):
+    """Requests whose prompts are computed in one pool and that decode in another."""
+    limits = Limits(8, 2048, 4096, blocks)
+    pools = [
+        [ReplayServer(TIMES, config_of(limits, phases=(phase,)), None) for _ in range(n)]
+        for phase, n in zip((PREFILL, DECODE), servers, strict=True)
+    ]
+    cluster = Cluster(Workload(requests, longest=600), pools, [transfer or Transfer(0.0)])
+    cluster.run()
+    return cluster
+
+
+def test_a_request_that_is_handed_on_by_hand():
+    """A prompt's step, its transfer, then a step for each token but the first."""
+    (request,) = requests_of(1, 0.0)
+    cluster = pools_of([request], transfer=Transfer(1e-5, 2e-3))
+    prefill_s = 5e-3 + 500 * 50e-6
+    assert request.first_token_s == pytest.approx(prefill_s)
+    moved_s = 500 * 1e-5 + 2e-3
+    # The first step in the other pool computes the token that it came with, like a prompt of one.
+    decode_s = 5e-3 + 50e-6 + 38 * (5e-3 + 1e-4)
+    assert request.finished_s == pytest.approx(prefill_s + moved_s + decode_s)
+    assert [server.steps for server in cluster.servers] == [1, 39]
+
+
+def test_a_request_of_one_token_is_handed_to_nobody():
+    request = Request(0, 0.0, 500, 1)
+    cluster = pools_of([request])
+    assert request.finished_s == request.first_token_s
+    assert [server.steps for server in cluster.servers] == [1, 0]
+
+
+def test_a_transfer_carries_one_request_after_the_other():
+    """Three prompts end with one step; each waits for those before it."""
+    requests = requests_of(3, 0.0)
+    slow = Transfer(1e-2)
+    pools_of(requests, transfer=slow)
+    ended = [one.finished_s for one in requests]
+    assert np.diff(ended) == pytest.approx([5.0, 5.0], rel=1e-3)
+
+
+def test_blocks_stay_with_the_source_until_they_are_handed_on():
+    """Where the cache holds one prompt, the next starts when the first is gone."""
+    requests = requests_of(2, 0.0)
+    pools_of(requests, transfer=Transfer(1e-2), blocks=40)
+    first, second = requests
+    assert second.scheduled_s == pytest.approx(first.first_token_s + 5.0)
+
+
+def test_all_of_many_requests_are_handed_on_once():
+    requests = requests_of(200, 0.012)
+    cluster = pools_of(requests, servers=(2, 3), transfer=Transfer(1e-6, 1e-4))
+    assert all(one.finished_s is not None and one.generated == 40 for one in requests)
+    for server in cluster.servers:
+        assert server.asleep
+        for rank in server._ranks:
+            rank.release(np.inf)
+            assert rank.cache.free == 5000
+
+
+def test_servers_do_not_find_what_others_have_cached():
+    """Each computes a prefix that all requests share once, and finds it from then on."""
+    shared = Segment(0, 160, 16)
+    requests = [Request(n, 0.5 * n, 200, 2, path=(shared,)) for n in range(8)]
+    cluster = served(1, requests)
+    assert [one.cached_tokens for one in requests] == [0, *[160] * 7]
+    requests = [Request(n, 0.5 * (n // 2), 200, 2, path=(shared,)) for n in range(8)]
+    shared.present = 0
+    cluster = served(2, requests)
+    assert [one.cached_tokens for one in requests] == [0, 0, *[160] * 6]
+    assert min(server.steps for server in cluster.servers) > 0
+
+
+def test_a_server_knows_of_requests_whose_client_waited_for_another():
+    """While one runs a long answer alone, clients of another send it theirs: it takes them on."""
+    requests = [Request(0, 0.0, 100, 1000), Request(1, 0.0, 100, 2)]
+    more = [Request(n, 0.0, 100, 2) for n in range(2, 6)]
+
+    def follow(request, now_s):
+        if request.number == 0 or not more:
+            return None
+        following = more.pop(0)
+        following.arrival_s = now_s
+        return following
+
+    own = [ReplayServer(TIMES, config_of(Limits(8, 2048, 4096, 5000)), None) for _ in range(2)]
+
+    def router(servers, request):
+        # All that follow go to the server of the long answer.
+        return servers[request.number == 1]
+
+    cluster = Cluster(Workload(requests, 2000, follow), [own], router=router)
+    cluster.run()
+    waits = [one.scheduled_s - one.arrival_s for one in cluster.sent]
+    assert max(waits) < 2 * (5e-3 + 100 * 50e-6 + 1e-4)
 
 
 def stop_of(server, prompt, output, rate, **others):
@@ -141,3 +256,31 @@ def test_departures_of_a_pool_are_arrivals_of_the_next(server):
     assert swamped.throughput == pytest.approx(min(most, float(swamped.pools[1].throughput)))
     two = steady_network([stop_of(server, 1000, 1, 1e4, replicas=2.0)])
     assert two.throughput == pytest.approx(2 * most, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [2.0, 8.0])
+def test_pools_of_the_fluid_are_those_of_the_replay(server, rate):
+    """Prompts in a pool of two, answers in one: each pool's steps and waits, and all of it."""
+    load = physim.Load(2000, 150, rate=rate, arrival="poisson", requests=1500)
+    case = physim.Case(Service.single(server), load)
+    requests = drawn(load, server, 0).requests
+    limits = jax.tree.map(float, Limits.from_server(server))
+    model = StepModel(lower(server), Corrections())
+    sizes = server.sizes
+    times = ModelStepTimes(model, sizes.max_num_seqs, sizes.max_num_batched_tokens, 4000)
+    way, pools = [], []
+    for phase, replicas, block in ((PREFILL, 2, 16), (DECODE, 1, 1)):
+        demand = Demand.from_load(pool_load(load, (phase,)), block)
+        demand = jax.tree.map(jnp.asarray, demand)
+        way.append(Stop(model, demand, limits, float(replicas), handover_s=0.02))
+        config = dataclasses.replace(
+            replay_config(case, Corrections(), 0.0), phases=(phase,), output_s=0.0, output_steps=0.0
+        )
+        pools.append([ReplayServer(times, config, None) for _ in range(replicas)])
+    found = steady_network(way)
+    Cluster(Workload(requests, 4000), pools, [Transfer(0.0, 0.02)]).run()
+    requests = requests[300:]
+    firsts = np.mean([one.first_token_s - one.arrival_s for one in requests])
+    later = np.mean([one.finished_s - one.first_token_s for one in requests])
+    assert found.ttft == pytest.approx(firsts, rel=0.1)
+    assert found.e2e - found.ttft == pytest.approx(later, rel=0.05)

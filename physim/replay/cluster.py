@@ -1,14 +1,15 @@
 """An exact replay of servers, request by request: the clock, the router and what requests send.
 
 Between two events a server's batch only ages, so the clock jumps from event to event: the server
-that is furthest behind acts next. A request is given to a server when the clock reaches it.
+that is furthest behind acts next. A request is given to a server when the clock reaches it. One
+that a pool has given its first token may go on in the next, once its KV blocks are there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 
 import numpy as np
@@ -53,7 +54,7 @@ def replay(
         InputError: A request would never fit into the KV cache.
     """
     server = ReplayServer(times, config, timeout_s)
-    cluster = Cluster(workload, [server])
+    cluster = Cluster(workload, [[server]])
     cluster.run(horizon_s)
     samples = EngineSamples(*np.frombuffer(server.samples).reshape(-1, 4).T)
     gaps = Gaps(*np.frombuffer(server.gaps).reshape(-1, 3).T)
@@ -63,29 +64,62 @@ def replay(
     return Replayed(requests, samples, gaps, work, server.steps, server.now, config)
 
 
-class Cluster:
-    """Servers that share the requests of a workload.
+@dataclass(frozen=True)
+class Transfer:
+    """What carries KV blocks from a pool to the next, one request after the other.
 
     Attributes:
-        servers: The servers.
+        per_token_s: Time of a token's keys and values, seconds.
+        latency_s: Time until the first is there, seconds; others need not wait for it.
+    """
+
+    per_token_s: float
+    latency_s: float = 0.0
+
+
+class Cluster:
+    """Pools of servers that the requests of a workload pass, one after the other.
+
+    Attributes:
+        pools: The servers of each pool.
+        servers: All of them.
         sent: Requests that clients have sent.
     """
 
     def __init__(
-        self, workload: Workload, servers: Sequence[ReplayServer], router: Router = least_loaded
+        self,
+        workload: Workload,
+        pools: Sequence[Sequence[ReplayServer]],
+        transfers: Sequence[Transfer] = (),
+        router: Router = least_loaded,
     ) -> None:
-        self.servers = servers
+        self.pools = pools
+        self.servers = [server for pool in pools for server in pool]
         self.sent: list[Request] = []
-        self._workload, self._router = workload, router
-        # Requests on their way to a scheduler, by when they reach it.
-        self._coming: list[tuple[float, int, Request]] = []
+        self._workload, self._router, self._transfers = workload, router, transfers
+        # Requests on their way to the schedulers of each pool, by when they reach it, and the next.
+        self._coming: list[list[tuple[float, int, Request]]] = [[] for _ in pools]
+        self._next_s = math.inf
+        self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
+        # Until when each transfer is taken.
+        self._taken_s = [0.0 for _ in transfers]
+        for server in self.servers:
+            server.content_is_shared |= len(self.servers) > 1
         for request in workload.requests:
             self._send(request)
 
-    @property
-    def next_arrival_s(self) -> float:
-        """When the next request that no server has reaches a scheduler; infinite for none."""
-        return self._coming[0][0] if self._coming else math.inf
+    def next_arrival_s(self, server: ReplayServer) -> float:
+        """From when on a request may come that a server does not know of, seconds.
+
+        Args:
+            server: The server. Others may hand requests on to it, or have clients who send theirs
+                when one has ended.
+        """
+        next_s = self._next_s
+        for other in self.servers:
+            if other is not server and not other.asleep:
+                next_s = min(next_s, other.next_end_s)
+        return next_s
 
     def follow(self, request: Request, now_s: float) -> None:
         """The client of a request that has ended sends another, if it has one.
@@ -101,6 +135,21 @@ class Cluster:
         if following is not None:
             self._send(following)
 
+    def pass_on(self, request: Request, source: ReplayServer) -> float:
+        """A request goes on in the next pool; gives when its KV blocks are there, seconds.
+
+        Args:
+            request: The request.
+            source: The server that it leaves.
+        """
+        place = self._pool_of[source]
+        transfer = self._transfers[place]
+        begins_s = max(source.now, self._taken_s[place])
+        self._taken_s[place] = begins_s + transfer.per_token_s * request.computed
+        reaches_s = self._taken_s[place] + transfer.latency_s
+        self._come(request, place + 1, reaches_s)
+        return reaches_s
+
     def run(self, horizon_s: float = math.inf) -> None:
         """Runs until nothing is left to do, or to the horizon.
 
@@ -110,9 +159,9 @@ class Cluster:
         while True:
             awake = [server for server in self.servers if not server.asleep]
             if not awake:
-                if not self._coming:
+                if self._next_s == math.inf:
                     break
-                self._route(self.next_arrival_s)
+                self._route(self._next_s)
                 continue
             server = min(awake, key=lambda one: one.now) if len(awake) > 1 else awake[0]
             if server.now >= horizon_s:
@@ -126,26 +175,40 @@ class Cluster:
 
     def _route(self, time_s: float) -> None:
         """Gives requests that have come by a time to servers."""
-        coming = self._coming
-        while coming and coming[0][0] <= time_s:
-            reaches_s, _, request = heappop(coming)
-            servers = self.servers
-            server = self._router(servers, request) if len(servers) > 1 else servers[0]
-            server.receive(request, reaches_s)
+        if time_s < self._next_s:
+            return
+        for servers, coming in zip(self.pools, self._coming, strict=True):
+            while coming and coming[0][0] <= time_s:
+                reaches_s, _, request = heappop(coming)
+                server = self._router(servers, request) if len(servers) > 1 else servers[0]
+                request.fixed = server.config.kv.fixed_blocks(_tokens(request))
+                server.receive(request, reaches_s)
+        self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
+
+    def _come(self, request: Request, place: int, reaches_s: float) -> None:
+        """A request is on its way to a pool."""
+        heappush(self._coming[place], (reaches_s, request.number, request))
+        self._next_s = min(self._next_s, reaches_s)
 
     def _send(self, request: Request) -> None:
         """A client sends a request, which reaches the scheduler some time later."""
-        config = self.servers[0].config
-        tokens, room = request.input_tokens + request.decode_steps, config.kv.blocks
-        request.fixed = config.kv.fixed_blocks(tokens)
-        needed = -(-tokens // config.kv.block_size) + request.fixed
-        if needed > room:
-            raise InputError(
-                f"request {request.number}",
-                f"needs {needed} KV blocks and there are {room}",
-                "shorten it, or give the engine more of them",
-            )
+        for servers in self.pools:
+            kv = servers[0].config.kv
+            tokens = _tokens(request)
+            needed = -(-tokens // kv.block_size) + kv.fixed_blocks(tokens)
+            if needed > kv.blocks:
+                raise InputError(
+                    f"request {request.number}",
+                    f"needs {needed} KV blocks and there are {kv.blocks}",
+                    "shorten it, or give the engine more of them",
+                )
+        config = self.pools[0][0].config
         reaches_s = request.arrival_s + config.front_end_s
         reaches_s += config.front_end_per_token_s * request.input_tokens
         self.sent.append(request)
-        heappush(self._coming, (reaches_s, request.number, request))
+        self._come(request, 0, reaches_s)
+
+
+def _tokens(request: Request) -> int:
+    """Tokens that a request comes to hold in the KV cache."""
+    return request.input_tokens + request.decode_steps

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from physim.models.parallelism import Parallelism
 from physim.service.kv_store import KVStore
+from physim.service.phases import PHASES
 from physim.service.policy import Policy
 from physim.service.sizes import Sizes
 
@@ -19,6 +20,7 @@ class ReplayConfig:
         kv: The KV cache of each rank.
         policy: How the engine schedules.
         parallelism: How GPUs share the model.
+        phases: What requests do there: without decode they leave with their first token.
         prefix_caching: Whether blocks of known content are found again.
         front_end_s: Time before a request reaches the scheduler, seconds.
         front_end_per_token_s: What each prompt token adds to it, seconds.
@@ -33,6 +35,7 @@ class ReplayConfig:
     kv: KVStore
     policy: Policy = field(default_factory=Policy)
     parallelism: Parallelism = field(default_factory=Parallelism)
+    phases: tuple[str, ...] = PHASES
     prefix_caching: bool = True
     front_end_s: float = 0.0
     front_end_per_token_s: float = 0.0

@@ -18,6 +18,23 @@ from typing import NamedTuple
 from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache, Segment
 from physim.replay.workload import Request
+from physim.service.phases import DECODE
+
+
+class Handover(NamedTuple):
+    """KV blocks of a request that has left for another server, which stay until it has them.
+
+    Attributes:
+        until_s: When it has them, seconds.
+        segments: Segments that it held.
+        blocks: Blocks that it held beside them.
+        kept: Blocks that room was kept for.
+    """
+
+    until_s: float
+    segments: tuple[Segment, ...]
+    blocks: int
+    kept: int
 
 
 class PromptChunk(NamedTuple):
@@ -160,16 +177,19 @@ class Scheduler:
         running: Requests that run, in the order in which they started.
         prefilling: Of them, those whose prompt is not yet computed.
         done: Requests that are done and still hold their slot and blocks.
+        handovers: Blocks of requests that are on their way to another server.
     """
 
     def __init__(self, config: ReplayConfig, gaps: array[float]) -> None:
         self.sizes, self.policy, self.kv = config.sizes, config.policy, config.kv
         self.prefix_caching = config.prefix_caching
+        self._decodes = DECODE in config.phases
         self.cache = KVCache(self.kv.blocks)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
         self.done: list[Request] = []
+        self.handovers: list[Handover] = []
         # Time, gap and count of tokens, to which those are added that a preemption held up.
         self._gaps = gaps
         self._starts = 0
@@ -282,6 +302,8 @@ class Scheduler:
         The blocks of its own prefix are taken as new ones, since whose they are by then is not
         known, and hold what they are said to hold.
         """
+        if request.handed_tokens:
+            return request.handed_tokens
         size = self.kv.block_size
         known = min(request.prefix_tokens, request.target - 1) // size if self.prefix_caching else 0
         return max(found, known) * size
@@ -346,7 +368,8 @@ class Scheduler:
         for request in finished:
             self.stop(request)
         for request in done + finished:
-            request.finished_s = now_s
+            if request.is_complete:
+                request.finished_s = now_s
             self.done.append(request)
             if request.path and self.prefix_caching:
                 self._share(request, request.target // self.kv.block_size)
@@ -360,7 +383,7 @@ class Scheduler:
         else:
             self._gaps.extend((now_s, now_s - request.stopped_s, 1))
         request.generated += 1
-        if request.generated == request.output_tokens:
+        if request.is_complete or not self._decodes:
             del self.running[request]
             return True
         self._batches[request] = batch
@@ -375,20 +398,44 @@ class Scheduler:
         else:
             self._batches.pop(request).leave(request)
 
-    def release(self) -> None:
-        """Requests that are done give up their blocks and slots."""
+    def release(self, now_s: float) -> None:
+        """Who is done gives up blocks and slot; blocks of who has left go once they are handed on.
+
+        Args:
+            now_s: The time, seconds.
+        """
         self.done.sort(key=lambda request: request.started)
         for request in self.done:
             self.give_up(request)
         self.done.clear()
+        if self.handovers:
+            for one in self.handovers:
+                if one.until_s <= now_s:
+                    self.cache.give_up(one.segments, one.blocks)
+                    self._kept -= one.kept
+            self.handovers = [one for one in self.handovers if one.until_s > now_s]
 
     def give_up(self, request: Request) -> None:
         """A request gives up its blocks."""
-        own = self.blocks(request.computed) - request.shared + request.fixed
-        self.cache.give_up(request.held, own)
+        self.cache.give_up(request.held, self._unshared(request))
         self._kept -= request.kept
         request.held = ()
         request.shared = 0
+
+    def hand_over(self, request: Request, until_s: float) -> None:
+        """A request that is done leaves, its blocks stay for a while.
+
+        Args:
+            request: The request.
+            until_s: When another server has them, seconds.
+        """
+        self.done.remove(request)
+        blocks = self._unshared(request)
+        self.handovers.append(Handover(until_s, request.held, blocks, request.kept))
+
+    def _unshared(self, request: Request) -> int:
+        """Blocks that a request holds beside segments."""
+        return self.blocks(request.computed) - request.shared + request.fixed
 
     def _preempt_for_decode(self, batch: Microbatch, now_s: float) -> None:
         """Gives blocks to a batch's decoding requests in the order in which they started."""
@@ -411,6 +458,7 @@ class Scheduler:
             request.stopped_s = now_s
         self.stop(request)
         request.preemptions += 1
+        request.handed_tokens = 0
         size = self.kv.block_size
         end = request.path[-1].end if request.path else 0
         full = request.computed // size

@@ -30,12 +30,14 @@ _MOST_SAMPLES = 2**18
 class Outside(Protocol):
     """What a server knows of what is outside of it."""
 
-    @property
-    def next_arrival_s(self) -> float:
-        """When the next request comes that no server has, seconds; infinite for none."""
+    def next_arrival_s(self, server: ReplayServer) -> float:
+        """From when on a request may come that a server does not know of, seconds."""
 
     def follow(self, request: Request, now_s: float) -> None:
         """The client of a request that has ended sends another, if it has one."""
+
+    def pass_on(self, request: Request, source: ReplayServer) -> float:
+        """A request goes on at another server; gives when that has its KV blocks, seconds."""
 
 
 class _Flight(NamedTuple):
@@ -62,6 +64,7 @@ class ReplayServer:
         now: Its time, seconds: it has acted up to then.
         asleep: Whether it has nothing to do until a request comes.
         steps: Steps that it has run.
+        content_is_shared: Whether what requests share may also be in other servers' caches.
         samples: Time, requests that wait and that run and KV blocks in use, of each look at it.
         gaps: Time, gap and count of tokens, of each gap between tokens.
         work: A row of `physim.replay.outcome.Work` for each run of steps.
@@ -70,6 +73,7 @@ class ReplayServer:
     def __init__(self, times: StepTimes, config: ReplayConfig, timeout_s: float | None) -> None:
         self.config = config
         self.now, self.asleep, self.steps = config.warm_up_s, False, 0
+        self.content_is_shared = config.parallelism.dp > 1
         # Numbers in a row, since there may be millions.
         self.samples, self.gaps, self.work = array("d"), array("d"), array("d")
         self._times, self._timeout_s = times, timeout_s
@@ -98,6 +102,11 @@ class ReplayServer:
     def load(self) -> int:
         """What a router compares: requests, of which those that wait count four times."""
         return 4 * len(self._inbox) + sum(rank.load for rank in self._ranks)
+
+    @property
+    def next_end_s(self) -> float:
+        """Until when none of its requests ends, seconds."""
+        return self._flights[0].ends_s if self._flights else self.now
 
     def receive(self, request: Request, reaches_s: float) -> None:
         """A request is on its way to a scheduler.
@@ -132,7 +141,7 @@ class ReplayServer:
             self._release()
             if any(batch.chunks or batch.decoding for batch in self._idle[0]):
                 self._look()
-                comes_s = outside.next_arrival_s
+                comes_s = outside.next_arrival_s(self)
                 if self._inbox:
                     comes_s = min(comes_s, self._inbox[0][0])
                 lane = self._idle.popleft()
@@ -141,8 +150,11 @@ class ReplayServer:
         if self._flights:
             self._began = self._land(self._flights.popleft(), outside)
         elif any(rank.waiting or rank.prefilling for rank in self._ranks):
-            # All is held by requests that were done when this step was formed.
+            # All is held by requests that were done when this step was formed, or that have left.
             self._began = None
+            if not any(rank.done for rank in self._ranks):
+                held = (one.until_s for rank in self._ranks for one in rank.handovers)
+                self.now = max(self.now, min(held, default=self.now))
         else:
             self._began = None
             if self._inbox:
@@ -161,8 +173,8 @@ class ReplayServer:
 
     def _release(self) -> None:
         for rank in self._ranks:
-            if rank.done:
-                rank.release()
+            if rank.done or rank.handovers:
+                rank.release(self.now)
 
     def _look(self) -> None:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
@@ -193,6 +205,7 @@ class ReplayServer:
             rank = self._ranks[0]
             if len(self._ranks) > 1:
                 rank = min(self._ranks, key=lambda one: one.load)
+            if self.content_is_shared:
                 request.path = tuple(rank.own_segment(segment) for segment in request.path)
             rank.waiting.append(request)
             if self._timeout_s is not None:
@@ -212,8 +225,6 @@ class ReplayServer:
         """The client gives up; a request that is done by then is left alone."""
         if request.finished_s is not None:
             return
-        assert self._timeout_s is not None
-        request.dropped_s = request.arrival_s + self._timeout_s
         for rank in self._ranks:
             if request in rank.running:
                 rank.stop(request)
@@ -222,6 +233,11 @@ class ReplayServer:
             if request in rank.waiting:
                 rank.waiting.remove(request)
                 break
+        else:
+            # It goes on at another server.
+            return
+        assert self._timeout_s is not None
+        request.dropped_s = request.arrival_s + self._timeout_s
         outside.follow(request, request.dropped_s)
 
     def _launch(
@@ -322,6 +338,10 @@ class ReplayServer:
         for rank, batch in zip(self._ranks, lane, strict=True):
             late, each = self.config.output_s, self.config.output_per_token_s
             for request in rank.ran(batch, steps, ended, last):
-                outside.follow(request, ended + late + each * request.output_tokens)
+                if request.is_complete:
+                    outside.follow(request, ended + late + each * request.output_tokens)
+                else:
+                    rank.hand_over(request, outside.pass_on(request, self))
+                    request.leave(ended)
         self._idle.appendleft(lane)
         return ended - last

@@ -47,7 +47,8 @@ class Request:
         finished_s: When its last token was ready.
         dropped_s: When the client gave up.
         preemptions: How often it lost its KV blocks and had to start over.
-        stopped_s: When it last did, seconds.
+        stopped_s: When it last did, or left for another server, seconds.
+        handed_tokens: Tokens whose keys and values came with it from another server.
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
@@ -66,6 +67,7 @@ class Request:
         "first_token_s",
         "fixed",
         "generated",
+        "handed_tokens",
         "held",
         "input_tokens",
         "kept",
@@ -105,7 +107,7 @@ class Request:
         self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
             self.started
         ) = 0
-        self.preemptions = self.fixed = self.kept = 0
+        self.preemptions = self.fixed = self.kept = self.handed_tokens = 0
         self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: tuple[Segment, ...] = ()
@@ -118,6 +120,23 @@ class Request:
     def decode_steps(self) -> int:
         """Steps in which it decodes."""
         return decode_steps(self.output_tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all its tokens."""
+        return self.generated == self.output_tokens
+
+    def leave(self, now_s: float) -> None:
+        """It leaves a server with its tokens so far, to go on at another.
+
+        Args:
+            now_s: The time, seconds.
+        """
+        self.stopped_s = now_s
+        self.handed_tokens = self.computed
+        self.target = self.input_tokens + self.generated
+        self.held, self.path = (), ()
+        self.shared = self.kept = 0
 
 
 # Of a request that is done, and the time: the request that follows from it, if any.

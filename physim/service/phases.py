@@ -5,6 +5,7 @@ Numbers may be of one request or arrays of many, in NumPy or JAX.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from physim.types import Number
@@ -12,71 +13,54 @@ from physim.types import Number
 PHASES = PREFILL, DECODE = "prefill", "decode"
 
 
-def decode_steps(output_tokens: Number) -> Number:
-    """Tokens of an answer that decode gives: the first comes of the prompt.
+def decode_steps(tokens: Number) -> Number:
+    """Steps in which a request decodes: the first of its tokens comes of the prompt.
 
     Args:
-        output_tokens: Generated tokens.
+        tokens: Tokens that it is given.
     """
-    return output_tokens - 1
+    return tokens - 1
 
 
 @dataclass(frozen=True)
-class Phase:
+class Visit:
     """What a request does at a pool.
 
+    A request that comes with the keys and values of its prompt computes one token at first, the
+    last that it was given, as it does in every step that follows.
+
     Attributes:
-        name: One of `PHASES`.
-        computed: Tokens that are computed of it.
         context: Tokens that it has in the KV cache when it starts.
-        steps: Steps that it stays.
-        query_tokens: Tokens of it that a step computes.
-        yielded: Tokens that a step gives.
-        kv_tokens: Tokens that it holds in the KV cache at its end.
-        handed_on: Tokens whose keys and values it hands on to the next pool.
+        computed: Tokens that are computed of it before it decodes.
+        given: Tokens that it is given, the first by the step that computes the last of these.
+        query_tokens: Tokens of it that a step computes in which it decodes.
     """
 
-    name: str
-    computed: Number
     context: Number
-    steps: Number
-    query_tokens: Number
-    yielded: Number
-    kv_tokens: Number
-    handed_on: Number
+    computed: Number
+    given: Number
+    query_tokens: Number = 1
+
+    @property
+    def kv_tokens(self) -> Number:
+        """Tokens that it holds in the KV cache at its end."""
+        return self.context + self.computed + decode_steps(self.given)
 
 
-def phases(
-    input_tokens: Number, cached_tokens: Number, output_tokens: Number, chunk: Number
-) -> tuple[Phase, Phase]:
-    """The phases of a request whose steps give a token each.
+def visit(
+    phases: Collection[str], input_tokens: Number, cached_tokens: Number, output_tokens: Number
+) -> Visit:
+    """What a request does at a pool that runs some phases.
 
     Args:
+        phases: Those that the pool runs, of `PHASES`.
         input_tokens: Prompt tokens.
         cached_tokens: Of them, found in the prefix cache.
         output_tokens: Generated tokens.
-        chunk: Prompt tokens that a step computes of it.
     """
     new = input_tokens - cached_tokens
-    decoded = decode_steps(output_tokens)
-    prefill = Phase(
-        name=PREFILL,
-        computed=new,
-        context=cached_tokens,
-        steps=new / chunk,
-        query_tokens=chunk,
-        yielded=chunk / new,
-        kv_tokens=input_tokens,
-        handed_on=input_tokens,
-    )
-    decode = Phase(
-        name=DECODE,
-        computed=decoded,
-        context=input_tokens,
-        steps=decoded,
-        query_tokens=1,
-        yielded=1,
-        kv_tokens=input_tokens + decoded,
-        handed_on=0,
-    )
-    return prefill, decode
+    if DECODE not in phases:
+        return Visit(cached_tokens, new, output_tokens / output_tokens)
+    if PREFILL not in phases:
+        return Visit(input_tokens, new / new, decode_steps(output_tokens))
+    return Visit(cached_tokens, new, output_tokens)
