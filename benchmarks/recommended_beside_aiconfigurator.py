@@ -128,7 +128,9 @@ class Served:
 def rows_of(data: Path) -> list[Row]:
     """Rows of vLLM that do not contradict physics."""
     with data.open(encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["engine"] == "vllm" and not row["note"]]
+        return [
+            row for row in csv.DictReader(file) if row["engine"] == "vllm" and not row["left_out"]
+        ]
 
 
 def asked_of(rows: Sequence[Row], question: Question) -> list[Row]:

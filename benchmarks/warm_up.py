@@ -29,7 +29,7 @@ _REQUESTS_PER_CLIENT = 10
 def cells() -> pd.DataFrame:
     """Intercept, seconds, and multiple of each cell, with the median error before and after."""
     frame = silicon.read()
-    varied = (frame["note"] == "") & (frame["part"] != "test") & (frame["input_len_std"] > 0)
+    varied = (frame["left_out"] == "") & (frame["part"] != "test") & (frame["input_len_std"] > 0)
     frame = frame[varied & (frame["concurrency"] <= _CLIENTS)].assign(warm_up_s=0.0)
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "silicon.csv"

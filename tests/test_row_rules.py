@@ -1,6 +1,7 @@
 """What public measurements leave open: the first line that fits a row counts."""
 
 import json
+from datetime import date
 
 import pytest
 
@@ -30,7 +31,8 @@ def written(monkeypatch, tmp_path):
 
 def test_lines_set_columns_of_rows():
     table = data.read_json(data.folder("bench_data") / "public_runs.json")
-    assert {column for line in table["lines"] for column in line["sets"]} < set(COLUMNS)
+    told = {column for line in table["lines"] for column in line["sets"]}
+    assert told - {"origin", "layout"} < set(COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,33 @@ def test_a_condition_on_what_is_not_known_does_not_hold():
     assert told("kv_cache_dtype", {"engine": "trtllm"}) is None
     assert not held_out({"engine": "vllm"})
     assert held_out({"engine": "vllm", "engine_version": "0.16.0"})
+
+
+@pytest.mark.parametrize(
+    ("condition", "known", "holds"),
+    [
+        ({"measured_from": "2026-03-13"}, {"measured": date(2026, 3, 13)}, True),
+        ({"measured_from": "2026-03-13"}, {"measured": date(2026, 3, 12)}, False),
+        ({"measured_until": "2025-11-03"}, {"measured": date(2025, 11, 3)}, True),
+        ({"measured_until": "2025-11-03"}, {"measured": date(2025, 11, 4)}, False),
+        ({"measured_until": "2025-11-03"}, {}, False),
+        ({"clients_from": 64}, {"clients": 64}, True),
+        ({"clients_from": 64}, {"clients": 63}, False),
+        ({"clients_below": 64}, {"clients": 64}, False),
+        ({"dp": [4, 8]}, {"dp": 8}, True),
+        ({"dp": [4, 8]}, {"dp": 1}, False),
+        ({"tp": 8, "ep": 1}, {"tp": 8, "ep": 1}, True),
+    ],
+)
+def test_dates_and_numbers_are_bounded(written, condition, known, holds):
+    written({"for": condition, "sets": {"draft_tokens": 3}, "source": "a script"})
+    assert told("draft_tokens", known) == (3 if holds else None)
+
+
+def test_a_date_that_is_none_is_refused(written):
+    written({"for": {"measured_from": "soon"}, "sets": {"draft_tokens": 3}, "source": "a script"})
+    with pytest.raises(InputError, match="measured_from: soon is not a date"):
+        told("draft_tokens", {})
 
 
 def test_a_row_without_a_line_says_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -116,8 +117,8 @@ def convert(
         raise InputError("path", "is missing", "pass the file of ML.ENERGY runs")
     else:
         found = ml_energy.read(path)
-    odd = found[found["note"] != ""]
-    write_rows(out, found.drop(odd.index))
-    print_line(f"{len(found) - len(odd)} rows written to {out}")
-    for row in odd.to_dict("records"):
-        print_line(f"left out {row['experiment']}: {row['note']}")
+    write_rows(out, found)
+    print_line(f"{len(found)} rows written to {out}")
+    reasons = Counter(reason for reason in found.get("left_out", ()) if reason)
+    for reason, count in reasons.items():
+        print_line(f"{count} of them count for no fit and no error: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,6 +113,22 @@ def _print_evaluation(
         console.print(_groups(names, groups))
     for line in by_reason(evaluation.skipped):
         console.print(f"skipped {line}", style="yellow")
+    for line in _left_out(evaluation):
+        console.print(f"not counted above: {line}", style="yellow")
+
+
+def _left_out(evaluation: Evaluation) -> Iterator[str]:
+    """How many rows are left out of the errors, why, and how large theirs are."""
+    from physim.validation.evaluation import summary_of
+
+    for reason in dict.fromkeys(row["reason"] for row in evaluation.left_out):
+        rows = [row for row in evaluation.left_out if row["reason"] == reason]
+        errors = [
+            f"{METRICS[metric].label} {found['mape']:.0f}%"
+            for metric in _SHOWN
+            if (found := summary_of(rows, f"{metric}_mean"))["n"]
+        ]
+        yield f"{len(rows)} x {reason} ({', '.join(errors)})"
 
 
 def _rows(evaluation: Evaluation, worst: int, explain: bool) -> Table:

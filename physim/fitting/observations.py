@@ -118,7 +118,8 @@ class Observed:
 def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
     """Reads the stages of measured runs that have a steady state.
 
-    A row is left out if it is the overall row of a run with stages, if more than 1% of its requests
+    A row is left out if its table says so, if its server decodes speculatively, if it is the
+    overall row of a run with stages, if more than 1% of its requests
     failed, if more than half of the time of its requests passed before the first token, or if the
     bare physics puts its load above capacity: what it shows is a queue that grew.
 
@@ -141,7 +142,7 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
             left_out += [_left_out(one.row, str(error)) for one in run]
             continue
         for one in stages_of(run):
-            reason = _overloaded(one.row)
+            reason = one.row.not_counted or _overloaded(one.row)
             if reason:
                 left_out.append(_left_out(one.row, reason))
                 continue

@@ -98,5 +98,4 @@ def _row(stage: int, run: _Run) -> dict[str, Any]:
         "output_len": output,
         "output_len_std": _OUTPUT_SPREAD * output,
         "itl_mean": itl_s,
-        "note": "",
     }

@@ -6,8 +6,10 @@ for which all its conditions hold; a condition on what is not known of a row doe
 
 from __future__ import annotations
 
+import datetime
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -15,9 +17,11 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from physim import data
 from physim.errors import InputError
-from physim.records import Document, Positive, Text, Whole, read_document
+from physim.records import Count, Document, Positive, Text, Whole, disagreement, read_document
 
 _SETTLED, _HELD_OUT = "public_runs.json", "held_out.json"
+# What conditions end in that bound a number or a date.
+_BOUNDS = {"from": operator.ge, "until": operator.le, "below": operator.lt}
 
 
 def _listed(value: Any) -> Any:
@@ -25,28 +29,48 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+def _date(text: str) -> datetime.date:
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        raise disagreement("", f"{text[:40]} is not a date", "write it like 2026-01-31") from None
+
+
 _Names = Annotated[list[str] | None, BeforeValidator(_listed)]
+_Date = Annotated[datetime.date, BeforeValidator(_date)]
+_Numbers = Annotated[list[int] | None, BeforeValidator(_listed)]
 
 
 class _Conditions(Document):
-    """What must be known of a row: a name, one of several, or a number.
+    """What must be known of a row: a name or number, one of several, or a bound.
 
-    A ``version`` is ``unstated``, or a ``build`` without a number; a ``precision`` that is not
-    stated is empty.
+    A ``source`` is the file that a row was taken from, or ``database``; a ``version`` is
+    ``unstated``, or a ``build`` without a number; a ``precision`` that is not stated is empty.
+    Degrees of parallelism are as the row states them.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     origin: _Names = None
+    source: _Names = None
+    gateway: _Names = None
     engine: _Names = None
     version: _Names = None
     engine_version: _Names = None
+    image: _Names = None
+    measured_from: _Date | None = None
+    measured_until: _Date | None = None
     model: _Names = None
     model_path: _Names = None
     precision: _Names = None
     hardware: _Names = None
     gpu_multiplies: Text | None = None
+    tp: _Numbers = None
+    dp: _Numbers = None
+    ep: _Numbers = None
+    prompt: _Numbers = None
     request_tokens: Whole | None = None
+    clients_from: Positive | None = None
     clients_below: Positive | None = None
 
     @functools.cached_property
@@ -62,7 +86,7 @@ class _Tokens(Document):
     """A number of tokens that goes by the row's own, rounded up to whole steps."""
 
     tokens_of: list[Literal["clients", "prompt", "output"]]
-    more: Whole
+    more: Count = 0
     in_steps_of: Whole = 1
 
     def of_row(self, known: Mapping[str, Any]) -> int:
@@ -132,8 +156,10 @@ def _lines(name: str) -> tuple[_Line, ...]:
 
 
 def _holds(name: str, wanted: Any, known: Mapping[str, Any]) -> bool:
-    if name == "clients_below":
-        return bool(known.get("clients", math.inf) < wanted)
+    what, _, bound = name.rpartition("_")
+    if bound in _BOUNDS:
+        own = known.get(what)
+        return own is not None and _BOUNDS[bound](own, wanted)
     own = known.get(name)
     if name == "gpu_multiplies":
         return own is not None and wanted in own

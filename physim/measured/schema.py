@@ -116,6 +116,8 @@ class RunRow(_Server):
         ttft_mean: Mean time to first token.
         e2e_mean: Mean time of a request.
         itl_mean: Mean time between tokens.
+        draft_tokens: Tokens that are drafted for each step, where decoding is speculative.
+        left_out: Why fits and errors leave the row out, if they do.
         n_success: Requests that were answered.
         n_failed: Requests that were not.
     """
@@ -138,8 +140,19 @@ class RunRow(_Server):
     ttft_mean: Positive | None = None
     e2e_mean: Positive | None = None
     itl_mean: Positive | None = None
+    draft_tokens: Count | None = None
+    left_out: Text | None = None
     n_success: Count | None = None
     n_failed: Count | None = None
+
+    @property
+    def not_counted(self) -> str:
+        """Why neither fits nor errors are of the row; empty where they are."""
+        if self.left_out:
+            return self.left_out
+        if self.draft_tokens:
+            return "decodes speculatively, which is not predicted"
+        return ""
 
     @model_validator(mode="after")
     def _agrees(self) -> RunRow:
@@ -185,7 +198,7 @@ class RunRow(_Server):
 # What the stages of one run share: whatever does not say how much came, or what was measured.
 _OF_A_STAGE = (
     *("stage", "rate_rps", "duration_s", "concurrency", "requests", "warm_up_s"),
-    *("ttft_mean", "e2e_mean", "itl_mean", "n_success", "n_failed"),
+    *("ttft_mean", "e2e_mean", "itl_mean", "left_out", "n_success", "n_failed"),
 )
 COLUMNS = tuple(RunRow.model_fields)
 REQUIRED = required(RunRow)

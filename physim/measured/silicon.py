@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import date
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 PACKAGE = "aiconfigurator_core"
 # The mode of rows whose prompts are computed on other GPUs than their answers.
 _DISAGGREGATED = "disagg"
-_INFERENCEX, _NVIDIA = "InferenceX", "NVIDIA"
+_INFERENCEX, _DATABASE = "InferenceX", "database"
+# Copies of a measurement differ in the digits that they are rounded to. Repeats of one
+# configuration agree to 2 to 4% in TTFT, in the median.
+_COPIED_TTFT, _COPIED_E2E = 1e-4, 1e-3
 _REQUESTS_PER_CLIENT = 10
 # Lengths of InferenceX: even between these shares of what is stated.
 _SHORTEST, _LONGEST = 0.8, 1.0
@@ -85,9 +89,9 @@ def read(path: Path | None = None) -> pd.DataFrame:
     measurement that comes several times is one row. What rows do not state of their servers is in
     ``bench_data/public_runs.json``.
 
-    ``note`` says why a row contradicts physics, and is empty where it does not: its requests need
-    more FLOP/s than GEMMs reach, or its tokens come faster than weights and KV cache are read; or
-    it is of a series with such a row.
+    ``left_out`` says why a row is left out of fits and errors, and is empty where it is not: it is
+    known to be broken; its requests need more FLOP/s than GEMMs reach, or its tokens come faster
+    than weights and KV cache are read; or it is of a series with such a row.
     ``part`` says what it is for: see `physim.measured.split`.
 
     Args:
@@ -119,32 +123,39 @@ def read(path: Path | None = None) -> pd.DataFrame:
                 places.append(place)
     if not rows:
         raise InputError(str(path), "has no row of a model that physim knows", "pass another")
-    parts = [part_of(row) for row in checked(rows, places.__getitem__)]
+    stated = [row | asdict(row.pop("stated_layout")) for row in rows]
+    # The split goes by what rows state, as it did before rules said what they were.
+    parts = [part_of(row) for row in checked(stated, places.__getitem__)]
     frame = pd.DataFrame(rows)
-    return _distinct(frame.assign(note=_with_series(frame), part=parts))
+    return _distinct(frame.assign(left_out=_with_series(frame), part=parts))
 
 
 def _with_series(frame: pd.DataFrame) -> list[str]:
-    """The rows' notes, with one for those of a series of which another row contradicts physics.
+    """Why rows are left out, with a reason for a series of which another row contradicts physics.
 
     A series is what one version of an engine was measured at with a model on a GPU. Where a row of
     it cannot be, the others were measured in the same way.
     """
     columns = ("model", "weight_dtype", "hardware", "engine", "engine_version")
     series = list(zip(*(frame[name] for name in columns), frame["output_len_std"] > 0, strict=True))
-    odd = {own for own, note in zip(series, frame["note"], strict=True) if note}
+    odd = {
+        own
+        for own, contradicts in zip(series, frame.pop("contradicts"), strict=True)
+        if contradicts
+    }
     of_odd = "is of a series with a row that contradicts physics"
-    return [note or of_odd * (own in odd) for own, note in zip(series, frame["note"], strict=True)]
+    reasons = zip(series, frame["left_out"], strict=True)
+    return [reason or of_odd * (own in odd) for own, reason in reasons]
 
 
 def _row(point: _Point) -> dict[str, Any] | None:
     """A row in the common form; None where the model is none that is known here."""
     form = point.precision or ""
-    named = {"model_path": point.model_path, "precision": form}
-    model, layout = told("model", named), _layout(point)
-    if model is None or layout is None:
+    named = {"model_path": point.model_path, "precision": form, **_origin(point)}
+    model, stated = told("model", named), _layout(point)
+    if model is None or stated is None:
         return None
-    varied = point.silicon_data_source.startswith(("source_file=2026", "db-dump"))
+    varied = named["origin"] == _INFERENCEX
     clients = _clients(point)
     ttft, tpot = point.silicon_ttft_ms * 1e-3, point.silicon_tpot_ms * 1e-3
     stated_in, stated_out = float(point.isl), float(point.osl)
@@ -156,20 +167,26 @@ def _row(point: _Point) -> dict[str, Any] | None:
     e2e = ttft + tpot * decode_steps(output)
     rate = clients / e2e
     arch, gpu = load_model(model), load_hardware(point.system)
-    odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
+    version = point.backend_version
     known = named | {
-        "origin": _INFERENCEX if varied else _NVIDIA,
         "engine": point.backend,
-        "version": _kind_of_version(point.backend_version),
+        "version": _kind_of_version(version),
+        "engine_version": version,
         "hardware": gpu.key,
         "gpu_multiplies": dict(gpu.peak_flops),
         "request_tokens": point.isl + point.osl,
+        "tp": stated.tp,
+        "dp": stated.dp,
+        "ep": stated.ep,
         "clients": int(clients),
         "prompt": point.isl,
         "output": point.osl,
     }
-    version = point.backend_version
+    layout = _as_run(stated, told("layout", known))
+    odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
+    drafts = settled("draft_tokens", known)
     return {
+        "stated_layout": stated,
         "experiment": point.id,
         "stage": 0,
         "model": model,
@@ -182,7 +199,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "sampling": settled("sampling", known),
         "receive_every": settled("receive_every", known),
         "max_model_len": settled("max_model_len", known),
-        "max_num_seqs": int(clients),
+        "max_num_seqs": told("max_num_seqs", known) or int(clients),
         "max_num_batched_tokens": settled("max_num_batched_tokens", known),
         "async_scheduling": settled("async_scheduling", known),
         "gpu_memory_utilization": settled("gpu_memory_utilization", known),
@@ -200,8 +217,38 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "output_len_std": spread * stated_out,
         "ttft_mean": ttft,
         "e2e_mean": e2e,
-        "note": odd,
+        "draft_tokens": drafts,
+        # Steps that verify drafts yield several tokens.
+        "left_out": told("left_out", known) or ("" if drafts else odd),
+        "contradicts": bool(odd) and not drafts,
     }
+
+
+def _as_run(stated: Parallelism, layout: str | None) -> Parallelism:
+    """The layout that a row was run in: as it states, or as the script of the day had it."""
+    gpus = stated.tp * stated.dp
+    if layout is None:
+        return stated
+    return {
+        "spread_experts": replace(stated, ep=gpus),
+        "tensor_parallel_attention": Parallelism(tp=gpus, ep=gpus),
+        "data_parallel_attention": Parallelism(dp=gpus, ep=gpus),
+    }[layout]
+
+
+def _origin(point: _Point) -> dict[str, Any]:
+    """Where a row comes from, when it was measured and in which image."""
+    source = point.silicon_data_source
+    taken = re.match(r"source_file=([^;]*)", source)
+    file = Path(taken[1]).name if taken else ""
+    database = source.startswith("db-dump") or file.startswith("2026")
+    measured = re.search(r"measured=(\d{4}-\d\d-\d\d)", source)
+    image = re.search(r"[:/]([^;:/]*)$", source)
+    known = {"source": _DATABASE if database else file}
+    known |= {"gateway": "Dynamo"} if "dynamo_version=" in source else {}
+    known |= {"image": image[1]} if image else {}
+    known |= {"origin": settled("origin", known)}
+    return known | ({"measured": date.fromisoformat(measured[1])} if measured else {})
 
 
 def _kind_of_version(said: str | None) -> str:
@@ -216,10 +263,17 @@ def _distinct(found: pd.DataFrame) -> pd.DataFrame:
 
     Of those that are in several parts, the one that a fit may see stays: no other part has it then.
     """
+    import numpy as np
+
     seen = found.sort_values("part", key=lambda part: part.map(PARTS.index), kind="stable")
-    # Copies differ in the last digits. No two measurements agree to a microsecond.
-    times = seen[["hardware", "engine", "concurrency", "ttft_mean", "e2e_mean"]].round(6)
-    return found.drop(index=seen.index[times.duplicated()]).reset_index(drop=True)
+    copies = []
+    for _, alike in seen.groupby(["hardware", "engine", "concurrency", "input_len_mean"]):
+        times = alike[["ttft_mean", "e2e_mean"]].to_numpy()
+        for place in range(1, len(alike)):
+            differs = np.abs(times[:place] / times[place] - 1)
+            if (differs < (_COPIED_TTFT, _COPIED_E2E)).all(axis=1).any():
+                copies.append(alike.index[place])
+    return found.drop(index=copies).reset_index(drop=True)
 
 
 def _layout(point: _Point) -> Parallelism | None:

@@ -41,14 +41,16 @@ class Evaluation:
             and predicted (seconds), the error (percent) and, if asked for, the ends ``low`` and
             ``high`` of the interval that nine of ten rows should be in.
         summary: For each metric the number of rows and statistics of their errors, percent.
-        skipped: The other rows, each with its identity and the reason.
+        skipped: Rows that could not be predicted, each with its identity and the reason.
         cases: The case of each of the rows, under the load of its stage alone.
+        left_out: Rows that no error above counts, like ``rows``, each with the reason.
     """
 
     rows: list[dict[str, Any]]
     summary: dict[str, dict[str, float]]
     skipped: list[dict[str, Any]]
     cases: Sequence[Case] = field(default=(), repr=False)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a table, a column for each metric's observed, predicted and error."""
@@ -65,8 +67,13 @@ class Evaluation:
         return pd.DataFrame(flat)
 
     def to_dict(self) -> dict[str, Any]:
-        """Rows, summary and skipped rows, as JSON holds them."""
-        return {"rows": self.rows, "summary": self.summary, "skipped": self.skipped}
+        """Rows, summary, and rows that are skipped or left out, as JSON holds them."""
+        return {
+            "rows": self.rows,
+            "summary": self.summary,
+            "skipped": self.skipped,
+            "left_out": self.left_out,
+        }
 
 
 def evaluate(
@@ -81,7 +88,8 @@ def evaluate(
     """Predicts every row of tables of measured runs and compares.
 
     The stages of a run follow one another, so that a queue is carried from one to the next; its
-    overall row (stage -1) is compared with all its requests.
+    overall row (stage -1) is compared with all its requests. Rows that a table leaves out
+    (``left_out``), and those of speculative decoding, are predicted and counted apart.
 
     Args:
         tables: CSV files of one row for each stage of a run, in the common form: identity
@@ -122,16 +130,18 @@ def evaluate(
     else:
         corrections = [fit.corrections for fit in fits]
         predictions = predict_cases(cases, corrections, str(fit), method=method, seed=seed)
-    rows = [
-        _compared(one.row, _part_of(one.row, runs[_run(one)], prediction), prediction)
-        for some, prediction in zip(wanted, predictions, strict=True)
-        for one in some
-    ]
+    rows, of_rows, left_out = [], [], []
+    for some, case, prediction in zip(wanted, cases, predictions, strict=True):
+        for one in some:
+            part = _part_of(one.row, runs[_run(one)], prediction)
+            compared = _compared(one.row, part, prediction)
+            if one.row.not_counted:
+                left_out.append(compared | {"reason": one.row.not_counted})
+            else:
+                rows.append(compared)
+                of_rows.append(lasting(case, one.row))
     summary = {metric: summary_of(rows, metric) for metric in METRICS}
-    of_rows = [
-        lasting(case, one.row) for some, case in zip(wanted, cases, strict=True) for one in some
-    ]
-    return Evaluation(rows, summary, skipped, of_rows)
+    return Evaluation(rows, summary, skipped, of_rows, left_out)
 
 
 def _run(one: TableRow) -> tuple[Path, str]:
