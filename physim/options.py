@@ -20,10 +20,11 @@ class Option:
     """An option.
 
     Attributes:
-        kind: Its type.
+        kind: Its type, as commands and measured rows take it.
         default: Its default.
         help: What it is, for people.
         panel: The group of options that a command lists it in.
+        flag: How commands call it.
         column: Whether measured rows have a column for it.
     """
 
@@ -31,19 +32,30 @@ class Option:
     default: Any
     help: str
     panel: str
-    column: Column
+    flag: str
+    column: Column = "none"
 
 
-def option(default: Any, told: str, *, panel: str = "Engine", column: Column = "none") -> Any:
+def option(
+    default: Any,
+    told: str,
+    *,
+    panel: str = "Engine",
+    flag: str = "",
+    kind: Any = None,
+    column: Column = "none",
+) -> Any:
     """A field of a dataclass that is an option.
 
     Args:
         default: Its default.
         told: What it is, for people.
         panel: The group of options that a command lists it in.
+        flag: How commands call it, where that is not the field's name.
+        kind: Its type as commands take it, where text stands for the field's.
         column: Whether measured rows have a column for it, and whether that may be empty.
     """
-    return field(default=default, metadata={_KEY: (told, panel, column)})
+    return field(default=default, metadata={_KEY: (told, panel, flag, kind, column)})
 
 
 def options_of(record: type) -> Mapping[str, Option]:
@@ -52,9 +64,11 @@ def options_of(record: type) -> Mapping[str, Option]:
     Args:
         record: The dataclass.
     """
-    kinds = get_type_hints(record)
-    return {
-        own.name: Option(kinds[own.name], own.default, *own.metadata[_KEY])
-        for own in fields(record)
-        if _KEY in own.metadata
-    }
+    kinds, found = get_type_hints(record), {}
+    for own in fields(record):
+        if _KEY in own.metadata:
+            told, panel, flag, kind, column = own.metadata[_KEY]
+            flag = flag or f"--{own.name.replace('_', '-')}"
+            kind = kinds[own.name] if kind is None else kind
+            found[own.name] = Option(kind, own.default, told, panel, flag, column)
+    return found

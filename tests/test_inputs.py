@@ -5,17 +5,21 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
+import typer
 
 import physim
 from physim import data
+from physim.cli import app
 from physim.cli.engine_options import ENGINE, RECORDED
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
+from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.measured.schema import ENGINE_COLUMNS
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.parallelism import Parallelism
@@ -587,3 +591,20 @@ def test_an_option_is_declared_once():
     recorded = {name for name, option in declared.items() if option.column != "none"}
     assert set(ENGINE_COLUMNS) == recorded == set(RECORDED) - set(options_of(Parallelism))
     assert all(option.help.endswith(".") for option in declared.values())
+
+
+def test_an_option_of_a_load_is_declared_once():
+    """Keywords and options of commands are those of the record."""
+    declared = options_of(physim.Load)
+    hints = {name: hint.__forward_arg__ for name, hint in LoadOptions.__annotations__.items()}
+    # A stage may be given as its two numbers.
+    assert hints.pop("stages") == "Sequence[Stage | tuple[float, float]]"
+    assert {**LoadRequest.__annotations__, **hints} == LoadRequest.__annotations__
+    assert [*LoadOptions.__annotations__] == [one.name for one in fields(physim.Load)]
+    assert {*LoadOptions.__annotations__} - {*declared} == {"dispersion"}
+    shown = {
+        param.opts[0]: (param.help, param.default or None)
+        for param in typer.main.get_command(app).commands["predict"].params
+        if getattr(param, "rich_help_panel", None) == "Load" and param.name != "trace"
+    }
+    assert shown == {own.flag: (own.help, own.default or None) for own in declared.values()}

@@ -392,6 +392,7 @@ def test_a_day_is_planned_for_in_a_shell(tmp_path):
     [
         (["--profile", "day.csv", "--rate", "3"], "--rate: is said by --profile; leave it out"),
         (["--profile", "day.csv", "--input", "3"], "--input: is said by --profile; leave it out"),
+        (["--profile", "day.csv", "--prefixes", "3"], "--prefixes: is said by --profile; leave"),
         (["--profile", "no.csv"], "no.csv: No such file"),
         (["--rate", "3"], "--input and --output: are missing; give both"),
         (["--input", "3", "--output", "3"], "load: is missing; give --rate, --concurrency or"),

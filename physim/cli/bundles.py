@@ -7,6 +7,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
+import typer
+
+from physim.options import Option
+
 # What a bundle's options are given, by name.
 Given = dict[str, Any]
 Command = Callable[..., None]
@@ -24,6 +28,18 @@ class CommandOption(NamedTuple):
     kind: Any
     default: Any
     told: Any
+
+
+def shown(option: Option) -> CommandOption:
+    """An option of a command, as a record declares it.
+
+    Args:
+        option: The option.
+    """
+    # Typer makes the opposite of a flag if it is left to name both.
+    flags = () if option.kind in (bool, bool | None) else (option.flag,)
+    told = typer.Option(*flags, help=option.help, rich_help_panel=option.panel)
+    return CommandOption(option.kind, option.default, told)
 
 
 def with_bundles(**bundles: Mapping[str, CommandOption]) -> Callable[[Command], Command]:

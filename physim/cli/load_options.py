@@ -4,60 +4,51 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from physim.cli.bundles import CommandOption
+from physim.cli.bundles import CommandOption, shown
+from physim.inputs.load_request import LoadRequest
+from physim.options import options_of
 
 if TYPE_CHECKING:
     from physim.inputs.request_lengths import RequestLengths
 
-_PANEL = "Load"
-# How lengths are written.
-_LENGTHS = "248, normal:248:50, exponential:128, lognormal:248:300, gamma:248:200 or file:PATH."
+_DECLARED = options_of(LoadRequest)
+_LENGTHS = ("input_tokens", "output_tokens", "lengths")
+_WAYS = ("rate", "concurrency", "stages")
+# Only `physim predict` takes these, beside a trace.
+_OF_PREDICT = ("requests", "timeout_s", "warm_up_s")
 
-_ARRIVALS = "constant, poisson, gamma, or trace:PATH for arrivals as a trace has them."
-
-
-def _option(kind: Any, default: Any, told: str, *flags: str) -> CommandOption:
-    return CommandOption(kind, default, typer.Option(*flags, help=told, rich_help_panel=_PANEL))
-
-
+LOAD: Mapping[str, CommandOption] = {name: shown(option) for name, option in _DECLARED.items()}
 # Ways in which requests come, of which commands take some.
-RATE = {"rate": _option(float | None, None, "Arrivals per second (open loop).")}
-CLIENTS = {
-    "concurrency": _option(float | None, None, "Clients that wait for their answer (closed loop).")
-}
-STAGES = {"stage": _option(list[str] | None, None, "RATE:SECONDS of a load in stages; repeat it.")}
-ONE_RATE = {"rate": _option(float, inspect.Parameter.empty, "Arrivals per second.")}
-JOINT = {
-    "lengths": _option(
-        str | None,
-        None,
-        "Prompts and outputs as they go together: a CSV or trace of requests, "
-        "azure-conversation-2023, mooncake-conversation or sharegpt; --input and --output are "
-        "then their means, or left out.",
+RATE, CLIENTS, STAGES = ({name: LOAD[name]} for name in _WAYS)
+ONE_RATE = {
+    "rate": shown(
+        replace(
+            _DECLARED["rate"],
+            kind=float,
+            default=inspect.Parameter.empty,
+            help="Arrivals per second.",
+        )
     )
 }
-CACHE = {
-    "cached": _option(float, 0.0, "Prompt tokens found in the prefix cache."),
-    "prefixes": _option(int, 1, "Different cached prefixes."),
-}
 
 
-def arrivals(default: str | None, told: str = _ARRIVALS) -> Mapping[str, CommandOption]:
-    """Options of how requests come.
+def beside_lengths(arrival: str | None, told: str | None = None) -> Mapping[str, CommandOption]:
+    """Options of a load but for how long requests are and how many come.
 
     Args:
-        default: How they do where nothing is said; None where the command decides.
-        told: What there is.
+        arrival: How they come where nothing is said; None where the command decides.
+        told: What there is, where that is not all.
     """
-    told = told if default is not None else f"poisson unless given; {told}"
-    return {
-        "arrival": _option(str if default is not None else str | None, default, told),
-        "burstiness": _option(float, 1.0, "Shape of gamma arrivals; 1 is Poisson."),
-    }
+    own = replace(_DECLARED["arrival"], default=arrival)
+    if told is not None:
+        own = replace(own, help=told)
+    if arrival is None:
+        own = replace(own, kind=str | None, help=f"poisson unless given; {own.help}")
+    names = [name for name in LOAD if name not in (*_LENGTHS, *_WAYS, *_OF_PREDICT)]
+    return {**{name: LOAD[name] for name in names}, "arrival": shown(own)}
 
 
 def load_bundle(
@@ -69,14 +60,10 @@ def load_bundle(
         *ways: Ways in which requests come: `RATE`, `CLIENTS`, `STAGES` or `ONE_RATE`.
         arrival: How requests come where nothing is said; None where the command decides.
     """
-    found = {
-        "input_tokens": _option(str | None, None, f"Prompt tokens: {_LENGTHS}", "--input"),
-        "output_tokens": _option(str | None, None, "Generated tokens, likewise.", "--output"),
-        **JOINT,
-    }
+    found = {name: LOAD[name] for name in _LENGTHS}
     for way in ways:
         found |= way
-    return {**found, **CACHE, **arrivals(arrival)}
+    return {**found, **beside_lengths(arrival)}
 
 
 def says_a_load(given: Mapping[str, Any]) -> bool:
@@ -85,9 +72,8 @@ def says_a_load(given: Mapping[str, Any]) -> bool:
     Args:
         given: What its options are given; a rate of zero is one.
     """
-    names = ("input_tokens", "output_tokens", "lengths", "rate", "concurrency", "stage")
     # Typer gives an option that may be repeated, and is not there, as an empty list.
-    return any(given.get(name) not in (None, []) for name in names)
+    return any(given.get(name) not in (None, []) for name in (*_LENGTHS, *_WAYS))
 
 
 def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,13 +87,10 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     from physim.inputs.load import Stage
 
     return {
+        **{name: value for name, value in given.items() if name not in _LENGTHS},
         **_lengths(given),
         **arrivals_named(given["arrival"]),
-        "rate": given.get("rate"),
-        "concurrency": given.get("concurrency"),
-        "stages": tuple(Stage.parse(text) for text in given.get("stage") or ()),
-        "prefixes": given["prefixes"],
-        "burstiness": given["burstiness"],
+        "stages": tuple(Stage.parse(text) for text in given.get("stages", ())),
     }
 
 
@@ -117,7 +100,7 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
 
     texts = {"--input": given["input_tokens"], "--output": given["output_tokens"]}
     missing = [name for name, text in texts.items() if text is None]
-    joint = requests_named(given["lengths"], given["cached"])
+    joint = requests_named(given["lengths"], given["cached_tokens"])
     if joint is not None and len(missing) == len(texts):
         return {"lengths": joint}
     if missing:
@@ -125,8 +108,7 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(" and ".join(missing), problem, "give both, or --lengths")
     own = [Lengths.parse(text, name) for name, text in texts.items()]
     if joint is None:
-        named = dict(zip(("input_tokens", "output_tokens"), own, strict=True))
-        return named | {"cached_tokens": given["cached"]}
+        return dict(zip(("input_tokens", "output_tokens"), own, strict=True))
     means = []
     for (name, text), tokens in zip(texts.items(), own, strict=True):
         if isinstance(tokens, Lengths):

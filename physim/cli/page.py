@@ -13,7 +13,7 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import print_line
 from physim.cli.engine_options import ENGINE, LAYOUT
-from physim.cli.load_options import CACHE, JOINT, arrivals, requests_named
+from physim.cli.load_options import LOAD, beside_lengths, requests_named
 from physim.cli.output_options import html_file
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
@@ -37,7 +37,10 @@ def ends_in(option: str, text: str) -> tuple[float, float]:
 
 
 @with_bundles(
-    load={**JOINT, **CACHE, **arrivals("poisson", "poisson, constant or gamma.")},
+    load={
+        "lengths": LOAD["lengths"],
+        **beside_lengths("poisson", "poisson, constant or gamma."),
+    },
     engine={**LAYOUT, **ENGINE},
 )
 def page(
@@ -70,8 +73,8 @@ def page(
     from physim.page.build import predicted
     from physim.page.document import write_page
 
-    lengths = load["lengths"]
-    joint = requests_named(lengths, load["cached"])
+    lengths = load.pop("lengths")
+    joint = requests_named(lengths, load["cached_tokens"])
     with running("predicting"):
         found = predicted(
             model,
@@ -82,11 +85,8 @@ def page(
             prices=prices_in(price),
             # Called as it was typed, so that the page's command finds it.
             lengths=None if joint is None else replace(joint, name=str(lengths)),
-            cached_tokens=load["cached"],
-            prefixes=load["prefixes"],
-            arrival=load["arrival"],
-            burstiness=load["burstiness"],
             fit=fit,
+            **load,
             **engine,
         )
     write_page(found, out)

@@ -12,7 +12,15 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.check_tables import print_check
 from physim.cli.console import print_line, stdout, styled, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
-from physim.cli.load_options import CLIENTS, RATE, STAGES, load_bundle, load_options, says_a_load
+from physim.cli.load_options import (
+    CLIENTS,
+    LOAD,
+    RATE,
+    STAGES,
+    load_bundle,
+    load_options,
+    says_a_load,
+)
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
@@ -26,37 +34,23 @@ if TYPE_CHECKING:
     from physim.prediction.requests import LengthGroup
     from physim.prediction.results import Prediction, StageLatencies
 
-_LOAD = "Load"
-
 
 @with_bundles(load=load_bundle(RATE, CLIENTS, STAGES), engine={**LAYOUT, **ENGINE})
 def predict(
     model: Model,
     gpu: Gpu,
     tp: Tp = 1,
-    requests: Annotated[
-        int | None,
-        typer.Option(help="Requests in all, of one rate or of clients.", rich_help_panel=_LOAD),
-    ] = None,
+    requests: Annotated[int | None, LOAD["requests"].told] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
             help="Requests to replay: a CSV (arrival_s, input_tokens, output_tokens, "
             "prefix_group), or a trace of Azure or Mooncake.",
-            rich_help_panel=_LOAD,
+            rich_help_panel="Load",
         ),
     ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds after which clients give up.", rich_help_panel=_LOAD),
-    ] = None,
-    warm_up: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that the first requests of clients wait while the engine warms up.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = 0.0,
+    timeout: Annotated[float | None, LOAD["timeout_s"].told] = None,
+    warm_up: Annotated[float, LOAD["warm_up_s"].told] = 0.0,
     slo: Annotated[
         list[str] | None,
         typer.Option(

@@ -19,9 +19,14 @@ from physim.cli.output_options import AsJson, drawable, print_json, writable, wr
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
 from physim.errors import InputError
+from physim.inputs.load_request import LoadRequest
+from physim.options import options_of
 
 if TYPE_CHECKING:
     from physim.questions.recommendation import Choice, Recommendation
+
+# What is said of a load beside its profile.
+_OF_A_DAY = ("arrival", "burstiness")
 
 
 @with_bundles(load=load_bundle(RATE, CLIENTS, arrival=None), engine=ENGINE)
@@ -87,7 +92,7 @@ def recommend(
     day = None
     if profile:
         _check_no_load(load)
-        load = {name: load[name] for name in ("arrival", "burstiness")}
+        load = {name: load[name] for name in _OF_A_DAY}
         day = physim.read_profile(*profile, window_s=window)
     else:
         if load["rate"] is None and load["concurrency"] is None:
@@ -134,10 +139,9 @@ def recommend(
 
 def _check_no_load(given: Mapping[str, Any]) -> None:
     """Refuses a load beside a profile."""
-    named = {"--input": "input_tokens", "--output": "output_tokens"}
-    for option in ("--rate", "--concurrency", "--cached", "--lengths", *named):
-        if given[named.get(option, option[2:])]:
-            raise InputError(option, "is said by --profile", "leave it out")
+    for name, option in options_of(LoadRequest).items():
+        if name not in _OF_A_DAY and given.get(name, option.default) != option.default:
+            raise InputError(option.flag, "is said by --profile", "leave it out")
 
 
 def _print_recommendation(found: Recommendation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_type_hints
@@ -13,8 +13,9 @@ from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
-from physim.inputs.lengths import Lengths, Tokens
+from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load, Stage
+from physim.inputs.load_request import LoadOptions
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
@@ -23,25 +24,6 @@ from physim.options import options_of
 from physim.service.hardware import load_hardware
 from physim.service.server import Server
 from physim.service.service import Service
-
-
-class LoadOptions(TypedDict, total=False):
-    """A load by names: the fields of `physim.Load`."""
-
-    input_tokens: Tokens
-    output_tokens: Tokens
-    rate: float | None
-    concurrency: float | None
-    cached_tokens: float
-    arrival: str
-    burstiness: float
-    stages: Sequence[Stage | tuple[float, float]]
-    requests: int | None
-    prefixes: int
-    timeout_s: float | None
-    warm_up_s: float
-    lengths: RequestLengths | None
-    dispersion: ArrivalDispersion | None
 
 
 class ModelOptions(TypedDict, total=False):

@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
-from physim.inputs.arrivals import ArrivalDispersion, Stretch
-from physim.inputs.lengths import Lengths, Tokens, lengths
+from physim.inputs.arrivals import Stretch
+from physim.inputs.lengths import Lengths, lengths
+from physim.inputs.load_request import LoadRequest
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.request_points import (
     Points,
@@ -85,7 +86,7 @@ class RecordedStage(Stage):
 
 
 @dataclass(frozen=True)
-class Load:
+class Load(LoadRequest):
     """Requests that arrive at a server: at a rate, in stages, or from clients in a closed loop.
 
     Attributes:
@@ -95,6 +96,7 @@ class Load:
         rate: Arrivals per second (open loop).
         concurrency: Clients that send the next request when the last is answered (closed loop).
         cached_tokens: Prompt tokens that are found in the prefix cache.
+        prefixes: Different cached prefixes, ``cached_tokens`` long, that requests have in turn.
         arrival: ``constant`` for evenly spaced arrivals, ``poisson``, ``gamma``, or ``trace`` for
             recorded ones, which ``dispersion`` holds; of clients it says nothing.
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
@@ -102,7 +104,6 @@ class Load:
         stages: Rates that follow one another, instead of one rate without end.
         requests: How many requests there are, of one rate or from the clients, who all send their
             first at once; None without end.
-        prefixes: Different cached prefixes, ``cached_tokens`` long, that requests have in turn.
         timeout_s: Time after which a client gives up; None for never.
         warm_up_s: Time that the engine takes to compile and tune kernels when the first requests of
             clients come, who send a number of them; their first tokens wait for it.
@@ -116,22 +117,6 @@ class Load:
         InputError: A figure is not positive, not finite or out of range, not one of ``rate``,
             ``concurrency`` and ``stages`` is given, or lengths are given twice or not at all.
     """
-
-    # Filled in from `lengths` where that is given.
-    input_tokens: Tokens = None  # type: ignore[assignment]
-    output_tokens: Tokens = None  # type: ignore[assignment]
-    rate: float | None = None
-    concurrency: float | None = None
-    cached_tokens: float = 0.0
-    arrival: str = "constant"
-    burstiness: float = 1.0
-    stages: tuple[Stage, ...] = ()
-    requests: int | None = None
-    prefixes: int = 1
-    timeout_s: float | None = None
-    warm_up_s: float = 0.0
-    lengths: RequestLengths | None = None
-    dispersion: ArrivalDispersion | None = None
 
     def __post_init__(self) -> None:
         filled_in("load", self)

@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import string
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
 from physim.models.parallelism import Parallelism
+from physim.options import options_of
 from physim.page.build import CHECKED, KNEE, PageRequest, Predicted
 from physim.page.tables import VALUES
 from physim.prediction.commands import in_shell
@@ -30,8 +31,7 @@ from physim.printable import printable
 from physim.step.lowering import PART_NAMES, PARTS
 
 _SCRIPTS = ("tables.js", "pictures.js", "page.js")
-# Options of commands that are not called as in Python.
-_FLAGS = {"cached_tokens": "cached", "read_as": "as"}
+_OPTIONS = {**options_of(Parallelism), **options_of(Deployment), **options_of(Load)}
 # Where the page starts, if there is such a server.
 _FIRST = {"seqs": 256, "budget": 8192, "count": 1}
 
@@ -51,18 +51,17 @@ def write_page(found: Predicted, path: Path) -> None:
 def _command(asked: PageRequest) -> str:
     """``physim predict`` of one of the servers, without what the page varies."""
     words = ["physim", "predict", str(asked.model)]
-    usual = {
-        one.name: one.default for one in (*fields(Parallelism), *fields(Deployment), *fields(Load))
-    }
+    usual = {name: option.default for name, option in _OPTIONS.items()}
+    flags = {name: option.flag for name, option in _OPTIONS.items()} | {"read_as": "--as"}
     named = {"lengths": None if asked.lengths is None else asked.lengths.name, "fit": asked.fit}
     for name, value in {**asked.options, **named}.items():
         if value in (None, usual.get(name, DEFAULT_FIT)) or name.startswith("max_num"):
             continue
-        flag = _FLAGS.get(name, name).replace("_", "-")
+        flag = flags.get(name, f"--{name}")
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            words += [f"--{flag}", str(value)]
+            words += [flag, str(value)]
     return in_shell(words)
 
 

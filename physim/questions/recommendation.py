@@ -18,7 +18,8 @@ from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.grids.store import measured_gpus
-from physim.inputs.case import Case, LoadAndEngineOptions, LoadOptions, check_names
+from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
