@@ -101,6 +101,10 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "max_num_seqs": (_CLIENTS, 32),
     "mixed": (_DENSE, "weighted-average"),
     "moe_kernel": ({**_EXPERTS, "model": _SCOUT, "dp": 1, "ep": 1, "tp": 4}, "flashinfer"),
+    "moe_activations": (
+        {**_DENSE, "model": "openai/gpt-oss-120b", "gpu": "b200_sxm", "tp": 1},
+        "mxfp8",
+    ),
     "output_tokens": (_DENSE, 100),
     "pp": (_DENSE, 2),
     "prefixes": (_DENSE, 5000),

@@ -323,7 +323,7 @@ def test_what_nobody_said_is_the_engines_default_and_said(tmp_path):
         ("nothing of vLLM\n", {}, "says no version"),
         (LOG.replace("pipeline_parallel_size=1", "data_parallel_size=2"), {}, "dp: 2 shares"),
         (None, {}, "No such file"),
-        (LOG, {"moe_kernel": "triton"}, "'moe_kernel': is unknown"),
+        (LOG, {"block_size": 32}, "'block_size': is unknown"),
     ],
 )
 def test_logs_and_options_that_cannot_be_used(tmp_path, log, options, complaint):

@@ -27,6 +27,11 @@ def _launch(server: Launch) -> LaunchCommand:
     # What has no option of its own is read from a file.
     lines = ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
+    if server.receive_every > 1:
+        # Prompts wait so many steps for others to join them.
+        waits = f"timeout_iters: {server.receive_every}"
+        apart = f"attention_dp_config: {{enable_balance: true, {waits}}}"
+        lines.append(apart if layout.dp > 1 else f"batch_wait_{waits}")
     return LaunchCommand(words, "--extra_llm_api_options", lines)
 
 
@@ -42,6 +47,7 @@ ENGINE = Engine(
     launch=_launch,
     image="nvcr.io/nvidia/tensorrt-llm/release:{}",
     port=8000,
+    has_receive_interval=True,
     check_layout=_check_layout,
     kernels=KernelTables(
         # The kernel of low latency is what it calls its TRTLLM backend.

@@ -47,6 +47,16 @@ _PROJECTIONS = ("qkv", "attention_output")
 # each. About as much is left on B200 and GB300 (14 us); the layers of other GPUs were run without
 # compiling what is between the projections (50 to 60 us on H100, H200, B300 and GB200).
 _AROUND_LATENT_S = 8 * 2e-6
+# About twice as many are about sparse latent attention, whose indexer has a norm, a rotary
+# embedding, a cast, a write to its own cache, scores and a choice besides. Its layers were run
+# without compiling, too: 104 to 127 us are left on B200 however little there is to do.
+_AROUND_SPARSE_LATENT_S = 16 * 2e-6
+# Of prompts the rows that launches set are left out: what is left of the others is work.
+_AROUND_S = {
+    ("latent", "decode"): _AROUND_LATENT_S,
+    ("latent", "prefill"): _AROUND_LATENT_S,
+    ("sparse_latent", "decode"): _AROUND_SPARSE_LATENT_S,
+}
 
 
 def read_latent(frame: pd.DataFrame, gpu: Hardware, phase: str) -> Iterator[Rows]:
@@ -83,17 +93,18 @@ def _modules(frame: pd.DataFrame, gpu: Hardware, phase: str, name: str) -> Itera
             # Of DeepSeek-V4 the cache is always of 8 bit.
             table = f"{name}_{phase}{'' if name.startswith('compressed') else suffix}"
             rows = _module_rows(own, gpu, phase, table, KV_BYTES[dtype])
-            yield replace(rows, around_s=_around_latent(rows, gpu)) if name == "latent" else rows
+            around_s = _AROUND_S.get((name, phase))
+            if around_s is not None:
+                rows = replace(rows, around_s=around_s + _absorbed_s(rows, own, gpu))
+            yield rows
 
 
-def _around_latent(rows: Rows, gpu: Hardware) -> np.ndarray:
-    """What a layer of latent attention takes of a single token beside its projections, seconds."""
-    group = _group(_LATENT_MODEL, rows.table)
-    mixer = group.attention
-    assert isinstance(mixer, LatentAttention)  # as every layer of that model
+def _absorbed_s(rows: Rows, frame: pd.DataFrame, gpu: Hardware) -> np.ndarray:
+    """Time in which the matrices between heads and latents are read, seconds."""
+    mixer = _group(str(frame["model"].iloc[0]), rows.table).attention
+    assert isinstance(mixer, LatentAttention)  # as every layer of such a table
     absorbed = mixer.latent * (mixer.nope_dim + mixer.value_dim) * roofline.BYTES_16_BIT
-    read = rows.coordinates["heads"] * absorbed / gpu.memory_bandwidth
-    return _AROUND_LATENT_S + read
+    return rows.coordinates["heads"] * absorbed / gpu.memory_bandwidth
 
 
 def _module_rows(

@@ -21,7 +21,8 @@ from physim.service.policy import Policy
 from physim.service.server import EXPERT_LOADS, GIB, Memory, Server
 from physim.service.sizes import Sizes
 
-MOE_KERNELS = ("triton", "flashinfer", "cutlass", "min_latency", "deepgemm")
+MOE_KERNELS = ("triton", "flashinfer", "marlin", "cutlass", "min_latency", "deepgemm")
+MOE_ACTIVATIONS = ("auto", "bfloat16", "mxfp8")
 KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
 # Whole numbers up to here are exact in floating point.
@@ -49,6 +50,9 @@ class Deployment(EngineRequest):
             for what the checkpoint says.
         moe_kernel: Kernel of expert layers, where it was measured; None for what the engine
             prefers.
+        moe_activations: What activations are cast to beside mxfp4 weights of experts, where the
+            GPU multiplies it: ``mxfp8``, ``bfloat16`` for no cast, or ``auto`` for what the engine
+            does unless it is told.
         expert_load: How tokens spread over experts: the exponent of a power law, from 0, an even
             load, to 1.2; None for what runs of the model's family showed.
         async_scheduling: Whether the engine schedules a step while the one before it runs; None for
@@ -103,6 +107,7 @@ class Deployment(EngineRequest):
         for name, known in (
             ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("moe_kernel", (None, *MOE_KERNELS)),
+            ("moe_activations", MOE_ACTIVATIONS),
             ("sampling", SAMPLINGS),
             ("all2all", ALL2ALL),
         ):
@@ -173,6 +178,8 @@ class Deployment(EngineRequest):
             memory=replace(memory, kv_cache=blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
             moe_kernel=self.moe_kernel or profile.expert_kernels[0],
+            casts_mxfp4=self.moe_activations == "mxfp8"
+            or (self.moe_activations == "auto" and profile.casts_mxfp4),
             expert_load=self._expert_load(model),
             all2all=self.all2all,
             sampling=self._sampling(model),

@@ -32,7 +32,14 @@ class EngineRequest:
     kv_cache_dtype: str = option(
         "auto", "KV cache: auto (as the checkpoint says), bfloat16 or fp8.", column="optional"
     )
-    moe_kernel: str | None = option(None, "Expert kernel, such as triton or flashinfer.")
+    moe_kernel: str | None = option(
+        None, "Expert kernel, such as triton or flashinfer.", column="optional"
+    )
+    moe_activations: str = option(
+        "auto",
+        "Activations of mxfp4 experts: auto (the engine's), bfloat16 or mxfp8.",
+        column="optional",
+    )
     expert_load: float | None = option(
         None,
         "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
@@ -65,6 +72,7 @@ class EngineOptions(TypedDict, total=False):
     kv_blocks: int | None
     kv_cache_dtype: str
     moe_kernel: str | None
+    moe_activations: str
     expert_load: float | None
     async_scheduling: bool | None
     all2all: str

@@ -69,6 +69,7 @@ class _Conditions(Document):
     dp: _Numbers = None
     ep: _Numbers = None
     prompt: _Numbers = None
+    output: _Numbers = None
     request_tokens: Whole | None = None
     clients_from: Positive | None = None
     clients_below: Positive | None = None

@@ -91,6 +91,8 @@ class RunRow(_Server):
         gpu_memory_utilization: Share of the memory that the engine may use.
         kv_cache_dtype: Number format of the KV cache; what the checkpoint says if not there.
         kv_blocks: KV blocks as the engine reported them; computed if not there.
+        moe_kernel: Kernel of expert layers; what the engine prefers if not there.
+        moe_activations: Activations beside mxfp4 experts; see `physim.Deployment`.
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.

@@ -196,6 +196,8 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "engine": point.backend,
         "engine_version": settled("engine_version", known) if known["version"] else version,
         "kv_cache_dtype": settled("kv_cache_dtype", known),
+        "moe_kernel": told("moe_kernel", known),
+        "moe_activations": told("moe_activations", known),
         "sampling": settled("sampling", known),
         "receive_every": settled("receive_every", known),
         "max_model_len": settled("max_model_len", known),

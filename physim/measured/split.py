@@ -22,7 +22,8 @@ def part_of(row: RunRow) -> str:
 
     Rows of a model, a GPU and an engine version (``bench_data/held_out.json``) and of a layout
     (experts spread over eight GPUs that share attention, as public rows state it) are of the test
-    alone; of the others all of a model on a GPU with an engine are of one part, by a hash of their names.
+    alone; of the others all of a model on a GPU with an engine are of one part, by a hash of
+    their names.
 
     Args:
         row: A row in the common form.

@@ -73,6 +73,8 @@ class Server:
         memory: What each GPU's memory is for.
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of expert layers.
+        casts_mxfp4: Whether activations beside mxfp4 weights are cast to mxfp8 where the GPU
+            multiplies it.
         expert_load: How tokens spread over experts, an exponent.
         sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
         sampling_is_known: Whether that is known, or taken for what it may be.
@@ -92,6 +94,7 @@ class Server:
     moe_kernel: str
     expert_load: float
     sampling: str
+    casts_mxfp4: bool = False
     sampling_is_known: bool = True
     all2all: str = ALL2ALL[0]
     draft: Draft | None = None
@@ -139,6 +142,7 @@ class Server:
             "state_blocks": kv.state_blocks,
             "kv_cache_dtype": self.kv_cache_dtype,
             "moe_kernel": self.moe_kernel,
+            "casts_mxfp4": self.casts_mxfp4,
             "expert_load": self.expert_load,
             "sampling": self.sampling,
             "sampling_is_known": self.sampling_is_known,

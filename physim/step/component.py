@@ -73,7 +73,7 @@ class Placement:
         One without tensor cores for it keeps the weights and multiplies in 16 bit.
         """
         # GPUs that multiply fp4 multiply the microscaling formats too.
-        casts = self.server.profile.casts_mxfp4 and self.gpu.peak("fp4")
+        casts = self.server.casts_mxfp4 and self.gpu.peak("fp4")
         if form.name == MXFP4.name and casts:
             return replace(MXFP4_MXFP8, padded_to=form.padded_to)
         return form if self.gpu.peak(form.compute) else form.stored
