@@ -197,6 +197,6 @@ def _server(one: Choice) -> str:
     layout = case.server.parallelism
     name = case.model.name.split("/")[-1]
     return (
-        f"{one.replicas} x {name} on {case.server.where} ({layout}), "
+        f"{one.replicas} x {name} on {layout.gpus} x {case.server.gpu.key} ({layout}), "
         f"{sizes.max_num_seqs} requests, {sizes.max_num_batched_tokens} tokens a step"
     )
