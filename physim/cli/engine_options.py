@@ -20,11 +20,44 @@ def _shown(option: Option, *flags: str) -> CommandOption:
     return CommandOption(option.kind, option.default, told)
 
 
+def _optional(option: Option) -> Option:
+    """An option that need not be given."""
+    return replace(option, kind=option.kind | None, default=None)
+
+
+def layout_lists(
+    default: str | None = "1", panel: str | None = None, **defaults: str
+) -> Mapping[str, CommandOption]:
+    """Options that list the degrees of parallelism to try, such as ``--tps``, by commas.
+
+    Args:
+        default: What they are if not given; None where the command then has its own.
+        panel: The group of options that they are listed in; that of the degrees if not given.
+        **defaults: Defaults of some of them.
+    """
+    return {
+        (name := f"{degree}s"): _shown(
+            Option(
+                str | None,
+                defaults.get(name, default),
+                f"{option.help.removesuffix('.')}; by commas.",
+                panel or option.panel,
+                "none",
+            )
+        )
+        for degree, option in options_of(Parallelism).items()
+    }
+
+
 LAYOUT: Mapping[str, CommandOption] = {
     # Commands take tp in a way of their own.
     name: _shown(option)
     for name, option in options_of(Parallelism).items()
     if name != "tp"
+}
+# Degrees of one layout, where lists of them may be given instead.
+ONE_LAYOUT: Mapping[str, CommandOption] = {
+    name: _shown(_optional(option)) for name, option in options_of(Parallelism).items()
 }
 ENGINE: Mapping[str, CommandOption] = {
     **{name: _shown(option) for name, option in options_of(EngineRequest).items()},
@@ -32,7 +65,7 @@ ENGINE: Mapping[str, CommandOption] = {
 }
 # What measured rows record of a server, where nothing that is not given is known.
 RECORDED: Mapping[str, CommandOption] = {
-    name: _shown(replace(option, kind=option.kind | None, default=None))
+    name: _shown(_optional(option))
     for record in (Parallelism, EngineRequest)
     for name, option in options_of(record).items()
     if option.column != "none"

@@ -26,7 +26,8 @@ function serverOf(group, seqs, budget) {
   return own.reduce((best, server) => (far(server) < far(best) ? server : best));
 }
 
-const groupOf = (gpu, tp) => facts.groups.findIndex((group) => group.gpu === gpu && group.tp === tp);
+const groupOf = (gpu, layout) => facts.groups.findIndex((group) => group.gpu === gpu && group.layout === layout);
+const layoutsOf = (gpu) => facts.groups.filter((group) => group.gpu === gpu);
 
 // ---- what is chosen ----
 
@@ -52,11 +53,11 @@ function readAddress() {
   for (const [name, value] of said) {
     const [what, gpu] = name.split(".");
     if (what === "price" && gpu in facts.gpus && Number(value) > 0) prices[gpu] = Number(value);
-    else if (name in choice) choice[name] = name === "gpu" ? value : Number(value);
+    else if (name in choice) choice[name] = ["gpu", "layout"].includes(name) ? value : Number(value);
   }
   for (const name of ["rate", "input", "output"]) choice[name] = within(name, choice[name]);
   choice.count = Math.min(Math.max(Math.round(choice.count) || 1, 1), 32);
-  if (groupOf(choice.gpu, choice.tp) < 0) ({ gpu: choice.gpu, tp: choice.tp } = facts.groups[0]);
+  if (groupOf(choice.gpu, choice.layout) < 0) ({ gpu: choice.gpu, layout: choice.layout } = facts.groups[0]);
   choice.seqs = nearest(allSeqs, choice.seqs);
   choice.budget = nearest(allBudgets, choice.budget);
 }
@@ -72,8 +73,8 @@ function within(name, value) {
 /** Sets the controls to what is chosen. */
 function setControls(typed) {
   by("gpu").value = choice.gpu;
-  fill(by("tp"), facts.groups.filter((group) => group.gpu === choice.gpu).map((group) => group.tp));
-  by("tp").value = choice.tp;
+  fill(by("layout"), layoutsOf(choice.gpu).map((group) => group.layout));
+  by("layout").value = choice.layout;
   by("seqs").value = allSeqs.indexOf(choice.seqs);
   by("budget").value = allBudgets.indexOf(choice.budget);
   by("count").value = choice.count;
@@ -100,10 +101,13 @@ function setControls(typed) {
 function choose({ id, value }) {
   const [name, typed] = id.split("-");
   if (name === "gpu") {
+    // The same layout, or one with about as many GPUs.
+    const before = facts.groups[groupOf(choice.gpu, choice.layout)];
+    const far = (group) => (group.layout === before.layout ? -1 : Math.abs(group.gpus - before.gpus));
     choice.gpu = value;
-    const tps = facts.groups.filter((group) => group.gpu === value).map((group) => group.tp);
-    choice.tp = nearest(tps, choice.tp);
-  } else if (name === "tp" || name === "count") choice[name] = Number(value);
+    choice.layout = layoutsOf(value).reduce((best, group) => (far(group) < far(best) ? group : best)).layout;
+  } else if (name === "layout") choice.layout = value;
+  else if (name === "count") choice.count = Number(value);
   else if (name === "seqs") choice.seqs = allSeqs[value];
   else if (name === "budget") choice.budget = allBudgets[value];
   else if (name === "price") {
@@ -125,7 +129,7 @@ function atSlider(name) {
 
 /** All numbers of what is chosen. */
 function answer() {
-  const group = groupOf(choice.gpu, choice.tp);
+  const group = groupOf(choice.gpu, choice.layout);
   const server = serverOf(group, choice.seqs, choice.budget);
   const rate = choice.rate / choice.count;
   const { input, output } = choice;
@@ -150,7 +154,7 @@ function answer() {
 function beyond(now) {
   const batch = Math.max(now.batch, 1);
   const values = {
-    weight_bytes: now.group.weight_bytes, tp: choice.tp, batch, step_s: now.step,
+    weight_bytes: now.group.weight_bytes, tp: now.group.degrees.tp, batch, step_s: now.step,
     context: choice.input + choice.output / 2,
     new_tokens: tables.newTokens(choice.input),
   };
@@ -285,7 +289,8 @@ function showPareto(now) {
 
 function showCommand(now) {
   const { max_num_seqs: seqs, max_num_batched_tokens: budget } = now.server;
-  show("command", `${facts.command} --gpu ${choice.gpu} --tp ${choice.tp} --max-num-seqs ${seqs} --max-num-batched-tokens ${budget} --rate ${Number(now.rate.toPrecision(6))} --input ${choice.input} --output ${choice.output}`);
+  const degrees = Object.entries(now.group.degrees).map(([name, degree]) => `--${name} ${degree}`);
+  show("command", `${facts.command} --gpu ${choice.gpu} ${degrees.join(" ")} --max-num-seqs ${seqs} --max-num-batched-tokens ${budget} --rate ${Number(now.rate.toPrecision(6))} --input ${choice.input} --output ${choice.output}`);
 }
 
 function showErrors() {
