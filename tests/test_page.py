@@ -484,3 +484,41 @@ def test_a_page_fits_its_window_in_both_themes(opened, scheme, width):
     )
     assert cost == pytest.approx(2.5 * gpus / 3600 / (rate * output) * 1e6, rel=1e-3)
     assert not math.isnan(cost)
+
+
+@pytest.mark.slow
+def test_layouts_are_chosen_by_name(browser, tmp_path):
+    out = tmp_path / "page.html"
+    words = (
+        "page Qwen/Qwen3-30B-A3B --gpus h100_sxm,h200_sxm --tps 1,2 --pps 2 --eps 1,2 --fit none"
+    )
+    words += " --input 256:1024 --output 32:128 --max-num-seqs 256 --max-num-batched-tokens 8192"
+    done = CliRunner().invoke(app, [*words.split(), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    line = "left out: 2 x h100_sxm (tp 1, pp 2, ep 2): ep: 2 does not divide the 1 GPUs"
+    assert done.stderr.count(line) == 1
+    with browser.new_context() as context:
+        tab = context.new_page()
+        tab.goto(out.as_uri())
+        tab.wait_for_selector("html[data-ready=true]")
+        names = tab.eval_on_selector_all("#layout option", "all => all.map((one) => one.value)")
+        assert names == ["tp 1, pp 2", "tp 2, pp 2", "tp 2, pp 2, ep 2"]
+        tab.select_option("#layout", names[2])
+        # Another GPU has the same layout.
+        tab.select_option("#gpu", "h200_sxm")
+        settle(tab)
+        assert tab.input_value("#layout") == names[2]
+        assert " --gpu h200_sxm --tp 2 --pp 2 --ep 2 " in tab.inner_text("#command")
+        right = full_model(tab)
+        assert shown(tab, "itl") == pytest.approx(right["itl_s"], rel=0.05)
+        assert shown(tab, "saturation") == pytest.approx(right["saturation_rps"], rel=0.05)
+        # The address keeps it.
+        tab.reload()
+        tab.wait_for_selector("html[data-ready=true]")
+        assert tab.input_value("#layout") == names[2]
+        # A pipeline's queue grows without end below its saturation throughput.
+        tab.fill("#rate-typed", str(0.95 * shown(tab, "saturation")))
+        settle(tab)
+        assert tab.inner_text("#warning").startswith("Above capacity: the queue grows without end.")
+        assert shown(tab, "ttft") is None
+        assert full_model(tab)["saturated"]

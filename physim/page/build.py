@@ -276,7 +276,13 @@ def _values(found: Latencies) -> dict[str, Float[np.ndarray, " n"]]:
         "batch": found.batch,
         "kv_use": found.kv_use,
     }
-    return {name: every[name] for name in VALUES}
+    # A pipeline's queue may grow without end below its saturation throughput.
+    endless = np.isinf(found.means["ttft"])
+    waits = ("ttft", "ttft_p99", "e2e", "e2e_p99")
+    return {
+        name: np.where(endless, np.nan, every[name]) if name in waits else every[name]
+        for name in VALUES
+    }
 
 
 def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
@@ -326,7 +332,9 @@ def _by_side(off: Mapping[str, Numbers], shares: Numbers) -> dict[str, dict[str,
     """The median, the 95th percentile and the most of errors, up to `KNEE` and above it."""
     return {
         side: {
-            name: np.quantile(own[where], [0.5, 0.95, 1.0]).tolist() for name, own in off.items()
+            name: np.nanquantile(own[where], [0.5, 0.95, 1.0]).tolist()
+            for name, own in off.items()
+            if not np.isnan(own[where]).all()
         }
         for side, where in (("below", shares <= KNEE), ("above", shares > KNEE))
     }
