@@ -247,7 +247,7 @@ def words(rng: Rng, folder: Path) -> None:
         prices = hourly_prices(prices_in([odd_text(rng, "h100_sxm=2.5")]))
         assert all(0 < price < math.inf for price in prices.values())
     elif kind == 3:
-        assert all(one >= 1 for one in degrees_in(odd_text(rng, "1,2,8")))
+        assert all(one >= 1 for one in degrees_in({"tps": odd_text(rng, "1,2,8")})["tps"])
     elif kind == 4:
         assert all(names_in(odd_text(rng, "h100_sxm, b200_sxm")))
     elif kind == 5:

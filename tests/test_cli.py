@@ -414,6 +414,7 @@ def test_table_from_end_to_end(tmp_path):
         (LENGTHS, "load: has no rate, concurrency, stages or trace; give one"),
         (["--format", "blis"], "load: is missing, for which BLIS's coefficients hold"),
         (["--models", "none.txt"], "cannot be combined with a model, --gpu or --tp"),
+        (["--pps", "1,2"], "need --models"),
         (["--gpus", "h100_sxm"], "need --models"),
         (["--format", "blis", "--plot", "a.png"], "--plot: draws one table"),
     ],
@@ -458,6 +459,43 @@ def test_questions_from_end_to_end(tmp_path):
     words = ("TTFT", "90% from", "component of a step", "p99", "vllm serve", "vllm bench serve")
     for word in (*words, "memory of a GPU", "What the words mean", "saturation"):
         assert word in text
+
+
+def test_layouts_from_end_to_end(tmp_path):
+    mixture, experts = "Qwen/Qwen3-30B-A3B", ["--tps", "1,2", "--pps", "2", "--eps", "1,2"]
+    compared = physim("compare", mixture, "--gpus", "h100_sxm", *experts, "--rate", "2", *LENGTHS)
+    assert compared.returncode == 0, compared.stderr
+    for word in ("layout", "tp 1, pp 2 ", "tp 2, pp 2 ", "tp 2, pp 2, ep 2 "):
+        assert word in compared.stdout
+    line = f"left out {mixture} on 2 x h100_sxm (tp 1, pp 2, ep 2): ep: 2 does not divide"
+    assert " ".join(compared.stdout.split()).count(line) == 1
+    asked = ["--rate", "2", *LENGTHS, "--slo", "itl_mean=50ms", "--max-num-seqs", "256", "--json"]
+    found = physim("recommend", mixture, "--gpus", "h100_sxm", *experts, "--dps", "1", *asked)
+    assert found.returncode == 0, found.stderr
+    answer = json.loads(found.stdout)
+    assert {one["pp"] for one in answer["choices"]} == {2}
+    assert [*answer["refused"]] == [
+        "ep: 2 does not divide the 1 GPUs of tp 1 and dp 1; use a divisor, such as all of them"
+    ]
+    (tmp_path / "models.txt").write_text(f"{mixture}\n")
+    made = physim(
+        *("table", "--models", tmp_path / "models.txt", "--gpus", "h100_sxm", *experts, "--json"),
+        *("--out", tmp_path / "many", "--tolerance", "0.1", "--max-model-len", "2048"),
+    )
+    assert made.returncode == 0, made.stderr
+    folders = sorted(path.name for path in (tmp_path / "many").iterdir())
+    assert [name.partition("h100_sxm_")[2] for name in folders] == [
+        *("tp1_pp2", "tp2_pp2", "tp2_pp2_ep2")
+    ]
+
+
+@pytest.mark.parametrize("command", ["compare", "page", "recommend"])
+def test_a_list_of_degrees_is_checked(command):
+    words = [command, "Qwen/Qwen3-8B", "--gpus", "h100_sxm", "--rate", "1", *LENGTHS]
+    words += {"recommend": ["--slo", "itl_mean=1s"]}.get(command, [])
+    if command == "page":
+        words = [*words[:4], "--out", "page.html"]
+    assert "--dps: 'x': is not a positive integer" in refused(*words, "--dps", "1,x")
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ from physim.cli import app
 from physim.cli.engine_options import ENGINE, RECORDED
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
+from physim.inputs.attempts import layout_axes
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
 from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.measured.schema import ENGINE_COLUMNS
 from physim.models.lookup import config_path, load_model, shipped_models
-from physim.models.parallelism import Parallelism
+from physim.models.parallelism import Parallelism, layout_name, on_gpus
 from physim.options import options_of
 from physim.prediction.commands import bench_command, serve_command
 from physim.service.hardware import load_hardware, shipped_gpus
@@ -608,3 +609,30 @@ def test_an_option_of_a_load_is_declared_once():
         if getattr(param, "rich_help_panel", None) == "Load" and param.name != "trace"
     }
     assert shown == {own.flag: (own.help, own.default or None) for own in declared.values()}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "name", "where"),
+    [
+        ({}, "tp 1", "1 x h100_sxm"),
+        ({"tp": 4}, "tp 4", "4 x h100_sxm"),
+        ({"tp": 2, "pp": 2}, "tp 2, pp 2", "4 x h100_sxm (tp 2, pp 2)"),
+        ({"dp": 2, "ep": 2}, "tp 1, dp 2, ep 2", "2 x h100_sxm (tp 1, dp 2, ep 2)"),
+        ({"tp": 4, "ep": 4}, "tp 4, ep 4", "4 x h100_sxm (tp 4, ep 4)"),
+    ],
+)
+def test_a_layout_in_words(degrees, name, where):
+    layout = Parallelism(**degrees)
+    assert (str(layout), layout.on("h100_sxm")) == (name, where)
+
+
+def test_a_layout_that_cannot_be_has_words_too():
+    degrees = {"tp": 2, "pp": 1, "dp": 1, "ep": 3, "gpu": "h100_sxm"}
+    assert layout_name(degrees) == "tp 2, ep 3"
+    assert on_gpus("h100_sxm", degrees) == "2 x h100_sxm (tp 2, ep 3)"
+
+
+def test_a_degree_to_try_is_a_positive_integer():
+    assert [*layout_axes([1, 2], [1], [1], [1])] == ["tp", "pp", "dp", "ep"]
+    with pytest.raises(InputError, match=r"^dps: 0 is not a positive integer"):
+        layout_axes([1], [1], [2, 0], [1])

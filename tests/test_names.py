@@ -318,12 +318,12 @@ def compared(model):
         **dict.fromkeys(("ttft_s", "itl_s", "e2e_s", "saturation_rps", "use"), 0.5),
         "model": model,
         "gpu": EVIL,
-        "tp": 1,
+        **dict.fromkeys(("tp", "pp", "dp", "ep"), 1),
         "output_tokens_per_s": 9.0,
         "cost_per_million_tokens": None,
         "extrapolations": [EVIL],
     }
-    return Comparison([row], [{"model": model, "gpu": EVIL, "tp": 2, "reason": f"{EVIL}: no"}])
+    return Comparison([row], [{**row, "tp": 2, "reason": f"{EVIL}: no"}])
 
 
 def test_a_comparison_is_shown(run, monkeypatch, model):
@@ -332,7 +332,7 @@ def test_a_comparison_is_shown(run, monkeypatch, model):
     code, out, err = run(*words)
     assert (code, err) == (0, "")
     last = SHOWN.split("/")[-1]
-    assert re.search(rf"^ {re.escape(last)} +{re.escape(SHOWN)} +1 ", out, re.M)
+    assert re.search(rf"^ {re.escape(last)} +{re.escape(SHOWN)} +tp 1 ", out, re.M)
     assert f"\nAll are beyond what was measured: {SHOWN}.\n" in out
     assert f"\nleft out {printable(model)} on 2 x {SHOWN}: {SHOWN}: no\n" in out
     assert json.loads(run(*words, "--json")[1])["rows"][0]["gpu"] == EVIL
@@ -614,7 +614,8 @@ def pictures(case, prediction):
     schedule = ReplicaSchedule([case], windows, np.array([2]), np.array([0.5]))
     of_a_day = replace(recommended(case, prediction), choices=[replace(choice, schedule=schedule)])
     error = {"interpolation_error_pct": {"p99": 1.0}}
-    about = {"model": EVIL, "gpu": EVIL, "tp": 1, **error}
+    engine = dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
+    about = {"model": EVIL, "gpu": EVIL, "engine": engine, **error}
     knots = np.array([1.0, 200.0])
     step_times = Table([knots] * 4, np.ones((2, 2, 2, 2)), {}, about)
     fit = {"fit": "none"}

@@ -86,7 +86,7 @@ def page(tmp_path_factory):
 def test_a_page_is_one_file_that_loads_nothing(page):
     text = page[0].read_text()
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', text, re.S)[1])
-    assert [group["tp"] for group in facts["groups"]] == [1, 2]
+    assert [group["layout"] for group in facts["groups"]] == ["tp 1", "tp 2"]
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
     assert not re.search(r'(src|href)="(?!data:)', text)
     # Nothing of the template is left.
@@ -226,9 +226,18 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
     assert abs(alike.ttft_s / right["ttft_s"] - 1) > 0.03
 
 
-def test_what_a_page_varies_is_not_given():
-    with pytest.raises(InputError, match="rate: is what the page varies"):
-        predicted("Qwen/Qwen3-8B", rate=4.0)
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"rate": 4.0}, "rate: is what the page varies"),
+        ({"pp": 2}, "option 'pp': is unknown; did you mean pps?"),
+        ({"gpus": []}, "page: has nothing to show"),
+    ],
+)
+def test_what_a_page_is_not_given(options, line):
+    with pytest.raises(InputError) as caught:
+        predicted("Qwen/Qwen3-8B", **options)
+    assert line in str(caught.value)
 
 
 # ---- the live form ----
@@ -238,7 +247,7 @@ def test_the_live_form_predicts_what_is_chosen():
     pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
     import physim
     from physim.page.live import app as live
-    from physim.page.live import case_of
+    from physim.page.live import options_chosen
 
     _, found = live.run()
     chosen = found["deployment"].value | found["load"].value
@@ -247,10 +256,11 @@ def test_the_live_form_predicts_what_is_chosen():
     right = physim.predict("Qwen/Qwen3-8B", **{**chosen, **lengths})
     assert found["prediction"].ttft_s == pytest.approx(right.ttft_s, rel=1e-9)
     assert found["problem"] == ""
-    joint = case_of(
+    joint = physim.Case.from_options(
         "Qwen/Qwen3-8B",
-        found["deployment"].value,
-        {**found["load"].value, "requests": "sharegpt"},
+        **options_chosen(
+            found["deployment"].value, {**found["load"].value, "requests": "sharegpt"}
+        ),
     ).demanded
     assert joint.lengths.name == "sharegpt"
     assert joint.mean_output == pytest.approx(lengths["output_tokens"])
@@ -260,6 +270,17 @@ def test_the_live_form_predicts_what_is_chosen():
     assert problem["prediction"] is None
     assert "no/such-model" in problem["problem"]
     assert shown
+
+
+def test_the_live_form_draws_every_layout_of_a_node():
+    pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
+    from physim.page.live import elsewhere
+
+    load = {"rate": 1.0, "input_tokens": 500, "output_tokens": 100, "tp": 8, "max_model_len": 4096}
+    cases = elsewhere("Qwen/Qwen3-14B", ["h100_sxm"], load)
+    layouts = {str(case.server.parallelism) for case in cases}
+    assert len(cases) == len(layouts) == 9
+    assert {"tp 1", "tp 8", "tp 2, pp 4"} <= layouts
 
 
 def test_the_live_form_is_served_by_marimo(monkeypatch):
@@ -349,7 +370,7 @@ def test_sliders_move_numbers_that_are_the_models(opened, page):
         lambda: [tab.focus("#rate"), *[tab.keyboard.press("ArrowRight") for _ in range(12)]],
         lambda: [tab.focus("#input"), *[tab.keyboard.press("ArrowLeft") for _ in range(25)]],
         lambda: [tab.focus("#output"), *[tab.keyboard.press("ArrowRight") for _ in range(40)]],
-        lambda: tab.select_option("#tp", "2"),
+        lambda: tab.select_option("#layout", "tp 2"),
         lambda: tab.fill("#input-typed", "3000"),
         lambda: tab.fill("#count", "3"),
     ]
@@ -433,7 +454,7 @@ def test_the_best_of_all_is_below_no_line(opened):
 @pytest.mark.slow
 def test_the_address_holds_what_is_chosen(opened):
     tab = opened()
-    tab.select_option("#tp", "2")
+    tab.select_option("#layout", "tp 2")
     tab.fill("#rate-typed", "2.5")
     settle(tab)
     address, ttft = tab.url, shown(tab, "ttft")
@@ -442,7 +463,7 @@ def test_the_address_holds_what_is_chosen(opened):
     other.reload()
     other.wait_for_selector("html[data-ready=true]")
     assert shown(other, "ttft") == pytest.approx(ttft, rel=1e-6)
-    assert other.input_value("#tp") == "2"
+    assert other.input_value("#layout") == "tp 2"
 
 
 @pytest.mark.slow
@@ -463,3 +484,41 @@ def test_a_page_fits_its_window_in_both_themes(opened, scheme, width):
     )
     assert cost == pytest.approx(2.5 * gpus / 3600 / (rate * output) * 1e6, rel=1e-3)
     assert not math.isnan(cost)
+
+
+@pytest.mark.slow
+def test_layouts_are_chosen_by_name(browser, tmp_path):
+    out = tmp_path / "page.html"
+    words = (
+        "page Qwen/Qwen3-30B-A3B --gpus h100_sxm,h200_sxm --tps 1,2 --pps 2 --eps 1,2 --fit none"
+    )
+    words += " --input 256:1024 --output 32:128 --max-num-seqs 256 --max-num-batched-tokens 8192"
+    done = CliRunner().invoke(app, [*words.split(), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    line = "left out: 2 x h100_sxm (tp 1, pp 2, ep 2): ep: 2 does not divide the 1 GPUs"
+    assert done.stderr.count(line) == 1
+    with browser.new_context() as context:
+        tab = context.new_page()
+        tab.goto(out.as_uri())
+        tab.wait_for_selector("html[data-ready=true]")
+        names = tab.eval_on_selector_all("#layout option", "all => all.map((one) => one.value)")
+        assert names == ["tp 1, pp 2", "tp 2, pp 2", "tp 2, pp 2, ep 2"]
+        tab.select_option("#layout", names[2])
+        # Another GPU has the same layout.
+        tab.select_option("#gpu", "h200_sxm")
+        settle(tab)
+        assert tab.input_value("#layout") == names[2]
+        assert " --gpu h200_sxm --tp 2 --pp 2 --ep 2 " in tab.inner_text("#command")
+        right = full_model(tab)
+        assert shown(tab, "itl") == pytest.approx(right["itl_s"], rel=0.05)
+        assert shown(tab, "saturation") == pytest.approx(right["saturation_rps"], rel=0.05)
+        # The address keeps it.
+        tab.reload()
+        tab.wait_for_selector("html[data-ready=true]")
+        assert tab.input_value("#layout") == names[2]
+        # A pipeline's queue grows without end below its saturation throughput.
+        tab.fill("#rate-typed", str(0.95 * shown(tab, "saturation")))
+        settle(tab)
+        assert tab.inner_text("#warning").startswith("Above capacity: the queue grows without end.")
+        assert shown(tab, "ttft") is None
+        assert full_model(tab)["saturated"]

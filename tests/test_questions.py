@@ -206,6 +206,24 @@ def test_deployments_side_by_side():
     assert list(found.to_frame()["gpu"]) == [row["gpu"] for row in found.rows]
 
 
+def test_layouts_side_by_side():
+    mixture, pair = "Qwen/Qwen3-30B-A3B", [1, 2]
+    found = physim.compare(
+        [mixture], ["h100_sxm"], pair, dps=pair, eps=pair, rate=4, fit="none", **LOAD
+    )
+    degrees = ("tp", "pp", "dp", "ep")
+    layouts = {tuple(row[name] for name in degrees) for row in found.rows}
+    assert layouts == {
+        (1, 1, 1, 1), (1, 1, 2, 1), (1, 1, 2, 2), (2, 1, 1, 1), (2, 1, 1, 2), (2, 1, 2, 1),
+    }  # fmt: skip
+    refused = {tuple(row[name] for name in degrees): row["reason"] for row in found.refused}
+    assert refused.keys() == {(1, 1, 1, 2), (2, 1, 2, 2)}
+    assert refused[1, 1, 1, 2].startswith("ep: 2 does not divide the 1 GPUs of tp 1 and dp 1")
+    one = next(row for row in found.rows if row["dp"] == row["ep"] == 2)
+    alone = physim.predict(mixture, gpu="h100_sxm", dp=2, ep=2, rate=4, fit="none", **LOAD)
+    assert one["itl_s"] == pytest.approx(alone.itl_s)
+
+
 def test_what_cannot_serve_the_load_comes_last():
     found = physim.compare([MODEL], ["l40s", "h100_sxm"], [1], rate=8, **LOAD)
     assert [row["gpu"] for row in found.rows] == ["h100_sxm", "l40s"]
@@ -220,6 +238,9 @@ def test_what_cannot_serve_the_load_comes_last():
         ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
         ({"prices": {"b200_sxm": 1.0}}, "is of no GPU that is compared"),
         ({"tps": [3]}, "tp: 3 does not divide"),
+        ({"dps": [2]}, f"dp: 2 shares experts, and {MODEL} has none"),
+        ({"pps": [0]}, "pps: 0 is not a positive integer"),
+        ({"pp": 2}, "option 'pp': is unknown; did you mean pps?"),
     ],
 )
 def test_what_cannot_be_compared(options, complaint):
@@ -337,7 +358,7 @@ def test_prices_by_any_name_of_a_gpu():
 
 def test_a_comparison_is_drawn(tmp_path):
     found = physim.compare(
-        ["Qwen/Qwen3-8B"], ["h100_sxm", "a100_sxm"], [1, 2], rate=14, fit="none", **LOAD
+        ["Qwen/Qwen3-8B"], ["h100_sxm", "a100_sxm"], [1], pps=[1, 2], rate=14, fit="none", **LOAD
     )
     pytest.importorskip("matplotlib")
     from physim import plot
@@ -353,5 +374,7 @@ def test_a_comparison_is_drawn(tmp_path):
     assert widths == pytest.approx([1e3 * row["itl_s"] for row in found.rows])
     # The load is above what one A100 serves.
     assert drawn[0].patches[-1].get_width() == 0
+    names = [label.get_text() for label in drawn[0].get_yticklabels()]
+    assert names.count(plot.figures.literal("Qwen3-8B, 2 x a100_sxm (tp 1, pp 2)")) == 1
     plot.save(drawn, tmp_path / "compared.png")
     assert (tmp_path / "compared.png").stat().st_size > 10_000

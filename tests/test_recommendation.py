@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 import physim
 from physim.cli import app
 from physim.errors import InputError
-from physim.models.lookup import formats_of
+from physim.models.lookup import formats_of, load_model
+from physim.models.parallelism import layout_name
 from physim.prediction.commands import manifest_of
+from physim.questions.candidates import layouts_of
 from physim.questions.recommendation import shared
 from physim.questions.servers import Servers
 
@@ -105,6 +107,44 @@ def test_a_load_is_shared_out_evenly():
     assert shared(rate, 4).demanded.rate == 10
 
 
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [("Qwen/Qwen3-14B", 9), ("Qwen/Qwen3-30B-A3B", 35)],
+    ids=["dense", "mixture"],
+)
+def test_layouts_are_searched_within_a_node(model, count):
+    found = layouts_of(load_model(model), 8, {})
+    assert len({*map(str, found)}) == len(found) == count
+    for one in found:
+        assert one["tp"] * one["dp"] * one["pp"] <= 8
+        assert one["ep"] in (1, one["tp"] * one["dp"])
+
+
+@pytest.mark.parametrize(
+    ("tried", "names"),
+    [
+        ({"tp": [2], "dp": [1]}, ["tp 2", "tp 2, ep 2", "tp 2, pp 2", "tp 2, pp 2, ep 2"]),
+        ({"tp": [1, 2], "pp": [3], "dp": [1], "ep": [1]}, ["tp 1, pp 3", "tp 2, pp 3"]),
+        # What is asked for may span nodes; what is searched beside it does not grow it.
+        ({"tp": [16], "pp": [1], "ep": [1]}, ["tp 16"]),
+        ({"tp": [8], "pp": [1], "dp": [2]}, ["tp 8, dp 2", "tp 8, dp 2, ep 16"]),
+        ({"tp": [8], "pp": [4]}, []),
+    ],
+)
+def test_a_search_keeps_to_the_degrees_that_are_named(tried, names):
+    most = 4 if tried.get("dp") == [1] and "pp" not in tried else 16
+    found = layouts_of(load_model("Qwen/Qwen3-30B-A3B"), most, tried)
+    assert [layout_name(one) for one in found] == names
+
+
+def test_layouts_that_are_asked_for_are_recommended():
+    asked = {**ASKED, "gpus": ["h100_sxm"], "slo": ["itl_mean=20ms"]}
+    found = physim.recommend("Qwen/Qwen3-14B", tps=[2], pps=[1, 2], **asked, **LOAD, **SMALL)
+    layouts = {str(case.server.parallelism) for case in found.servers.cases}
+    assert layouts == {"tp 2", "tp 2, pp 2"}
+    assert {one.case.server.parallelism.tp for one in found.choices} == {2}
+
+
 def test_a_model_that_does_not_fit_says_what_it_needs():
     with pytest.raises(InputError, match=r"on up to 2 of h100_sxm: cannot be served; .* needs"):
         physim.recommend(
@@ -128,6 +168,9 @@ def test_checkpoints_in_fewer_bits_are_found():
         ({"prices": {"h100_sxm": -1.0}}, "price of h100_sxm: -1 is not positive"),
         ({"goodput": 2.0}, "goodput: 2 is no share"),
         ({"tpx": 2}, "option 'tpx': is unknown"),
+        ({"tp": 2}, "option 'tp': is unknown; did you mean tps?"),
+        ({"dps": [2], "gpus": ["h100_sxm"]}, "^dp: 2 shares experts, and Qwen/Qwen3-14B has none"),
+        ({"tps": [16]}, "on up to 8 of h100_sxm, a100_sxm: has none of the layouts"),
         ({"rate": None}, "^load: has no rate"),
         ({"engine": "foo"}, "^engine 'foo': is unknown"),
         ({"rate": 1e6}, "^load: is above the capacity of all .* requests/s at best"),

@@ -630,6 +630,26 @@ def test_many_tables(tmp_path, monkeypatch):
     assert load(out / "Qwen--Qwen3-0.6B_h100_sxm_tp1")(4, 100, 0, 0) > 0
 
 
+def test_a_folder_of_tables_is_named_after_its_layout(tmp_path):
+    found = list(
+        write_tables(
+            *(["Qwen/Qwen3-0.6B"], ["h100_sxm"], [1], tmp_path),
+            **{"pps": [1, 2], "dps": [1, 2], "kind": "json", "tolerance": 0.1, **ENGINE},
+        )
+    )
+    assert [one.name for one in found] == [
+        "Qwen/Qwen3-0.6B on 1 x h100_sxm",
+        "Qwen/Qwen3-0.6B on 2 x h100_sxm (tp 1, dp 2)",
+        "Qwen/Qwen3-0.6B on 2 x h100_sxm (tp 1, pp 2)",
+        "Qwen/Qwen3-0.6B on 4 x h100_sxm (tp 1, pp 2, dp 2)",
+    ]
+    assert [one.folder and one.folder.name for one in found] == [
+        *("Qwen--Qwen3-0.6B_h100_sxm_tp1", None, "Qwen--Qwen3-0.6B_h100_sxm_tp1_pp2", None)
+    ]
+    assert found[1].reason.startswith("dp: 2 shares experts")
+    assert load(found[2].folder).metadata["engine"]["pp"] == 2
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [

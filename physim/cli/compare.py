@@ -9,21 +9,21 @@ import typer
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, stdout, table_of
-from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.engine_options import ENGINE, layout_lists
 from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Models
+from physim.models.parallelism import layout_name, on_gpus
 
 if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS), engine={**LAYOUT, **ENGINE})
+@with_bundles(load=load_bundle(RATE, CLIENTS), layouts=layout_lists(), engine=ENGINE)
 def compare(
     models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
-    tps: Annotated[str, typer.Option(help="GPUs that share every layer, by commas.")] = "1",
     price: Price = None,
     sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or saturation.")] = None,
     fit: FitName = "default",
@@ -31,9 +31,10 @@ def compare(
     plot: Plot = None,
     *,
     load: Given,
+    layouts: Given,
     engine: Given,
 ) -> None:
-    """Predict models on GPUs at several tp under one load, side by side.
+    """Predict models on GPUs in several layouts under one load, side by side.
 
     For example:
 
@@ -48,7 +49,7 @@ def compare(
         found = physim.compare(
             models,
             names_in(gpus),
-            degrees_in(tps),
+            **degrees_in(layouts),
             prices=prices,
             order=sort,
             fit=fit,
@@ -81,7 +82,7 @@ def _print_comparison(found: Comparison) -> None:
     for line in sorted(common):
         console.print(f"All are beyond what was measured: {line}.", style="yellow")
     for row in found.refused:
-        subject = f"{row['model']} on {row['tp']} x {row['gpu']}: "
+        subject = f"{row['model']} on {on_gpus(row['gpu'], row)}: "
         console.print(f"left out {subject}{row['reason'].removeprefix(subject)}", style="yellow")
 
 
@@ -90,14 +91,14 @@ def _has_costs(found: Comparison) -> bool:
 
 
 def _compared(found: Comparison) -> Any:
-    columns = ["model", "GPU", "tp", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
+    columns = ["model", "GPU", "layout", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
     costs, common = _has_costs(found), found.common_extrapolations()
     rows = []
     for row in found.rows:
         cells = [
             row["model"].split("/")[-1] + (" *" if set(row["extrapolations"]) - common else ""),
             row["gpu"],
-            str(row["tp"]),
+            layout_name(row),
             milliseconds(row["ttft_s"]),
             milliseconds(row["itl_s"]),
             "-" if row["e2e_s"] is None else f"{row['e2e_s']:.2f}",

@@ -27,7 +27,7 @@ def live(
 ) -> None:
     """Serve the page in its live form, with the full model behind its controls (extra `app`).
 
-    It also has layouts, engines and distributions of lengths. For example:
+    It also has every layout and engine, and distributions of lengths. For example:
 
     physim app Qwen3-14B --gpus h100_sxm,a100_sxm
     """

@@ -12,7 +12,7 @@ import typer
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import print_line
-from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.engine_options import ENGINE, layout_lists
 from physim.cli.load_options import LOAD, beside_lengths, requests_named
 from physim.cli.output_options import html_file
 from physim.cli.prices import Price, prices_in
@@ -41,7 +41,8 @@ def ends_in(option: str, text: str) -> tuple[float, float]:
         "lengths": LOAD["lengths"],
         **beside_lengths("poisson", "poisson, constant or gamma."),
     },
-    engine={**LAYOUT, **ENGINE},
+    layouts=layout_lists(tps="1,2,4,8"),
+    engine=ENGINE,
 )
 def page(
     model: Model,
@@ -49,7 +50,6 @@ def page(
     gpus: Annotated[
         str, typer.Option(help="GPUs to choose from, by commas.")
     ] = "a100_sxm,h100_sxm,h200_sxm,b200_sxm",
-    tps: Annotated[str, typer.Option(help="Degrees of tensor parallelism, likewise.")] = "1,2,4,8",
     inputs: Annotated[
         str, typer.Option("--input", help="Prompt tokens, FROM:TO.", rich_help_panel="Load")
     ] = "128:16384",
@@ -60,6 +60,7 @@ def page(
     fit: FitName = "default",
     *,
     load: Given,
+    layouts: Given,
     engine: Given,
 ) -> None:
     """Write a page with sliders for the load and the deployment: one HTML file, no server.
@@ -79,7 +80,7 @@ def page(
         found = predicted(
             model,
             gpus=names_in(gpus),
-            tps=degrees_in(tps),
+            **degrees_in(layouts),
             inputs=ends_in("--input", inputs),
             outputs=ends_in("--output", outputs),
             prices=prices_in(price),

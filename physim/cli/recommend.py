@@ -10,9 +10,9 @@ import typer
 
 from physim import data
 from physim.cli.bundles import Given, with_bundles
-from physim.cli.comma_lists import names_in
+from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
-from physim.cli.engine_options import ENGINE
+from physim.cli.engine_options import ENGINE, layout_lists
 from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, drawable, print_json, writable, write
@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 _OF_A_DAY = ("arrival", "burstiness")
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS, arrival=None), engine=ENGINE)
+@with_bundles(
+    load=load_bundle(RATE, CLIENTS, arrival=None),
+    layouts=layout_lists(default=None),
+    engine=ENGINE,
+)
 def recommend(
     model: Model,
     slo: Slo,
@@ -74,11 +78,13 @@ def recommend(
     ] = None,
     *,
     load: Given,
+    layouts: Given,
     engine: Given,
 ) -> None:
     """Find the cheapest deployments that keep to objectives on latency.
 
-    Searched are GPUs, layouts, limits, formats and numbers of servers. For example:
+    Searched are GPUs, layouts, limits, formats and numbers of servers. With --tps, --pps, --dps or
+    --eps layouts have these degrees alone. For example:
 
     physim recommend Qwen3-32B --rate 20 --input 2000 --output 300 --slo ttft_p99=2s
 
@@ -103,6 +109,7 @@ def recommend(
             model,
             slo=slo,
             gpus=names_in(gpus) if gpus else (),
+            **degrees_in(layouts),
             prices=prices_in(price),
             max_gpus=max_gpus,
             goodput=goodput,
@@ -201,6 +208,6 @@ def _server(one: Choice) -> str:
     layout = case.server.parallelism
     name = case.model.name.split("/")[-1]
     return (
-        f"{one.replicas} x {name} on {case.server.where} ({layout}), "
+        f"{one.replicas} x {name} on {layout.gpus} x {case.server.gpu.key} ({layout}), "
         f"{sizes.max_num_seqs} requests, {sizes.max_num_batched_tokens} tokens a step"
     )

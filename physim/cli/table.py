@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import stdout
-from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.engine_options import ENGINE, ONE_LAYOUT, layout_lists
 from physim.cli.load_options import RATE, STAGES, load_bundle, load_options, says_a_load
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
 
 # Linear models with a larger error, percent, are advised against.
 _USABLE_PCT = 10.0
+# The group of options for them.
+_MANY = "Many tables"
 
 
-@with_bundles(load=load_bundle(RATE, STAGES), engine={**LAYOUT, **ENGINE})
+@with_bundles(
+    load=load_bundle(RATE, STAGES),
+    layout=ONE_LAYOUT,
+    layouts=layout_lists(default=None, panel=_MANY),
+    engine=ENGINE,
+)
 def table(
     out: Annotated[Path, typer.Option(help="The folder to make.")],
     model: OptionalModel = None,
     gpu: OptionalGpu = None,
-    tp: Annotated[
-        int | None, typer.Option(help="GPUs that share every layer; 1 if not given.")
-    ] = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -43,21 +48,24 @@ def table(
     fit: FitName = "default",
     force: Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")] = False,
     models: Annotated[
-        Path | None, typer.Option(help="Many tables: a file with a model on each line.")
+        Path | None,
+        typer.Option(help="A file with a model on each line.", rich_help_panel=_MANY),
     ] = None,
-    gpus: Annotated[str, typer.Option(help="Many tables: GPUs by commas.")] = "",
-    tps: Annotated[str, typer.Option(help="Many tables: tp by commas; 1 if not given.")] = "",
+    gpus: Annotated[str, typer.Option(help="GPUs, by commas.", rich_help_panel=_MANY)] = "",
     as_json: AsJson = False,
     plot: Plot = None,
     *,
     load: Given,
+    layout: Given,
+    layouts: Given,
     engine: Given,
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
     Under a load, which blis needs, linear models come with it. They hold for that load alone: its
-    rates, its lengths, and what of its prompts is cached. With --models, --gpus and --tps there is
-    a folder for each combination, and what is there already is kept.
+    rates, its lengths, and what of its prompts is cached. With --models and --gpus there is a
+    folder for each combination of these with --tps, --pps, --dps and --eps, and what is there
+    already is kept. Degrees that are not given are 1.
 
     For example:
 
@@ -79,18 +87,24 @@ def table(
         **engine,
     }
     if models is not None:
-        if model is not None or gpu is not None or tp is not None:
+        if any(one is not None for one in (model, gpu, *layout.values())):
             raise InputError(
-                "--models", "cannot be combined with a model, --gpu or --tp", "use --gpus and --tps"
+                "--models",
+                "cannot be combined with a model, --gpu or --tp (--pp, --dp, --ep)",
+                "use --gpus and --tps (--pps, --dps, --eps)",
             )
-        _many(models, gpus, tps or "1", out, options, as_json)
+        _many(models, gpus, layouts, out, options, as_json)
         return
-    if gpus or tps:
-        raise InputError("--gpus and --tps", "need --models", "give it, or --gpu and --tp")
+    if gpus or any(layouts.values()):
+        raise InputError(
+            "--gpus and --tps (--pps, --dps, --eps)",
+            "need --models",
+            "give it, or --gpu and --tp (--pp, --dp, --ep)",
+        )
     if model is None or gpu is None:
         raise InputError("model and --gpu", "are missing", "give both, or --models and --gpus")
     with running("tabulating"):
-        about = write_table(model, out, gpu=gpu, tp=1 if tp is None else tp, **options)
+        about = write_table(model, out, gpu=gpu, **layout, **options)
     if as_json:
         print_json(about)
     else:
@@ -154,7 +168,7 @@ def models_in(path: Path) -> list[str]:
 
 
 def _many(
-    models: Path, gpus: str, tps: str, out: Path, options: dict[str, Any], as_json: bool
+    models: Path, gpus: str, layouts: Given, out: Path, options: dict[str, Any], as_json: bool
 ) -> None:
     from physim.cli.progress import counting
     from physim.errors import InputError
@@ -163,10 +177,11 @@ def _many(
     names, keys = models_in(models), names_in(gpus)
     if not names or not keys:
         raise InputError("--models and --gpus", "name nothing", "give at least one of each")
-    degrees = degrees_in(tps)
+    degrees = {"tps": [1], **degrees_in(layouts)}
     tables = []
-    with counting("tabulating", len(names) * len(keys) * len(degrees)) as say:
-        for one in write_tables(names, keys, degrees, out, say, **options):
+    count = math.prod(map(len, (names, keys, *degrees.values())))
+    with counting("tabulating", count) as say:
+        for one in write_tables(names, keys, folder=out, progress=say, **degrees, **options):
             tables.append(one)
             if not as_json:
                 _print_made(one)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from physim.errors import InputError
-from physim.inputs.case import Case
+from physim.inputs.case import Case, CaseOptions, check_names
+from physim.models.parallelism import Parallelism, check_degree
+from physim.options import options_of
+
+_DEGREES = tuple(options_of(Parallelism))
+_OWN = ("gpu", *_DEGREES)
+# What is asked for beside lists of these, which are named after them.
+_SHARED = tuple(f"{name}s" if name in _OWN else name for name in CaseOptions.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,39 @@ def choices(**axes: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
+
+
+def layout_axes(
+    tps: Sequence[int], pps: Sequence[int], dps: Sequence[int], eps: Sequence[int]
+) -> dict[str, Sequence[int]]:
+    """The layouts to try, as axes of `choices`: every combination of some degrees.
+
+    Args:
+        tps: Degrees ``tp`` of `physim.Parallelism`,
+        pps: ``pp``,
+        dps: ``dp``,
+        eps: and ``ep``.
+
+    Raises:
+        InputError: One is no positive integer.
+    """
+    lists = dict(zip(_DEGREES, (tps, pps, dps, eps), strict=True))
+    for name, degrees in lists.items():
+        for degree in degrees:
+            check_degree(f"{name}s", degree)
+    return lists
+
+
+def check_shared(options: Iterable[str]) -> None:
+    """Refuses options of several deployments that are unknown, or of which each has its own.
+
+    Args:
+        options: Names of options.
+
+    Raises:
+        InputError: There is such an option.
+    """
+    check_names(options, _SHARED)
 
 
 def attempts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, get_type_hints
@@ -223,17 +223,21 @@ def check_types(options: Mapping[str, Any]) -> None:
             raise InputError(name, f"{shown} is not {what}", "correct it")
 
 
-def check_names(options: Iterable[str]) -> None:
-    """Refuses options that no case has.
+def check_names(options: Iterable[str], known: Sequence[str] = _CASE) -> None:
+    """Refuses options that are unknown.
+
+    Args:
+        options: Names of options.
+        known: Names that are known; those that a case has if not given.
 
     Raises:
         InputError: One is unknown.
     """
     for name in options:
-        if name not in _CASE:
-            near = difflib.get_close_matches(name, _CASE, n=1)
-            known = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_CASE)}"
-            raise InputError(f"option {name!r}", "is unknown", known)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
+            raise InputError(f"option {name!r}", "is unknown", remedy)
 
 
 def _deployment_of(options: Mapping[str, Any]) -> Deployment:

@@ -261,7 +261,7 @@ class Deployment(EngineRequest):
             self._check_sizes(model, profile, memory)
             needed = (taken + memory.kv_block) / GIB
             raise InputError(
-                f"{model.name} on {self.parallelism.gpus} x {gpu.key}",
+                f"{model.name} on {self.parallelism.on(gpu.key)}",
                 f"needs {needed:.1f} GiB a GPU ({memory.weights / GIB:.1f} of weights) and may use "
                 f"{memory.usable / GIB:.1f} GiB",
                 "raise tp or gpu_memory_utilization, lower max_num_seqs, or take a larger GPU",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from physim.errors import InputError
 from physim.options import option
@@ -46,10 +47,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            degree = getattr(self, field.name)
-            if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-                problem = f"{repr(degree)[:80]} is not a positive integer"
-                raise InputError(field.name, problem, "correct it")
+            check_degree(field.name, getattr(self, field.name))
         if self.stage_gpus % self.ep:
             raise InputError(
                 "ep",
@@ -73,6 +71,58 @@ class Parallelism:
         """GPUs that share the width of each routed expert."""
         return self.stage_gpus // self.ep
 
+    def on(self, gpu: str) -> str:
+        """As `on_gpus` says it.
+
+        Args:
+            gpu: The key of the GPU.
+        """
+        return on_gpus(gpu, asdict(self))
+
     def __str__(self) -> str:
-        used = (f"{f.name} {getattr(self, f.name)}" for f in fields(self))
-        return ", ".join(text for text in used if not text.endswith(" 1")) or "tp 1"
+        return layout_name(asdict(self))
+
+
+def check_degree(name: str, degree: Any) -> None:
+    """Refuses what is no degree of parallelism.
+
+    Args:
+        name: What the degree is given as.
+        degree: What is given.
+
+    Raises:
+        InputError: It is no positive integer.
+    """
+    if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+        raise InputError(name, f"{repr(degree)[:80]} is not a positive integer", "correct it")
+
+
+def telling(degrees: Mapping[str, Any]) -> dict[str, int]:
+    """The degrees that tell a layout from others: tp, and those that are not 1.
+
+    Args:
+        degrees: All of a layout by name, among whatever else; the layout need not be possible.
+    """
+    own = {field.name: degrees[field.name] for field in fields(Parallelism)}
+    return {name: degree for name, degree in own.items() if name == "tp" or degree != 1}
+
+
+def layout_name(degrees: Mapping[str, Any]) -> str:
+    """A layout in words, such as ``tp 2, pp 2``.
+
+    Args:
+        degrees: As for `telling`.
+    """
+    return ", ".join(f"{name} {degree}" for name, degree in telling(degrees).items())
+
+
+def on_gpus(gpu: str, degrees: Mapping[str, Any]) -> str:
+    """GPUs and their layout, such as ``4 x h100_sxm (tp 2, pp 2)``; without it where tp is all.
+
+    Args:
+        gpu: The key of the GPU.
+        degrees: As for `telling`.
+    """
+    count = degrees["tp"] * degrees["pp"] * degrees["dp"]
+    layout = "" if [*telling(degrees)] == ["tp"] else f" ({layout_name(degrees)})"
+    return f"{count} x {gpu}{layout}"

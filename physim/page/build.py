@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
-from physim.inputs.attempts import attempts, choices
-from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
+from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.request_lengths import RequestLengths
+from physim.models.parallelism import on_gpus
 from physim.page.interpolation import Table
 from physim.page.tables import (
     FULL,
@@ -104,6 +105,9 @@ def predicted(
     *,
     gpus: Sequence[str] = GPUS,
     tps: Sequence[int] = (1, 2, 4, 8),
+    pps: Sequence[int] = (1,),
+    dps: Sequence[int] = (1,),
+    eps: Sequence[int] = (1,),
     inputs: tuple[float, float] = (128, 16384),
     outputs: tuple[float, float] = (16, 2048),
     prices: Mapping[str, float] | None = None,
@@ -115,7 +119,10 @@ def predicted(
     Args:
         model: Path of a ``config.json``, shipped name or hub id.
         gpus: GPUs to choose from.
-        tps: GPUs that share every layer, to choose from.
+        tps: Degrees ``tp`` of `physim.Parallelism` to choose from,
+        pps: ``pp``,
+        dps: ``dp``,
+        eps: and ``ep``, in every combination.
         inputs: Prompt lengths from and to, tokens.
         outputs: Generated lengths from and to, tokens.
         prices: Price of one GPU for an hour, by its key, in any currency.
@@ -127,7 +134,8 @@ def predicted(
     Raises:
         InputError: Some input cannot be used, or no server can be.
     """
-    check_names(options)
+    check_shared(options)
+    tried = layout_axes(tps, pps, dps, eps)
     for name, (first, last), least in (("input", inputs, 1), ("output", outputs, 2)):
         if not (math.isfinite(last) and least <= first < last):
             raise InputError(
@@ -145,7 +153,7 @@ def predicted(
     ends = [(math.log2(first), math.log2(last)) for first, last in (inputs, outputs)]
     axes = Axes.between(ends[0], ends[1], (_INPUT_STEP, _OUTPUT_STEP), _LOADS)
     known = load_fit(fit)
-    servers, refused = _servers(model, keys, tps, axes, joint, given)
+    servers, refused = _servers(model, keys, tried, axes, joint, given)
     groups = {_group(case): case for case in servers}
     group_of = [[*groups].index(_group(case)) for case in servers]
     exact = _tables(servers, joint, axes, known)
@@ -182,27 +190,28 @@ def _group(case: Case) -> tuple[str, object]:
 def _servers(
     model: str | Path,
     gpus: Sequence[str],
-    tps: Sequence[int],
+    tried: Mapping[str, Sequence[int]],
     axes: Axes,
     joint: RequestLengths | None,
     options: Mapping[str, Any],
 ) -> tuple[list[Case], list[str]]:
     """Every server that can be, under a load that fits, and why others cannot be."""
-    tried = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
-    limits = {k: [options[k]] if k in options else values for k, values in tried.items()}
+    offered = {"max_num_seqs": _SEQS, "max_num_batched_tokens": _BUDGETS}
+    limits = {k: [options[k]] if k in options else values for k, values in offered.items()}
     inputs, outputs = (float(2.0 ** axis.points[0]) for axis in (axes.inputs, axes.outputs))
     shortest: dict[str, Any] = {"input_tokens": inputs, "output_tokens": outputs}
     if joint is not None:
         shortest = {"lengths": joint.with_means(inputs, outputs)}
     found, refused = [], {}
     common = {**options, **shortest, "model": model, "rate": 1.0}
-    for attempt in attempts(choices(gpu=gpus, tp=tps, **limits), common):
+    for attempt in attempts(choices(gpu=gpus, **tried, **limits), common):
         if attempt.case is not None:
             found.append(attempt.case)
         if attempt.refusal is not None:
-            refused[f"{attempt.choice['tp']} x {attempt.choice['gpu']}"] = attempt.refusal
+            refused[on_gpus(attempt.choice["gpu"], attempt.choice)] = attempt.refusal
     if not found:
-        raise next(iter(refused.values()))
+        nothing = InputError("page", "has nothing to show", "name GPUs and layouts")
+        raise next(iter(refused.values()), nothing)
     return found, [f"{where}: {error}" for where, error in refused.items()]
 
 
@@ -267,7 +276,13 @@ def _values(found: Latencies) -> dict[str, Float[np.ndarray, " n"]]:
         "batch": found.batch,
         "kv_use": found.kv_use,
     }
-    return {name: every[name] for name in VALUES}
+    # A pipeline's queue may grow without end below its saturation throughput.
+    endless = np.isinf(found.means["ttft"])
+    waits = ("ttft", "ttft_p99", "e2e", "e2e_p99")
+    return {
+        name: np.where(endless, np.nan, every[name]) if name in waits else every[name]
+        for name in VALUES
+    }
 
 
 def _errors(found: Predicted) -> dict[str, dict[str, list[float]]]:
@@ -317,7 +332,9 @@ def _by_side(off: Mapping[str, Numbers], shares: Numbers) -> dict[str, dict[str,
     """The median, the 95th percentile and the most of errors, up to `KNEE` and above it."""
     return {
         side: {
-            name: np.quantile(own[where], [0.5, 0.95, 1.0]).tolist() for name, own in off.items()
+            name: np.nanquantile(own[where], [0.5, 0.95, 1.0]).tolist()
+            for name, own in off.items()
+            if not np.isnan(own[where]).all()
         }
         for side, where in (("below", shares <= KNEE), ("above", shares > KNEE))
     }

@@ -20,7 +20,7 @@ from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
-from physim.models.parallelism import Parallelism
+from physim.models.parallelism import Parallelism, telling
 from physim.options import options_of
 from physim.page.build import CHECKED, KNEE, PageRequest, Predicted
 from physim.page.tables import VALUES
@@ -80,6 +80,7 @@ def _document(found: Predicted) -> str:
     return string.Template(_asset("page.html")).substitute(
         title=escaped(case.model.name),
         about=escaped(about),
+        degrees=escaped(" ".join(f"{k}: {one.help}" for k, one in options_of(Parallelism).items())),
         mean="" if lengths is None else ", mean",
         style=_asset("page.css"),
         # A name in it must not end the element.
@@ -119,7 +120,7 @@ def _facts(found: Predicted) -> dict[str, Any]:
         "refused": [printable(line) for line in found.refused],
         "first": {
             "gpu": case.server.gpu.key,
-            "tp": case.server.parallelism.tp,
+            "layout": str(case.server.parallelism),
             **_FIRST,
             "rate": rate,
             "input": inputs,
@@ -149,15 +150,16 @@ def _cached(load: Load) -> dict[str, float]:
 
 def _group(found: Predicted, case: Case) -> dict[str, Any]:
     """What servers have in common that differ in limits alone."""
-    load = case.demanded
+    load, layout = case.demanded, case.server.parallelism
     # What a prompt takes at least is so much for each of its tokens.
     one = replace(load, input_tokens=1.0, output_tokens=1.0, cached_tokens=0.0, lengths=None)
     least = least_s(case.under(one))
     ranges = found.fit.on(case).ranges
     return {
         "gpu": case.server.gpu.key,
-        "tp": case.server.parallelism.tp,
-        "gpus": case.server.parallelism.gpus,
+        "layout": str(layout),
+        "degrees": telling(asdict(layout)),
+        "gpus": layout.gpus,
         "weight_bytes": case.server.memory.weights,
         "stands_in": gpu_or_stand_in(case.server.gpu.key) != case.server.gpu.key,
         "least": {"ttft_s_per_token": least["ttft_s"], "itl_s": least["itl_s"]},

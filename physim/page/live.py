@@ -5,7 +5,7 @@ import marimo
 app = marimo.App(width="full", app_title="physim")
 
 with app.setup:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     import marimo as mo
@@ -16,24 +16,27 @@ with app.setup:
     from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
     from physim.errors import InputError
     from physim.grids.store import measured_gpus
+    from physim.inputs.attempts import attempts
     from physim.inputs.case import Case
     from physim.inputs.lengths import Lengths, lengths
     from physim.inputs.request_lengths import RequestLengths, presets
+    from physim.models.lookup import load_model
     from physim.models.parallelism import Parallelism
     from physim.options import options_of
     from physim.plot import draw_breakdown, draw_elasticities, draw_load
     from physim.plot.pareto import draw_tradeoff
     from physim.prediction.html import element
+    from physim.questions.candidates import NODE, layouts_of
     from physim.questions.objectives import NOTHING
     from physim.questions.pareto import tradeoff
     from physim.questions.servers import Servers
 
-    TPS = (1, 2, 4, 8)
+    DEGREES = (1, 2, 4, 8)
 
 
 @app.function
-def case_of(model: str, deployment: Mapping[str, Any], load: Mapping[str, Any]) -> Case:
-    """The case that is chosen."""
+def options_chosen(deployment: Mapping[str, Any], load: Mapping[str, Any]) -> dict[str, Any]:
+    """What is chosen, as options of a case."""
     demand = dict(load)
     requests = demand.pop("requests")
     names = ("input_tokens", "output_tokens")
@@ -41,20 +44,15 @@ def case_of(model: str, deployment: Mapping[str, Any], load: Mapping[str, Any]) 
     if requests:
         means = (lengths(tokens).mean for tokens in typed.values())
         typed = {"lengths": RequestLengths.read(requests).with_means(*means)}
-    return Case.from_options(model, **deployment, **demand, **typed)
+    return {**deployment, **demand, **typed}
 
 
 @app.function
-def elsewhere(
-    model: str, gpus: Sequence[str], deployment: Mapping[str, Any], load: Mapping[str, Any]
-) -> Iterator[Case]:
-    """The same on every GPU and tp on which it fits."""
-    for gpu in gpus:
-        for tp in TPS:
-            try:
-                yield case_of(model, {**deployment, "gpu": gpu, "tp": tp}, load)
-            except InputError:
-                continue
+def elsewhere(model: str, gpus: Sequence[str], options: Mapping[str, Any]) -> list[Case]:
+    """The same on every GPU in every layout of a node in which it fits."""
+    layouts = layouts_of(load_model(model), NODE, {})
+    wanted = ({"model": model, "gpu": gpu, **layout} for gpu in gpus for layout in layouts)
+    return [one.case for one in attempts(wanted, options) if one.case is not None]
 
 
 @app.function
@@ -74,7 +72,7 @@ def _():
 
 @app.cell
 def _(gpus):
-    degrees = {str(degree): degree for degree in TPS}
+    degrees = {str(degree): degree for degree in DEGREES}
     deployment = mo.ui.dictionary(
         {
             "gpu": mo.ui.dropdown(gpus, value=gpus[0], label="GPU"),
@@ -120,22 +118,23 @@ def _(gpus):
 @app.cell
 def _(deployment, fit, load, model):
     try:
-        case, problem = case_of(model, deployment.value, load.value), ""
+        options = options_chosen(deployment.value, load.value)
+        case, problem = Case.from_options(model, **options), ""
         prediction = physim.predict(case, fit=fit)
     except InputError as error:
-        case, problem, prediction = None, str(error), None
-    return case, prediction, problem
+        case, options, problem, prediction = None, {}, str(error), None
+    return case, options, prediction, problem
 
 
 @app.cell
-def _(case, deployment, fit, gpus, load, model, prediction):
+def _(case, fit, gpus, model, options, prediction):
     def drawn_load():
         mark = None if prediction.saturated else case.demanded.rate
         return draw_load(case, mark=mark, fit=fit)
 
     def drawn_pareto():
-        cases = elsewhere(model, gpus, deployment.value, load.value)
-        servers = Servers([*cases], physim.load_fit(fit))
+        cases = elsewhere(model, gpus, options)
+        servers = Servers(cases, physim.load_fit(fit))
         return draw_tradeoff(tradeoff(servers, NOTHING), servers.cases)
 
     drawings = {

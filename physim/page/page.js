@@ -26,7 +26,8 @@ function serverOf(group, seqs, budget) {
   return own.reduce((best, server) => (far(server) < far(best) ? server : best));
 }
 
-const groupOf = (gpu, tp) => facts.groups.findIndex((group) => group.gpu === gpu && group.tp === tp);
+const groupOf = (gpu, layout) => facts.groups.findIndex((group) => group.gpu === gpu && group.layout === layout);
+const layoutsOf = (gpu) => facts.groups.filter((group) => group.gpu === gpu);
 
 // ---- what is chosen ----
 
@@ -52,11 +53,11 @@ function readAddress() {
   for (const [name, value] of said) {
     const [what, gpu] = name.split(".");
     if (what === "price" && gpu in facts.gpus && Number(value) > 0) prices[gpu] = Number(value);
-    else if (name in choice) choice[name] = name === "gpu" ? value : Number(value);
+    else if (name in choice) choice[name] = ["gpu", "layout"].includes(name) ? value : Number(value);
   }
   for (const name of ["rate", "input", "output"]) choice[name] = within(name, choice[name]);
   choice.count = Math.min(Math.max(Math.round(choice.count) || 1, 1), 32);
-  if (groupOf(choice.gpu, choice.tp) < 0) ({ gpu: choice.gpu, tp: choice.tp } = facts.groups[0]);
+  if (groupOf(choice.gpu, choice.layout) < 0) ({ gpu: choice.gpu, layout: choice.layout } = facts.groups[0]);
   choice.seqs = nearest(allSeqs, choice.seqs);
   choice.budget = nearest(allBudgets, choice.budget);
 }
@@ -72,8 +73,8 @@ function within(name, value) {
 /** Sets the controls to what is chosen. */
 function setControls(typed) {
   by("gpu").value = choice.gpu;
-  fill(by("tp"), facts.groups.filter((group) => group.gpu === choice.gpu).map((group) => group.tp));
-  by("tp").value = choice.tp;
+  fill(by("layout"), layoutsOf(choice.gpu).map((group) => group.layout));
+  by("layout").value = choice.layout;
   by("seqs").value = allSeqs.indexOf(choice.seqs);
   by("budget").value = allBudgets.indexOf(choice.budget);
   by("count").value = choice.count;
@@ -100,10 +101,13 @@ function setControls(typed) {
 function choose({ id, value }) {
   const [name, typed] = id.split("-");
   if (name === "gpu") {
+    // The same layout, or one with about as many GPUs.
+    const before = facts.groups[groupOf(choice.gpu, choice.layout)];
+    const far = (group) => (group.layout === before.layout ? -1 : Math.abs(group.gpus - before.gpus));
     choice.gpu = value;
-    const tps = facts.groups.filter((group) => group.gpu === value).map((group) => group.tp);
-    choice.tp = nearest(tps, choice.tp);
-  } else if (name === "tp" || name === "count") choice[name] = Number(value);
+    choice.layout = layoutsOf(value).reduce((best, group) => (far(group) < far(best) ? group : best)).layout;
+  } else if (name === "layout") choice.layout = value;
+  else if (name === "count") choice.count = Number(value);
   else if (name === "seqs") choice.seqs = allSeqs[value];
   else if (name === "budget") choice.budget = allBudgets[value];
   else if (name === "price") {
@@ -125,7 +129,7 @@ function atSlider(name) {
 
 /** All numbers of what is chosen. */
 function answer() {
-  const group = groupOf(choice.gpu, choice.tp);
+  const group = groupOf(choice.gpu, choice.layout);
   const server = serverOf(group, choice.seqs, choice.budget);
   const rate = choice.rate / choice.count;
   const { input, output } = choice;
@@ -139,6 +143,8 @@ function answer() {
   const cost = (requests) => ((price * gpus) / 3600 / (requests * output)) * 1e6;
   return {
     ...found, server, rate, gpus, served, intervals, price,
+    // A pipeline's queue may grow without end below its saturation throughput.
+    endless: found.saturated || Number.isNaN(found.ttft),
     group: facts.groups[group],
     parts: tables.parts(server.row, input, output, rate),
     cost: price && cost(served),
@@ -150,7 +156,7 @@ function answer() {
 function beyond(now) {
   const batch = Math.max(now.batch, 1);
   const values = {
-    weight_bytes: now.group.weight_bytes, tp: choice.tp, batch, step_s: now.step,
+    weight_bytes: now.group.weight_bytes, tp: now.group.degrees.tp, batch, step_s: now.step,
     context: choice.input + choice.output / 2,
     new_tokens: tables.newTokens(choice.input),
   };
@@ -163,16 +169,17 @@ function beyond(now) {
   return lines;
 }
 
-/** Points of a server from its lightest load to its heaviest. */
+/** Points of a server from its lightest load to the heaviest under which its queue ends. */
 function sweep(row, count, names) {
   const { input, output } = choice;
   const saturation = tables.saturation(row, input, output);
   if (Number.isNaN(saturation)) return [];
   const { loads } = facts.axes;
-  return Array.from({ length: count }, (_, i) => {
+  const points = Array.from({ length: count }, (_, i) => {
     const rate = shareAt(loads, (i / (count - 1)) * (loads.count - 1)) * saturation;
     return { rate, ...tables.at(row, input, output, rate, names) };
   });
+  return points.filter((point) => !Number.isNaN(point.ttft));
 }
 
 // ---- how it is shown ----
@@ -185,15 +192,16 @@ function showAnswers(now) {
   const fits = !Number.isNaN(now.saturation);
   const lines = [];
   if (!fits) lines.push("Such a request does not fit: it is longer than the model's context, or than the KV cache.");
-  else if (now.near) lines.push(`So near to saturation latencies are those at ${digits(tables.shares[1] * 100)}% of it.`);
+  else if (now.near && !now.endless) lines.push(`So near to saturation latencies are those at ${digits(tables.shares[1] * 100)}% of it.`);
   else if (now.saturated) lines.push(`Above capacity: the queue grows without end. ${choice.count > 1 ? "The servers take" : "The server takes"} ${digits(now.saturation * choice.count)} requests per second.`);
+  else if (now.endless) lines.push("Above capacity: the queue grows without end.");
   if (fits) for (const line of beyond(now)) lines.push(`Beyond what was measured: ${line}.`);
   const own = now.server;
   if (own.max_num_seqs !== choice.seqs || own.max_num_batched_tokens !== choice.budget)
     lines.push(`There is no such server: this is one with ${own.max_num_seqs} requests and ${own.max_num_batched_tokens} tokens.`);
   show("warning", lines.join(" "));
   for (const [name, unit] of [["ttft", ms], ["itl", ms], ["e2e", seconds]]) {
-    const never = !fits || (now.saturated && name !== "itl");
+    const never = !fits || (now.endless && name !== "itl");
     show(name, never ? "-" : unit(now[name]), never ? "" : now[name]);
     const p99 = `${name}_p99` in now ? `p99 ${unit(now[`${name}_p99`])}` : "";
     show(`${name}-more`, never ? "" : [fromTo(now.intervals[name], unit), p99].filter(Boolean).join("; "));
@@ -229,7 +237,7 @@ function showLoad(now) {
     const bounds = points.map((point) => tables.interval(name, point[name], now.server, choice.input, choice.output, point.share));
     const line = (pick) => points.map((point, i) => [rates[i], pick(point, i) * 1e3]);
     const values = points.map((point) => point[name] * 1e3);
-    const here = now.saturated ? [NaN] : [choice.rate, now[name] * 1e3];
+    const here = now.endless ? [NaN] : [choice.rate, now[name] * 1e3];
     draw(by(`${name}-picture`), {
       x: { label: "requests per second", range: [0, rates.at(-1) * 1.02] },
       y: { label: `${name.toUpperCase()}, ms`, range: [Math.min(...values) / 2, Math.max(...values) * 1.5], logarithmic: true },
@@ -264,14 +272,14 @@ function showPareto(now) {
   const all = [];
   facts.groups.forEach((group, place) => {
     const server = serverOf(place, choice.seqs, choice.budget);
-    const points = sweep(server.row, 25, ["itl"]).map(({ rate, itl }) => [1 / itl, (rate * choice.output) / group.gpus]);
+    const points = sweep(server.row, 25, ["ttft", "itl"]).map(({ rate, itl }) => [1 / itl, (rate * choice.output) / group.gpus]);
     all.push(...points);
     const current = group === now.group;
     lines.push({ points, color: COLORS[gpus.indexOf(group.gpu)], faint: !current, wide: current });
   });
   if (!all.length) return void by("pareto-picture").replaceChildren();
   const best = envelope(lines.map((line) => line.points));
-  const here = now.saturated ? [NaN] : [1 / now.itl, (now.served * choice.output) / now.gpus];
+  const here = now.endless ? [NaN] : [1 / now.itl, (now.served * choice.output) / now.gpus];
   const spread = (i) => [Math.min(...all.map((p) => p[i])), Math.max(...all.map((p) => p[i]))];
   draw(by("pareto-picture"), {
     x: { label: "tokens per second of a user", range: [0, spread(0)[1] * 1.05] },
@@ -285,7 +293,8 @@ function showPareto(now) {
 
 function showCommand(now) {
   const { max_num_seqs: seqs, max_num_batched_tokens: budget } = now.server;
-  show("command", `${facts.command} --gpu ${choice.gpu} --tp ${choice.tp} --max-num-seqs ${seqs} --max-num-batched-tokens ${budget} --rate ${Number(now.rate.toPrecision(6))} --input ${choice.input} --output ${choice.output}`);
+  const degrees = Object.entries(now.group.degrees).map(([name, degree]) => `--${name} ${degree}`);
+  show("command", `${facts.command} --gpu ${choice.gpu} ${degrees.join(" ")} --max-num-seqs ${seqs} --max-num-batched-tokens ${budget} --rate ${Number(now.rate.toPrecision(6))} --input ${choice.input} --output ${choice.output}`);
 }
 
 function showErrors() {
@@ -302,7 +311,7 @@ function showErrors() {
     return made;
   };
   const { below, above } = facts.errors;
-  const shown = (off) => off.map((share) => `${digits(share * 100, 2)}%`);
+  const shown = (off) => off?.map((share) => `${digits(share * 100, 2)}%`) ?? ["-", "-", "-"];
   by("errors").replaceChildren(
     row(["", "median", "95 of 100", "most", "median", "95 of 100", "most"], "th"),
     ...Object.entries(names).filter(([name]) => name in below).map(([name, label]) => row([label, ...shown(below[name]), ...shown(above[name])])),

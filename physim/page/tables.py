@@ -109,7 +109,9 @@ class Axes:
 
 @dataclass(frozen=True)
 class Tables:
-    """Predictions of servers. All but ``parts`` are logarithms; NaN where a request does not fit.
+    """Predictions of servers, logarithms but for ``parts``.
+
+    NaN where a request does not fit, or where a queue grows without end.
 
     Attributes:
         axes: Where they have points.

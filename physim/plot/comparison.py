@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.metrics import METRICS
+from physim.models.parallelism import on_gpus
 from physim.plot.figures import COLORS, literal, new_figure
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def draw_comparison(comparison: Comparison) -> list[Axes]:
         panels.append(("saturation, requests/s", "saturation_rps", 1.0, "C4"))
     figure = new_figure(11, 1.4 + 0.32 * len(rows))
     drawn = list(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)))
-    names = [literal(f"{row['model'].split('/')[-1]}, {row['tp']} x {row['gpu']}") for row in rows]
+    names = [literal(f"{row['model'].split('/')[-1]}, {on_gpus(row['gpu'], row)}") for row in rows]
     places = np.arange(len(rows))
     for axes, (label, column, scale, color) in zip(drawn, panels, strict=True):
         values = [scale * (row[column] or 0.0) for row in rows]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from physim.models.parallelism import on_gpus
 from physim.plot.figures import literal, new_figure
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def draw_table(table: Table) -> list[Axes]:
     error = about["interpolation_error_pct"]
     figure.suptitle(
         literal(
-            f"{about['model']} on {about['tp']} x {about['gpu']}; between knots 99% of steps are "
-            f"within {error['p99']}%"
+            f"{about['model']} on {on_gpus(about['gpu'], about['engine'])}; between knots 99% of "
+            f"steps are within {error['p99']}%"
         ),
         fontsize=10,
     )

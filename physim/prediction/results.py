@@ -117,13 +117,6 @@ class PoolPrediction:
             "phases": list(self.phases),
         }
 
-    @property
-    def gpus(self) -> str:
-        """How many GPUs of which kind, and what they share if it is not tensors alone."""
-        layout = self.server.parallelism
-        how = "" if layout.gpus == layout.tp == layout.gpus * layout.ep else f" ({layout})"
-        return f"{self.server.where}{how}"
-
     def describe_engine(self) -> str:
         """The engine and its limits, in a line."""
         known, sizes = self.server, self.server.sizes
@@ -320,7 +313,7 @@ class Prediction:
     @property
     def gpus(self) -> str:
         """How many GPUs of which kind, of each pool, and what they share."""
-        return " and ".join(pool.gpus for pool in self.pools)
+        return " and ".join(pool.server.where for pool in self.pools)
 
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""

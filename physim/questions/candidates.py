@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from physim.errors import InputError
 from physim.inputs.attempts import attempts, choices
 from physim.inputs.case import Case
+from physim.models.architecture import ModelArch
 from physim.models.lookup import formats_of, load_model
 
 # What is searched where nothing is said. Powers of two, as engines are set.
@@ -19,11 +20,15 @@ _STAGES = (1, 2, 4)
 _SEQS = (16, 32, 64, 128, 256, 512, 1024)
 _BUDGETS = (2048, 4096, 8192, 16384)
 # GPUs that share layers are within a node of so many.
-_NODE = 8
+NODE = 8
 
 
 def servers(
-    model: str | Path, gpus: Sequence[str], max_gpus: int, options: Mapping[str, Any]
+    model: str | Path,
+    gpus: Sequence[str],
+    max_gpus: int,
+    tried: Mapping[str, Sequence[int]],
+    options: Mapping[str, Any],
 ) -> tuple[list[Case], dict[str, int]]:
     """Every server that can be; how many cannot, by the reason.
 
@@ -31,6 +36,7 @@ def servers(
         model: Path of a ``config.json``, shipped name or hub id.
         gpus: GPUs to choose from.
         max_gpus: Most GPUs of a server.
+        tried: Degrees of parallelism to try, by name; where none is named they are searched.
         options: The engine, and the load if there is one; limits that are given are not searched.
 
     Raises:
@@ -40,11 +46,11 @@ def servers(
     found: list[Case] = []
     errors: list[InputError] = []
     for name in formats_of(model):
-        has_experts = load_model(name, read_as).experts is not None
+        own = layouts_of(load_model(name, read_as), max_gpus, tried)
         wanted = (
             {"model": name, "gpu": gpu, **layout, **limits}
             for gpu in gpus
-            for layout in _layouts(max_gpus, has_experts)
+            for layout in own
             for limits in _limits(options)
         )
         for attempt in attempts(wanted, options):
@@ -58,20 +64,39 @@ def servers(
     # What is the same for all is wrong with the load or the engine.
     if len(refused) == 1:
         raise errors[0]
+    problem = "has none of the layouts that are asked for"
+    if errors:
+        last = errors[-1]
+        problem = f"cannot be served; of the largest layout: {last.where}: {last.what}"
     raise InputError(
         f"{model} on up to {max_gpus} of {', '.join(gpus)}",
-        f"cannot be served; of the largest layout: {errors[-1].where}: {errors[-1].what}",
+        problem,
         "allow more GPUs (--max-gpus), or others",
     )
 
 
-def _layouts(max_gpus: int, has_experts: bool) -> Iterator[dict[str, int]]:
-    """Degrees of parallelism to try: powers of two, within a node but for stages."""
-    for tp, pp, dp in itertools.product(_DEGREES, _STAGES, _DEGREES if has_experts else (1,)):
-        if tp * dp > _NODE or tp * dp * pp > max_gpus:
+def layouts_of(
+    model: ModelArch, max_gpus: int, tried: Mapping[str, Sequence[int]]
+) -> list[dict[str, int]]:
+    """Degrees of parallelism to try: powers of two, within a node but for stages.
+
+    Args:
+        model: The model.
+        max_gpus: Most GPUs of a server.
+        tried: Degrees to try instead, by name, where any are named.
+    """
+    named = {name: degrees for name, degrees in tried.items() if degrees}
+    searched = {"tp": _DEGREES, "pp": _STAGES, "dp": _DEGREES if model.experts else (1,)}
+    found = []
+    for layout in choices(**{name: named.get(name, own) for name, own in searched.items()}):
+        stage = layout["tp"] * layout["dp"]
+        # Nothing that is searched spans nodes, unless what is named does by itself.
+        most = max(NODE, math.prod(layout[name] for name in ("tp", "dp") if name in named))
+        if stage > most or stage * layout["pp"] > max_gpus:
             continue
-        for ep in {1, tp * dp} if has_experts else {1}:
-            yield {"tp": tp, "pp": pp, "dp": dp, "ep": ep}
+        spread = sorted({1, stage}) if model.experts else [1]
+        found += [{**layout, "ep": ep} for ep in named.get("ep", spread)]
+    return found
 
 
 def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Models, GPUs and tp side by side under one load."""
+"""Models, GPUs and layouts side by side under one load."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.inputs.attempts import attempts, choices
-from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
+from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
 from physim.questions.prices import hourly_prices, per_million_tokens
@@ -64,22 +64,28 @@ def compare(
     gpus: Sequence[str] = (),
     tps: Sequence[int] = (1,),
     *,
+    pps: Sequence[int] = (1,),
+    dps: Sequence[int] = (1,),
+    eps: Sequence[int] = (1,),
     prices: Mapping[str, float] | None = None,
     order: str | None = None,
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[LoadAndEngineOptions],
 ) -> Comparison:
-    """Predicts cases side by side, or every combination of models, GPUs and tp under one load.
+    """Predicts cases side by side, or all combinations of models, GPUs and layouts under a load.
 
     Args:
         models: Cases; or models, with GPUs and the rest of the cases beside them.
         gpus: GPUs.
-        tps: GPUs that share every layer.
+        tps: Degrees ``tp`` of `physim.Parallelism`,
+        pps: ``pp``,
+        dps: ``dp``,
+        eps: and ``ep``, in every combination.
         prices: Price of one GPU for an hour, by its key, in any currency.
         order: What the best has least of: ``cost``, ``ttft``, ``itl`` or ``e2e``; or
             ``saturation``, of which it has most. None for cost if there are prices, else E2E.
         fit: Name or path of a fit, ``default`` or ``none``.
-        **options: Deployment and load; see `CaseOptions`.
+        **options: The engine and the load; see `CaseOptions`.
 
     Raises:
         InputError: Nothing is compared, or an option cannot be used. A combination that cannot be
@@ -90,13 +96,14 @@ def compare(
     if order not in ORDERS or (order == "cost" and not prices):
         remedy = f"use one of {', '.join(ORDERS)}" if order not in ORDERS else "give --price"
         raise InputError("sort", f"{order!r} cannot be used", remedy)
-    check_names(options)
+    check_shared(options)
+    tried = layout_axes(tps, pps, dps, eps)
     for gpu in gpus:
         load_hardware(gpu)
     cases = [model for model in models if isinstance(model, Case)]
     refused: list[dict[str, Any]] = []
     named = [one for one in models if not isinstance(one, Case)]
-    for attempt in attempts(choices(model=named, gpu=gpus, tp=tps), options):
+    for attempt in attempts(choices(model=named, gpu=gpus, **tried), options):
         if attempt.case is not None:
             cases.append(attempt.case)
         else:
@@ -106,7 +113,7 @@ def compare(
         raise InputError(
             "compare",
             "has nothing to compare",
-            refused[0]["reason"] if refused else "name models, GPUs and tp",
+            refused[0]["reason"] if refused else "name models, GPUs and layouts",
         )
     compared = {case.server.gpu.key for case in cases}
     for gpu in prices:

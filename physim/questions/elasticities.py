@@ -67,7 +67,7 @@ class Elasticities:
         return {
             "model": self.case.model.name,
             "gpu": self.case.server.gpu.key,
-            "tp": self.case.server.parallelism.tp,
+            **dataclasses.asdict(self.case.server.parallelism),
             "load": dataclasses.asdict(self.case.demanded),
             "fit": self.fit,
             "metrics": dict(self.metrics),

@@ -7,7 +7,7 @@ import functools
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -18,7 +18,8 @@ from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.grids.store import measured_gpus
-from physim.inputs.case import Case, LoadAndEngineOptions, check_names
+from physim.inputs.attempts import check_shared, layout_axes
+from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.prediction.commands import serve_command
@@ -86,10 +87,7 @@ class Choice:
         return {
             "model": self.case.model.name,
             "gpu": self.case.server.gpu.key,
-            "tp": layout.tp,
-            "pp": layout.pp,
-            "dp": layout.dp,
-            "ep": layout.ep,
+            **asdict(layout),
             "replicas": self.replicas,
             "gpus": self.gpus,
             "max_num_seqs": sizes.max_num_seqs,
@@ -163,6 +161,10 @@ def recommend(
     *,
     slo: Sequence[str | Objective],
     gpus: Sequence[str] = (),
+    tps: Sequence[int] = (),
+    pps: Sequence[int] = (),
+    dps: Sequence[int] = (),
+    eps: Sequence[int] = (),
     prices: Mapping[str, float] | None = None,
     max_gpus: int = 8,
     goodput: float = 0.9,
@@ -182,6 +184,11 @@ def recommend(
         slo: Objectives; see `physim.capacity`.
         gpus: GPUs to choose from; those with a price if none are given, or all with measured
             kernels.
+        tps: Degrees ``tp`` of `physim.Parallelism` to choose from,
+        pps: ``pp``,
+        dps: ``dp``,
+        eps: and ``ep``. Of each that is not given powers of two are searched, and ``tp`` and ``dp``
+            within a node of eight GPUs.
         prices: Price of one GPU for an hour, by its key, in any currency. Without prices the fewest
             GPUs are best.
         max_gpus: Most GPUs in all.
@@ -197,7 +204,8 @@ def recommend(
     Raises:
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
     """
-    check_names(options)
+    check_shared(options)
+    tried = layout_axes(tps, pps, dps, eps)
     asked = Requirements.parse(slo, goodput)
     for name, number in (("max GPUs", max_gpus), ("count", count)):
         if number < 1:
@@ -212,7 +220,7 @@ def recommend(
     if profile is None and "concurrency" not in given:
         given.setdefault("arrival", "poisson")
     known = load_fit(fit)
-    cases, refused = candidates.servers(model, keys, max_gpus, given)
+    cases, refused = candidates.servers(model, keys, max_gpus, tried, given)
     loaded = [cases]
     if profile is not None:
         loaded = _under_all(cases, profile.peaks(_PEAKS), arrivals)

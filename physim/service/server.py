@@ -101,8 +101,8 @@ class Server:
 
     @property
     def where(self) -> str:
-        """What the model runs on, such as ``2 x h100_sxm``."""
-        return f"{self.parallelism.gpus} x {self.gpu.key}"
+        """What the model runs on, such as ``4 x h100_sxm (tp 2, pp 2)``."""
+        return self.parallelism.on(self.gpu.key)
 
     @property
     def kv_cache_bytes(self) -> float:

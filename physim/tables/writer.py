@@ -1,4 +1,4 @@
-"""Folders of tables: one for each model, GPU and tp, whole or not at all."""
+"""Folders of tables: one for each model, GPU and layout, whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.inputs.attempts import attempts, choices
-from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions, check_names
+from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
+from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions
 from physim.models.lookup import config_path
+from physim.models.parallelism import on_gpus, telling
 from physim.prediction.arrays import step_model_of
 from physim.prediction.steady import steady
 from physim.service.hardware import load_hardware
@@ -39,7 +40,7 @@ class Made:
     """What became of one table.
 
     Attributes:
-        name: Model, GPU and tp.
+        name: Model, GPU and layout.
         folder: Where it is; None where there is none.
         reason: Why there is none, or that it was there already; empty for one that was made.
         error_pct: Interpolation error of 99% of batches, percent.
@@ -129,6 +130,9 @@ def write_tables(
     folder: Path,
     progress: Callable[[str], Any] = lambda _: None,
     *,
+    pps: Sequence[int] = (1,),
+    dps: Sequence[int] = (1,),
+    eps: Sequence[int] = (1,),
     kind: str = "csv",
     tolerance: float = 0.01,
     fit: str | Path = DEFAULT_FIT,
@@ -143,30 +147,36 @@ def write_tables(
     Args:
         models: Models.
         gpus: GPUs.
-        tps: Tensor parallelism.
+        tps: Degrees ``tp`` of `physim.Parallelism`; the others follow below.
         folder: The folder of the folders.
         progress: Called before each with its name.
+        pps: Degrees ``pp`` of `physim.Parallelism`,
+        dps: ``dp``,
+        eps: and ``ep``, in every combination.
         kind: As for `write_table`, and so are the next three.
         tolerance: Interpolation error.
         fit: Name or path of a fit.
         force: Whether folders that are there are replaced.
-        **options: Deployment and load; see `CaseOptions`.
+        **options: The engine and the load; see `CaseOptions`.
 
     Raises:
         InputError: An option or a GPU cannot be used for any table, or the folder is a file.
     """
     _check(kind, tolerance)
-    check_names(options)
+    check_shared(options)
+    tried = layout_axes(tps, pps, dps, eps)
     for gpu in gpus:
         load_hardware(gpu)
     if folder.exists() and not folder.is_dir():
         raise InputError(str(folder), "is a file", "name a folder")
-    for attempt in attempts(choices(model=models, gpu=gpus, tp=tps), options):
-        model, gpu, tp = attempt.choice.values()
-        name = f"{Path(model).stem if _is_path(model) else model} on {tp} x {gpu}"
+    for attempt in attempts(choices(model=models, gpu=gpus, **tried), options):
+        model, gpu = attempt.choice["model"], attempt.choice["gpu"]
+        where = on_gpus(gpu, attempt.choice)
+        name = f"{Path(model).stem if _is_path(model) else model} on {where}"
         short = Path(model).parent.name if Path(model).name == "config.json" else model
         own = short.removesuffix(".json").replace("/", "--").lstrip(".-")
-        place = folder / f"{own}_{gpu}_tp{tp}"
+        degrees = (f"{what}{degree}" for what, degree in telling(attempt.choice).items())
+        place = folder / "_".join([own, gpu, *degrees])
         progress(name)
         if attempt.case is None:
             yield Made(name, None, str(attempt.refusal))
