@@ -199,3 +199,10 @@ def test_all_reduces_between_l40s_are_slow_in_nccl_s_own_table_too():
     row = rows[(rows["num_gpus"] == 8) & (rows["message_size"] == 2**27)].iloc[0]
     nccl = roofline.all_reduce(2.0**28, 8) / 32e9 / (row["latency"] * 1e-3)
     assert eight == pytest.approx(nccl, rel=0.5)
+
+
+@pytest.mark.parametrize("gpu", ["h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm"])
+def test_layers_of_sparse_attention_start_without_launches(gpu):
+    """Sixteen kernels of 2 us, and the matrices between heads and latents are read."""
+    for table in ("sparse_latent_decode", "sparse_latent_decode_fp8_kv"):
+        assert 32e-6 < load_grid(gpu, table).start_s < 36e-6

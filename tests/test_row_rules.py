@@ -82,6 +82,8 @@ def test_a_condition_on_what_is_not_known_does_not_hold():
         ({"clients_from": 64}, {"clients": 64}, True),
         ({"clients_from": 64}, {"clients": 63}, False),
         ({"clients_below": 64}, {"clients": 64}, False),
+        ({"first_wave_tokens_from": 16385}, {"first_wave_tokens": 32 * 1024}, True),
+        ({"first_wave_tokens_from": 16385}, {"first_wave_tokens": 16 * 1024}, False),
         ({"dp": [4, 8]}, {"dp": 8}, True),
         ({"dp": [4, 8]}, {"dp": 1}, False),
         ({"tp": 8, "ep": 1}, {"tp": 8, "ep": 1}, True),

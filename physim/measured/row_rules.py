@@ -71,6 +71,7 @@ class _Conditions(Document):
     prompt: _Numbers = None
     output: _Numbers = None
     request_tokens: Whole | None = None
+    first_wave_tokens_from: Positive | None = None
     clients_from: Positive | None = None
     clients_below: Positive | None = None
 

@@ -178,6 +178,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "tp": stated.tp,
         "dp": stated.dp,
         "ep": stated.ep,
+        "first_wave_tokens": clients * point.isl,
         "clients": int(clients),
         "prompt": point.isl,
         "output": point.osl,
@@ -187,6 +188,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
     drafts = settled("draft_tokens", known)
     return {
         "stated_layout": stated,
+        "measured": known.get("measured"),
         "experiment": point.id,
         "stage": 0,
         "model": model,
