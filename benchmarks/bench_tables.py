@@ -14,7 +14,8 @@ from physim.corrections.fields import Corrections
 from physim.corrections.files import load_fit
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
 from physim.models.lookup import shipped_models
 from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of

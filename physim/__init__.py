@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from physim.inputs.case import Case, CaseOptions
     from physim.inputs.deployment import Deployment
     from physim.inputs.lengths import Lengths
-    from physim.inputs.load import Load, Stage
+    from physim.inputs.load import Load
     from physim.inputs.profile import LoadProfile
     from physim.inputs.request_lengths import RequestLengths
+    from physim.inputs.stages import Stage
     from physim.measured.profiles import read_profile
     from physim.measured.reports import read_report
     from physim.models.parallelism import Parallelism
@@ -63,7 +64,7 @@ _HOME = {
     "Objective": "physim.questions.objectives",
     "Outcome": "physim.fitting.fit",
     "Prediction": "physim.prediction.results",
-    "Stage": "physim.inputs.load",
+    "Stage": "physim.inputs.stages",
     "Parallelism": "physim.models.parallelism",
     "Recommendation": "physim.questions.recommendation",
     "RequestLengths": "physim.inputs.request_lengths",

@@ -35,7 +35,7 @@ from physim.errors import InputError
 from physim.grids.slices import surface_of
 from physim.inputs.attempts import attempts
 from physim.inputs.lengths import Lengths
-from physim.inputs.load import Stage
+from physim.inputs.stages import Stage
 from physim.measured.condition import filtered
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model

@@ -15,8 +15,9 @@ from physim.corrections.fields import Corrections
 from physim.fluid.transient import Fluid
 from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.lengths import Lengths
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
 from physim.inputs.request_lengths import RequestLengths
+from physim.inputs.stages import Stage
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.transient import trajectory_of
 

@@ -15,7 +15,8 @@ import physim
 from physim.batching.limits import Limits
 from physim.errors import InputError
 from physim.inputs.lengths import Lengths
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
 from physim.replay.cluster import replay
 from physim.replay.kv_cache import KVCache, Segment
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes

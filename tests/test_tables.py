@@ -20,7 +20,8 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
 from physim.models.parallelism import Parallelism
 from physim.prediction.arrays import step_model_of
 from physim.prediction.replayed import config_of as config_of_case

@@ -17,7 +17,8 @@ from physim.fluid.request_latencies import latencies
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.schedule import Schedule
 from physim.fluid.transient import Fluid
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
 from physim.step.lowering import lower
 from physim.step.model import StepModel
 

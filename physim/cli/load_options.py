@@ -84,7 +84,7 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
             arrivals, cannot.
     """
     from physim.inputs.arrivals import arrivals_named
-    from physim.inputs.load import Stage
+    from physim.inputs.stages import Stage
 
     return {
         **{name: value for name, value in given.items() if name not in _LENGTHS},

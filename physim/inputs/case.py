@@ -14,9 +14,10 @@ from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
 from physim.inputs.lengths import Lengths
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
 from physim.inputs.load_request import LoadOptions
 from physim.inputs.request_lengths import RequestLengths
+from physim.inputs.stages import Stage
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism

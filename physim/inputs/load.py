@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeAlias
 
@@ -22,67 +21,14 @@ from physim.inputs.request_points import (
     longest_parts,
     moments_of,
 )
+from physim.inputs.stages import MOST, RecordedStage, Stage, check_positive, check_rate
 from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
 # Windows as long as a few steps, seconds; how many lives of requests stand for all, and how many
 # windows for what they share.
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
-# Rates that mean something, requests per second: from one in thirty years.
-_RATES = (1e-9, 1e9)
-# About the largest float: whole numbers may be larger.
-_MOST = 1e308
 _Windows: TypeAlias = Float[np.ndarray, " windows"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a load.
-
-    Attributes:
-        rate: Arrivals per second.
-        duration_s: For so long, seconds.
-
-    Raises:
-        InputError: A figure is not positive.
-    """
-
-    rate: float
-    duration_s: float
-
-    def __post_init__(self) -> None:
-        for field in ("rate", "duration_s"):
-            _check_positive(f"stage: {field}", getattr(self, field))
-        _check_rate("stage: rate", self.rate)
-
-    @classmethod
-    def parse(cls, text: str) -> Stage:
-        """Reads ``RATE:SECONDS``.
-
-        Raises:
-            InputError: It is something else.
-        """
-        rate, _, seconds = text.partition(":")
-        try:
-            numbers = float(rate), float(seconds)
-        except ValueError:
-            raise InputError(
-                f"stage {text!r}", "is not RATE:SECONDS", "write, say, 8:600"
-            ) from None
-        return cls(*numbers)
-
-
-@dataclass(frozen=True)
-class RecordedStage(Stage):
-    """A stretch of recorded requests, which are longer or shorter than those of all.
-
-    Attributes:
-        prompts: Mean prompt tokens to compute, over those of all.
-        outputs: Mean generated tokens, over those of all.
-    """
-
-    prompts: float = 1.0
-    outputs: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -129,9 +75,9 @@ class Load(LoadRequest):
         for field in ("rate", "concurrency", "burstiness", "requests", "prefixes", "timeout_s"):
             value = getattr(self, field)
             if value is not None:
-                _check_positive(field, value)
+                check_positive(field, value)
         if self.rate is not None:
-            _check_rate("rate", self.rate)
+            check_rate("rate", self.rate)
         for field in ("input_tokens", "output_tokens", "concurrency"):
             value = getattr(self, field)
             if isinstance(value, str):
@@ -140,7 +86,7 @@ class Load(LoadRequest):
                     field, f"{value!r} is text, not a number or a distribution", remedy
                 )
             if isinstance(value, float | int):
-                _check_positive(field, value)
+                check_positive(field, value)
                 if value < 1:
                     raise InputError(field, f"{value} is below 1", "correct it")
         if not 0 <= self.cached_tokens <= self.mean_input:
@@ -163,8 +109,8 @@ class Load(LoadRequest):
                 "says nothing of clients, who send when they are answered",
                 "leave it out, with its burstiness",
             )
-        if not 0 <= self.warm_up_s <= _MOST:
-            problem = f"{str(self.warm_up_s)[:60]} is not between 0 and {_MOST:g}"
+        if not 0 <= self.warm_up_s <= MOST:
+            problem = f"{str(self.warm_up_s)[:60]} is not between 0 and {MOST:g}"
             raise InputError("warm_up_s", problem, "correct it")
         if self.warm_up_s and (self.concurrency is None or self.requests is None):
             raise InputError(
@@ -434,19 +380,6 @@ class Load(LoadRequest):
                 f"{length:g} tokens exceed the KV cache of {server.kv.tokens} tokens",
                 "shorten them, raise tp, or take a larger GPU",
             )
-
-
-def _check_rate(field: str, rate: float) -> None:
-    least, most = _RATES
-    if not least <= rate <= most:
-        raise InputError(field, f"{rate:g} is not between {least:g} and {most:g}", "correct it")
-
-
-def _check_positive(field: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise InputError(field, f"{value} is not positive", "correct it")
-    if value > _MOST:
-        raise InputError(field, f"is above {_MOST:g}", "correct it")
 
 
 def _shared(lives_s: Points) -> _Windows:

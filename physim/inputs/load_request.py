@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from physim.inputs.stages import Stage
 from physim.options import option
 
 if TYPE_CHECKING:
     from physim.inputs.arrivals import ArrivalDispersion
     from physim.inputs.lengths import Tokens
-    from physim.inputs.load import Stage
     from physim.inputs.request_lengths import RequestLengths
 else:
     # They need numpy. Commands, which start without it, take text for them.
-    ArrivalDispersion = RequestLengths = Stage = Tokens = Any
+    ArrivalDispersion = RequestLengths = Tokens = Any
 
 _PANEL = "Load"
 # How lengths are written.

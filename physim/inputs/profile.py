@@ -13,8 +13,9 @@ from jaxtyping import Float
 
 from physim.errors import InputError
 from physim.inputs.lengths import Tokens, lengths
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
 from physim.inputs.request_lengths import RequestLengths, filled_in
+from physim.inputs.stages import Stage
 
 _SHORTEST_S = 1e-6
 # Windows of a profile, each of which is planned for: a year of five minutes each.

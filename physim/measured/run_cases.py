@@ -11,7 +11,8 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.lengths import Lengths, Tokens
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
 from physim.measured.recorded_traffic import arrival_named, lengths_named
 from physim.measured.runs_csv import TableRow
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS, SHARED, RunRow

@@ -13,7 +13,7 @@ from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.transient import Fluid, Trajectory
 from physim.inputs.case import Case
-from physim.inputs.load import RecordedStage
+from physim.inputs.stages import RecordedStage
 from physim.kept import kept
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, row_of, stack

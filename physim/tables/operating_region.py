@@ -12,7 +12,8 @@ from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.load import Load, Stage
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
 from physim.prediction.transient import trajectory_of
 from physim.step.batch import Batch
 from physim.step.many_batches import total_seconds
