@@ -5,6 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
@@ -17,6 +18,7 @@ from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
 from physim.measured.schema import ENGINE_COLUMNS
+from physim.models.aliases import aliases
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
@@ -65,6 +67,8 @@ def test_sampling_of_shipped_models():
     # Qwen2.5's generation_config.json asks for a repetition penalty of 1.05, Yi's for nothing.
     for name, sampling in (
         ("Qwen/Qwen2.5-7B-Instruct", "penalised"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "penalised"),
+        ("Qwen/Qwen2.5-Coder-7B", "plain"),
         ("meta-llama/Llama-2-7b-hf", "truncated"),
         ("01-ai/Yi-34B", "plain"),
     ):
@@ -110,6 +114,25 @@ def test_an_edited_file_is_read_anew(tmp_path):
     assert load_model(path).layers == before + 1
 
 
+@pytest.mark.parametrize("name", aliases())
+def test_an_alias_is_read_as_the_shipped_model_and_keeps_its_name(name):
+    model, shipped = load_model(name), load_model(aliases()[name].config)
+    assert model.name == name
+    sampled = {"truncation": shipped.truncation, "penalises": shipped.penalises}
+    assert replace(model, name=shipped.name, **sampled) == shipped
+    assert config_path(name.lower()) == config_path(name.split("/")[1]) == config_path(shipped.name)
+
+
+def test_ids_that_are_known_are_told_apart_by_their_names_alone():
+    ids = (*shipped_models(), *aliases())
+    assert len({one.split("/")[1].lower() for one in ids}) == len(ids) >= 150
+
+
+def test_an_alias_is_predicted_under_its_own_name():
+    asked = {"gpu": "h100_sxm", "rate": 1.0, "input_tokens": 100, "output_tokens": 10}
+    assert physim.predict("meta-llama/Llama-3.1-8B", **asked).model == "meta-llama/Llama-3.1-8B"
+
+
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
@@ -118,6 +141,7 @@ def test_an_edited_file_is_read_anew(tmp_path):
         ("nobody/has-this-model", "is not shipped"),
         ("Qwen3-8", "did you mean Qwen/Qwen3-8B[?] Or pass a config.json"),
         ("qwen/qwen3_14b", "did you mean Qwen/Qwen3-14B[?]"),
+        ("Mixtral-8x7B-Instruct", "did you mean mistralai/Mixtral-8x7B-Instruct-v0.1[?]"),
     ],
 )
 def test_unknown_models(model, complaint, monkeypatch):
