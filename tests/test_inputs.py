@@ -348,6 +348,30 @@ def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
     assert np.max(np.abs(weights)) < 0.025
 
 
+def test_kv_blocks_are_reported_as_the_version_counts_them():
+    model, h200 = load_model("openai/gpt-oss-120b"), load_hardware("h200_sxm")
+    # Half of the layers look back on 128 tokens. A request of 131,072 fills 8,192 blocks of the
+    # others, and of these, beside the tokens of one step or of two, one block more than they take.
+    one, two = math.ceil((127 + 8192) / 16) + 1, math.ceil((127 + 2 * 8192) / 16) + 1
+    for version, in_sync, share in (
+        ("0.19.0", None, 1 / 2),
+        ("0.21.0", None, 8192 / (8192 + one)),
+        ("0.33.0", None, 8192 / (8192 + two)),
+        ("0.33.0", False, 8192 / (8192 + one)),
+    ):
+        options = {"engine_version": version, "async_scheduling": in_sync}
+        kv = Deployment(**options).resolved(model, h200).kv
+        assert kv.reported_blocks == pytest.approx(kv.blocks * share, abs=1)
+        again = Deployment(**options, kv_blocks=kv.reported_blocks).resolved(model, h200).kv
+        assert again.blocks == pytest.approx(kv.blocks, abs=2)
+    # Where a step takes as much as the longest context, no window is seen.
+    short = Deployment(max_model_len=8192).resolved(model, h200).kv
+    assert short.reported_share == pytest.approx(1 / 2, rel=2e-3)
+    # Without windows and states all say the same.
+    dense = Deployment(kv_blocks=12_345).resolved(load_model("Qwen/Qwen3-14B"), h200).kv
+    assert dense.blocks == dense.reported_blocks == 12_345
+
+
 def test_versions_between_profiles_take_the_one_before_and_say_so():
     assert load_engine().version == load_engine("vLLM").version == "0.33"
     assert load_engine("vllm", "0.15.1").note == ""
