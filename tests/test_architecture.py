@@ -29,13 +29,39 @@ LLAMA = {
         ("meta-llama/Llama-3.1-70B-Instruct", 70.6, 70.6),
         ("meta-llama/Llama-3.2-1B-Instruct", 1.24, 1.24),
         ("codellama/CodeLlama-34b-Instruct-hf", 33.7, 33.7),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", 8.03, 8.03),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", 70.55, 70.55),
+        ("meta-llama/Llama-3.1-405B-Instruct", 405.85, 405.85),
         ("01-ai/Yi-34B", 34.4, 34.4),
+        ("Qwen/Qwen1.5-7B-Chat", 7.72, 7.72),
+        ("Qwen/Qwen1.5-14B-Chat", 14.17, 14.17),
+        ("Qwen/Qwen1.5-72B-Chat", 72.29, 72.29),
+        ("Qwen/Qwen2.5-1.5B", 1.54, 1.54),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1.54, 1.54),
+        ("Qwen/Qwen2.5-3B-Instruct", 3.09, 3.09),
+        ("Qwen/Qwen2.5-7B", 7.62, 7.62),
         ("Qwen/Qwen2.5-7B-Instruct", 7.62, 7.62),
+        ("Qwen/Qwen2.5-14B", 14.77, 14.77),
+        ("Qwen/Qwen2.5-14B-Instruct", 14.77, 14.77),
+        ("Qwen/Qwen2.5-32B", 32.76, 32.76),
+        ("Qwen/Qwen2.5-32B-Instruct", 32.76, 32.76),
+        ("Qwen/Qwen2.5-72B", 72.71, 72.71),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.78, 1.78),
         ("Qwen/Qwen3-0.6B", 0.6, 0.6),
+        ("Qwen/Qwen3-4B", 4.02, 4.02),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4.02, 4.02),
         ("Qwen/Qwen3-14B", 14.8, 14.8),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", 235, 22),
+        ("microsoft/phi-4", 14.66, 14.66),
+        ("google/gemma-2-9b-it", 9.24, 9.24),
+        ("google/gemma-2-27b-it", 27.23, 27.23),
         ("google/gemma-7b", 8.54, 8.54),
+        ("mistralai/Mistral-7B-Instruct-v0.1", 7.24, 7.24),
+        ("mistralai/Mistral-7B-Instruct-v0.2", 7.24, 7.24),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", 23.57, 23.57),
         ("mistralai/Mistral-Nemo-Instruct-2407", 12.2, 12.2),
         ("mistralai/Mixtral-8x7B-v0.1", 46.7, 12.9),
+        ("mistralai/Mixtral-8x22B-v0.1", 140.6, 39),
         ("mistralai/Mixtral-8x22B-Instruct-v0.1", 141, 39),
         ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 109, 17),
     ],
@@ -52,6 +78,21 @@ def test_qwen3_moe_parameter_counts():
     arch = load_model("Qwen/Qwen3-30B-A3B")
     assert arch.parameters / 1e9 == pytest.approx(30.5, rel=0.01)
     assert arch.active_parameters / 1e9 == pytest.approx(3.3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "total"),
+    [
+        # With their encoders; without the layer that drafts, which GLM's 355 B and 106 B leave out.
+        ("google/gemma-3-12b-it", 12.19),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", 31.07),
+        ("moonshotai/Kimi-K2-Instruct-0905", 1026.5),
+        ("zai-org/GLM-4.5", 355),
+        ("zai-org/GLM-4.5-Air", 106),
+    ],
+)
+def test_published_parameters_in_all(model, total):
+    assert load_model(model).parameters / 1e9 == pytest.approx(total, rel=0.01)
 
 
 def test_parameters_by_hand():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -199,7 +200,11 @@ def test_the_shell_completes_names():
         asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
         return process(_PHYSIM_COMPLETE="complete_bash", **asked).stdout.split()
 
-    assert completed("physim", "predict", "Qwen/Qwen3-1") == ["Qwen/Qwen3-14B"]
+    assert completed("physim", "predict", "Qwen/Qwen3-14") == ["Qwen/Qwen3-14B"]
+    assert completed("physim", "predict", "meta-llama/Meta-Llama-3-8") == [
+        "meta-llama/Meta-Llama-3-8B",
+        "meta-llama/Meta-Llama-3-8B-Instruct",
+    ]
     assert completed("physim", "explain", "x", "--gpu", "h200") == ["h200_sxm"]
     assert completed("physim", "show", "fit", "pub") == ["public-2026-11"]
 
@@ -618,3 +623,10 @@ def test_a_model_that_is_named_is_said_more_of(tmp_path):
     found = json.loads(physim("show", "models", "deepseek-ai/DeepSeek-V3", "--json").stdout)
     assert found["models"][0]["experts"] == 256
     assert physim("show", "models", "nobody/knows").returncode == 1
+
+
+def test_models_that_are_laid_out_as_a_shipped_one_are_listed():
+    alias, shipped = "deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-R1"
+    assert re.search(rf"{alias} +{shipped}", physim("show", "models", columns="100").stdout)
+    assert json.loads(physim("show", "models", "--json").stdout)["aliases"][alias] == shipped
+    assert "aliases" not in json.loads(physim("show", "models", alias, "--json").stdout)

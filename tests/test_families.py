@@ -15,6 +15,7 @@ from physim.mixers.attention import Attention
 from physim.mixers.compressed import CompressedAttention
 from physim.mixers.latent import LatentAttention
 from physim.mixers.recurrent import LinearAttention, StateSpace
+from physim.models.aliases import aliases
 from physim.models.families import FAMILIES, read_architecture
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
@@ -73,8 +74,8 @@ def test_published_parameters(models, row):
 @pytest.mark.slow
 def test_shipped_models_are_those_of_the_package(models):
     # What was left out of the shipped configurations changes nothing.
-    same = set(shipped_models()) & set(models)
-    assert len(same) >= 20
+    same = {*shipped_models(), *aliases()} & set(models)
+    assert len(same) >= 30
     for name in same:
         shipped = load_model(name)
         for field in ("groups", "hidden_size", "vocab_size", "kv_cache_dtype", "max_position"):

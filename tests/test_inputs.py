@@ -5,7 +5,7 @@ import math
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_type_hints
 
 import pytest
@@ -22,6 +22,7 @@ from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
 from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.measured.schema import ENGINE_COLUMNS
+from physim.models.aliases import aliases
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.parallelism import Parallelism, layout_name, on_gpus
 from physim.options import options_of
@@ -70,6 +71,8 @@ def test_sampling_of_shipped_models():
     # Qwen2.5's generation_config.json asks for a repetition penalty of 1.05, Yi's for nothing.
     for name, sampling in (
         ("Qwen/Qwen2.5-7B-Instruct", "penalised"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "penalised"),
+        ("Qwen/Qwen2.5-Coder-7B", "plain"),
         ("meta-llama/Llama-2-7b-hf", "truncated"),
         ("01-ai/Yi-34B", "plain"),
     ):
@@ -115,6 +118,25 @@ def test_an_edited_file_is_read_anew(tmp_path):
     assert load_model(path).layers == before + 1
 
 
+@pytest.mark.parametrize("name", aliases())
+def test_an_alias_is_read_as_the_shipped_model_and_keeps_its_name(name):
+    model, shipped = load_model(name), load_model(aliases()[name].config)
+    assert model.name == name
+    sampled = {"truncation": shipped.truncation, "penalises": shipped.penalises}
+    assert replace(model, name=shipped.name, **sampled) == shipped
+    assert config_path(name.lower()) == config_path(name.split("/")[1]) == config_path(shipped.name)
+
+
+def test_ids_that_are_known_are_told_apart_by_their_names_alone():
+    ids = (*shipped_models(), *aliases())
+    assert len({one.split("/")[1].lower() for one in ids}) == len(ids) >= 150
+
+
+def test_an_alias_is_predicted_under_its_own_name():
+    asked = {"gpu": "h100_sxm", "rate": 1.0, "input_tokens": 100, "output_tokens": 10}
+    assert physim.predict("meta-llama/Llama-3.1-8B", **asked).model == "meta-llama/Llama-3.1-8B"
+
+
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
@@ -123,6 +145,7 @@ def test_an_edited_file_is_read_anew(tmp_path):
         ("nobody/has-this-model", "is not shipped"),
         ("Qwen3-8", "did you mean Qwen/Qwen3-8B[?] Or pass a config.json"),
         ("qwen/qwen3_14b", "did you mean Qwen/Qwen3-14B[?]"),
+        ("Mixtral-8x7B-Instruct", "did you mean mistralai/Mixtral-8x7B-Instruct-v0.1[?]"),
     ],
 )
 def test_unknown_models(model, complaint, monkeypatch):
@@ -327,6 +350,30 @@ def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
     assert np.median(np.abs(weights)) < 0.001
     assert np.quantile(np.abs(weights), 0.85) < 0.01
     assert np.max(np.abs(weights)) < 0.025
+
+
+def test_kv_blocks_are_reported_as_the_version_counts_them():
+    model, h200 = load_model("openai/gpt-oss-120b"), load_hardware("h200_sxm")
+    # Half of the layers look back on 128 tokens. A request of 131,072 fills 8,192 blocks of the
+    # others, and of these, beside the tokens of one step or of two, one block more than they take.
+    one, two = math.ceil((127 + 8192) / 16) + 1, math.ceil((127 + 2 * 8192) / 16) + 1
+    for version, in_sync, share in (
+        ("0.19.0", None, 1 / 2),
+        ("0.21.0", None, 8192 / (8192 + one)),
+        ("0.33.0", None, 8192 / (8192 + two)),
+        ("0.33.0", False, 8192 / (8192 + one)),
+    ):
+        options = {"engine_version": version, "async_scheduling": in_sync}
+        kv = Deployment(**options).resolved(model, h200).kv
+        assert kv.reported_blocks == pytest.approx(kv.blocks * share, abs=1)
+        again = Deployment(**options, kv_blocks=kv.reported_blocks).resolved(model, h200).kv
+        assert again.blocks == pytest.approx(kv.blocks, abs=2)
+    # Where a step takes as much as the longest context, no window is seen.
+    short = Deployment(max_model_len=8192).resolved(model, h200).kv
+    assert short.reported_share == pytest.approx(1 / 2, rel=2e-3)
+    # Without windows and states all say the same.
+    dense = Deployment(kv_blocks=12_345).resolved(load_model("Qwen/Qwen3-14B"), h200).kv
+    assert dense.blocks == dense.reported_blocks == 12_345
 
 
 def test_versions_between_profiles_take_the_one_before_and_say_so():

@@ -155,6 +155,10 @@ def test_a_model_that_does_not_fit_says_what_it_needs():
 def test_checkpoints_in_fewer_bits_are_found():
     assert formats_of("Qwen3-32B") == ["Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8"]
     assert formats_of("Qwen/Qwen3-8B") == ["Qwen/Qwen3-8B"]
+    assert formats_of("deepseek-v3.1") == [
+        "deepseek-ai/DeepSeek-V3.1",
+        "nvidia/DeepSeek-V3.1-NVFP4",
+    ]
 
 
 @pytest.mark.parametrize(

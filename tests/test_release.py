@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from physim import data
+from physim.models.aliases import aliases
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,6 +46,18 @@ def test_every_shipped_configuration_names_its_repository_and_licence():
     for name, row in rows.items():
         assert row["repository"] == "https://huggingface.co/" + name.replace("--", "/", 1)
         assert row["licence"]
+
+
+def test_every_alias_names_shipped_files_and_how_that_is_known():
+    configs, sampled = data.names("model_configs", ".json"), data.folder("model_configs/generation")
+    known = aliases()
+    assert list(known) == sorted(known)
+    for name, alias in known.items():
+        assert name.replace("/", "--", 1) not in configs
+        assert alias.config.replace("/", "--", 1) in configs
+        defaults = sampled / f"{alias.generation.replace('/', '--', 1)}.json"
+        assert not alias.generation or defaults.is_file()
+        assert alias.source
 
 
 def test_every_folder_of_data_is_in_the_notice():

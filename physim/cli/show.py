@@ -33,14 +33,18 @@ def models(
 
     physim show models
 
-    A model that is named is said more of, whether it ships or not.
+    A model that is named is said more of, whether it ships or not. Some are laid out as one that
+    ships, such as a base model and its instruct model: those are known by their own names too.
     """
+    from physim.models.aliases import aliases
     from physim.models.lookup import load_model, shipped_models
     from physim.models.summary import summary_of
 
     found = [summary_of(name, load_model(name)) for name in names or shipped_models()]
+    alike = [] if names else [(name, one.config) for name, one in aliases().items()]
     if as_json:
-        print_json({"models": [dataclasses.asdict(one) for one in found]})
+        content: dict[str, object] = {"models": [dataclasses.asdict(one) for one in found]}
+        print_json(content | ({"aliases": dict(alike)} if alike else {}))
         return
     console = stdout()
     if names:
@@ -62,6 +66,9 @@ def models(
     ]
     columns = ("model", "B", "active B", "attention", "experts", "weights")
     console.print(table_of(columns, rows))
+    console.print()
+    console.print("known too, and laid out the same")
+    console.print(table_of(("model", "as"), alike))
 
 
 @app.command()

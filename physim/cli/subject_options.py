@@ -16,8 +16,10 @@ def _starting(names: Iterable[str], start: str) -> list[str]:
 
 # Names are those of data files, since what loads them would keep the shell waiting.
 def _models(incomplete: str) -> list[str]:
-    names = (name.replace("--", "/") for name in data.names("model_configs", ".json"))
-    return _starting(names, incomplete)
+    from physim.models.aliases import aliases
+
+    shipped = (name.replace("--", "/") for name in data.names("model_configs", ".json"))
+    return _starting(sorted({*shipped, *aliases()}), incomplete)
 
 
 def _gpus(incomplete: str) -> list[str]:

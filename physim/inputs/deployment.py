@@ -45,7 +45,8 @@ class Deployment(EngineRequest):
         gpu_memory_utilization: Share of the GPU's memory that the engine may use; None for its
             default.
         block_size: Tokens of a KV block.
-        kv_blocks: KV blocks as the engine reports them; None to compute them from memory.
+        kv_blocks: KV blocks as the engine reports them, such as the KV tokens of its log by
+            ``block_size``; None to compute them from memory.
         kv_cache_dtype: Format of the KV cache: ``bfloat16`` (any of 16 bit), ``fp8``, or ``auto``
             for what the checkpoint says.
         moe_kernel: Kernel of expert layers, where it was measured; None for what the engine
@@ -145,35 +146,39 @@ class Deployment(EngineRequest):
             max_model_len=max_model_len,
         )
         is_async = self.async_scheduling
+        policy = Policy(
+            admission=profile.admission,
+            prompts_apart=profile.prompts_apart,
+            receive_every=self.receive_every,
+            # A pipeline has other batches under way instead of one that is formed ahead.
+            async_scheduling=self.parallelism.pp == 1
+            and (profile.async_scheduling if is_async is None else is_async),
+        )
         kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
         stage = model.fullest_stage(self.parallelism.pp)
         layers = {mixer: count * stage for mixer, count in model.attention_layers.items()}
         cache = CacheLayout.from_layers(layers, self.parallelism.tp, kv_bytes, max_model_len)
         memory = self._memory(model, gpu, profile, sizes.max_num_seqs, cache)
+        state_blocks = cache.state_bytes / memory.kv_block
+        reported = self._reported_share(profile, policy, sizes, cache, state_blocks)
         if self.kv_blocks is None:
             blocks = self._kv_blocks(model, gpu, profile, memory)
         else:
-            blocks = round(self.kv_blocks * (1 + cache.window_share))
+            blocks = round(self.kv_blocks / reported)
         server = Server(
             model=model,
             gpu=gpu,
             parallelism=self.parallelism,
             profile=profile,
             sizes=sizes,
-            policy=Policy(
-                admission=profile.admission,
-                prompts_apart=profile.prompts_apart,
-                receive_every=self.receive_every,
-                # A pipeline has other batches under way instead of one that is formed ahead.
-                async_scheduling=self.parallelism.pp == 1
-                and (profile.async_scheduling if is_async is None else is_async),
-            ),
+            policy=policy,
             kv=KVStore(
                 (KVTier(blocks),),
                 block_size=self.block_size,
                 window_share=cache.window_share,
                 window=cache.window,
-                state_blocks=cache.state_bytes / memory.kv_block,
+                state_blocks=state_blocks,
+                reported_share=reported,
             ),
             memory=replace(memory, kv_cache=blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
@@ -188,6 +193,26 @@ class Deployment(EngineRequest):
         if self.kv_blocks is None:
             self._check_one_fits(server)
         return server
+
+    def _reported_share(
+        self,
+        profile: EngineProfile,
+        policy: Policy,
+        sizes: Sizes,
+        cache: CacheLayout,
+        state_blocks: float,
+    ) -> float:
+        """KV blocks that the engine reports for each that it has."""
+        if not profile.counts_requests:
+            return 1 / (1 + cache.window_share)
+        steps = 1
+        if profile.counts_steps_under_way:
+            steps = max(self.parallelism.pp, 1 + policy.async_scheduling)
+        kept = cache.window - 1 + steps * sizes.max_num_batched_tokens
+        # A window touches a block more, since it need not begin with one (vLLM, SlidingWindowSpec).
+        window = math.ceil(min(kept, sizes.max_model_len) / self.block_size) + 1
+        grown = sizes.max_model_len / self.block_size
+        return grown / (grown + cache.window_share * window + state_blocks)
 
     def _expert_load(self, model: ModelArch) -> float:
         if self.expert_load is not None:

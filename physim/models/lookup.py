@@ -1,4 +1,4 @@
-"""Finds a model's ``config.json``: a file, a folder, a shipped name, or a hub id."""
+"""Finds a model's ``config.json``: a file, a folder, a shipped name or its alias, or a hub id."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from physim import data
 from physim.errors import InputError
+from physim.models.aliases import aliases
 from physim.models.architecture import ModelArch
 from physim.models.families import read_architecture
 
@@ -32,8 +33,9 @@ def load_model(model: str | Path, read_as: str | None = None) -> ModelArch:
 
     Args:
         model: Path of a ``config.json`` or of the folder that holds one, the name of a shipped
-            model (with or without its organisation), or a HuggingFace hub id, which is fetched
-            where the optional package ``huggingface-hub`` is installed and the hub is reached.
+            model or of one that is laid out the same (with or without its organisation), or a
+            HuggingFace hub id, which is fetched where the optional package ``huggingface-hub`` is
+            installed and the hub is reached.
         read_as: The architecture class whose layout it is read by, whatever it says it is.
 
     Raises:
@@ -54,16 +56,28 @@ def _load(path: Path, _modified_ns: int, name: str, read_as: str | None) -> Mode
         if found is None:
             raise InputError(f"{beside}: quantization", "is missing", "add it, or remove the file")
         config["quantization_config"] = found
-    return _with_sampling(read_architecture(config, name, read_as), path)
+    return _with_sampling(read_architecture(config, name, read_as), _generation_path(path, name))
 
 
-def _with_sampling(model: ModelArch, path: Path) -> ModelArch:
+def _generation_path(path: Path, name: str) -> Path:
+    """Where the ``generation_config.json`` of a model is, if it has one.
+
+    Args:
+        path: Its ``config.json``.
+        name: How it was asked for.
+    """
+    alias = aliases().get(_known(name) or "")
+    if alias and path.parent == data.folder("model_configs"):
+        return path.parent / "generation" / _file_of(alias.generation)
+    shipped = path.parent / "generation" / path.name
+    return shipped if shipped.is_file() else path.with_name("generation_config.json")
+
+
+def _with_sampling(model: ModelArch, beside: Path) -> ModelArch:
     """The model with the sampling that its ``generation_config.json`` asks for.
 
     vLLM takes the defaults of requests from that file where a request says nothing else.
     """
-    shipped = path.parent / "generation" / path.name
-    beside = shipped if shipped.is_file() else path.with_name("generation_config.json")
     if not beside.is_file():
         return model
     defaults = data.read_json(beside)
@@ -116,30 +130,44 @@ def formats_of(model: str | Path) -> list[str]:
     path = config_path(model)
     if path.parent != data.folder("model_configs"):
         return [str(model)]
-    own = path.name.removesuffix(_SUFFIX).replace("--", "/")
+    own = _known(str(model)) or path.name.removesuffix(_SUFFIX).replace("--", "/")
     stem = own.split("/")[1].lower()
     smaller = {stem + ending for ending in _FORMATS}
     return [own, *(name for name in shipped_models() if name.split("/")[1].lower() in smaller)]
 
 
+def _names() -> dict[str, str]:
+    """Hub ids that need no hub, by what they go by: the whole id, or its name alone, lowercase."""
+    ids = (*shipped_models(), *aliases())
+    return {one.split("/")[1].lower(): one for one in ids} | {one.lower(): one for one in ids}
+
+
+def _known(model: str) -> str | None:
+    """The hub id of a shipped model or of an alias, None of what is neither."""
+    return _names().get(model.lower())
+
+
+def _file_of(name: str) -> str:
+    return f"{name.replace('/', '--')}{_SUFFIX}"
+
+
 def _shipped(model: str) -> Path | None:
-    wanted = model.lower()
-    matches = [n for n in shipped_models() if wanted in (n.lower(), n.split("/")[1].lower())]
-    if not matches:
+    name = _known(model)
+    if name is None:
         return None
-    return data.folder("model_configs") / f"{matches[0].replace('/', '--')}{_SUFFIX}"
+    alias = aliases().get(name)
+    return data.folder("model_configs") / _file_of(alias.config if alias else name)
 
 
 def _not_found(model: str, problem: str, first: str = "") -> InputError:
-    """The error for a model that is not found, which asks whether the nearest shipped one is meant.
+    """The error for a model that is not found, which asks whether the nearest known one is meant.
 
     Args:
         model: What was asked for.
         problem: Why it is not found.
         first: What to try before the rest.
     """
-    names = {name.lower(): name for name in shipped_models()}
-    names |= {name.split("/")[1].lower(): name for name in shipped_models()}
+    names = _names()
     found = difflib.get_close_matches(model.lower(), names, n=1, cutoff=0.8)
     near = f"did you mean {names[found[0]]}? Or " if found else ""
     remedy = "pass a config.json, or a name from `physim show models`"

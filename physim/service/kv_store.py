@@ -28,6 +28,8 @@ class KVStore:
         window: Tokens up to which they do so; 0 where no layer has a window.
         state_blocks: KV blocks that a request holds whatever its length, such as those of layers
             that keep a state in the place of keys and values.
+        reported_share: KV blocks that the engine reports for each that it has; see
+            `physim.engines.profile.EngineProfile.counts_requests`.
     """
 
     tiers: tuple[KVTier, ...]
@@ -35,6 +37,7 @@ class KVStore:
     window_share: float = 0.0
     window: float = 0.0
     state_blocks: float = 0.0
+    reported_share: float = 1.0
 
     @property
     def blocks(self) -> int:
@@ -48,8 +51,8 @@ class KVStore:
 
     @property
     def reported_blocks(self) -> int:
-        """KV blocks as an engine reports them: of all layers, as if none had a window."""
-        return round(self.blocks / (1 + self.window_share))
+        """KV blocks as the engine reports them: its KV tokens by the tokens of a block."""
+        return round(self.blocks * self.reported_share)
 
     def fixed_blocks(self, tokens: int) -> int:
         """Blocks that a request of a length holds beside those that grow with each token.
