@@ -329,7 +329,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.engines.profile": ("words",),
     "physim.service.hardware": ("gpu", "words"),
     "physim.inputs.lengths": ("lengths",),
-    "physim.inputs.load": ("words",),
+    "physim.inputs.stages": ("words",),
     "physim.inputs.request_lengths": ("requests", "mooncake"),
     "physim.inputs.request_traces": ("requests", "mooncake"),
     "physim.kept": _OURS,

@@ -88,7 +88,7 @@ def test_evaluate_writes_the_documented_json(tmp_path):
     assert "<svg" in picture.read_text()
     assert "within 10%" in run.stdout
     content = json.loads(out.read_text())
-    assert set(content) == {"rows", "summary", "skipped"}
+    assert set(content) == {"rows", "summary", "skipped", "left_out"}
     row = content["rows"][0]
     assert set(row) == {
         *("experiment", "stage", "model", "hardware", "tp", "layout"),

@@ -135,7 +135,7 @@ def test_looks_at_arrivals_make_first_tokens_late():
     )
     # Half of 29 steps.
     assert rare.ttft_s - often.ttft_s == pytest.approx(14.5 * often.itl_s, rel=0.25)
-    with pytest.raises(InputError, match="receive_every: 30 is for sglang or trtllm, not vllm"):
+    with pytest.raises(InputError, match="receive_every: 30 is for sglang and trtllm, not vllm"):
         case_of("vllm", receive_every=30)
 
 
