@@ -49,10 +49,10 @@ def layout_axes(
     """The layouts to try, as axes of `choices`: every combination of some degrees.
 
     Args:
-        tps: Degrees ``tp`` of `physim.Parallelism`,
-        pps: ``pp``,
-        dps: ``dp``,
-        eps: and ``ep``.
+        tps: Degrees ``tp`` of `physim.Parallelism`.
+        pps: Degrees ``pp``.
+        dps: Degrees ``dp``.
+        eps: Degrees ``ep``.
 
     Raises:
         InputError: One is no positive integer.

@@ -136,6 +136,7 @@ def formats_of(model: str | Path) -> list[str]:
     return [own, *(name for name in shipped_models() if name.split("/")[1].lower() in smaller)]
 
 
+@functools.lru_cache
 def _names() -> dict[str, str]:
     """Hub ids that need no hub, by what they go by: the whole id, or its name alone, lowercase."""
     ids = (*shipped_models(), *aliases())

@@ -181,7 +181,7 @@ class Cluster:
             while coming and coming[0][0] <= time_s:
                 reaches_s, _, request = heappop(coming)
                 server = self._router(servers, request) if len(servers) > 1 else servers[0]
-                request.fixed = server.config.kv.fixed_blocks(_tokens(request))
+                request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 server.receive(request, reaches_s)
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
 
@@ -194,7 +194,7 @@ class Cluster:
         """A client sends a request, which reaches the scheduler some time later."""
         for servers in self.pools:
             kv = servers[0].config.kv
-            tokens = _tokens(request)
+            tokens = request.kv_tokens
             needed = -(-tokens // kv.block_size) + kv.fixed_blocks(tokens)
             if needed > kv.blocks:
                 raise InputError(
@@ -207,8 +207,3 @@ class Cluster:
         reaches_s += config.front_end_per_token_s * request.input_tokens
         self.sent.append(request)
         self._come(request, 0, reaches_s)
-
-
-def _tokens(request: Request) -> int:
-    """Tokens that a request comes to hold in the KV cache."""
-    return request.input_tokens + request.decode_steps

@@ -281,8 +281,7 @@ class Scheduler:
             whole = self.blocks(request.target) - found + request.fixed
             needed = whole if policy.whole_prompts else blocks
             if policy.whole_requests:
-                tokens = request.input_tokens + request.decode_steps
-                request.kept = self.blocks(tokens) - found + request.fixed
+                request.kept = self.blocks(request.kv_tokens) - found + request.fixed
                 if self._kept + request.kept > self.kv.blocks:
                     break
             if needed + (cache.unused(request.path, found) if found else 0) > cache.free:

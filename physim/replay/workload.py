@@ -122,6 +122,11 @@ class Request:
         return decode_steps(self.output_tokens)
 
     @property
+    def kv_tokens(self) -> int:
+        """Tokens that it comes to hold in the KV cache."""
+        return self.input_tokens + self.decode_steps
+
+    @property
     def is_complete(self) -> bool:
         """Whether it has all its tokens."""
         return self.generated == self.output_tokens
