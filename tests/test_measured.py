@@ -620,6 +620,17 @@ def test_ml_energy(tmp_path):
     (row,) = ml_energy.read(path).to_dict("records")
     assert (row["hardware"], row["concurrency"], row["itl_mean"]) == ("h100_sxm", 7.9, 0.0125)
     assert row["rate_rps"] == pytest.approx(7.9 / (0.0125 * 600.5))
+    assert (row["max_model_len"], row["engine_version"], row["async_scheduling"]) == (
+        *(40960, "0.11.1"),
+        True,
+    )
+
+
+def test_ml_energy_shares_all_layers_where_it_spreads_experts(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(ML_ENERGY.replace("1,1,1,gpqa", "1,2,2,lm-arena-chat"))
+    (row,) = ml_energy.read(path).to_dict("records")
+    assert (row["tp"], row["ep"], row["max_model_len"]) == (2, 2, 20480)
 
 
 @pytest.mark.parametrize(

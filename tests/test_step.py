@@ -213,6 +213,22 @@ def test_without_asynchronous_scheduling_the_gpu_waits():
     assert waited == pytest.approx(exposed, rel=1e-3)
 
 
+def test_what_asynchronous_scheduling_hides_by_a_timeline():
+    # Steps of 20 ms on the GPU, one after the other. The CPU handles the tokens of step k - 1 from
+    # 0 ms on, when the GPU begins step k, and has formed and launched step k + 1 at 2 ms + 100 x
+    # 28 us = 4.8 ms: the GPU does not wait. Where the share 0.5 of each request's work is exposed,
+    # it waits for 100 x 14 us.
+    gpu, requests, step, each = 20e-3, 100, HOST_STEP_S, HOST_REQUEST_S + WORKER_REQUEST_S
+    launched = step + requests * each
+    assert launched == pytest.approx(4.8e-3)
+    assert launched < gpu
+    for version, waited in (("0.15.1", 0.0), ("0.11.1", 1.4e-3)):
+        host = ops_of("Qwen/Qwen3-14B", engine_version=version, async_scheduling=True).host
+        hidden, exposed = host.seconds(ZERO, float(requests))
+        assert float(exposed) == pytest.approx(waited)
+        assert float(hidden + exposed) == pytest.approx(launched)
+
+
 def test_steps_beyond_the_largest_graph_launch_their_kernels():
     host = TINY.ops.host
     assert float(host.launching(ZERO, 512.0)) == 0.0

@@ -67,6 +67,8 @@ class EngineProfile:
         limits: Limits by default, of which the first that fits the GPU holds.
         kv_reserve: Memory that is kept from the KV cache.
         async_scheduling: Whether it schedules a step while the one before it runs.
+        async_exposed_share: Share of the CPU's work for each request that the GPU waits for even
+            so.
         admission: What must have KV blocks for a prompt to start, of `ADMISSIONS`: its first
             chunk, all of it, or its answer too.
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
@@ -96,6 +98,7 @@ class EngineProfile:
     limits: tuple[DefaultLimits, ...]
     kv_reserve: KVReserve
     async_scheduling: bool
+    async_exposed_share: float
     admission: str
     prompts_apart: bool
     expert_kernels: tuple[str, ...]
@@ -217,6 +220,7 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             ),
             kv_reserve=KVReserve(**value("kv_reserve")),
             async_scheduling=flag("async_scheduling"),
+            async_exposed_share=float(value("async_exposed_share")),
             admission=str(value("admission")),
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),

@@ -62,6 +62,7 @@ class _Conditions(Document):
     measured_until: _Date | None = None
     model: _Names = None
     model_path: _Names = None
+    task: _Names = None
     precision: _Names = None
     hardware: _Names = None
     gpu_multiplies: Text | None = None

@@ -22,11 +22,14 @@ HOST_STEP_S = 2e-3
 # the sampler take, at any tp and prompt.
 EXPOSED_SHARE = 0.5
 HOST_REQUEST_S = 20e-6
+# With it, step k + 1 is formed and launched while step k runs, once the tokens of step k - 1 are
+# handled; the tokens of step k go from one to the other on the GPU. Nothing of it makes the GPU
+# wait as long as it takes less than a step does, but for what an engine's version says
+# (`EngineProfile.async_exposed_share`).
 
 # At tp 1 the worker runs in the engine's process, and what it does for each request (inputs,
-# sampling parameters, tokens that come back) is done there besides. From Qwen3 8B and 14B and
-# Llama-3.1-8B with 8 to 700 requests under vLLM of late 2025 (the ML.ENERGY leaderboard), whose
-# prompt lengths are not known: 5 to 15 us, with prompts of 200 to 400 tokens.
+# sampling parameters, tokens that come back) is done there besides. An order of magnitude, not a
+# measurement.
 WORKER_REQUEST_S = 8e-6
 
 # CPU time to launch the kernels of a layer one by one, in a step too large for a CUDA graph: some
@@ -42,14 +45,16 @@ class Host(eqx.Module):
     """The CPU's work of an engine on a model, in numbers.
 
     Attributes:
-        overlaps: One where steps are scheduled while others run, zero where the GPU waits for it.
+        exposed: Share of a step's CPU time, whatever its batch, for which the GPU waits.
         request_s: CPU time for each request of a step, seconds.
+        request_exposed: Share of that for which the GPU waits.
         launch_s: CPU time to launch all kernels of a step that is no CUDA graph, seconds.
         captured: Tokens of the largest step that is one.
     """
 
-    overlaps: Scalar
+    exposed: Scalar
     request_s: Scalar
+    request_exposed: Scalar
     launch_s: Scalar
     captured: Scalar
 
@@ -57,9 +62,11 @@ class Host(eqx.Module):
     def from_placement(cls, placement: Placement) -> Host:
         """The CPU's work of a model in its place."""
         server = placement.server
+        overlaps = server.policy.async_scheduling
         return cls(
-            overlaps=float(server.policy.async_scheduling),
+            exposed=0.0 if overlaps else EXPOSED_SHARE,
             request_s=HOST_REQUEST_S + (WORKER_REQUEST_S if placement.tp == 1 else 0.0),
+            request_exposed=server.profile.async_exposed_share if overlaps else 1.0,
             launch_s=LAUNCH_S * placement.model.layers,
             captured=float(server.profile.captured_tokens),
         )
@@ -73,7 +80,7 @@ class Host(eqx.Module):
         """
         step = HOST_STEP_S * jnp.exp(corrections.host_step)
         each = self.request_s * jnp.exp(corrections.host_request) * requests
-        exposed = (1 - self.overlaps) * (EXPOSED_SHARE * step + each)
+        exposed = self.exposed * step + self.request_exposed * each
         return step + each - exposed, exposed
 
     def launching(self, corrections: Corrections, tokens: Number) -> Number:
