@@ -832,3 +832,12 @@ def test_the_moe_kernel_is_a_choice():
     # on their own visit nearly as many.
     assert 0.33e-3 < seconds["triton"] < 0.397e-3
     assert 1.1e-3 < seconds["flashinfer"] < 1.5e-3
+
+
+def test_a_kernel_that_an_engine_was_not_measured_with_is_taken_from_another():
+    served = {"gpu": "b200_sxm", "tp": 8, "moe_kernel": "flashinfer"}
+    curves = [
+        row_named("experts", "deepseek-ai/DeepSeek-R1", engine=engine, **served).by_spread
+        for engine in ("trtllm", "sglang")
+    ]
+    np.testing.assert_array_equal(*curves)

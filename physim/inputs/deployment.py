@@ -182,7 +182,7 @@ class Deployment(EngineRequest):
             ),
             memory=replace(memory, kv_cache=blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
-            moe_kernel=self.moe_kernel or profile.expert_kernels[0],
+            moe_kernel=self.moe_kernel,
             casts_mxfp4=self.moe_activations == "mxfp8"
             or (self.moe_activations == "auto" and profile.casts_mxfp4),
             expert_load=self._expert_load(model),

@@ -72,7 +72,7 @@ class Server:
         kv: The KV cache of each rank.
         memory: What each GPU's memory is for.
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
-        moe_kernel: Kernel of expert layers.
+        moe_kernel: Kernel of expert layers that was asked for; None for what the engine prefers.
         casts_mxfp4: Whether activations beside mxfp4 weights are cast to mxfp8 where the GPU
             multiplies it.
         expert_load: How tokens spread over experts, an exponent.
@@ -91,7 +91,7 @@ class Server:
     kv: KVStore
     memory: Memory
     kv_cache_dtype: str
-    moe_kernel: str
+    moe_kernel: str | None
     expert_load: float
     sampling: str
     casts_mxfp4: bool = False
@@ -141,7 +141,7 @@ class Server:
             "window": kv.window,
             "state_blocks": kv.state_blocks,
             "kv_cache_dtype": self.kv_cache_dtype,
-            "moe_kernel": self.moe_kernel,
+            "moe_kernel": self.moe_kernel or self.profile.expert_kernels[0],
             "casts_mxfp4": self.casts_mxfp4,
             "expert_load": self.expert_load,
             "sampling": self.sampling,

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
+from physim.engines.profile import shipped_engines
 from physim.errors import InputError
-from physim.grids.store import grids_of, load_expert_grid, peers, tables
+from physim.grids.store import gpu_or_stand_in, grids_of, load_expert_grid, peers, tables
 from physim.models.layers import Experts
 from physim.service.server import EXPERT_LOADS
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
@@ -147,16 +148,19 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
     """Whose tables stand for a layer of experts, and they by the spread they were measured under.
 
     Those of a peer are taken where it has a kernel that the engine likes better, or such a kernel
-    in a shape that is nearer.
+    in a shape that is nearer; those of another engine for a kernel that was asked for and that
+    this one was not measured with.
 
     Raises:
         InputError: There is none.
     """
     asked, profile = placement.server.moe_kernel, placement.server.profile
-    kernels = tuple(dict.fromkeys((asked, *profile.expert_kernels, *_KERNELS)))
+    liked = (*profile.expert_kernels, *_KERNELS)
+    kernels = dict.fromkeys((asked, *liked) if asked else liked)
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
     alike = (placement.grids, *(grids_of(one.key, profile.engine) for one in peers(placement.gpu)))
+    others = tuple(grids_of(gpu_or_stand_in(placement.gpu.key), one) for one in shipped_engines())
     formats = placement.multiplied(experts.form).expert_tables
 
     def distance(found: tuple[str, dict[float, str]]) -> float:
@@ -169,13 +173,14 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
             spread: f"moe_{measured}_{kernel}{share}_{load}"
             for spread, load in EXPERT_LOADS.items()
         }
-        known = (
-            (grids, {spread: name for spread, name in names.items() if name in tables(grids)})
-            for grids in alike
-        )
-        found = [(grids, own) for grids, own in known if own]
-        if found:
-            return min(found, key=distance)
+        for group in (alike, others) if kernel == asked else (alike,):
+            known = (
+                (grids, {spread: name for spread, name in names.items() if name in tables(grids)})
+                for grids in group
+            )
+            found = [(grids, own) for grids, own in known if own]
+            if found:
+                return min(found, key=distance)
     raise InputError(
         f"grids of {placement.grids}", "hold no expert layers", "run `physim grids build`"
     )
