@@ -31,6 +31,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pages import fill
+
 Row = Mapping[str, str]
 
 # Groups of fewer rows are in no table of their own, and none of them is said to be ahead.
@@ -39,7 +41,6 @@ METRICS = {"itl": "ITL", "ttft": "TTFT", "e2e": "E2E"}
 PEERS = {"aiconfigurator": "AIConfigurator", "aisimulate": "AISimulate"}
 FITS = {"none": "no fit", "default": "default fit"}
 REASONS = Path(__file__).with_suffix(".csv")
-BEGIN, END = "<!-- against_peers: begin -->", "<!-- against_peers: end -->"
 _ANSWER = ("experiment", "peer", "ttft_s", "tpot_s", "problem")
 # The rows that pages are about come first.
 _ORDER = ("validation", "test", "fit")
@@ -326,16 +327,7 @@ def compare(data: Path, answers: Path, where: str, page: Path | None) -> None:
     if page is None:
         print(text)
     else:
-        fill(page, text)
-
-
-def fill(page: Path, text: str) -> None:
-    """Puts a text between the two comments of a page in the place of what is there."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"{page}: has no {BEGIN} and {END}; add them where the tables go")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        fill(page, "against_peers", text)
 
 
 def _physim(data: Path, fit: str, where: str) -> Iterator[tuple[str, dict[str, float]]]:

@@ -96,9 +96,9 @@ def test_a_peer_is_ahead_on_the_rows_that_it_answers(peers):
 
 def test_a_page_is_written_between_its_comments(peers, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{peers.BEGIN}\nold\n{peers.END}\nafter\n")
-    peers.fill(page, "new")
-    assert page.read_text() == f"before\n{peers.BEGIN}\n\nnew\n\n{peers.END}\nafter\n"
-    page.write_text("nothing")
-    with pytest.raises(SystemExit, match="has no"):
-        peers.fill(page, "new")
+    begin, end = "<!-- name: begin -->", "<!-- name: end -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    peers.fill(page, "name", "new")
+    assert page.read_text() == f"before\n{begin}\n\nnew\n\n{end}\nafter\n"
+    with pytest.raises(SystemExit, match="has no <!-- other: begin -->"):
+        peers.fill(page, "other", "new")
