@@ -15,7 +15,7 @@ own, and what it answers is kept in a table; a second run goes on where the firs
 An answer takes AIConfigurator some 1.5 s and AISimulate 3. ``compare`` predicts the rows with no
 fit and with the default fit, and prints Markdown, or writes it between the two comments of
 ``--page`` that name it. Why a peer is ahead in a group of rows is said in ``against_peers.csv``,
-which is written by hand.
+which is written by hand; its metric is ``itl``, ``ttft``, ``e2e`` or ``any``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import argparse
 import collections
 import csv
 import multiprocessing
+import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def ask(peer: str, data: Path, answers: Path, processes: int) -> None:
     known = read(answers) if answers.is_file() else []
     done = {row["experiment"] for row in known if row["peer"] == peer}
     rows = [row for row in read(data) if counts(row) and row["experiment"] not in done]
+    # In any order within a part, so that whatever stops it leaves some rows of every group.
+    random.Random(0).shuffle(rows)
     rows.sort(key=lambda row: _ORDER.index(row["part"]))
     answer = {"aiconfigurator": _aiconfigurator, "aisimulate": _aisimulate}[peer]
     wanted = [(answer, row, points[row["experiment"]]) for row in rows]
@@ -293,7 +296,14 @@ def ahead(rows: Sequence[Compared], reasons: Mapping[tuple[str, ...], str]) -> I
                     continue
                 ours, theirs = (statistics.fmean(errors) for errors in zip(*both, strict=True))
                 if theirs < ours:
-                    why = reasons.get((*_fields(group), metric), "not known")
+                    why = next(
+                        (
+                            reasons[(*_fields(group), kind)]
+                            for kind in (metric, "any")
+                            if (*_fields(group), kind) in reasons
+                        ),
+                        "not known",
+                    )
                     cells = (*_fields(group), METRICS[metric], str(len(both)))
                     said = (f"{ours:.1f}", f"{theirs:.1f}", title, why)
                     found.append((theirs - ours, f"| {' | '.join((*cells, *said))} |"))

@@ -81,12 +81,12 @@ def test_a_table_says_how_many_rows_a_peer_answers(peers):
 def test_a_peer_is_ahead_on_the_rows_that_it_answers(peers):
     # In all 60 rows the default fit is 5.5% off; in the 30 that the peer answers, 10%.
     rows = compared(peers, 30, 10.0, 8.0) + compared(peers, 30, 1.0, None)
-    reasons = {("vllm", "all", "all", "itl"): "a reason"}
+    reasons = {("vllm", "all", "all", "itl"): "a reason", ("all", "all", "all", "any"): "another"}
     lines = list(peers.ahead(rows, reasons))[2:]
     assert lines == [
         f"| {engine} | {gpu} | all | ITL | 30 | 10.0 | 8.0 | AIConfigurator | {why} |"
         for engine, gpu, why in (
-            ("all", "all", "not known"),
+            ("all", "all", "another"),
             ("vllm", "all", "a reason"),
             ("vllm", "h100_sxm", "not known"),
         )
