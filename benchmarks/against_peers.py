@@ -282,37 +282,39 @@ def _cell(rows: Sequence[Compared], metric: str, name: str) -> str:
 
 
 def ahead(rows: Sequence[Compared], reasons: Mapping[tuple[str, ...], str]) -> Iterator[str]:
-    """Groups where a peer's mean error is less than the default fit's on the rows it answers."""
+    """Groups where a peer's mean error is less than the default fit's on the rows it answers.
+
+    Reasons are by engine, GPU, layout and metric, which may be ``any``.
+    """
     found = []
     for group in groups_of(rows):
         for metric in METRICS:
-            for peer, title in PEERS.items():
-                both = [
-                    (one.errors[metric]["default"], one.errors[metric][peer])
-                    for one in rows
-                    if group.holds(one.group) and {"default", peer} <= one.errors[metric].keys()
-                ]
-                if len(both) < LEAST_ROWS:
-                    continue
-                ours, theirs = (statistics.fmean(errors) for errors in zip(*both, strict=True))
-                if theirs < ours:
-                    why = next(
-                        (
-                            reasons[(*_fields(group), kind)]
-                            for kind in (metric, "any")
-                            if (*_fields(group), kind) in reasons
-                        ),
-                        "not known",
-                    )
-                    cells = (*_fields(group), METRICS[metric], str(len(both)))
-                    said = (f"{ours:.1f}", f"{theirs:.1f}", title, why)
-                    found.append((theirs - ours, f"| {' | '.join((*cells, *said))} |"))
+            leads = dict(_leads([one for one in rows if group.holds(one.group)], metric))
+            if leads:
+                keys = ((*_fields(group), metric), (*_fields(group), "any"))
+                why = next((reasons[key] for key in keys if key in reasons), "not known")
+                cells = (*_fields(group), METRICS[metric], ", ".join(leads), why)
+                found.append((-max(leads.values()), f"| {' | '.join(cells)} |"))
     if not found:
         yield f"No peer is ahead in any group of {LEAST_ROWS} rows and more."
         return
-    yield "| engine | GPU | layout | of | rows | default fit | peer | ahead | why |"
-    yield f"| {' | '.join(['---'] * 9)} |"
+    yield "| ahead in | GPU | layout | of | peer for default fit | why |"
+    yield f"| {' | '.join(['---'] * 6)} |"
     yield from (line for _, line in sorted(found))
+
+
+def _leads(rows: Sequence[Compared], metric: str) -> Iterator[tuple[str, float]]:
+    """What is said of each peer that is ahead in rows of a group, and by how many points it is."""
+    for peer, title in PEERS.items():
+        both = [
+            (one.errors[metric]["default"], one.errors[metric][peer])
+            for one in rows
+            if {"default", peer} <= one.errors[metric].keys()
+        ]
+        if len(both) >= LEAST_ROWS:
+            ours, theirs = (statistics.fmean(errors) for errors in zip(*both, strict=True))
+            if theirs < ours:
+                yield f"{title} {theirs:.1f} for {ours:.1f} in {len(both)} rows", ours - theirs
 
 
 def compare(data: Path, answers: Path, where: str, page: Path | None) -> None:
