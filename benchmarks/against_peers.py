@@ -15,7 +15,7 @@ own, and what it answers is kept in a table; a second run goes on where the firs
 An answer takes AIConfigurator some 1.5 s and AISimulate 3. ``compare`` predicts the rows with no
 fit and with the default fit, and prints Markdown, or writes it between the two comments of
 ``--page`` that name it. Why a peer is ahead in a group of rows is said in ``against_peers.csv``,
-which is written by hand; its metric is ``itl``, ``ttft``, ``e2e`` or ``any``.
+which is written by hand: for rows of the same ``--where``, by group, and by metric or for ``any``.
 """
 
 from __future__ import annotations
@@ -359,6 +359,7 @@ def _page(rows: Sequence[Compared], where: str) -> Iterator[str]:
         reasons: dict[tuple[str, ...], str] = {
             (row["engine"], row["gpu"], row["layout"], row["metric"]): row["reason"]
             for row in csv.DictReader(file)
+            if row["where"] == where
         }
     answered = (
         f"{title} {sum(peer in one.errors['itl'] for one in rows)}" for peer, title in PEERS.items()
