@@ -343,13 +343,16 @@ def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
         errors.append(tokens / run.kv_cache_tokens - 1)
         weights.append(resolved.memory.weights / 2**30 / run.weight_memory_gib - 1)
         # A cache of a few GiB takes what is wrong of the rest.
-        assert abs(errors[-1]) < max(0.05, 0.4 / run.kv_cache_memory_gib), run.model
-    assert np.mean(np.abs(errors)) < 0.02
-    # gpt-oss apart, whose kernels pad more than is known; latent attention keeps copies of two
-    # matrices.
+        assert abs(errors[-1]) < max(0.015, 0.16 / run.kv_cache_memory_gib), run.model
+    assert np.mean(np.abs(errors)) < 0.005
+    # gpt-oss-20b apart, of which a quarter of a GiB is not known; latent attention keeps copies of
+    # two matrices.
+    is_known = runs["model"] != "openai/gpt-oss-20b"
+    assert min(np.array(weights)[~is_known]) > -0.08
+    weights = np.array(weights)[is_known]
     assert np.median(np.abs(weights)) < 0.001
     assert np.quantile(np.abs(weights), 0.85) < 0.01
-    assert np.max(np.abs(weights)) < 0.025
+    assert np.max(np.abs(weights)) < 0.02
 
 
 def test_kv_blocks_are_reported_as_the_version_counts_them():

@@ -89,6 +89,29 @@ def test_a_70b_model_fits_on_two_gpus_of_80_gb(version):
         assert kv.blocks * kv.block_size >= least
 
 
+def test_experts_in_mxfp4_are_padded_as_the_kernel_of_the_gpu_pads_them():
+    model = load_model("openai/gpt-oss-120b")
+    # 36 layers of 128 experts of three matrices, 2,880 by 2,880.
+    each = 36 * 128 * 3 * (0.5 + 1 / 32)
+    bare = model.weight_bytes(1) - each * 2880 * 2880
+    for gpu, kernel, hidden, width in (
+        # Triton's pads the width alone, to 64; Marlin's to 256 and 128, FlashInfer's to 256.
+        ("h100_sxm", None, 2880, 2880),
+        ("h100_sxm", "marlin", 3072, 2944),
+        ("b200_sxm", None, 3072, 3072),
+        ("rtx_pro_6000_server", None, 3072, 2944),
+        ("a100_sxm", None, 3072, 2944),
+        ("mi300x", None, 3072, 3072),
+    ):
+        options = {"engine_version": "0.33", "moe_kernel": kernel, "max_model_len": 1024}
+        deployment = Deployment(**options, max_num_seqs=64)
+        weights = deployment.resolved(model, load_hardware(gpu)).memory.weights
+        assert weights == pytest.approx(bare + each * hidden * width)
+    on_h100 = Deployment(engine_version="0.22").resolved(model, load_hardware("h100_sxm"))
+    # Its 131,072 tokens of context fit as the engine is started by default.
+    assert on_h100.kv.reported_blocks * on_h100.kv.block_size > 131_072
+
+
 def test_a_step_that_takes_all_memory_is_named_with_the_most_that_fits():
     model, h100 = load_model("Qwen/Qwen3-8B"), load_hardware("h100_sxm")
     with pytest.raises(InputError, match=r"^max_num_batched_tokens: 10000000 would take") as caught:

@@ -247,7 +247,12 @@ class Deployment(EngineRequest):
             share=share,
             usable=gpu.memory_bytes if profile.memory_left else share * gpu.memory_bytes,
             kept_share=share if profile.memory_left else 1.0,
-            weights=model.weight_bytes(layout.tp, layout.dp, layout.ep, layout.pp),
+            weights=model.weight_bytes(
+                *(layout.tp, layout.dp, layout.ep, layout.pp),
+                multiples=engine_named(profile.engine).padding(
+                    gpu.compute_capability, self.moe_kernel
+                ),
+            ),
             graphs=kept.graph_bytes
             + kept.graph_bytes_per_layer * model.layers * model.fullest_stage(layout.pp),
             activations=working_bytes(kept, model, layout, sizes),
