@@ -270,7 +270,7 @@ def test_kv_blocks_are_those_that_servers_reported(ground_truth):
             engine_version=run.engine_version,
         )
         blocks = deployment.resolved(load_model(run.model), H100).kv.blocks
-        assert blocks == pytest.approx(run.kv_blocks, rel=0.02)
+        assert blocks == pytest.approx(run.kv_blocks, rel=0.01)
 
 
 # Checkpoints of kv_capacity.csv by the shipped models that they are sized like.
@@ -343,13 +343,16 @@ def test_memory_of_a_newer_engine_is_what_it_reported(ground_truth, tmp_path):
         errors.append(tokens / run.kv_cache_tokens - 1)
         weights.append(resolved.memory.weights / 2**30 / run.weight_memory_gib - 1)
         # A cache of a few GiB takes what is wrong of the rest.
-        assert abs(errors[-1]) < max(0.05, 0.4 / run.kv_cache_memory_gib), run.model
-    assert np.mean(np.abs(errors)) < 0.02
-    # gpt-oss apart, whose kernels pad more than is known; latent attention keeps copies of two
-    # matrices.
+        assert abs(errors[-1]) < max(0.015, 0.16 / run.kv_cache_memory_gib), run.model
+    assert np.mean(np.abs(errors)) < 0.005
+    # gpt-oss-20b apart, of which a quarter of a GiB is not known; latent attention keeps copies of
+    # two matrices.
+    is_known = runs["model"] != "openai/gpt-oss-20b"
+    assert min(np.array(weights)[~is_known]) > -0.08
+    weights = np.array(weights)[is_known]
     assert np.median(np.abs(weights)) < 0.001
     assert np.quantile(np.abs(weights), 0.85) < 0.01
-    assert np.max(np.abs(weights)) < 0.025
+    assert np.max(np.abs(weights)) < 0.02
 
 
 def test_kv_blocks_are_reported_as_the_version_counts_them():
@@ -437,7 +440,7 @@ def test_deployments_that_do_not_go(parallelism, model, complaint):
         (
             "max_num_seqs",
             2**31,
-            "2147483648 would take 3.25e[+]06 GiB a GPU, where 55.8 GiB are left",
+            "2147483648 would take 4.25e[+]06 GiB a GPU, where 55.6 GiB are left",
         ),
         ("block_size", 2**40, "1099511627776 would take 1.51e[+]08 GiB a GPU, where"),
     ],
@@ -553,13 +556,13 @@ def test_a_chunk_bounds_the_context():
 
 def test_an_engine_that_would_not_start_says_what_fits():
     options = {"gpu": "h100_sxm", "tp": 2, "rate": 1, "input_tokens": 500, "output_tokens": 100}
-    with pytest.raises(InputError, match="vllm would not start; use at most 9472") as caught:
+    with pytest.raises(InputError, match="vllm would not start; use at most 7616") as caught:
         physim.Case.from_options("meta-llama/Llama-3.1-70B-Instruct", **options)
     assert str(caught.value).startswith("max_model_len: 131072 tokens do not fit in the KV cache")
     case = physim.Case.from_options(
-        "meta-llama/Llama-3.1-70B-Instruct", max_model_len=9472, **options
+        "meta-llama/Llama-3.1-70B-Instruct", max_model_len=7616, **options
     )
-    assert case.server.kv.tokens == 9472
+    assert case.server.kv.tokens == 7616
 
 
 def test_what_memory_is_for_adds_up():

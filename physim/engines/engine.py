@@ -131,6 +131,22 @@ class KernelTables:
     complete_version: str = ""
 
 
+@dataclass(frozen=True)
+class ExpertPadding:
+    """What a kernel pads experts in mxfp4 to.
+
+    Attributes:
+        kernel: The kernel.
+        from_capability: The least compute capability of GPUs on which the engine takes it unless it
+            is told.
+        multiples: What the hidden size and the width of experts are padded to a multiple of.
+    """
+
+    kernel: str
+    from_capability: float
+    multiples: tuple[int, int]
+
+
 def _any_layout(_: Parallelism) -> None:
     """Refuses nothing."""
 
@@ -149,6 +165,7 @@ class Engine:
         has_receive_interval: Whether it can be told to look at what has arrived every so many
             steps.
         counters: What it shows to Prometheus; None where physim does not know.
+        mxfp4_paddings: What its kernels of experts in mxfp4 pad them to, those of newer GPUs first.
         log: Where its log says how it was started: regular expressions with one group, by the
             fields of `physim.measured.server_log`; empty where physim does not read its log.
     """
@@ -161,7 +178,26 @@ class Engine:
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
     counters: Counters | None = None
+    # What vLLM's widest kernel does, where it is not known.
+    mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)
     log: Mapping[str, str] = field(default_factory=dict)
+
+    def padding(self, capability: float | None, kernel: str | None) -> tuple[int, int]:
+        """What the hidden size and the width of experts in mxfp4 are padded to a multiple of.
+
+        Args:
+            capability: The GPU's compute capability; None where it has none, for which the most is
+                taken that any kernel pads to.
+            kernel: The kernel that the engine is told to take, if any.
+        """
+        told = [one.multiples for one in self.mxfp4_paddings if one.kernel == kernel]
+        if told:
+            return told[0]
+        if capability is None:
+            return max(one.multiples for one in self.mxfp4_paddings)
+        return next(
+            one.multiples for one in self.mxfp4_paddings if one.from_capability <= capability
+        )
 
 
 @functools.lru_cache

@@ -42,7 +42,10 @@ class KVReserve:
     Attributes:
         fixed_bytes: Whatever is served.
         tensor_parallel_bytes: More of it under tensor parallelism.
-        bytes_per_logit: For each logit of ``max_num_seqs`` requests.
+        bytes_per_logit: For each logit of ``max_num_seqs`` requests while they are sampled.
+        bytes_per_logit_of_few: Likewise of fewer than 128 requests.
+        bytes_per_activation: For each number that a step of ``max_num_batched_tokens`` holds.
+        keeps_expert_buffers: Whether the buffers of experts are held while requests are sampled.
         vision_bytes: For models with a vision encoder.
         graph_bytes: For CUDA graphs, however many layers there are.
         graph_bytes_per_layer: For CUDA graphs, for each layer.
@@ -51,6 +54,9 @@ class KVReserve:
     fixed_bytes: float
     tensor_parallel_bytes: float
     bytes_per_logit: float
+    bytes_per_logit_of_few: float
+    bytes_per_activation: float
+    keeps_expert_buffers: bool
     vision_bytes: float
     graph_bytes: float
     graph_bytes_per_layer: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from physim.engines.engine import (
     Counters,
     Engine,
+    ExpertPadding,
     ExpertTable,
     KernelTables,
     Launch,
@@ -89,6 +90,14 @@ ENGINE = Engine(
         "speculative_config": rf"\bspeculative_config={_VALUE}",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
+    # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: which kernel is taken on which GPUs, and
+    # `mxfp4_round_up_hidden_size_and_intermediate_size`. AMD's pad to 256, too.
+    mxfp4_paddings=(
+        ExpertPadding("marlin", 11.0, (256, 128)),
+        ExpertPadding("flashinfer", 10.0, (256, 256)),
+        ExpertPadding("triton", 9.0, (1, 64)),
+        ExpertPadding("marlin", 0.0, (256, 128)),
+    ),
     kernels=KernelTables(
         experts={
             "moe_bfloat16_triton": ExpertTable(

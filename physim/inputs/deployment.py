@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Real
 
 from physim.engines.engine import Engine, engine_named, engines
@@ -11,6 +14,7 @@ from physim.engines.profile import EngineProfile, load_engine
 from physim.errors import InputError
 from physim.inputs.engine_request import EngineRequest
 from physim.inputs.layouts import check_layout
+from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
@@ -158,11 +162,11 @@ class Deployment(EngineRequest):
         stage = model.fullest_stage(self.parallelism.pp)
         layers = {mixer: count * stage for mixer, count in model.attention_layers.items()}
         cache = CacheLayout.from_layers(layers, self.parallelism.tp, kv_bytes, max_model_len)
-        memory = self._memory(model, gpu, profile, sizes.max_num_seqs, cache)
+        memory = self._memory(model, gpu, profile, sizes, cache)
         state_blocks = cache.state_bytes / memory.kv_block
         reported = self._reported_share(profile, policy, sizes, cache, state_blocks)
         if self.kv_blocks is None:
-            blocks = self._kv_blocks(model, gpu, profile, memory)
+            blocks = self._kv_blocks(model, gpu, profile, sizes, memory)
         else:
             blocks = round(self.kv_blocks / reported)
         server = Server(
@@ -233,7 +237,7 @@ class Deployment(EngineRequest):
         model: ModelArch,
         gpu: Hardware,
         profile: EngineProfile,
-        max_num_seqs: int,
+        sizes: Sizes,
         cache: CacheLayout,
     ) -> Memory:
         """What a GPU's memory is for, without the KV cache."""
@@ -243,47 +247,70 @@ class Deployment(EngineRequest):
             share=share,
             usable=gpu.memory_bytes if profile.memory_left else share * gpu.memory_bytes,
             kept_share=share if profile.memory_left else 1.0,
-            weights=model.weight_bytes(layout.tp, layout.dp, layout.ep, layout.pp),
+            weights=model.weight_bytes(
+                *(layout.tp, layout.dp, layout.ep, layout.pp),
+                multiples=engine_named(profile.engine).padding(
+                    gpu.compute_capability, self.moe_kernel
+                ),
+            ),
             graphs=kept.graph_bytes
             + kept.graph_bytes_per_layer * model.layers * model.fullest_stage(layout.pp),
-            activations=kept.fixed_bytes
-            + (kept.tensor_parallel_bytes if layout.stage_gpus > 1 else 0.0)
-            + (kept.vision_bytes if model.vision_parameters else 0.0)
-            + kept.bytes_per_logit * max_num_seqs * model.vocab_size,
+            activations=working_bytes(kept, model, layout, sizes),
             kv_block=cache.token_bytes * self.block_size,
         )
 
-    def _check_sizes(self, model: ModelArch, profile: EngineProfile, memory: Memory) -> None:
+    def _check_sizes(
+        self, model: ModelArch, profile: EngineProfile, sizes: Sizes, memory: Memory
+    ) -> None:
         """Refuses an option for whose size alone the model does not fit, with the most that does.
 
         Raises:
-            InputError: The model fits with fewer requests at once, or with smaller KV blocks.
+            InputError: The model fits with fewer requests at once, with fewer tokens in a step, or
+                with smaller KV blocks.
         """
-        requests = self.max_num_seqs or 0
-        logits = profile.kv_reserve.bytes_per_logit * model.vocab_size
-        token = memory.kv_block / self.block_size
+        kept, layout = profile.kv_reserve, self.parallelism
+
+        def more(name: str, value: int) -> float:
+            """Bytes that an option takes more than at its least."""
+            some = (replace(sizes, **{name: size}) for size in (value, 0))
+            more, least = (working_bytes(kept, model, layout, each) for each in some)
+            return more - least
+
         left = memory.usable - memory.weights - memory.activations - memory.graphs
-        beside = left + requests * logits - memory.kv_block / memory.kept_share
-        for name, value, each, room in (
-            ("max_num_seqs", requests, logits, beside),
-            ("block_size", self.block_size, token, memory.kept_share * left),
-        ):
-            if each <= room < value * each:
-                raise InputError(
-                    name,
-                    f"{value} would take {value * each / GIB:.3g} GiB a GPU, where "
-                    f"{room / GIB:.3g} GiB are left",
-                    f"use at most {math.floor(room / each)}",
-                )
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            # Only what was asked for is named.
+            value = getattr(self, name) or 0
+            room = left + more(name, value) - memory.kv_block / memory.kept_share
+            self._check_size(name, value, partial(more, name), room)
+        token = memory.kv_block / self.block_size
+        room = memory.kept_share * left
+        self._check_size("block_size", self.block_size, lambda tokens: token * tokens, room)
+
+    @staticmethod
+    def _check_size(name: str, value: int, taken: Callable[[int], float], room: float) -> None:
+        """Refuses a size that takes more bytes than there is room for, where a smaller does not."""
+        if not taken(1) <= room < taken(value):
+            return
+        raise InputError(
+            name,
+            f"{value} would take {taken(value) / GIB:.3g} GiB a GPU, where {room / GIB:.3g} GiB "
+            "are left",
+            f"use at most {bisect_right(range(value), room, key=taken) - 1}",
+        )
 
     def _kv_blocks(
-        self, model: ModelArch, gpu: Hardware, profile: EngineProfile, memory: Memory
+        self,
+        model: ModelArch,
+        gpu: Hardware,
+        profile: EngineProfile,
+        sizes: Sizes,
+        memory: Memory,
     ) -> int:
         """KV blocks that fit beside the weights and the engine's own memory."""
         taken = memory.weights + memory.activations + memory.graphs
         blocks = math.floor(memory.kept_share * (memory.usable - taken) / memory.kv_block)
         if blocks < 1:
-            self._check_sizes(model, profile, memory)
+            self._check_sizes(model, profile, sizes, memory)
             needed = (taken + memory.kv_block) / GIB
             raise InputError(
                 f"{model.name} on {self.parallelism.on(gpu.key)}",

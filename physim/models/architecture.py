@@ -171,7 +171,14 @@ class ModelArch:
         some = (self._expert(one) * one.experts.per_token for one in self.groups if one.experts)
         return self._always_active + sum(some)
 
-    def weight_bytes(self, tp: int, dp: int = 1, ep: int = 1, pp: int = 1) -> float:
+    def weight_bytes(
+        self,
+        tp: int,
+        dp: int = 1,
+        ep: int = 1,
+        pp: int = 1,
+        multiples: tuple[int, int] = (1, 1),
+    ) -> float:
         """Bytes of weights on the fullest GPU.
 
         Heads may be replicated, routers, norms and the table of rotary embeddings are, an encoder
@@ -183,6 +190,8 @@ class ModelArch:
             dp: Copies of those layers, between which experts are shared.
             ep: GPUs over which experts are spread whole.
             pp: Stages of layers.
+            multiples: What the hidden size and the width of experts are padded to a multiple of, in
+                formats whose kernels pad them.
         """
         vision = self.vision_parameters * (tp if self.vision_is_replicated else 1)
         embeddings = self.embedding_parameters
@@ -196,7 +205,7 @@ class ModelArch:
                 columns, rows = linear.on_gpu(tp)
                 layers += group.layers * columns * rows * linear.form.bytes_per_weight
             if group.experts:
-                own = self._experts_bytes(group.experts, tp * dp // ep) / ep
+                own = self._experts_bytes(group.experts, tp * dp // ep, multiples) / ep
                 layers += group.layers * own
         return total + layers * self.fullest_stage(pp)
 
@@ -208,13 +217,15 @@ class ModelArch:
         """
         return math.ceil(self.layers / pp) / self.layers
 
-    def _experts_bytes(self, experts: Experts, tp: int) -> float:
+    def _experts_bytes(self, experts: Experts, tp: int, multiples: tuple[int, int]) -> float:
         """Bytes of a layer's routed experts, each shared by some GPUs, as kernels pad them."""
         form, hidden = experts.form, experts.hidden_size or self.hidden_size
         width = experts.intermediate_size / tp
-        if form.padded_to > 1:
-            hidden = math.ceil(hidden / form.padded_to) * form.padded_to
-            width = math.ceil(width / form.padded_to) * form.padded_to
+        if form.is_padded:
+            hidden, width = (
+                math.ceil(size / multiple) * multiple
+                for size, multiple in zip((hidden, width), multiples, strict=True)
+            )
         return experts.count * experts.matrices * hidden * width * form.bytes_per_weight
 
     def kv_bytes_per_token(self, tp: int, kv_bytes: float) -> float:

@@ -20,7 +20,7 @@ class WeightFormat:
             where it is below 2.
         gemm_tables: Formats whose measured GEMMs stand for it, the best first.
         expert_tables: Likewise of expert layers.
-        padded_to: What kernels take a multiple of, of rows and columns of an expert's matrices.
+        is_padded: Whether kernels of experts pad their matrices, by how much being the kernel's.
     """
 
     name: str
@@ -29,7 +29,7 @@ class WeightFormat:
     activation_bytes: float = BYTES_16_BIT
     gemm_tables: tuple[str, ...] = ("bfloat16",)
     expert_tables: tuple[str, ...] = ("bfloat16",)
-    padded_to: int = 1
+    is_padded: bool = False
 
     @property
     def quantizes_activations(self) -> bool:

@@ -23,8 +23,6 @@ _LAYER = re.compile(r"(?:^|[.*])layers\\?\.(\d+)(?!\d)")
 _PREFIX = re.compile(r"^(?:\*|(?:language_model|model|backbone)\.)*(?=layers\.)")
 # A regular expression for all names that do not match another.
 _WITHOUT = re.compile(r"re:\^?\(\?!(.*)\)(?:\.\*\$?)?")
-# What kernels of mxfp4 take a multiple of, of rows and columns of an expert's matrices.
-_PADDED_TO = 256
 # The KV cache's format, by the bits and by the algorithm that a checkpoint names.
 _KV_BITS: Mapping[int | None, str] = {None: "", 16: "bfloat16", 8: "fp8", 4: "nvfp4"}
 _KV_ALGORITHMS = {"": "", "NONE": "", "FP8": "fp8", "NVFP4": "nvfp4"}
@@ -203,7 +201,7 @@ class Quantization:
 
     def _read_mxfp4(self, _: Mapping[str, Any]) -> None:
         # gpt-oss, whose experts vLLM pads (mxfp4.py); other methods name the same format.
-        self._default = replace(formats.MXFP4, padded_to=_PADDED_TO)
+        self._default = replace(formats.MXFP4, is_padded=True)
 
     def _read_packed(self, quantization: Mapping[str, Any]) -> None:
         method = _method(quantization, self.where)

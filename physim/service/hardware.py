@@ -14,6 +14,7 @@ from physim.errors import InputError
 _SUFFIX = ".json"
 # More than a GPU has of anything, in SI units.
 _MOST = 1e21
+_CAPABILITY = "compute_capability"
 _NETWORK = "network_bandwidth_bytes_per_s"
 
 
@@ -29,6 +30,8 @@ class Hardware:
         memory_bytes: Memory that a process can see, bytes.
         link: What it is, such as ``nvlink`` or ``pcie``.
         link_bandwidth: Bandwidth to the other GPUs of the node, bytes/s in one direction.
+        compute_capability: NVIDIA's number of what the GPU's kernels may use, such as 9.0; None for
+            other makers' and where the file does not say.
         node_gpus: GPUs that the link connects, those of a node; None if the file does not say.
         network_bandwidth: Bandwidth to other nodes for each GPU, bytes/s in one direction; None if
             the file does not say.
@@ -41,6 +44,7 @@ class Hardware:
     memory_bytes: float
     link: str
     link_bandwidth: float
+    compute_capability: float | None = None
     node_gpus: int | None = None
     network_bandwidth: float | None = None
 
@@ -85,6 +89,7 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
         memory_bytes=_figure(fields, "memory_bytes", where),
         link=texts["link"] or "pcie",
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
+        compute_capability=_figure(fields, _CAPABILITY, where) if _CAPABILITY in fields else None,
         node_gpus=_whole(fields, "node_gpus", where) if "node_gpus" in fields else None,
         network_bandwidth=_figure(fields, _NETWORK, where) if _NETWORK in fields else None,
     )

@@ -75,7 +75,7 @@ class Placement:
         # GPUs that multiply fp4 multiply the microscaling formats too.
         casts = self.server.casts_mxfp4 and self.gpu.peak("fp4")
         if form.name == MXFP4.name and casts:
-            return replace(MXFP4_MXFP8, padded_to=form.padded_to)
+            return replace(MXFP4_MXFP8, is_padded=form.is_padded)
         return form if self.gpu.peak(form.compute) else form.stored
 
     def peak_flops(self, form: WeightFormat) -> float:
