@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from physim.corrections.files import Fit
+from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.fit import concluded
 from physim.fitting.objective import Problem
@@ -74,6 +75,8 @@ def _off(fit: Fit, unseen: Observed) -> list[float]:
 
 def _fitted(observed: Observed, base: Fit) -> Fit:
     problem = Problem.from_observed(observed, base=base)
+    if base.evidence is None:
+        problem, _ = earned(problem)
     solved, parameters, losses = solve(problem, base.evidence is None)
     return concluded(observed, solved, parameters, losses, "learning", {}, base).fit
 

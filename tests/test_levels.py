@@ -76,8 +76,11 @@ def test_levels_share_the_variance_of_the_prior():
             assert total == pytest.approx(prior[place] ** 2)
         else:
             assert 0 < total <= prior[place] ** 2
-    engine = labels().index("host_step")
-    assert found[LEVELS.index("gpu"), engine] == 0
+    host = [name for name, one in CORRECTIONS.items() if one.carries_over]
+    assert {"host_step", "front_end", "handover", "output_handling", "warm_up"} <= set(host)
+    columns = [labels().index(name) for name in host]
+    for level in ("gpu", "family"):
+        assert not found[LEVELS.index(level), columns].any()
 
 
 def test_a_fit_file_keeps_any_name(tmp_path):

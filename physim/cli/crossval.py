@@ -24,7 +24,8 @@ def crossval(
     leave_out: Annotated[
         str,
         typer.Option(
-            help="model, workload, tp, hardware or experiment; or time: the last steps of each run."
+            help="campaign, model, workload, tp, hardware or experiment; "
+            "or time: the last steps of each run."
         ),
     ] = "model",
     steps: Annotated[
@@ -33,8 +34,9 @@ def crossval(
     methods: Annotated[
         str,
         typer.Option(
-            help="By commas: physim, zero-shot; blackbox, ridge, boosted; or an ablation: "
-            "no residual, constant MFU, additive host; unfitted: weighted-average, smooth-weighted."
+            help="By commas: physim, zero-shot, all levels; blackbox, ridge, boosted; "
+            "or an ablation: no residual, constant MFU, additive host; unfitted: weighted-average, "
+            "smooth-weighted."
         ),
     ] = "physim,zero-shot",
     where: Annotated[

@@ -24,7 +24,7 @@ def _correction(prior: float, meaning: str, carries_over: bool = False) -> Any:
             before anything is measured. Kernels were measured, on another machine and with other
             libraries; what carries an order of magnitude may be off by a factor of two.
         meaning: What it multiplies, in words that stand alone.
-        carries_over: Whether what was fitted on one GPU holds on another.
+        carries_over: Whether what was fitted on one GPU and family of models holds on others.
     """
     metadata = {"prior": prior, "meaning": meaning, "carries_over": carries_over}
     return eqx.field(default=0.0, metadata=metadata)
@@ -99,7 +99,7 @@ class Correction:
         name: The field of `Corrections`.
         prior: Standard deviation of its prior.
         meaning: What it multiplies.
-        carries_over: Whether what was fitted on one GPU holds on another.
+        carries_over: Whether what was fitted on one GPU and family of models holds on others.
     """
 
     name: str

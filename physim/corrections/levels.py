@@ -58,7 +58,8 @@ def population_of(case: Case) -> str:
 def prior_widths() -> Widths:
     """Standard deviations of offsets by level, before any run.
 
-    A GPU has its own kernels, but not its own engine around them. The residual is shared by all.
+    A GPU and a family of models have their own kernels, but not their own engine around them: what
+    differs there between families is who measured them. The residual is shared by all.
     """
     prior, names = flat(PRIOR_WIDTHS), labels()
     named = np.isin(names, list(CORRECTIONS))
@@ -66,7 +67,8 @@ def prior_widths() -> Widths:
         [name in CORRECTIONS and not CORRECTIONS[name].carries_over for name in names]
     )
     widths = np.array([np.sqrt(_SHARES[level]) * prior * named for level in LEVELS])
-    widths[LEVELS.index("gpu"), ~kernels] = 0.0
+    for level in ("gpu", "family"):
+        widths[LEVELS.index(level), ~kernels] = 0.0
     widths[0, ~named] = prior[~named]
     return widths
 

@@ -17,6 +17,7 @@ from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, un
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import Evidence, common
 from physim.errors import InputError
+from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups, observe
@@ -87,8 +88,9 @@ def fit(
 
     What all runs share moves what is shared by all, what one GPU's have in common that GPU's
     offsets, and so on (`physim.corrections.levels`). From a fit that knows other runs, new ones
-    move the corrections as far as they can tell beside those. Without one, how wide the levels are
-    is learned from the rows (`physim.fitting.empirical_bayes`).
+    move the corrections as far as they can tell beside those. Without one, levels of corrections
+    are open that help rows left out (`physim.fitting.earned_levels`), and how wide they are is
+    learned from the rows (`physim.fitting.empirical_bayes`).
 
     Args:
         tables: CSV files in the common form; see `physim.evaluate`. Each is a campaign.
@@ -117,13 +119,17 @@ def fit(
             )
     trace = observe_steps(steps, tables) if steps is not None else None
     problem = Problem.from_observed(observed, trace, tuple(frozen), prior_scale, before)
+    record: dict[str, Any] = {}
+    if before.evidence is None:
+        problem, levels = earned(problem)
+        record["earned"] = [one.to_dict() for one in levels]
     start = problem.centre
     if seed:
         start = start + 0.1 * np.random.default_rng(seed).normal(size=len(start))
     problem, parameters, losses = solve(
         problem, before.evidence is None, progress, optimiser, start
     )
-    record = {
+    record |= {
         "physim_version": version("physim-llm"),
         "data": hashes,
         "from": before.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -121,6 +121,8 @@ class Problem:
         tree: The branches of both, and of the fit that it starts from.
         branch: The branch of each stage, by its place in the tree.
         run_branch: The branch of each run of the steps, likewise.
+        models: The model of each stage,
+        run_models: and of each run.
         source: The campaign and population of each stage, by number.
         widths: Prior standard deviations of offsets, by level; zero for what is held.
         noise: Standard deviations of the logarithms of what was measured, by source and metric.
@@ -133,6 +135,8 @@ class Problem:
     tree: Tree
     branch: Int[np.ndarray, " rows"]
     run_branch: Int[np.ndarray, " runs"]
+    models: Sequence[str]
+    run_models: Sequence[str]
     source: Int[np.ndarray, " rows"]
     widths: Widths
     noise: Float[np.ndarray, "sources metrics"]
@@ -191,6 +195,8 @@ class Problem:
             tree,
             np.array([place[branch] for branch in of_rows]),
             np.array([place[branch] for branch in of_runs], int),
+            groups(observed.rows, "model"),
+            [] if trace is None else trace.models,
             np.array([sources.index(name) for name in observed.sources]),
             widths,
             np.tile(noise, (len(sources), 1)),
@@ -203,6 +209,13 @@ class Problem:
         """Which corrections of which nodes are parameters."""
         found: Bool[np.ndarray, "nodes n"] = self.widths[self.tree.level] > 0
         return found
+
+    @property
+    def models_of_deviations(self) -> list[str]:
+        """The model of each deviation."""
+        found = [model for model in self.models for _ in METRICS]
+        steps = [] if self.cycles is None else np.asarray(self.cycles.run).tolist()
+        return found + [self.run_models[run] for run in steps]
 
     @property
     def centre(self) -> Vector:

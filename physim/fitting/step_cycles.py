@@ -65,11 +65,13 @@ class Trace:
     Attributes:
         cycles: The steps.
         branches: The branch of each run, its table as the campaign.
+        models: The model of each run.
         frame: The steps' table: ``experiment``, ``step`` and what each carried.
     """
 
     cycles: Cycles
     branches: Sequence[Branch]
+    models: Sequence[str]
     frame: pd.DataFrame
 
     def of_experiments(self, experiments: Sequence[str]) -> Trace:
@@ -129,7 +131,7 @@ def observe_steps(
         observed=np.log(frame["cycle_s"].to_numpy(float)),
         weight=np.minimum(_INDEPENDENT / counts, 1.0),
     )
-    return Trace(cycles, branches, frame)
+    return Trace(cycles, branches, [runs[name][0].row.model for name in names], frame)
 
 
 def log_cycles(corrections: Float[AnyArray, "runs n"], cycles: Cycles) -> Float[AnyArray, " steps"]:

@@ -15,6 +15,7 @@ from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import NO_FIT, load_fit
 from physim.corrections.levels import population_of
 from physim.errors import InputError
+from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.fit import check_options, merged
 from physim.fitting.objective import Problem
@@ -27,6 +28,8 @@ from physim.validation.baselines import BASELINES, require_packages
 if TYPE_CHECKING:
     import pandas as pd
 
+# A fit whose levels are all open, whether they help rows left out or not.
+ALL_LEVELS = "all levels"
 LEAVE_OUT = ("campaign", "model", "workload", "tp", "hardware", "experiment")
 
 
@@ -77,7 +80,8 @@ def crossval(
         leave_out: ``campaign`` (the rows of a table), ``model``, ``workload`` (runs of equal prompt
             and output lengths), ``tp``, ``hardware`` or ``experiment``.
         where: Keeps only rows for which this expression over the columns holds.
-        methods: ``physim``, ``zero-shot``, a baseline of
+        methods: ``physim``, ``zero-shot``, ``all levels`` (a fit none of whose levels had to be
+            earned), a baseline of
             `physim.validation.baselines.BASELINES`, or an ablation of
             `physim.validation.ablations.ABLATIONS` or, without a fit, of ``BLENDS``.
         frozen: Corrections that stay at zero.
@@ -95,7 +99,7 @@ def crossval(
             "leave-out", f"{leave_out!r} is unknown", f"use one of {', '.join(LEAVE_OUT)}"
         )
     check_options(frozen, prior_scale)
-    known = ("physim", "zero-shot", *BASELINES, *ABLATIONS, *BLENDS)
+    known = ("physim", "zero-shot", ALL_LEVELS, *BASELINES, *ABLATIONS, *BLENDS)
     for method in methods:
         if method not in known:
             raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(known)}")
@@ -155,6 +159,8 @@ def _predictor(
             stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
             cycles=trace.of_experiments(known).cycles if trace else None,
         )
+        if before.evidence is None and method != ALL_LEVELS:
+            own, _ = earned(own)
         own, parameters, _ = solve(own, before.evidence is None)
         spread = own.spread_of(own.about(own.deviations(parameters), parameters))
         # Deviations of rows without weight are not counted, so all rows are asked apart.

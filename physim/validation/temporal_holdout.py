@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.fit import check_options
 from physim.fitting.objective import Problem
@@ -51,7 +52,7 @@ def crossval_in_time(
     check_options(frozen, prior_scale)
     early, late = (observe_steps(steps, tables, share) for share in (_EARLY, _LATE))
     problem = Problem.from_observed(observe(tables, where), early, tuple(frozen), prior_scale)
-    problem, parameters, _ = solve(problem, learns_widths=True)
+    problem, parameters, _ = solve(earned(problem)[0], learns_widths=True)
     frame, seen = late.frame, np.exp(np.asarray(late.cycles.observed))
     runs = frame["experiment"].to_numpy(str)
     decoding = (frame["prefill_requests"] == 0).to_numpy()
