@@ -10,7 +10,7 @@ from test_evaluation import ROW
 
 import physim
 from physim import roofline
-from physim.corrections.calibration import Calibration
+from physim.corrections.calibration import Calibration, batch_of
 from physim.corrections.fields import (
     CORRECTIONS,
     PRIOR_WIDTHS,
@@ -30,7 +30,8 @@ from physim.fitting.step_cycles import log_cycles, observe_steps
 from physim.fitting.uncertainty import scatter
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
-from physim.prediction.intervals import least_s
+from physim.prediction.approximation import errors_of
+from physim.prediction.intervals import least_s, predict_with_intervals
 from physim.step.lowering import rows_of
 from physim.step.many_batches import named_seconds
 from physim.step.rows import SizeRow
@@ -606,3 +607,23 @@ def test_rows_of_engines_that_compose_steps_differently_are_each_predicted_in_th
     expected = [[one.ttft_s, one.itl_s, one.e2e_s] for one in predicted]
     assert np.exp(logs) == pytest.approx(np.array(expected), rel=1e-6)
     assert expected[0][0] != pytest.approx(expected[1][0], rel=0.01)
+
+
+def test_a_batch_that_scatters_more_has_a_wider_interval():
+    wide = {"ttft": 0.4, "itl": 0.2, "e2e": 0.2}
+    narrow = {"ttft": 0.1, "itl": 0.05, "e2e": 0.05}
+    known = Calibration("mine", Corrections(), None, narrow, {"65 to 256": wide})
+    assert known.scatter_at(64) == narrow
+    assert known.scatter_at(65) == wide
+    assert [batch_of(requests) for requests in (0.3, 16, 16.5, 257)] == [
+        *("1 to 16", "1 to 16"),
+        *("17 to 64", "more than 256"),
+    ]
+    # Of the same case with as much known, by the batch alone: exp(1.645 x 0.2), and of 0.05.
+    options = {"gpu": "h100_sxm", "input_tokens": 100, "output_tokens": 100}
+    for clients, half in ((8, 0.05), (128, 0.2)):
+        case = physim.Case.from_options(MODELS[0], concurrency=clients, **options)
+        (bounded,) = predict_with_intervals([case], [known])
+        low, high = bounded.intervals["itl_s"]
+        approximate = errors_of(case, bounded)["itl"]
+        assert np.log(high / low) / 2 == pytest.approx(1.645 * np.hypot(half, approximate))

@@ -41,7 +41,8 @@ def evaluate(
     by: Annotated[
         str,
         typer.Option(
-            help="Errors by group, by commas: model, gpu, backend, version, layout, concurrency."
+            help="Errors by group, by commas: model, gpu, backend, version, layout, concurrency, "
+            "population, batch."
         ),
     ] = "",
     intervals: Annotated[

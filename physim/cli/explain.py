@@ -28,7 +28,9 @@ def explain(
     load: Given,
     engine: Given,
 ) -> None:
-    """Say what latencies and capacity depend on: percent for one percent of each part.
+    """Say what the time to first token is spent on, and what latencies and capacity depend on.
+
+    The latter in percent for one percent of each part.
 
     For example:
 
@@ -51,6 +53,7 @@ def explain(
 
 
 def _print_elasticities(found: Elasticities) -> None:
+    from physim.prediction.results import FIRST_TOKEN_PARTS
     from physim.questions.elasticities import METRICS
 
     console = stdout()
@@ -59,6 +62,17 @@ def _print_elasticities(found: Elasticities) -> None:
         f"{found.case.what}: TTFT "
         f"{metrics['ttft'] * 1e3:.1f} ms, ITL {metrics['itl'] * 1e3:.1f} ms, E2E "
         f"{metrics['e2e']:.3f} s, saturation {metrics['saturation']:.3g} requests/s"
+    )
+    console.print("time to first token, ms")
+    console.print(
+        table_of(
+            ("", "TTFT"),
+            [
+                [FIRST_TOKEN_PARTS[part], f"{seconds * 1e3:.1f}"]
+                for part, seconds in found.ttft_parts_s.items()
+                if seconds
+            ],
+        )
     )
     console.print("percent that each follows one percent more of")
     rows = [

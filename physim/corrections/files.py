@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim import data
-from physim.corrections.calibration import Calibration
+from physim.corrections.calibration import BATCHES, Calibration, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.levels import (
     LEVELS,
@@ -66,7 +66,8 @@ class Fit:
             ``itl``, ``e2e``: what runs like these scatter.
         scatter: Standard deviation of the logarithm of what was measured over what is predicted,
             for models that the fit has not seen; by population
-            (`physim.corrections.levels.population_of`) and metric.
+            (`physim.corrections.levels.population_of`) and metric. Beside a population stand those
+            of its batches that are told apart, such as ``vllm dense, 17 to 64``.
         ranges: Least and largest of what the measured runs covered, by quantity.
         record: Everything else that the file holds: data and their hashes, report, metrics.
     """
@@ -77,7 +78,7 @@ class Fit:
     evidence: Evidence | None = None
     common: Branch = ("all", *[""] * (len(LEVELS) - 1))
     noise: Mapping[str, float] = field(default_factory=dict)
-    scatter: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    scatter: Mapping[str, Scatter] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -89,7 +90,15 @@ class Fit:
     def on(self, case: Case) -> Calibration:
         """What the fit says of a case."""
         found = self.at_branch(branch_of(case, self.common[-1]))
-        return dataclasses.replace(found, scatter=self._scatter(population_of(case)))
+        population = population_of(case)
+        batches = {
+            batch: self.scatter[name]
+            for batch in BATCHES
+            if (name := f"{population}, {batch}") in self.scatter
+        }
+        return dataclasses.replace(
+            found, scatter=self._scatter(population), scatter_of_batch=batches
+        )
 
     def at_branch(self, branch: Branch) -> Calibration:
         """What the fit says of a branch, with the scatter of no engine."""
@@ -97,7 +106,7 @@ class Fit:
         own = [self.offsets[node] for node in nodes if node in self.offsets]
         covariance = None if self._spread is None else self._covariance(branch)
         values = np.sum(own, axis=0) if own else flat(Corrections())
-        return Calibration(self.name, unflat(values), covariance, {}, self.ranges)
+        return Calibration(self.name, unflat(values), covariance, ranges=self.ranges)
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
@@ -123,7 +132,7 @@ class Fit:
             self._covariances[branch] = found
         return self._covariances[branch]
 
-    def _scatter(self, population: str) -> Mapping[str, float]:
+    def _scatter(self, population: str) -> Scatter:
         """That of a population; of one that no run was of, the largest."""
         if population in self.scatter or not self.scatter:
             return self.scatter.get(population, {})

@@ -1,12 +1,12 @@
-"""Which levels of which corrections help rows that a fit has not seen: all others are closed.
+"""Which corrections of which nodes help rows that a fit has not seen: all others stay at zero.
 
 What a fit learns of a GPU, an engine or a family of models may be peculiar to the rows that it has
-of it. So a level of a correction, what all share like any other, keeps its width only if it
-predicts rows better whose image (a campaign, a GPU and an engine's version) or whose model was left
-out. Levels are opened one by one, the one that gains most first. All of it is within the
+of it. So a correction of a node, what all share like any other, may move only if it predicts those
+rows of the node better whose image (a campaign, a GPU and an engine's version) or whose model was
+left out. Corrections are opened one by one, the one that gains most first. All of it is within the
 Gauss-Newton form of the loss about the start, where a fit without a group is one linear solve, so
-that hundreds of fits take seconds. The level of runs is always open: what is peculiar to a campaign
-has to go somewhere, and rows left out are predicted without it, as other campaigns' are.
+that thousands of fits take a minute. The level of runs is always open: what is peculiar to a
+campaign has to go somewhere, and rows left out are predicted without it, as other campaigns' are.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from physim.fitting.observations import METRICS
 # are nothing. Chosen, like `_WORSE`, on fits to public rows of the fit judged by those of
 # validation: surer gains leave only the bare physics, and less sure ones do not hold there.
 _SURE, _LEAST_GAIN = 0.95, 0.002
+# A node with fewer models, GPUs and campaigns does not tell a gain from luck.
+_LEAST_UNITS = 4
 # Repeats of one configuration of InferenceX's differ by 1 to 2.5% in mean TPOT: an error below that
 # is the measurement's.
 _FLOOR = 0.02
@@ -39,23 +41,25 @@ _WORSE = 0.05
 _JUDGED = [METRICS.index("ttft"), METRICS.index("itl")]
 
 Pair = tuple[int, str]
-"""A level, by its place, and the name of a correction."""
+"""A node, by its place in the tree, and the name of a correction."""
 Errors = Float[np.ndarray, "kinds units metrics"]
 
 
 @dataclass(frozen=True)
 class Earned:
-    """A level of a correction that helps rows left out.
+    """A correction of a node that helps rows left out.
 
     Attributes:
-        level: The level.
+        level: The level of the node.
+        node: Its name.
         correction: The correction.
-        gain: By how much it lowers the logarithm of the error of a model's rows left out, with the
-            levels that were opened before it; the mean over models, GPUs and engines.
+        gain: By how much it lowers the logarithm of the error of a model's rows left out, with
+            those that were opened before it; the mean over models, GPUs and engines of the node.
         error: Standard error of that mean.
     """
 
     level: str
+    node: str
     correction: str
     gain: float
     error: float
@@ -69,7 +73,7 @@ class Earned:
 
 
 def earned(problem: Problem) -> tuple[Problem, list[Earned]]:
-    """A problem in which only levels that help rows left out are open, and these.
+    """A problem in which only what helps rows left out may move, and what that is.
 
     Args:
         problem: The problem, with all levels as wide as their priors.
@@ -80,11 +84,11 @@ def earned(problem: Problem) -> tuple[Problem, list[Earned]]:
 
 
 def chosen(rows: LeftOut) -> tuple[frozenset[Pair], list[Earned]]:
-    """The levels that are open, and what those had to show for it that had to.
+    """What is open, and what those corrections had to show for it that had to.
 
-    A level is opened if the mean gain over models on a GPU with an engine in a campaign is above
-    zero by Student's test, if rows gain whether their image or their model is left out, and if no
-    campaign's rows on a GPU with an engine become worse.
+    One is opened if the mean gain over models on a GPU with an engine in a campaign, of those that
+    the node is of, is above zero by Student's test, if they gain whether their image or their model
+    is left out, and if no campaign's rows on a GPU with an engine become worse.
 
     Args:
         rows: The rows.
@@ -96,9 +100,9 @@ def chosen(rows: LeftOut) -> tuple[frozenset[Pair], list[Earned]]:
         best: tuple[Earned, Pair, Errors] | None = None
         for pair in sorted(rows.candidates - opened):
             tried = rows.relative(rows.errors(opened | {pair}), bare)
-            gain, error = rows.gain(now, tried)
-            if (best is None or gain > best[0].gain) and rows.helps(now, tried, gain, error):
-                best = Earned(LEVELS[pair[0]], pair[1], gain, error), pair, tried
+            gain, error = rows.gain(now, tried, pair)
+            if (best is None or gain > best[0].gain) and rows.helps(now, tried, pair):
+                best = Earned(*rows.nodes[pair[0]], pair[1], gain, error), pair, tried
         if best is None:
             return opened, found
         one, pair, now = best
@@ -113,10 +117,12 @@ class LeftOut:
     Attributes:
         found: The deviations at the start.
         design: Their slopes in the parameters that rows tell something of.
-        pair: The level and the correction of each parameter, by its place in ``pairs``.
+        pair: The node and the correction of each parameter, by its place in ``pairs``.
         pairs: These.
+        nodes: Level and name of each node.
         kinds: The group of each deviation that is left out with it, by number: by image, by model.
         unit: The model, GPU, engine and campaign of each row; rows of one err alike.
+        along: Whether a unit has rows of a node.
         group: The campaign, GPU and engine of each unit.
         noise: Standard deviations of the logarithms of what was measured.
         weight: How much of a unit's error is that of each row and metric; zero if not measured.
@@ -126,8 +132,10 @@ class LeftOut:
     design: Float[np.ndarray, "deviations p"]
     pair: Int[np.ndarray, " p"]
     pairs: Sequence[Pair]
+    nodes: Sequence[tuple[str, str]]
     kinds: Sequence[Int[np.ndarray, " deviations"]]
     unit: Int[np.ndarray, " rows"]
+    along: Bool[np.ndarray, "units nodes"]
     group: Int[np.ndarray, " units"]
     noise: Float[np.ndarray, "rows metrics"]
     weight: Float[np.ndarray, "rows metrics"]
@@ -143,10 +151,9 @@ class LeftOut:
         slopes = tree.along[found.branch][:, nodes] * found.slopes[:, numbers]
         told = np.any(slopes[found.weights > 0] != 0, axis=0)
         nodes, numbers, slopes = nodes[told], numbers[told], slopes[:, told]
-        levels = tree.level[nodes]
         of_columns = [
-            (level, names[number])
-            for level, number in zip(levels.tolist(), numbers.tolist(), strict=True)
+            (node, names[number])
+            for node, number in zip(nodes.tolist(), numbers.tolist(), strict=True)
         ]
         pairs = list(dict.fromkeys(of_columns))
         branches = [tree.branches[place] for place in problem.branch.tolist()]
@@ -154,6 +161,8 @@ class LeftOut:
         units = _numbers(list(zip(of_rows, problem.models, strict=True)))
         group = np.zeros(max(units) + 1, int)
         group[units] = _numbers(of_rows)
+        along = np.zeros((len(group), len(tree.nodes)), bool)
+        np.logical_or.at(along, units, tree.along[problem.branch] > 0)
         known = problem.stages.known[:, _JUDGED] & (problem.stages.weight > 0)[:, None]
         # Rows of an image have their machines in common.
         images = [_nodes(one, "runs", "gpu", "version") for one in tree.branches]
@@ -163,11 +172,13 @@ class LeftOut:
         )
         return cls(
             found,
-            slopes * problem.widths[levels, numbers],
+            slopes * problem.widths[tree.level[nodes], numbers],
             np.array([pairs.index(one) for one in of_columns], int),
             pairs,
+            tree.nodes,
             [kind for kind in kinds if len(np.unique(kind[found.weights > 0])) > 1],
             units,
+            along,
             group,
             problem.noise[problem.source][:, _JUDGED],
             known * problem.stages.weight[:, None],
@@ -176,28 +187,26 @@ class LeftOut:
     @functools.cached_property
     def always(self) -> frozenset[Pair]:
         """What is open whatever rows say: the level of runs."""
-        return frozenset(one for one in self.pairs if LEVELS[one[0]] == "runs")
+        return frozenset(one for one in self.pairs if self.nodes[one[0]][0] == "runs")
 
     @functools.cached_property
     def candidates(self) -> frozenset[Pair]:
-        """Levels of corrections that may be opened: none if there is nothing to leave out."""
+        """What may be opened: nothing if there is nothing to leave out."""
         return frozenset(self.pairs) - self.always if self.kinds else frozenset()
 
     def closed(self, problem: Problem, opened: frozenset[Pair]) -> Problem:
-        """A problem with the other levels closed.
+        """A problem in which nothing else may move.
 
         Args:
             problem: The problem.
-            opened: The levels that stay open.
+            opened: What may.
         """
         names = [label.partition("[")[0] for label in labels()]
-        keeps = np.array(
-            [
-                [level == "runs" or (place, name) in opened for name in names]
-                for place, level in enumerate(LEVELS)
-            ]
-        )
-        return replace(problem, widths=np.where(keeps, problem.widths, 0.0))
+        keeps = [
+            [level == "runs" or (place, name) in opened for name in names]
+            for place, (level, _) in enumerate(problem.tree.nodes)
+        ]
+        return replace(problem, opened=np.array(keeps))
 
     @functools.cached_property
     def _told(self) -> list[list[tuple[Bool[np.ndarray, " deviations"], np.ndarray, np.ndarray]]]:
@@ -234,7 +243,7 @@ class LeftOut:
                     step = -np.linalg.solve(some, gradient[columns])[elsewhere]
                     sizes[inside] += design[inside] @ step
         count = len(self.unit) * len(METRICS)
-        stages = found[:, :count].reshape(len(found), -1, len(METRICS))
+        stages = found[:, :count].reshape(len(found), len(self.unit), len(METRICS))
         return np.asarray(stages[..., _JUDGED] * self.noise)
 
     def errors(self, opened: frozenset[Pair]) -> Errors:
@@ -261,23 +270,32 @@ class LeftOut:
         found: Errors = np.where(self._weight_of_units > 0, ratios, 0.0)
         return found
 
-    def gain(self, before: Errors, after: Errors) -> tuple[float, float]:
-        """Mean gain of units, and its standard error; infinite for one unit."""
-        counted = np.any(self._weight_of_units > 0, axis=1)
-        gains = np.mean(before - after, axis=(0, 2))[counted]
+    def gain(self, before: Errors, after: Errors, pair: Pair) -> tuple[float, float]:
+        """Mean gain of the units of a node, and its standard error; infinite for one unit."""
+        gains = np.mean(self._gains(before, after, pair), axis=(0, 2))
         if len(gains) < 2:
             return 0.0, np.inf
         return float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))
 
-    def helps(self, before: Errors, after: Errors, gain: float, error: float) -> bool:
+    def helps(self, before: Errors, after: Errors, pair: Pair) -> bool:
         """Whether a gain is sure, of whichever kind is left out, and nowhere a loss."""
-        counted = np.any(self._weight_of_units > 0, axis=1)
-        sure = stdtrit(max(np.sum(counted) - 1, 1), _SURE) * error
+        gain, error = self.gain(before, after, pair)
+        gains = self._gains(before, after, pair)
+        if gains.shape[1] < _LEAST_UNITS:
+            return False
+        sure = stdtrit(gains.shape[1] - 1, _SURE) * error
         if not gain > max(sure, _LEAST_GAIN):
             return False
-        if np.any(np.mean((before - after)[:, counted], axis=(1, 2)) <= 0):
+        if np.any(np.mean(gains, axis=(1, 2)) <= 0):
             return False
         return self.worst(after) < _WORSE
+
+    def _gains(
+        self, before: Errors, after: Errors, pair: Pair
+    ) -> Float[np.ndarray, "kinds some metrics"]:
+        """The gains of the units that are of a pair's node."""
+        counted = np.any(self._weight_of_units > 0, axis=1) & self.along[:, pair[0]]
+        return np.asarray((before - after)[:, counted])
 
     def worst(self, relative: Errors) -> float:
         """The largest mean of `relative` of a campaign, GPU and engine, by kind and metric."""

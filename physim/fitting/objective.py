@@ -128,6 +128,7 @@ class Problem:
         noise: Standard deviations of the logarithms of what was measured, by source and metric.
         start: Offsets to start from, and of what is held.
         base: What the fit that it starts from was told of each branch, at ``start``.
+        opened: Which corrections of which nodes may move; None for all whose levels have a width.
     """
 
     stages: Stages
@@ -142,6 +143,7 @@ class Problem:
     noise: Float[np.ndarray, "sources metrics"]
     start: Offsets
     base: Float[np.ndarray, "b n n"]
+    opened: Bool[np.ndarray, "nodes n"] | None = None
 
     @classmethod
     def from_observed(
@@ -208,7 +210,7 @@ class Problem:
     def moved(self) -> Bool[np.ndarray, "nodes n"]:
         """Which corrections of which nodes are parameters."""
         found: Bool[np.ndarray, "nodes n"] = self.widths[self.tree.level] > 0
-        return found
+        return found if self.opened is None else found & self.opened
 
     @property
     def models_of_deviations(self) -> list[str]:

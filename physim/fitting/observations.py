@@ -110,6 +110,17 @@ class Observed:
         own = zip(self.cases, self.rows, strict=True)
         return [f"{row.campaign}, {population_of(case)}" for case, row in own]
 
+    @property
+    def running(self) -> list[float]:
+        """Requests that run at the server in each row, by Little's law, no more than its slots."""
+        found = []
+        for one, case in zip(self.rows, self.cases, strict=True):
+            row, layout = one.row, case.server.parallelism
+            life_s = row.e2e_mean or (row.itl_mean or 0.0) * row.output_len
+            clients = row.concurrency or row.rate_rps * life_s
+            found.append(min(clients, layout.dp * case.server.sizes.max_num_seqs))
+        return found
+
     def column(self, name: str) -> np.ndarray:
         """A column of `physim.measured.schema.RunRow`."""
         return np.array([getattr(one.row, name) for one in self.rows])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
-from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.calibration import BATCHES, TWO_SIDED_90, Scatter, batch_of
 from physim.corrections.levels import population_of
 from physim.fitting.objective import Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups
@@ -17,20 +17,20 @@ from physim.fitting.observations import METRICS, Observed, groups
 _LEAST_SCATTER = 0.005
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
+# With fewer rows a batch does not tell nine of ten from all.
+_LEAST_ROWS = 20
 # What may be new; of kinds of which there are more, not each can be left out in turn.
 _KINDS, _MOST_GROUPS = ("campaign", "model", "deployment", "workload", "experiment"), 60
 
 
-def unseen(
-    problem: Problem, parameters: Vector, observed: Observed
-) -> Mapping[str, Mapping[str, float]]:
+def unseen(problem: Problem, parameters: Vector, observed: Observed) -> Mapping[str, Scatter]:
     """Scatter of rows that a fit has not seen: of a campaign, a model, a workload and so on.
 
-    For each population (`physim.corrections.levels.population_of`) and metric the largest of these,
-    and that of the rows themselves: nine of ten rows are within their interval whichever of them is
-    new. Of what there is but one, nothing can be said: rows of one campaign do not tell how far
-    another is off. Nor can it of a metric that was not measured, or of fewer than three
-    experiments: these are left out.
+    For each population (`physim.corrections.levels.population_of`), each of its batches with enough
+    rows, and each metric the largest of these, and that of the rows themselves: nine of ten rows
+    are within their interval whichever of them is new. Of what there is but one, nothing can be
+    said: rows of one campaign do not tell how far another is off. Nor can it of a metric that was
+    not measured, or of fewer than three experiments: these are left out.
 
     Args:
         problem: The problem.
@@ -40,26 +40,33 @@ def unseen(
     counted, weight = problem.stages.weight > 0, problem.stages.weight
     members = [np.array(groups(observed.rows, kind)) for kind in _KINDS]
     populations = np.array([population_of(case) for case in observed.cases])
+    batches = np.array([batch_of(requests) for requests in observed.running])
     several = [one for one in members if 1 < len(set(one[counted])) <= _MOST_GROUPS]
     found = [(one, *left_out(problem, parameters, one)) for one in several]
     sizes = problem.deviations(parameters).sizes[: problem.stages.observed.size]
     seen = sizes.reshape(problem.stages.observed.shape) * problem.noise[problem.source]
-    scatters: dict[str, dict[str, float]] = {}
+    scatters: dict[str, Scatter] = {}
+
+    def learn(name: str, own: Bool[np.ndarray, " rows"]) -> None:
+        each = [scatter(seen, np.zeros_like(seen), problem.stages.known & own[:, None], weight)]
+        for member, off, spread in found:
+            known = own & ~_is_most(member, np.where(own, weight, 0.0))
+            each.append(scatter(off, spread, problem.stages.known & known[:, None], weight))
+        scatters[name] = {
+            metric: max(one.get(metric, 0.0) for one in each)
+            for metric in METRICS
+            if any(metric in one for one in each)
+        }
+
     for population in dict.fromkeys(populations[counted].tolist()):
         own = counted & (populations == population)
         if len(set(members[-1][own])) < _LEAST_EXPERIMENTS:
             continue
-        known = problem.stages.known & own[:, None]
-        each = [scatter(seen, np.zeros_like(seen), known, weight)]
-        for member, off, spread in found:
-            known = own & ~_is_most(member, np.where(own, weight, 0.0))
-            each.append(scatter(off, spread, problem.stages.known & known[:, None], weight))
-        metrics = {metric for one in each for metric in one}
-        scatters[population] = {
-            metric: max(one.get(metric, 0.0) for one in each)
-            for metric in METRICS
-            if metric in metrics
-        }
+        learn(population, own)
+        for batch in BATCHES:
+            those = own & (batches == batch)
+            if np.sum(those) >= _LEAST_ROWS and len(set(members[-1][those])) >= _LEAST_EXPERIMENTS:
+                learn(f"{population}, {batch}", those)
     return scatters
 
 
@@ -111,7 +118,7 @@ def scatter(
     spread: Float[np.ndarray, "rows metrics"],
     known: Shaped[np.ndarray, "rows metrics"],
     weight: Float[np.ndarray, " rows"],
-) -> Mapping[str, float]:
+) -> Scatter:
     """For each metric the scatter with which nine of ten left-out rows are within their interval.
 
     Args:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -19,6 +21,50 @@ from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
 from physim.step.front_end import handover_steps, output_s, outside_s
 from physim.types import AnyArray, Scalar
+
+
+class FirstToken(eqx.Module):
+    """What a mean time to first token is spent on, seconds; the parts sum to it.
+
+    Attributes:
+        front_end: On the way to the engine and from it, in the API server.
+        warm_up: Waiting for an engine that warms up.
+        scheduling: The steps under way as a request arrives, of which it is no part.
+        queue: Waiting for room in the budget of a step, for a slot, for KV blocks or, of clients in
+            step, for the prompts of others.
+        prefill: Its own prefill steps.
+        output: Its first token's turn among those that leave the API server.
+    """
+
+    front_end: Scalar
+    warm_up: Scalar
+    scheduling: Scalar
+    queue: Scalar
+    prefill: Scalar
+    output: Scalar
+
+    @classmethod
+    def of_clients(cls, ttft: Scalar, otherwise: FirstToken, warm_up: Scalar) -> FirstToken:
+        """Those of clients that begin at once, from those of clients anywhere in their requests.
+
+        Who prefills in step with others finds no steps under way that it is no part of, and what is
+        neither its own steps nor outside of the engine it waits for.
+
+        Args:
+            ttft: Mean time to first token of all their requests.
+            otherwise: The parts of a request among clients that are anywhere.
+            warm_up: What requests wait for the engine to warm up, mean.
+        """
+        inside = ttft - otherwise.front_end - otherwise.output - warm_up
+        prefill = jnp.minimum(otherwise.prefill, inside)
+        scheduling = jnp.minimum(otherwise.scheduling, inside - prefill)
+        return replace(
+            otherwise,
+            warm_up=warm_up,
+            scheduling=scheduling,
+            queue=inside - prefill - scheduling,
+            prefill=prefill,
+        )
 
 
 class Local(NamedTuple):

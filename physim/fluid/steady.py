@@ -29,7 +29,7 @@ from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
-from physim.fluid.first_token import local
+from physim.fluid.first_token import FirstToken, local
 from physim.fluid.percentiles import Chances, chances
 from physim.fluid.rounds import engine_of
 from physim.step.front_end import handover_steps, outside_s, warm_up_s
@@ -51,6 +51,7 @@ class SteadyState(eqx.Module):
 
     Attributes:
         ttft: Mean time to first token; infinite where the load is above capacity.
+        first_token: What the time to first token is spent on.
         itl: Mean time from one token to the next.
         e2e: Mean time of a request; infinite where the load is above capacity.
         throughput: Requests completed per second: the rate, or the capacity if that is less.
@@ -65,6 +66,7 @@ class SteadyState(eqx.Module):
     """
 
     ttft: Scalar
+    first_token: FirstToken
     itl: Scalar
     e2e: Scalar
     throughput: Scalar
@@ -132,6 +134,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     def seen(of_clients: Scalar, otherwise: Scalar) -> Scalar:
         return jnp.where(demand.closed, of_clients, otherwise)
 
+    in_step = FirstToken.of_clients(whole.ttft, state.first_token, whole.clients.begun * waited)
     spread = seen(1 - whole.in_step**2, jnp.ones(()))
     # Of clients in step, a request meets others' prompts at its start alone: half of the steps that
     # the prompts of all take.
@@ -139,6 +142,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     closed = replace(
         state,
         ttft=seen(whole.ttft, state.ttft),
+        first_token=jax.tree.map(seen, in_step, state.first_token),
         itl=seen(whole.itl, state.itl),
         e2e=seen(whole.e2e, state.e2e),
         throughput=seen(whole.throughput, state.throughput),
@@ -301,8 +305,17 @@ def _observed(
     throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
+    front_end = outside_s(model.corrections)
     return SteadyState(
         ttft=ttft,
+        first_token=FirstToken(
+            front_end=front_end,
+            warm_up=jnp.zeros_like(ttft),
+            scheduling=busy * met.under_way,
+            queue=jnp.where(saturated, jnp.inf, budget + wait + in_line),
+            prefill=met.first - met.outside,
+            output=met.outside - front_end,
+        ),
         itl=itl,
         e2e=ttft + decode,
         throughput=throughput,

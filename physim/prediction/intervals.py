@@ -129,12 +129,13 @@ def _bounded(
     """
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     intervals, least, approximate = {}, least_s(case), errors_of(case, prediction)
+    scatters = fit.scatter_at(fluid.pool.running)
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
-        if value is None or metric not in fit.scatter:
+        if value is None or metric not in scatters:
             continue
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
-        scatter = math.hypot(fit.scatter[metric], approximate[metric])
+        scatter = math.hypot(scatters[metric], approximate[metric])
         low, high = _width(ratios, scatter)
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)

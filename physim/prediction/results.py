@@ -69,6 +69,17 @@ class Timeline:
     ttft_s: list[float]
 
 
+FIRST_TOKEN_PARTS = {
+    "front_end": "API server",
+    "warm_up": "engine warming up",
+    "scheduling": "steps under way",
+    "queue": "waiting for room",
+    "prefill": "its own prefill steps",
+    "output": "first token on its way out",
+}
+"""What the time to first token is spent on, in the order of time, and what that is for people."""
+
+
 @dataclass(frozen=True)
 class PoolPrediction:
     """What the servers of a pool are predicted to do. Means; seconds, 1/s.
@@ -156,6 +167,8 @@ class Prediction:
         fit: Name of the fit whose corrections were used.
         method: ``fluid`` or ``replay``.
         ttft_s: Time to first token; None where the queue grows without end.
+        ttft_parts_s: What it is spent on, by part (`FIRST_TOKEN_PARTS`); sums to ``ttft_s``. Empty
+            where it is None, of a load that ends or changes and of a replay.
         itl_s: Time from a token to the next; None where requests have one output token.
         e2e_s: Time of a request; None where the queue grows without end.
         requests_per_s: Requests completed per second.
@@ -177,6 +190,7 @@ class Prediction:
     fit: str
     method: str
     ttft_s: float | None
+    ttft_parts_s: Mapping[str, float]
     itl_s: float | None
     e2e_s: float | None
     requests_per_s: float
@@ -249,6 +263,7 @@ class Prediction:
         """The prediction as plain values, for JSON."""
         content = {one.name: getattr(self, one.name) for one in fields(self)}
         content |= {
+            "ttft_parts_s": dict(self.ttft_parts_s),
             "load": None if self.load is None else self.load.to_dict(),
             "saturation_rps": self.saturation_rps,
             "pools": [pool.to_dict() for pool in self.pools],
@@ -276,6 +291,7 @@ class Prediction:
         row = self.to_dict()
         for name in ("timeline", "stages", "whole", "load"):
             row.pop(name)
+        row |= {f"ttft_{name}_s": part for name, part in row.pop("ttft_parts_s").items()}
         for place, pool in enumerate(row.pop("pools")):
             pool |= {f"step_{name}_s": value for name, value in pool.pop("step_parts_s").items()}
             pool |= {"phases": "; ".join(pool["phases"]), **pool.pop("server")}
@@ -351,6 +367,7 @@ def over_time(
         prediction,
         method=method,
         ttft_s=means.get("ttft"),
+        ttft_parts_s={},
         itl_s=means.get("itl"),
         e2e_s=means.get("e2e"),
         requests_per_s=requests_per_s,

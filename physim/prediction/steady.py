@@ -20,7 +20,12 @@ from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
 from physim.prediction.requests import Requests
-from physim.prediction.results import PoolPrediction, Prediction, StageLatencies
+from physim.prediction.results import (
+    FIRST_TOKEN_PARTS,
+    PoolPrediction,
+    Prediction,
+    StageLatencies,
+)
 from physim.step.component import Placement
 from physim.step.components.sampling import greedy_seconds
 from physim.step.lowering import assumptions
@@ -158,6 +163,9 @@ def _prediction(
         fit=fit,
         method="fluid",
         ttft_s=means["ttft"],
+        ttft_parts_s={}
+        if saturated
+        else {name: getattr(state.first_token, name) for name in FIRST_TOKEN_PARTS},
         itl_s=means["itl"],
         e2e_s=means["e2e"],
         requests_per_s=requests_per_s,

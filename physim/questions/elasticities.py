@@ -20,6 +20,7 @@ from physim.fluid.steady import steady_state
 from physim.inputs.case import Case, CaseOptions
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays, row_of
+from physim.prediction.many import predict_cases
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
 from physim.types import AnyArray, Number
@@ -44,12 +45,15 @@ class Elasticities:
     Attributes:
         values: For each part, of `RATES` and then of `CORRECTIONS`, that of each of `METRICS`.
         metrics: The metrics themselves: seconds, and requests per second.
+        ttft_parts_s: What the time to first token is spent on, by
+            `physim.prediction.results.FIRST_TOKEN_PARTS`.
         case: What was asked about.
         fit: Name of the fit.
     """
 
     values: Mapping[str, Mapping[str, float]]
     metrics: Mapping[str, float]
+    ttft_parts_s: Mapping[str, float]
     case: Case
     fit: str
 
@@ -71,6 +75,7 @@ class Elasticities:
             "load": dataclasses.asdict(self.case.demanded),
             "fit": self.fit,
             "metrics": dict(self.metrics),
+            "ttft_parts_s": dict(self.ttft_parts_s),
             "elasticities": {name: dict(row) for name, row in self.values.items()},
         }
 
@@ -125,6 +130,7 @@ def explain(
             for name, row in rows.items()
         },
         {metric: float(np.exp(log)) for metric, log in zip(METRICS, logs, strict=True)},
+        predict_cases([case], known.corrections)[0].ttft_parts_s,
         case,
         known.name,
     )

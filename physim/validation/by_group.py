@@ -27,6 +27,8 @@ GROUPS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "version": lambda row: f"{row['engine']} {row['engine_version'] or ''}".strip(),
     "layout": lambda row: str(row["layout"]),
     "concurrency": _clients,
+    "population": lambda row: str(row.get("population", "refused")),
+    "batch": lambda row: str(row.get("batch", "refused")),
 }
 """What rows can be grouped by: the name of a row's group by each."""
 

@@ -11,7 +11,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.calibration import TWO_SIDED_90, batch_of
 from physim.corrections.files import NO_FIT, load_fit
 from physim.corrections.levels import population_of
 from physim.errors import InputError
@@ -145,6 +145,10 @@ def _predictor(
         problem = ablated(method, problem)
     shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
     populations = [population_of(case) for case in observed.cases]
+    batches = [
+        f"{population}, {batch_of(requests)}"
+        for population, requests in zip(populations, observed.running, strict=True)
+    ]
     if method in ("zero-shot", *BLENDS):
         bare = replace(problem, start=np.zeros_like(problem.start))
         values = bare.deviations(bare.centre).sizes[stages].reshape(shape)
@@ -171,7 +175,10 @@ def _predictor(
         variance = np.einsum("di,dij,dj->d", slopes, spread[branch], slopes)
         scatters = merged(before.scatter, unseen(own, parameters, observed))
         scattered = np.array(
-            [[scatters.get(one, {}).get(m, 0.0) for m in METRICS] for one in populations]
+            [
+                [scatters.get(one, scatters.get(all_of, {})).get(m, 0.0) for m in METRICS]
+                for one, all_of in zip(batches, populations, strict=True)
+            ]
         )
         half = np.sqrt(variance.reshape(shape) * noise**2 + scattered**2)
         return observed.stages.observed + off, TWO_SIDED_90 * half

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from physim.corrections.calibration import batch_of
 from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.corrections.levels import population_of
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.inputs.case import Case
@@ -134,7 +136,10 @@ def evaluate(
     for some, case, prediction in zip(wanted, cases, predictions, strict=True):
         for one in some:
             part = _part_of(one.row, runs[_run(one)], prediction)
-            compared = _compared(one.row, part, prediction)
+            compared = _compared(one.row, part, prediction) | {
+                "population": population_of(case),
+                "batch": batch_of(prediction.pool.running),
+            }
             if one.row.not_counted:
                 left_out.append(compared | {"reason": one.row.not_counted})
             else:
