@@ -35,7 +35,13 @@ from physim.plot.pareto import draw_tradeoff
 from physim.prediction.commands import in_shell, manifest_of, serve_command
 from physim.prediction.html import element, escaped
 from physim.prediction.requests import Requests
-from physim.prediction.results import PoolPrediction, Prediction, StageLatencies, Timeline
+from physim.prediction.results import (
+    FIRST_TOKEN_PARTS,
+    PoolPrediction,
+    Prediction,
+    StageLatencies,
+    Timeline,
+)
 from physim.printable import printable
 from physim.questions.capacity import Capacity
 from physim.questions.comparison import Comparison
@@ -181,6 +187,7 @@ def prediction(case):
         fit=EVIL,
         method="fluid",
         ttft_s=0.1,
+        ttft_parts_s=dict.fromkeys(FIRST_TOKEN_PARTS, 0.1 / 6),
         itl_s=0.01,
         e2e_s=1.0,
         requests_per_s=6.0,
@@ -340,7 +347,8 @@ def test_a_comparison_is_shown(run, monkeypatch, model):
 
 def elasticities(case):
     values = {"memory_bandwidth": dict.fromkeys(("ttft", "itl", "e2e", "saturation"), 0.5)}
-    return Elasticities(values, values["memory_bandwidth"], case, EVIL)
+    parts = dict.fromkeys(FIRST_TOKEN_PARTS, 0.001)
+    return Elasticities(values, values["memory_bandwidth"], parts, case, EVIL)
 
 
 def test_elasticities_are_shown(run, monkeypatch, place, model, case):
@@ -629,6 +637,8 @@ def pictures(case, prediction):
         ),
         "draw_elasticities": lambda: plot.draw_elasticities(elasticities(case)),
         "draw_errors": lambda: plot.draw_errors(fitted()),
+        "draw_explanation": lambda: plot.draw_explanation(elasticities(case)),
+        "draw_first_token": lambda: plot.draw_first_token(elasticities(case)),
         "draw_evaluation": lambda: plot.draw_evaluation(evaluated(case)),
         "draw_fold_errors": lambda: plot.draw_fold_errors(crossvalidated()),
         "draw_groups": lambda: plot.draw_groups(evaluated(case), ["model"]),

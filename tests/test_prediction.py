@@ -500,3 +500,31 @@ def test_the_engine_is_said():
     assert (content["max_num_seqs"], content["sampling"]) == (64, "greedy")
     assert found.to_frame()["engine_version"].tolist() == ["0.15.1"]
     assert found.pool.describe_engine() in found._repr_html_()
+
+
+def test_the_parts_of_the_time_to_first_token_sum_to_it():
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    lengths = {"gpu": "h100_sxm", "input_tokens": 2000, "output_tokens": 200, "fit": "none"}
+    alone = physim.predict(model, rate=0.001, **lengths)
+    busy = physim.predict(model, rate=6.0, **lengths)
+    clients = physim.predict(model, concurrency=64, requests=640, warm_up_s=2.0, **lengths)
+    for found in (alone, busy, clients):
+        assert sum(found.ttft_parts_s.values()) == pytest.approx(found.ttft_s, rel=1e-5)
+        assert all(part >= 0 for part in found.ttft_parts_s.values())
+    # Without any other request: 5 ms in the API server, half of 20 us for a token on its way out
+    # (physim/step/front_end.py), and the rest is the one step of the prompt.
+    parts = alone.ttft_parts_s
+    assert parts["front_end"] == pytest.approx(5e-3)
+    assert parts["output"] == pytest.approx(10e-6, rel=0.05)
+    assert parts["prefill"] == pytest.approx(alone.ttft_s - 5.01e-3, rel=0.01)
+    assert busy.ttft_parts_s["scheduling"] > 0
+    # Each of 64 clients begins ten times, and waits once.
+    assert clients.ttft_parts_s["warm_up"] == pytest.approx(2.0 / 10)
+    assert clients.ttft_parts_s["queue"] > 0
+
+
+def test_loads_that_end_have_no_parts_of_their_first_tokens():
+    found = physim.predict(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2.0, requests=100, input_tokens=100, output_tokens=50
+    )
+    assert found.ttft_parts_s == {}

@@ -338,7 +338,7 @@ def test_pictures(explained, tmp_path):
     )
     assert [axes.get_ylabel() for axes in loads] == ["TTFT, ms", "ITL, ms"]
     bars = plot.draw_elasticities(explained)
-    for number, drawn in enumerate((roof, loads, bars)):
+    for number, drawn in enumerate((roof, loads, bars, plot.draw_explanation(explained))):
         path = tmp_path / f"{number}.png"
         plot.save(drawn, path)
         assert path.read_bytes().startswith(b"\x89PNG")

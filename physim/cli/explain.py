@@ -47,9 +47,9 @@ def explain(
     else:
         _print_elasticities(found)
     if plot is not None:
-        from physim.plot import draw_elasticities
+        from physim.plot import draw_explanation
 
-        write(lambda: draw_elasticities(found), plot)
+        write(lambda: draw_explanation(found), plot)
 
 
 def _print_elasticities(found: Elasticities) -> None:

@@ -24,7 +24,13 @@ from physim.plot.lengths import draw_by_length
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.pareto import draw_pareto
 from physim.plot.schedules import draw_schedule
-from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
+from physim.plot.steps import (
+    draw_breakdown,
+    draw_elasticities,
+    draw_explanation,
+    draw_first_token,
+    draw_roofline,
+)
 from physim.plot.tables import draw_table
 
 __all__ = [
@@ -37,6 +43,8 @@ __all__ = [
     "draw_elasticities",
     "draw_errors",
     "draw_evaluation",
+    "draw_explanation",
+    "draw_first_token",
     "draw_fit",
     "draw_fold_errors",
     "draw_folds",

@@ -17,7 +17,12 @@ from physim.inputs.case import Case, CaseOptions
 from physim.metrics import METRICS
 from physim.plot.figures import write_into
 from physim.plot.loads import draw_load
-from physim.plot.steps import draw_breakdown, draw_elasticities, draw_roofline
+from physim.plot.steps import (
+    draw_breakdown,
+    draw_elasticities,
+    draw_first_token,
+    draw_roofline,
+)
 from physim.prediction.commands import bench_command, serve_command
 from physim.prediction.html import Html, element, escaped, joined, prediction_tables
 from physim.prediction.intervals import predict_with_interval
@@ -78,11 +83,13 @@ def write_report(
     if rate is None or case.demanded.requests is not None:
         raise InputError("report", "needs an open-ended rate", "give --rate")
     prediction = predict_with_interval(case, load_fit(fit).on(case))
+    found = explain(case, fit=fit)
     pictures: list[tuple[str, Axes | Sequence[Axes]]] = [
         ("Latency against the load", draw_load(case, mark=rate, fit=fit)),
         ("Where the time of a decode step goes", draw_breakdown(case, fit=fit)),
         ("The operations on the roofline", draw_roofline(case, fit=fit)),
-        ("What latency and capacity depend on", draw_elasticities(explain(case, fit=fit))),
+        ("What the time to first token is spent on", draw_first_token(found)),
+        ("What latency and capacity depend on", draw_elasticities(found)),
     ]
     with data.replacing(path) as temporary:
         temporary.write_text(_page(case, prediction, pictures), encoding="utf-8")

@@ -11,7 +11,7 @@ import numpy as np
 from physim import roofline
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
-from physim.plot.figures import axes_or_new, literal, plain_ticks
+from physim.plot.figures import axes_or_new, literal, new_figure, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES, PARTS, rows_of
 from physim.step.many_batches import named_seconds, part_seconds
@@ -187,6 +187,45 @@ def draw_breakdown(
     plain_ticks(axes)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", fontsize=8)
+    return axes
+
+
+def draw_explanation(found: Elasticities) -> tuple[Axes, Axes]:
+    """Draws what the time to first token is spent on, above what all depends on.
+
+    Args:
+        found: What `physim.explain` found.
+    """
+    rows = 0.42 * len(found.notable())
+    figure = new_figure(7.5, 3.2 + rows)
+    first, others = figure.subplots(2, height_ratios=(0.5, 1.2 + rows))
+    drawn = draw_first_token(found, first), draw_elasticities(found, others)
+    others.set_title("")
+    return drawn
+
+
+def draw_first_token(found: Elasticities, axes: Axes | None = None) -> Axes:
+    """Draws what the time to first token is spent on, in the order of time.
+
+    Args:
+        found: What `physim.explain` found.
+        axes: Where; None for a new figure.
+    """
+    from physim.prediction.results import FIRST_TOKEN_PARTS
+
+    axes = axes_or_new(axes, 7.5, 1.8)
+    start = 0.0
+    for place, (part, name) in enumerate(FIRST_TOKEN_PARTS.items()):
+        width = 1e3 * found.ttft_parts_s[part]
+        if width:
+            axes.barh(0, width, left=start, label=f"{name} {width:.3g}", color=f"C{place}")
+            start += width
+    axes.set_yticks([])
+    axes.set_xlabel("time to first token, ms")
+    axes.set_title(
+        literal(f"{found.case.what}, {found.case.demanded.describe()}"), fontsize=9, pad=34
+    )
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, frameon=False)
     return axes
 
 
