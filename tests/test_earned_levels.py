@@ -115,9 +115,3 @@ def test_what_makes_a_campaign_worse_is_not_earned():
 
 def _errors(own):
     return own.errors(frozenset({SHARED})), own.errors(frozenset())
-
-
-def test_without_anything_to_leave_out_only_runs_are_open():
-    own = rows([2.0, 2.0], [(SHARED, 1.0), (RUNS, 1.0)], [0, 1])
-    own = LeftOut(**{**vars(own), "kinds": ()})
-    assert chosen(own) == ({RUNS}, [])

@@ -22,12 +22,12 @@ from physim.corrections.fields import (
 from physim.corrections.files import Fit, load_fit
 from physim.corrections.levels import prior_widths
 from physim.errors import InputError
-from physim.fitting.fit import fit
+from physim.fitting.fit import fit, merged
 from physim.fitting.objective import Deviations, Problem
 from physim.fitting.observations import NOISE, groups, observe, weights_of
 from physim.fitting.optimise import OPTIMISERS, minimise
 from physim.fitting.step_cycles import log_cycles, observe_steps
-from physim.fitting.uncertainty import scatter
+from physim.fitting.uncertainty import scatter, shrunk
 from physim.inputs.deployment import Deployment
 from physim.inputs.load import Load
 from physim.prediction.approximation import errors_of
@@ -627,3 +627,18 @@ def test_a_batch_that_scatters_more_has_a_wider_interval():
         low, high = bounded.intervals["itl_s"]
         approximate = errors_of(case, bounded)["itl"]
         assert np.log(high / low) / 2 == pytest.approx(1.645 * np.hypot(half, approximate))
+
+
+def test_the_scatter_of_a_few_rows_is_between_theirs_and_all():
+    # A quarter of the way from 0.1 to 0.4, in logarithm: 0.1 x 4^(1/4).
+    found = shrunk({"ttft": 0.4}, {"ttft": 0.1, "itl": 0.1}, 0.25)
+    assert found == {"ttft": pytest.approx(0.1 * 2**0.5)}
+
+
+def test_batches_of_a_population_that_is_known_anew_are_not_kept():
+    narrow, wide = {"ttft": 0.1}, {"ttft": 0.4}
+    before = {"vllm dense": wide, "vllm dense, 1 to 16": wide, "trtllm dense, 1 to 16": wide}
+    assert merged(before, {"vllm dense": narrow}) == {
+        "vllm dense": narrow,
+        "trtllm dense, 1 to 16": wide,
+    }

@@ -575,7 +575,10 @@ def test_a_page_on_a_deployment_is_text(run, monkeypatch, tmp_path, model, place
 
     monkeypatch.setattr(report, "predict_with_interval", lambda *_: prediction)
     monkeypatch.setattr(report, "explain", lambda *_, **__: None)
-    for name in ("draw_load", "draw_breakdown", "draw_roofline", "draw_elasticities"):
+    for name in (
+        *("draw_load", "draw_breakdown", "draw_roofline", "draw_first_token"),
+        "draw_elasticities",
+    ):
         monkeypatch.setattr(report, name, drawn)
     out_file = tmp_path / f"{EVIL.split('/')[1]}.html"
     words = ["report", model, "--gpu", place / "gpu.json", *LOAD, "--out", out_file]
@@ -659,7 +662,7 @@ def test_a_name_in_a_picture_is_text(monkeypatch, case, prediction):
     assert known <= drawings.keys() | NAMELESS | COMPOSED
     for name, draw in drawings.items():
         drawn = draw()
-        figure = (drawn[0] if isinstance(drawn, list) else drawn).get_figure(root=True)
+        figure = (drawn[0] if isinstance(drawn, list | tuple) else drawn).get_figure(root=True)
         texts = [one for one in figure.findobj(Text) if "{0}" in one.get_text()]
         assert texts, name
         for text in texts:

@@ -30,6 +30,8 @@ from physim.fitting.observations import METRICS
 # are nothing. Chosen, like `_WORSE`, on fits to public rows of the fit judged by those of
 # validation: surer gains leave only the bare physics, and less sure ones do not hold there.
 _SURE, _LEAST_GAIN = 0.95, 0.002
+# Rows are left out by image, and by model.
+_KINDS = 2
 # A node with fewer models, GPUs and campaigns does not tell a gain from luck.
 _LEAST_UNITS = 4
 # Repeats of one configuration of InferenceX's differ by 1 to 2.5% in mean TPOT: an error below that
@@ -75,10 +77,15 @@ class Earned:
 def earned(problem: Problem) -> tuple[Problem, list[Earned]]:
     """A problem in which only what helps rows left out may move, and what that is.
 
+    Rows of one image tell nothing of what holds elsewhere: all levels then stay as wide as they
+    are.
+
     Args:
         problem: The problem, with all levels as wide as their priors.
     """
     rows = LeftOut.from_problem(problem)
+    if len(rows.kinds) < _KINDS:
+        return problem, []
     opened, found = chosen(rows)
     return rows.closed(problem, opened), found
 
@@ -191,8 +198,8 @@ class LeftOut:
 
     @functools.cached_property
     def candidates(self) -> frozenset[Pair]:
-        """What may be opened: nothing if there is nothing to leave out."""
-        return frozenset(self.pairs) - self.always if self.kinds else frozenset()
+        """What may be opened."""
+        return frozenset(self.pairs) - self.always
 
     def closed(self, problem: Problem, opened: frozenset[Pair]) -> Problem:
         """A problem in which nothing else may move.

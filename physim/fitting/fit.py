@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.calibration import TWO_SIDED_90, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import Evidence, common
@@ -261,11 +261,17 @@ def _pooled(problem: Problem) -> dict[str, float]:
     return found
 
 
-def merged(
-    before: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
-    """Scatter by population and metric: what is known now in the place of what was before."""
-    return {name: {**before.get(name, {}), **now.get(name, {})} for name in {**before, **now}}
+def merged(before: Mapping[str, Scatter], now: Mapping[str, Scatter]) -> dict[str, Scatter]:
+    """Scatter by population and metric: what is known now in the place of what was before.
+
+    Where a population is known anew, its batches as they were before are not.
+    """
+    kept = {
+        name: own
+        for name, own in before.items()
+        if name in now or name.partition(", ")[0] not in now
+    }
+    return {name: {**kept.get(name, {}), **now.get(name, {})} for name in {**kept, **now}}
 
 
 def _ranges(

@@ -17,8 +17,9 @@ from physim.fitting.observations import METRICS, Observed, groups
 _LEAST_SCATTER = 0.005
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
-# With fewer rows a batch does not tell nine of ten from all.
-_LEAST_ROWS = 20
+# With fewer rows a batch does not tell nine of ten from all; with so many its own scatter counts
+# as much as its population's.
+_LEAST_ROWS, _EVEN_ROWS = 20, 60
 # What may be new; of kinds of which there are more, not each can be left out in turn.
 _KINDS, _MOST_GROUPS = ("campaign", "model", "deployment", "workload", "experiment"), 60
 
@@ -66,8 +67,25 @@ def unseen(problem: Problem, parameters: Vector, observed: Observed) -> Mapping[
         for batch in BATCHES:
             those = own & (batches == batch)
             if np.sum(those) >= _LEAST_ROWS and len(set(members[-1][those])) >= _LEAST_EXPERIMENTS:
-                learn(f"{population}, {batch}", those)
+                name = f"{population}, {batch}"
+                learn(name, those)
+                share = float(np.sum(those) / (np.sum(those) + _EVEN_ROWS))
+                scatters[name] = shrunk(scatters[name], scatters[population], share)
     return scatters
+
+
+def shrunk(batch: Scatter, population: Scatter, share: float) -> Scatter:
+    """A scatter between a batch's and its population's, in logarithm.
+
+    Args:
+        batch: The batch's.
+        population: Its population's.
+        share: How much the batch's counts, from 0 to 1.
+    """
+    return {
+        metric: float(own**share * population[metric] ** (1 - share))
+        for metric, own in batch.items()
+    }
 
 
 def _is_most(
