@@ -92,7 +92,7 @@ def test_evaluate_writes_the_documented_json(tmp_path):
     row = content["rows"][0]
     assert set(row) == {
         *("experiment", "stage", "model", "hardware", "tp", "layout"),
-        *("engine", "engine_version", "concurrency", "metrics"),
+        *("engine", "engine_version", "concurrency", "metrics", "population", "batch"),
     }
     assert set(row["metrics"]) == {"e2e_mean", "ttft_mean", "itl_mean", "tpot_mean"}
     assert row["metrics"]["tpot_mean"] == row["metrics"]["itl_mean"]

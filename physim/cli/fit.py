@@ -108,6 +108,11 @@ def _print_outcome(outcome: Outcome, out: Path) -> None:
             f"{METRICS[row['metric']].label} {row['error_pct']:+.1f}%",
             style="yellow",
         )
+    for one in outcome.fit.record.get("earned", ()):
+        console.print(
+            f"{one['correction']} of {one['node']} may move: errors of rows left out fall by "
+            f"{one['gain']:.1%} (standard error {one['error']:.1%})"
+        )
     console.print("scatter of unseen runs, beyond the fit's own uncertainty:")
     for name, own in outcome.fit.scatter.items():
         values = ", ".join(f"{METRICS[metric].label} {value:.1%}" for metric, value in own.items())
