@@ -458,7 +458,7 @@ def test_questions_from_end_to_end(tmp_path):
     run = physim("report", model, *QUESTION, "--rate", "4", "--out", page)
     assert run.returncode == 0, run.stderr
     text = page.read_text()
-    assert text.count("<svg ") == 4
+    assert text.count("<svg ") == 5
     # Nothing is fetched.
     assert not any(word in text for word in ("<a ", "src=", "<link", "<script", "url(http"))
     words = ("TTFT", "90% from", "component of a step", "p99", "vllm serve", "vllm bench serve")
