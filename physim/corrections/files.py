@@ -27,6 +27,7 @@ from physim.corrections.levels import (
     Vector,
     Widths,
     branch_of,
+    of_batch,
     population_of,
 )
 from physim.corrections.residual import Residual
@@ -94,7 +95,7 @@ class Fit:
         batches = {
             batch: self.scatter[name]
             for batch in BATCHES
-            if (name := f"{population}, {batch}") in self.scatter
+            if (name := of_batch(population, batch)) in self.scatter
         }
         return dataclasses.replace(
             found, scatter=self._scatter(population), scatter_of_batch=batches

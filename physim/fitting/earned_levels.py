@@ -108,7 +108,7 @@ def chosen(rows: LeftOut) -> tuple[frozenset[Pair], list[Earned]]:
         for pair in sorted(rows.candidates - opened):
             tried = rows.relative(rows.errors(opened | {pair}), bare)
             gain, error = rows.gain(now, tried, pair)
-            if (best is None or gain > best[0].gain) and rows.helps(now, tried, pair):
+            if (best is None or gain > best[0].gain) and rows.helps(now, tried, pair, gain, error):
                 best = Earned(*rows.nodes[pair[0]], pair[1], gain, error), pair, tried
         if best is None:
             return opened, found
@@ -284,9 +284,8 @@ class LeftOut:
             return 0.0, np.inf
         return float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))
 
-    def helps(self, before: Errors, after: Errors, pair: Pair) -> bool:
+    def helps(self, before: Errors, after: Errors, pair: Pair, gain: float, error: float) -> bool:
         """Whether a gain is sure, of whichever kind is left out, and nowhere a loss."""
-        gain, error = self.gain(before, after, pair)
         gains = self._gains(before, after, pair)
         if gains.shape[1] < _LEAST_UNITS:
             return False

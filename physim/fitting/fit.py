@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.calibration import TWO_SIDED_90, Scatter
+from physim.corrections.calibration import BATCHES, TWO_SIDED_90, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
-from physim.corrections.levels import Evidence, common
+from physim.corrections.levels import Evidence, common, of_batch
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -266,11 +266,8 @@ def merged(before: Mapping[str, Scatter], now: Mapping[str, Scatter]) -> dict[st
 
     Where a population is known anew, its batches as they were before are not.
     """
-    kept = {
-        name: own
-        for name, own in before.items()
-        if name in now or name.partition(", ")[0] not in now
-    }
+    anew = {of_batch(population, batch) for population in now for batch in BATCHES} - now.keys()
+    kept = {name: own for name, own in before.items() if name not in anew}
     return {name: {**kept.get(name, {}), **now.get(name, {})} for name in {**kept, **now}}
 
 

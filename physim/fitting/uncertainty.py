@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
 from physim.corrections.calibration import BATCHES, TWO_SIDED_90, Scatter, batch_of
-from physim.corrections.levels import population_of
+from physim.corrections.levels import of_batch, population_of
 from physim.fitting.objective import Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups
 
@@ -67,7 +67,7 @@ def unseen(problem: Problem, parameters: Vector, observed: Observed) -> Mapping[
         for batch in BATCHES:
             those = own & (batches == batch)
             if np.sum(those) >= _LEAST_ROWS and len(set(members[-1][those])) >= _LEAST_EXPERIMENTS:
-                name = f"{population}, {batch}"
+                name = of_batch(population, batch)
                 learn(name, those)
                 share = float(np.sum(those) / (np.sum(those) + _EVEN_ROWS))
                 scatters[name] = shrunk(scatters[name], scatters[population], share)

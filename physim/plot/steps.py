@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -214,16 +215,19 @@ def draw_first_token(found: Elasticities, axes: Axes | None = None) -> Axes:
     from physim.prediction.results import FIRST_TOKEN_PARTS
 
     axes = axes_or_new(axes, 7.5, 1.8)
+    shown = {part: 1e3 * seconds for part, seconds in found.ttft_parts_s.items() if seconds}
     start = 0.0
     for place, (part, name) in enumerate(FIRST_TOKEN_PARTS.items()):
-        width = 1e3 * found.ttft_parts_s[part]
-        if width:
+        if width := shown.get(part):
             axes.barh(0, width, left=start, label=f"{name} {width:.3g}", color=f"C{place}")
             start += width
     axes.set_yticks([])
     axes.set_xlabel("time to first token, ms")
+    # The title is above the lines of the legend, two parts in each.
     axes.set_title(
-        literal(f"{found.case.what}, {found.case.demanded.describe()}"), fontsize=9, pad=34
+        literal(f"{found.case.what}, {found.case.demanded.describe()}"),
+        fontsize=9,
+        pad=10 + 14 * math.ceil(len(shown) / 2),
     )
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, frameon=False)
     return axes

@@ -16,11 +16,12 @@ from jaxtyping import Float
 from physim.corrections.fields import CORRECTIONS, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
+from physim.fluid.first_token import FirstToken
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case, CaseOptions
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays, row_of
-from physim.prediction.many import predict_cases
+from physim.prediction.results import FIRST_TOKEN_PARTS
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
 from physim.types import AnyArray, Number
@@ -112,7 +113,7 @@ def explain(
     directions = [(_tangent(case, name), np.zeros_like(numbers)) for name in RATES]
     still = jax.tree.map(np.zeros_like, system.ops)
     directions += [(still, 1.0 * (names == name)) for name in CORRECTIONS]
-    logs, slopes = jax.tree.map(
+    logs, slopes, first_token = jax.tree.map(
         np.asarray,
         _slopes(system, numbers, jax.tree.map(lambda *leaves: np.stack(leaves), *directions)),
     )
@@ -130,7 +131,7 @@ def explain(
             for name, row in rows.items()
         },
         {metric: float(np.exp(log)) for metric, log in zip(METRICS, logs, strict=True)},
-        predict_cases([case], known.corrections)[0].ttft_parts_s,
+        {name: float(getattr(first_token, name)) for name in FIRST_TOKEN_PARTS},
         case,
         known.name,
     )
@@ -168,19 +169,28 @@ def _slopes(
     system: CaseArrays,
     corrections: Float[AnyArray, " n"],
     directions: tuple[StepOps, Float[AnyArray, "directions n"]],
-) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"]]:
-    """Logarithms of the metrics, and their slopes in some directions of model and corrections."""
+) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"], FirstToken]:
+    """Logarithms of the metrics, their slopes in some directions, and parts of the first token.
+
+    Args:
+        system: The case.
+        corrections: Its corrections.
+        directions: Directions in the lowered model and in the corrections.
+    """
     demand = system.demand
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, demand.unending())
 
-    def logs(point: tuple[StepOps, Float[AnyArray, " n"]]) -> Float[AnyArray, " metrics"]:
+    def logs(
+        point: tuple[StepOps, Float[AnyArray, " n"]],
+    ) -> tuple[Float[AnyArray, " metrics"], FirstToken]:
         model = dataclasses.replace(system, ops=point[0]).model(unflat(point[1]))
         states = jax.vmap(lambda one: steady_state(model, one, system.limits))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
-        return jnp.log(jnp.stack([*loaded, states.throughput[1]]))
+        first_token: FirstToken = jax.tree.map(lambda part: part[0], states.first_token)
+        return jnp.log(jnp.stack([*loaded, states.throughput[1]])), first_token
 
     point = jax.tree.map(jnp.asarray, (system.ops, corrections))
-    found: tuple[Any, Any] = jax.vmap(
-        lambda along: jax.jvp(logs, (point,), (along,)), out_axes=(None, 0)
+    found: tuple[Any, Any, Any] = jax.vmap(
+        lambda along: jax.jvp(logs, (point,), (along,), has_aux=True), out_axes=(None, 0, None)
     )(directions)
     return found

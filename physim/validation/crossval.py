@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from physim.corrections.calibration import TWO_SIDED_90, batch_of
 from physim.corrections.files import NO_FIT, load_fit
-from physim.corrections.levels import population_of
+from physim.corrections.levels import of_batch, population_of
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -146,7 +146,7 @@ def _predictor(
     shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
     populations = [population_of(case) for case in observed.cases]
     batches = [
-        f"{population}, {batch_of(requests)}"
+        of_batch(population, batch_of(requests))
         for population, requests in zip(populations, observed.running, strict=True)
     ]
     if method in ("zero-shot", *BLENDS):
