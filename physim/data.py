@@ -23,7 +23,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def folder(name: str) -> Path:
-    """The folder ``hardware``, ``engines``, ``model_configs``, ``bench_data`` or ``fits``.
+    """The folder ``acceptance``, ``hardware``, ``engines``, ``model_configs``, ``bench_data`` or
+    ``fits``.
 
     A wheel carries it inside the package (``physim/_data``); in an editable install it is the
     folder of that name at the top of the checkout.

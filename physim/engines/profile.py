@@ -75,6 +75,7 @@ class EngineProfile:
         async_scheduling: Whether it schedules a step while the one before it runs.
         async_exposed_share: Share of the CPU's work for each request that the GPU waits for even
             so.
+        async_drafts: Methods of speculative decoding beside which it schedules so by default.
         admission: What must have KV blocks for a prompt to start, of `ADMISSIONS`: its first
             chunk, all of it, or its answer too.
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
@@ -105,6 +106,7 @@ class EngineProfile:
     kv_reserve: KVReserve
     async_scheduling: bool
     async_exposed_share: float
+    async_drafts: tuple[str, ...]
     admission: str
     prompts_apart: bool
     expert_kernels: tuple[str, ...]
@@ -227,6 +229,7 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             kv_reserve=KVReserve(**value("kv_reserve")),
             async_scheduling=flag("async_scheduling"),
             async_exposed_share=float(value("async_exposed_share")),
+            async_drafts=tuple(value("async_drafts")),
             admission=str(value("admission")),
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),

@@ -12,13 +12,16 @@ from numbers import Real
 from physim.engines.engine import Engine, engine_named, engines
 from physim.engines.profile import EngineProfile, load_engine
 from physim.errors import InputError
+from physim.inputs.acceptance import MOST_DRAFTS, acceptance_of_family, by_position
 from physim.inputs.engine_request import EngineRequest
 from physim.inputs.layouts import check_layout
 from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
+from physim.models.drafts import drafting_layers
 from physim.models.kv_layout import CacheLayout
 from physim.models.parallelism import ALL2ALL
+from physim.service.draft import METHODS, Draft
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy
@@ -31,7 +34,7 @@ KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
 # Whole numbers up to here are exact in floating point.
 _EXACT = 2**53
-_SIZES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks")
+_SIZES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks", "draft_tokens")
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
@@ -66,6 +69,15 @@ class Deployment(EngineRequest):
             or DeepEP's kernels of high throughput or low latency.
         receive_every: Steps that only decode between two looks at what has arrived: 1, or more
             where the engine can be told so (`physim.engines.engine.Engine`).
+        draft: What proposes tokens that a step verifies (speculative decoding): ``mtp`` for the
+            model's own layers for it, ``eagle3``, ``draft_model`` or ``ngram``; None for nothing.
+        draft_tokens: Tokens that it proposes in each step.
+        draft_acceptance: How many are accepted, which depends on what is written: the chance that
+            one is whose predecessors are (0.7), the mean tokens of a step with the model's own
+            (2.4), or chances that all up to each are, by position (``"0.8,0.6,0.4"`` or a
+            sequence); None for what was measured of the model's family (`acceptance`).
+        draft_model: The draft's configuration, as `physim.load_model` takes it: of ``draft_model``,
+            and of ``eagle3`` unless its layer is like a dense model's own.
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -83,6 +95,7 @@ class Deployment(EngineRequest):
             ("gpu_memory_utilization", Real | None, "not a number"),
             ("expert_load", Real | None, "not a number"),
             ("async_scheduling", bool | None, "not True or False"),
+            ("draft_model", str | None, "not text"),
         ):
             value = getattr(self, name)
             # A flag is a number to Python.
@@ -115,6 +128,7 @@ class Deployment(EngineRequest):
             ("moe_activations", MOE_ACTIVATIONS),
             ("sampling", SAMPLINGS),
             ("all2all", ALL2ALL),
+            ("draft", (None, *METHODS)),
         ):
             if getattr(self, name) not in known:
                 raise InputError(
@@ -149,20 +163,27 @@ class Deployment(EngineRequest):
             max_num_batched_tokens=self.max_num_batched_tokens or default.max_num_batched_tokens,
             max_model_len=max_model_len,
         )
+        draft = self._draft(model)
         is_async = self.async_scheduling
+        if is_async is None:
+            is_async = profile.async_scheduling
+            if draft is not None:
+                is_async = draft.method in profile.async_drafts
         policy = Policy(
             admission=profile.admission,
             prompts_apart=profile.prompts_apart,
             receive_every=self.receive_every,
             # A pipeline has other batches under way instead of one that is formed ahead.
-            async_scheduling=self.parallelism.pp == 1
-            and (profile.async_scheduling if is_async is None else is_async),
+            async_scheduling=self.parallelism.pp == 1 and is_async,
         )
         kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
         stage = model.fullest_stage(self.parallelism.pp)
         layers = {mixer: count * stage for mixer, count in model.attention_layers.items()}
+        # Of a draft the keys and values stand beside the model's.
+        for mixer, count in (draft.layers if draft else {}).items():
+            layers[mixer] = layers.get(mixer, 0.0) + count
         cache = CacheLayout.from_layers(layers, self.parallelism.tp, kv_bytes, max_model_len)
-        memory = self._memory(model, gpu, profile, sizes, cache)
+        memory = self._memory(model, draft, gpu, profile, sizes, cache)
         state_blocks = cache.state_bytes / memory.kv_block
         reported = self._reported_share(profile, policy, sizes, cache, state_blocks)
         if self.kv_blocks is None:
@@ -191,6 +212,7 @@ class Deployment(EngineRequest):
             or (self.moe_activations == "auto" and profile.casts_mxfp4),
             expert_load=self._expert_load(model),
             all2all=self.all2all,
+            draft=draft,
             sampling=self._sampling(model),
             sampling_is_known=self.sampling != "unknown",
         )
@@ -232,9 +254,41 @@ class Deployment(EngineRequest):
             return self.sampling
         return "penalised" if model.penalises else "truncated" if model.truncation else "plain"
 
+    def _draft(self, model: ModelArch) -> Draft | None:
+        """What proposes tokens.
+
+        Raises:
+            InputError: Options of a draft are missing or left over, or nothing is known of it.
+        """
+        if self.draft is None:
+            for name in ("draft_tokens", "draft_acceptance", "draft_model"):
+                if getattr(self, name) is not None:
+                    known = ", ".join(METHODS)
+                    raise InputError(name, "is given without draft", f"give draft: {known}")
+            return None
+        if self.draft_tokens is None:
+            raise InputError(
+                "draft_tokens", "is not given", "say how many tokens are proposed in each step"
+            )
+        if self.draft_tokens > MOST_DRAFTS:
+            problem = f"{self.draft_tokens} are more than pay"
+            raise InputError("draft_tokens", problem, f"use at most {MOST_DRAFTS}")
+        if self.parallelism.pp > 1:
+            raise InputError("draft", "is not predicted over a pipeline", "use pp 1")
+        content = ""
+        if self.draft_acceptance is None:
+            acceptance, content = acceptance_of_family(model.family, self.draft, self.draft_tokens)
+        else:
+            acceptance = by_position(self.draft_acceptance, self.draft_tokens)
+        layers = drafting_layers(model, self.draft, self.draft_model)
+        return Draft(
+            self.draft, acceptance, content, layers, shares_embeddings=self.draft_model is None
+        )
+
     def _memory(
         self,
         model: ModelArch,
+        draft: Draft | None,
         gpu: Hardware,
         profile: EngineProfile,
         sizes: Sizes,
@@ -242,17 +296,17 @@ class Deployment(EngineRequest):
     ) -> Memory:
         """What a GPU's memory is for, without the KV cache."""
         layout, kept = self.parallelism, profile.kv_reserve
+
+        def weights(model: ModelArch) -> float:
+            pads = engine_named(profile.engine).padding(gpu.compute_capability, self.moe_kernel)
+            return model.weight_bytes(layout.tp, layout.dp, layout.ep, layout.pp, multiples=pads)
+
         share = self.gpu_memory_utilization or profile.gpu_memory_utilization
         return Memory(
             share=share,
             usable=gpu.memory_bytes if profile.memory_left else share * gpu.memory_bytes,
             kept_share=share if profile.memory_left else 1.0,
-            weights=model.weight_bytes(
-                *(layout.tp, layout.dp, layout.ep, layout.pp),
-                multiples=engine_named(profile.engine).padding(
-                    gpu.compute_capability, self.moe_kernel
-                ),
-            ),
+            weights=weights(model) + (draft.added_bytes(weights, layout.tp) if draft else 0.0),
             graphs=kept.graph_bytes
             + kept.graph_bytes_per_layer * model.layers * model.fullest_stage(layout.pp),
             activations=working_bytes(kept, model, layout, sizes),

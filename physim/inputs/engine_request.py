@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -52,6 +53,32 @@ class EngineRequest:
         ALL2ALL[0], "Ranks to experts: allgather or deepep_{high_throughput,low_latency}."
     )
     receive_every: int = option(1, "Steps between looks at what has arrived.", column="optional")
+    draft: str | None = option(
+        None,
+        "What proposes tokens: mtp, eagle3, draft_model or ngram.",
+        panel="Speculative decoding",
+        column="optional",
+    )
+    draft_tokens: int | None = option(
+        None,
+        "Tokens that it proposes in each step.",
+        panel="Speculative decoding",
+        column="optional",
+    )
+    draft_acceptance: float | str | Sequence[float] | None = option(
+        None,
+        "Chance that a draft is accepted (0.7), mean length (2.4) or chances by position "
+        "(0.8,0.6); the model family's if measured.",
+        panel="Speculative decoding",
+        kind=str | None,
+        column="optional",
+    )
+    draft_model: str | None = option(
+        None,
+        "The draft's config.json or hub id (eagle3, draft_model).",
+        panel="Speculative decoding",
+        column="optional",
+    )
     sampling: str = option(
         "model",
         "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
@@ -77,4 +104,8 @@ class EngineOptions(TypedDict, total=False):
     async_scheduling: bool | None
     all2all: str
     receive_every: int
+    draft: str | None
+    draft_tokens: int | None
+    draft_acceptance: float | str | Sequence[float] | None
+    draft_model: str | None
     sampling: str

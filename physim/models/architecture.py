@@ -32,6 +32,7 @@ class ModelArch:
             ``top_k_top_p``, or empty for all.
         penalises: Whether, likewise, tokens that occurred before are made less likely.
         note: How the configuration was read, if not for what it says it is.
+        further: A layer that predicts further tokens (MTP), if the checkpoint has any.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ModelArch:
     truncation: str = ""
     penalises: bool = False
     note: str = ""
+    further: LayerGroup | None = None
 
     @property
     def layers(self) -> int:

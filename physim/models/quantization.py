@@ -6,8 +6,8 @@ import fnmatch
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from physim.errors import InputError
 from physim.models import formats
@@ -449,3 +449,27 @@ def _kv_cache_dtype(quantization: Mapping[str, Any], where: str) -> str:
             f"{where}.{field}", f"{algorithm[:60]!r} is not modelled", "use FP8 or NVFP4"
         )
     return _KV_BITS[bits] or _KV_ALGORITHMS[algorithm] or "bfloat16"
+
+
+class Formats(Protocol):
+    """Whatever says which format a linear layer has."""
+
+    def form(self, role: str, layer: int) -> WeightFormat:
+        """The format of a linear layer, by what it does and the number of its layer."""
+
+
+@dataclass(frozen=True)
+class OneLayer:
+    """The formats of one layer, whichever is asked for.
+
+    Attributes:
+        formats: The formats of all layers.
+        layer: The number of the one.
+    """
+
+    formats: Formats
+    layer: int
+
+    def form(self, role: str, layer: int) -> WeightFormat:  # noqa: ARG002
+        """The format of a linear layer, by what it does."""
+        return self.formats.form(role, self.layer)

@@ -9,6 +9,7 @@ from physim.engines.profile import EngineProfile
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.parallelism import ALL2ALL, Parallelism
+from physim.service.draft import Draft
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy
@@ -45,17 +46,6 @@ class Memory:
 
 
 _NO_MEMORY = Memory(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """What proposes tokens that the model then verifies (speculative decoding).
-
-    Attributes:
-        tokens: Tokens that it proposes in each step.
-    """
-
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +99,23 @@ class Server:
         """Bytes of an element of the KV cache."""
         return KV_BYTES[self.kv_cache_dtype]
 
+    @property
+    def query_tokens(self) -> int:
+        """Tokens of each decoding request that a step computes."""
+        return 1 if self.draft is None else self.draft.tokens + 1
+
+    def _drafts(self) -> dict[str, Any]:
+        """What there is to say of drafts, if there are any."""
+        draft = self.draft
+        if draft is None:
+            return {}
+        return {
+            "draft": draft.method,
+            "draft_tokens": draft.tokens,
+            "draft_acceptance": draft.acceptance,
+            "accepted_length": draft.accepted_length,
+        }
+
     def without_limits(self) -> Server:
         """What of it the time of a step depends on, and of the rest whatever is the same for all.
 
@@ -147,6 +154,7 @@ class Server:
             "sampling": self.sampling,
             "sampling_is_known": self.sampling_is_known,
             "all2all": self.all2all,
+            **self._drafts(),
             "gpu_memory_utilization": memory.share,
             "usable_bytes": memory.usable,
             "weight_bytes": memory.weights,

@@ -111,6 +111,4 @@ class Service:
                 f"has {servers} servers in {len(self.pools)} pools, and one is predicted",
                 "give the share of the load of each",
             )
-        if pool.server.draft is not None:
-            raise InputError("draft", "is not predicted", "leave it out")
         return pool.server

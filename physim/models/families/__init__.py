@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,8 @@ from physim.models.architecture import ModelArch
 from physim.models.config_fields import ConfigFields
 from physim.models.families import latent, mixtures, recurrent, standard
 from physim.models.families.family import Family, Reading, grouped, layer_of
-from physim.models.quantization import Quantization
+from physim.models.layers import LayerGroup
+from physim.models.quantization import OneLayer, Quantization
 
 FAMILIES: dict[str, Family] = {
     **standard.FAMILIES,
@@ -35,6 +36,8 @@ _FIELDS = {
     "hidden_size_per_layer_input": ("an embedding for each layer", ()),
     "n_shared_experts": ("a shared expert", (mixtures, latent, recurrent)),
 }
+# Fields that say how many layers predict further tokens (DeepSeek and GLM, Qwen, MiniMax).
+_FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 # Flags that change what a layer computes, of which no family's reader knows.
 _FLAGS = {
     "attention_output_gate": "a gate on the output of attention",
@@ -130,6 +133,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     sees = config.fields.get("vision_config") is not None
     encoder = family.vision(config, config.part("vision_config")) if sees else 0
     groups = grouped([layer_of(family, reading, layer) for layer in range(layers)])
+    further = any(config.at_least_zero(field, 0) for field in _FURTHER)
     fixed = (one.attention.kv_cache_dtype for one in groups if one.attention)
     found = ModelArch(
         name=config.where,
@@ -144,6 +148,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
         vision_parameters=encoder,
         vision_is_replicated=family.vision_is_replicated,
         kv_cache_dtype=next(filter(None, fixed), quantization.kv_cache_dtype),
+        further=_further_layer(family, reading, groups) if further else None,
     )
     if found.parameters > _MOST_PARAMETERS:
         numbers = {name: one for name, one in config.fields.items() if type(one) is int}
@@ -154,3 +159,23 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
             f"correct what is too large; {largest} is the largest figure",
         )
     return found
+
+
+def _further_layer(
+    family: Family, reading: Reading, groups: Sequence[LayerGroup]
+) -> LayerGroup:
+    """A layer that predicts further tokens: like the last one that attends to all of the context.
+
+    Its weights are numbered after those of all others, by which checkpoints say their format.
+    """
+    grow = {one.attention for one in groups if one.attention and one.attention.kept is None}
+    last = next(
+        (
+            layer
+            for layer in reversed(range(reading.layers))
+            if family.attention(reading, layer).attention in grow
+        ),
+        reading.layers - 1,
+    )
+    formats = OneLayer(reading.quantization, reading.layers)
+    return layer_of(family, replace(reading, quantization=formats), last)

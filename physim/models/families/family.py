@@ -11,7 +11,7 @@ from physim.mixers.mixer import Mixer
 from physim.models.config_fields import ConfigFields
 from physim.models.formats import BFLOAT16
 from physim.models.layers import Experts, LayerGroup, Linear
-from physim.models.quantization import Quantization
+from physim.models.quantization import Formats
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Reading:
     """
 
     config: ConfigFields
-    quantization: Quantization
+    quantization: Formats
     layers: int
 
     @property
