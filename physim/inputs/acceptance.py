@@ -61,9 +61,7 @@ class Measured:
 def measured_acceptance() -> tuple[Measured, ...]:
     """The shipped acceptance lengths, a file each in ``acceptance``."""
     folder = data.folder("acceptance")
-    return tuple(
-        _read(folder / f"{name}{_SUFFIX}") for name in data.names("acceptance", _SUFFIX)
-    )
+    return tuple(_read(folder / f"{name}{_SUFFIX}") for name in data.names("acceptance", _SUFFIX))
 
 
 def _read(path: Path) -> Measured:

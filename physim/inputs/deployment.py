@@ -17,8 +17,8 @@ from physim.inputs.engine_request import EngineRequest
 from physim.inputs.layouts import check_layout
 from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
-from physim.models.formats import KV_BYTES
 from physim.models.drafts import drafting_layers
+from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
 from physim.models.parallelism import ALL2ALL
 from physim.service.draft import METHODS, Draft

@@ -62,9 +62,7 @@ def _eagle3(model: ModelArch, layer: LayerGroup) -> ModelArch:
     """A layer like a dense model's own."""
     groups = _with_projection((replace(layer, layers=1),), model, _FEATURES)
     vocabulary = min(_EAGLE3_VOCABULARY, model.vocab_size)
-    return replace(
-        model, groups=groups, vocab_size=vocabulary, further=None, vision_parameters=0
-    )
+    return replace(model, groups=groups, vocab_size=vocabulary, further=None, vision_parameters=0)
 
 
 def _with_projection(

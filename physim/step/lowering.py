@@ -14,10 +14,12 @@ from jaxtyping import Float
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_grids
+from physim.models.architecture import ModelArch
 from physim.service.server import Server
 from physim.step.better_gpus import no_faster_note
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
+from physim.step.drafting import PART as DRAFT
 from physim.step.gemms import format_notes
 from physim.step.host import PART as HOST
 from physim.step.host import Host
@@ -25,8 +27,9 @@ from physim.step.rows import DecodeRow, DecodeRows, PrefillRow, PrefillRows, Row
 from physim.step.sizes import Setting, model_setting
 from physim.types import AnyArray, Number, Scalar
 
-# The parts of a step's time by name: those of the components, and the CPU's.
-PARTS = {part.name: part for one in COMPONENTS for part in one.parts} | {HOST.name: HOST}
+# The parts of a step's time by name: those of the components, a draft's, and the CPU's.
+PARTS = {part.name: part for one in COMPONENTS for part in one.parts}
+PARTS |= {DRAFT.name: DRAFT, HOST.name: HOST}
 PART_NAMES = tuple(PARTS)
 _ON_GPU = PART_NAMES[:-1]
 
@@ -43,6 +46,8 @@ class StepOps(eqx.Module):
         tp: GPUs that share every layer.
         host: The CPU's work.
         expert_load: How tokens spread over experts, an exponent.
+        draft_tokens: Tokens that are proposed in each step; None where nothing proposes any.
+        draft: The layers that propose them; None where none do.
     """
 
     over_sizes: SizeRows
@@ -53,6 +58,8 @@ class StepOps(eqx.Module):
     tp: Scalar
     expert_load: Scalar
     host: Host
+    draft_tokens: Scalar | None = None
+    draft: StepOps | None = None
 
     @classmethod
     def from_rows(
@@ -62,6 +69,7 @@ class StepOps(eqx.Module):
         setting: Setting,
         tp: int = 1,
         expert_load: float = 0.0,
+        beside: Sequence[Row] = (),
     ) -> StepOps:
         """Some operations as arrays.
 
@@ -71,9 +79,11 @@ class StepOps(eqx.Module):
             setting: What sizes of a step depend on beside its batch.
             tp: GPUs that share every layer.
             expert_load: How tokens spread over experts, an exponent.
+            beside: Operations of other layers that see the same batches, with windows of theirs.
         """
         decode = [row for row in rows if isinstance(row, DecodeRow)]
-        windows = sorted({row.window or np.inf for row in decode}) or [np.inf]
+        every = [*decode, *(row for row in beside if isinstance(row, DecodeRow))]
+        windows = sorted({row.window or np.inf for row in every}) or [np.inf]
         return cls(
             over_sizes=SizeRows.from_rows(
                 [row for row in rows if isinstance(row, SizeRow)], _ON_GPU
@@ -128,9 +138,27 @@ def lower(server: Server) -> StepOps:
 
 @functools.lru_cache(maxsize=1024)
 def _lowered(server: Server) -> StepOps:
-    rows, host = _rows(server), Host.from_placement(Placement(server))
-    setting = model_setting(server.model)
-    return StepOps.from_rows(rows, host, setting, server.parallelism.tp, server.expert_load)
+    rows, draft = _rows(server), server.draft
+    of_draft: tuple[Row, ...] = ()
+    if draft is not None and draft.model is not None:
+        of_draft = _rows(_drafting(server, draft.model))
+
+    def ops(model: ModelArch, own: Sequence[Row], others: Sequence[Row]) -> StepOps:
+        host, tp = Host.from_placement(Placement(server)), server.parallelism.tp
+        return StepOps.from_rows(
+            own, host, model_setting(model), tp, server.expert_load, beside=others
+        )
+
+    found = ops(server.model, rows, of_draft)
+    if draft is None:
+        return found
+    layers = ops(draft.model, of_draft, rows) if draft.model is not None else None
+    return dataclasses.replace(found, draft_tokens=float(draft.tokens), draft=layers)
+
+
+def _drafting(server: Server, layers: ModelArch) -> Server:
+    """A server of the layers that propose tokens alone."""
+    return dataclasses.replace(server, model=layers, draft=None)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:
@@ -139,17 +167,29 @@ def stack_ops(models: Sequence[StepOps]) -> StepOps:
     Args:
         models: The models.
     """
+    models = _alike(models)
+    leaves, structures = zip(*(jax.tree.flatten(model) for model in models), strict=True)
+    stacked: StepOps = jax.tree.unflatten(
+        structures[0], [_filled_up(column) for column in zip(*leaves, strict=True)]
+    )
+    return stacked
+
+
+def _alike(models: Sequence[StepOps]) -> Sequence[StepOps]:
+    """Models with as many rows over each size, those of their drafts as well."""
     if len({model.over_sizes.slots for model in models}) > 1:
         slots = np.max([model.over_sizes.slots for model in models], axis=0).tolist()
         models = [
             dataclasses.replace(model, over_sizes=model.over_sizes.widened(slots))
             for model in models
         ]
-    leaves, structures = zip(*(jax.tree.flatten(model) for model in models), strict=True)
-    stacked: StepOps = jax.tree.unflatten(
-        structures[0], [_filled_up(column) for column in zip(*leaves, strict=True)]
-    )
-    return stacked
+    drafts = [model.draft for model in models if model.draft is not None]
+    if not drafts:
+        return models
+    return [
+        dataclasses.replace(model, draft=draft)
+        for model, draft in zip(models, _alike(drafts), strict=True)
+    ]
 
 
 def _filled_up(column: Sequence[Number]) -> np.ndarray:

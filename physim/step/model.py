@@ -16,6 +16,7 @@ from physim.corrections.residual import features
 from physim.grids.efficiency import along
 from physim.step.batch import Batch
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
+from physim.step.drafting import PART, further_pass, passes_seconds
 from physim.step.host import beside_host, host_sharpness
 from physim.step.lowering import PART_NAMES, StepOps
 from physim.step.mixed_steps import ADDITIVE, Mixing
@@ -26,8 +27,12 @@ from physim.types import AnyArray, Number, Scalar
 
 # The context at which the correction of decode attention stands alone, tokens.
 _CONTEXT_OF_CORRECTION = 1000.0
+# Share of peak FLOP/s of decode attention that FLOP/s bound: FlashMLA's 660 of H800's 989 TFLOP/s
+# (deepseek-ai/FlashMLA, README).
+_EFFICIENCY_OF_QUERIES = 0.67
 
 Parts = Float[AnyArray, " parts"]
+_DRAFT = PART_NAMES.index(PART.name)
 
 
 class StepTime(eqx.Module):
@@ -116,11 +121,31 @@ class StepModel(eqx.Module):
         seconds = self.row_seconds(sizes)
         bent = jnp.exp(self._residual(batch.tokens))
         seconds *= 1 + rows.is_bent * (bent - 1)
-        return Families(
+        found = Families(
             _total(seconds, rows.part),
             _total(decode, self.ops.decode.part),
             _total(prefill, self.ops.prefill.part),
         )
+        if self.ops.draft_tokens is None:
+            return found
+        drafts = self._proposing(batch)
+        return Families(
+            *(own.at[_DRAFT].add(more) for own, more in zip(found, drafts, strict=True))
+        )
+
+    def _proposing(self, batch: Batch) -> tuple[Scalar, Scalar, Scalar]:
+        """Time in which a draft proposes tokens, by what it depends on."""
+        tokens = self.ops.draft_tokens
+        outside = passes_seconds(batch, tokens)
+        if self.ops.draft is None:
+            return outside, jnp.zeros(()), jnp.zeros(())
+        layers = replace(self, ops=self.ops.draft)
+        first, further = layers.families(batch), layers.families(further_pass(batch))
+        over_sizes, decode, prefill = (
+            jnp.sum(one) + (tokens - 1.0) * jnp.sum(more)
+            for one, more in zip(first, further, strict=True)
+        )
+        return over_sizes + outside, decode, prefill
 
     def sizes(self, batch: Batch) -> dict[str, Scalar]:
         """What operations of a step grow with, by the names of `physim.step.sizes.SIZES`.
@@ -208,6 +233,9 @@ def _decode_seconds(
     context = attended / _divisor(requests)
     log_seconds = along(along(row.log_seconds, CONTEXT, context), REQUESTS, requests)
     seconds = jnp.maximum(jnp.exp(log_seconds), row.bound(requests, attended))
+    # Measured with one query each: more of them see the same keys and values, and add FLOP.
+    several = row.bound(requests, attended, batch.query_tokens) - row.bound(requests, attended)
+    seconds += several / _EFFICIENCY_OF_QUERIES
     # What little the fluid leaves of an engine that is idle has no long context.
     met = attended / jnp.maximum(requests, 1e-6)
     longer = jnp.log(jnp.maximum(met, 1.0) / _CONTEXT_OF_CORRECTION)

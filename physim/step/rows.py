@@ -351,15 +351,16 @@ class DecodeRows(eqx.Module):
             exponent=selector(row.exponent for row in rows),
         )
 
-    def bound(self, requests: Number, attended: Number) -> Number:
+    def bound(self, requests: Number, attended: Number, queries: Number = 1.0) -> Number:
         """Roofline of a layer of one row, seconds.
 
         Args:
             requests: Requests that decode.
             attended: Tokens that they attend to, summed.
+            queries: Tokens of each of them that attend.
         """
-        memory = self.pair_memory * attended + self.request_memory * requests
-        return jnp.maximum(self.pair_compute * attended, memory)
+        memory = self.pair_memory * attended + self.request_memory * queries * requests
+        return jnp.maximum(self.pair_compute * queries * attended, memory)
 
 
 class PrefillRows(eqx.Module):

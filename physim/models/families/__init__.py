@@ -161,9 +161,7 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     return found
 
 
-def _further_layer(
-    family: Family, reading: Reading, groups: Sequence[LayerGroup]
-) -> LayerGroup:
+def _further_layer(family: Family, reading: Reading, groups: Sequence[LayerGroup]) -> LayerGroup:
     """A layer that predicts further tokens: like the last one that attends to all of the context.
 
     Its weights are numbered after those of all others, by which checkpoints say their format.
