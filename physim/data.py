@@ -23,8 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def folder(name: str) -> Path:
-    """The folder ``acceptance``, ``hardware``, ``engines``, ``model_configs``, ``bench_data`` or
-    ``fits``.
+    """One of the folders of data, such as ``hardware``, ``engines`` or ``fits``.
 
     A wheel carries it inside the package (``physim/_data``); in an editable install it is the
     folder of that name at the top of the checkout.

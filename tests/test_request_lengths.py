@@ -303,7 +303,7 @@ def test_the_fluids_figures_of_joint_lengths():
     assert demand.cached_tokens == pytest.approx(blocks.mean(), rel=0.05)
     new = inputs - blocks
     assert demand.prompt_cv2 == pytest.approx(new.var() / new.mean() ** 2, rel=1e-6)
-    assert np.mean(demand.outputs) == pytest.approx(outputs.mean(), rel=1e-6)
+    assert np.mean(demand.output_steps) == pytest.approx(outputs.mean(), rel=1e-6)
 
 
 def test_prefixes_of_ones_own_take_kv_blocks():

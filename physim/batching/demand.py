@@ -17,6 +17,7 @@ from physim.batching.guards import SMALL
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
 from physim.inputs.request_points import LONGEST
+from physim.service.draft import Draft
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
@@ -86,9 +87,11 @@ class Demand(eqx.Module):
             prompts to long ones.
         longest: The same of equal parts of the last of them.
         prompt_cv2: Squared coefficient of variation of the prompt tokens that are computed.
-        outputs: Generated tokens of the same requests.
-        output_cv2: Squared coefficient of variation of all outputs, not of the parts' means.
-        evenness: Mean of the lesser of two output lengths, over the mean length.
+        output_steps: Steps that give the same requests their tokens, the last of the prompt's among
+            them: as many as tokens, or fewer where steps verify drafts.
+        tokens_each: Tokens that a step gives a request that decodes, mean.
+        output_cv2: Squared coefficient of variation of the steps of all, not of the parts' means.
+        evenness: Mean of the lesser of two requests' steps, over the mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals: of counts that
             in the long run have the same index of dispersion.
         burst_cv2: Squared coefficient of variation of counts in times as short as steps.
@@ -107,7 +110,8 @@ class Demand(eqx.Module):
     prompts: Float[AnyArray, " strata"]
     longest: Float[AnyArray, " parts"]
     prompt_cv2: Scalar
-    outputs: Float[AnyArray, " strata"]
+    output_steps: Float[AnyArray, " strata"]
+    tokens_each: Scalar
     output_cv2: Scalar
     evenness: Scalar
     arrival_cv2: Scalar
@@ -116,9 +120,18 @@ class Demand(eqx.Module):
     at_once: Scalar
 
     @classmethod
-    def from_load(cls, load: Load, block_size: int) -> Demand:
-        """The numbers of a load; only full KV blocks are found in the prefix cache."""
+    def from_load(cls, load: Load, block_size: int, draft: Draft | None = None) -> Demand:
+        """The numbers of a load; only full KV blocks are found in the prefix cache.
+
+        Args:
+            load: The load.
+            block_size: Tokens of a KV block.
+            draft: What proposes tokens; None where each step gives one.
+        """
         strata, moments = strata_of(load, block_size), load.moments()
+        steps, tokens_each, steps_cv2 = strata.outputs, 1.0, moments.output_cv2
+        if draft is not None:
+            steps, tokens_each, steps_cv2 = _verifying(strata.outputs, moments.output_cv2, draft)
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
@@ -131,9 +144,10 @@ class Demand(eqx.Module):
             prompts=strata.new,
             longest=strata.longest,
             prompt_cv2=moments.new_cv2,
-            outputs=strata.outputs,
-            output_cv2=moments.output_cv2,
-            evenness=_evenness(np.sort(strata.outputs)),
+            output_steps=steps,
+            tokens_each=tokens_each,
+            output_cv2=steps_cv2,
+            evenness=_evenness(np.sort(steps)),
             arrival_cv2=load.arrival_cv2,
             burst_cv2=load.burst_cv2,
             follow_cv2=load.follow_cv2,
@@ -193,12 +207,18 @@ class Demand(eqx.Module):
     @property
     def output_tokens(self) -> Scalar:
         """Generated tokens, mean."""
-        return jnp.mean(self.outputs)
+        steps = self._steps
+        return steps + (steps - 1.0) * (self.tokens_each - 1.0)
+
+    @property
+    def _steps(self) -> Scalar:
+        """Steps that give a request its tokens, mean."""
+        return jnp.mean(self.output_steps)
 
     @property
     def decode_steps(self) -> Scalar:
         """Steps in which a request decodes, mean: its first token comes of its prompt."""
-        return decode_steps(self.output_tokens)
+        return decode_steps(self._steps)
 
     def stamped(self, arrival_cv2: Scalar) -> Scalar:
         """What of a squared variation of gaps comes of requests that a record has at one time.
@@ -214,9 +234,35 @@ class Demand(eqx.Module):
 
     @property
     def steps_variance(self) -> Scalar:
-        """Variance of the generated tokens, which are whole numbers."""
-        part = self.output_tokens % 1.0
-        return jnp.maximum(self.output_cv2 * self.output_tokens**2, part * (1 - part))
+        """Variance of the steps that give a request its tokens, which are whole numbers."""
+        part = self._steps % 1.0
+        return jnp.maximum(self.output_cv2 * self._steps**2, part * (1 - part))
+
+
+def _verifying(
+    outputs: Float[np.ndarray, " strata"], output_cv2: float, draft: Draft
+) -> tuple[Float[np.ndarray, " strata"], float, float]:
+    """Steps that give requests their tokens where each verifies drafts.
+
+    Args:
+        outputs: Generated tokens.
+        output_cv2: Their squared coefficient of variation.
+        draft: What proposes tokens.
+
+    Returns:
+        The steps, the first token's among them; tokens of a step in which a request decodes, mean;
+        and the squared coefficient of variation of the steps. Of ``n`` tokens by steps of the mean
+        ``m`` and the variance ``v`` the number of steps has a variance of ``v n / m^3`` in the long
+        run (Cox, Renewal Theory, 1962).
+    """
+    decoded = decode_steps(outputs)
+    verifying = draft.steps(decoded)
+    steps = 1.0 + verifying
+    mean, tokens = draft.accepted_length, float(np.mean(decoded))
+    variance = output_cv2 * float(np.mean(outputs)) ** 2 / mean**2
+    variance += draft.variance * tokens / mean**3
+    each = tokens / float(np.mean(verifying)) if tokens > 0 else 1.0
+    return steps, each, variance / float(np.mean(steps)) ** 2
 
 
 def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:

@@ -26,7 +26,9 @@ def private_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
     tokens = demand.met_tokens - demand.cached_tokens + age
     seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
     held = limits.window_share * seen + limits.state_blocks
-    return tokens / limits.block_size + 0.5 + held
+    # Drafts have blocks before it is known which are kept.
+    drafts = (limits.query_tokens - 1.0) / limits.block_size
+    return tokens / limits.block_size + 0.5 + held + drafts
 
 
 def kv_slots(limits: Limits, demand: Demand) -> Scalar:
@@ -47,9 +49,9 @@ def kv_cv2(demand: Demand) -> Scalar:
 
     Long answers are met more often.
     """
-    tokens = demand.prompts + demand.outputs / 2
-    mean = jnp.sum(demand.outputs * tokens) / jnp.sum(demand.outputs)
-    squares = jnp.sum(demand.outputs * tokens**2) / jnp.sum(demand.outputs)
+    tokens = demand.prompts + demand.tokens_each * demand.output_steps / 2
+    mean = jnp.sum(demand.output_steps * tokens) / jnp.sum(demand.output_steps)
+    squares = jnp.sum(demand.output_steps * tokens**2) / jnp.sum(demand.output_steps)
     return jnp.maximum(squares / mean**2 - 1.0, 0.0)
 
 

@@ -26,6 +26,7 @@ class Limits(eqx.Module):
         window_share: KV blocks that layers with a window fill for each that the others do.
         window: Tokens up to which they do so; 0 where no layer has a window.
         state_blocks: KV blocks that a request holds whatever its length.
+        query_tokens: Tokens of each decoding request that a step computes.
         ranks: Ranks with batches of their own.
         stages: Stages of layers between which requests are shared out.
     """
@@ -43,6 +44,7 @@ class Limits(eqx.Module):
     window_share: Scalar = 0.0
     window: Scalar = 0.0
     state_blocks: Scalar = 0.0
+    query_tokens: Scalar = 1
     ranks: Scalar = 1
     stages: Scalar = 1
 
@@ -69,6 +71,7 @@ class Limits(eqx.Module):
             window_share=kv.window_share,
             window=kv.window,
             state_blocks=kv.state_blocks,
+            query_tokens=server.query_tokens,
             ranks=dp,
             stages=pp,
         )

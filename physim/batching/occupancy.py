@@ -70,7 +70,7 @@ def room_beside(limits: Limits, decoding: Float[AnyArray, "*n"]) -> Float[AnyArr
         limits: The engine's limits.
         decoding: Requests that decode.
     """
-    taken = jnp.where(limits.prompts_apart, 0.0, decoding)
+    taken = jnp.where(limits.prompts_apart, 0.0, limits.query_tokens * decoding)
     return jnp.maximum(limits.max_num_batched_tokens - taken, limits.ranks * limits.stages)
 
 

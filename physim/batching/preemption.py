@@ -64,8 +64,12 @@ def recomputed_tokens(limits: Limits, demand: Demand, slots: Scalar) -> Scalar:
     held = demand.new_tokens + fixed
     # Every rank has a cache of its own, and every stage a batch of its own.
     together = slots / (limits.ranks * limits.stages)
-    again = displaced_tokens(held, demand.output_tokens, together, _lockstep(demand, held))
-    again += limits.prompts_apart * started_too_soon(held, demand.output_tokens, together)
+    # In units of the tokens that a step gives a request.
+    each = demand.tokens_each
+    counted, output = held / each, demand.output_tokens / each
+    again = displaced_tokens(counted, output, together, _lockstep(demand, held))
+    again += limits.prompts_apart * started_too_soon(counted, output, together)
+    again *= each
     # A request that has the only slot is never preempted.
     others = jnp.clip(limits.max_num_seqs / limits.ranks - 1.0, 0.0, 1.0)
     share = full_cache(limits, slots) * others * (1.0 - limits.whole_requests)

@@ -278,7 +278,7 @@ def kinds_at(
     lanes = batches_under_way(demand, limits, occupancy)
     plain = model.batch(
         decode_requests=decodes,
-        query_tokens=jnp.ones_like(decodes),
+        query_tokens=jnp.ones_like(decodes) * limits.query_tokens,
         context=jnp.full_like(decodes, demand.met_tokens + occupancy.age),
         prefill_requests=numbers,
         ranks=ranks,

@@ -342,13 +342,14 @@ def _met(demand: Demand, limits: Limits, occupancy: Occupancy, while_own: Scalar
         while_own: Steps' worth of prompts, beyond one, that come while its own is computed.
     """
     # A step that is formed while its own prompt is computed knows nothing of what comes meanwhile.
-    later = jnp.mean(jnp.clip(decode_steps(demand.outputs) - limits.async_scheduling, 0.0, 1.0))
+    decodes = decode_steps(demand.output_steps)
+    later = jnp.mean(jnp.clip(decodes - limits.async_scheduling, 0.0, 1.0))
     longer = later * jnp.maximum(occupancy.prompts * while_own, 0.0)
     met = met_while_decoding(
         occupancy.prompts * occupancy.others,
         longer * (occupancy.others == 1.0),
         demand.follow_cv2,
-        jnp.maximum(decode_steps(demand.outputs), LITTLE),
+        jnp.maximum(decodes, LITTLE),
     )
     return met / occupancy.prompts
 

@@ -222,8 +222,8 @@ def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:
 
 def _chunks(cases: Sequence[Case]) -> tuple[ObservedChunk, ...]:
     chunks: list[ObservedChunk] = []
-    for composition in dict.fromkeys(case.composition for case in cases):
-        places = [i for i, case in enumerate(cases) if case.composition == composition]
+    for structure in dict.fromkeys(case.structure for case in cases):
+        places = [i for i, case in enumerate(cases) if case.structure == structure]
         # Of few at most a quarter more: a power of two would have a fit take twice as long.
         unit = max(16, 2 ** (len(places).bit_length() - 3))
         size = min(math.ceil(len(places) / unit) * unit, _AT_ONCE)

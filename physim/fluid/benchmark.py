@@ -138,7 +138,7 @@ def _spread_of_cycles(engine: BusyEngine, demand: Demand) -> Scalar:
 
 def _last_s(engine: BusyEngine, demand: Demand) -> Scalar:
     """Time from the mean end of the last requests to the last, if clients are anywhere in them."""
-    steps = decode_steps(demand.outputs)
+    steps = decode_steps(demand.output_steps)
     at = jnp.max(steps) * (np.arange(_POINTS) + 0.5) / _POINTS
     # What is left of a request at any time is longer than that with this chance.
     left = jnp.mean(jnp.maximum(steps - at[:, None], 0.0), axis=1) / jnp.maximum(

@@ -89,7 +89,8 @@ def crowd_of(demand: Demand, limits: Limits, running: Scalar) -> Crowd:
     most = budget / fresh
     absent = jnp.minimum((2.0 + limits.async_scheduling) * most, running)
     decoding = jnp.minimum(running, demand.decode_steps * most)
-    room = jnp.maximum(budget - jnp.minimum(running - absent, decoding), 1.0) / fresh
+    taken = limits.query_tokens * jnp.minimum(running - absent, decoding)
+    room = jnp.maximum(budget - taken, 1.0) / fresh
     chunks = jnp.maximum(limits.ranks * limits.stages / room, 1.0)
     return Crowd(running, decoding, absent, room, chunks)
 
@@ -154,6 +155,7 @@ def _step(
     return model(
         model.batch(
             decode_requests=decodes,
+            query_tokens=limits.query_tokens,
             context=context,
             prefill_requests=prompts * chunks,
             chunk=fresh / chunks,

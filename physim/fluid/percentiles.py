@@ -373,6 +373,20 @@ def gaps(
     return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
 
 
+def between_tokens(
+    gap_s: Float[AnyArray, " points"], demand: Demand, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"]:
+    """Times from token to token of steps so far apart: of a step's tokens all but one come at once.
+
+    Args:
+        gap_s: Times from step to step at the points of a lattice, seconds.
+        demand: The load.
+        points: The points.
+    """
+    first = (points[:, _SLOT] + points[:, _REQUEST]) % 1.0 * demand.tokens_each <= 1.0
+    return jnp.where(first, gap_s, 0.0)
+
+
 def drawn(points: Float[AnyArray, " points"], cv: Number) -> Float[AnyArray, " points"]:
     """Quantiles of a positive part of mean one and a coefficient of variation.
 
@@ -413,11 +427,11 @@ def quantiles(
     return jnp.interp(jnp.array(PERCENTILES) / 100.0, share, values[order])
 
 
-def output_lengths(
+def steps_of_outputs(
     demand: Demand, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
-    """Output lengths at the points of a lattice, tokens."""
-    return jnp.asarray(demand.outputs)[stratum(points)]
+    """Steps that give requests their tokens, at the points of a lattice."""
+    return jnp.asarray(demand.output_steps)[stratum(points)]
 
 
 class Drawn(eqx.Module):
@@ -467,10 +481,12 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
         itl: Mean time from one token to the next, seconds.
         demand: The load.
     """
+    step_s = itl * demand.tokens_each
     points = jnp.asarray(lattice(_STEADY_POINTS))
     ttft = first_tokens(chances, demand, points)
     if chances.clients is not None:
         ttft = _of_clients(chances.clients, ttft, points)
-    tpot = itl * decode_factors(chances, points)
-    e2e = ttft + decode_steps(output_lengths(demand, points)) * tpot
-    return Drawn(ttft, tpot, e2e, gaps(chances, itl, points), stratum(points))
+    pace_s = step_s * decode_factors(chances, points)
+    e2e = ttft + decode_steps(steps_of_outputs(demand, points)) * pace_s
+    gap_s = between_tokens(gaps(chances, step_s, points), demand, points)
+    return Drawn(ttft, pace_s / demand.tokens_each, e2e, gap_s, stratum(points))

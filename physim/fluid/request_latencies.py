@@ -15,14 +15,15 @@ from physim.batching.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
 from physim.batching.step_kinds import FULL
 from physim.fluid.first_token import Local
 from physim.fluid.percentiles import (
+    between_tokens,
     chances,
     decode_factors,
     first_tokens,
     gaps,
     in_batch_before,
     lattice,
-    output_lengths,
     quantiles,
+    steps_of_outputs,
     stratum,
 )
 from physim.fluid.schedule import Schedule, StageLengths
@@ -206,13 +207,13 @@ def _request(
     drift = jnp.sqrt(variability * jnp.maximum(number, 1.0)) / jnp.maximum(rate, TINY)
     wait_cv = jnp.minimum(jnp.sqrt((2 - chance) / chance), drift / jnp.maximum(wait, TINY))
     level = arrival_evenness(demand.burst_cv2)
-    lives = (fluid.chunks - 1.0 + demand.outputs) * local.mean
+    lives = (fluid.chunks - 1.0 + demand.output_steps) * local.mean
     apart = jnp.maximum(local.mean / jnp.maximum(start, SMALL), TINY)
     running = batch + start * fluid.chunks
     busy = level * busy_when_even(apart, lives) + (1 - level) * -jnp.expm1(-running)
     parts = chances(local, busy, wait, wait_cv, batch, elastic, demand)
     ttft = first_tokens(parts, demand, points, prompts) + _before_in_batch(fluid, local, points)
-    steps = decode_steps(jnp.maximum(outputs * output_lengths(demand, points), 1.0))
+    steps = decode_steps(jnp.maximum(outputs * steps_of_outputs(demand, points), 1.0))
     begins = began + prompts * fluid.chunks * local.own_prefill
     before = jnp.interp(begins, trajectory.time, trajectory.steps)
     decode = jnp.interp(before + steps, trajectory.steps, trajectory.time) - begins
@@ -223,8 +224,12 @@ def _request(
     e2e = ttft + steps * tpot
     # What it meets as it starts, at the pace of all its steps.
     gap = gaps(parts, local.as_seen, points) * mean / local.as_seen
+    gap = between_tokens(gap, demand, points)
     timeout = schedule.timeout
     kept = jnp.ones_like(e2e)
     if timeout is not None:
         kept = jax.nn.sigmoid((timeout - e2e) / (EDGE * timeout))
-    return RequestSamples(ttft, tpot, e2e, arrival + e2e, kept, gap, steps, stratum(points))
+    # Of a step's tokens all but one come with the first.
+    tokens = steps * demand.tokens_each
+    tpot /= demand.tokens_each
+    return RequestSamples(ttft, tpot, e2e, arrival + e2e, kept, gap, tokens, stratum(points))

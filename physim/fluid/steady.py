@@ -126,7 +126,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     )
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
-        return _counted(state, balance, demand, limits)
+        return _by_token(_counted(state, balance, demand, limits), demand)
     engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
     waited = warm_up_s(model.corrections, demand.warm_up)
     whole = benchmark(engine, engine.running / state.throughput, demand, waited)
@@ -153,12 +153,12 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
             others=spread * state.chances.others,
             local=state.chances.local._replace(
                 prefill_share=spread * state.chances.local.prefill_share
-                + (1 - spread) * prompts_met / demand.output_tokens
+                + (1 - spread) * prompts_met / (demand.decode_steps + 1.0)
             ),
             clients=whole.clients,
         ),
     )
-    return _counted(closed, balance, demand, limits)
+    return _by_token(_counted(closed, balance, demand, limits), demand)
 
 
 # Traced once, for its shapes and for the loop.
@@ -200,7 +200,7 @@ def _balance(
         returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
         by_slots, by_tokens = (
             slots / (steps + limits.async_scheduling),
-            tokens / (decode_steps + new_tokens),
+            tokens / (limits.query_tokens * decode_steps + new_tokens),
         )
         # Where prompts have steps of their own there are as many of them as the prompts fill.
         by_tokens = jnp.where(limits.prompts_apart, jnp.inf, by_tokens)
@@ -256,6 +256,11 @@ def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limi
     return replace(state, batch=batch, running=running, kv_use=use)
 
 
+def _by_token(state: SteadyState, demand: Demand) -> SteadyState:
+    """With the mean time from token to token in the place of the time from step to step."""
+    return replace(state, itl=state.itl / demand.tokens_each)
+
+
 def _kept(share: Scalar) -> Scalar:
     """How far requests start as they arrive, if ``share`` of those offered are served."""
     return jnp.clip(1 - _SOON * (1 - share), 0.0, 1.0)
@@ -274,7 +279,7 @@ def _observed(
     running = occupancy.batch + occupancy.prefilling
     closed, level = demand.closed, arrival_evenness(demand.burst_cv2)
     # Whether a step is under way when a request arrives: by chance, or one of the others'.
-    lives = (occupancy.chunks - 1.0 + demand.outputs) * step
+    lives = (occupancy.chunks - 1.0 + demand.output_steps) * step
     apart = jnp.where(closed, 1.0, 1 / balance.throughput)
     evenly = jnp.where(
         closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)

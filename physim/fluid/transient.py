@@ -119,12 +119,13 @@ class _Phases(eqx.Module):
 
     @classmethod
     def from_demand(cls, demand: Demand) -> _Phases:
-        steps = jnp.maximum(decode_steps(demand.outputs), LITTLE)
+        steps = jnp.maximum(decode_steps(demand.output_steps), LITTLE)
         edges = jnp.max(steps) * np.linspace(0.0, 1.0, _PHASES + 1)
         left = jnp.mean(steps[:, None] > edges, axis=0)
         width = edges[1]
         stay = jnp.mean(jnp.clip(steps[:, None] - edges[:-1], 0.0, width), axis=0) / left[:-1]
-        return cls(stay, left[1:] / left[:-1], edges[:-1] + stay / 2 + 1.0)
+        age = demand.tokens_each * (edges[:-1] + stay / 2) + 1.0
+        return cls(stay, left[1:] / left[:-1], age)
 
 
 class _State(eqx.Module):
@@ -192,7 +193,7 @@ class Fluid(eqx.Module):
                 slots,
                 limits.max_num_batched_tokens
                 * demand.decode_steps
-                / (demand.decode_steps + demand.new_tokens),
+                / (limits.query_tokens * demand.decode_steps + demand.new_tokens),
             ),
         )
 
@@ -388,7 +389,7 @@ class Fluid(eqx.Module):
         turn = self.slots / (self.demand.decode_steps + self.held)
         step = self.local(self.slots / self.scale, turn, self.demand.age, full).mean
         _, counts = schedule.corners()
-        life = (jnp.max(self.demand.outputs) + self.held) * step
+        life = (jnp.max(self.demand.output_steps) + self.held) * step
         queue = counts[-1] / turn * step
         if schedule.timeout is not None:
             queue = jnp.minimum(queue, schedule.timeout)
@@ -486,7 +487,8 @@ class Fluid(eqx.Module):
         """Clients a second that leave the queue, and the share of each phase that do in a step."""
         taken = schedule.arrived(time) - waiting
         late = schedule.arrived(time - schedule.timeout) - taken
-        left = (schedule.timeout - (time - schedule.arrival(taken))) / step - self.phases.age
+        aged = 1.0 + (self.phases.age - 1.0) / self.demand.tokens_each
+        left = (schedule.timeout - (time - schedule.arrival(taken))) / step - aged
         stay = self.phases.stay
         return jax.nn.softplus(2 * late) / 2 / step, jax.nn.sigmoid(-4 * left / stay[0]) / stay
 

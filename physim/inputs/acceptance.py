@@ -129,13 +129,8 @@ def by_position(acceptance: Acceptance, tokens: int) -> tuple[float, ...]:
 
 
 def _numbers(acceptance: Acceptance) -> list[float]:
-    entries: Sequence[Any] = (
-        acceptance.split(",")
-        if isinstance(acceptance, str)
-        else [acceptance]
-        if isinstance(acceptance, Real)
-        else acceptance
-    )
+    some: Any = acceptance.split(",") if isinstance(acceptance, str) else acceptance
+    entries = [some] if isinstance(some, Real) else some
     try:
         numbers = [float(entry) for entry in entries]
     except (TypeError, ValueError) as error:

@@ -169,6 +169,13 @@ class Case:
         return self.load
 
     @property
+    def structure(self) -> tuple[str, str]:
+        """What cases have in common that are solved together: `composition`, and what drafts."""
+        draft = self.server.draft
+        drafts = "none" if draft is None else "layers" if draft.model else "search"
+        return self.composition, drafts
+
+    @property
     def composition(self) -> str:
         """How its steps are composed: ``apart`` where the engine gives prompts steps of their own.
 
@@ -204,7 +211,8 @@ def check_types(options: Mapping[str, Any]) -> None:
         InputError: An option is of another kind.
     """
     for name, value in options.items():
-        if name == "stages":
+        # These are checked where they are read.
+        if name in ("stages", "draft_acceptance"):
             continue
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if name in _TEXT:

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from physim.errors import InputError
 from physim.models import formats
@@ -451,6 +451,7 @@ def _kv_cache_dtype(quantization: Mapping[str, Any], where: str) -> str:
     return _KV_BITS[bits] or _KV_ALGORITHMS[algorithm] or "bfloat16"
 
 
+@runtime_checkable
 class Formats(Protocol):
     """Whatever says which format a linear layer has."""
 

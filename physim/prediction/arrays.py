@@ -83,7 +83,10 @@ class CaseArrays(eqx.Module):
         steps = {key: place for place, key in enumerate(different)}
         ops, step_of = stack_ops(list(different.values())), [steps[id(own)] for own in lowered]
         demand = Demand.stacked(
-            [Demand.from_load(c.demanded, c.server.kv.block_size) for c in apart.values()]
+            [
+                Demand.from_load(case.demanded, case.server.kv.block_size, case.server.draft)
+                for case in apart.values()
+            ]
         )
         limits = stack([Limits.from_server(case.server) for case in apart.values()])
         found = []

@@ -101,7 +101,7 @@ def _predicted(
     if isinstance(corrections, Corrections):
         corrections = [corrections] * len(cases)
     predictions: dict[int, Prediction] = {}
-    for rows in _alike([case.composition for case in cases]):
+    for rows in _alike([case.structure for case in cases]):
         own = [cases[row] for row in rows], [corrections[row] for row in rows]
         predictions.update(zip(rows, steady(*own, fit), strict=True))
     found = [predictions[row] for row in range(len(cases))]
@@ -153,7 +153,7 @@ def _shape(case: Case) -> Hashable:
     """What loads that end must have in common to be run together."""
     load = case.demanded
     stages = load.schedule()
-    return len(stages), load.timeout_s is None, type(stages[0]), case.composition
+    return len(stages), load.timeout_s is None, type(stages[0]), case.structure
 
 
 def _alike(keys: Sequence[Hashable]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -74,7 +75,7 @@ class Draft:
     def chances(self) -> tuple[float, ...]:
         """Chance that a step gives a request one token, two, and so on up to all and one more."""
         reached = (1.0, *self.acceptance, 0.0)
-        return tuple(now - later for now, later in zip(reached, reached[1:], strict=False))
+        return tuple(now - later for now, later in itertools.pairwise(reached))
 
     def steps(self, tokens: Num[np.ndarray, "*n"]) -> Num[np.ndarray, "*n"]:
         """Steps that give a request so many tokens, mean.

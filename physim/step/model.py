@@ -128,14 +128,13 @@ class StepModel(eqx.Module):
         )
         if self.ops.draft_tokens is None:
             return found
-        drafts = self._proposing(batch)
+        drafts = self._proposing(batch, self.ops.draft_tokens)
         return Families(
             *(own.at[_DRAFT].add(more) for own, more in zip(found, drafts, strict=True))
         )
 
-    def _proposing(self, batch: Batch) -> tuple[Scalar, Scalar, Scalar]:
+    def _proposing(self, batch: Batch, tokens: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """Time in which a draft proposes tokens, by what it depends on."""
-        tokens = self.ops.draft_tokens
         outside = passes_seconds(batch, tokens)
         if self.ops.draft is None:
             return outside, jnp.zeros(()), jnp.zeros(())

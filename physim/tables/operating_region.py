@@ -91,7 +91,7 @@ def operating_region(case: Case, model: StepModel, corrections: Corrections) -> 
         load = dataclasses.replace(load, rate=None, stages=(Stage(load.rate, LASTS_S),))
     budget = case.server.sizes.max_num_batched_tokens
     trajectory = trajectory_of(case.under(load), corrections)
-    demand = Demand.from_load(load, case.server.kv.block_size)
+    demand = Demand.from_load(load, case.server.kv.block_size, case.server.draft)
     steps = np.maximum(np.diff(trajectory.steps, append=trajectory.steps[-1]), 0.0)
     new = float(demand.new_tokens)
     chunks = np.ceil(new / budget)
