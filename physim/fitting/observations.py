@@ -153,7 +153,7 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
             left_out += [_left_out(one.row, str(error)) for one in run]
             continue
         for one in stages_of(run):
-            reason = one.row.not_counted or _overloaded(one.row)
+            reason = one.row.left_out or _speculative(one.row) or _overloaded(one.row)
             if reason:
                 left_out.append(_left_out(one.row, reason))
                 continue
@@ -211,6 +211,11 @@ def _overloaded(row: RunRow) -> str | None:
     if ttft is not None and e2e is not None and ttft > _QUEUE_SHARE * e2e:
         return "its requests spent most of their time in a queue"
     return None
+
+
+def _speculative(row: RunRow) -> str:
+    """Why a row with drafts is not fitted: what is accepted is not known apart from times."""
+    return "decodes speculatively" if row.draft else ""
 
 
 def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:

@@ -96,6 +96,10 @@ class RunRow(_Server):
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.
+        draft: What proposes tokens, where decoding is speculative; see `physim.Deployment`.
+        draft_tokens: Tokens that it proposes in each step.
+        draft_acceptance: How many are accepted, likewise.
+        draft_model: The draft's configuration, likewise.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.
@@ -118,7 +122,6 @@ class RunRow(_Server):
         ttft_mean: Mean time to first token.
         e2e_mean: Mean time of a request.
         itl_mean: Mean time between tokens.
-        draft_tokens: Tokens that are drafted for each step, where decoding is speculative.
         left_out: Why fits and errors leave the row out, if they do.
         n_success: Requests that were answered.
         n_failed: Requests that were not.
@@ -142,19 +145,9 @@ class RunRow(_Server):
     ttft_mean: Positive | None = None
     e2e_mean: Positive | None = None
     itl_mean: Positive | None = None
-    draft_tokens: Count | None = None
     left_out: Text | None = None
     n_success: Count | None = None
     n_failed: Count | None = None
-
-    @property
-    def not_counted(self) -> str:
-        """Why neither fits nor errors are of the row; empty where they are."""
-        if self.left_out:
-            return self.left_out
-        if self.draft_tokens:
-            return "decodes speculatively, which is not predicted"
-        return ""
 
     @model_validator(mode="after")
     def _agrees(self) -> RunRow:

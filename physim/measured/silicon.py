@@ -22,6 +22,7 @@ from physim.errors import InputError
 from physim.measured.row_rules import settled, told
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
+from physim.models.drafts import MTP
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.records import Count, Length, Positive, Record, Text, Whole, disagreement, read_cells
@@ -185,7 +186,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
     }
     layout = _as_run(stated, told("layout", known))
     odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
-    drafts = settled("draft_tokens", known)
+    drafts = told("draft_tokens", known)
     return {
         "stated_layout": stated,
         "measured": known.get("measured"),
@@ -221,7 +222,10 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "output_len_std": spread * stated_out,
         "ttft_mean": ttft,
         "e2e_mean": e2e,
+        # All public rows with drafts ran the model's own layers (MTP).
+        "draft": MTP if drafts else None,
         "draft_tokens": drafts,
+        "draft_acceptance": told("draft_acceptance", known) if drafts else None,
         # Steps that verify drafts yield several tokens.
         "left_out": told("left_out", known) or ("" if drafts else odd),
         "contradicts": bool(odd) and not drafts,

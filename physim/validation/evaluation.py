@@ -140,8 +140,8 @@ def evaluate(
                 "population": population_of(case),
                 "batch": batch_of(prediction.pool.running),
             }
-            if one.row.not_counted:
-                left_out.append(compared | {"reason": one.row.not_counted})
+            if one.row.left_out:
+                left_out.append(compared | {"reason": one.row.left_out})
             else:
                 rows.append(compared)
                 of_rows.append(lasting(case, one.row))
