@@ -76,6 +76,8 @@ class EngineProfile:
         async_exposed_share: Share of the CPU's work for each request that the GPU waits for even
             so.
         async_drafts: Methods of speculative decoding beside which it schedules so by default.
+        draft_request_s: CPU time for each request of a step that verifies drafts, seconds, beside
+            that of any step.
         admission: What must have KV blocks for a prompt to start, of `ADMISSIONS`: its first
             chunk, all of it, or its answer too.
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
@@ -107,6 +109,7 @@ class EngineProfile:
     async_scheduling: bool
     async_exposed_share: float
     async_drafts: tuple[str, ...]
+    draft_request_s: float
     admission: str
     prompts_apart: bool
     expert_kernels: tuple[str, ...]
@@ -230,6 +233,7 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             async_scheduling=flag("async_scheduling"),
             async_exposed_share=float(value("async_exposed_share")),
             async_drafts=tuple(value("async_drafts")),
+            draft_request_s=float(value("draft_request_s")),
             admission=str(value("admission")),
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),

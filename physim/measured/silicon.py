@@ -206,7 +206,8 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "max_model_len": settled("max_model_len", known),
         "max_num_seqs": told("max_num_seqs", known) or int(clients),
         "max_num_batched_tokens": settled("max_num_batched_tokens", known),
-        "async_scheduling": settled("async_scheduling", known),
+        # With drafts as the engine has it beside them.
+        "async_scheduling": None if drafts else settled("async_scheduling", known),
         "gpu_memory_utilization": settled("gpu_memory_utilization", known),
         "prefix_caching": False,
         "prompt_groups": 0,

@@ -65,7 +65,9 @@ class Host(eqx.Module):
         overlaps = server.policy.async_scheduling
         return cls(
             exposed=0.0 if overlaps else EXPOSED_SHARE,
-            request_s=HOST_REQUEST_S + (WORKER_REQUEST_S if placement.tp == 1 else 0.0),
+            request_s=HOST_REQUEST_S
+            + (WORKER_REQUEST_S if placement.tp == 1 else 0.0)
+            + (server.profile.draft_request_s if server.draft else 0.0),
             request_exposed=server.profile.async_exposed_share if overlaps else 1.0,
             launch_s=LAUNCH_S * placement.model.layers,
             captured=float(server.profile.captured_tokens),
