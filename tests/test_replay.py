@@ -17,8 +17,9 @@ from physim.errors import InputError
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.stages import Stage
-from physim.replay.cluster import replay
+from physim.replay.cluster import Cluster, replay
 from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Conversations, Request, Workload, drawn, read_trace
 
@@ -186,6 +187,20 @@ def test_more_load_never_shortens_a_mean(seed, factor):
 
     # A step more or less, for where in a step requests arrive.
     assert mean(gap / factor) >= mean(gap) - 0.5 * (LINEAR.beta0_s + 31e-6 * 20)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_who_loses_its_place_gives_up_the_block_of_a_step_under_way(stages):
+    preemptions = 0
+    for seed in range(40):
+        engine, prefixes, requests = random_case(seed)
+        engine = dataclasses.replace(engine, parallelism=physim.Parallelism(pp=stages))
+        server = ReplayServer(LINEAR, engine, timeout_s=None if seed % 2 else 0.3)
+        workload = workload_of(engine, prefixes, requests)
+        Cluster(workload, [[server]]).run()
+        assert server.kv_blocks == 0
+        preemptions += sum(request.preemptions for request in workload.requests)
+    assert preemptions > 100
 
 
 def test_blocks_are_all_free_in_the_end():

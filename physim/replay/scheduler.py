@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.microbatch import Microbatch, PromptChunk
 from physim.replay.workload import Request
 from physim.service.phases import DECODE
 
@@ -35,137 +35,6 @@ class Handover(NamedTuple):
     segments: tuple[Segment, ...]
     blocks: int
     kept: int
-
-
-class PromptChunk(NamedTuple):
-    """What a step computes of a prompt.
-
-    Attributes:
-        request: The request.
-        tokens: Tokens that are computed.
-        before: Tokens that were computed before.
-        started: Which start of the request's it belongs to.
-    """
-
-    request: Request
-    tokens: int
-    before: int
-    started: int
-
-
-class Microbatch:
-    """Requests that decode together, step for step, and the prompts that a step computes with them.
-
-    They age together: a count of decode steps stands for all their ages.
-
-    Attributes:
-        age: That count.
-        decoding: How many they are.
-        context: Their tokens before the next step, summed.
-        chunks: Chunks of prompts in the step that was formed last.
-        decodes: Whether requests decode in it.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self.age = 0
-        self.decoding = 0
-        self.context = 0
-        self.chunks: list[PromptChunk] = []
-        self.decodes = True
-        self._members: set[Request] = set()
-        # By age, when requests finish, and how many need a new block next.
-        self._finishing: list[tuple[int, int, Request]] = []
-        self._phases = [0] * block_size
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the step that was formed last."""
-        return self.stepping + sum(chunk.tokens for chunk in self.chunks)
-
-    @property
-    def stepping(self) -> int:
-        """Requests that decode in the step that was formed last."""
-        return self.decoding if self.decodes else 0
-
-    def __contains__(self, request: Request) -> bool:
-        """Whether a request decodes here."""
-        return request in self._members
-
-    def join(self, request: Request) -> None:
-        """A request whose prompt is computed begins to decode."""
-        self._members.add(request)
-        # The age at which it would have begun with no token generated.
-        request.began = self.age - request.generated
-        self.decoding += 1
-        self.context += request.computed
-        self._phases[(request.computed - self.age) % len(self._phases)] += 1
-        ends = request.began + request.output_tokens
-        heappush(self._finishing, (ends, request.number, request))
-
-    def leave(self, request: Request) -> None:
-        """A request decodes no more; its counts of tokens are brought up to date."""
-        self._members.remove(request)
-        new = self.tokens_since(request)
-        request.generated += new
-        request.computed += new
-        self.decoding -= 1
-        self.context -= request.computed
-        self._phases[(request.computed - self.age) % len(self._phases)] -= 1
-
-    def tokens_since(self, request: Request) -> int:
-        """Tokens that a request has generated since its counts were last brought up to date."""
-        return self.age - request.began - request.generated
-
-    def ran(self, steps: int) -> None:
-        """Steps have run."""
-        if not self.decodes:
-            return
-        self.age += steps
-        self.context += steps * self.decoding
-
-    def finished(self) -> list[Request]:
-        """Requests that have all their tokens, which leave."""
-        done = []
-        while self._finishing and self._finishing[0][0] <= self.age:
-            ends, _, request = self._finishing[0]
-            if self._finishes(request, ends) and request not in done:
-                done.append(request)
-            heappop(self._finishing)
-        return done
-
-    def _finishes(self, request: Request, age: int) -> bool:
-        """Whether a request still decodes here and ends at an age: it may have lost its place."""
-        return request in self and request.began + request.output_tokens == age
-
-    def blocks_of_next_step(self) -> int:
-        """Blocks that decoding requests need for the next step."""
-        return self._phases[-self.age % len(self._phases)]
-
-    def blocks_after(self, steps: int) -> int:
-        """Blocks that they need for some steps after the next."""
-        rounds, rest = divmod(steps, len(self._phases))
-        more = (self._phases[-(self.age + 1 + i) % len(self._phases)] for i in range(rest))
-        return rounds * self.decoding + sum(more)
-
-    def most_steps(self, free: int) -> int:
-        """Decode-only steps until a request finishes or there may be too few blocks.
-
-        Args:
-            free: Blocks beside those of the next step.
-        """
-        while not self._finishes(self._finishing[0][2], self._finishing[0][0]):
-            heappop(self._finishing)
-        steps = self._finishing[0][0] - self.age
-        # Every request takes a block in as many steps as a block has tokens.
-        size = len(self._phases)
-        rounds = free // self.decoding
-        safe, needed = 1 + rounds * size, rounds * self.decoding
-        while safe < steps:
-            needed += self._phases[-(self.age + safe) % size]
-            if needed > free:
-                break
-            safe += 1
-        return min(steps, safe)
 
 
 class Scheduler:
@@ -238,6 +107,7 @@ class Scheduler:
             preempted = True
         elif need:
             cache.take(need)
+        batch.has_blocks = batch.decodes
         if not policy.prompts_apart:
             left = self.sizes.max_num_batched_tokens - batch.decoding
             preempted = self._form_prompts(chunks, left, preempted, now_s)
@@ -419,7 +289,7 @@ class Scheduler:
         self.cache.give_up(request.held, self._unshared(request))
         self._kept -= request.kept
         request.held = ()
-        request.shared = 0
+        request.shared = request.ahead = 0
 
     def hand_over(self, request: Request, until_s: float) -> None:
         """A request that is done leaves, its blocks stay for a while.
@@ -434,19 +304,19 @@ class Scheduler:
 
     def _unshared(self, request: Request) -> int:
         """Blocks that a request holds beside segments."""
-        return self.blocks(request.computed) - request.shared + request.fixed
+        filled = self.blocks(request.computed) - request.shared
+        return filled + request.ahead + request.fixed
 
     def _preempt_for_decode(self, batch: Microbatch, now_s: float) -> None:
         """Gives blocks to a batch's decoding requests in the order in which they started."""
         for request in list(self.running):
             if request not in self.running or request not in batch:
                 continue
-            if (request.computed + batch.tokens_since(request)) % self.kv.block_size:
-                continue
-            while not self.cache.free and request in self.running:
+            need = batch.blocks_for(request)
+            while need > self.cache.free and request in self.running:
                 self._preempt(next(reversed(self.running)), now_s)
             if request in self.running:
-                self.cache.take(1)
+                self.cache.take(need)
 
     def _preempt(self, request: Request, now_s: float) -> None:
         """A request loses its blocks and goes to the front of those that wait.

@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from physim.replay.config import ReplayConfig
-from physim.replay.scheduler import Microbatch, Scheduler
+from physim.replay.microbatch import Microbatch
+from physim.replay.scheduler import Scheduler
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request
 
@@ -104,6 +105,11 @@ class ReplayServer:
         return 4 * len(self._inbox) + sum(rank.load for rank in self._ranks)
 
     @property
+    def kv_blocks(self) -> int:
+        """KV blocks in use."""
+        return self.config.kv_blocks - sum(rank.cache.free for rank in self._ranks)
+
+    @property
     def next_end_s(self) -> float:
         """Until when none of its requests ends, seconds."""
         return self._flights[0].ends_s if self._flights else self.now
@@ -180,13 +186,11 @@ class ReplayServer:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
         if self._runs % self._apart == 0:
             ranks = self._ranks
-            free = sum(rank.cache.free for rank in ranks)
             waiting, running = (
                 sum(len(requests) for requests in kind)
                 for kind in ([rank.waiting for rank in ranks], [rank.running for rank in ranks])
             )
-            taken = self.config.kv_blocks - free
-            self.samples.extend((self.now, waiting, running, taken))
+            self.samples.extend((self.now, waiting, running, self.kv_blocks))
             if len(self.samples) == 4 * _MOST_SAMPLES:
                 self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
                 self._apart *= 2

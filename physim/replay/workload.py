@@ -53,9 +53,11 @@ class Request:
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
     # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks,
-    # `fixed` ones do not grow with it, room is kept for `kept`; it was the `started`-th to start,
-    # and, had it always decoded, `began` at that count of steps of its batch.
+    # `fixed` ones do not grow with it, it had `ahead` for tokens yet to be computed when it lost
+    # its place, room is kept for `kept`; it was the `started`-th to start, and, had it always
+    # decoded, `began` at that count of steps of its batch.
     __slots__ = (
+        "ahead",
         "arrival_s",
         "began",
         "cached_tokens",
@@ -107,7 +109,7 @@ class Request:
         self.cached_tokens = self.computed = self.generated = self.shared = self.began = (
             self.started
         ) = 0
-        self.preemptions = self.fixed = self.kept = self.handed_tokens = 0
+        self.preemptions = self.fixed = self.kept = self.handed_tokens = self.ahead = 0
         self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: tuple[Segment, ...] = ()
@@ -141,7 +143,7 @@ class Request:
         self.handed_tokens = self.computed
         self.target = self.input_tokens + self.generated
         self.held, self.path = (), ()
-        self.shared = self.kept = 0
+        self.shared = self.kept = self.ahead = 0
 
 
 # Of a request that is done, and the time: the request that follows from it, if any.
