@@ -18,7 +18,7 @@ from physim.errors import InputError
 from physim.grids.store import load_grid
 from physim.prediction.arrays import step_model_of
 from physim.replay.cluster import replay
-from physim.replay.step_times import LinearStepTimes, WalkedStepTimes
+from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Request, Workload
 from physim.step.batch import Batch
 from physim.step.component import Placement
@@ -236,6 +236,16 @@ def test_experts_see_the_tokens_of_all_ranks():
     engine = config_of(limits_of(), parallelism=physim.Parallelism(dp=2))
     finished(engine, [Request(n, 0.0, 10 * (n + 1), 2) for n in range(3)], WalkedStepTimes(seconds))
     assert set(seen) == {(40, 20), (20, 40), (2, 1), (1, 2)}
+
+
+def test_steps_beside_other_ranks_have_no_prompt_unless_they_do():
+    case = case_of(dp=2, ep=2)
+    model = step_of(case)
+    times = ModelStepTimes(model, 64, 2048, 2000, ranks=2)
+    batch = dataclasses.replace(decoding(model, 8.0), elsewhere=8.0)
+    _, seconds, _ = times.decode(8, 8 * 1000, 1, 1e9, elsewhere=8)
+    # Between the knots of tokens of all ranks lines are straight.
+    assert seconds == pytest.approx(float(model(batch).latency), rel=1e-3)
 
 
 def test_a_pipeline_has_batches_under_way_that_the_budget_parts():

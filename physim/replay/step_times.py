@@ -286,6 +286,8 @@ class ModelStepTimes:
         requests = decode_requests + prefill_requests
         tokens = decode_requests + prefill_tokens
         gpu = self._by_tokens[tokens] + self._by_requests[requests]
+        if not prefill_requests:
+            gpu += self._without_prefill
         if decode_requests:
             row = self._decode_attention[decode_requests] or self._decode_row(decode_requests)
             mean = decode_context / decode_requests
