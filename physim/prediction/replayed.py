@@ -49,6 +49,7 @@ def config_of(case: Case, corrections: Corrections, requests: float) -> ReplayCo
         server.kv,
         server.policy,
         server.parallelism,
+        draft=server.draft,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
         output_steps=float(handover_beyond_steps(corrections, server.policy.async_scheduling)),
@@ -86,14 +87,14 @@ def replay_load(case: Case, corrections: Corrections, running: float, seed: int)
         case: The case.
         corrections: Corrections of the components.
         running: Requests that run at once, mean, for what handing tokens out takes.
-        seed: Seed of the requests.
+        seed: Seed of the requests, and of what is accepted of drafts.
 
     Raises:
         InputError: The replay cannot do this.
     """
     load = _ending(case.demanded)
     workload = drawn(load, case.server, seed)
-    return replay_of(workload, case, corrections, running, load.timeout_s)
+    return replay_of(workload, case, corrections, running, load.timeout_s, seed)
 
 
 def replayed_prediction(prediction: Prediction, case: Case, result: Replayed) -> Prediction:
@@ -160,6 +161,7 @@ def replay_of(
     corrections: Corrections,
     running: float = 0.0,
     timeout_s: float | None = None,
+    seed: int = 0,
 ) -> Replayed:
     """Replays requests on a case's server.
 
@@ -169,6 +171,7 @@ def replay_of(
         corrections: Corrections of its steps and front end.
         running: Requests that run at once, mean, for what handing tokens out takes.
         timeout_s: When a client gives up; None for never.
+        seed: Seed of what is accepted of drafts.
     """
     sizes = case.server.sizes
     times = ModelStepTimes(
@@ -177,8 +180,9 @@ def replay_of(
         sizes.max_num_batched_tokens,
         workload.longest,
         case.server.parallelism.dp,
+        case.server.query_tokens,
     )
-    return replay(workload, times, config_of(case, corrections, running), timeout_s)
+    return replay(workload, times, config_of(case, corrections, running), timeout_s, seed=seed)
 
 
 def _prediction(

@@ -40,6 +40,7 @@ def replay(
     config: ReplayConfig,
     timeout_s: float | None = None,
     horizon_s: float = math.inf,
+    seed: int = 0,
 ) -> Replayed:
     """Runs every request of a workload through a server.
 
@@ -49,11 +50,12 @@ def replay(
         config: The server.
         timeout_s: Time after which a client gives up on its request; None for never.
         horizon_s: When to stop, whatever is under way.
+        seed: Seed of what is accepted of drafts.
 
     Raises:
         InputError: A request would never fit into the KV cache.
     """
-    server = ReplayServer(times, config, timeout_s)
+    server = ReplayServer(times, config, timeout_s, seed)
     cluster = Cluster(workload, [[server]])
     cluster.run(horizon_s)
     samples = EngineSamples(*np.frombuffer(server.samples).reshape(-1, 4).T)
@@ -193,13 +195,12 @@ class Cluster:
     def _send(self, request: Request) -> None:
         """A client sends a request, which reaches the scheduler some time later."""
         for servers in self.pools:
-            kv = servers[0].config.kv
-            tokens = request.kv_tokens
-            needed = -(-tokens // kv.block_size) + kv.fixed_blocks(tokens)
-            if needed > kv.blocks:
+            config = servers[0].config
+            needed = config.most_blocks(request.input_tokens, request.output_tokens)
+            if needed > config.kv.blocks:
                 raise InputError(
                     f"request {request.number}",
-                    f"needs {needed} KV blocks and there are {kv.blocks}",
+                    f"needs {needed} KV blocks and there are {config.kv.blocks}",
                     "shorten it, or give the engine more of them",
                 )
         config = self.pools[0][0].config

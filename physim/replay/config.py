@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from physim.errors import InputError
 from physim.models.parallelism import Parallelism
+from physim.service.draft import Draft
 from physim.service.kv_store import KVStore
-from physim.service.phases import PHASES
+from physim.service.phases import DECODE, PHASES, decode_steps
 from physim.service.policy import Policy
 from physim.service.sizes import Sizes
 
@@ -21,6 +23,7 @@ class ReplayConfig:
         policy: How the engine schedules.
         parallelism: How GPUs share the model.
         phases: What requests do there: without decode they leave with their first token.
+        draft: What proposes tokens; None where each step makes a token.
         prefix_caching: Whether blocks of known content are found again.
         front_end_s: Time before a request reaches the scheduler, seconds.
         front_end_per_token_s: What each prompt token adds to it, seconds.
@@ -29,6 +32,9 @@ class ReplayConfig:
         output_steps: What is added to it, in units of the step that gave the first token.
         output_per_token_s: Time that every token of a request adds to that of the others, seconds.
         warm_up_s: Time before its first step, seconds.
+
+    Raises:
+        InputError: A step has no room for the tokens that it verifies of one request.
     """
 
     sizes: Sizes
@@ -36,6 +42,7 @@ class ReplayConfig:
     policy: Policy = field(default_factory=Policy)
     parallelism: Parallelism = field(default_factory=Parallelism)
     phases: tuple[str, ...] = PHASES
+    draft: Draft | None = None
     prefix_caching: bool = True
     front_end_s: float = 0.0
     front_end_per_token_s: float = 0.0
@@ -43,6 +50,45 @@ class ReplayConfig:
     output_steps: float = 0.0
     output_per_token_s: float = 0.0
     warm_up_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.slots:
+            raise InputError(
+                "max_num_batched_tokens",
+                f"{self.sizes.max_num_batched_tokens} are fewer than the {self.query_tokens} tokens"
+                " that a step verifies of a request",
+                "raise it or propose fewer",
+            )
+
+    @property
+    def query_tokens(self) -> int:
+        """Tokens of each decoding request that a step computes."""
+        return 1 if self.draft is None or DECODE not in self.phases else self.draft.tokens + 1
+
+    @property
+    def slots(self) -> int:
+        """Requests of a rank that may run at once.
+
+        Where prompts share a step with them, no more than a step verifies all drafts of. An engine
+        would let more run, which then wait for their turn to decode.
+        """
+        most, budget = self.sizes.max_num_seqs, self.sizes.max_num_batched_tokens
+        shared = self.query_tokens > 1 and not self.policy.prompts_apart
+        return min(most, budget // self.query_tokens) if shared else most
+
+    def most_blocks(self, input_tokens: int, output_tokens: int) -> int:
+        """KV blocks that a request comes to need, at most.
+
+        Args:
+            input_tokens: Tokens of its prompt.
+            output_tokens: Tokens that it is given.
+        """
+        steps = decode_steps(output_tokens)
+        tokens = input_tokens + steps
+        # Its last step may begin with one token missing, and computes all that are proposed.
+        computed = tokens + self.query_tokens - 1 if steps else tokens
+        slots = min(computed, max(self.sizes.max_model_len, tokens))
+        return -(-slots // self.kv.block_size) + self.kv.fixed_blocks(tokens)
 
     @property
     def kv_blocks(self) -> int:

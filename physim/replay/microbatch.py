@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -24,12 +25,16 @@ class PromptChunk(NamedTuple):
     started: int
 
 
-class Microbatch:
+class Microbatch(ABC):
     """Requests that decode together, step for step, and the prompts that a step computes with them.
 
     They age together: a count of decode steps stands for all their ages.
 
+    Args:
+        query_tokens: Tokens of each of them that a step computes.
+
     Attributes:
+        query_tokens: The same.
         age: That count.
         decoding: How many they are.
         context: Their tokens before the next step, summed.
@@ -38,65 +43,60 @@ class Microbatch:
         has_blocks: Whether those that decode have been given the blocks that they need for it.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, query_tokens: int) -> None:
+        self.query_tokens = query_tokens
         self.age = 0
         self.decoding = 0
         self.context = 0
         self.chunks: list[PromptChunk] = []
         self.decodes = True
         self.has_blocks = False
-        self._members: set[Request] = set()
-        # By age, when requests finish, and how many need a new block next.
+        # The age at which each request ends, and requests by that age.
+        self._ends: dict[Request, int] = {}
         self._finishing: list[tuple[int, int, Request]] = []
-        self._phases = [0] * block_size
 
     @property
     def tokens(self) -> int:
         """Tokens of the step that was formed last."""
-        return self.stepping + sum(chunk.tokens for chunk in self.chunks)
+        return self.stepping * self.query_tokens + sum(chunk.tokens for chunk in self.chunks)
 
     @property
     def stepping(self) -> int:
         """Requests that decode in the step that was formed last."""
         return self.decoding if self.decodes else 0
 
+    @property
+    def attended(self) -> int:
+        """Tokens that requests attend to in the next step in which they decode, summed."""
+        return self.context + self.decoding * self.query_tokens
+
     def __contains__(self, request: Request) -> bool:
         """Whether a request decodes here."""
-        return request in self._members
+        return request in self._ends
 
     def join(self, request: Request) -> None:
         """A request whose prompt is computed begins to decode."""
-        self._members.add(request)
-        # The age at which it would have begun with no token generated.
-        request.began = self.age - request.generated
+        ends = self._enter(request)
+        self._ends[request] = ends
         self.decoding += 1
         self.context += request.computed
-        self._phases[(request.computed - self.age) % len(self._phases)] += 1
-        ends = request.began + request.output_tokens
         heappush(self._finishing, (ends, request.number, request))
 
     def leave(self, request: Request) -> None:
-        """A request decodes no more; its counts of tokens are brought up to date."""
-        self._members.remove(request)
-        request.ahead = self.blocks_for(request) if self.has_blocks else 0
+        """A request decodes no more; its counts of tokens and blocks are brought up to date."""
+        del self._ends[request]
         new = self.tokens_since(request)
+        self._exit(request)
         request.generated += new
         request.computed += new
         self.decoding -= 1
         self.context -= request.computed
-        self._phases[(request.computed - self.age) % len(self._phases)] -= 1
-
-    def tokens_since(self, request: Request) -> int:
-        """Tokens that a request has generated since its counts were last brought up to date."""
-        return self.age - request.began - request.generated
 
     def ran(self, steps: int) -> None:
         """Steps have run."""
+        self.context += self.coming(steps)
+        self.age += steps if self.decodes else 0
         self.has_blocks = False
-        if not self.decodes:
-            return
-        self.age += steps
-        self.context += steps * self.decoding
 
     def finished(self) -> list[Request]:
         """Requests that have all their tokens, which leave."""
@@ -110,7 +110,88 @@ class Microbatch:
 
     def _finishes(self, request: Request, age: int) -> bool:
         """Whether a request still decodes here and ends at an age: it may have lost its place."""
-        return request in self and request.began + request.output_tokens == age
+        return self._ends.get(request) == age
+
+    def steps_to_next_end(self) -> int:
+        """Decode steps until one of the requests ends."""
+        while not self._finishes(self._finishing[0][2], self._finishing[0][0]):
+            heappop(self._finishing)
+        return self._finishing[0][0] - self.age
+
+    @abstractmethod
+    def _enter(self, request: Request) -> int:
+        """Takes a request in, before it is counted; gives the age at which it ends."""
+
+    @abstractmethod
+    def _exit(self, request: Request) -> None:
+        """Takes a request out, before its counts of tokens are brought up to date.
+
+        Notes how many blocks it has beside those that its tokens fill.
+        """
+
+    @abstractmethod
+    def tokens_since(self, request: Request) -> int:
+        """Tokens that a request was given since its counts were last brought up to date."""
+
+    @abstractmethod
+    def coming(self, steps: int) -> int:
+        """Tokens that some steps like the one that was formed last give to all requests."""
+
+    @abstractmethod
+    def blocks_for(self, request: Request) -> int:
+        """Blocks that a request needs for the next step."""
+
+    @abstractmethod
+    def blocks_of_next_step(self) -> int:
+        """Blocks that decoding requests need for the next step."""
+
+    @abstractmethod
+    def blocks_after(self, steps: int) -> int:
+        """Blocks that they need for some steps after the next."""
+
+    @abstractmethod
+    def most_steps(self, free: int) -> int:
+        """Decode-only steps until a request finishes or there may be too few blocks.
+
+        Args:
+            free: Blocks beside those of the next step.
+        """
+
+
+class SingleTokens(Microbatch):
+    """A batch in which every step gives each request a token.
+
+    Args:
+        block_size: Tokens of a KV block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        super().__init__(query_tokens=1)
+        # By age, how many need a new block next.
+        self._phases = [0] * block_size
+
+    def _enter(self, request: Request) -> int:
+        # The age at which it would have begun with no token generated.
+        request.began = self.age - request.generated
+        self._phases[self._phase(request)] += 1
+        return request.began + request.output_tokens
+
+    def _exit(self, request: Request) -> None:
+        request.ahead = self.blocks_for(request) if self.has_blocks else 0
+        self._phases[self._phase(request)] -= 1
+
+    def _phase(self, request: Request) -> int:
+        """The age, but for whole blocks, at which a request has filled its last block."""
+        tokens = request.computed + self.tokens_since(request)
+        return (tokens - self.age) % len(self._phases)
+
+    def tokens_since(self, request: Request) -> int:
+        """Tokens that a request was given since its counts were last brought up to date."""
+        return self.age - request.began - request.generated
+
+    def coming(self, steps: int) -> int:
+        """Tokens that some steps like the one that was formed last give to all requests."""
+        return steps * self.stepping
 
     def blocks_for(self, request: Request) -> int:
         """Blocks that a request needs for the next step."""
@@ -127,14 +208,8 @@ class Microbatch:
         return rounds * self.decoding + sum(more)
 
     def most_steps(self, free: int) -> int:
-        """Decode-only steps until a request finishes or there may be too few blocks.
-
-        Args:
-            free: Blocks beside those of the next step.
-        """
-        while not self._finishes(self._finishing[0][2], self._finishing[0][0]):
-            heappop(self._finishing)
-        steps = self._finishing[0][0] - self.age
+        """Decode-only steps until a request finishes or there may be too few blocks."""
+        steps = self.steps_to_next_end()
         # Every request takes a block in as many steps as a block has tokens.
         size = len(self._phases)
         rounds = free // self.decoding

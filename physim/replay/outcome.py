@@ -40,7 +40,8 @@ class Gaps:
 
     Attributes:
         time_s: When a token came, seconds; of a run of steps, the last.
-        gap_s: How long after the one before, in the mean of a run of steps.
+        gap_s: How long after the one before, in the mean of a run of steps; zero of those that come
+            at once with it.
         tokens: How many came so.
     """
 
@@ -58,6 +59,7 @@ class Work:
         steps: How many steps they are, one if there are prompts in it.
         step_s: How long each took, mean, seconds.
         decoding: Requests that decoded in each.
+        given: Tokens that each gave them, mean: one each, more of drafts.
         prompts: Prompts of which chunks were computed.
         tokens: Tokens of these chunks.
     """
@@ -66,6 +68,7 @@ class Work:
     steps: np.ndarray
     step_s: np.ndarray
     decoding: np.ndarray
+    given: np.ndarray
     prompts: np.ndarray
     tokens: np.ndarray
 
@@ -80,13 +83,14 @@ class Work:
         return Work(*(getattr(self, one.name)[own] for one in fields(self)))
 
     def means(self) -> dict[str, float]:
-        """Means over steps: their time, share with prompts, prompt tokens and who decodes."""
+        """Means over steps: time, share with prompts, prompt tokens, who decodes, tokens given."""
         weight = self.steps / self.steps.sum()
         return {
             "step_s": float(weight @ self.step_s),
             "mixed_share": float(weight @ (self.prompts > 0)),
             "prompt_tokens": float(weight @ self.tokens),
             "decoding": float(weight @ self.decoding),
+            "given": float(weight @ self.given),
         }
 
 

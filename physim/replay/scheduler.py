@@ -50,8 +50,9 @@ class Scheduler:
     """
 
     def __init__(self, config: ReplayConfig, gaps: array[float]) -> None:
-        self.sizes, self.policy, self.kv = config.sizes, config.policy, config.kv
-        self.prefix_caching = config.prefix_caching
+        self.policy, self.kv, self.prefix_caching = config.policy, config.kv, config.prefix_caching
+        self._budget, self._slots = config.sizes.max_num_batched_tokens, config.slots
+        self._most_blocks = config.most_blocks
         self._decodes = DECODE in config.phases
         self.cache = KVCache(self.kv.blocks)
         self.waiting: deque[Request] = deque()
@@ -99,7 +100,7 @@ class Scheduler:
         batch.chunks = chunks
         preempted, batch.decodes = False, True
         if policy.prompts_apart:
-            preempted = self._form_prompts(chunks, self.sizes.max_num_batched_tokens, False, now_s)
+            preempted = self._form_prompts(chunks, self._budget, False, now_s)
             batch.decodes = not chunks
         need = batch.blocks_of_next_step() if batch.decodes else 0
         if need > cache.free:
@@ -109,7 +110,7 @@ class Scheduler:
             cache.take(need)
         batch.has_blocks = batch.decodes
         if not policy.prompts_apart:
-            left = self.sizes.max_num_batched_tokens - batch.decoding
+            left = self._budget - batch.decoding * batch.query_tokens
             preempted = self._form_prompts(chunks, left, preempted, now_s)
         return preempted
 
@@ -139,7 +140,7 @@ class Scheduler:
                 self._compute(request, chunk)
                 left -= chunk
         while waiting and left > 0 and not preempted:
-            if len(self.running) + len(self.done) >= self.sizes.max_num_seqs:
+            if len(self.running) + len(self.done) >= self._slots:
                 break
             request = waiting[0]
             found = 0
@@ -151,7 +152,8 @@ class Scheduler:
             whole = self.blocks(request.target) - found + request.fixed
             needed = whole if policy.whole_prompts else blocks
             if policy.whole_requests:
-                request.kept = self.blocks(request.kv_tokens) - found + request.fixed
+                most = self._most_blocks(request.input_tokens, request.output_tokens)
+                request.kept = most - found
                 if self._kept + request.kept > self.kv.blocks:
                     break
             if needed + (cache.unused(request.path, found) if found else 0) > cache.free:

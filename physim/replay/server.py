@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from physim.replay.config import ReplayConfig
-from physim.replay.microbatch import Microbatch
+from physim.replay.drafted_tokens import DraftedTokens
+from physim.replay.microbatch import Microbatch, SingleTokens
 from physim.replay.scheduler import Scheduler
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request
@@ -57,8 +58,22 @@ class _Flight(NamedTuple):
     last_s: float
 
 
+def _microbatch(config: ReplayConfig, rng: np.random.Generator) -> Microbatch:
+    """A batch of a rank, with nobody in it."""
+    if config.draft is None:
+        return SingleTokens(config.kv.block_size)
+    longest = config.sizes.max_model_len
+    return DraftedTokens(config.draft, config.kv.block_size, longest, rng)
+
+
 class ReplayServer:
     """A server and its state.
+
+    Args:
+        times: Step times.
+        config: What it is.
+        timeout_s: Time after which a client gives up on its request; None for never.
+        seed: Seed of what is accepted of drafts.
 
     Attributes:
         config: What it is.
@@ -71,7 +86,9 @@ class ReplayServer:
         work: A row of `physim.replay.outcome.Work` for each run of steps.
     """
 
-    def __init__(self, times: StepTimes, config: ReplayConfig, timeout_s: float | None) -> None:
+    def __init__(
+        self, times: StepTimes, config: ReplayConfig, timeout_s: float | None, seed: int = 0
+    ) -> None:
         self.config = config
         self.now, self.asleep, self.steps = config.warm_up_s, False, 0
         self.content_is_shared = config.parallelism.dp > 1
@@ -80,9 +97,11 @@ class ReplayServer:
         self._times, self._timeout_s = times, timeout_s
         layout = config.parallelism
         self._ranks = [Scheduler(config, self.gaps) for _ in range(layout.dp)]
+        # Not the stream of numbers that requests are drawn from with this seed.
+        rng = np.random.default_rng((seed, 1))
         # Batches that are not under way, of each rank one, and those that are.
         self._idle = deque(
-            [Microbatch(config.kv.block_size) for _ in self._ranks] for _ in range(layout.pp)
+            [_microbatch(config, rng) for _ in self._ranks] for _ in range(layout.pp)
         )
         self._flights: deque[_Flight] = deque()
         # When each stage of the pipeline is free, and when each batch gave its last tokens.
@@ -267,7 +286,8 @@ class ReplayServer:
                 rank.cache.take(batch.blocks_after(steps - 1))
         chunks = [chunk for batch in lane for chunk in batch.chunks]
         decoding, tokens = sum(batch.stepping for batch in lane), sum(one.tokens for one in chunks)
-        self.work.extend((self.now, steps, seconds / steps, decoding, len(chunks), tokens))
+        given = sum(batch.coming(steps) for batch in lane) / steps
+        self.work.extend((self.now, steps, seconds / steps, decoding, given, len(chunks), tokens))
         # Each stage takes its share of a step, once the batch before has left it.
         at, share = self.now + seconds - last, last / len(self._stages)
         for stage, free in enumerate(self._stages):
@@ -295,7 +315,7 @@ class ReplayServer:
             products += chunk * before
         return self._times.step(
             decode_requests=batch.stepping,
-            decode_context=batch.context + batch.decoding if batch.stepping else 0,
+            decode_context=batch.attended if batch.stepping else 0,
             prefill_requests=len(batch.chunks),
             prefill_tokens=tokens,
             prefill_squares=squares,
@@ -310,8 +330,7 @@ class ReplayServer:
         """A run of decode-only steps, of the rank whose first step takes longest."""
 
         def run(batch: Microbatch, others: dict[str, int], most: int) -> tuple[int, float, float]:
-            context = batch.context + batch.decoding
-            return self._times.decode(batch.decoding, context, most, until_s, **others)
+            return self._times.decode(batch.decoding, batch.attended, most, until_s, **others)
 
         running = self._running(lane)
         slowest = running[0]
@@ -335,6 +354,10 @@ class ReplayServer:
                 self.gaps.extend((ended, gap + held, decoding))
             if steps > first:
                 self.gaps.extend((ended, gap, (steps - first) * decoding))
+            # The tokens of a step come at once.
+            more = sum(batch.coming(steps) for batch in lane) - steps * decoding
+            if more:
+                self.gaps.extend((ended, 0.0, more))
         self._given_s[id(lane)] = ended
         self.steps += steps
         has_prompt = any(batch.chunks for batch in lane)

@@ -46,7 +46,7 @@ class StepTimes(Protocol):
 
         Args:
             decode_requests: Requests that decode.
-            decode_context: Tokens that they attend to, summed.
+            decode_context: Tokens that they attend to, those of this step among them, summed.
             prefill_requests: Requests with a prefill chunk.
             prefill_tokens: Tokens of the chunks, summed.
             prefill_squares: Their squares, summed.
@@ -153,6 +153,7 @@ class ModelStepTimes:
         max_tokens: Most tokens of a step.
         max_context: Longest context, tokens.
         ranks: Data-parallel ranks whose tokens the experts work on.
+        query_tokens: Tokens of each decoding request that a step computes.
 
     Raises:
         InputError: Mixed steps are composed otherwise.
@@ -165,17 +166,22 @@ class ModelStepTimes:
         max_tokens: int,
         max_context: int,
         ranks: int = 1,
+        query_tokens: int = 1,
     ) -> None:
         if not isinstance(model.mixing, Additive | Apart):
             name = type(model.mixing).__name__
             raise InputError("mixed", f"{name} cannot be replayed", "use additive")
         self._model = model
+        self._query_tokens = query_tokens
         self._requests = min(max_requests, max_tokens)
-        self._contexts = _knots(max_context + 2, _CONTEXT_KNOTS)
+        # Steps that only decode may have more where prompts do not share a budget with them.
+        most_tokens = max(max_tokens, self._requests * query_tokens)
+        self._contexts = _knots(max_context + query_tokens + 1, _CONTEXT_KNOTS)
         self._whole_contexts = np.arange(int(self._contexts[-1]) + 1)
-        self._tabulate_linear(max_tokens)
+        self._tabulate_linear(most_tokens)
+        self._tabulate_decoding()
         if ranks > 1:
-            self._tabulate_routed(ranks * max_tokens)
+            self._tabulate_routed(ranks * most_tokens)
         self._tabulate_prefill(max_tokens)
         count = self._requests + 1
         self._decode_attention: list[list[float] | None] = [None] * count
@@ -187,28 +193,52 @@ class ModelStepTimes:
             hidden.tolist(),
             np.broadcast_to(exposed, counts.shape).tolist(),
         )
-        launching = host.launching(model.corrections, np.arange(max_tokens + 1.0))
+        launching = host.launching(model.corrections, np.arange(most_tokens + 1.0))
         self._launching = launching.tolist()
         self._sharpness = float(host_sharpness(model.corrections))
 
     def _tabulate_linear(self, max_tokens: int) -> None:
-        """Everything but attention, by the step's tokens, and what more requests add.
+        """Everything but attention, by the step's tokens, and what more sampled ones add.
 
-        Steps with prefill; what those without it have less of is one number.
+        Of steps with prefill alone; `_tabulate_decoding` has what is different in others.
         """
 
-        def seconds(tokens: AnyArray, requests: AnyArray) -> Float[np.ndarray, " rows"]:
-            # Chunks of part of a token each tell tokens and requests apart.
-            chunk = tokens / np.maximum(requests, 1)
-            prefills = self._model.batch(prefill_requests=requests, chunk=chunk)
+        def seconds(tokens: AnyArray, sampled: AnyArray) -> Float[np.ndarray, " rows"]:
+            # Chunks of part of a token each tell tokens and sampled ones apart.
+            chunk = tokens / np.maximum(sampled, 1)
+            prefills = self._model.batch(prefill_requests=sampled, chunk=chunk)
             return np.asarray(family_seconds(self._model, prefills).over_sizes)
 
-        tokens, requests = np.arange(max_tokens + 1), np.arange(self._requests + 1)
-        ones = np.ones_like(requests)
+        # A prompt beside all that decode, which `_tabulate_decoding` asks for, is one more.
+        tokens = np.arange(max_tokens + 2)
+        sampled = np.arange(self._requests * self._query_tokens + 2)
+        ones = np.ones_like(sampled)
         self._by_tokens = seconds(tokens, np.ones_like(tokens)).tolist()
-        self._by_requests = (seconds(ones, requests) - seconds(ones, ones)).tolist()
-        one = family_seconds(self._model, self._model.batch(decode_requests=1.0, context=1.0))
-        self._without_prefill = float(one.over_sizes[0]) - self._by_tokens[1]
+        self._by_sampled = (seconds(ones, sampled) - seconds(ones, ones)).tolist()
+
+    def _tabulate_decoding(self) -> None:
+        """What steps in which requests decode have beyond their tokens and sampled ones.
+
+        By their number, without prefill and beside it. Where a step computes a token of each, it is
+        one number: what steps without prefill have less of. With drafts it is what proposes them.
+        """
+        each, count = self._query_tokens, self._requests
+        decodes = np.arange(1, count + 1) if each > 1 else np.ones(1, np.int64)
+
+        def beyond(prefills: int) -> list[float]:
+            batches = self._model.batch(
+                decode_requests=decodes.astype(float),
+                context=float(each),
+                prefill_requests=float(prefills),
+                chunk=1.0,
+                query_tokens=float(each),
+            )
+            sampled = each * decodes + prefills
+            known = np.take(self._by_tokens, sampled) + np.take(self._by_sampled, sampled)
+            seconds = np.asarray(family_seconds(self._model, batches).over_sizes)
+            return [0.0, *np.broadcast_to(seconds - known, count).tolist()]
+
+        self._of_decoding = beyond(0), beyond(1) if each > 1 else [0.0] * (count + 1)
 
     def _tabulate_routed(self, max_tokens: int) -> None:
         """What more tokens of other ranks add, by the tokens of all."""
@@ -252,7 +282,9 @@ class ModelStepTimes:
         counts = np.arange(max(first, 1), min(first + 16, self._requests + 1))
         count, context = np.meshgrid(counts, self._contexts, indexing="ij")
         decodes = self._model.batch(
-            decode_requests=count.ravel().astype(float), context=context.ravel()
+            decode_requests=count.ravel().astype(float),
+            context=context.ravel(),
+            query_tokens=float(self._query_tokens),
         )
         seconds = np.reshape(family_seconds(self._model, decodes).decode, count.shape)
         whole = np.log(np.maximum(self._whole_contexts, 1))
@@ -264,8 +296,9 @@ class ModelStepTimes:
     def _run_row(self, requests: int) -> list[float]:
         """Time of decode-only steps at all whole mean contexts below one, summed."""
         attention = self._decode_attention[requests] or self._decode_row(requests)
-        apart = self._by_tokens[requests] + self._by_requests[requests] + self._without_prefill
-        total = self._with_host(apart + np.array(attention), requests, requests)
+        tokens = requests * self._query_tokens
+        apart = self._by_tokens[tokens] + self._by_sampled[tokens] + self._of_decoding[0][requests]
+        total = self._with_host(apart + np.array(attention), requests, tokens)
         row: list[float] = np.append(0.0, np.cumsum(total)).tolist()
         self._sums[requests] = row
         return row
@@ -284,10 +317,10 @@ class ModelStepTimes:
     ) -> float:
         """Seconds of a step."""
         requests = decode_requests + prefill_requests
-        tokens = decode_requests + prefill_tokens
-        gpu = self._by_tokens[tokens] + self._by_requests[requests]
-        if not prefill_requests:
-            gpu += self._without_prefill
+        verified = decode_requests * self._query_tokens
+        tokens = verified + prefill_tokens
+        gpu = self._by_tokens[tokens] + self._by_sampled[verified + prefill_requests]
+        gpu += self._of_decoding[min(prefill_requests, 1)][decode_requests]
         if decode_requests:
             row = self._decode_attention[decode_requests] or self._decode_row(decode_requests)
             mean = decode_context / decode_requests
