@@ -11,6 +11,7 @@ import physim
 from physim.errors import InputError
 from physim.replay.cluster import Cluster, Transfer, replay
 from physim.replay.config import ReplayConfig
+from physim.replay.drafted_tokens import DraftedTokens
 from physim.replay.kv_cache import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
@@ -24,6 +25,12 @@ from physim.service.sizes import Sizes
 # Every step takes ten milliseconds.
 STEP_S = 0.01
 CONSTANT = LinearStepTimes(STEP_S, 0.0, 0.0)
+# Steps take longer with what is attended to.
+GROWING = WalkedStepTimes(
+    lambda *, decode_context, prefill_tokens, **_: (
+        5e-3 + 1e-6 * decode_context + 2e-5 * prefill_tokens
+    )
+)
 CERTAIN, REFUSED = Draft("ngram", (1.0, 1.0, 1.0)), Draft("ngram", (0.0, 0.0, 0.0))
 LIKELY = Draft("ngram", (0.8, 0.6, 0.3))
 
@@ -63,7 +70,8 @@ def test_tokens_of_a_step_come_at_once():
     itl = found.summary()["itl"]
     assert itl["mean"] == pytest.approx(3 * STEP_S / 12)
     assert (itl["p50"], itl["p99"]) == pytest.approx((0.0, STEP_S))
-    assert found.work.given.tolist() == [0, 4, 4, 4]
+    assert found.work.steps.tolist() == [1, 3]
+    assert found.work.given.tolist() == [0, 4]
     assert found.work.means()["given"] == 3
 
 
@@ -92,30 +100,43 @@ def test_memory_bound_steps_are_as_much_faster_as_tokens_are_accepted():
     # Of 24,000 tokens in some 9,000 steps.
     assert gain == pytest.approx(LIKELY.accepted_length / 1.25, rel=0.015)
     # Each step of a request is a draw; eight of them give fewer than were accepted, the last ones.
-    count = drafted.work.decoding.sum()
+    work = drafted.work
+    count = work.steps @ work.decoding
     error = 4 * (LIKELY.variance / count) ** 0.5 + 8 * LIKELY.tokens / count
-    assert drafted.work.given.sum() / count == pytest.approx(LIKELY.accepted_length, abs=error)
+    assert work.steps @ work.given / count == pytest.approx(LIKELY.accepted_length, abs=error)
 
 
 def test_blocks_of_drafts_are_taken_before_they_are_known_and_kept():
-    # Twelve tokens fill three blocks of four. Eight of a step's tokens need two more, of which the
-    # one that is accepted fills a part: the next step's nine tokens need five and a part.
+    # Twelve tokens fill three blocks of four. With the eight tokens of a step they are five, after
+    # it with the next eight six, though one is accepted each time.
     draft = Draft("ngram", (0.0,) * 7)
-    engine = engine_of(draft, block_size=4)
-    found = replayed(engine, Request(0, 0.0, 12, 4))
-    assert found.samples.kv_blocks.tolist() == [3, 5, 6, 6]
+    batch = DraftedTokens(draft, 4, 10_000, np.random.default_rng(0))
+    request = Request(0, 0.0, 12, 4)
+    request.computed, request.generated = 12, 1
+    batch.join(request)
+    assert batch.attended == 20
+    assert batch.blocks_for(request) == batch.blocks_of_next_step() == 2
+    assert [batch.blocks_after(steps) for steps in (0, 1, 2)] == [0, 1, 1]
+    assert [batch.most_steps(free) for free in (0, 1)] == [1, 3]
+    batch.ran(1)
+    batch.leave(request)
+    # Thirteen tokens fill four blocks, of five that it has.
+    assert (request.computed, request.generated, request.ahead) == (13, 2, 1)
+    assert (batch.decoding, batch.context, batch.blocks_of_next_step()) == (0, 0, 0)
+
+
+def test_a_request_whose_drafts_never_fit_is_refused():
+    engine = engine_of(Draft("ngram", (0.0,) * 7), block_size=4, blocks=5)
     with pytest.raises(InputError, match="needs 6 KV blocks and there are 5"):
-        replayed(engine_of(draft, block_size=4, blocks=5), Request(0, 0.0, 12, 4))
+        replayed(engine, Request(0, 0.0, 12, 4))
     # One token has no step with drafts.
-    replayed(engine_of(draft, block_size=4, blocks=3), Request(0, 0.0, 12, 1))
+    replayed(dataclasses.replace(engine, kv=KVStore((KVTier(3),), 4)), Request(0, 0.0, 12, 1))
 
 
 def test_nothing_is_proposed_beyond_the_longest_context():
-    engine = dataclasses.replace(
-        engine_of(CERTAIN, block_size=1, blocks=20), sizes=Sizes(8, 2048, 20)
-    )
-    found = replayed(engine, Request(0, 0.0, 10, 10))
-    assert found.samples.kv_blocks.max() == 20
+    engine = engine_of(CERTAIN, block_size=1, blocks=20)
+    engine = dataclasses.replace(engine, sizes=Sizes(8, 2048, 20))
+    assert replayed(engine, Request(0, 0.0, 10, 10)).counts()["completed"] == 1
 
 
 def test_a_budget_without_room_for_drafts_is_refused():
@@ -257,6 +278,22 @@ def test_a_repetition_is_the_same_to_the_last_byte(seed):
         return result.to_frame().to_csv(), result.gaps.gap_s.tobytes()
 
     assert frame(3) == frame(3)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=50)
+def test_jumping_is_walking(seed):
+    frames = []
+    for most_steps in (DraftedTokens.most_steps, lambda *_: 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DraftedTokens, "most_steps", most_steps)
+            engine, requests = case_of(seed, LIKELY)
+            result = replay(Workload(requests, 10_000), GROWING, engine)
+            frames.append((result.steps, result.gaps.tokens.sum(), result.to_frame()))
+    (*jumped, one), (*walked, other) = frames
+    assert jumped == walked
+    for name in ("scheduled_s", "first_token_s", "finished_s"):
+        assert one[name].to_numpy() == pytest.approx(other[name].to_numpy(), rel=1e-9)
 
 
 def test_another_seed_draws_others():

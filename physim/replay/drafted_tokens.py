@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from physim.replay.microbatch import Microbatch
+from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request
 from physim.service.draft import Draft
 
@@ -47,10 +48,14 @@ class _Coming:
             self._first, start, end = age, 0, len(numbers)
         self._numbers[start:end] += numbers
 
-    def between(self, age: int, steps: int) -> int:
-        """The sum from an age on, over some steps."""
+    def of_steps(self, age: int, steps: int) -> Int[np.ndarray, " steps"]:
+        """The numbers of some steps from an age on, as far as any request goes."""
         start = age - self._first
-        return int(self._numbers[start : start + steps].sum())
+        return self._numbers[start : start + steps]
+
+    def sum(self, age: int, steps: int) -> int:
+        """Their sum."""
+        return int(self.of_steps(age, steps).sum())
 
 
 class DraftedTokens(Microbatch):
@@ -112,7 +117,7 @@ class DraftedTokens(Microbatch):
 
     def coming(self, steps: int) -> int:
         """Tokens that some steps like the one that was formed last give to all requests."""
-        return self._given.between(self.age, steps) if self.decodes else 0
+        return self._given.sum(self.age, steps) if self.decodes else 0
 
     def blocks_for(self, request: Request) -> int:
         """Blocks that a request needs for the next step."""
@@ -122,12 +127,26 @@ class DraftedTokens(Microbatch):
 
     def blocks_of_next_step(self) -> int:
         """Blocks that decoding requests need for the next step."""
-        return self._needed.between(self.age, 1)
+        return self._needed.sum(self.age, 1)
 
     def blocks_after(self, steps: int) -> int:
         """Blocks that they need for some steps after the next."""
-        return self._needed.between(self.age + 1, steps)
+        return self._needed.sum(self.age + 1, steps)
 
-    def most_steps(self, free: int) -> int:  # noqa: ARG002
-        """One: how long a step takes goes by how many tokens the one before it gave."""
-        return 1
+    def most_steps(self, free: int) -> int:
+        """Decode-only steps until a request finishes or there may be too few blocks."""
+        needed = np.cumsum(self._needed.of_steps(self.age + 1, self.steps_to_next_end() - 1))
+        return 1 + int(np.searchsorted(needed, free, side="right"))
+
+    def run(
+        self, times: StepTimes, steps: int, until_s: float, others: dict[str, int]
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps, each with the context that the one before it leaves."""
+        attended, seconds, last = self.attended, 0.0, 0.0
+        for number, given in enumerate(self._given.of_steps(self.age, steps).tolist(), 1):
+            _, last, _ = times.decode(self.decoding, attended, 1, until_s, **others)
+            seconds += last
+            if seconds >= until_s:
+                return number, seconds, last
+            attended += given
+        return steps, seconds, last

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request
 
 
@@ -157,6 +158,19 @@ class Microbatch(ABC):
             free: Blocks beside those of the next step.
         """
 
+    @abstractmethod
+    def run(
+        self, times: StepTimes, steps: int, until_s: float, others: dict[str, int]
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps, as `StepTimes.decode` gives it.
+
+        Args:
+            times: Step times.
+            steps: Most steps, at least one and no more than until a request finishes.
+            until_s: Seconds from the run's start.
+            others: Tokens of other ranks, ``elsewhere``, if there are any.
+        """
+
 
 class SingleTokens(Microbatch):
     """A batch in which every step gives each request a token.
@@ -220,3 +234,9 @@ class SingleTokens(Microbatch):
                 break
             safe += 1
         return min(steps, safe)
+
+    def run(
+        self, times: StepTimes, steps: int, until_s: float, others: dict[str, int]
+    ) -> tuple[int, float, float]:
+        """A run of decode-only steps, all at once."""
+        return times.decode(self.decoding, self.attended, steps, until_s, **others)

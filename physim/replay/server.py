@@ -284,10 +284,14 @@ class ReplayServer:
             for rank, batch in pairs:
                 # The first step's blocks were taken when it was formed.
                 rank.cache.take(batch.blocks_after(steps - 1))
-        chunks = [chunk for batch in lane for chunk in batch.chunks]
-        decoding, tokens = sum(batch.stepping for batch in lane), sum(one.tokens for one in chunks)
-        given = sum(batch.coming(steps) for batch in lane) / steps
-        self.work.extend((self.now, steps, seconds / steps, decoding, given, len(chunks), tokens))
+        decoding = given = prompts = tokens = 0
+        for batch in lane:
+            decoding += batch.stepping
+            given += batch.coming(steps)
+            prompts += len(batch.chunks)
+            tokens += sum(chunk.tokens for chunk in batch.chunks)
+        step_s, each = seconds / steps, given / steps
+        self.work.extend((self.now, steps, step_s, decoding, each, prompts, tokens))
         # Each stage takes its share of a step, once the batch before has left it.
         at, share = self.now + seconds - last, last / len(self._stages)
         for stage, free in enumerate(self._stages):
@@ -330,7 +334,7 @@ class ReplayServer:
         """A run of decode-only steps, of the rank whose first step takes longest."""
 
         def run(batch: Microbatch, others: dict[str, int], most: int) -> tuple[int, float, float]:
-            return self._times.decode(batch.decoding, batch.attended, most, until_s, **others)
+            return batch.run(self._times, most, until_s, others)
 
         running = self._running(lane)
         slowest = running[0]
@@ -342,8 +346,11 @@ class ReplayServer:
         """A step, or the last of a run, has ended; gives the time at which it began."""
         lane, ended, steps, last = flight
         began, self.now = self.now, ended
-        decoding = sum(batch.stepping for batch in lane)
-        waiting = sum(batch.decoding for batch in lane) - decoding
+        decoding = given = waiting = 0
+        for batch in lane:
+            decoding += batch.stepping
+            given += batch.coming(steps)
+            waiting += batch.decoding - batch.stepping
         since = self._given_s.get(id(lane), began) if len(self._stages) > 1 else began
         # Steps of prompts alone are a part of the next gap of all that decode.
         self._held_s[id(lane)] = self._held_s.get(id(lane), 0.0) + waiting * (ended - since)
@@ -354,10 +361,9 @@ class ReplayServer:
                 self.gaps.extend((ended, gap + held, decoding))
             if steps > first:
                 self.gaps.extend((ended, gap, (steps - first) * decoding))
-            # The tokens of a step come at once.
-            more = sum(batch.coming(steps) for batch in lane) - steps * decoding
-            if more:
-                self.gaps.extend((ended, 0.0, more))
+            # The tokens that a step gives a request come at once.
+            if given > steps * decoding:
+                self.gaps.extend((ended, 0.0, given - steps * decoding))
         self._given_s[id(lane)] = ended
         self.steps += steps
         has_prompt = any(batch.chunks for batch in lane)
