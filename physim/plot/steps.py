@@ -229,7 +229,7 @@ def draw_speculation(found: Speculation, axes: Axes | None = None) -> Axes:
     plain_ticks(axes)
     axes.set_xlabel("requests that decode")
     axes.set_ylabel("ms a token")
-    axes.set_title(found.describe(), fontsize=9)
+    axes.set_title(found.verdict, fontsize=9)
     axes.legend(fontsize=8, frameon=False)
     return axes
 

@@ -44,19 +44,19 @@ class Speculation:
         """Tokens per second with drafts, over those without."""
         return self.plain_s / self.drafted_s
 
-    def describe(self) -> str:
-        """Where drafts pay, in a sentence."""
-        one, many = (f"{gain:.2f} times as fast" for gain in (self.gain[0], self.gain[-1]))
+    @property
+    def verdict(self) -> str:
+        """Where drafts pay."""
         if np.isinf(self.stops_at):
-            return (
-                f"drafts pay at any batch: tokens come {one} for one request, {many} for {_LARGEST}"
-            )
+            return "drafts pay at any batch"
         if self.stops_at <= 1:
-            return f"drafts pay at no batch: tokens come {one} for one request"
-        return (
-            f"drafts pay up to {self.stops_at:.0f} requests that decode together: tokens come {one} "
-            "for one request"
-        )
+            return "drafts pay at no batch"
+        return f"drafts pay up to {self.stops_at:.0f} requests that decode together"
+
+    def describe(self) -> str:
+        """Where drafts pay, and how much, in a sentence."""
+        first, last = (f"{gain:.2f} times as fast" for gain in (self.gain[0], self.gain[-1]))
+        return f"{self.verdict}: tokens come {first} for one request, {last} for {_LARGEST}"
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""
