@@ -102,7 +102,8 @@ ENGINE = Engine(
         "dtype": rf"\bdtype=(?:torch\.)?{_VALUE}",
         "quantization": rf"\bquantization={_VALUE}",
         "enforce_eager": rf"\benforce_eager={_VALUE}",
-        "speculative_config": rf"\bspeculative_config={_VALUE}",
+        "draft": r"\bspeculative_config=SpeculativeConfig\(method='(\w+)'",
+        "draft_tokens": r"\bspeculative_config=SpeculativeConfig\(.*?num_spec_tokens=(\d+)",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
     # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: which kernel is taken on which GPUs, and
