@@ -309,8 +309,9 @@ def test_how_the_server_was_started_is_in_its_log(tmp_path):
 
 def test_drafts_are_in_the_log_and_what_was_accepted_in_the_result(tmp_path):
     log = tmp_path / "vllm.log"
-    drafts = "speculative_config=SpeculativeConfig(method='ngram', model=None, num_spec_tokens=2)"
-    log.write_text(LOG.replace("speculative_config=None", drafts))
+    drafts = "speculative_config=SpeculativeConfig(method='ngram', model=None, num_spec_tokens=2), "
+    logged = LOG.replace("kv_cache_dtype", drafts + "kv_cache_dtype")
+    log.write_text(logged)
     accepted = {"spec_decode_acceptance_length": 1.9}
     row = read_result(tmp_path, result=RESULT | accepted, server_log=log)
     assert (row["draft"], row["draft_tokens"], row["draft_acceptance"]) == ("ngram", 2, "1.9")
@@ -318,13 +319,11 @@ def test_drafts_are_in_the_log_and_what_was_accepted_in_the_result(tmp_path):
     row = read_result(tmp_path, result=RESULT | by_position, server_log=log)
     assert row["draft_acceptance"] == "0.6,0.3"
     # What is said counts before the result.
-    row = read_result(
-        tmp_path, result=RESULT | by_position, server_log=log, draft_acceptance="0.5"
-    )
+    row = read_result(tmp_path, result=RESULT | by_position, server_log=log, draft_acceptance="0.5")
     assert row["draft_acceptance"] == "0.5"
     row = read_result(tmp_path, result=RESULT | accepted)
     assert "drafts were accepted (1.9): say what proposed them" in row["note"]
-    log.write_text(LOG.replace("speculative_config=None", drafts.replace("ngram", "medusa")))
+    log.write_text(logged.replace("ngram", "medusa"))
     row = read_result(tmp_path, server_log=log)
     assert "the server had drafts by medusa, which physim does not predict" in row["note"]
 
