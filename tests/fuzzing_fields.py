@@ -59,6 +59,7 @@ _EXPERTS: dict[str, Any] = {
 }
 _SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 _FP8 = {**_EXPERTS, "model": "Qwen/Qwen3-235B-A22B-FP8", "tp": 4, "ep": 8}
+_DRAFTED = {**_DENSE, "draft": "eagle3", "draft_tokens": 3, "draft_acceptance": 0.7}
 # More GPUs than a node has.
 _NODES = {**_EXPERTS, "tp": 4, "dp": 4, "ep": 16}
 # Of each option of a case: a case, and another value.
@@ -79,6 +80,13 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
         ArrivalDispersion.from_arrivals(np.repeat(np.arange(100.0), 2)),
     ),
     "dp": (_EXPERTS, 4),
+    "draft": (_DRAFTED, "ngram"),
+    "draft_acceptance": (_DRAFTED, 0.5),
+    "draft_model": (
+        {**_DRAFTED, "draft": "draft_model", "draft_model": "Qwen/Qwen3-4B"},
+        "Qwen/Qwen3-1.7B",
+    ),
+    "draft_tokens": (_DRAFTED, 2),
     "engine": (_DENSE, "sglang"),
     "engine_version": (_DENSE, "0.11"),
     "ep": ({**_EXPERTS, "dp": 1, "ep": 1}, 2),

@@ -158,6 +158,7 @@ def _log(path: Path) -> Any:
         wanted = {
             "engine": str,
             "engine_version": str,
+            "draft": str,
             "kv_cache_dtype": str,
             "prefix_caching": bool,
         }

@@ -319,7 +319,7 @@ def _slopes(
                 system.demand,
                 rate=system.demand.rate * rate,
                 input_tokens=system.demand.input_tokens * prompt,
-                outputs=1 + (system.demand.output_steps - 1) * output,
+                output_steps=1 + (system.demand.output_steps - 1) * output,
             )
             both = jax.tree.map(lambda *x: jnp.stack(x), demand, demand.unending())
             states = jax.vmap(lambda one: steady_state(model, one, system.limits))(both)

@@ -81,15 +81,13 @@ def test_rows_that_are_left_out_count_for_no_error(tmp_path):
         tmp_path,
         {},
         {"experiment": "broken", "left_out": "the node was shared"},
-        {"experiment": "drafted", "draft_tokens": 3},
-        {"experiment": "plain", "draft_tokens": 0, "left_out": ""},
+        {"experiment": "plain", "left_out": ""},
     )
     evaluation = physim.evaluate([path])
     assert [row["experiment"] for row in evaluation.rows] == ["run", "plain"]
     assert {metric["n"] for metric in evaluation.summary.values()} == {2}
     assert {row["experiment"]: row["reason"] for row in evaluation.left_out} == {
         "broken": "the node was shared",
-        "drafted": "decodes speculatively, which is not predicted",
     }
     assert evaluation.left_out[0]["metrics"] == evaluation.rows[0]["metrics"]
 

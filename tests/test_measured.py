@@ -283,9 +283,9 @@ INFO 01-20 16:28:42 [core.py:75] something else, max_seq_len=1
 """
 
 
-def read_result(tmp_path, **options):
+def read_result(tmp_path, result=None, **options):
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(RESULT))
+    path.write_text(json.dumps(result or RESULT))
     frame = physim.read_report("vllm-bench", path, model="Qwen/Qwen3-8B", gpu="h100", **options)
     write_rows(tmp_path / "runs.csv", frame)
     (row,) = read_tables([tmp_path / "runs.csv"]).frame.to_dict("records")
@@ -305,6 +305,27 @@ def test_how_the_server_was_started_is_in_its_log(tmp_path):
     assert pd.isna(row["note"])
     # An option counts before the log.
     assert read_result(tmp_path, server_log=log, max_num_seqs=32)["max_num_seqs"] == 32
+
+
+def test_drafts_are_in_the_log_and_what_was_accepted_in_the_result(tmp_path):
+    log = tmp_path / "vllm.log"
+    drafts = "speculative_config=SpeculativeConfig(method='ngram', model=None, num_spec_tokens=2), "
+    logged = LOG.replace("kv_cache_dtype", drafts + "kv_cache_dtype")
+    log.write_text(logged)
+    accepted = {"spec_decode_acceptance_length": 1.9}
+    row = read_result(tmp_path, result=RESULT | accepted, server_log=log)
+    assert (row["draft"], row["draft_tokens"], row["draft_acceptance"]) == ("ngram", 2, "1.9")
+    by_position = accepted | {"spec_decode_per_position_acceptance_rates": [0.6, 0.3]}
+    row = read_result(tmp_path, result=RESULT | by_position, server_log=log)
+    assert row["draft_acceptance"] == "0.6,0.3"
+    # What is said counts before the result.
+    row = read_result(tmp_path, result=RESULT | by_position, server_log=log, draft_acceptance="0.5")
+    assert row["draft_acceptance"] == "0.5"
+    row = read_result(tmp_path, result=RESULT | accepted)
+    assert "drafts were accepted (1.9): say what proposed them" in row["note"]
+    log.write_text(logged.replace("ngram", "medusa"))
+    row = read_result(tmp_path, server_log=log)
+    assert "the server had drafts by medusa, which physim does not predict" in row["note"]
 
 
 def test_what_nobody_said_is_the_engines_default_and_said(tmp_path):

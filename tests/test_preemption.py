@@ -168,7 +168,9 @@ def test_derivatives_are_differences(output):
 
     def by(scale):
         longer = dataclasses.replace(
-            demand, outputs=demand.output_steps * scale[0], input_tokens=demand.input_tokens * scale[1]
+            demand,
+            output_steps=demand.output_steps * scale[0],
+            input_tokens=demand.input_tokens * scale[1],
         )
         return recomputed_tokens(limits, longer, kv_slots(limits, longer))
 

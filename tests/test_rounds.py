@@ -308,7 +308,7 @@ def test_gradients_in_the_load():
     demand = Demand.from_load(Load(1000, Lengths.normal(101, 2), concurrency=8, requests=80), 16)
 
     def ttft(clients, factor):
-        own = replace(demand, concurrency=clients, outputs=demand.output_steps * factor)
+        own = replace(demand, concurrency=clients, output_steps=demand.output_steps * factor)
         engine = engine_of(CONSTANT, own, LIMITS, clients)
         return benchmark(engine, jnp.asarray(1.2), own, jnp.zeros(())).e2e
 

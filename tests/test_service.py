@@ -24,7 +24,6 @@ from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
 from physim.replay.workload import Request, Workload, drawn
 from physim.service.phases import DECODE, PHASES, PREFILL, decode_steps, visit
-from physim.service.server import Draft
 from physim.service.service import Link, Pool, Service
 from physim.step.lowering import lower
 from physim.step.model import StepModel
@@ -74,9 +73,6 @@ def test_a_service_has_a_pool_for_each_phase(server):
         Pool(server, 1, ("rest",))
     with pytest.raises(InputError, match="router: 'mine' is unknown"):
         Service((Pool(server),), router="mine")
-    drafted = dataclasses.replace(server, draft=Draft(3))
-    with pytest.raises(InputError, match="draft: is not predicted"):
-        _ = Service.single(drafted).server
 
 
 def test_the_keywords_of_one_server_are_a_service_of_one_pool(server):

@@ -74,6 +74,8 @@ def _print_elasticities(found: Elasticities) -> None:
             ],
         )
     )
+    if found.speculation is not None:
+        console.print(found.speculation.describe())
     console.print("percent that each follows one percent more of")
     rows = [
         # Adding zero takes the sign from one that is rounded away.

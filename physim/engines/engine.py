@@ -32,6 +32,9 @@ class Launch:
         async_scheduling: Whether a step is scheduled while the one before it runs.
         all2all: How ranks exchange tokens with experts; None for the engine's default.
         receive_every: Steps that only decode between two looks at what has arrived.
+        draft: What proposes tokens, of `physim.service.draft.METHODS`; None for nothing.
+        draft_tokens: Tokens that it proposes in each step.
+        draft_model: The draft's name; None where it has none.
     """
 
     model: str
@@ -45,6 +48,9 @@ class Launch:
     async_scheduling: bool
     all2all: str | None
     receive_every: int
+    draft: str | None = None
+    draft_tokens: int = 0
+    draft_model: str | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from physim.engines.engine import (
 )
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 
+# docs/advanced_features/speculative_decoding.md: the layers of MTP are run by EAGLE's worker.
+_DRAFTS = {"mtp": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "ngram": "NGRAM"}
 _KV_CACHES = {"fp8": "fp8_e4m3", "bfloat16": "bfloat16", None: None}
 
 
@@ -36,7 +38,18 @@ def _launch(server: Launch) -> LaunchCommand:
     )
     if server.receive_every > 1:
         words += ["--scheduler-recv-interval", str(server.receive_every)]
-    if not server.async_scheduling:
+    if server.draft is not None:
+        words += words_of(
+            {
+                "--speculative-algorithm": _DRAFTS[server.draft],
+                "--speculative-draft-model-path": server.draft_model,
+                # One chain of tokens: no tree.
+                "--speculative-num-steps": server.draft_tokens,
+                "--speculative-eagle-topk": None if server.draft == "ngram" else 1,
+                "--speculative-num-draft-tokens": server.draft_tokens + 1,
+            }
+        )
+    elif not server.async_scheduling:
         words.append("--disable-overlap-schedule")
     return LaunchCommand(words)
 

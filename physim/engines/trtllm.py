@@ -7,6 +7,7 @@ from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4
 from physim.models.parallelism import Parallelism
 
+_DRAFTS = {"mtp": "MTP", "eagle3": "Eagle", "draft_model": "DraftTarget", "ngram": "NGram"}
 _KV_CACHES = {"fp8": "fp8", "bfloat16": "auto", None: None}
 
 
@@ -27,12 +28,24 @@ def _launch(server: Launch) -> LaunchCommand:
     # What has no option of its own is read from a file.
     lines = ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
+    if server.draft is not None:
+        lines.append(f"speculative_config: {{{_speculative(server)}}}")
     if server.receive_every > 1:
         # Prompts wait so many steps for others to join them.
         waits = f"timeout_iters: {server.receive_every}"
         apart = f"attention_dp_config: {{enable_balance: true, {waits}}}"
         lines.append(apart if layout.dp > 1 else f"batch_wait_{waits}")
     return LaunchCommand(words, "--extra_llm_api_options", lines)
+
+
+def _speculative(server: Launch) -> str:
+    """The drafts, as the file of settings has them (docs/source/features/speculative-decoding)."""
+    settings = {"decoding_type": _DRAFTS[server.draft or ""]}
+    tokens = "num_nextn_predict_layers" if server.draft == "mtp" else "max_draft_len"
+    settings[tokens] = str(server.draft_tokens)
+    if server.draft_model is not None:
+        settings["speculative_model_dir"] = server.draft_model
+    return ", ".join(f"{name}: {value}" for name, value in settings.items())
 
 
 def _check_layout(layout: Parallelism) -> None:

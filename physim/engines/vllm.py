@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from physim.engines.engine import (
     Counters,
     Engine,
@@ -41,8 +43,21 @@ def _launch(server: Launch) -> LaunchCommand:
     )
     if server.kv_cache_dtype is not None:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
+    if server.draft is not None:
+        words += ["--speculative-config", json.dumps(_speculative(server))]
     words.append("--async-scheduling" if server.async_scheduling else "--no-async-scheduling")
     return LaunchCommand(words)
+
+
+def _speculative(server: Launch) -> dict[str, object]:
+    """``--speculative-config`` (docs/features/speculative_decoding)."""
+    found: dict[str, object] = {
+        "method": server.draft,
+        "num_speculative_tokens": server.draft_tokens,
+    }
+    if server.draft == "ngram":
+        found["prompt_lookup_max"] = server.draft_tokens
+    return found | ({} if server.draft_model is None else {"model": server.draft_model})
 
 
 def _check_layout(layout: Parallelism) -> None:
@@ -87,7 +102,8 @@ ENGINE = Engine(
         "dtype": rf"\bdtype=(?:torch\.)?{_VALUE}",
         "quantization": rf"\bquantization={_VALUE}",
         "enforce_eager": rf"\benforce_eager={_VALUE}",
-        "speculative_config": rf"\bspeculative_config={_VALUE}",
+        "draft": r"\bspeculative_config=SpeculativeConfig\(method='(\w+)'",
+        "draft_tokens": r"\bspeculative_config=SpeculativeConfig\(.*?num_spec_tokens=(\d+)",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
     # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: which kernel is taken on which GPUs, and

@@ -131,6 +131,8 @@ def by_position(acceptance: Acceptance, tokens: int) -> tuple[float, ...]:
 def _numbers(acceptance: Acceptance) -> list[float]:
     some: Any = acceptance.split(",") if isinstance(acceptance, str) else acceptance
     entries = [some] if isinstance(some, Real) else some
+    if isinstance(acceptance, bool):
+        raise _wrong(acceptance, "is a flag")
     try:
         numbers = [float(entry) for entry in entries]
     except (TypeError, ValueError) as error:

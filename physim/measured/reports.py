@@ -85,6 +85,13 @@ def read_report(
     asked = {} if server_log is None else dict(server_logs.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
+    reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
+    stages = reader.read(Path(path), output_tokens)
+    accepted = next((one.draft_acceptance for one in stages if one.draft_acceptance), None)
+    if accepted is not None and "draft" in asked:
+        asked.setdefault("draft_acceptance", accepted)
+    elif accepted is not None:
+        notes.append(f"drafts were accepted ({accepted}): say what proposed them (--draft)")
     check_types(asked)
     prefix_caching = asked.pop("prefix_caching", True)
     degrees = {name: asked.pop(name) for name in DEGREES if name in asked}
@@ -115,8 +122,7 @@ def read_report(
         "prompts_per_group": prompts_per_group,
         "lengths": None if lengths is None else _wherever_written(lengths),
     }
-    reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
-    found = pd.DataFrame(rows(about, reader.read(Path(path), output_tokens), str(path)))
+    found = pd.DataFrame(rows(about, stages, str(path)))
     assumed = [f"{name} {options[name]}" for name in _LIMITS if name not in asked]
     # What is not in a log was not given to the server either.
     if assumed and server_log is None:

@@ -14,6 +14,7 @@ from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
+from physim.models.drafts import METHODS, MTP
 from physim.records import Record, Share, Text, Whole, checked
 
 
@@ -27,6 +28,11 @@ def _without_commas(number: Any) -> Any:
     """A number whose thousands are set apart."""
     grouped = isinstance(number, str) and re.fullmatch(r"\d{1,3}(,\d{3})*", number)
     return number.replace(",", "") if grouped else number
+
+
+def _method(name: Any) -> Any:
+    """A method of drafting as physim names it: engines name MTP by model."""
+    return MTP if str(name).endswith(MTP) else name
 
 
 class _Started(Record):
@@ -46,7 +52,8 @@ class _Started(Record):
     dtype: Text | None = None
     quantization: Text | None = None
     enforce_eager: bool | None = None
-    speculative_config: Text | None = None
+    draft: Annotated[Text | None, BeforeValidator(_method)] = None
+    draft_tokens: Whole | None = None
     kv_tokens: Annotated[Whole | None, BeforeValidator(_without_commas)] = None
 
 
@@ -97,9 +104,11 @@ def read(path: Path) -> Mapping[str, Any]:
     unusual = {
         f"dtype {dtype}": dtype == "float32",
         "enforce_eager, steps without CUDA graphs": is_eager,
-        "speculative decoding": "speculative_config" in found,
+        f"drafts by {found.get('draft')}": found.get("draft", MTP) not in METHODS,
     }
-    found.pop("speculative_config", None)
+    if found.get("draft") not in METHODS:
+        for name in ("draft", "draft_tokens"):
+            found.pop(name, None)
     found["notes"] = [
         f"the server had {what}, which physim does not predict"
         for what, on in unusual.items()

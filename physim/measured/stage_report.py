@@ -36,6 +36,8 @@ class StageReport:
         output_len_std: Standard deviation of the tokens that were generated; None if not known.
         input_len_std: Standard deviation of the prompts; None if not known.
         burstiness: Shape of the times between ``gamma`` arrivals; None for others.
+        draft_acceptance: Chances that all drafts up to each were accepted, by commas, or the mean
+            length; None where nothing is said of drafts.
     """
 
     stage: int
@@ -53,6 +55,7 @@ class StageReport:
     output_len_std: float | None = None
     input_len_std: float | None = None
     burstiness: float | None = None
+    draft_acceptance: str | None = None
 
 
 def rows(
@@ -69,7 +72,11 @@ def rows(
     Raises:
         InputError: A value is out of range or contradicts another, or the trace.
     """
-    found = [{**server, **asdict(report)} for report in reports]
+    # An acceptance that a user states counts before the report's.
+    found = [
+        {**server, **asdict(report), "draft_acceptance": server.get("draft_acceptance")}
+        for report in reports
+    ]
     places = [f"{where}, stage {report.stage}" for report in reports]
     meant = checked(found, lambda number: places[number])
     for one, place in zip(meant, places, strict=True):

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from physim.errors import InputError
 from physim.measured.stage_report import StageReport
@@ -22,6 +22,10 @@ _GUESS = 0.1
 def _limited(rate: Any) -> Any:
     """None for a rate without limit, which is written as "inf"."""
     return None if rate in ("inf", math.inf) else rate
+
+
+def _either(name: str) -> AliasChoices:
+    return AliasChoices(f"spec_decode_{name}", name)
 
 
 class _Result(Document):
@@ -40,6 +44,15 @@ class _Result(Document):
     mean_ttft_ms: Positive
     mean_tpot_ms: Spread | None = None
     mean_e2el_ms: Positive | None = None
+    # Of drafts, where there were any; without the prefix in what some versions write.
+    accepted_length: Annotated[
+        Positive | None,
+        Field(validation_alias=_either("acceptance_length")),
+    ] = None
+    accepted_by_position: Annotated[
+        list[Spread] | None,
+        Field(validation_alias=_either("per_position_acceptance_rates")),
+    ] = None
 
     @model_validator(mode="after")
     def _adds_up(self) -> _Result:
@@ -98,8 +111,16 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
             concurrency=streams,
             output_len_std=_spread(result, generated),
             input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,
+            draft_acceptance=_acceptance(result),
         )
     ]
+
+
+def _acceptance(result: _Result) -> str | None:
+    """How many drafts were accepted, by position where that is said."""
+    if result.accepted_by_position:
+        return ",".join(f"{chance:.6g}" for chance in result.accepted_by_position)
+    return None if result.accepted_length is None else f"{result.accepted_length:.6g}"
 
 
 def _e2e_s(result: _Result, path: Path, generated: float) -> float:

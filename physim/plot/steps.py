@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from physim.questions.elasticities import Elasticities
+    from physim.questions.speculation import Speculation
     from physim.step.model import StepModel
 
 # Parts of a step that are drawn apart; the rest is one.
@@ -198,11 +199,39 @@ def draw_explanation(found: Elasticities) -> tuple[Axes, Axes]:
         found: What `physim.explain` found.
     """
     rows = 0.42 * len(found.notable())
-    figure = new_figure(7.5, 3.2 + rows)
-    first, others = figure.subplots(2, height_ratios=(0.5, 1.2 + rows))
+    heights = [0.5, 1.2 + rows]
+    if found.speculation is not None:
+        heights.insert(1, 1.8)
+    figure = new_figure(7.5, 1.5 + sum(heights))
+    first, *drafts, others = figure.subplots(len(heights), height_ratios=heights)
     drawn = draw_first_token(found, first), draw_elasticities(found, others)
+    if found.speculation is not None:
+        draw_speculation(found.speculation, drafts[0])
     others.set_title("")
     return drawn
+
+
+def draw_speculation(found: Speculation, axes: Axes | None = None) -> Axes:
+    """Draws the time from token to token with drafts and without, by the batch.
+
+    Args:
+        found: What `physim.questions.speculation.speculation` found.
+        axes: Where; None for a new figure.
+    """
+    axes = axes_or_new(axes, 7.5, 3.0)
+    length = f"{found.draft_tokens} draft tokens, {found.accepted_length:.3g} tokens a step"
+    for seconds, label in ((found.plain_s, "a token a step"), (found.drafted_s, length)):
+        axes.plot(found.requests, 1e3 * seconds, label=label)
+    if 1 < found.stops_at < found.requests[-1]:
+        axes.axvline(found.stops_at, color="0.6", ls="--", lw=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    plain_ticks(axes)
+    axes.set_xlabel("requests that decode")
+    axes.set_ylabel("ms a token")
+    axes.set_title(found.verdict, fontsize=9)
+    axes.legend(fontsize=8, frameon=False)
+    return axes
 
 
 def draw_first_token(found: Elasticities, axes: Axes | None = None) -> Axes:

@@ -136,7 +136,7 @@ class PoolPrediction:
             f"{known.profile.engine} {known.profile.version}: max_num_seqs {sizes.max_num_seqs}, "
             f"max_num_batched_tokens {sizes.max_num_batched_tokens}, max_model_len "
             f"{sizes.max_model_len}, {scheduling} scheduling, {known.kv_cache_dtype} KV cache, "
-            f"{known.sampling} sampling"
+            f"{known.sampling} sampling" + (f", {known.draft.describe()}" if known.draft else "")
         )
 
     def describe_memory(self) -> str:

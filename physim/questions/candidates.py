@@ -19,6 +19,7 @@ _DEGREES = (1, 2, 4, 8)
 _STAGES = (1, 2, 4)
 _SEQS = (16, 32, 64, 128, 256, 512, 1024)
 _BUDGETS = (2048, 4096, 8192, 16384)
+_DRAFT_TOKENS = (1, 2, 3, 5)
 # GPUs that share layers are within a node of so many.
 NODE = 8
 
@@ -48,10 +49,11 @@ def servers(
     for name in formats_of(model):
         own = layouts_of(load_model(name, read_as), max_gpus, tried)
         wanted = (
-            {"model": name, "gpu": gpu, **layout, **limits}
+            {"model": name, "gpu": gpu, **layout, **limits, **drafts}
             for gpu in gpus
             for layout in own
             for limits in _limits(options)
+            for drafts in _drafts(options)
         )
         for attempt in attempts(wanted, options):
             if attempt.case is not None:
@@ -97,6 +99,14 @@ def layouts_of(
         spread = sorted({1, stage}) if model.experts else [1]
         found += [{**layout, "ep": ep} for ep in named.get("ep", spread)]
     return found
+
+
+def _drafts(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How many tokens to propose, where that is not given of a draft; none among them."""
+    if options.get("draft") is None or options.get("draft_tokens") is not None:
+        return [{}]
+    none = dict.fromkeys(name for name in options if name.startswith("draft"))
+    return [none, *({"draft_tokens": tokens} for tokens in _DRAFT_TOKENS)]
 
 
 def _limits(options: Mapping[str, Any]) -> Iterator[dict[str, int]]:

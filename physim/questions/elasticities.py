@@ -22,6 +22,7 @@ from physim.inputs.case import Case, CaseOptions
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.prediction.results import FIRST_TOKEN_PARTS
+from physim.questions.speculation import Speculation, speculation
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
 from physim.types import AnyArray, Number
@@ -50,6 +51,7 @@ class Elasticities:
             `physim.prediction.results.FIRST_TOKEN_PARTS`.
         case: What was asked about.
         fit: Name of the fit.
+        speculation: Where its drafts pay; None where it has none.
     """
 
     values: Mapping[str, Mapping[str, float]]
@@ -57,6 +59,7 @@ class Elasticities:
     ttft_parts_s: Mapping[str, float]
     case: Case
     fit: str
+    speculation: Speculation | None = None
 
     def notable(self) -> dict[str, Mapping[str, float]]:
         """The values of parts on which anything depends, by what the parts are in words."""
@@ -77,6 +80,7 @@ class Elasticities:
             "fit": self.fit,
             "metrics": dict(self.metrics),
             "ttft_parts_s": dict(self.ttft_parts_s),
+            **({"speculation": self.speculation.to_dict()} if self.speculation else {}),
             "elasticities": {name: dict(row) for name, row in self.values.items()},
         }
 
@@ -134,6 +138,7 @@ def explain(
         {name: float(getattr(first_token, name)) for name in FIRST_TOKEN_PARTS},
         case,
         known.name,
+        speculation(case, known.corrections) if case.server.draft else None,
     )
 
 

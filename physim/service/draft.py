@@ -37,6 +37,14 @@ class Draft:
     model: ModelArch | None = None
     shares_embeddings: bool = False
 
+    def describe(self) -> str:
+        """What proposes how many tokens, and how many come of a step."""
+        measured = f" on {self.content}" if self.content else ""
+        return (
+            f"{self.method} with {self.tokens} draft tokens, {self.accepted_length:.3g} tokens a "
+            f"step{measured}"
+        )
+
     @property
     def layers(self) -> Mapping[Mixer, int]:
         """Each attention of its layers, and how many have it."""
@@ -53,6 +61,11 @@ class Draft:
             return 0.0
         shared = self.model.embedding_parameters * BYTES_16_BIT / tp
         return weight_bytes(self.model) - self.shares_embeddings * shared
+
+    @property
+    def named(self) -> str | None:
+        """The name of a model of its own; None where it is the model's own, or none."""
+        return None if self.model is None or self.shares_embeddings else self.model.name
 
     @property
     def tokens(self) -> int:

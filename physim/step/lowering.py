@@ -183,12 +183,15 @@ def _alike(models: Sequence[StepOps]) -> Sequence[StepOps]:
             dataclasses.replace(model, over_sizes=model.over_sizes.widened(slots))
             for model in models
         ]
-    drafts = [model.draft for model in models if model.draft is not None]
-    if not drafts:
+    if all(model.draft_tokens is None for model in models):
         return models
+    # Those without drafts propose no token, by the layers of any other.
+    others = next((model.draft for model in models if model.draft is not None), None)
+    drafts = [model.draft or others for model in models]
+    some = _alike([draft for draft in drafts if draft is not None]) if others else drafts
     return [
-        dataclasses.replace(model, draft=draft)
-        for model, draft in zip(models, _alike(drafts), strict=True)
+        dataclasses.replace(model, draft_tokens=model.draft_tokens or 0.0, draft=draft)
+        for model, draft in zip(models, some, strict=True)
     ]
 
 

@@ -141,7 +141,7 @@ class StepModel(eqx.Module):
         layers = replace(self, ops=self.ops.draft)
         first, further = layers.families(batch), layers.families(further_pass(batch))
         over_sizes, decode, prefill = (
-            jnp.sum(one) + (tokens - 1.0) * jnp.sum(more)
+            jnp.minimum(tokens, 1.0) * jnp.sum(one) + jnp.maximum(tokens - 1.0, 0.0) * jnp.sum(more)
             for one, more in zip(first, further, strict=True)
         )
         return over_sizes + outside, decode, prefill

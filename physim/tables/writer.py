@@ -201,6 +201,10 @@ def _checked(case: Case, kind: str) -> Case:
     Raises:
         InputError: It has none, or such a layout.
     """
+    if case.server.draft is not None:
+        raise InputError(
+            "draft", "has no place in a table, whose steps give a token", "leave it out"
+        )
     layout = case.server.parallelism
     for name in ("pp", "dp") if kind == BLIS else ():
         if getattr(layout, name) > 1:
