@@ -13,6 +13,7 @@ from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
 from physim.prediction.many import check_method, predict_cases
+from physim.prediction.peer_access import without_peer_access
 from physim.prediction.results import Prediction
 from physim.service.phases import decode_steps
 from physim.step.component import Placement
@@ -130,6 +131,8 @@ def _bounded(
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     intervals, least, approximate = {}, least_s(case), errors_of(case, prediction)
     scatters = fit.scatter_at(fluid.pool.running)
+    hosted = without_peer_access(case)
+    slower = predict_cases([hosted], [fit.corrections])[0] if hosted else fluid
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
         if value is None or metric not in scatters:
@@ -137,6 +140,8 @@ def _bounded(
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
         scatter = math.hypot(scatters[metric], approximate[metric])
         low, high = _width(ratios, scatter)
+        ratio = _ratio(getattr(slower, name), getattr(fluid, name))
+        low, high = low * min(ratio, 1.0), high * max(ratio, 1.0)
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)
 
