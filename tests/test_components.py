@@ -1,6 +1,7 @@
 """Components against hand-computed numbers, measured rows, and their rooflines."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
 from physim.step.batch import Batch
-from physim.step.components.sampling import mask_seconds
+from physim.step.components.sampling import mask_seconds, slower_than_measured
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
 from physim.step.host import Host
 from physim.step.lowering import StepOps, assumptions, lower, rows_of, stack_ops
@@ -488,6 +489,18 @@ def test_sampling_and_penalties_by_hand():
     assert seconds("0.33", "truncated") == pytest.approx(whole + 10 * passed)
     assert seconds("0.15.1", "penalised", "penalties") == pytest.approx(2e-4 + 4 * 30e-6)
     assert seconds("0.33", "penalised", "penalties") == pytest.approx(1.15e-4)
+
+
+def test_sampling_on_other_gpus_by_hand():
+    # The A100 has 108 multiprocessors at 1,410 MHz, the H100 132 at 1,830.
+    a100 = slower_than_measured(load_hardware("a100_sxm"))
+    assert a100 == pytest.approx(132 * 1830 / (108 * 1410))
+    # One that has more, or of which it is not said, goes by the fourth root of the bandwidth.
+    b200 = load_hardware("b200_sxm")
+    by_hand = (3.35e12 / b200.memory_bandwidth) ** 0.25
+    assert slower_than_measured(b200) == pytest.approx(by_hand)
+    more = replace(b200, multiprocessor_cycles=148 * 1856e6)
+    assert slower_than_measured(more) == pytest.approx(by_hand)
 
 
 def test_sampling_agrees_with_measured_rows(shared):

@@ -18,6 +18,7 @@ _CAPABILITY = "compute_capability"
 _NETWORK = "network_bandwidth_bytes_per_s"
 _PEER_ACCESS = "peer_access"
 _PCIE = "pcie"
+_CYCLES = "multiprocessor_cycles_per_s"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Hardware:
         peer_access: Whether GPUs of a node reach each other's memory, or exchange all through that
             of the host. True over any link but PCIe, where it depends on the driver and the host:
             None if the file does not say.
+        multiprocessor_cycles: Multiprocessors times their clock, 1/s: the pace of kernels that are
+            bound neither by memory nor by tensor cores; None if the file does not say.
     """
 
     key: str
@@ -53,6 +56,7 @@ class Hardware:
     node_gpus: int | None = None
     network_bandwidth: float | None = None
     peer_access: bool | None = None
+    multiprocessor_cycles: float | None = None
 
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
@@ -100,6 +104,7 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
         node_gpus=_whole(fields, "node_gpus", where) if "node_gpus" in fields else None,
         network_bandwidth=_figure(fields, _NETWORK, where) if _NETWORK in fields else None,
         peer_access=_peer_access(fields, where, link),
+        multiprocessor_cycles=_figure(fields, _CYCLES, where) if _CYCLES in fields else None,
     )
 
 
