@@ -15,12 +15,15 @@ from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import load_expert_grid, load_grid
 from physim.inputs.deployment import Deployment
+from physim.models.formats import FLOAT32
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
 from physim.step.batch import Batch
+from physim.step.component import Placement
 from physim.step.components.sampling import mask_seconds, slower_than_measured
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
+from physim.step.gemms import gemm_row
 from physim.step.host import Host
 from physim.step.lowering import StepOps, assumptions, lower, rows_of, stack_ops
 from physim.step.many_batches import named_seconds
@@ -467,6 +470,39 @@ def test_elementwise_by_hand():
     seconds = parts_of([row], prompt(4.0))["elementwise"]
     moved = 4 * 2 * values / (0.85 * 3.35e12)
     assert seconds == pytest.approx(llama.layers * (5 * 2e-6 + moved))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "measured"),
+    [(64, 15.4e-6), (256, 22.0e-6), (1024, 53.7e-6), (4096, 174.4e-6), (16384, 438.7e-6)],
+)
+def test_a_router_in_float32_agrees_with_measured_rows(tokens, measured):
+    """6,144 x 128 on GB300 (vllm-project/vllm pull request 55899)."""
+    placement = Placement(placed("MiniMaxAI/MiniMax-M2.5", "gb300", 4, engine_version="0.19"))
+    row = gemm_row(placement, "router", "experts", 1.0, 128, 6144, FLOAT32)
+    (place,) = np.flatnonzero(tokens == TOKENS)
+    assert np.exp(row.log_seconds[place]) == pytest.approx(measured, rel=0.35)
+
+
+def test_a_router_in_float32_by_hand():
+    model = "MiniMaxAI/MiniMax-M2.5"
+    for tp in (4, 8):
+        # 256 experts of a hidden state of 3,072 in 62 layers, whole on every GPU.
+        row = row_named("router", model, tp=tp, engine_version="0.19")
+        assert (row.count, row.gemm) == (62, (256, 3072))
+        assert (row.peak_flops, row.fixed_bytes) == (67e12, 4 * 256 * 3072)
+        (place,) = np.flatnonzero(TOKENS == 8192)
+        by_hand = 15e-6 + 2 * 8192 * 256 * 3072 / (0.75 * 67e12)
+        assert np.exp(row.log_seconds[place]) == pytest.approx(by_hand)
+    # Later versions multiply it on tensor cores, and other models keep none in float32.
+    assert row_named("router", model, tp=8, engine_version="0.33").peak_flops == 989.4e12
+    assert row_named("router", "Qwen/Qwen3-30B-A3B").peak_flops == 989.4e12
+    (note,) = (
+        line
+        for line in assumptions(placed(model, tp=8, engine_version="0.19"))
+        if "float32" in line
+    )
+    assert note.startswith("no measured float32 GEMM: by measurements of routers")
 
 
 def test_sampling_and_penalties_by_hand():

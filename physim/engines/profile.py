@@ -90,6 +90,8 @@ class EngineProfile:
             which is for the KV cache, rather than of all memory.
         casts_mxfp4: Whether activations beside mxfp4 weights are cast to mxfp8 where a GPU
             multiplies them.
+        float32_routers: Whether routers that a model keeps in float32 are multiplied in it, rather
+            than by kernels that tensor cores run.
         counts_requests: Whether the KV tokens that it reports are those of as many requests of
             ``max_model_len`` as fit, rather than of all layers as if none had a window.
         counts_steps_under_way: Whether a window then takes the tokens of all steps under way, which
@@ -116,6 +118,7 @@ class EngineProfile:
     kernel_tables: str
     memory_left: bool = False
     casts_mxfp4: bool = False
+    float32_routers: bool = False
     counts_requests: bool = False
     counts_steps_under_way: bool = False
     caveat: str = ""
@@ -238,6 +241,7 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             kernel_tables=str(value("kernel_tables")),
             memory_left="memory_left" in fields and flag("memory_left"),
             casts_mxfp4="casts_mxfp4" in fields and flag("casts_mxfp4"),
+            float32_routers="float32_routers" in fields and flag("float32_routers"),
             counts_requests="counts_requests" in fields and flag("counts_requests"),
             counts_steps_under_way="counts_steps_under_way" in fields
             and flag("counts_steps_under_way"),

@@ -28,7 +28,8 @@ class Hardware:
     Attributes:
         key: The name that commands take, such as ``h100_sxm``.
         name: The product's name.
-        peak_flops: Dense peak FLOP/s of the tensor cores for each number format, as pairs.
+        peak_flops: Dense peak FLOP/s of the tensor cores for each number format, as pairs, and that
+            of CUDA cores in float32.
         memory_bandwidth: HBM or GDDR bandwidth, bytes/s.
         memory_bytes: Memory that a process can see, bytes.
         link: What it is, such as ``nvlink`` or ``pcie``.
