@@ -1,6 +1,7 @@
 """Components against hand-computed numbers, measured rows, and their rooflines."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,15 @@ from physim import roofline
 from physim.corrections.fields import Corrections
 from physim.grids.store import load_expert_grid, load_grid
 from physim.inputs.deployment import Deployment
+from physim.models.formats import FLOAT32
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
 from physim.step.batch import Batch
-from physim.step.components.sampling import mask_seconds
+from physim.step.component import Placement
+from physim.step.components.sampling import mask_seconds, slower_than_measured
 from physim.step.curves import CHUNK, CONTEXT, MESSAGE_BYTES, REQUESTS, TOKENS
+from physim.step.gemms import gemm_row
 from physim.step.host import Host
 from physim.step.lowering import StepOps, assumptions, lower, rows_of, stack_ops
 from physim.step.many_batches import named_seconds
@@ -468,6 +472,39 @@ def test_elementwise_by_hand():
     assert seconds == pytest.approx(llama.layers * (5 * 2e-6 + moved))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "measured"),
+    [(64, 15.4e-6), (256, 22.0e-6), (1024, 53.7e-6), (4096, 174.4e-6), (16384, 438.7e-6)],
+)
+def test_a_router_in_float32_agrees_with_measured_rows(tokens, measured):
+    """6,144 x 128 on GB300 (vllm-project/vllm pull request 55899)."""
+    placement = Placement(placed("MiniMaxAI/MiniMax-M2.5", "gb300", 4, engine_version="0.19"))
+    row = gemm_row(placement, "router", "experts", 1.0, 128, 6144, FLOAT32)
+    (place,) = np.flatnonzero(tokens == TOKENS)
+    assert np.exp(row.log_seconds[place]) == pytest.approx(measured, rel=0.35)
+
+
+def test_a_router_in_float32_by_hand():
+    model = "MiniMaxAI/MiniMax-M2.5"
+    for tp in (4, 8):
+        # 256 experts of a hidden state of 3,072 in 62 layers, whole on every GPU.
+        row = row_named("router", model, tp=tp, engine_version="0.19")
+        assert (row.count, row.gemm) == (62, (256, 3072))
+        assert (row.peak_flops, row.fixed_bytes) == (67e12, 4 * 256 * 3072)
+        (place,) = np.flatnonzero(TOKENS == 8192)
+        by_hand = 15e-6 + 2 * 8192 * 256 * 3072 / (0.75 * 67e12)
+        assert np.exp(row.log_seconds[place]) == pytest.approx(by_hand)
+    # Later versions multiply it on tensor cores, and other models keep none in float32.
+    assert row_named("router", model, tp=8, engine_version="0.33").peak_flops == 989.4e12
+    assert row_named("router", "Qwen/Qwen3-30B-A3B").peak_flops == 989.4e12
+    (note,) = (
+        line
+        for line in assumptions(placed(model, tp=8, engine_version="0.19"))
+        if "float32" in line
+    )
+    assert note.startswith("no measured float32 GEMM: by measurements of routers")
+
+
 def test_sampling_and_penalties_by_hand():
     model = "meta-llama/Llama-3.1-8B-Instruct"
     batch = Batch.summarised(4.0, 16.0)
@@ -488,6 +525,18 @@ def test_sampling_and_penalties_by_hand():
     assert seconds("0.33", "truncated") == pytest.approx(whole + 10 * passed)
     assert seconds("0.15.1", "penalised", "penalties") == pytest.approx(2e-4 + 4 * 30e-6)
     assert seconds("0.33", "penalised", "penalties") == pytest.approx(1.15e-4)
+
+
+def test_sampling_on_other_gpus_by_hand():
+    # The A100 has 108 multiprocessors at 1,410 MHz, the H100 132 at 1,830.
+    a100 = slower_than_measured(load_hardware("a100_sxm"))
+    assert a100 == pytest.approx(132 * 1830 / (108 * 1410))
+    # One that has more, or of which it is not said, goes by the fourth root of the bandwidth.
+    b200 = load_hardware("b200_sxm")
+    by_hand = (3.35e12 / b200.memory_bandwidth) ** 0.25
+    assert slower_than_measured(b200) == pytest.approx(by_hand)
+    more = replace(b200, multiprocessor_cycles=148 * 1856e6)
+    assert slower_than_measured(more) == pytest.approx(by_hand)
 
 
 def test_sampling_agrees_with_measured_rows(shared):

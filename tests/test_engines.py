@@ -203,6 +203,21 @@ def test_an_engine_that_is_less_known_has_wider_intervals():
     assert widths[1] > 1.2 * widths[0]
 
 
+@pytest.mark.slow
+def test_an_engine_that_is_older_than_any_profile_has_wider_intervals():
+    def log_width(version):
+        found = physim.predict(case_of("vllm", engine_version=version))
+        low, high = found.intervals["itl_s"]
+        return np.log(high / low), found
+
+    (known, same), (older, found) = log_width("0.11"), log_width("0.10.2")
+    assert found.itl_s == same.itl_s
+    # A fifth beside the rest, in quadrature, on both sides of 90%.
+    assert older == pytest.approx(np.hypot(known, 2 * 1.645 * 0.2), rel=1e-3)
+    assert sum("is older than any that physim knows" in note for note in found.assumptions) == 1
+    assert not load_engine("vllm", "0.12").is_older
+
+
 def test_steps_apart_take_both():
     case = case_of("sglang")
     model = step_model_of(case, Corrections())

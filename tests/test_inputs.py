@@ -390,7 +390,9 @@ def test_versions_between_profiles_take_the_one_before_and_say_so():
     assert between.note == "vllm 0.19.0 has no profile of its own: 0.17's is taken"
     old, new = load_engine("vllm", "0.9.1"), load_engine("vllm", "1.0")
     assert (old.version, new.version) == ("0.11", "0.33")
-    assert old.note == "vllm 0.9.1 is older than any that physim knows: 0.11's is taken"
+    assert old.note == (
+        "vllm 0.9.1 is older than any that physim knows: 0.11's is taken, and intervals are wider"
+    )
     assert new.note == "vllm 1.0 is newer than any that physim knows: 0.33's is taken"
     # As text 0.9 would come after 0.33.
     assert shipped_engines()["vllm"] == ("0.11", "0.15.1", "0.17", "0.21", "0.33")

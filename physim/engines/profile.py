@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from physim import data
@@ -93,10 +93,13 @@ class EngineProfile:
             which is for the KV cache, rather than of all memory.
         casts_mxfp4: Whether activations beside mxfp4 weights are cast to mxfp8 where a GPU
             multiplies them.
+        float32_routers: Whether routers that a model keeps in float32 are multiplied in it, rather
+            than by kernels that tensor cores run.
         counts_requests: Whether the KV tokens that it reports are those of as many requests of
             ``max_model_len`` as fit, rather than of all layers as if none had a window.
         counts_steps_under_way: Whether a window then takes the tokens of all steps under way, which
             are freed when those are done, rather than of one step.
+        is_older: Whether the version that was asked for is older than any that has a profile.
         caveat: What is not known of it.
         note: What stands for what, if the version that was asked for has no profile of its own.
     """
@@ -121,8 +124,10 @@ class EngineProfile:
     kernel_tables: str
     memory_left: bool = False
     casts_mxfp4: bool = False
+    float32_routers: bool = False
     counts_requests: bool = False
     counts_steps_under_way: bool = False
+    is_older: bool = False
     caveat: str = ""
     note: str = ""
 
@@ -185,12 +190,13 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
         return _read(engine, same[-1])
     before = [one for one in versions if _numbers(one) <= asked]
     taken = before[-1] if before else versions[0]
-    what = "has no profile of its own"
+    what, so = "has no profile of its own", ""
     if not before:
-        what = "is older than any that physim knows"
+        what, so = "is older than any that physim knows", ", and intervals are wider"
     elif taken == versions[-1]:
         what = "is newer than any that physim knows"
-    return _read(engine, taken, f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken")
+    note = f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken{so}"
+    return replace(_read(engine, taken), note=note, is_older=not before)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -199,7 +205,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in found.group(1).split("."))
 
 
-def _read(engine: str, version: str, note: str = "") -> EngineProfile:
+def _read(engine: str, version: str) -> EngineProfile:
     path = data.folder("engines") / f"{engine}-{version}{_SUFFIX}"
     fields = data.read_json(path)
 
@@ -245,11 +251,11 @@ def _read(engine: str, version: str, note: str = "") -> EngineProfile:
             kernel_tables=str(value("kernel_tables")),
             memory_left="memory_left" in fields and flag("memory_left"),
             casts_mxfp4="casts_mxfp4" in fields and flag("casts_mxfp4"),
+            float32_routers="float32_routers" in fields and flag("float32_routers"),
             counts_requests="counts_requests" in fields and flag("counts_requests"),
             counts_steps_under_way="counts_steps_under_way" in fields
             and flag("counts_steps_under_way"),
             caveat=str(fields.get("caveat", "")),
-            note=note,
         )
     except InputError:
         raise

@@ -78,7 +78,8 @@ MXFP4_MXFP8 = WeightFormat(
 )
 INT8 = WeightFormat("int8", 1.0, "int8", 1.0, ("int8", *_FP8_TABLES), ("fp8", "bfloat16"))
 INT8_WEIGHTS = WeightFormat("int8_w8a16", 1.0, "bfloat16")
-FLOAT32 = WeightFormat("float32", 4.0, "bfloat16")
+# Multiplied by CUDA cores, as routers that some models keep in it are.
+FLOAT32 = WeightFormat("float32", 4.0, "float32", 4.0)
 # Bytes of an element of the KV cache, the share of a scale included.
 KV_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1.0 / 16}
 

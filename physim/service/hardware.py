@@ -16,6 +16,9 @@ _SUFFIX = ".json"
 _MOST = 1e21
 _CAPABILITY = "compute_capability"
 _NETWORK = "network_bandwidth_bytes_per_s"
+_PEER_ACCESS = "peer_access"
+_PCIE = "pcie"
+_CYCLES = "multiprocessor_cycles_per_s"
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Hardware:
     Attributes:
         key: The name that commands take, such as ``h100_sxm``.
         name: The product's name.
-        peak_flops: Dense peak FLOP/s of the tensor cores for each number format, as pairs.
+        peak_flops: Dense peak FLOP/s of the tensor cores for each number format, as pairs, and that
+            of CUDA cores in float32.
         memory_bandwidth: HBM or GDDR bandwidth, bytes/s.
         memory_bytes: Memory that a process can see, bytes.
         link: What it is, such as ``nvlink`` or ``pcie``.
@@ -35,6 +39,11 @@ class Hardware:
         node_gpus: GPUs that the link connects, those of a node; None if the file does not say.
         network_bandwidth: Bandwidth to other nodes for each GPU, bytes/s in one direction; None if
             the file does not say.
+        peer_access: Whether GPUs of a node reach each other's memory, or exchange all through that
+            of the host. True over any link but PCIe, where it depends on the driver and the host:
+            None if the file does not say.
+        multiprocessor_cycles: Multiprocessors times their clock, 1/s: the pace of kernels that are
+            bound neither by memory nor by tensor cores; None if the file does not say.
     """
 
     key: str
@@ -47,6 +56,8 @@ class Hardware:
     compute_capability: float | None = None
     node_gpus: int | None = None
     network_bandwidth: float | None = None
+    peer_access: bool | None = None
+    multiprocessor_cycles: float | None = None
 
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
@@ -81,17 +92,20 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
     peaks = fields.get("peak_flops")
     if not isinstance(peaks, Mapping) or "bfloat16" not in peaks:
         raise InputError(f"{where}: peak_flops", "has no bfloat16 figure", "add it")
+    link = texts["link"] or _PCIE
     return Hardware(
         key=texts["key"] or path.stem,
         name=texts["name"] or path.stem,
         peak_flops=tuple((k, _figure(peaks, k, where)) for k in sorted(peaks)),
         memory_bandwidth=_figure(fields, "memory_bandwidth_bytes_per_s", where),
         memory_bytes=_figure(fields, "memory_bytes", where),
-        link=texts["link"] or "pcie",
+        link=link,
         link_bandwidth=_figure(fields, "link_bandwidth_bytes_per_s", where),
         compute_capability=_figure(fields, _CAPABILITY, where) if _CAPABILITY in fields else None,
         node_gpus=_whole(fields, "node_gpus", where) if "node_gpus" in fields else None,
         network_bandwidth=_figure(fields, _NETWORK, where) if _NETWORK in fields else None,
+        peer_access=_peer_access(fields, where, link),
+        multiprocessor_cycles=_figure(fields, _CYCLES, where) if _CYCLES in fields else None,
     )
 
 
@@ -129,6 +143,21 @@ def _text(fields: Mapping[str, Any], field: str, where: str) -> str:
     if value is not None and not (isinstance(value, str) and value.strip()):
         raise InputError(f"{where}: {field}", f"{str(value)[:60]!r} is not a name", "correct it")
     return value or ""
+
+
+def _peer_access(fields: Mapping[str, Any], where: str, link: str) -> bool | None:
+    """Whether a GPU reaches the memory of others: as its file says, else by its link."""
+    if _PEER_ACCESS not in fields:
+        return None if link == _PCIE else True
+    fact = fields[_PEER_ACCESS]
+    value = fact.get("value") if isinstance(fact, Mapping) else None
+    if not isinstance(value, bool):
+        raise InputError(
+            f"{where}: {_PEER_ACCESS}",
+            "has neither true nor false as its value",
+            'write {"value": true, "source": "..."}, or leave it out if it is not known',
+        )
+    return value
 
 
 def _whole(fields: Mapping[str, Any], field: str, where: str) -> int:

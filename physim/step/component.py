@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_gpus
 from physim.models.architecture import ModelArch
-from physim.models.formats import MXFP4, MXFP4_MXFP8, WeightFormat
+from physim.models.formats import FLOAT32, MXFP4, MXFP4_MXFP8, WeightFormat
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import Hardware
 from physim.service.server import Server
@@ -76,6 +76,8 @@ class Placement:
         casts = self.server.casts_mxfp4 and self.gpu.peak("fp4")
         if form.name == MXFP4.name and casts:
             return replace(MXFP4_MXFP8, is_padded=form.is_padded)
+        if form.compute == FLOAT32.compute and not self.server.profile.float32_routers:
+            return form.stored
         return form if self.gpu.peak(form.compute) else form.stored
 
     def peak_flops(self, form: WeightFormat) -> float:

@@ -27,20 +27,29 @@ def rising_log_seconds(
 ) -> np.ndarray:
     """Time at the knots from measured efficiency: rising, and no shorter than the roofline.
 
-    More work never takes less time. Where measured kernels say otherwise, because the library
-    chose a worse one for the smaller shape, the time is put midway (in logarithm) between the
-    longest so far and the shortest to come, which both rise. Some kernels were timed faster than
-    their roofline, on data that stayed in the cache.
+    Some kernels were timed faster than their roofline, on data that stayed in the cache.
 
     Args:
         log_efficiency: Logarithm of roofline time over measured time, at the knots.
         bound_s: Roofline time at the knots, seconds.
         start_s: Time beside it that the efficiency is relative to (`Grid.start_s`).
     """
-    log_bound = np.log(bound_s)
     log_time = np.log(bound_s + start_s) - log_efficiency
+    return np.maximum(rising(log_time), np.log(bound_s))
+
+
+def rising(log_time: np.ndarray) -> np.ndarray:
+    """Time that rises along every axis.
+
+    More work never takes less time. Where measured kernels say otherwise, because the library
+    chose a worse one for the smaller shape, the time is put midway (in logarithm) between the
+    longest so far and the shortest to come, which both rise.
+
+    Args:
+        log_time: Logarithm of the time at the knots.
+    """
     longest, shortest = log_time, log_time
     for axis in range(log_time.ndim):
         longest = np.maximum.accumulate(longest, axis=axis)
         shortest = np.flip(np.minimum.accumulate(np.flip(shortest, axis), axis=axis), axis)
-    return np.maximum((longest + shortest) / 2, log_bound)
+    return (longest + shortest) / 2

@@ -10,11 +10,19 @@ import numpy as np
 
 from physim import roofline
 from physim.grids.store import load_grid, tables
-from physim.models.formats import WeightFormat
+from physim.models.formats import FLOAT32, WeightFormat
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Placement
 from physim.step.curves import TOKENS, rising_log_seconds
 from physim.step.rows import SizeRow
+
+# A router in float32, which cuBLAS multiplies on CUDA cores: on GB300 6,144 x 128 take 15.4 us for
+# 64 tokens, 22.0 for 256, 53.7 for 1,024, 174 for 4,096 and 439 for 16,384 (vllm-project/vllm pull
+# request 55899), 59 of 80 TFLOP/s. Fewer than 64 take 7 to 22 us (pull requests 44343 and 47973, on
+# GB200), and MiniMax-M2's, of 3,072 x 256, 9.1% of a step of 64 requests
+# (sgl-project/sglang pull request 22744).
+FLOAT32_START_S = 15e-6
+FLOAT32_EFFICIENCY = 0.75
 
 
 def gemm_row(
@@ -71,6 +79,8 @@ def _log_seconds(placement: Placement, n: float, k: float, form: WeightFormat) -
     taken = placement.multiplied(form)
     work = roofline.gemm(TOKENS, n, k, taken.bytes_per_weight, taken.activation_bytes)
     bound = roofline.seconds(work, placement.peak_flops(form), placement.gpu.memory_bandwidth)
+    if taken == FLOAT32:
+        return np.log(FLOAT32_START_S + np.asarray(bound) / FLOAT32_EFFICIENCY)
     measured = load_grid(placement.grids, gemm_table(placement.grids, taken)).sliced(n=n, k=k)
     return rising_log_seconds(measured.resampled(tokens=TOKENS), np.asarray(bound))
 
@@ -128,6 +138,8 @@ def format_notes(placement: Placement, form: WeightFormat) -> list[str]:
         compute = f"{placement.gpu.key} has no {form.compute} tensor cores"
         return [f"{compute}: {form.name} weights, 16-bit compute{limit}"]
     taken = placement.multiplied(form)
+    if taken == FLOAT32:
+        return ["no measured float32 GEMM: by measurements of routers on GB200 and GB300"]
     table = gemm_table(placement.grids, taken).removeprefix("gemm_")
     if is_gemm and table != form.name and taken == form:
         return [f"no measured {form.name} GEMM: efficiencies of {table} are used{limit}"]

@@ -23,6 +23,7 @@ from physim.step.drafting import PART as DRAFT
 from physim.step.gemms import format_notes
 from physim.step.host import PART as HOST
 from physim.step.host import Host
+from physim.step.host_memory import peer_access_notes
 from physim.step.rows import DecodeRow, DecodeRows, PrefillRow, PrefillRows, Row, SizeRow, SizeRows
 from physim.step.sizes import Setting, model_setting
 from physim.types import AnyArray, Number, Scalar
@@ -222,5 +223,6 @@ def assumptions(server: Server) -> list[str]:
         lines.append(
             f"no kernels of {profile.engine} measured on {stand_in}: {DEFAULT_ENGINE}'s are taken"
         )
+    lines += peer_access_notes(placement)
     lines += [line for component in COMPONENTS for line in component.assumptions(placement)]
     return lines + [line for form in model.weight_formats for line in format_notes(placement, form)]

@@ -9,7 +9,7 @@ from physim.errors import InputError
 from physim.mixers.attention import Attention
 from physim.mixers.mixer import Mixer
 from physim.models.config_fields import ConfigFields
-from physim.models.formats import BFLOAT16
+from physim.models.formats import BFLOAT16, WeightFormat
 from physim.models.layers import Experts, LayerGroup, Linear
 from physim.models.quantization import Formats
 
@@ -230,6 +230,7 @@ def experts_block(
     gated: bool = True,
     norms: int = 0,
     role: str = "experts",
+    router: WeightFormat = BFLOAT16,
 ) -> Block:
     """Routed experts with their router and what every token visits beside them.
 
@@ -240,6 +241,7 @@ def experts_block(
         gated: Whether the shared expert has a gate.
         norms: Weights of what else there is.
         role: What the quantisation knows the experts as.
+        router: Format of the router.
 
     Raises:
         InputError: A token visits more experts than there are.
@@ -252,7 +254,7 @@ def experts_block(
             "correct it",
         )
     hidden, latent = reading.hidden, experts.hidden_size
-    linears = [Linear("router", "experts", ((1, experts.count),), (1, hidden), BFLOAT16)]
+    linears = [Linear("router", "experts", ((1, experts.count),), (1, hidden), router)]
     if latent:
         form = reading.quantization.form("latent_experts", layer)
         linears += [

@@ -33,6 +33,7 @@ from physim.models.families.windows import (
     reach_of,
     sliding_window,
 )
+from physim.models.formats import FLOAT32
 from physim.models.layers import Experts
 
 # What families call the same figures.
@@ -202,6 +203,11 @@ def _minimax2_attention(reading: Reading, layer: int) -> Block:
     return replace(found, attention=replace(attention, norm_spans_heads=spans))
 
 
+def _minimax2_experts(reading: Reading, layer: int) -> Block:
+    # vLLM, minimax_m2.py, and SGLang likewise: the gate's weights, and what enters it, are float32.
+    return experts_block(reading, layer, as_wide_as_an_mlp(reading.config), router=FLOAT32)
+
+
 def _minimax3_attention(reading: Reading, layer: int) -> Block:
     """MiniMax-M3: layers that attend to blocks of tokens, chosen by small heads of their own."""
     config = reading.config
@@ -295,7 +301,7 @@ FAMILIES = {
     "Dots1ForCausalLM": Family(grouped_queries(qk_norm=True), mixture(), qk_norm=True),
     "Ernie4_5_MoeForCausalLM": Family(grouped_queries(), mixture(), tied_by_default=True),
     "HunYuanMoEV1ForCausalLM": Family(grouped_queries(qk_norm=True), mixture(), qk_norm=True),
-    "MiniMaxM2ForCausalLM": Family(_minimax2_attention, _EVERY_LAYER, qk_norm=True),
+    "MiniMaxM2ForCausalLM": Family(_minimax2_attention, _minimax2_experts, qk_norm=True),
     "MiniMaxM3ForCausalLM": _MINIMAX_M3,
     "MiniMaxM3SparseForConditionalGeneration": _MINIMAX_M3,
     "GptOssForCausalLM": Family(_gpt_oss_attention, _EVERY_LAYER),

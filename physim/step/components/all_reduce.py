@@ -11,6 +11,7 @@ from physim.grids.store import load_grid
 from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import LEAST_MESSAGE_BYTES, MESSAGE_BYTES, rising_log_seconds
+from physim.step.host_memory import exchange_bandwidth, through_host
 from physim.step.nodes import between_nodes, spanning_notes
 from physim.step.rows import Row, SizeRow
 
@@ -21,11 +22,13 @@ SKEW_S = 3e-6
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    tp, link = placement.tp, placement.gpu.link_bandwidth
+    tp, bandwidth = placement.tp, exchange_bandwidth(placement.gpu)
     if tp == 1:
         return
     message = np.maximum(MESSAGE_BYTES, LEAST_MESSAGE_BYTES)
-    within = np.exp(no_faster(placement, lambda _: 0, _log_seconds))
+    # A ring: a reduce-scatter and an all-gather.
+    hosted = through_host(placement, 2 * (tp - 1), 2 * roofline.all_gather(message, tp))
+    within = np.maximum(np.exp(no_faster(placement, lambda _: 0, _log_seconds)), hosted)
     # Between nodes sums are scattered and gathered again.
     across = 2 * between_nodes(placement, tp, message)
     yield SizeRow(
@@ -35,7 +38,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         # After attention and after the MLP of each layer, and after the sharded embedding.
         count=2.0 * placement.model.reduced_layers + 1.0,
         bytes=float(roofline.all_reduce(1.0, tp)),
-        bandwidth=link,
+        bandwidth=bandwidth,
         log_seconds=np.log(SKEW_S + within + across),
         correction="all_reduce",
         is_bent=True,
@@ -53,7 +56,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
             count=spanning,
             bytes=8.0,
             fixed_seconds=SKEW_S + float(within[0] + 2 * between_nodes(placement, tp, 8.0)),
-            bandwidth=link,
+            bandwidth=bandwidth,
             correction="all_reduce",
         )
 

@@ -20,6 +20,7 @@ from physim.step.better_gpus import no_faster
 from physim.step.component import Component, Part, Placement
 from physim.step.components.all_reduce import SKEW_S
 from physim.step.curves import TOKENS, rising_log_seconds
+from physim.step.host_memory import exchange_bandwidth, through_host
 from physim.step.nodes import between_nodes, spanning_notes
 from physim.step.rows import Row, SizeRow
 from physim.types import Number
@@ -28,7 +29,7 @@ _MODES = dict(zip(ALL2ALL[1:], ("all_to_all_ht", "all_to_all_ll"), strict=True))
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
-    ranks, link = placement.layout.dp, placement.gpu.link_bandwidth
+    ranks = placement.layout.dp
     if ranks == 1:
         return
     layers: Counter[Experts] = Counter()
@@ -54,7 +55,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
             size="routed",
             count=count,
             bytes=float(moved),
-            bandwidth=link,
+            bandwidth=exchange_bandwidth(placement.gpu),
             log_seconds=np.log(2 * SKEW_S + seconds),
             correction="all_reduce",
         )
@@ -83,7 +84,12 @@ def _all_to_all_seconds(placement: Placement, width: int, per_token: int) -> np.
     # Between nodes at most as much as all have.
     moved = TOKENS * width * (1 + roofline.BYTES_16_BIT)
     across = between_nodes(placement, placement.layout.ep, moved)
-    return np.asarray(np.exp(no_faster(placement, missed, log_seconds)) + across)
+    sent = _sent(placement, TOKENS / placement.layout.dp, width, per_token)
+    # Ranks send to all others at once, there and back.
+    hosted = through_host(placement, 2, sent)
+    return np.asarray(
+        np.maximum(np.exp(no_faster(placement, missed, log_seconds)), hosted) + across
+    )
 
 
 def _seconds(placement: Placement, name: str, token_bytes: float) -> np.ndarray:
@@ -95,8 +101,9 @@ def _seconds(placement: Placement, name: str, token_bytes: float) -> np.ndarray:
         sent = np.asarray(roofline.all_gather(message, ranks)) / placement.gpu.link_bandwidth
         return rising_log_seconds(curve, sent)
 
-    across = between_nodes(placement, placement.layout.stage_gpus, message)
-    return np.asarray(np.exp(no_faster(placement, lambda _: 0, log_seconds)) + across)
+    hosted = through_host(placement, ranks - 1, roofline.all_gather(message, ranks))
+    within = np.maximum(np.exp(no_faster(placement, lambda _: 0, log_seconds)), hosted)
+    return np.asarray(within + between_nodes(placement, placement.layout.stage_gpus, message))
 
 
 COMPONENT = Component(

@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from physim.engines.profile import shipped_engines
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, load_expert_grid, peers, tables
 from physim.models.layers import Experts
+from physim.models.parallelism import Parallelism
 from physim.service.server import EXPERT_LOADS
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
-from physim.step.curves import TOKENS, rising_log_seconds
+from physim.step.curves import TOKENS, rising, rising_log_seconds
 from physim.step.gemms import linear_rows
 from physim.step.rows import Row, SizeRow
 
@@ -79,25 +81,40 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     """Logarithm of the time of a layer of experts under each spread, at `TOKENS`."""
     form, shape = placement.multiplied(experts.form), _shape(placement, experts)
     hidden, width, per_token, count = shape
-    work = roofline.experts(
-        *(TOKENS, hidden, width, count, per_token, form.bytes_per_weight),
-        matrices=experts.matrices,
-    )
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
-    bound = np.asarray(roofline.seconds(work, peak, bandwidth))
+
+    def bound_s(tokens: np.ndarray) -> np.ndarray:
+        work = roofline.experts(
+            *(tokens, hidden, width, count, per_token, form.bytes_per_weight),
+            matrices=experts.matrices,
+        )
+        return np.asarray(roofline.seconds(work, peak, bandwidth))
+
     grids, measured = _tables(placement, experts)
     curves = []
     for spread in EXPERT_LOADS:
         load = measured[min(measured, key=lambda known: abs(known - spread))]
-        grid = load_expert_grid(grids, load).nearest(*shape)
-        curves.append(rising_log_seconds(grid.resampled(tokens=TOKENS), bound))
+        grid = load_expert_grid(grids, load)
+        # As many tokens come to an expert of the measured layer, and one to its GPU at least: the
+        # step waits for a rank that has any.
+        *_, measured_per_token, measured_count = grid.shapes[grid.nearest_row(*shape)]
+        alike = per_token / count / (measured_per_token / measured_count)
+        tokens = np.maximum(TOKENS, grid.tokens[0] / alike)
+        efficiency = grid.nearest(*shape).resampled(tokens=alike * tokens)
+        curves.append(rising_log_seconds(efficiency, bound_s(tokens)))
     if min(measured) == 0.0:
         even = curves[0]
         curves = [
-            np.maximum(_chosen(even, curve, experts, spread), np.log(bound))
+            np.maximum(rising(_chosen(even, curve, experts, spread)), np.log(bound_s(TOKENS)))
             for spread, curve in zip(EXPERT_LOADS, curves, strict=True)
         ]
-    return np.array(curves)
+    found = np.array(curves)
+    if placement.layout == Parallelism():
+        return found
+    # What GPUs share takes each of them no longer than one that does it all: they were not measured
+    # with the same kernel at every shape.
+    whole = Placement(replace(placement.server, parallelism=Parallelism()))
+    return np.minimum(found, _log_seconds(whole, experts))
 
 
 def _missed(experts: Experts) -> Missed:
@@ -168,7 +185,7 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
         table = next(iter(measured.values()))
         return load_expert_grid(grids, table).distance(*_shape(placement, experts))
 
-    for share, measured, kernel in itertools.product(shares, formats, kernels):
+    for measured, kernel, share in itertools.product(formats, kernels, shares):
         names = {
             spread: f"moe_{measured}_{kernel}{share}_{load}"
             for spread, load in EXPERT_LOADS.items()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from physim.models.formats import BFLOAT16
 from physim.step.component import Component, Part, Placement
 from physim.step.gemms import gemm_row
+from physim.step.host_memory import exchange_bandwidth
 from physim.step.rows import Row, SizeRow
 
 
@@ -31,7 +32,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
             size="sampled",
             count=1.0,
             bytes=2.0 * model.vocab_size * (tp - 1) / tp,
-            bandwidth=placement.gpu.link_bandwidth,
+            bandwidth=exchange_bandwidth(placement.gpu),
             correction="all_reduce",
         )
 

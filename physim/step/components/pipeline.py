@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from physim import roofline
 from physim.step.component import Component, Part, Placement
+from physim.step.host_memory import exchange_bandwidth
 from physim.step.nodes import nodes_of, spanning_notes
 from physim.step.rows import Row, SizeRow
 
@@ -21,7 +22,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         return
     # In several nodes each send is taken to be between two of them.
     spans = nodes_of(placement, placement.layout.gpus) > 1
-    link = gpu.network_bandwidth if spans and gpu.network_bandwidth else gpu.link_bandwidth
+    network = gpu.network_bandwidth if spans else None
     yield SizeRow(
         name="pipeline_send",
         part="pipeline",
@@ -29,7 +30,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
         # The residual stream and what the last layer adds to it, of which each GPU sends a share.
         bytes=2 * roofline.BYTES_16_BIT * placement.model.hidden_size / placement.tp,
         fixed_seconds=SEND_S,
-        bandwidth=link,
+        bandwidth=network or exchange_bandwidth(gpu),
         correction="all_reduce",
     )
 

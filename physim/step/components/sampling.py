@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim import data
+from physim.service.hardware import Hardware
 from physim.step.component import Component, Part, Placement
 from physim.step.components.elementwise import KERNEL_S, STREAM_EFFICIENCY
 from physim.step.curves import TOKENS
@@ -28,8 +29,10 @@ PLAIN_BYTES = GREEDY_BYTES + 4 * (4.0 + 4.0)
 _PASSES = {"greedy": 3, "plain": 7}
 
 # How times go with the bandwidth of GPUs where they were not measured: by its fourth root, as a
-# choice. A sort waits for its passes as much as for memory: on a GB200, of 2.4 times the H100's
-# bandwidth, that of 128 requests takes 0.88 of the time (vllm-project/vllm pull request 54502).
+# choice. A sort waits for its passes more than for memory: on a GB200, of 2.4 times the H100's
+# bandwidth and 1.1 to 1.2 times its multiprocessors' cycles, that of 128 requests takes 0.88 of the
+# time (vllm-project/vllm pull request 54502). So on a GPU of fewer cycles than the H100 it takes
+# longer in proportion: on the A100, which has 0.63 of its cycles and 0.61 of its bandwidth, 1.59.
 BANDWIDTH_EXPONENT = 0.25
 
 
@@ -40,9 +43,7 @@ def _lower(placement: Placement) -> Iterator[Row]:
     bandwidth = STREAM_EFFICIENCY * gpu.memory_bandwidth
     log_seconds = None
     if server.sampling in ("truncated", "penalised"):
-        slower = (laws()["memory_bandwidth_bytes_per_s"] / gpu.memory_bandwidth) ** (
-            BANDWIDTH_EXPONENT
-        )
+        slower = slower_than_measured(gpu)
         masked, whole = _masked_s(placement, vocabulary)
         passed = (GREEDY_BYTES if whole else PLAIN_BYTES) * vocabulary * TOKENS / bandwidth
         log_seconds = np.log(np.maximum.accumulate(masked * slower + passed))
@@ -98,6 +99,19 @@ def mask_seconds(
     return seconds
 
 
+def slower_than_measured(gpu: Hardware) -> float:
+    """How many times as long a sampling kernel takes as on the GPU that it was measured on.
+
+    Args:
+        gpu: The GPU.
+    """
+    by_bandwidth = (laws()["memory_bandwidth_bytes_per_s"] / gpu.memory_bandwidth) ** (
+        BANDWIDTH_EXPONENT
+    )
+    fewer = laws()["multiprocessor_cycles_per_s"] / (gpu.multiprocessor_cycles or np.inf)
+    return max(by_bandwidth, fewer) if fewer > 1 else by_bandwidth
+
+
 def greedy_seconds(placement: Placement, requests: float) -> float:
     """Time in which greedy requests have their tokens, seconds.
 
@@ -121,7 +135,7 @@ def _assumptions(placement: Placement) -> list[str]:
         return []
     if placement.gpu.key in ("h100_sxm", "h200_sxm"):
         return []
-    return [f"sampling was not measured on {placement.gpu.key}: taken from Hopper's, by bandwidth"]
+    return [f"sampling was not measured on {placement.gpu.key}: taken from Hopper's, by its rates"]
 
 
 COMPONENT = Component(

@@ -1,0 +1,21 @@
+"""The case that a prediction is not of where it is not known how GPUs exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from physim.inputs.case import Case
+from physim.service.service import Service
+
+
+def without_peer_access(case: Case) -> Case | None:
+    """The case on GPUs that exchange all through the host's memory, if it is not known they do not.
+
+    Args:
+        case: A case of one server.
+    """
+    server = case.server
+    if server.parallelism.gpus == 1 or server.gpu.peer_access is not None:
+        return None
+    hosted = replace(server, gpu=replace(server.gpu, peer_access=False))
+    return replace(case, service=Service.single(hosted))
