@@ -13,6 +13,7 @@ from physim.measured.runs_csv import read_tables
 from physim.measured.schema import RunRow
 from physim.plot import draw_groups
 from physim.validation.by_group import by_group
+from physim.validation.evaluation import batch_of
 from physim.validation.suspects import suspect
 
 ROW = {
@@ -341,3 +342,8 @@ def test_groups_are_drawn_with_their_errors(tmp_path):
         for name in layouts
     }
     assert sorted(labels) == sorted(f"{name}: {error:.0f}%" for name, error in errors.items())
+
+
+def test_batches_that_are_told_apart():
+    found = [batch_of(requests) for requests in (0.3, 16, 16.5, 257)]
+    assert found == ["1 to 16", "1 to 16", "17 to 64", "more than 256"]

@@ -197,6 +197,7 @@ def prediction(case):
         whole=whole,
         stages=(),
         timeline=None,
+        scenario=(f"a {EVIL}",),
         assumptions=(f"a {EVIL}",),
         extrapolations=(f"a {EVIL}, of which no kernel was measured",),
     )
@@ -291,6 +292,7 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
     lines = out.splitlines()
     assert lines[0].startswith(f"{printable(model)} on 1 x {SHOWN}, 6 req/s constant")
     assert lines[0].endswith(f"fit: {SHOWN}")
+    assert f"Taken, since not said: a {SHOWN}." in lines
     assert f"Note: a {SHOWN}." in lines
     assert f"Beyond what was measured: a {SHOWN}, of which no kernel was measured." in lines
     serve, bench = lines[-2:]
@@ -559,11 +561,18 @@ def test_a_prediction_in_a_notebook_is_text(prediction):
     server = replace(prediction.pool.server, gpu=replace(prediction.pool.server.gpu, key="g"))
     pools = (replace(prediction.pool, server=server),)
     plain = replace(
-        prediction, model="m", pools=pools, fit="f", assumptions=("a",), extrapolations=("b",)
+        prediction,
+        model="m",
+        pools=pools,
+        fit="f",
+        scenario=("c",),
+        assumptions=("a",),
+        extrapolations=("b",),
     )
     assert page.found == Elements(plain._repr_html_()).found
     assert f"{prediction.model.replace(EVIL, SHOWN)} on 1 x {SHOWN}" in page.text
     assert f"Note: a {SHOWN}." in page.text
+    assert f"Taken, since not said: a {SHOWN}." in page.text
     assert repr(prediction).isprintable()
 
 

@@ -528,3 +528,27 @@ def test_loads_that_end_have_no_parts_of_their_first_tokens():
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2.0, requests=100, input_tokens=100, output_tokens=50
     )
     assert found.ttft_parts_s == {}
+
+
+def test_what_was_not_said_of_a_scenario_is_listed():
+    load = {"rate": 1.0, "input_tokens": 500, "output_tokens": 100}
+    plain = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **load)
+    said = {"engine": "vllm", "engine_version": "0.15.1", "max_num_seqs": 64}
+    said |= {"max_num_batched_tokens": 2048, "max_model_len": 4096, "sampling": "greedy"}
+    load |= {"arrival": "poisson", "cached_tokens": 100}
+    other = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **said, **load)
+    one, two = physim.predict_cases([plain, other], Corrections())
+    sizes = plain.server.sizes
+    assert one.scenario == (
+        f"vllm {plain.server.profile.version}",
+        f"max_num_seqs {sizes.max_num_seqs}",
+        f"max_num_batched_tokens {sizes.max_num_batched_tokens}",
+        f"max_model_len {sizes.max_model_len}",
+        "truncated sampling",
+        "no prompt tokens cached",
+        "prompts of one length",
+        "outputs of one length",
+        "evenly spaced arrivals",
+    )
+    assert two.scenario == ("prompts of one length", "outputs of one length")
+    assert two.to_dict()["scenario"] == list(two.scenario)

@@ -229,6 +229,8 @@ def _print_prediction(prediction: Prediction) -> None:
             "grows without end, so TTFT and E2E have no steady value.",
             style="yellow",
         )
+    if prediction.scenario:
+        console.print(f"Taken, since not said: {', '.join(prediction.scenario)}.", style="dim")
     for line in prediction.assumptions:
         console.print(f"Note: {line}.", style="yellow")
     for line in prediction.extrapolations:

@@ -18,16 +18,6 @@ TWO_SIDED_90 = 1.645
 Scatter = Mapping[str, float]
 """Standard deviations by metric: ``ttft``, ``itl``, ``e2e``."""
 
-# Upper ends of the batches that scatter apart: a small one hangs on memory and what kernels cost at
-# least, a large one on arithmetic and on what is done for each request.
-_BATCHES = (16, 64, 256)
-BATCHES = ("1 to 16", "17 to 64", "65 to 256", "more than 256")
-
-
-def batch_of(requests: float) -> str:
-    """Which of `BATCHES` a number of running requests is of."""
-    return BATCHES[sum(requests > end for end in _BATCHES)]
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -40,7 +30,6 @@ class Calibration:
             known.
         scatter: Standard deviation of the logarithm of what was measured over what is predicted,
             for models that the fit has not seen.
-        scatter_of_batch: That of some of `BATCHES`, where runs tell it apart.
         ranges: Least and largest of what the measured runs covered, by quantity.
     """
 
@@ -48,16 +37,7 @@ class Calibration:
     corrections: Corrections
     covariance: Float[np.ndarray, "n n"] | None = None
     scatter: Scatter = field(default_factory=dict)
-    scatter_of_batch: Mapping[str, Scatter] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    def scatter_at(self, requests: float) -> Scatter:
-        """The scatter of a case with so many running requests.
-
-        Args:
-            requests: Requests that run at a server.
-        """
-        return {**self.scatter, **self.scatter_of_batch.get(batch_of(requests), {})}
 
     def beyond(self, distance: float) -> Calibration:
         """What is known of the corrections for a case outside the runs that a fit was made to.

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim import data
-from physim.corrections.calibration import BATCHES, Calibration, Scatter
+from physim.corrections.calibration import Calibration, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.levels import (
     LEVELS,
@@ -27,7 +27,6 @@ from physim.corrections.levels import (
     Vector,
     Widths,
     branch_of,
-    of_batch,
     population_of,
 )
 from physim.corrections.residual import Residual
@@ -67,8 +66,7 @@ class Fit:
             ``itl``, ``e2e``: what runs like these scatter.
         scatter: Standard deviation of the logarithm of what was measured over what is predicted,
             for models that the fit has not seen; by population
-            (`physim.corrections.levels.population_of`) and metric. Beside a population stand those
-            of its batches that are told apart, such as ``vllm dense, 17 to 64``.
+            (`physim.corrections.levels.population_of`) and metric.
         ranges: Least and largest of what the measured runs covered, by quantity.
         record: Everything else that the file holds: data and their hashes, report, metrics.
     """
@@ -91,15 +89,7 @@ class Fit:
     def on(self, case: Case) -> Calibration:
         """What the fit says of a case."""
         found = self.at_branch(branch_of(case, self.common[-1]))
-        population = population_of(case)
-        batches = {
-            batch: self.scatter[name]
-            for batch in BATCHES
-            if (name := of_batch(population, batch)) in self.scatter
-        }
-        return dataclasses.replace(
-            found, scatter=self._scatter(population), scatter_of_batch=batches
-        )
+        return dataclasses.replace(found, scatter=self._scatter(population_of(case)))
 
     def at_branch(self, branch: Branch) -> Calibration:
         """What the fit says of a branch, with the scatter of no engine."""

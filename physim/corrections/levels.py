@@ -55,11 +55,6 @@ def population_of(case: Case) -> str:
     return f"{case.server.profile.engine} {kind}"
 
 
-def of_batch(population: str, batch: str) -> str:
-    """The name of those of a population whose batches are of one of the `BATCHES`."""
-    return f"{population}, {batch}"
-
-
 def prior_widths() -> Widths:
     """Standard deviations of offsets by level, before any run.
 

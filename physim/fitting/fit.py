@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.calibration import BATCHES, TWO_SIDED_90, Scatter
+from physim.corrections.calibration import TWO_SIDED_90, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
-from physim.corrections.levels import Evidence, common, of_batch
+from physim.corrections.levels import common
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -213,12 +213,11 @@ def concluded(
     ]
     sources = list(dict.fromkeys(observed.sources))
     offsets = dict(zip(problem.tree.nodes, problem.offsets(parameters), strict=True))
-    told = problem.evidence(found)
     result = Fit(
         name=name,
         offsets={**base.offsets, **offsets},
         widths=problem.widths[:, : len(CORRECTIONS)],
-        evidence=Evidence(told.tree, told.curvature[:, : len(CORRECTIONS), : len(CORRECTIONS)]),
+        evidence=problem.evidence(found),
         common=common(observed.branches),
         noise=_pooled(problem),
         # What the runs do not tell is as uncertain as before them.
@@ -262,13 +261,8 @@ def _pooled(problem: Problem) -> dict[str, float]:
 
 
 def merged(before: Mapping[str, Scatter], now: Mapping[str, Scatter]) -> dict[str, Scatter]:
-    """Scatter by population and metric: what is known now in the place of what was before.
-
-    Where a population is known anew, its batches as they were before are not.
-    """
-    anew = {of_batch(population, batch) for population in now for batch in BATCHES} - now.keys()
-    kept = {name: own for name, own in before.items() if name not in anew}
-    return {name: {**kept.get(name, {}), **now.get(name, {})} for name in {**kept, **now}}
+    """Scatter by population and metric: what is known now in the place of what was before."""
+    return {name: {**before.get(name, {}), **now.get(name, {})} for name in {**before, **now}}
 
 
 def _ranges(

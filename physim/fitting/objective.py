@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from physim.corrections.fields import CORRECTIONS, labels
 from physim.corrections.files import Fit
-from physim.corrections.levels import Evidence, Tree, Widths, prior_widths
+from physim.corrections.levels import Evidence, Spread, Tree, Widths, prior_widths
 from physim.fitting.observations import METRICS, NOISE, Observed, Stages, groups, log_predicted
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.fitting.step_cycles import Cycles, Trace, log_cycle
@@ -305,9 +305,20 @@ class Problem:
         return found
 
     def evidence(self, found: Deviations) -> Evidence:
-        """What the deviations and the fit that it starts from tell of each branch."""
+        """What the deviations and the fit that it starts from tell of each branch.
+
+        The residual is taken as known.
+        """
         curvature, _ = found.told(len(self.tree.branches))
-        return Evidence(self.tree, curvature + self.base)
+        named = len(CORRECTIONS)
+        return Evidence(self.tree, (curvature + self.base)[:, :named, :named])
+
+    def spread(self, found: Deviations) -> Spread:
+        """How well the corrections of any branch are known: as predictions with the fit have it.
+
+        All levels are uncertain, also those that may not move.
+        """
+        return self.evidence(found).spread(self.widths[:, : len(CORRECTIONS)])
 
     def held(self, which: Bool[np.ndarray, " n"], value: float = 0.0) -> Problem:
         """The same problem, some corrections held at a value for all branches."""

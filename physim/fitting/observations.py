@@ -110,17 +110,6 @@ class Observed:
         own = zip(self.cases, self.rows, strict=True)
         return [f"{row.campaign}, {population_of(case)}" for case, row in own]
 
-    @property
-    def running(self) -> list[float]:
-        """Requests that run at the server in each row, by Little's law, no more than its slots."""
-        found = []
-        for one, case in zip(self.rows, self.cases, strict=True):
-            row, layout = one.row, case.server.parallelism
-            life_s = row.e2e_mean or (row.itl_mean or 0.0) * row.output_len
-            clients = row.concurrency or row.rate_rps * life_s
-            found.append(min(clients, layout.dp * case.server.sizes.max_num_seqs))
-        return found
-
     def column(self, name: str) -> np.ndarray:
         """A column of `physim.measured.schema.RunRow`."""
         return np.array([getattr(one.row, name) for one in self.rows])
@@ -181,12 +170,18 @@ def groups(rows: Sequence[TableRow], kind: str) -> list[str]:
 
     Args:
         rows: The rows.
-        kind: A column; ``campaign``, the table that a row is of; ``deployment``, the model, GPU,
-            engine and layout; or ``workload``: rows whose prompts are as long to the hundred, since
-            each tokeniser counts otherwise, and whose outputs are.
+        kind: A column; ``campaign``, the table that a row is of; ``image``, that with the GPU and
+            the engine's version; ``deployment``, the model, GPU, engine and layout; or
+            ``workload``: rows whose prompts are as long to the hundred, since each tokeniser counts
+            otherwise, and whose outputs are.
     """
     if kind == "campaign":
         return [one.campaign for one in rows]
+    if kind == "image":
+        return [
+            f"{one.campaign}, {one.row.hardware}, {one.row.engine} {one.row.engine_version}"
+            for one in rows
+        ]
     if kind == "deployment":
         return [
             f"{one.row.model} {one.row.hardware} {one.row.engine} {degrees_of(one.row)}"

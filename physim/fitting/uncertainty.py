@@ -2,159 +2,203 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
-from physim.corrections.calibration import BATCHES, TWO_SIDED_90, Scatter, batch_of
-from physim.corrections.levels import of_batch, population_of
-from physim.fitting.objective import Problem, Vector
+from physim.corrections.calibration import TWO_SIDED_90, Scatter
+from physim.corrections.levels import LEVELS, Branch, Spread, common, population_of
+from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups
 
 # The least scatter: repeated runs of one experiment differ by so much.
 _LEAST_SCATTER = 0.005
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
-# With fewer rows a batch does not tell nine of ten from all; with so many its own scatter counts
-# as much as its population's.
-_LEAST_ROWS, _EVEN_ROWS = 20, 60
 # What may be new; of kinds of which there are more, not each can be left out in turn.
-_KINDS, _MOST_GROUPS = ("campaign", "model", "deployment", "workload", "experiment"), 60
+_KINDS, _MOST_GROUPS = ("image", "model", "deployment", "workload", "experiment"), 60
+# A population with rows of so much weight counts as much as all together: eight models on an image,
+# whose rows weigh six each. Of 2, 4, 8, 16 and infinitely many, eight has the least interval score
+# (Gneiting and Raftery, JASA 102, 2007, 6.2) on rows of the default fit whose image or model was
+# left out, among those that cover nine of ten. Batches told apart make it no less.
+_EVEN_WEIGHT = 48.0
+
+Rows = Float[np.ndarray, "rows metrics"]
 
 
-def unseen(problem: Problem, parameters: Vector, observed: Observed) -> Mapping[str, Scatter]:
-    """Scatter of rows that a fit has not seen: of a campaign, a model, a workload and so on.
+def unseen(problem: Problem, parameters: Vector, observed: Observed) -> dict[str, Scatter]:
+    """Scatter of rows that a fit has not seen, by population and metric.
 
-    For each population (`physim.corrections.levels.population_of`), each of its batches with enough
-    rows, and each metric the largest of these, and that of the rows themselves: nine of ten rows
-    are within their interval whichever of them is new. Of what there is but one, nothing can be
-    said: rows of one campaign do not tell how far another is off. Nor can it of a metric that was
-    not measured, or of fewer than three experiments: these are left out.
+    Each row is predicted as a fit without its image, its model, its workload and so on would, and
+    the largest of these errors counts. Left out are populations of fewer than three experiments,
+    which do not tell how far another is off, and metrics that were not measured.
 
     Args:
         problem: The problem.
         parameters: Its solution.
         observed: Its stages; those without weight do not count.
     """
-    counted, weight = problem.stages.weight > 0, problem.stages.weight
-    members = [np.array(groups(observed.rows, kind)) for kind in _KINDS]
     populations = np.array([population_of(case) for case in observed.cases])
-    batches = np.array([batch_of(requests) for requests in observed.running])
-    several = [one for one in members if 1 < len(set(one[counted])) <= _MOST_GROUPS]
-    found = [(one, *left_out(problem, parameters, one)) for one in several]
-    sizes = problem.deviations(parameters).sizes[: problem.stages.observed.size]
-    seen = sizes.reshape(problem.stages.observed.shape) * problem.noise[problem.source]
-    scatters: dict[str, Scatter] = {}
-
-    def learn(name: str, own: Bool[np.ndarray, " rows"]) -> None:
-        each = [scatter(seen, np.zeros_like(seen), problem.stages.known & own[:, None], weight)]
-        for member, off, spread in found:
-            known = own & ~_is_most(member, np.where(own, weight, 0.0))
-            each.append(scatter(off, spread, problem.stages.known & known[:, None], weight))
-        scatters[name] = {
-            metric: max(one.get(metric, 0.0) for one in each)
-            for metric in METRICS
-            if any(metric in one for one in each)
-        }
-
-    for population in dict.fromkeys(populations[counted].tolist()):
-        own = counted & (populations == population)
-        if len(set(members[-1][own])) < _LEAST_EXPERIMENTS:
+    experiments = np.array(groups(observed.rows, "experiment"))
+    weight = problem.stages.weight.copy()
+    for population in np.unique(populations):
+        own = populations == population
+        if len(set(experiments[own & (weight > 0)])) < _LEAST_EXPERIMENTS:
+            weight[own] = 0.0
+    fit = Unseen.from_problem(problem, parameters, observed)
+    found = fit.needed(np.zeros(len(weight), bool))
+    for kind in _KINDS:
+        members = np.array(groups(observed.rows, kind))
+        several = np.unique(members[problem.stages.weight > 0])
+        if not 1 < len(several) <= _MOST_GROUPS:
             continue
-        learn(population, own)
-        for batch in BATCHES:
-            those = own & (batches == batch)
-            if np.sum(those) >= _LEAST_ROWS and len(set(members[-1][those])) >= _LEAST_EXPERIMENTS:
-                name = of_batch(population, batch)
-                learn(name, those)
-                share = float(np.sum(those) / (np.sum(those) + _EVEN_ROWS))
-                scatters[name] = shrunk(scatters[name], scatters[population], share)
+        for group in several:
+            those = members == group
+            # Without most of what is known there is no fit.
+            if np.sum(problem.stages.weight[those]) <= np.sum(problem.stages.weight) / 2:
+                found[those] = np.maximum(found[those], fit.needed(those)[those])
+    images, models = groups(observed.rows, "image"), groups(observed.rows, "model")
+    units = np.array([f"{image}, {model}" for image, model in zip(images, models, strict=True)])
+    scatters: dict[str, Scatter] = {}
+    for column, metric in enumerate(METRICS):
+        kept = fit.known[:, column] & (weight > 0)
+        own = scatter(found[kept, column], weight[kept], units[kept], populations[kept])
+        for population, value in own.items():
+            scatters[population] = {**scatters.get(population, {}), metric: value}
     return scatters
 
 
-def shrunk(batch: Scatter, population: Scatter, share: float) -> Scatter:
-    """A scatter between a batch's and its population's, in logarithm.
+@dataclass(frozen=True)
+class Unseen:
+    """A solved problem and its rows as predictions with the fit have them.
+
+    A fit to several campaigns is for none of them, so that rows are predicted without what is
+    peculiar to theirs (`physim.corrections.files.Fit.common`).
+
+    Attributes:
+        problem: The problem.
+        parameters: Its solution.
+        found: The deviations there, in which a fit without some rows is one step away.
+        predicted: Deviations of the rows as predictions with the fit have them,
+        branches: the branches that these are of,
+        along: and the nodes that these go through.
+    """
+
+    problem: Problem
+    parameters: Vector
+    found: Deviations
+    predicted: Deviations
+    branches: Sequence[Branch]
+    along: Float[np.ndarray, "branches nodes"]
+
+    @classmethod
+    def from_problem(cls, problem: Problem, parameters: Vector, observed: Observed) -> Unseen:
+        """A problem whose stages are the observed ones."""
+        found = problem.deviations(parameters)
+        branches = observed.branches
+        counted = np.flatnonzero(problem.stages.weight > 0).tolist()
+        if common([branches[row] for row in counted])[-1]:
+            return cls(problem, parameters, found, found, branches, problem.tree.along)
+        runs = problem.tree.level == LEVELS.index("runs")
+        offsets = np.where(runs[:, None], 0.0, problem.offsets(parameters))
+        bare = replace(problem, start=offsets)
+        predicted = bare.deviations(bare.centre)
+        return cls(
+            problem,
+            parameters,
+            found,
+            predicted,
+            [(*branch[:-1], "") for branch in branches],
+            np.where(runs, 0.0, problem.tree.along),
+        )
+
+    @property
+    def known(self) -> Bool[np.ndarray, "rows metrics"]:
+        """What was measured and has a prediction."""
+        shape = self.problem.stages.observed.shape
+        return self.predicted.weights[: np.prod(shape)].reshape(shape) > 0
+
+    def needed(self, left_out: Bool[np.ndarray, " rows"]) -> Rows:
+        """For each row the scatter that just covers its error by a fit without some rows.
+
+        The fit without them is one Gauss-Newton step away from that with them, so nothing is
+        fitted again. An interval is as wide as the hypotenuse of the scatter and of what that fit
+        knows of its corrections.
+
+        Args:
+            left_out: The rows without which it is; no others are asked for, if there are any.
+        """
+        problem, shape = self.problem, self.problem.stages.observed.shape
+        asked = left_out if np.any(left_out) else np.ones(len(left_out), bool)
+        weights = self.found.weights.copy()
+        weights[: np.prod(shape)][np.repeat(left_out, len(METRICS))] = 0.0
+        others = replace(self.found, weights=weights)
+        step = problem.about(others, self.parameters).step()
+        moved = problem.offsets(self.parameters + step) - problem.offsets(self.parameters)
+        off = self.predicted.sizes[: np.prod(shape)].reshape(shape)
+        slopes = self.predicted.slopes[: np.prod(shape)].reshape(*shape, -1)
+        off = off + np.einsum("rmi,ri->rm", slopes, (self.along @ moved)[problem.branch])
+        variance = np.zeros(shape)
+        rows = np.flatnonzero(asked).tolist()
+        branches = [self.branches[row] for row in rows]
+        variance[asked] = variance_of(problem.spread(others), branches, slopes[asked])
+        noise = problem.noise[problem.source]
+        return np.asarray(noise * np.sqrt(np.maximum((off / TWO_SIDED_90) ** 2 - variance, 0.0)))
+
+
+def variance_of(
+    spread: Spread, branches: Sequence[Branch], slopes: Float[np.ndarray, "rows metrics n"]
+) -> Rows:
+    """The variance of rows by what is known of their corrections.
 
     Args:
-        batch: The batch's.
-        population: Its population's.
-        share: How much the batch's counts, from 0 to 1.
+        spread: What is known of the corrections.
+        branches: The branch of each row.
+        slopes: Slopes of the rows in their corrections.
     """
-    return {
-        metric: float(own**share * population[metric] ** (1 - share))
-        for metric, own in batch.items()
-    }
-
-
-def _is_most(
-    members: Shaped[np.ndarray, " rows"], weight: Float[np.ndarray, " rows"]
-) -> Bool[np.ndarray, " rows"]:
-    """Which rows are of a group that is most of what is known: without it there is no fit."""
-    found = np.zeros(len(members), bool)
-    for group in np.unique(members):
-        found |= (members == group) & (np.sum(weight[members == group]) > np.sum(weight) / 2)
+    found, size = np.zeros(slopes.shape[:2]), spread.widths.shape[1]
+    names = np.array([branches.index(branch) for branch in branches], int)
+    for first in np.unique(names).tolist():
+        own = slopes[names == first][..., :size]
+        covariance = spread.at_branch(branches[first])
+        found[names == first] = np.einsum("rmi,ij,rmj->rm", own, covariance, own)
     return found
 
 
-def left_out(
-    problem: Problem, parameters: Vector, members: Sequence[str] | np.ndarray
-) -> tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics"]]:
-    """The error of each row if its group is left out, and the spread that the fit expects there.
-
-    Both in logarithms. The fit without a group is one Gauss-Newton step away from that with it, so
-    nothing is fitted again.
-
-    Args:
-        problem: The problem.
-        parameters: Its solution.
-        members: The group of each row of the stages.
-    """
-    found = problem.deviations(parameters)
-    count = len(members) * len(METRICS)
-    row_of = np.repeat(np.arange(len(members)), len(METRICS))
-    off, spread = np.zeros(count), np.zeros(count)
-    there = problem.offsets(parameters)
-    for group in dict.fromkeys(np.asarray(members).tolist()):
-        rows = np.flatnonzero(np.asarray(members)[row_of] == group)
-        weights = found.weights.copy()
-        weights[rows] = 0.0
-        near = problem.about(replace(found, weights=weights), parameters)
-        step = problem.tree.along @ (problem.offsets(parameters + near.step()) - there)
-        slopes, branch = found.slopes[rows], found.branch[rows]
-        known = problem.spread_of(near)[branch]
-        off[rows] = found.sizes[rows] + np.einsum("di,di->d", slopes, step[branch])
-        spread[rows] = np.sqrt(np.einsum("di,dij,dj->d", slopes, known, slopes))
-    shape = (len(members), len(METRICS))
-    noise = problem.noise[problem.source]
-    return off.reshape(shape) * noise, spread.reshape(shape) * noise
-
-
 def scatter(
-    off: Float[np.ndarray, "rows metrics"],
-    spread: Float[np.ndarray, "rows metrics"],
-    known: Shaped[np.ndarray, "rows metrics"],
+    needed: Float[np.ndarray, " rows"],
     weight: Float[np.ndarray, " rows"],
-) -> Scatter:
-    """For each metric the scatter with which nine of ten left-out rows are within their interval.
+    units: Shaped[np.ndarray, " rows"],
+    populations: Shaped[np.ndarray, " rows"],
+) -> dict[str, float]:
+    """The scatter of each population with which nine of ten left-out rows are within intervals.
+
+    Rows of a model on an image err alike, so that each such unit has a scale, its root mean square.
+    The scale of a population is the mean of its units', drawn towards that of all units the more
+    the fewer rows it has. All populations' scales are then raised by one factor.
 
     Args:
-        off: Errors of left-out rows, in logarithms.
-        spread: What the fit's own uncertainty makes of that.
-        known: Which of them were measured.
+        needed: The scatter that just covers each row.
         weight: How much each counts.
+        units: The unit that each is of,
+        populations: and its population.
     """
-    scatters = {}
-    for column, metric in enumerate(METRICS):
-        kept = known[:, column] > 0
-        if not kept.any():
-            continue
-        size = np.abs(off[kept, column]) / TWO_SIDED_90
-        # The interval is the hypotenuse of both; for each row the scatter that just covers it.
-        needed = np.sqrt(np.maximum(size**2 - spread[kept, column] ** 2, 0.0))
-        scatters[metric] = max(_quantile(needed, weight[kept]), _LEAST_SCATTER)
-    return scatters
+    if not len(needed):
+        return {}
+    scales = np.zeros(len(needed))
+    for unit in np.unique(units):
+        own = units == unit
+        scales[own] = np.sqrt(np.average(needed[own] ** 2, weights=weight[own]))
+    every = float(np.average(scales, weights=weight))
+    found = {}
+    for population in np.unique(populations).tolist():
+        own = populations == population
+        total = np.sum(weight[own] * scales[own]) + _EVEN_WEIGHT * every
+        found[population] = max(float(total / (np.sum(weight[own]) + _EVEN_WEIGHT)), _LEAST_SCATTER)
+    factor = _quantile(needed / np.array([found[one] for one in populations.tolist()]), weight)
+    return {name: max(scale * factor, _LEAST_SCATTER) for name, scale in found.items()}
 
 
 def _quantile(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"]) -> float:

@@ -17,6 +17,7 @@ from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.load_request import LoadOptions
 from physim.inputs.request_lengths import RequestLengths
+from physim.inputs.scenario import taken_of_server
 from physim.inputs.stages import Stage
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
@@ -81,12 +82,14 @@ class Case:
         load: The load; None where only the service is meant.
         mixed: How steps of both prefill and decode are composed, one of `MIXED`.
         notes: How the load was changed to what the engine takes, one line each.
+        taken: What is taken of the engine since it was not said (`physim.inputs.scenario`).
     """
 
     service: Service
     load: Load | None = None
     mixed: str = MIXED[0]
     notes: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
 
     @classmethod
     def from_options(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
@@ -141,7 +144,8 @@ class Case:
         notes: list[str] = []
         if load is not None:
             load, notes = load.within(server)
-        return cls(Service.single(server), load, notes=tuple(notes))
+        taken = taken_of_server(deployment, server)
+        return cls(Service.single(server), load, notes=tuple(notes), taken=taken)
 
     @property
     def model(self) -> ModelArch:

@@ -21,7 +21,14 @@ from physim.inputs.request_points import (
     longest_parts,
     moments_of,
 )
-from physim.inputs.stages import MOST, RecordedStage, Stage, check_positive, check_rate
+from physim.inputs.stages import (
+    MOST,
+    RecordedStage,
+    Stage,
+    bounded_rate,
+    check_positive,
+    check_rate,
+)
 from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
@@ -320,6 +327,30 @@ class Load(LoadRequest):
         assert self.rate is not None
         assert self.requests is not None
         return (Stage(self.rate, self.requests / self.rate),)
+
+    def faster(self, times: float) -> Load:
+        """The same requests in less time; of clients, who wait for answers, as it is.
+
+        To a server it is as if each of its steps took so many times as long, and the clock as well.
+
+        Args:
+            times: How many times as fast they come.
+        """
+        if self.concurrency is not None:
+            return self
+        return replace(
+            self,
+            rate=None if self.rate is None else bounded_rate(self.rate * times),
+            stages=tuple(
+                replace(
+                    stage,
+                    rate=bounded_rate(stage.rate * times),
+                    duration_s=stage.duration_s / times,
+                )
+                for stage in self.stages
+            ),
+            timeout_s=None if self.timeout_s is None else self.timeout_s / times,
+        )
 
     def describe(self) -> str:
         """The arrivals in a few words."""

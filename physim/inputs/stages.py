@@ -63,6 +63,12 @@ class RecordedStage(Stage):
     outputs: float = 1.0
 
 
+def bounded_rate(rate: float) -> float:
+    """The nearest rate that means something, requests per second."""
+    least, most = _RATES
+    return min(max(rate, least), most)
+
+
 def check_rate(field: str, rate: float) -> None:
     """Refuses a rate that means nothing.
 

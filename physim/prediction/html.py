@@ -58,6 +58,8 @@ def prediction_tables(prediction: Content) -> Html:
         notes.append("The load is above capacity: the queue grows without end.")
     notes += [f"Beyond what was measured: {line}." for line in prediction["extrapolations"]]
     notes += [f"Note: {line}." for line in prediction["assumptions"]]
+    if prediction["scenario"]:
+        notes.append(f"Taken, since not said: {', '.join(prediction['scenario'])}.")
     return joined(
         [
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),

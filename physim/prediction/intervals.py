@@ -9,17 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from physim.corrections.calibration import TWO_SIDED_90, Calibration
+from physim.corrections.fields import Corrections
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
 from physim.prediction.many import check_method, predict_cases
 from physim.prediction.peer_access import without_peer_access
 from physim.prediction.results import Prediction
+from physim.roofline import causal_pairs
 from physim.service.phases import decode_steps
+from physim.step.attention import peak_flops as attention_peak
 from physim.step.component import Placement
 
 # Pairs of draws from the fit's distribution: with the fit itself 31, which a power of two holds.
 _PAIRS = 15
+# Seed of the draws of the steps' time, which those of the corrections are independent of.
+_SEED = 1
+# Share of the draws that is beyond an interval on either side.
+_TAIL = 0.05
 # Cases that are predicted at once, and whose draws are.
 _CASES, _DRAWN = 1024, 64
 # A quantity is beyond what was measured by this share before it is said.
@@ -49,8 +56,9 @@ def predict_with_interval(
 
     The fit's distribution says how uncertain the corrections are, its scatter what models that it
     has not seen err beyond that, and the fluid is itself an approximation
-    (`physim.prediction.approximation`). The further a case is outside the range of the measured
-    runs, the more are the corrections as uncertain as before any fit (`Calibration.beyond`).
+    (`physim.prediction.approximation`). What both make of a queue, the fluid says. The further a
+    case is outside the range of the measured runs, the more are the corrections as uncertain as
+    before any fit (`Calibration.beyond`).
 
     Args:
         case: What to predict.
@@ -91,11 +99,11 @@ def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Calibration]) -
         chunk = list(zip(cases, found, fits, strict=True))[start : start + _DRAWN]
         outside = [_outside(case, prediction, fit) for case, prediction, fit in chunk]
         draws = [
-            _known(fit, beyond).draws(_PAIRS)
-            for (_, _, fit), beyond in zip(chunk, outside, strict=True)
+            _draws(case, _known(fit, beyond))
+            for (case, _, fit), beyond in zip(chunk, outside, strict=True)
         ]
-        every = [case for (case, _, _), own in zip(chunk, draws, strict=True) for _ in own]
-        others = iter(predict_cases(every, [draw for own in draws for draw in own]))
+        every = [draw for own in draws for draw in own]
+        others = iter(predict_cases([case for case, _ in every], [own for _, own in every]))
         for (case, prediction, fit), beyond, drawn in zip(chunk, outside, draws, strict=True):
             members = [next(others) for _ in drawn]
             named = replace(prediction, fit=fit.name)
@@ -129,20 +137,19 @@ def _bounded(
         fit: What a fit says of it.
         beyond: In what the case is outside of the fit's runs.
         fluid: The fluid's prediction,
-        others: and those with draws from what is known of the corrections.
+        others: and those of draws.
     """
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     intervals, least, approximate = {}, least_s(case), errors_of(case, prediction)
-    scatters = fit.scatter_at(fluid.pool.running)
     older = _OLDER if case.server.profile.is_older else 0.0
     hosted = without_peer_access(case)
     slower = predict_cases([hosted], [fit.corrections])[0] if hosted else fluid
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
-        if value is None or metric not in scatters:
+        if value is None or metric not in fit.scatter:
             continue
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
-        scatter = math.hypot(scatters[metric], approximate[metric], older)
+        scatter = math.hypot(fit.scatter[metric], approximate[metric], older)
         low, high = _width(ratios, scatter)
         ratio = _ratio(getattr(slower, name), getattr(fluid, name))
         low, high = low * min(ratio, 1.0), high * max(ratio, 1.0)
@@ -151,16 +158,32 @@ def _bounded(
 
 
 def _members(case: Case, fit: Calibration) -> list[Prediction]:
-    """The fluid's prediction with a fit, and those with draws from its distribution."""
-    members = [fit.corrections, *fit.draws(_PAIRS)]
-    return predict_cases([case] * len(members), members, fit.name)
+    """The fluid's prediction with a fit, and those of draws."""
+    members = [(case, fit.corrections), *_draws(case, fit)]
+    return predict_cases([one for one, _ in members], [own for _, own in members], fit.name)
+
+
+def _draws(case: Case, fit: Calibration) -> list[tuple[Case, Corrections]]:
+    """The case as it may be: draws of the corrections, each with one of the time of all steps.
+
+    What a step takes beyond what the corrections know, the scatter of ITL, makes the queue longer
+    as requests would that come faster by as much. That each latency takes longer by the factor
+    itself is in its own scatter.
+    """
+    normal = np.random.default_rng(_SEED).normal(size=_PAIRS)
+    slower = np.exp(fit.scatter.get("itl", 0.0) * np.stack([normal, -normal], axis=1)).ravel()
+    return [
+        (replace(case, load=case.demanded.faster(times)), corrections)
+        for times, corrections in zip(slower.tolist(), fit.draws(_PAIRS), strict=False)
+    ]
 
 
 def least_s(case: Case) -> dict[str, float]:
     """What no measurement goes below, by the GPU's datasheet alone, seconds.
 
-    A prompt's multiplications run at peak FLOP/s at most, and a step reads the weights that one
-    token visits at the memory's bandwidth at most; attention and all else come on top.
+    A prompt's multiplications run at peak FLOP/s at most, those of attention among its own tokens
+    too, and a step reads the weights that one token visits at the memory's bandwidth at most; all
+    else comes on top.
     """
     model, gpu, load = case.model, case.server.gpu, case.demanded
     # Chunks of a prompt pass the stages of a pipeline one behind the other, tokens one by one.
@@ -168,6 +191,15 @@ def least_s(case: Case) -> dict[str, float]:
     placement, visited = Placement(case.server), model.visited_weights.items()
     new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
     prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
+    # Pairs of tokens are convex in the length, so that mean prompts have fewest.
+    pairs = sum(
+        group.layers * term.pair_flops * causal_pairs(new_tokens, min(new_tokens, seen))
+        for group in model.groups
+        if group.attention is not None
+        for term in group.attention.prefill_terms(1.0, case.server.kv_cache_bytes)
+        for seen in [term.window or math.inf]
+    )
+    prompt += pairs / attention_peak(placement)
     read = sum(form.bytes_per_weight * weights for form, weights in visited)
     step = (read + 2.0 * model.vocab_size * model.hidden_size) / gpu.memory_bandwidth
     found = {"ttft_s": prompt / gpus, "itl_s": step / stage}
@@ -225,8 +257,13 @@ def _ratio(value: float | None, centre: float | None) -> float:
 
 
 def _width(ratios: Sequence[float], scatter: float) -> tuple[float, float]:
-    """Least and largest ratio to the prediction in nine of ten cases."""
-    logs = np.log([ratio for ratio in ratios if math.isfinite(ratio)] or [1.0])
-    half = TWO_SIDED_90 * math.hypot(scatter, float(np.sqrt(np.mean(logs**2))))
-    never = sum(math.isinf(ratio) for ratio in ratios) / max(len(ratios), 1)
-    return math.exp(-half), math.inf if never > 0.05 else math.exp(half)
+    """Least and largest ratio to the prediction in nine of ten cases.
+
+    Near the capacity draws are much further off above than below, so each side has its own.
+    """
+    logs = sorted(math.log(ratio) for ratio in ratios)
+    # Of thirty draws the second from either end: infinite where more than one in twenty is.
+    beyond = int(_TAIL * len(logs))
+    below, above = (logs[beyond], logs[-1 - beyond]) if logs else (0.0, 0.0)
+    half = TWO_SIDED_90 * scatter
+    return math.exp(-math.hypot(half, min(below, 0.0))), math.exp(math.hypot(half, max(above, 0.0)))

@@ -129,7 +129,8 @@ def replay_trace(
     alike = steady([case.under(_stand_in(result))], [corrections], fit)[0]
     # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
     result.config = config_of(case, corrections, alike.pool.running)
-    return dataclasses.replace(_prediction(alike, result, []), load=None)
+    # Its requests are as they are in the trace.
+    return dataclasses.replace(_prediction(alike, result, []), load=None, scenario=case.taken)
 
 
 def _stand_in(result: Replayed) -> Load:

@@ -155,6 +155,10 @@ class PoolPrediction:
         )
 
 
+# Of a prediction what is several texts.
+_LINES = ("scenario", "assumptions", "extrapolations")
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What a service under a load is predicted to do. Means; seconds, tokens, 1/s.
@@ -178,6 +182,8 @@ class Prediction:
         whole: Latencies with percentiles.
         stages: The same for each stage, if there are several.
         timeline: The engine over time; None for a load that stays.
+        scenario: What is taken of the engine and the load since it was not said, a few words each;
+            intervals do not have it.
         assumptions: Where physics stands in for a measurement, one line each.
         intervals: Where a measurement of ``ttft_s``, ``itl_s``, ``e2e_s`` and ``saturation_rps``
             lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
@@ -200,6 +206,7 @@ class Prediction:
     whole: StageLatencies
     stages: tuple[StageLatencies, ...]
     timeline: Timeline | None = field(repr=False)
+    scenario: tuple[str, ...]
     assumptions: tuple[str, ...]
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extrapolations: tuple[str, ...] = ()
@@ -276,7 +283,7 @@ class Prediction:
             name: [low, high if math.isfinite(high) else None]
             for name, (low, high) in self.intervals.items()
         }
-        for name in ("assumptions", "extrapolations"):
+        for name in _LINES:
             content[name] = list(content[name])
         return content
 
@@ -297,7 +304,7 @@ class Prediction:
             pool |= {"phases": "; ".join(pool["phases"]), **pool.pop("server")}
             prefix = f"pool{place}_" if len(self.pools) > 1 else ""
             row |= {f"{prefix}{name}": value for name, value in pool.items()}
-        for name in ("assumptions", "extrapolations"):
+        for name in _LINES:
             row[name] = "; ".join(row[name])
         for name, (low, high) in row.pop("intervals").items():
             row |= {f"{name}_low": low, f"{name}_high": high}

@@ -16,6 +16,7 @@ from physim.fluid.percentiles import Drawn, steady_latencies
 from physim.fluid.steady import SteadyState
 from physim.inputs.case import Case
 from physim.inputs.load import Load
+from physim.inputs.scenario import taken_of_load
 from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
@@ -175,6 +176,7 @@ def _prediction(
         whole=StageLatencies(load.rate, None, None, None, latencies, requests),
         stages=(),
         timeline=None,
+        scenario=(*case.taken, *taken_of_load(load)),
         assumptions=(
             *case.notes,
             *assumptions(case.server),

@@ -11,9 +11,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.calibration import TWO_SIDED_90, batch_of
+from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import NO_FIT, load_fit
-from physim.corrections.levels import of_batch, population_of
+from physim.corrections.levels import population_of
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -21,7 +21,7 @@ from physim.fitting.fit import check_options, merged
 from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, Observed, groups, observe, weights_of
 from physim.fitting.step_cycles import Trace, observe_steps
-from physim.fitting.uncertainty import unseen
+from physim.fitting.uncertainty import unseen, variance_of
 from physim.validation.ablations import ABLATIONS, BLENDS, ablated
 from physim.validation.baselines import BASELINES, require_packages
 
@@ -145,10 +145,6 @@ def _predictor(
         problem = ablated(method, problem)
     shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
     populations = [population_of(case) for case in observed.cases]
-    batches = [
-        of_batch(population, batch_of(requests))
-        for population, requests in zip(populations, observed.running, strict=True)
-    ]
     if method in ("zero-shot", *BLENDS):
         bare = replace(problem, start=np.zeros_like(problem.start))
         values = bare.deviations(bare.centre).sizes[stages].reshape(shape)
@@ -166,21 +162,17 @@ def _predictor(
         if before.evidence is None and method != ALL_LEVELS:
             own, _ = earned(own)
         own, parameters, _ = solve(own, before.evidence is None)
-        spread = own.spread_of(own.about(own.deviations(parameters), parameters))
+        known_of = own.spread(own.deviations(parameters))
         # Deviations of rows without weight are not counted, so all rows are asked apart.
         found = replace(own, stages=problem.stages, cycles=None).deviations(parameters)
         noise = own.noise[own.source]
         off = found.sizes[stages].reshape(shape) * noise
-        branch, slopes = found.branch, found.slopes
-        variance = np.einsum("di,dij,dj->d", slopes, spread[branch], slopes)
+        variance = variance_of(known_of, observed.branches, found.slopes.reshape(*shape, -1))
         scatters = merged(before.scatter, unseen(own, parameters, observed))
         scattered = np.array(
-            [
-                [scatters.get(one, scatters.get(all_of, {})).get(m, 0.0) for m in METRICS]
-                for one, all_of in zip(batches, populations, strict=True)
-            ]
+            [[scatters.get(one, {}).get(m, 0.0) for m in METRICS] for one in populations]
         )
-        half = np.sqrt(variance.reshape(shape) * noise**2 + scattered**2)
+        half = np.sqrt(variance * noise**2 + scattered**2)
         return observed.stages.observed + off, TWO_SIDED_90 * half
 
     return fitted

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from physim.corrections.calibration import batch_of
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.corrections.levels import population_of
 from physim.engines.profile import DEFAULT_ENGINE
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
 
 # Mean times between tokens and of requests' means of them are one number, by either name.
 METRICS = ("e2e_mean", "ttft_mean", "itl_mean", "tpot_mean")
+# Upper ends of the batches that are told apart: a small one hangs on memory and what kernels cost
+# at least, a large one on arithmetic and on what is done for each request.
+_BATCH_ENDS = (16, 64, 256)
+_BATCHES = ("1 to 16", "17 to 64", "65 to 256", "more than 256")
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,11 @@ def evaluate(
                 of_rows.append(lasting(case, one.row))
     summary = {metric: summary_of(rows, metric) for metric in METRICS}
     return Evaluation(rows, summary, skipped, of_rows, left_out)
+
+
+def batch_of(requests: float) -> str:
+    """What a number of running requests is called where rows are grouped by it."""
+    return _BATCHES[sum(requests > end for end in _BATCH_ENDS)]
 
 
 def _run(one: TableRow) -> tuple[Path, str]:
