@@ -177,6 +177,7 @@ def prediction(case):
         batch=4.0,
         running=5.0,
         kv_use=0.1,
+        hit_rate=0.0,
         mixed_share=0.2,
         step_s=0.01,
         step_parts_s={"mlp": 0.01},

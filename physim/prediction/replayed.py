@@ -212,8 +212,12 @@ def _prediction(
         ttft_s=sent["ttft_s"].tolist(),
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
+    ran = [one for one in result.requests if one.scheduled_s is not None]
+    found = sum(one.cached_tokens for one in ran) / sum(one.input_tokens for one in ran)
     return over_time(
-        prediction,
+        dataclasses.replace(
+            prediction, pools=(dataclasses.replace(prediction.pool, hit_rate=found),)
+        ),
         "replay",
         _part(result, frame, (rate, duration), (0.0, math.inf)),
         parts,

@@ -93,6 +93,7 @@ class PoolPrediction:
         batch: Requests that decode at a server, mean over time.
         running: Requests that are prefilled or decode at a server, mean over time.
         kv_use: Share of a server's KV blocks that running requests hold.
+        hit_rate: Share of the prompt tokens that are found in the prefix cache, as vLLM logs it.
         mixed_share: Share of steps that carry a prefill chunk.
         step_s: Time of a mean step, from its start until requests that decode get their next token:
             where prompts have steps of their own, with those of the prompts.
@@ -106,6 +107,7 @@ class PoolPrediction:
     batch: float
     running: float
     kv_use: float
+    hit_rate: float
     mixed_share: float
     step_s: float
     step_parts_s: Mapping[str, float]

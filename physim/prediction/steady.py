@@ -120,6 +120,7 @@ def _unending(systems: CaseArrays) -> CaseArrays:
 
 
 def _latencies(offered: SteadyState, demand: Demand) -> Drawn:
+    demand = jax.vmap(Demand.with_hit_rate)(demand, offered.hit_rate)
     found: Drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
     return found
 
@@ -153,6 +154,7 @@ def _prediction(
         batch=state.batch,
         running=state.running,
         kv_use=state.kv_use,
+        hit_rate=state.hit_rate,
         mixed_share=state.mixed_share,
         step_s=state.step.interval,
         step_parts_s=state.step.parts,
