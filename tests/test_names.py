@@ -349,7 +349,7 @@ def test_a_comparison_is_shown(run, monkeypatch, model):
 def elasticities(case):
     values = {"memory_bandwidth": dict.fromkeys(("ttft", "itl", "e2e", "saturation"), 0.5)}
     parts = dict.fromkeys(FIRST_TOKEN_PARTS, 0.001)
-    return Elasticities(values, values["memory_bandwidth"], parts, case, EVIL)
+    return Elasticities(values, values["memory_bandwidth"], parts, 0.0, case, EVIL)
 
 
 def test_elasticities_are_shown(run, monkeypatch, place, model, case):

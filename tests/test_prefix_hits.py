@@ -164,3 +164,17 @@ def test_one_prefix_and_own_prefixes_are_found():
 def test_a_popularity_of_one_prefix_is_refused():
     with pytest.raises(InputError, match="popularity: says nothing of one prefix; say how many"):
         physim.Load(400, 10, rate=1.0, cached_tokens=300, popularity="uniform")
+
+
+def test_evictions_are_said():
+    found = predicted(prefixes=300, popularity="uniform")
+    (line,) = [one for one in found.assumptions if "evicted" in one]
+    assert line == (
+        "prefixes are evicted before they are asked for again, and computed anew: 300 of 64 KV "
+        "blocks each have no room beside requests in a cache of 12,800"
+    )
+    assert "1024 in one of 300 prefixes" in found.describe()
+    assert "prefix cache hits" in found._repr_html_()
+    kept = predicted(prefixes=100)
+    assert not any("evicted" in one for one in kept.assumptions)
+    assert not any("evicted" in one for one in predicted(cached_tokens=0).assumptions)

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 
 from physim.errors import InputError
 
-IN_TURN = "in-turn"
-_UNIFORM, _ZIPF = "uniform", "zipf"
+IN_TURN, UNIFORM = "in-turn", "uniform"
+_ZIPF = "zipf"
 # Beyond it the second prefix is hardly ever asked for.
 _STEEPEST = 10.0
 # Classes of prefixes of like popularity, of which the first hold one prefix each: with twice as
@@ -41,14 +41,14 @@ class Popularity:
             InputError: It is something else.
         """
         kind, _, number = text.partition(":")
-        if text in (IN_TURN, _UNIFORM):
+        if text in (IN_TURN, UNIFORM):
             return cls(text == IN_TURN)
         try:
             exponent = float(number) if kind == _ZIPF else math.nan
         except ValueError:
             exponent = math.nan
         if not 0 < exponent <= _STEEPEST:
-            remedy = f"use {IN_TURN}, {_UNIFORM} or zipf:EXPONENT, up to {_STEEPEST:g}"
+            remedy = f"use {IN_TURN}, {UNIFORM} or zipf:EXPONENT, up to {_STEEPEST:g}"
             raise InputError("popularity", f"{text!r} is unknown", remedy)
         return cls(False, exponent)
 

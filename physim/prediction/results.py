@@ -322,9 +322,12 @@ class Prediction:
         demand = "a trace"
         if self.load is not None:
             load = self.load
+            cached = f"{load.cached_tokens:g} cached"
+            if load.prefixes > 1 and load.cached_tokens:
+                cached = f"{load.cached_tokens:g} in one of {load.prefixes} prefixes"
             demand = (
-                f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached),"
-                f" {load.mean_output:g} out"
+                f"{load.describe()}, {load.mean_input:g} tokens in ({cached}), "
+                f"{load.mean_output:g} out"
             )
         return f"{self.model} on {self.gpus}, {demand}"
 

@@ -19,6 +19,7 @@ from physim.inputs.load import Load
 from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
+from physim.prediction.evictions import evictions
 from physim.prediction.requests import Requests
 from physim.prediction.results import (
     FIRST_TOKEN_PARTS,
@@ -180,6 +181,7 @@ def _prediction(
         assumptions=(
             *case.notes,
             *assumptions(case.server),
+            *evictions(case, state.hit_rate),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),
