@@ -178,3 +178,15 @@ def test_evictions_are_said():
     kept = predicted(prefixes=100)
     assert not any("evicted" in one for one in kept.assumptions)
     assert not any("evicted" in one for one in predicted(cached_tokens=0).assumptions)
+
+
+def test_loads_of_many_prefixes_and_of_one_are_solved_together():
+    """Each as it is by itself."""
+    options = {name: value for name, value in SHARED.items() if name != "fit"}
+    loads = ({}, {"prefixes": 300, "popularity": "uniform"}, {"cached_tokens": 0})
+    cases = [physim.Case.from_options("Qwen/Qwen3-14B", **{**options, **one}) for one in loads]
+    both = physim.predict_cases(cases, Corrections())
+    for case, found in zip(cases, both, strict=True):
+        (one,) = physim.predict_cases([case], Corrections())
+        assert found.pool.hit_rate == pytest.approx(one.pool.hit_rate)
+        assert found.ttft_s == pytest.approx(one.ttft_s)

@@ -125,7 +125,8 @@ class Demand(eqx.Module):
         cached_tokens: Of them, found in the prefix cache.
         cached_before: Tokens that were found before one that is computed, mean.
         prefixes: The prefixes that they are of.
-        prompts_of: Prompts that find their prefix, and those that do not.
+        found_or_not: Prompts that find their prefix, and those that do not. None where no load has
+            several prefixes, for which less is compiled: all find theirs.
         met_longer: By how many tokens prompts of those that decode are longer than the mean: the
             more, the more long prompts go with long outputs.
         prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
@@ -150,7 +151,7 @@ class Demand(eqx.Module):
     cached_tokens: Scalar
     cached_before: Scalar
     prefixes: Prefixes
-    prompts_of: Prompts
+    found_or_not: Prompts | None
     met_longer: Scalar
     prompts: Float[AnyArray, " strata"]
     longest: Float[AnyArray, " parts"]
@@ -168,6 +169,7 @@ class Demand(eqx.Module):
         """The numbers of a load; only full KV blocks are found in the prefix cache."""
         strata, moments = strata_of(load, block_size), load.moments()
         parts = np.append(strata.new[:-1], strata.longest)
+        prefixes = _prefixes_of(load, strata.cached)
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
@@ -176,8 +178,8 @@ class Demand(eqx.Module):
             input_tokens=load.mean_input,
             cached_tokens=strata.cached,
             cached_before=strata.cached,
-            prefixes=_prefixes_of(load, strata.cached),
-            prompts_of=Prompts.of_parts(parts, strata.cached),
+            prefixes=prefixes,
+            found_or_not=None if prefixes.kept else Prompts.of_parts(parts, strata.cached),
             met_longer=moments.new_output / moments.output - moments.new,
             prompts=strata.new,
             longest=strata.longest,
@@ -201,6 +203,14 @@ class Demand(eqx.Module):
                 else demand
                 for demand in demands
             ]
+        if any(demand.found_or_not is not None for demand in demands):
+            demands = [
+                replace(
+                    demand,
+                    found_or_not=Prompts.of_parts(np.asarray(demand.parts), demand.cached_tokens),
+                )
+                for demand in demands
+            ]
         stacked: Demand = jax.tree.map(lambda *column: np.array(column), *demands)
         return stacked
 
@@ -217,11 +227,13 @@ class Demand(eqx.Module):
         Args:
             share: The share, of those that would find it in a cache without limit.
         """
+        if self.found_or_not is None:
+            return self
         prefix = self.cached_tokens
         new = self.new_tokens + (1.0 - share) * prefix
         squares = (1.0 + self.prompt_cv2) * self.new_tokens**2
         squares += (1.0 - share) * prefix * (2.0 * self.new_tokens + prefix)
-        parts = self.prompts_of.where_found(share)
+        parts = self.found_or_not.where_found(share)
         longest = parts[STRATA - 1 :]
         return replace(
             self,
@@ -310,7 +322,9 @@ def _prefixes_of(load: Load, tokens: float) -> Prefixes:
     given = load.lengths is not None
     popularity = Popularity.parse(load.popularity)
     count, share = popularity.classes(_PRIVATE if given else load.prefixes)
-    return Prefixes(tokens, count, share, float(popularity.in_turn), float(given))
+    # The only one is never used least recently.
+    kept = given or load.prefixes == 1 or not tokens
+    return Prefixes(tokens, count, share, float(popularity.in_turn), float(kept))
 
 
 def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:

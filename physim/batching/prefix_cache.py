@@ -28,7 +28,7 @@ class Prefixes(eqx.Module):
         count: Prefixes of each class.
         share: Share of the requests that have a given prefix of a class.
         in_turn: Whether requests have them one after the other, over and over; else by chance.
-        kept: Whether they are found whenever a request starts, because the load says so.
+        kept: Whether they are found whenever a request starts: the load says so, or there is one.
     """
 
     tokens: Scalar

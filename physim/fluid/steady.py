@@ -215,13 +215,15 @@ def _balance(
         limit = jnp.minimum(by_slots, by_tokens) / step
         return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
 
-    # Prompts whose prefix was evicted are computed whole, and then fewer run where the token budget
-    # limits them; of these the cache's share follows once more.
-    found, offered = jnp.ones(()), demand
-    for _ in range(_PASSES):
-        runs = served(jnp.ones(()), demand.new_tokens) * step * (1.0 + decode_steps)
-        found = prefix_hits(limits, offered, runs)
-        demand = offered.where_found(found)
+    found = jnp.ones(())
+    if demand.found_or_not is not None:
+        new_tokens = demand.new_tokens
+        for _ in range(_PASSES):
+            # Prompts whose prefix was evicted are computed whole, so that fewer may run at once.
+            runs = served(jnp.ones(()), new_tokens) * step * (1.0 + decode_steps)
+            found = prefix_hits(limits, demand, runs)
+            new_tokens = demand.new_tokens + (1.0 - found) * demand.cached_tokens
+        demand = demand.where_found(found)
     # Prefill takes what decode leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
