@@ -292,7 +292,16 @@ def options(rng: Rng, _: Path) -> None:
     names += ("gpu_memory_utilization", "arrival", "burstiness", "engine_version", "sampling")
     names += ("pp", "dp", "ep", "block_size", "expert_load", "moe_kernel", "kv_cache_dtype")
     names += ("moe_activations", "draft", "draft_tokens", "draft_acceptance", "draft_model")
-    names += ("all2all", "receive_every", "prefixes", "timeout_s", "warm_up_s", "mixed", "read_as")
+    names += (
+        "all2all",
+        "receive_every",
+        "prefixes",
+        "popularity",
+        "timeout_s",
+        "warm_up_s",
+        "mixed",
+        "read_as",
+    )
     for _ in range(rng.integers(1, 4)):
         value = ODD[rng.integers(len(ODD))]
         if isinstance(value, bool | str | int | float):

@@ -114,6 +114,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
         "mxfp8",
     ),
     "output_tokens": (_DENSE, 100),
+    "popularity": ({**_DENSE, "prefixes": 5000}, "zipf:1"),
     "pp": (_DENSE, 2),
     "prefixes": (_DENSE, 5000),
     "rate": (_DENSE, 3.0),

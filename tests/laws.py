@@ -199,6 +199,7 @@ def _replayed_rate(case: physim.Case, requests: int, **arrivals: Any) -> float:
         requests=requests,
         cached_tokens=case.demanded.cached_tokens,
         prefixes=case.demanded.prefixes,
+        popularity=case.demanded.popularity,
         **arrivals,
     )
     result = replay_of(drawn(load, case.server, seed=0), case.under(load), Corrections())

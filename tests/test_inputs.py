@@ -606,6 +606,19 @@ def test_the_commands_of_server_and_load(load, words):
     )
 
 
+def test_the_command_of_a_load_of_prefixes():
+    shared = {"cached_tokens": 160, "prefixes": 9, "popularity": "uniform"}
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=6.0, input_tokens=500, output_tokens=100, **shared
+    )
+    assert bench_command(case) == (
+        "vllm bench serve --model Qwen/Qwen3-8B --dataset-name prefix_repetition --ignore-eos "
+        "--prefix-repetition-prefix-len 160 --prefix-repetition-suffix-len 340 "
+        "--prefix-repetition-output-len 100 --prefix-repetition-num-prefixes 9 "
+        "--num-prompts 1000 --request-rate 6 --burstiness 1000"
+    )
+
+
 @pytest.mark.parametrize(
     ("load", "complaint"),
     [
@@ -618,6 +631,10 @@ def test_the_commands_of_server_and_load(load, words):
                 "dispersion": physim.ArrivalDispersion.from_arrivals([*range(200)]),
             },
             "knows no recorded arrivals; give constant, poisson or gamma",
+        ),
+        (
+            {"rate": 1, "cached_tokens": 160, "prefixes": 9, "popularity": "zipf:1"},
+            "draws prefixes by chance, all as often, not zipf:1; give --popularity uniform",
         ),
     ],
 )

@@ -177,6 +177,7 @@ def prediction(case):
         batch=4.0,
         running=5.0,
         kv_use=0.1,
+        hit_rate=0.0,
         mixed_share=0.2,
         step_s=0.01,
         step_parts_s={"mlp": 0.01},
@@ -350,7 +351,7 @@ def test_a_comparison_is_shown(run, monkeypatch, model):
 def elasticities(case):
     values = {"memory_bandwidth": dict.fromkeys(("ttft", "itl", "e2e", "saturation"), 0.5)}
     parts = dict.fromkeys(FIRST_TOKEN_PARTS, 0.001)
-    return Elasticities(values, values["memory_bandwidth"], parts, case, EVIL)
+    return Elasticities(values, values["memory_bandwidth"], parts, 0.0, case, EVIL)
 
 
 def test_elasticities_are_shown(run, monkeypatch, place, model, case):

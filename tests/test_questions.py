@@ -301,6 +301,24 @@ def test_elasticities_make_sense(explained):
     assert explained.metrics["ttft"] < explained.metrics["e2e"]
 
 
+def test_evictions_are_what_limits():
+    """More of the KV cache keeps more prefixes, which is felt as bandwidth is."""
+    shared = {"cached_tokens": 1024, "prefixes": 300, "popularity": "uniform"}
+    case = {"gpu": "h100_sxm", "rate": 6.0, "input_tokens": 1200, "output_tokens": 150}
+
+    def explained(blocks):
+        return physim.explain("Qwen/Qwen3-14B", **case, **shared, kv_blocks=blocks, fit="none")
+
+    found = explained(12_800)
+    assert 0.3 < found.hit_rate < 0.5
+    up, down = explained(12_928).metrics, explained(12_672).metrics
+    for metric, value in found.values["kv_blocks"].items():
+        slope = np.log(up[metric] / down[metric]) / np.log(12_928 / 12_672)
+        assert value == pytest.approx(slope, rel=0.03)
+    assert found.values["kv_blocks"]["ttft"] < -0.1
+    assert "blocks of the KV cache" in found.notable()
+
+
 def test_a_load_that_cannot_be_explained():
     with pytest.raises(InputError, match="ends or changes"):
         physim.explain(MODEL, rate=1, requests=10, **LOAD, gpu="h100_sxm")

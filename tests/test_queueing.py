@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from physim.batching.batch_statistics import decoding, following, met_while_decoding, prefill_share
 from physim.batching.demand import PARTS
 from physim.batching.kv_capacity import blocks_held, requests_held
+from physim.batching.prefix_cache import Prefixes
 from physim.batching.queueing import peakedness, wait_for_a_slot, wait_for_tokens
 from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
+from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
 
 
@@ -109,6 +111,11 @@ def test_numbers_in_bursts_begin_as_their_gamma_distances_do():
     assert following(0.3, 1.0) == 0.0
 
 
+def alike(number: int) -> Prefixes:
+    """Prefixes that are asked for alike."""
+    return Prefixes(0.0, *Popularity().classes(number), 1.0, 0.0)
+
+
 @given(
     blocks=st.floats(200, 1e5),
     own=st.floats(1, 100),
@@ -116,17 +123,18 @@ def test_numbers_in_bursts_begin_as_their_gamma_distances_do():
     prefixes=st.integers(1, 1000),
 )
 def test_slots_fill_the_cache(blocks, own, shared, prefixes):
-    slots = requests_held(blocks, own, shared, float(prefixes))
+    asked_for = alike(prefixes)
+    slots = requests_held(blocks, own, shared, asked_for)
     assert slots >= blocks / (own + shared) * (1 - 1e-6)
     if blocks > 2 * (own + shared):
-        assert blocks_held(slots, own, shared, float(prefixes)) == pytest.approx(blocks, rel=1e-3)
+        assert blocks_held(slots, own, shared, asked_for) == pytest.approx(blocks, rel=1e-3)
 
 
 def test_prefixes_are_held_once():
-    assert blocks_held(10.0, 5.0, 48.0, 1.0) == pytest.approx(10 * 5 + 48)
-    assert blocks_held(10.0, 5.0, 48.0, 1e6) == pytest.approx(10 * (5 + 48), rel=1e-4)
+    assert blocks_held(10.0, 5.0, 48.0, alike(1)) == pytest.approx(10 * 5 + 48)
+    assert blocks_held(10.0, 5.0, 48.0, alike(10**6)) == pytest.approx(10 * (5 + 48), rel=1e-4)
     # Two prefixes, two requests: one and a half are held on average.
-    assert blocks_held(2.0, 0.0, 10.0, 2.0) == pytest.approx(15.0)
+    assert blocks_held(2.0, 0.0, 10.0, alike(2)) == pytest.approx(15.0)
 
 
 @pytest.mark.parametrize("mean", [0.05, 0.9, 4.0, 30.0])

@@ -13,18 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from physim.batching.guards import SMALL
+from physim.batching.guards import SMALL, TINY
+from physim.batching.prefix_cache import Prefixes
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
+from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
 # Prefixes of which hardly two requests that run have the same one: each holds its own.
-_PRIVATE = 1 / SMALL
+_PRIVATE = round(1 / SMALL)
 # Weights of the strata of prompts, of which the last is in parts.
 PARTS = np.repeat([1.0, 1.0 / LONGEST], [STRATA - 1, LONGEST]) / STRATA
+_ENDS = np.cumsum(PARTS)
 
 
 class Strata(NamedTuple):
@@ -67,6 +70,47 @@ def strata_of(load: Load, block_size: int) -> Strata:
     )
 
 
+class Prompts(eqx.Module):
+    """Prompts that find their prefix and the same that do not, together from short to long.
+
+    Attributes:
+        tokens: Tokens that are computed of parts of the requests, with the prefix and without it.
+        found: The weight of each of them where all prefixes are found.
+        missed: Its weight where none is.
+    """
+
+    tokens: Float[AnyArray, " both"]
+    found: Float[AnyArray, " both"]
+    missed: Float[AnyArray, " both"]
+
+    @classmethod
+    def of_parts(cls, parts: Float[np.ndarray, " all"], prefix: float) -> Prompts:
+        """The prompts of a load.
+
+        Args:
+            parts: Tokens that are computed of parts of the requests, of weights `PARTS`, where
+                their prefixes are found.
+            prefix: Tokens of a prefix.
+        """
+        tokens, nothing = np.append(parts, parts + prefix), np.zeros(len(PARTS))
+        order = np.argsort(tokens, kind="stable")
+        found, missed = np.append(PARTS, nothing), np.append(nothing, PARTS)
+        return cls(tokens[order], found[order], missed[order])
+
+    def where_found(self, share: Scalar) -> Float[AnyArray, " all"]:
+        """Tokens that are computed of parts of the requests, a share of which find their prefix.
+
+        Args:
+            share: The share.
+        """
+        weights = share * self.found + (1.0 - share) * self.missed
+        ends = jnp.cumsum(weights)
+        last = jnp.minimum(ends, _ENDS[:, None])
+        first = jnp.maximum(ends - weights, (_ENDS - PARTS)[:, None])
+        both = jnp.maximum(last - first, 0.0)
+        return jnp.sum(both * self.tokens, axis=1) / jnp.maximum(jnp.sum(both, axis=1), TINY)
+
+
 class Demand(eqx.Module):
     """A `Load` as numbers.
 
@@ -80,7 +124,10 @@ class Demand(eqx.Module):
             there are no clients.
         input_tokens: Prompt tokens, mean.
         cached_tokens: Of them, found in the prefix cache.
-        prefixes: Different prefixes in the cache.
+        cached_before: Tokens that were found before one that is computed, mean.
+        prefixes: The prefixes that they are of.
+        found_or_not: Prompts that find their prefix, and those that do not. None where no load has
+            several prefixes, for which less is compiled: all find theirs.
         met_longer: By how many tokens prompts of those that decode are longer than the mean: the
             more, the more long prompts go with long outputs.
         prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
@@ -105,7 +152,9 @@ class Demand(eqx.Module):
     warm_up: Scalar | None
     input_tokens: Scalar
     cached_tokens: Scalar
-    prefixes: Scalar
+    cached_before: Scalar
+    prefixes: Prefixes
+    found_or_not: Prompts | None
     met_longer: Scalar
     prompts: Float[AnyArray, " strata"]
     longest: Float[AnyArray, " parts"]
@@ -132,6 +181,8 @@ class Demand(eqx.Module):
         steps, tokens_each, steps_cv2 = strata.outputs, 1.0, moments.output_cv2
         if draft is not None:
             steps, tokens_each, steps_cv2 = _verifying(strata.outputs, moments.output_cv2, draft)
+        parts = np.append(strata.new[:-1], strata.longest)
+        prefixes = _prefixes_of(load, strata.cached)
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
@@ -139,7 +190,9 @@ class Demand(eqx.Module):
             warm_up=None if load.concurrency is None else load.warm_up_s,
             input_tokens=load.mean_input,
             cached_tokens=strata.cached,
-            prefixes=float(load.prefixes) if load.lengths is None else _PRIVATE,
+            cached_before=strata.cached,
+            prefixes=prefixes,
+            found_or_not=None if prefixes.kept else Prompts.of_parts(parts, strata.cached),
             met_longer=moments.new_output / moments.output - moments.new,
             prompts=strata.new,
             longest=strata.longest,
@@ -164,6 +217,14 @@ class Demand(eqx.Module):
                 else demand
                 for demand in demands
             ]
+        if any(demand.found_or_not is not None for demand in demands):
+            demands = [
+                replace(
+                    demand,
+                    found_or_not=Prompts.of_parts(np.asarray(demand.parts), demand.cached_tokens),
+                )
+                for demand in demands
+            ]
         stacked: Demand = jax.tree.map(lambda *column: np.array(column), *demands)
         return stacked
 
@@ -173,6 +234,38 @@ class Demand(eqx.Module):
         if self.concurrency is None:
             return replace(self, rate=endless)
         return replace(self, rate=endless, concurrency=endless, requests=endless)
+
+    def where_found(self, share: Scalar) -> Demand:
+        """The same requests, a share of which find their prefix in the cache, and others nothing.
+
+        Args:
+            share: The share, of those that would find it in a cache without limit.
+        """
+        if self.found_or_not is None:
+            return self
+        prefix = self.cached_tokens
+        new = self.new_tokens + (1.0 - share) * prefix
+        squares = (1.0 + self.prompt_cv2) * self.new_tokens**2
+        squares += (1.0 - share) * prefix * (2.0 * self.new_tokens + prefix)
+        parts = self.found_or_not.where_found(share)
+        longest = parts[STRATA - 1 :]
+        return replace(
+            self,
+            cached_tokens=share * prefix,
+            cached_before=share * prefix * self.new_tokens / new,
+            prompts=jnp.append(parts[: STRATA - 1], jnp.mean(longest)),
+            longest=longest,
+            prompt_cv2=jnp.maximum(squares / new**2 - 1.0, 0.0),
+        )
+
+    def with_hit_rate(self, rate: Scalar) -> Demand:
+        """The same requests, of whose prompt tokens a share is found in the prefix cache.
+
+        Args:
+            rate: The share, at most that of the prefixes.
+        """
+        prefixes = jnp.maximum(self.cached_tokens, TINY)
+        return self.where_found(jnp.clip(rate * self.input_tokens / prefixes, 0.0, 1.0))
 
     @property
     def closed(self) -> Bool[AnyArray, ""]:
@@ -203,6 +296,11 @@ class Demand(eqx.Module):
     def new_tokens(self) -> Scalar:
         """Prompt tokens that are computed, mean."""
         return jnp.maximum(self.input_tokens - self.cached_tokens, 1.0)
+
+    @property
+    def private_tokens(self) -> Scalar:
+        """Prompt tokens beside the prefix, mean."""
+        return jnp.maximum(self.input_tokens - self.prefixes.tokens, 1.0)
 
     @property
     def output_tokens(self) -> Scalar:
@@ -263,6 +361,16 @@ def _verifying(
     variance += draft.variance * tokens / mean**3
     each = tokens / float(np.mean(verifying)) if tokens > 0 else 1.0
     return steps, each, variance / float(np.mean(steps)) ** 2
+
+
+def _prefixes_of(load: Load, tokens: float) -> Prefixes:
+    """The prefixes of a load, of so many tokens; with lengths each request has its own."""
+    given = load.lengths is not None
+    popularity = Popularity.parse(load.popularity)
+    count, share = popularity.classes(_PRIVATE if given else load.prefixes)
+    # The only one is never used least recently.
+    kept = given or load.prefixes == 1 or not tokens
+    return Prefixes(tokens, count, share, float(popularity.in_turn), float(kept))
 
 
 def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE
 from physim.batching.limits import Limits
+from physim.batching.prefix_cache import Prefixes, hits
 from physim.batching.root_finding import NEWTON_STEPS
 from physim.types import Scalar
 
@@ -23,7 +24,7 @@ def private_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
         demand: The load.
         age: Tokens that the request has generated.
     """
-    tokens = demand.met_tokens - demand.cached_tokens + age
+    tokens = demand.met_tokens - demand.prefixes.tokens + age
     seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
     held = limits.window_share * seen + limits.state_blocks
     # Drafts have blocks before it is known which are kept.
@@ -36,12 +37,12 @@ def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     # Where room is kept for whole answers, each counts as if it were at its end.
     kept = limits.whole_requests * (demand.output_tokens - demand.age)
     private = private_blocks(limits, demand, demand.age + kept)
-    shared = demand.cached_tokens / limits.block_size
+    shared = demand.prefixes.tokens / limits.block_size
     # What is left is too little for the prompt that is next: uniform below its size, and long
     # prompts wait longer. Every rank has such a rest, and prefixes of its own.
     left = limits.ranks * demand.new_tokens * (1.0 + demand.prompt_cv2) / 2 / limits.block_size
     blocks = jnp.maximum(limits.kv_blocks - left, limits.kv_blocks / 2)
-    return requests_held(blocks, private, shared, demand.prefixes * limits.ranks)
+    return requests_held(blocks, private, shared, demand.prefixes.on(limits.ranks))
 
 
 def kv_cv2(demand: Demand) -> Scalar:
@@ -57,27 +58,45 @@ def kv_cv2(demand: Demand) -> Scalar:
 
 def kv_use(limits: Limits, demand: Demand, running: Scalar, age: Scalar) -> Scalar:
     """Share of the KV blocks that so many running requests of a mean age hold."""
-    private, shared = private_blocks(limits, demand, age), demand.cached_tokens / limits.block_size
-    prefixes = demand.prefixes * limits.ranks
+    private = private_blocks(limits, demand, age)
+    shared, prefixes = demand.prefixes.tokens / limits.block_size, demand.prefixes.on(limits.ranks)
     return blocks_held(running, private, shared, prefixes) / limits.kv_blocks
 
 
-def blocks_held(requests: Scalar, private: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:
+def prefix_hits(limits: Limits, demand: Demand, running: Scalar) -> Scalar:
+    """Share of their prefixes' tokens that requests find in the cache; see `prefix_cache.hits`.
+
+    Args:
+        limits: The engine's limits.
+        demand: The load.
+        running: Requests that run.
+    """
+    return hits(
+        demand.prefixes.on(limits.ranks),
+        limits.kv_blocks,
+        running,
+        private_blocks(limits, demand, demand.age),
+        private_blocks(limits, demand, demand.output_tokens),
+        demand.prefixes.tokens / limits.block_size,
+    )
+
+
+def blocks_held(requests: Scalar, private: Scalar, shared: Scalar, prefixes: Prefixes) -> Scalar:
     """KV blocks that running requests hold.
 
-    Each has one of some prefixes, by chance, and a prefix is held once: ``n`` requests hold
-    ``n private + shared P (1 - (1 - 1/P)^n)`` blocks.
+    Each has one of some prefixes, by chance, and a prefix is held once: of ``P`` prefixes that are
+    asked for alike ``n`` requests hold ``n private + shared P (1 - (1 - 1/P)^n)`` blocks.
 
     Args:
         requests: Requests that run, n.
         private: Blocks of a request that it shares with none.
         shared: Blocks of a prefix.
-        prefixes: Different prefixes, P.
+        prefixes: The prefixes.
     """
-    return private * requests + shared * prefixes * -jnp.expm1(_log_missed(prefixes) * requests)
+    return private * requests + shared * prefixes.different(requests)
 
 
-def requests_held(blocks: Scalar, private: Scalar, shared: Scalar, prefixes: Scalar) -> Scalar:
+def requests_held(blocks: Scalar, private: Scalar, shared: Scalar, prefixes: Prefixes) -> Scalar:
     """Requests that hold as many KV blocks as there are: the inverse of `blocks_held`.
 
     By Newton's method from below, which cannot overshoot since `blocks_held` is concave.
@@ -86,16 +105,10 @@ def requests_held(blocks: Scalar, private: Scalar, shared: Scalar, prefixes: Sca
         blocks: Blocks of the cache.
         private: Blocks of a request that it shares with none.
         shared: Blocks of a prefix.
-        prefixes: Different prefixes.
+        prefixes: The prefixes.
     """
     count = jnp.maximum((blocks - shared) / (private + shared), LITTLE)
-    log_missed = _log_missed(prefixes)
     for _ in range(NEWTON_STEPS):
-        slope = private - shared * prefixes * log_missed * jnp.exp(log_missed * count)
+        slope = private + shared * prefixes.each_more(count)
         count = count + (blocks - blocks_held(count, private, shared, prefixes)) / slope
     return count
-
-
-def _log_missed(prefixes: Scalar) -> Scalar:
-    """Logarithm of the chance that a request has another prefix than a given one."""
-    return jnp.log1p(-1.0 / jnp.maximum(prefixes, 1.0 + LITTLE))

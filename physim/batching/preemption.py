@@ -61,7 +61,7 @@ def recomputed_tokens(limits: Limits, demand: Demand, slots: Scalar) -> Scalar:
     whole = demand.input_tokens + demand.output_tokens
     seen = jnp.minimum(whole, limits.window + limits.block_size)
     fixed = limits.window_share * seen + limits.state_blocks * limits.block_size
-    held = demand.new_tokens + fixed
+    held = demand.private_tokens + fixed
     # Every rank has a cache of its own, and every stage a batch of its own.
     together = slots / (limits.ranks * limits.stages)
     # In units of the tokens that a step gives a request.
@@ -73,7 +73,7 @@ def recomputed_tokens(limits: Limits, demand: Demand, slots: Scalar) -> Scalar:
     # A request that has the only slot is never preempted.
     others = jnp.clip(limits.max_num_seqs / limits.ranks - 1.0, 0.0, 1.0)
     share = full_cache(limits, slots) * others * (1.0 - limits.whole_requests)
-    return share * again * demand.new_tokens / held
+    return share * again * demand.private_tokens / held
 
 
 def displaced_tokens(held: Scalar, output: Scalar, requests: Scalar, lockstep: Scalar) -> Scalar:

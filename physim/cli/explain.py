@@ -53,6 +53,7 @@ def explain(
 
 
 def _print_elasticities(found: Elasticities) -> None:
+    from physim.prediction.evictions import evictions
     from physim.prediction.results import FIRST_TOKEN_PARTS
     from physim.questions.elasticities import METRICS
 
@@ -76,6 +77,8 @@ def _print_elasticities(found: Elasticities) -> None:
     )
     if found.speculation is not None:
         console.print(found.speculation.describe())
+    for line in evictions(found.case, found.hit_rate):
+        console.print(f"Note: {line}.", style="yellow")
     console.print("percent that each follows one percent more of")
     rows = [
         # Adding zero takes the sign from one that is rounded away.

@@ -279,11 +279,13 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
         rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
     pool = prediction.pool
     batch = f"requests decode in a step, {pool.running:.1f} run"
-    return [
-        *rows,
+    rows += [
         ("batch", f"{pool.batch:.1f}", batch),
         ("KV use", f"{pool.kv_use:.1%}", f"of {pool.kv_blocks:,} blocks"),
     ]
+    if pool.hit_rate or (prediction.load is not None and prediction.load.cached_tokens):
+        rows.append(("hit rate", f"{pool.hit_rate:.1%}", "of prompt tokens, in the prefix cache"))
+    return rows
 
 
 def _between(prediction: Prediction, name: str, scale: float, unit: str) -> str:

@@ -159,7 +159,7 @@ def _step(
             context=context,
             prefill_requests=prompts * chunks,
             chunk=fresh / chunks,
-            cached=demand.cached_tokens + (chunks - 1) / 2 * fresh / chunks,
+            cached=demand.cached_before + (chunks - 1) / 2 * fresh / chunks,
             ranks=limits.ranks,
             stages=jnp.clip(lanes, 1.0, limits.stages),
         )

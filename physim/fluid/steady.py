@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from physim.batching.batch_statistics import arrival_evenness, busy_when_even
 from physim.batching.demand import Demand
 from physim.batching.guards import FULLEST, HARDLY
-from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use
+from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
@@ -44,6 +44,9 @@ _SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-7, 1e3
 # benchmarks/fluid_against_replay.py.
 _PART_FULL, _SOON = 0.7, 10.0
 _TAKEN = (1.0, _PART_FULL)
+# How often the requests that run and what they find in the prefix cache are made to agree: what is
+# evicted hardly changes how many run (tests/test_prefix_hits.py).
+_PASSES = 2
 
 
 class SteadyState(eqx.Module):
@@ -60,6 +63,7 @@ class SteadyState(eqx.Module):
         batch: Requests that decode, mean over time.
         running: Requests that are prefilled or decode, mean over time.
         kv_use: Share of the KV blocks that running requests hold.
+        hit_rate: Share of prompt tokens that are found in the prefix cache.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
         chances: What latencies are made of, for percentiles.
@@ -75,6 +79,7 @@ class SteadyState(eqx.Module):
     batch: Scalar
     running: Scalar
     kv_use: Scalar
+    hit_rate: Scalar
     mixed_share: Scalar
     step: StepTime
     chances: Chances
@@ -88,12 +93,14 @@ class _Balance(eqx.Module):
         occupancy: Who is in a step.
         slots: Requests that may run.
         steps: Steps at that occupancy.
+        found: Share of the requests that find their prefix in the cache.
     """
 
     throughput: Scalar
     occupancy: Occupancy
     slots: Scalar
     steps: Steps
+    found: Scalar
 
 
 class _Crowded(NamedTuple):
@@ -124,6 +131,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     log_step, balance, crowded = root_of_cases(
         _residual, len(_TAKEN) + 1, (model, demand, limits), low, high, (low + high) / 2
     )
+    demand = demand.where_found(balance.found)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
         return _by_token(_counted(state, balance, demand, limits), demand)
@@ -207,6 +215,15 @@ def _balance(
         limit = jnp.minimum(by_slots, by_tokens) / step
         return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
 
+    found = jnp.ones(())
+    if demand.found_or_not is not None:
+        new_tokens = demand.new_tokens
+        for _ in range(_PASSES):
+            # Prompts whose prefix was evicted are computed whole, so that fewer may run at once.
+            runs = served(jnp.ones(()), new_tokens) * step * (1.0 + decode_steps)
+            found = prefix_hits(limits, demand, runs)
+            new_tokens = demand.new_tokens + (1.0 - found) * demand.cached_tokens
+        demand = demand.where_found(found)
     # Prefill takes what decode leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
@@ -240,7 +257,7 @@ def _balance(
         replacing=jnp.where(crowd > 0, 0.0, occupancy.replacing),
     )
     steps = steps_at(model, demand, limits, occupancy, slots)
-    return _Balance(throughput, occupancy, slots, steps)
+    return _Balance(throughput, occupancy, slots, steps, found)
 
 
 def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
@@ -329,6 +346,7 @@ def _observed(
         batch=occupancy.batch,
         running=running,
         kv_use=kv_use(limits, demand, running, demand.age),
+        hit_rate=demand.cached_tokens / demand.input_tokens,
         mixed_share=steps.mixed_share,
         step=steps.mean,
         chances=chances(

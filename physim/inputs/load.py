@@ -12,6 +12,7 @@ from physim.errors import InputError
 from physim.inputs.arrivals import Stretch
 from physim.inputs.lengths import Lengths, lengths
 from physim.inputs.load_request import LoadRequest
+from physim.inputs.popularity import IN_TURN, Popularity
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.request_points import (
     Points,
@@ -48,8 +49,12 @@ class Load(LoadRequest):
         output_tokens: Generated length, tokens: a number, or a distribution.
         rate: Arrivals per second (open loop).
         concurrency: Clients that send the next request when the last is answered (closed loop).
-        cached_tokens: Prompt tokens that are found in the prefix cache.
-        prefixes: Different cached prefixes, ``cached_tokens`` long, that requests have in turn.
+        cached_tokens: Prompt tokens of a prefix that is found in the prefix cache, unless others
+            have taken its blocks since it was last used; with ``lengths`` they are found always.
+        prefixes: Different prefixes, ``cached_tokens`` long, of which each request has one.
+        popularity: Which one: ``in-turn``, one after the other, over and over; or by chance, all
+            alike for ``uniform``, and for ``zipf:EXPONENT`` the one of rank ``i`` in proportion to
+            ``i ** -EXPONENT``.
         arrival: ``constant`` for evenly spaced arrivals, ``poisson``, ``gamma``, or ``trace`` for
             recorded ones, which ``dispersion`` holds; of clients it says nothing.
         burstiness: Shape of the gamma distribution of the times between arrivals: 1 is Poisson,
@@ -109,6 +114,10 @@ class Load(LoadRequest):
         if self.lengths is not None and self.prefixes != 1:
             remedy = "leave one of the two out"
             raise InputError("prefixes", "are each request's own where lengths are given", remedy)
+        Popularity.parse(self.popularity)
+        if self.popularity != IN_TURN and self.prefixes == 1:
+            remedy = "say how many there are, or leave it out"
+            raise InputError("popularity", "says nothing of one prefix", remedy)
         self._check_recorded()
         if self.concurrency is not None and (self.arrival != "constant" or self.burstiness != 1.0):
             raise InputError(

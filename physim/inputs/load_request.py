@@ -38,9 +38,17 @@ class LoadRequest:
         None, "Clients that wait for their answer (closed loop).", panel=_PANEL
     )
     cached_tokens: float = option(
-        0.0, "Prompt tokens found in the prefix cache.", panel=_PANEL, flag="--cached"
+        0.0,
+        "Prompt tokens of a prefix that is found in the prefix cache, while there is room for it.",
+        panel=_PANEL,
+        flag="--cached",
     )
-    prefixes: int = option(1, "Different cached prefixes.", panel=_PANEL)
+    prefixes: int = option(1, "Different prefixes of so many tokens.", panel=_PANEL)
+    popularity: str = option(
+        "in-turn",
+        "How requests come to one of them: in-turn, uniform or zipf:EXPONENT.",
+        panel=_PANEL,
+    )
     arrival: str = option(
         "constant",
         "constant, poisson, gamma, or trace:PATH for arrivals as a trace has them.",
@@ -85,6 +93,7 @@ class LoadOptions(TypedDict, total=False):
     concurrency: float | None
     cached_tokens: float
     prefixes: int
+    popularity: str
     arrival: str
     burstiness: float
     stages: Sequence[Stage | tuple[float, float]]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from physim.inputs.load import Load
+from physim.inputs.popularity import IN_TURN
 from physim.inputs.request_lengths import RequestLengths
 from physim.service.phases import DECODE, PHASES, visit
 
@@ -32,6 +33,6 @@ def pool_load(load: Load, phases: Collection[str]) -> Load:
     stay = visit(phases, prompts, cached, outputs)
     # A request of one token has it of its prompt, and goes nowhere else.
     given = np.maximum(stay.given, 1.0)
-    return replace(load, prefixes=1).with_lengths(
+    return replace(load, prefixes=1, popularity=IN_TURN).with_lengths(
         RequestLengths.from_columns(stay.context + stay.computed, given, stay.context)
     )

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from physim.errors import InputError
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
+from physim.inputs.popularity import IN_TURN, UNIFORM
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.stages import Stage
 
@@ -33,8 +34,8 @@ class Window:
         input_tokens: Prompt length, tokens: a number, or a distribution. Of ``lengths``, where they
             are given instead, the prompts alone; so with the next and with ``cached_tokens``.
         output_tokens: Generated length, likewise.
-        cached_tokens: Prompt tokens that are found in the prefix cache.
-        prefixes: Different cached prefixes.
+        cached_tokens: Prompt tokens that are found in the prefix cache, while there is room.
+        prefixes: Different prefixes, of which requests have one by chance.
         lengths: Prompts, their cached parts and outputs as they go together.
 
     Raises:
@@ -71,6 +72,7 @@ class Window:
             rate=self.rate,
             cached_tokens=self.cached_tokens,
             prefixes=self.prefixes,
+            popularity=UNIFORM if self.prefixes > 1 else IN_TURN,
             arrival=arrival,
             burstiness=burstiness,
             lengths=self.lengths,

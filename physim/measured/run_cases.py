@@ -132,7 +132,8 @@ def cached_tokens(row: RunRow, block_size: int) -> float:
     full block is a hit, but for the one that holds the last token: vLLM computes at least that
     one anew, since its logits are needed. Groups of one prompt are another matter: in six of seven
     such runs (the ``reasoning`` ones of trainval.csv and seed16.csv) TTFT, and the time that
-    overloaded servers take for their queue, are those of prompts that are computed whole.
+    overloaded servers take for their queue, are those of prompts that are computed whole. Eviction
+    is not why: so few prompts are always held by some of the requests that run.
     """
     alone = row.prompts_per_group == 1
     if not row.prefix_caching or row.prompt_groups < 1 or alone:

@@ -12,6 +12,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
+from physim.inputs.popularity import UNIFORM
 from physim.models.parallelism import ALL2ALL
 
 # Requests of a load without end.
@@ -96,17 +97,34 @@ def bench_command(case: Case) -> str:
                 "give a number",
             )
     words = [*_BENCH, "--model", case.model.name]
-    words += ["--dataset-name", "random", "--ignore-eos"]
-    cached = round(load.cached_tokens)
-    for flag, value in (
-        ("random-prefix-len", cached or None),
-        ("random-input-len", round(load.mean_input) - cached),
-        ("random-output-len", round(load.mean_output)),
-        ("num-prompts", load.requests or _PROMPTS),
-        *_arrivals(load),
-    ):
+    dataset, requests = _requests(load)
+    words += ["--dataset-name", dataset, "--ignore-eos"]
+    for flag, value in (*requests, ("num-prompts", load.requests or _PROMPTS), *_arrivals(load)):
         words += [] if value is None else [f"--{flag}", f"{value:g}"]
     return in_shell(words)
+
+
+def _requests(load: Load) -> tuple[str, list[tuple[str, float | None]]]:
+    """The dataset of a load and its flags.
+
+    Raises:
+        InputError: Requests have one of several prefixes, but not all of these as often.
+    """
+    cached = round(load.cached_tokens)
+    new, outputs = round(load.mean_input) - cached, round(load.mean_output)
+    if load.prefixes == 1 or not cached:
+        return "random", [
+            ("random-prefix-len", cached or None),
+            ("random-input-len", new),
+            ("random-output-len", outputs),
+        ]
+    if load.popularity != UNIFORM:
+        problem = f"vllm bench serve draws prefixes by chance, all as often, not {load.popularity}"
+        raise InputError("--serve-command", problem, f"give --popularity {UNIFORM}")
+    # vLLM, benchmarks/datasets: PrefixRepetitionRandomDataset, whose requests are shuffled.
+    flags = {"prefix-len": cached, "suffix-len": new, "output-len": outputs}
+    flags["num-prefixes"] = load.prefixes
+    return "prefix_repetition", [(f"prefix-repetition-{one}", own) for one, own in flags.items()]
 
 
 def _arrivals(load: Load) -> list[tuple[str, float]]:

@@ -89,10 +89,12 @@ def _means(prediction: Content) -> list[list[str]]:
         shown = ["any" if bound is None else f"{scale * bound:.4g}" for bound in bounds]
         rows.append([label, f"{scale * value:.4g}", *(shown or ["-", "-"]), unit])
     rows.append(["throughput", f"{prediction['output_tokens_per_s']:.4g}", "-", "-", "tokens/s"])
-    return rows + [
-        ["KV cache", f"{100 * pool['kv_use']:.3g}", "-", "-", "% of its blocks"]
-        for pool in prediction["pools"]
-    ]
+    for pool in prediction["pools"]:
+        rows.append(["KV cache", f"{100 * pool['kv_use']:.3g}", "-", "-", "% of its blocks"])
+        if pool["hit_rate"]:
+            hits = f"{100 * pool['hit_rate']:.3g}"
+            rows.append(["prefix cache hits", hits, "-", "-", "% of prompt tokens"])
+    return rows
 
 
 def _percentiles(prediction: Content) -> list[list[str]]:

@@ -15,6 +15,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.lengths import observed
 from physim.inputs.load import Load
+from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
 from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
@@ -137,22 +138,28 @@ def _stand_in(result: Replayed) -> Load:
     """The load that stands for a trace where the engine's state is described.
 
     It has the trace's rate, and of the requests that ran the lengths and the tokens found in the
-    prefix cache. Where these differ among requests, prompts differ by what is computed of them.
+    prefix cache. Where these differ among requests, prompts differ by what is computed of them;
+    where the cache has no room for a request with each prefix, each request has its own.
     """
     arrivals = [request.arrival_s for request in result.requests]
     ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
     found = np.array([request.cached_tokens for request in ran])
     size, ranks = result.config.kv.block_size, result.config.parallelism.dp
     cached = float(np.rint(found.mean() / size) * size)
+    inputs, outputs = (
+        np.array([getattr(one, name) for one in ran]) for name in ("input_tokens", "output_tokens")
+    )
+    rate = len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3)
+    # Every rank keeps prefixes of its own.
+    prefixes = max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1)
+    if prefixes * (inputs + outputs).mean() > result.config.kv.tokens:
+        return Load.of_requests(RequestLengths.from_columns(inputs, outputs, found), rate=rate)
     return Load(
-        input_tokens=observed(
-            (cached + np.array([one.input_tokens for one in ran]) - found).tolist()
-        ),
-        output_tokens=observed([one.output_tokens for one in ran]),
-        rate=len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3),
+        input_tokens=observed((cached + inputs - found).tolist()),
+        output_tokens=observed(outputs.tolist()),
+        rate=rate,
         cached_tokens=cached,
-        # Every rank keeps prefixes of its own.
-        prefixes=max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1),
+        prefixes=prefixes,
     )
 
 
@@ -217,8 +224,12 @@ def _prediction(
         ttft_s=sent["ttft_s"].tolist(),
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
+    ran = [one for one in result.requests if one.scheduled_s is not None]
+    found = sum(one.cached_tokens for one in ran) / sum(one.input_tokens for one in ran)
     return over_time(
-        prediction,
+        dataclasses.replace(
+            prediction, pools=(dataclasses.replace(prediction.pool, hit_rate=found),)
+        ),
         "replay",
         _part(result, frame, (rate, duration), (0.0, math.inf)),
         parts,

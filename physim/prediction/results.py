@@ -93,6 +93,7 @@ class PoolPrediction:
         batch: Requests that decode at a server, mean over time.
         running: Requests that are prefilled or decode at a server, mean over time.
         kv_use: Share of a server's KV blocks that running requests hold.
+        hit_rate: Share of the prompt tokens that are found in the prefix cache, as vLLM logs it.
         mixed_share: Share of steps that carry a prefill chunk.
         step_s: Time of a mean step, from its start until requests that decode get their next token:
             where prompts have steps of their own, with those of the prompts.
@@ -106,6 +107,7 @@ class PoolPrediction:
     batch: float
     running: float
     kv_use: float
+    hit_rate: float
     mixed_share: float
     step_s: float
     step_parts_s: Mapping[str, float]
@@ -327,9 +329,12 @@ class Prediction:
         demand = "a trace"
         if self.load is not None:
             load = self.load
+            cached = f"{load.cached_tokens:g} cached"
+            if load.prefixes > 1 and load.cached_tokens:
+                cached = f"{load.cached_tokens:g} in one of {load.prefixes} prefixes"
             demand = (
-                f"{load.describe()}, {load.mean_input:g} tokens in ({load.cached_tokens:g} cached),"
-                f" {load.mean_output:g} out"
+                f"{load.describe()}, {load.mean_input:g} tokens in ({cached}), "
+                f"{load.mean_output:g} out"
             )
         return f"{self.model} on {self.gpus}, {demand}"
 

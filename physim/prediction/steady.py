@@ -20,6 +20,7 @@ from physim.inputs.scenario import taken_of_load
 from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
+from physim.prediction.evictions import evictions
 from physim.prediction.requests import Requests
 from physim.prediction.results import (
     FIRST_TOKEN_PARTS,
@@ -121,6 +122,7 @@ def _unending(systems: CaseArrays) -> CaseArrays:
 
 
 def _latencies(offered: SteadyState, demand: Demand) -> Drawn:
+    demand = jax.vmap(Demand.with_hit_rate)(demand, offered.hit_rate)
     found: Drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
     return found
 
@@ -154,6 +156,7 @@ def _prediction(
         batch=state.batch,
         running=state.running,
         kv_use=state.kv_use,
+        hit_rate=state.hit_rate,
         mixed_share=state.mixed_share,
         step_s=state.step.interval,
         step_parts_s=state.step.parts,
@@ -180,6 +183,7 @@ def _prediction(
         assumptions=(
             *case.notes,
             *assumptions(case.server),
+            *evictions(case, state.hit_rate),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
@@ -19,6 +20,8 @@ from physim.metrics import METRICS, STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, row_of, stack
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
+from physim.prediction.steady import solve_offered
+from physim.types import AnyArray, Scalar
 
 
 def run_cases(
@@ -34,8 +37,10 @@ def run_cases(
     """
     more = padded(cases)
     schedules = stack([_schedule(case) for case in more])
+    hit_rates = np.array([one.pool.hit_rate for one in padded(predictions)])
     trajectory, summary = jax.tree.map(
-        np.asarray, _run(CaseArrays.from_cases(more), stack(padded(corrections)), schedules)
+        np.asarray,
+        _run(CaseArrays.from_cases(more), stack(padded(corrections)), schedules, hit_rates),
     )
     for row, case in enumerate(cases):
         if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
@@ -57,9 +62,9 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
         case: The case.
         corrections: Corrections of the components.
     """
-    trajectory, _ = _run(
-        CaseArrays.from_cases([case]), stack([corrections]), stack([_schedule(case)])
-    )
+    systems, every = CaseArrays.from_cases([case]), stack([corrections])
+    states, _ = solve_offered(systems, every)
+    trajectory, _ = _run(systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate))
     return row_of(jax.tree.map(np.asarray, trajectory), 0)
 
 
@@ -81,16 +86,20 @@ def _schedule(case: Case) -> Schedule:
 
 @kept
 def _run(
-    systems: CaseArrays, corrections: Corrections, schedules: Schedule
+    systems: CaseArrays,
+    corrections: Corrections,
+    schedules: Schedule,
+    hit_rates: Float[AnyArray, " cases"],
 ) -> tuple[Trajectory, Summary]:
     def one(
-        system: CaseArrays, corrections: Corrections, schedule: Schedule
+        system: CaseArrays, corrections: Corrections, schedule: Schedule, hit_rate: Scalar
     ) -> tuple[Trajectory, Summary]:
-        fluid = Fluid.tabulated(system.model(corrections), system.demand, system.limits)
+        demand = system.demand.with_hit_rate(hit_rate)
+        fluid = Fluid.tabulated(system.model(corrections), demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 
-    return jax.vmap(one)(systems, corrections, schedules)
+    return jax.vmap(one)(systems, corrections, schedules, hit_rates)
 
 
 def _requests(case: Case, summary: Summary, stages: slice, arrived: float) -> Requests:

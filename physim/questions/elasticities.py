@@ -25,7 +25,7 @@ from physim.prediction.results import FIRST_TOKEN_PARTS
 from physim.questions.speculation import Speculation, speculation
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
-from physim.types import AnyArray, Number
+from physim.types import AnyArray, Number, Scalar
 
 METRICS = ("ttft", "itl", "e2e", "saturation")
 # Rates of the hardware. The other parts are what corrections multiply, by their names.
@@ -34,6 +34,8 @@ RATES = {
     "peak_flops": "FLOP/s",
     "link_bandwidth": "link bandwidth",
 }
+# What a server has beside them: room for requests and for prefixes that others had.
+ROOM = {"kv_blocks": "blocks of the KV cache"}
 # An elasticity of less is as good as none.
 _NOTABLE = 0.005
 # By so much a rate is moved, up and down, to see what lowering makes of it.
@@ -45,10 +47,12 @@ class Elasticities:
     """By how many percent each metric follows one percent more of each part.
 
     Attributes:
-        values: For each part, of `RATES` and then of `CORRECTIONS`, that of each of `METRICS`.
+        values: For each part, of `RATES`, of `ROOM` and then of `CORRECTIONS`, that of each of
+            `METRICS`.
         metrics: The metrics themselves: seconds, and requests per second.
         ttft_parts_s: What the time to first token is spent on, by
             `physim.prediction.results.FIRST_TOKEN_PARTS`.
+        hit_rate: Share of the prompt tokens that are found in the prefix cache.
         case: What was asked about.
         fit: Name of the fit.
         speculation: Where its drafts pay; None where it has none.
@@ -57,13 +61,14 @@ class Elasticities:
     values: Mapping[str, Mapping[str, float]]
     metrics: Mapping[str, float]
     ttft_parts_s: Mapping[str, float]
+    hit_rate: float
     case: Case
     fit: str
     speculation: Speculation | None = None
 
     def notable(self) -> dict[str, Mapping[str, float]]:
         """The values of parts on which anything depends, by what the parts are in words."""
-        words = RATES | {name: one.meaning for name, one in CORRECTIONS.items()}
+        words = RATES | ROOM | {name: one.meaning for name, one in CORRECTIONS.items()}
         return {
             words[part]: row
             for part, row in self.values.items()
@@ -81,6 +86,7 @@ class Elasticities:
             "metrics": dict(self.metrics),
             "ttft_parts_s": dict(self.ttft_parts_s),
             **({"speculation": self.speculation.to_dict()} if self.speculation else {}),
+            "hit_rate": self.hit_rate,
             "elasticities": {name: dict(row) for name, row in self.values.items()},
         }
 
@@ -114,10 +120,11 @@ def explain(
     numbers, names = flat(known.corrections), np.array(labels())
     system = row_of(CaseArrays.from_cases([case]), 0)
     system = dataclasses.replace(system, ops=_lowered(case, case.server.gpu))
-    directions = [(_tangent(case, name), np.zeros_like(numbers)) for name in RATES]
-    still = jax.tree.map(np.zeros_like, system.ops)
-    directions += [(still, 1.0 * (names == name)) for name in CORRECTIONS]
-    logs, slopes, first_token = jax.tree.map(
+    still, none = jax.tree.map(np.zeros_like, system.ops), np.zeros_like(numbers)
+    directions = [(_tangent(case, name), none, 0.0) for name in RATES]
+    directions += [(still, none, 1.0) for _ in ROOM]
+    directions += [(still, 1.0 * (names == name), 0.0) for name in CORRECTIONS]
+    logs, slopes, first_token, hit_rate = jax.tree.map(
         np.asarray,
         _slopes(system, numbers, jax.tree.map(lambda *leaves: np.stack(leaves), *directions)),
     )
@@ -128,7 +135,7 @@ def explain(
             f"is above the saturation throughput of {capacity:.3g} requests/s",
             "give a lighter one",
         )
-    rows = dict(zip((*RATES, *CORRECTIONS), slopes, strict=True))
+    rows = dict(zip((*RATES, *ROOM, *CORRECTIONS), slopes, strict=True))
     return Elasticities(
         {
             name: {metric: float(x) for metric, x in zip(METRICS, row, strict=True)}
@@ -136,6 +143,7 @@ def explain(
         },
         {metric: float(np.exp(log)) for metric, log in zip(METRICS, logs, strict=True)},
         {name: float(getattr(first_token, name)) for name in FIRST_TOKEN_PARTS},
+        float(hit_rate),
         case,
         known.name,
         speculation(case, known.corrections) if case.server.draft else None,
@@ -173,29 +181,33 @@ def _slope(up: Number, down: Number) -> Number:
 def _slopes(
     system: CaseArrays,
     corrections: Float[AnyArray, " n"],
-    directions: tuple[StepOps, Float[AnyArray, "directions n"]],
-) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"], FirstToken]:
-    """Logarithms of the metrics, their slopes in some directions, and parts of the first token.
+    directions: tuple[StepOps, Float[AnyArray, "directions n"], Float[AnyArray, " directions"]],
+) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"], FirstToken, Scalar]:
+    """Logarithms of the metrics, their slopes in some directions, parts of TTFT, and hit rate.
 
     Args:
         system: The case.
         corrections: Its corrections.
-        directions: Directions in the lowered model and in the corrections.
+        directions: Directions in the lowered model, in the corrections and in the logarithm of the
+            KV blocks.
     """
     demand = system.demand
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, demand.unending())
 
     def logs(
-        point: tuple[StepOps, Float[AnyArray, " n"]],
-    ) -> tuple[Float[AnyArray, " metrics"], FirstToken]:
+        point: tuple[StepOps, Float[AnyArray, " n"], Scalar],
+    ) -> tuple[Float[AnyArray, " metrics"], tuple[FirstToken, Scalar]]:
         model = dataclasses.replace(system, ops=point[0]).model(unflat(point[1]))
-        states = jax.vmap(lambda one: steady_state(model, one, system.limits))(both)
+        blocks = system.limits.kv_blocks * jnp.exp(point[2])
+        limits = dataclasses.replace(system.limits, kv_blocks=blocks)
+        states = jax.vmap(lambda one: steady_state(model, one, limits))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
         first_token: FirstToken = jax.tree.map(lambda part: part[0], states.first_token)
-        return jnp.log(jnp.stack([*loaded, states.throughput[1]])), first_token
+        found = jnp.log(jnp.stack([*loaded, states.throughput[1]]))
+        return found, (first_token, states.hit_rate[0])
 
-    point = jax.tree.map(jnp.asarray, (system.ops, corrections))
-    found: tuple[Any, Any, Any] = jax.vmap(
+    point = jax.tree.map(jnp.asarray, (system.ops, corrections, 0.0))
+    found, slopes, (first_token, hit_rate) = jax.vmap(
         lambda along: jax.jvp(logs, (point,), (along,), has_aux=True), out_axes=(None, 0, None)
     )(directions)
-    return found
+    return found, slopes, first_token, hit_rate

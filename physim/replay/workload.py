@@ -12,6 +12,7 @@ import numpy as np
 from physim.errors import InputError
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.load import Load
+from physim.inputs.popularity import Popularity
 from physim.inputs.request_traces import (
     BLOCK_TOKENS,
     ArrivedRequest,
@@ -194,7 +195,8 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     that is in the cache whenever it starts: it takes KV blocks like the rest of the prompt, but no
     time. Recorded arrivals come as they were recorded, whatever the seed, and start over when they
     end, as they do with each stage. Where their lengths are of the same trace, each comes with its
-    own; else what requests are drawn does not go by when they come.
+    own; else what requests are drawn does not go by when they come. Neither goes by which prefix
+    each has.
 
     Args:
         load: The load; it says how many requests there are.
@@ -218,11 +220,17 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
         inputs = np.maximum(lengths(load.input_tokens).sample(rng, count), shared + 1)
     inputs = np.minimum(inputs, max_model_len - 1)
     outputs = np.minimum(outputs, max_model_len - inputs)
-    prefixes = [(Segment(0, shared, block_size),) if shared else () for _ in range(load.prefixes)]
-    columns = (own.tolist() for own in (times, inputs, outputs, stages, found))
+    which = Popularity.parse(load.popularity).drawn(rng, load.prefixes, count)
+    prefixes = {
+        one: (Segment(0, shared, block_size),) if shared else ()
+        for one in np.unique(which).tolist()
+    }
+    columns = (own.tolist() for own in (times, inputs, outputs, stages, which, found))
     requests = [
-        Request(number, arrival, prompt, output, stage, prefixes[number % load.prefixes], None, own)
-        for number, (arrival, prompt, output, stage, own) in enumerate(zip(*columns, strict=True))
+        Request(number, arrival, prompt, output, stage, prefixes[prefix], None, own)
+        for number, (arrival, prompt, output, stage, prefix, own) in enumerate(
+            zip(*columns, strict=True)
+        )
     ]
     longest = int(np.max(inputs + outputs))
     if load.concurrency is None:
