@@ -13,6 +13,7 @@ from jaxtyping import Float
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE
 from physim.batching.limits import Limits
+from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
 from physim.batching.queueing import wait_for_tokens
@@ -148,7 +149,7 @@ def local(
     """
     ahead = handover_steps(corrections, limits.async_scheduling)
     rest = ahead * 0.5 / (0.5 + limits.async_scheduling) + steps.spread / 2
-    waited = ahead + steps.spread / 2 + (limits.receive_every - 1) / 2
+    waited = ahead + steps.spread / 2 + looks_at(occupancy.prompts, limits).waited
     ranks = limits.ranks * limits.stages
     coming = occupancy.prompts / steps.mean.interval
     # Prompts that came at the very same time wait for each other in another place.
