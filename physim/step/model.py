@@ -103,7 +103,7 @@ class StepModel(eqx.Module):
         parts = sum(self.families(batch))
         gpu = jnp.sum(parts)
         hidden, exposed = self.ops.host.seconds(self.corrections, batch.requests)
-        hidden += self.ops.host.launching(self.corrections, batch.tokens)
+        hidden += self.ops.host.launching(self.corrections, batch.tokens, batch.prefill_requests)
         latency = beside_host(gpu, hidden, host_sharpness(self.corrections)) + exposed
         return StepTime(latency, latency, jnp.append(parts, latency - gpu))
 
