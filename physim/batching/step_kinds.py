@@ -105,6 +105,11 @@ class StepKinds(NamedTuple):
         """Time of all steps that compute a prompt alone, by its group, seconds."""
         return self.of_whole_prompts(self.prompts.latency - self.alone_s)
 
+    @property
+    def launches_s(self) -> Scalar:
+        """What of that is because kernels are launched one by one, mean, seconds."""
+        return self.chunks.mean(self.of_whole_prompts(self.prompts.launches))
+
     def hidden_s(self, share: Float[AnyArray, " kinds"]) -> Scalar:
         """Time by which the last step of a prompt is longer for a long one on another rank, mean.
 

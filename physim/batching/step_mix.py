@@ -53,6 +53,7 @@ class Steps(eqx.Module):
         alone_s: Time of a step that only decodes.
         spread: Squared coefficient of variation of the times of steps.
         prefill_s: Time of the steps that compute a prompt, by its group.
+        launches_s: How much longer these are because their kernels are launched one by one, mean.
         hidden_s: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
         chunks: Such steps, mean.
@@ -80,6 +81,7 @@ class Steps(eqx.Module):
     alone_s: Scalar
     spread: Scalar
     prefill_s: Float[AnyArray, " groups"]
+    launches_s: Scalar
     hidden_s: Scalar
     follows: Scalar
     chunks: Scalar
@@ -162,6 +164,7 @@ def _steps_of_both(
         alone_s=decode.latency,
         spread=spread,
         prefill_s=kinds.prefill_s,
+        launches_s=kinds.launches_s,
         hidden_s=kinds.hidden_s(share),
         follows=kinds.follows,
         chunks=chunks.number,
@@ -287,6 +290,7 @@ def _steps_apart(
         alone_s=decode.latency,
         spread=spread,
         prefill_s=kinds.prefill_s,
+        launches_s=kinds.launches_s,
         hidden_s=kinds.hidden_s(kind_share),
         follows=kinds.follows,
         chunks=chunks.number,
