@@ -36,7 +36,15 @@ BANDWIDTH = 1e12
 # Of attention's measured rows, each timed alone: the launch of its CUDA graph, seconds. A step has
 # one for all.
 LAUNCH = {"h100_sxm": 6.0e-6, "l40s": 3.3e-6}
-HOST = Host(exposed=0.0, request_s=20e-6, request_exposed=0.0, launch_s=0.0, captured=512.0)
+HOST = Host(
+    exposed=0.0,
+    request_s=20e-6,
+    request_exposed=0.0,
+    launch_s=0.0,
+    prompts_launch_s=0.0,
+    captured=512.0,
+    captured_prompts=512.0,
+)
 SETTING = Setting(message_bytes=0.0)
 SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 

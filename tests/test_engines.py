@@ -182,8 +182,9 @@ def test_commands():
         assert option in words
     words = serve_command(case_of("trtllm", **layout))
     assert words.startswith("trtllm-serve deepseek-ai/DeepSeek-V3 --tp_size 8 --ep_size 8 ")
-    assert words.endswith("--extra_llm_api_options <(printf 'enable_attention_dp: true\\n')")
-    assert "extra" not in serve_command(case_of("trtllm"))
+    graphs = "cuda_graph_config: {enable_padding: true, max_batch_size: 2048}"
+    file = f"<(printf '{graphs}\\nenable_attention_dp: true\\n')"
+    assert words.endswith(f"--extra_llm_api_options {file}")
 
 
 def test_what_tensorrt_llm_cannot_do_is_refused():
@@ -301,3 +302,9 @@ def test_an_engine_that_is_added_predicts_recommends_and_launches(added, monkeyp
     found = physim.recommend("Qwen/Qwen3-8B", slo=["ttft_mean=1s"], **where, **limits, **options)
     assert found.to_dict()["choices"][0]["command"] == "newest Qwen/Qwen3-8B"
     assert "newest/newest:1.0.0" in manifest_of(found.choices[0].case, 1)
+
+
+def test_a_version_takes_the_profile_of_the_next_patch_release():
+    # SGLang launches prompts' kernels one by one up to 0.5.9, and has graphs of them from then on.
+    for version, captured in (("0.5.4", 0), ("0.5.9", 0), ("0.5.10", 8192), ("0.5.20", 8192)):
+        assert load_engine("sglang", version).captured_prompt_tokens == captured

@@ -188,7 +188,7 @@ def prediction(case):
         fit=EVIL,
         method="fluid",
         ttft_s=0.1,
-        ttft_parts_s=dict.fromkeys(FIRST_TOKEN_PARTS, 0.1 / 6),
+        ttft_parts_s=dict.fromkeys(FIRST_TOKEN_PARTS, 0.1 / 7),
         itl_s=0.01,
         e2e_s=1.0,
         requests_per_s=6.0,

@@ -523,6 +523,21 @@ def test_the_parts_of_the_time_to_first_token_sum_to_it():
     assert clients.ttft_parts_s["queue"] > 0
 
 
+def test_what_a_short_prompt_waits_for_launches_is_a_part_of_its_first_token():
+    # TensorRT-LLM launches 36 layers at 0.7 ms: a short prompt takes 25 ms, in which the GPU's time
+    # hides; a long one hides the launches.
+    server = {"gpu": "h200_sxm", "engine": "trtllm", "rate": 0.001, "fit": "none"}
+    short, long = (
+        physim.predict("openai/gpt-oss-120b", input_tokens=tokens, output_tokens=2, **server)
+        for tokens in (16, 20000)
+    )
+    both = short.ttft_parts_s["launches"] + short.ttft_parts_s["prefill"]
+    # 2 ms more of the CPU for any step, beside which the GPU's time hardly counts.
+    assert both == pytest.approx(36 * 0.7e-3 + 2e-3, rel=0.05)
+    assert short.ttft_parts_s["launches"] > 0.5 * both
+    assert long.ttft_parts_s["launches"] < 0.01 * long.ttft_s
+
+
 def test_loads_that_end_have_no_parts_of_their_first_tokens():
     found = physim.predict(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2.0, requests=100, input_tokens=100, output_tokens=50

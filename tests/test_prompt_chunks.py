@@ -40,8 +40,8 @@ def test_the_longest_of_two():
 
 @pytest.mark.parametrize("mean", [0.1, 0.7, 2.0])
 def test_prompts_that_come_by_chance(mean):
-    found = prompts_of_step(jnp.asarray(mean), jnp.asarray(1.0), jnp.asarray(1e6))
-    every = jnp.ones(1)
+    found = prompts_of_step(*map(jnp.asarray, (mean, 1.0, 1.0, 1e6)))
+    every = jnp.ones(2)
     _, one = found.none_and_one(every, every)
     assert one == pytest.approx(mean * np.exp(-mean), rel=1e-6)
     rest = 1 - np.exp(-mean) * (1 + mean)
@@ -52,19 +52,31 @@ def test_prompts_that_come_by_chance(mean):
 
 
 def test_long_steps_have_more_prompts_than_short_ones():
-    # Half of the steps half as long as the mean, half of them half as long again.
-    found = prompts_of_step(jnp.asarray(0.5), jnp.asarray(1.0), jnp.asarray(1e6))
-    longer, share = jnp.array([0.5, 1.5]), jnp.array([0.5, 0.5])
-    by_hand = 0.5 * (0.25 * np.exp(-0.25) + 0.75 * np.exp(-0.75))
-    assert found.none_and_one(longer, share)[1] == pytest.approx(by_hand, rel=1e-6)
+    # Steps with prompts take half as long again as the mean, those without half of it: after the
+    # former there are none with a chance of exp(-3/4), after the latter with exp(-1/4).
+    found = prompts_of_step(*map(jnp.asarray, (0.5, 1.0, 1.0, 1e6)))
+    longer, share = jnp.array([1.5, 0.5]), jnp.array([0.5, 0.5])
+    none = 0.47237 / (0.47237 + 0.22120)
+    one = none * 0.25 * np.exp(-0.25) + (1 - none) * 0.75 * np.exp(-0.75)
+    assert found.none_and_one(longer, share) == pytest.approx((none, one), rel=1e-4)
+
+
+def test_prompts_that_are_seen_once_in_so_many_steps():
+    # As in test_looks: four steps between looks, a prompt in each.
+    found = prompts_of_step(*map(jnp.asarray, (1.0, 4.0, 1.0, 1e6)))
+    none, one = found.none_and_one(jnp.ones(2), jnp.ones(2))
+    assert none == pytest.approx(4.0746 / 6.7929, rel=1e-4)
+    # One is in the first look of a turn with a chance of 4 / (e^4 - 1), in each of the 1.718 others
+    # with 1 / (e - 1).
+    assert one == pytest.approx((0.07463 + 1.0) / 6.7929, rel=1e-3)
 
 
 def test_even_prompts_come_one_by_one():
-    found = prompts_of_step(jnp.asarray(0.4), jnp.asarray(0.0), jnp.asarray(1e6))
-    assert found.none_and_one(jnp.ones(1), jnp.ones(1))[1] == pytest.approx(0.4)
-    found = prompts_of_step(jnp.asarray(1.6), jnp.asarray(0.0), jnp.asarray(1e6))
+    found = prompts_of_step(*map(jnp.asarray, (0.4, 1.0, 0.0, 1e6)))
+    assert found.none_and_one(jnp.ones(2), jnp.ones(2))[1] == pytest.approx(0.4)
+    found = prompts_of_step(*map(jnp.asarray, (1.6, 1.0, 0.0, 1e6)))
     # One or two: 0.4 x 1 + 0.6 x 2.
-    assert found.none_and_one(jnp.ones(1), jnp.ones(1))[1] == pytest.approx(0.4)
+    assert found.none_and_one(jnp.ones(2), jnp.ones(2))[1] == pytest.approx(0.4)
     assert found.several.mean(found.several.low, found.several.high) == pytest.approx(2.0, abs=2e-3)
 
 

@@ -40,7 +40,14 @@ def test_bursts_make_runs_shorter_and_even_arrivals_have_none_that_ends():
 def test_a_turn_has_the_prompts_that_come_in_it():
     # A hundred prompts a second come in 11 ms of decoding and in what steps for prompts take.
     given = {"decode_s": 11e-3, "fixed_s": 9e-3, "each_s": 1.5e-3, "further_s": 0.0}
-    fixed = {"several": 1e9, "arrival_cv2": 1.0, "ranks": 1.0, "least": 0.0, "most": 1e9}
+    fixed = {
+        "several": 1e9,
+        "arrival_cv2": 1.0,
+        "every": 1.0,
+        "ranks": 1.0,
+        "least": 0.0,
+        "most": 1e9,
+    }
     exact = first_passage(1.1, 0.9, 0.15, lambda n, mean: poisson.pmf(n, mean))
     seconds = (11e-3 + exact * 9e-3) / (1 - 0.15)
     run = run_of(DecodeCycle(**given, **fixed, prompts=100 * seconds, room=1.0))

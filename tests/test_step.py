@@ -231,9 +231,27 @@ def test_what_asynchronous_scheduling_hides_by_a_timeline():
 
 def test_steps_beyond_the_largest_graph_launch_their_kernels():
     host = TINY.ops.host
-    assert float(host.launching(ZERO, 512.0)) == 0.0
-    # 24 layers at 50 us.
-    assert float(host.launching(ZERO, 513.0)) == pytest.approx(24 * 50e-6)
+    assert float(host.launching(ZERO, 512.0, 1.0)) == 0.0
+    # 24 layers at 300 us.
+    assert float(host.launching(ZERO, 513.0, 0.0)) == pytest.approx(24 * 300e-6)
+
+
+def test_steps_with_prompts_launch_what_no_graph_holds():
+    # TensorRT-LLM has no graphs of prompts: 36 layers with experts, at 400 and 300 us.
+    host = ops_of("openai/gpt-oss-120b", engine="trtllm").host
+    assert float(host.launching(ZERO, 600.0, 0.0)) == 0.0
+    assert float(host.launching(ZERO, 10.0, 1.0)) == pytest.approx(36 * 700e-6)
+    # DeepSeek-V3 has latent attention in each of its 61 layers, and experts in 58.
+    on_eight = Deployment(Parallelism(8), engine="trtllm")
+    latent = lower(
+        on_eight.resolved(load_model("deepseek-ai/DeepSeek-V3"), load_hardware("b200_sxm"))
+    ).host
+    launched = 61 * 700e-6 + 58 * 300e-6
+    assert float(latent.launching(ZERO, 10.0, 1.0)) == pytest.approx(launched)
+    # Prompts of a Mamba layer are in no graph, however few tokens there are: 23 at 1.7 ms.
+    states = ops_of("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").host
+    assert float(states.launching(ZERO, 10.0, 0.0)) == 0.0
+    assert float(states.launching(ZERO, 10.0, 1.0)) == pytest.approx(23 * 1.7e-3)
 
 
 def test_at_a_sharpness_of_one_the_host_adds():

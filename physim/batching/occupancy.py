@@ -56,9 +56,11 @@ class Occupancy(eqx.Module):
     def start_cv2(self, demand: Demand) -> Scalar:
         """Squared coefficient of variation of the times between requests that start.
 
-        Those that wait for others to finish start as those do: by chance.
+        Those that wait for others to finish start as those do: by chance. So does the next request
+        of a client.
         """
-        return (1.0 - self.replacing) * demand.burst_cv2 + self.replacing
+        replacing = jnp.where(demand.closed, 1.0, self.replacing)
+        return (1.0 - replacing) * demand.burst_cv2 + replacing
 
 
 def room_beside(limits: Limits, decoding: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:

@@ -18,6 +18,7 @@ from physim.batching.batch_statistics import (
 )
 from physim.batching.demand import PARTS
 from physim.batching.guards import HARDLY, LITTLE, SMALL, TINY
+from physim.batching.looks import beside_decode
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 
@@ -94,6 +95,7 @@ class PromptsOfStep(NamedTuple):
     """Prompts that come in a step.
 
     Attributes:
+        every: Steps that only decode between two looks at what has arrived.
         mean: How many, mean.
         clumps: Clumps that they come in, over their number.
         chance: How far they come by chance, from 0 to 1; else evenly.
@@ -101,6 +103,7 @@ class PromptsOfStep(NamedTuple):
         several: How many there are in steps with more than one.
     """
 
+    every: Scalar
     mean: Scalar
     clumps: Scalar
     chance: Scalar
@@ -112,22 +115,36 @@ class PromptsOfStep(NamedTuple):
     ) -> tuple[Scalar, Scalar]:
         """Chances that there are none, and that there is just one.
 
+        A look that finds any is followed by a step with prompts and the next look; one that finds
+        none by as many steps that only decode as there are between looks. So there are steps of
+        both in proportion to the looks that find any after some that only decode, and to those that
+        find none after a step with prompts.
+
         Args:
-            longer: Times of kinds of steps in which they come, over the mean step's.
+            longer: Times of kinds of steps in which they come, over the mean step's: of those with
+                prompts, and last of one that only decodes.
             share: Shares of the steps that are of each kind.
         """
-        come = self.mean * longer
-        empty = share * jnp.exp(-come * self.clumps)
-        none, one = jnp.sum(empty), jnp.sum(empty * come / self.burst)
-        evenly_none = jnp.maximum(1.0 - self.mean, 0.0)
-        evenly_one = jnp.maximum(1.0 - jnp.abs(self.mean - 1.0), 0.0)
+        seen = (self.mean * longer).at[-1].multiply(self.every)
+        empty = jnp.exp(-seen * self.clumps)
+        single = empty * seen / self.burst
+        with_prompts = jnp.maximum(share[:-1], TINY)
+        after, single_after = (
+            jnp.sum(with_prompts * x[:-1]) / jnp.sum(with_prompts) for x in (empty, single)
+        )
+        none = after / (after + (1.0 - empty[-1]) / self.every)
+        one = none * single[-1] / self.every + (1.0 - none) * single_after
+        evenly_none = 1.0 - jnp.minimum(self.mean, 1.0 / self.every)
+        evenly_one = jnp.maximum(1.0 - jnp.abs(self.mean * self.every - 1.0), 0.0) / self.every
         return (
             self.chance * none + (1.0 - self.chance) * evenly_none,
             self.chance * one + (1.0 - self.chance) * evenly_one,
         )
 
 
-def prompts_of_step(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> PromptsOfStep:
+def prompts_of_step(
+    mean: Scalar, every: Scalar, arrival_cv2: Scalar, most: Scalar
+) -> PromptsOfStep:
     """Prompts that come in a step, if ``mean`` do on average.
 
     Their number is Poisson's, with bursts a negative binomial one, and of evenly spaced prompts
@@ -135,17 +152,21 @@ def prompts_of_step(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> PromptsO
 
     Args:
         mean: Prompts of a step, mean.
+        every: Steps that only decode between two looks at what has arrived.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         most: Prompts that a step has room for.
     """
     # In steps with fewer no second one is looked for.
     some = jnp.maximum(mean, HARDLY)
-    level, bursts, part = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2), some % 1.0
+    level, bursts = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2)
     found = PromptsOfStep(
-        mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(mean, mean, mean)
+        every, mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(mean, mean, mean)
     )
-    none, one = found._replace(mean=some).none_and_one(jnp.ones(1), jnp.ones(1))
-    squares = some**2 + level * part * (1 - part) + (1 - level) * some * found.burst
+    none, one = found._replace(mean=some).none_and_one(jnp.ones(2), jnp.ones(2))
+    seen = some * every
+    evenly = (seen**2 + seen % 1.0 * (1 - seen % 1.0)) / every
+    others = some * beside_decode(some, every).together
+    squares = level * evenly + (1 - level) * some * (others + found.burst)
     rest = jnp.maximum(1.0 - none - one, SMALL)
     each = jnp.maximum((some - one) / rest, 2.0 + LITTLE)
     variance = jnp.maximum((squares - one) / rest - each**2, SMALL)

@@ -37,6 +37,7 @@ class DecodeCycle(NamedTuple):
         several: Prompts up to which each adds as much.
         prompts: Prompts of all its steps, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
+        every: Steps that decode between two looks at what has arrived.
         ranks: Data-parallel ranks, each of which decodes when it has no prompts itself; all take
             every step together, and a step with prompts of any takes as long as those.
         least: Steps for prompts were no prompts to come while others are computed.
@@ -51,6 +52,7 @@ class DecodeCycle(NamedTuple):
     several: Scalar
     prompts: Scalar
     arrival_cv2: Scalar
+    every: Scalar
     ranks: Scalar
     least: Scalar
     most: Scalar
@@ -95,9 +97,12 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
     rate, ranks = jnp.exp(log_rate), cycle.ranks
 
     def after(step_s: Scalar) -> tuple[Scalar, Scalar]:
-        waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in (step_s, cycle.fixed_s))
+        seen_s = (cycle.every * step_s, cycle.fixed_s)
+        waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in seen_s)
         each = jnp.maximum(rate * cycle.each_s, 0.0)
-        chance, steps = steps_after(waiting, fixed, each, cycle.arrival_cv2)
+        chance, steps = (
+            x / cycle.every for x in steps_after(waiting, fixed, each, cycle.arrival_cv2)
+        )
         more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
         return chance, cycle.least + cycle.room * more
 

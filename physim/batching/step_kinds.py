@@ -105,6 +105,11 @@ class StepKinds(NamedTuple):
         """Time of all steps that compute a prompt alone, by its group, seconds."""
         return self.of_whole_prompts(self.prompts.latency - self.alone_s)
 
+    @property
+    def launches_s(self) -> Scalar:
+        """What of that is because kernels are launched one by one, mean, seconds."""
+        return self.chunks.mean(self.of_whole_prompts(self.prompts.launches))
+
     def hidden_s(self, share: Float[AnyArray, " kinds"]) -> Scalar:
         """Time by which the last step of a prompt is longer for a long one on another rank, mean.
 
@@ -159,7 +164,7 @@ class StepKinds(NamedTuple):
             alone_s: Time of a step without prompts.
         """
         times = jnp.append(seconds, alone_s)
-        share = self._shares(self.come.mean, jnp.ones(1), jnp.ones(1))
+        share = self._shares(self.come.mean, jnp.ones(2), jnp.ones(2))
         for _ in range(_ROUNDS):
             every = jnp.append(share, 1.0 - jnp.sum(share))
             share = self._shares(*self._after(times / jnp.sum(every * times), every))
@@ -245,7 +250,10 @@ def kinds_at(
     ranks, last = limits.ranks, chunks.mean(chunks.last)
     by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
     most = occupancy.room * ranks * limits.stages / last
-    come = prompts_of_step(occupancy.prompts / (1.0 - by_rank), occupancy.start_cv2(demand), most)
+    coming, looks = occupancy.prompts / (1.0 - by_rank), limits.receive_every
+    # Where prompts have steps of their own, these have what came between two looks.
+    seen, apart_by = (looks * coming, 1.0) if separate else (coming, looks)
+    come = prompts_of_step(seen, apart_by, occupancy.start_cv2(demand), most)
     others = occupancy.prompts + jnp.maximum(come.burst - 1.0, demand.at_once)
     filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)

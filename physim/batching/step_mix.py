@@ -19,6 +19,7 @@ from physim.batching.batch_statistics import (
 from physim.batching.demand import Demand
 from physim.batching.guards import HARDLY, LITTLE, NEARLY
 from physim.batching.limits import Limits
+from physim.batching.looks import Looks, looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
 from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of
@@ -52,6 +53,7 @@ class Steps(eqx.Module):
         alone_s: Time of a step that only decodes.
         spread: Squared coefficient of variation of the times of steps.
         prefill_s: Time of the steps that compute a prompt, by its group.
+        launches_s: How much longer these are because their kernels are launched one by one, mean.
         hidden_s: How much longer these are because another rank fills one of them, mean.
         follows: Chance that the step after one that a long prompt fills is filled too.
         chunks: Such steps, mean.
@@ -79,6 +81,7 @@ class Steps(eqx.Module):
     alone_s: Scalar
     spread: Scalar
     prefill_s: Float[AnyArray, " groups"]
+    launches_s: Scalar
     hidden_s: Scalar
     follows: Scalar
     chunks: Scalar
@@ -161,10 +164,13 @@ def _steps_of_both(
         alone_s=decode.latency,
         spread=spread,
         prefill_s=kinds.prefill_s,
+        launches_s=kinds.launches_s,
         hidden_s=kinds.hidden_s(share),
         follows=kinds.follows,
         chunks=chunks.number,
-        same_step=_together(arrivals, demand.burst_cv2, spread),
+        same_step=_together(
+            arrivals, demand.burst_cv2, spread / limits.receive_every, looks_at(arrivals, limits)
+        ),
         adding_s=kinds.adding_s,
         budget=_budget(kinds, limits),
         prefill_share=jnp.sum(share),
@@ -231,7 +237,10 @@ def _steps_apart(
         )
         return time
 
-    share = prefill_share(prefilling, occupancy.start_cv2(demand), budget)
+    looks, every = looks_at(prefilling, limits), limits.receive_every
+    # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
+    share = prefill_share(every * prefilling, occupancy.start_cv2(demand), budget)
+    share *= looks.share / -jnp.expm1(-every * prefilling)
     run = run_of(
         DecodeCycle(
             decode_s=decode.interval,
@@ -241,6 +250,7 @@ def _steps_apart(
             several=several / chunks.number,
             prompts=arrivals,
             arrival_cv2=cv2,
+            every=every,
             ranks=jnp.where(demand.closed, 1.0, limits.ranks),
             least=jnp.maximum(share, prefilling / budget),
             most=prefilling,
@@ -280,10 +290,11 @@ def _steps_apart(
         alone_s=decode.latency,
         spread=spread,
         prefill_s=kinds.prefill_s,
+        launches_s=kinds.launches_s,
         hidden_s=kinds.hidden_s(kind_share),
         follows=kinds.follows,
         chunks=chunks.number,
-        same_step=_together(prefilling * step / mean.interval, cv2, spread),
+        same_step=_together(prefilling * step / mean.interval, cv2, spread / every, looks),
         adding_s=kinds.adding_s,
         budget=budget,
         prefill_share=run.chance,
@@ -315,11 +326,11 @@ def _budget(kinds: StepKinds, limits: Limits) -> Scalar:
     return limits.max_num_batched_tokens / jnp.maximum(last, 1.0)
 
 
-def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar) -> Scalar:
-    """Other prompts that arrive while the same step runs, as a request sees it."""
+def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar, looks: Looks) -> Scalar:
+    """Other prompts that come between the same two looks at arrivals, as a request sees it."""
     level = arrival_evenness(cv2)
     # Long steps are met more often than short ones; in a burst some are before, and some after.
-    found = arrivals * (1 + spread)
+    found = arrivals * (looks.together + spread)
     evenly = level * jnp.maximum(found - 1.0, 0.0)
     return (1 - level) * found + evenly + 2 * following(found / 2, cv2)
 

@@ -63,6 +63,24 @@ class KVReserve:
 
 
 @dataclass(frozen=True)
+class Launches:
+    """CPU time to launch a layer's kernels one by one, in a step that is no CUDA graph, seconds.
+
+    Attributes:
+        layer_s: Of any layer.
+        experts_s: More of it for routed experts.
+        latent_s: More of it for latent attention.
+        state_space_s: More of it for a Mamba layer, in any step with a prompt: no graph holds what
+            its prompts launch.
+    """
+
+    layer_s: float
+    experts_s: float
+    latent_s: float
+    state_space_s: float
+
+
+@dataclass(frozen=True)
 class EngineProfile:
     """A version of a serving engine.
 
@@ -86,8 +104,10 @@ class EngineProfile:
         sampler_from: Requests from which on that kernel runs; fewer are sorted.
         penalty_step_s: Time of penalties in a step, seconds.
         penalty_request_s: Time of penalties for each request of a step, seconds.
-        captured_tokens: Tokens of the largest step that is a CUDA graph; larger ones launch their
-            kernels one by one.
+        captured_tokens: Tokens of the largest step that only decodes and is a CUDA graph; others
+            launch their kernels one by one.
+        captured_prompt_tokens: The same of steps with a prompt; 0 where none of them is.
+        launches: CPU time to launch kernels one by one.
         kernel_tables: The version that measured kernels were run with.
         memory_left: Whether the share of memory is of what weights and activations leave, all of
             which is for the KV cache, rather than of all memory.
@@ -121,6 +141,8 @@ class EngineProfile:
     penalty_step_s: float
     penalty_request_s: float
     captured_tokens: int
+    captured_prompt_tokens: int
+    launches: Launches
     kernel_tables: str
     memory_left: bool = False
     casts_mxfp4: bool = False
@@ -184,10 +206,10 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
             f"write one such as {versions[-1]}",
         )
     asked = _numbers(version)
-    # Patch releases of one minor version are alike.
+    # Patch releases of one minor version are alike up to one that has a profile.
     same = [one for one in versions if _numbers(one)[:2] == asked[:2]]
     if same:
-        return _read(engine, same[-1])
+        return _read(engine, next((one for one in same if _numbers(one) >= asked), same[-1]))
     before = [one for one in versions if _numbers(one) <= asked]
     taken = before[-1] if before else versions[0]
     what, so = "has no profile of its own", ""
@@ -248,6 +270,8 @@ def _read(engine: str, version: str) -> EngineProfile:
             penalty_step_s=float(penalties["step_s"]),
             penalty_request_s=float(penalties["request_s"]),
             captured_tokens=int(value("captured_tokens")),
+            captured_prompt_tokens=int(value("captured_prompt_tokens")),
+            launches=Launches(**value("launches")),
             kernel_tables=str(value("kernel_tables")),
             memory_left="memory_left" in fields and flag("memory_left"),
             casts_mxfp4="casts_mxfp4" in fields and flag("casts_mxfp4"),

@@ -26,7 +26,9 @@ def _launch(server: Launch) -> LaunchCommand:
         }
     )
     # What has no option of its own is read from a file.
-    lines = ["enable_attention_dp: true"] if layout.dp > 1 else []
+    graphs = f"{{enable_padding: true, max_batch_size: {server.max_num_seqs}}}"
+    lines = [f"cuda_graph_config: {graphs}"]
+    lines += ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
     if server.draft is not None:
         lines.append(f"speculative_config: {{{_speculative(server)}}}")

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE
 from physim.batching.limits import Limits
+from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
 from physim.batching.queueing import wait_for_tokens
@@ -32,7 +33,9 @@ class FirstToken(eqx.Module):
         scheduling: The steps under way as a request arrives, of which it is no part.
         queue: Waiting for room in the budget of a step, for a slot, for KV blocks or, of clients in
             step, for the prompts of others.
-        prefill: Its own prefill steps.
+        launches: What its own prefill steps take because their kernels are launched one by one,
+            beyond the GPU's time.
+        prefill: Its own prefill steps but for that.
         output: Its first token's turn among those that leave the API server.
     """
 
@@ -40,6 +43,7 @@ class FirstToken(eqx.Module):
     warm_up: Scalar
     scheduling: Scalar
     queue: Scalar
+    launches: Scalar
     prefill: Scalar
     output: Scalar
 
@@ -56,13 +60,15 @@ class FirstToken(eqx.Module):
             warm_up: What requests wait for the engine to warm up, mean.
         """
         inside = ttft - otherwise.front_end - otherwise.output - warm_up
-        prefill = jnp.minimum(otherwise.prefill, inside)
-        scheduling = jnp.minimum(otherwise.scheduling, inside - prefill)
+        launches = jnp.minimum(otherwise.launches, inside)
+        prefill = jnp.minimum(otherwise.prefill, inside - launches)
+        scheduling = jnp.minimum(otherwise.scheduling, inside - launches - prefill)
         return replace(
             otherwise,
             warm_up=warm_up,
             scheduling=scheduling,
-            queue=inside - prefill - scheduling,
+            queue=inside - launches - prefill - scheduling,
+            launches=launches,
             prefill=prefill,
         )
 
@@ -148,7 +154,7 @@ def local(
     """
     ahead = handover_steps(corrections, limits.async_scheduling)
     rest = ahead * 0.5 / (0.5 + limits.async_scheduling) + steps.spread / 2
-    waited = ahead + steps.spread / 2 + (limits.receive_every - 1) / 2
+    waited = ahead + steps.spread / 2 + looks_at(occupancy.prompts, limits).waited
     ranks = limits.ranks * limits.stages
     coming = occupancy.prompts / steps.mean.interval
     # Prompts that came at the very same time wait for each other in another place.

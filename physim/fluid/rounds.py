@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from physim.batching.demand import Demand
 from physim.batching.limits import Limits
+from physim.batching.looks import Looks, looks_at
 from physim.fluid.busy_steps import BusyTimes, Crowd, busy_times, crowd_of
 from physim.fluid.first_prompts import (
     first_prompts,
@@ -41,13 +42,13 @@ class Waits(NamedTuple):
 
     Attributes:
         waited: Steps that it waits for before its own, apart from
-        seen: Steps until it is seen, of which the requests that come meanwhile start together.
+        comes: Chance that it finds a slot free as it comes.
         decoding: Steps in which it decodes.
         round_steps: Steps from a client's request to its next.
     """
 
     waited: Scalar
-    seen: Scalar
+    comes: Scalar
     decoding: Scalar
     round_steps: Scalar
 
@@ -72,6 +73,7 @@ class BusyEngine(NamedTuple):
     """An engine that a number of clients keep busy.
 
     Attributes:
+        limits: Its limits.
         crowd: Who is in its steps.
         times: What they take.
         first: Times to first token of prompts that come all at once to an idle engine, in order,
@@ -80,6 +82,7 @@ class BusyEngine(NamedTuple):
         start: What clients in step meet.
     """
 
+    limits: Limits
     crowd: Crowd
     times: BusyTimes
     first: Float[AnyArray, " prompts"]
@@ -128,6 +131,7 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     # that begin together decode together too.
     apart = limits.prompts_apart
     return BusyEngine(
+        limits=limits,
         crowd=crowd,
         times=times,
         first=outside
@@ -150,8 +154,8 @@ def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> W
 
     A client's next request comes while a step runs, of which it waits for half in the mean, or for
     the steps that it is outside of the engine and half a step: at least for one. Where more clients
-    wait in line than a step takes, it is one of them and does not wait for that. The engine looks
-    at what has arrived once in so many steps.
+    wait in line than a step takes, it is one of them and does not wait for that, nor for the engine
+    to look at what has arrived.
 
     Args:
         demand: The load, in a closed loop.
@@ -161,9 +165,9 @@ def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> W
     """
     comes = jnp.clip(1 - (demand.clients - crowd.running) / crowd.group, 0.0, 1.0)
     waited = limits.async_scheduling + comes * jnp.maximum(outside + 1 / 2, 1.0)
-    seen = comes * (limits.receive_every - 1.0)
-    turn = demand.decode_steps + crowd.chunks + waited + seen / 2
-    return Waits(waited, seen, demand.decode_steps, turn)
+    turn = demand.decode_steps + crowd.chunks + waited
+    turn += comes * looks_at(crowd.running / turn, limits).waited
+    return Waits(waited, comes, demand.decode_steps, turn)
 
 
 def density_of(engine: BusyEngine, drift: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
@@ -205,14 +209,18 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     crowd, times, waits = engine.crowd, engine.times, engine.waits
     others = crowd.running - 1
     in_step = jnp.minimum(engine.start.width * density, 1.0)
-    beside, each = _in_own_step(engine, density, in_step)
+    looks = looks_at(crowd.running * density, engine.limits)
+    together, each = _together(engine, density, in_step, looks)
     queue = steps_in_line(crowd, in_step)
-    before = _before(engine, density, in_step) + queue * jnp.minimum(crowd.room, 1.0)
+    # Of more than a step has room for, half of those in other steps are before its own.
+    beside = jnp.minimum(together, jnp.maximum(crowd.room - 1, 0.0))
+    in_line = queue * jnp.minimum(crowd.room, 1.0) + (together - beside) / 2
+    before = _before(engine, density, in_step) + in_line
     own = crowd.chunks * (times.mixed - times.sooner) + times.longer * (1 + beside)
     # Those in step do not decode meanwhile.
     absent = in_step**_GAPLESS * crowd.absent / crowd.running
     step = times.decode - absent * times.each_decode
-    steps = waits.waited + waits.seen / 2 + queue + crowd.chunks
+    steps = waits.waited + waits.comes * looks.waited + queue + crowd.chunks
     # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
@@ -247,22 +255,25 @@ def steps_in_line(crowd: Crowd, in_step: Float[AnyArray, "*n"]) -> Float[AnyArra
     return crowd.chunks / 2 * busy * by_chance / servers
 
 
-def _in_own_step(
-    engine: BusyEngine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
+def _together(
+    engine: BusyEngine,
+    density: Float[AnyArray, "*n"],
+    in_step: Float[AnyArray, "*n"],
+    looks: Looks,
 ) -> tuple[Float[AnyArray, "*n"], Float[AnyArray, "*n"]]:
-    """Prompts beside a request's own, mean, and what each prompt takes in all, seconds.
+    """Prompts that are seen with a request's own, mean, and what each prompt takes in all, seconds.
 
     By chance as many of the others as come between two looks at what has arrived, or as many as the
     first prompts: the more so, the more likely two clients are both in step. Prefill makes a step
-    longer once, for all prompts in it; of those that come by chance, with Poisson's distribution,
-    a step that has any holds ``n / (1 - exp(-n))``.
+    longer once, for all prompts in it.
     """
-    even, together = in_step**2, engine.start.same_step
-    coming = density * (1 + jnp.minimum(engine.waits.seen, 1 / density))
-    beside = (1 - even) * (engine.crowd.running - 1) * coming + even * (together - 1)
-    arriving = engine.crowd.running * coming
-    count = (1 - even) * arriving / -jnp.expm1(-arriving) + even * together
-    return beside, engine.times.longer + engine.times.mixed * engine.crowd.chunks / count
+    crowd, times = engine.crowd, engine.times
+    even, same_step = in_step**2, engine.start.same_step
+    coming = jnp.minimum(density * looks.together, 1.0)
+    together = (1 - even) * (crowd.running - 1) * coming + even * (same_step - 1)
+    by_chance = jnp.minimum(crowd.running * density / looks.share, jnp.maximum(crowd.room, 1.0))
+    count = (1 - even) * by_chance + even * same_step
+    return together, times.longer + times.mixed * crowd.chunks / count
 
 
 def _before(

@@ -328,6 +328,7 @@ def _observed(
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     front_end = outside_s(model.corrections)
+    launches = jnp.minimum(steps.launches_s, met.first - met.outside)
     return SteadyState(
         ttft=ttft,
         first_token=FirstToken(
@@ -335,7 +336,8 @@ def _observed(
             warm_up=jnp.zeros_like(ttft),
             scheduling=busy * met.under_way,
             queue=jnp.where(saturated, jnp.inf, budget + wait + in_line),
-            prefill=met.first - met.outside,
+            launches=launches,
+            prefill=met.first - met.outside - launches,
             output=met.outside - front_end,
         ),
         itl=itl,

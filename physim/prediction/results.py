@@ -74,6 +74,7 @@ FIRST_TOKEN_PARTS = {
     "warm_up": "engine warming up",
     "scheduling": "steps under way",
     "queue": "waiting for room",
+    "launches": "launching its kernels one by one",
     "prefill": "its own prefill steps",
     "output": "first token on its way out",
 }

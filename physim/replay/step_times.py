@@ -193,8 +193,11 @@ class ModelStepTimes:
             hidden.tolist(),
             np.broadcast_to(exposed, counts.shape).tolist(),
         )
-        launching = host.launching(model.corrections, np.arange(most_tokens + 1.0))
-        self._launching = launching.tolist()
+        tokens = np.arange(most_tokens + 1.0)
+        # Of steps that only decode, and of those with prompts.
+        self._launching = [
+            host.launching(model.corrections, tokens, prompts).tolist() for prompts in (0.0, 1.0)
+        ]
         self._sharpness = float(host_sharpness(model.corrections))
 
     def _tabulate_linear(self, max_tokens: int) -> None:
@@ -298,7 +301,7 @@ class ModelStepTimes:
         attention = self._decode_attention[requests] or self._decode_row(requests)
         tokens = requests * self._query_tokens
         apart = self._by_tokens[tokens] + self._by_sampled[tokens] + self._of_decoding[0][requests]
-        total = self._with_host(apart + np.array(attention), requests, tokens)
+        total = self._with_host(apart + np.array(attention), requests, tokens, 0)
         row: list[float] = np.append(0.0, np.cumsum(total)).tolist()
         self._sums[requests] = row
         return row
@@ -333,11 +336,11 @@ class ModelStepTimes:
             gpu += float(of_all - own)
         decoding = min(decode_requests, 1)
         gpu += self._prefill_seconds(decoding, prefill_requests, prefill_squares, cached_products)
-        return float(self._with_host(gpu, requests, tokens))
+        return float(self._with_host(gpu, requests, tokens, min(prefill_requests, 1)))
 
-    def _with_host(self, gpu: Number, requests: int, tokens: int) -> Number:
+    def _with_host(self, gpu: Number, requests: int, tokens: int, has_prompt: int) -> Number:
         """Seconds of steps with what the CPU does for them."""
-        hidden = self._hidden[requests] + self._launching[tokens]
+        hidden = self._hidden[requests] + self._launching[has_prompt][tokens]
         return beside_host(gpu, hidden, self._sharpness) + self._exposed[requests]
 
     def _prefill_seconds(self, decoding: int, count: int, squares: int, products: int) -> float:

@@ -6,6 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from physim.corrections.fields import Corrections
+from physim.mixers.latent import LatentAttention
+from physim.mixers.recurrent import StateSpace
 from physim.step.component import Part, Placement
 from physim.types import Number, Scalar
 
@@ -32,10 +34,6 @@ HOST_REQUEST_S = 20e-6
 # measurement.
 WORKER_REQUEST_S = 8e-6
 
-# CPU time to launch the kernels of a layer one by one, in a step too large for a CUDA graph: some
-# ten of the order of 5 us.
-LAUNCH_S = 50e-6
-
 # Sharpness of the smooth maximum of GPU and CPU time: where both are equal, the step is 9% longer
 # than either.
 HOST_SHARPNESS = 8.0
@@ -49,19 +47,30 @@ class Host(eqx.Module):
         request_s: CPU time for each request of a step, seconds.
         request_exposed: Share of that for which the GPU waits.
         launch_s: CPU time to launch all kernels of a step that is no CUDA graph, seconds.
-        captured: Tokens of the largest step that is one.
+        prompts_launch_s: CPU time to launch what no graph holds in a step with a prompt, seconds.
+        captured: Tokens of the largest step that only decodes and is one,
+        captured_prompts: and of the largest with a prompt.
     """
 
     exposed: Scalar
     request_s: Scalar
     request_exposed: Scalar
     launch_s: Scalar
+    prompts_launch_s: Scalar
     captured: Scalar
+    captured_prompts: Scalar
 
     @classmethod
     def from_placement(cls, placement: Placement) -> Host:
         """The CPU's work of a model in its place."""
-        server = placement.server
+        server, launches = placement.server, placement.server.profile.launches
+        groups = placement.model.groups
+        latent, states = (
+            sum(group.layers for group in groups if isinstance(group.attention, mixer))
+            for mixer in (LatentAttention, StateSpace)
+        )
+        experts = sum(group.layers for group in groups if group.experts)
+        layers = placement.model.layers
         overlaps = server.policy.async_scheduling
         return cls(
             exposed=0.0 if overlaps else EXPOSED_SHARE,
@@ -69,8 +78,12 @@ class Host(eqx.Module):
             + (WORKER_REQUEST_S if placement.tp == 1 else 0.0)
             + (server.profile.draft_request_s if server.draft else 0.0),
             request_exposed=server.profile.async_exposed_share if overlaps else 1.0,
-            launch_s=LAUNCH_S * placement.model.layers,
+            launch_s=launches.layer_s * layers
+            + launches.experts_s * experts
+            + launches.latent_s * latent,
+            prompts_launch_s=launches.state_space_s * states,
             captured=float(server.profile.captured_tokens),
+            captured_prompts=float(server.profile.captured_prompt_tokens),
         )
 
     def seconds(self, corrections: Corrections, requests: Number) -> tuple[Number, Number]:
@@ -85,15 +98,19 @@ class Host(eqx.Module):
         exposed = self.exposed * step + self.request_exposed * each
         return step + each - exposed, exposed
 
-    def launching(self, corrections: Corrections, tokens: Number) -> Number:
-        """CPU time to launch the kernels of a step one by one, seconds; zero in a CUDA graph.
+    def launching(self, corrections: Corrections, tokens: Number, prompts: Number) -> Number:
+        """CPU time to launch the kernels of a step one by one, seconds; none of a CUDA graph's.
 
         Args:
             corrections: Corrections of the constants.
             tokens: Tokens of the step.
+            prompts: Prompts in it.
         """
-        beyond = jnp.clip(tokens - self.captured, 0.0, 1.0)
-        return beyond * self.launch_s * jnp.exp(corrections.host_step)
+        has_prompt = jnp.asarray(prompts) > 0
+        captured = jnp.where(has_prompt, self.captured_prompts, self.captured)
+        beyond = jnp.clip(tokens - captured, 0.0, 1.0)
+        seconds = beyond * self.launch_s + has_prompt * self.prompts_launch_s
+        return seconds * jnp.exp(corrections.host_step)
 
 
 def host_sharpness(corrections: Corrections) -> Scalar:

@@ -63,7 +63,9 @@ class Apart(eqx.Module):
         has_others = jnp.asarray(batch.decode_requests) > 0
         kept = jax.tree.map(lambda x: jnp.where(has_others, x, 0.0), decode)
         both = jax.tree.map(lambda p, d: p + d, prefill, kept)
-        mixed = eqx.tree_at(lambda time: time.latency, both, prefill.latency)
+        mixed = eqx.tree_at(
+            lambda time: (time.latency, time.launches), both, (prefill.latency, prefill.launches)
+        )
         return jax.tree.map(lambda m, d: jnp.where(has_prompt, m, d), mixed, decode)
 
 

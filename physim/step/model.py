@@ -43,11 +43,14 @@ class StepTime(eqx.Module):
         interval: From its start until requests that decode get their next token: the same, unless
             prompts have steps of their own.
         seconds: The parts of the interval in the order of `PART_NAMES`; they sum to it.
+        launches: Of the latency, what the step takes longer because its kernels are launched one by
+            one.
     """
 
     latency: Scalar
     interval: Scalar
     seconds: Parts
+    launches: Scalar = 0.0
 
     @property
     def parts(self) -> dict[str, Scalar]:
@@ -108,9 +111,11 @@ class StepModel(eqx.Module):
         parts = sum(self.families(batch))
         gpu = jnp.sum(parts)
         hidden, exposed = self.ops.host.seconds(self.corrections, batch.requests)
-        hidden += self.ops.host.launching(self.corrections, batch.tokens)
-        latency = beside_host(gpu, hidden, host_sharpness(self.corrections)) + exposed
-        return StepTime(latency, latency, jnp.append(parts, latency - gpu))
+        launching = self.ops.host.launching(self.corrections, batch.tokens, batch.prefill_requests)
+        sharpness = host_sharpness(self.corrections)
+        busy = beside_host(gpu, hidden + launching, sharpness)
+        latency, launches = busy + exposed, busy - beside_host(gpu, hidden, sharpness)
+        return StepTime(latency, latency, jnp.append(parts, latency - gpu), launches)
 
     def families(self, batch: Batch) -> Families:
         """Corrected time of every part on the GPU."""
