@@ -17,7 +17,7 @@ def test_a_look_at_every_step_changes_nothing():
     for apart in (False, True):
         found = looks_at(0.7, replace(LIMITS, prompts_apart=apart))
         assert found.share == pytest.approx(1 - math.exp(-0.7), rel=1e-6)
-        assert (found.together, found.waited) == pytest.approx((1, 0), abs=1e-6)
+        assert (found.joined, found.waited) == pytest.approx((1, 0), abs=1e-6)
 
 
 def test_looks_by_hand():
@@ -26,7 +26,7 @@ def test_looks_by_hand():
     # look, as 16.30 pairs, and 2.718 in others, as so many.
     found = beside_decode(1.0, 4.0)
     assert found.share == pytest.approx(2.7183 / 6.7929, rel=1e-4)
-    assert found.together == pytest.approx((16.2985 + 2.7183) / 6.7929, rel=1e-4)
+    assert found.joined == pytest.approx((16.2985 + 2.7183) / 6.7929, rel=1e-4)
     # Who comes in the steps without prompts waits for one and a half of them in the mean.
     assert found.waited == pytest.approx(1.5 * 4.0746 / 6.7929, rel=1e-4)
     # Apart, formed ahead: in 98.17% of the looks there are prompts, and then those of the last step
@@ -34,7 +34,7 @@ def test_looks_by_hand():
     apart = looks_at(1.0, replace(LIMITS, prompts_apart=True, receive_every=4))
     late = 0.98168 * 0.75 * 1.63212
     assert apart.share == pytest.approx((0.98168 + 0.63212 * late) / 4, rel=1e-4)
-    assert apart.together == pytest.approx(((4 - late) ** 2 + late) / 4, rel=1e-4)
+    assert apart.joined == pytest.approx(((4 - late) ** 2 + late) / 4, rel=1e-4)
     assert apart.waited == pytest.approx(1.5 - late, rel=1e-4)
 
 
@@ -57,7 +57,7 @@ def test_looks_as_they_happen():
     found = beside_decode(coming, float(every))
     assert found.share == pytest.approx(np.mean(count > 0), rel=0.02)
     together = np.sum(count * (count - 1.0)) / np.sum(count)
-    assert coming * found.together == pytest.approx(together, rel=0.02)
+    assert coming * found.joined == pytest.approx(together, rel=0.02)
     assert found.waited == pytest.approx(np.mean(waits), rel=0.02)
 
 

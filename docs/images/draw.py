@@ -19,6 +19,10 @@ GPUS = {"a100_sxm": "tab:green", "h100_sxm": "tab:blue", "h200_sxm": "tab:purple
 # Parts of a step that are drawn of another model, since this one has little or none of them.
 ELSEWHERE = {
     "experts": ("mistralai/Mixtral-8x7B-v0.1", {"tp": TP}),
+    "draft": (
+        "Qwen/Qwen3-32B",
+        {"tp": 2, "draft": "eagle3", "draft_tokens": 3, "draft_acceptance": 0.7},
+    ),
     "host": ("Qwen/Qwen3-0.6B", {"tp": 1}),
     "expert_exchange": ("Qwen/Qwen3-235B-A22B-FP8", {"dp": 8, "ep": 8}),
     "pipeline": ("meta-llama/Llama-3.1-70B-Instruct", {"tp": 2, "pp": 4}),

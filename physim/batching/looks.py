@@ -32,13 +32,13 @@ class Looks(NamedTuple):
 
     Attributes:
         share: Steps with prompts, for each step in which requests decode.
-        together: Others that a prompt shares its step with, over those that come in a step.
+        joined: Others that a prompt shares its step with, over those that come in a step.
         waited: Steps that only decode for which a prompt waits beside those that it would wait for
             were there a look at every step, mean.
     """
 
     share: Number
-    together: Number
+    joined: Number
     waited: Number
 
 
@@ -72,7 +72,7 @@ def beside_decode(coming: Number, every: Scalar) -> Looks:
     share = 1.0 / (1.0 + every * runs)
     return Looks(
         share=share,
-        together=share * (1.0 + every**2 * runs),
+        joined=share * (1.0 + every**2 * runs),
         waited=(1.0 - share) * (every - 1.0) / 2,
     )
 
@@ -90,6 +90,6 @@ def _apart(coming: Number, every: Scalar, ahead: Scalar) -> Looks:
     late = (1.0 - 1.0 / every) * found * (1.0 + ahead * another)
     return Looks(
         share=(found + another * late) / every,
-        together=((every - late) ** 2 + late) / every,
+        joined=((every - late) ** 2 + late) / every,
         waited=jnp.maximum((every - 1.0) / 2 - late, 0.0),
     )

@@ -165,7 +165,7 @@ def prompts_of_step(
     none, one = found._replace(mean=some).none_and_one(jnp.ones(2), jnp.ones(2))
     seen = some * every
     evenly = (seen**2 + seen % 1.0 * (1 - seen % 1.0)) / every
-    others = some * beside_decode(some, every).together
+    others = some * beside_decode(some, every).joined
     squares = level * evenly + (1 - level) * some * (others + found.burst)
     rest = jnp.maximum(1.0 - none - one, SMALL)
     each = jnp.maximum((some - one) / rest, 2.0 + LITTLE)

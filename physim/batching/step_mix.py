@@ -330,7 +330,7 @@ def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar, looks: Looks) -> Sc
     """Other prompts that come between the same two looks at arrivals, as a request sees it."""
     level = arrival_evenness(cv2)
     # Long steps are met more often than short ones; in a burst some are before, and some after.
-    found = arrivals * (looks.together + spread)
+    found = arrivals * (looks.joined + spread)
     evenly = level * jnp.maximum(found - 1.0, 0.0)
     return (1 - level) * found + evenly + 2 * following(found / 2, cv2)
 

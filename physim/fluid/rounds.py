@@ -269,7 +269,7 @@ def _together(
     """
     crowd, times = engine.crowd, engine.times
     even, same_step = in_step**2, engine.start.same_step
-    coming = jnp.minimum(density * looks.together, 1.0)
+    coming = jnp.minimum(density * looks.joined, 1.0)
     together = (1 - even) * (crowd.running - 1) * coming + even * (same_step - 1)
     by_chance = jnp.minimum(crowd.running * density / looks.share, jnp.maximum(crowd.room, 1.0))
     count = (1 - even) * by_chance + even * same_step

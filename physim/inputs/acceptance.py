@@ -26,7 +26,7 @@ _REMEDY = (
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredAcceptance:
     """Mean acceptance lengths that were measured of a family of models.
 
     Attributes:
@@ -58,16 +58,16 @@ class Measured:
 
 
 @functools.lru_cache
-def measured_acceptance() -> tuple[Measured, ...]:
+def measured_acceptance() -> tuple[MeasuredAcceptance, ...]:
     """The shipped acceptance lengths, a file each in ``acceptance``."""
     folder = data.folder("acceptance")
     return tuple(_read(folder / f"{name}{_SUFFIX}") for name in data.names("acceptance", _SUFFIX))
 
 
-def _read(path: Path) -> Measured:
+def _read(path: Path) -> MeasuredAcceptance:
     fields: Mapping[str, Any] = data.read_json(path)
     try:
-        return Measured(
+        return MeasuredAcceptance(
             families=tuple(fields["families"]),
             method=str(fields["method"]),
             content=str(fields["content"]),

@@ -19,6 +19,7 @@ from physim.inputs.case import Case, ServerOptions
 from physim.plot.figures import axes_or_new, literal, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
+from physim.step.drafting import PART as DRAFT
 from physim.step.host import PART as HOST
 from physim.step.lowering import PARTS, rows_of
 from physim.step.many_batches import named_seconds
@@ -44,6 +45,11 @@ def _prompt(cached: float) -> Steps:
     return lambda model, tokens: model.batch(
         prefill_requests=np.ones_like(tokens), chunk=tokens, cached=cached
     )
+
+
+def _verifying(model: StepModel, requests: Sizes) -> Batch:
+    tokens = 1.0 + np.asarray(model.ops.draft_tokens or 0.0)
+    return model.batch(decode_requests=requests, context=1000.0, query_tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ _SWEEPS = {
     "lm_head": _REQUESTS,
     "sampling": _REQUESTS,
     "step_overhead": _EITHER,
+    DRAFT.name: _Sweep("requests that decode", 512, (("", _verifying),)),
     HOST.name: _REQUESTS,
 }
 _MOST_ON_HOST = 64

@@ -19,6 +19,7 @@ from physim.service.server import Server
 from physim.step.better_gpus import no_faster_note
 from physim.step.component import Placement
 from physim.step.components import COMPONENTS
+from physim.step.components.gpu_idle import STEP_GAP
 from physim.step.drafting import PART as DRAFT
 from physim.step.gemms import format_notes
 from physim.step.host import PART as HOST
@@ -142,7 +143,7 @@ def _lowered(server: Server) -> StepOps:
     rows, draft = _rows(server), server.draft
     of_draft: tuple[Row, ...] = ()
     if draft is not None and draft.model is not None:
-        of_draft = _rows(_drafting(server, draft.model))
+        of_draft = _drafting(server, draft.model)
 
     def ops(model: ModelArch, own: Sequence[Row], others: Sequence[Row]) -> StepOps:
         host, tp = Host.from_placement(Placement(server)), server.parallelism.tp
@@ -157,9 +158,13 @@ def _lowered(server: Server) -> StepOps:
     return dataclasses.replace(found, draft_tokens=float(draft.tokens), draft=layers)
 
 
-def _drafting(server: Server, layers: ModelArch) -> Server:
-    """A server of the layers that propose tokens alone."""
-    return dataclasses.replace(server, model=layers, draft=None)
+def _drafting(server: Server, layers: ModelArch) -> tuple[Row, ...]:
+    """The operations of the layers that propose tokens, of which the likeliest are taken.
+
+    What the GPU waits between two steps it does not wait between two passes.
+    """
+    own = dataclasses.replace(server, model=layers, draft=None, sampling="greedy")
+    return tuple(row for row in _rows(own.without_limits()) if row.name != STEP_GAP)
 
 
 def stack_ops(models: Sequence[StepOps]) -> StepOps:

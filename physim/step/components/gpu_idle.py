@@ -17,9 +17,13 @@ STEP_OVERHEAD_S = 40 * 5e-6
 LAYER_OVERHEAD_S = 2 * 2.5e-6
 
 
+# The name of the first among a model's operations.
+STEP_GAP = "step_gap"
+
+
 def _lower(placement: Placement) -> Iterator[Row]:
     yield SizeRow(
-        name="step_gap",
+        name=STEP_GAP,
         part="step_overhead",
         size="has_prefill",
         count=1.0,
