@@ -289,7 +289,7 @@ def options(rng: Rng, _: Path) -> None:
     names += ("tp", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks")
     names += ("gpu_memory_utilization", "arrival", "burstiness", "engine_version", "sampling")
     names += ("pp", "dp", "ep", "block_size", "expert_load", "moe_kernel", "kv_cache_dtype")
-    names += ("moe_activations",)
+    names += ("moe_activations", "captured_tokens")
     names += ("all2all", "receive_every", "prefixes", "timeout_s", "warm_up_s", "mixed", "read_as")
     for _ in range(rng.integers(1, 4)):
         value = ODD[rng.integers(len(ODD))]

@@ -32,6 +32,8 @@ class Launch:
         async_scheduling: Whether a step is scheduled while the one before it runs.
         all2all: How ranks exchange tokens with experts; None for the engine's default.
         receive_every: Steps that only decode between two looks at what has arrived.
+        captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
+            default.
     """
 
     model: str
@@ -45,6 +47,7 @@ class Launch:
     async_scheduling: bool
     all2all: str | None
     receive_every: int
+    captured_tokens: int | None
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,13 @@ KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
 # Whole numbers up to here are exact in floating point.
 _EXACT = 2**53
-_SIZES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks")
+_SIZES = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "kv_blocks",
+    "captured_tokens",
+)
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
@@ -66,6 +72,8 @@ class Deployment(EngineRequest):
             or DeepEP's kernels of high throughput or low latency.
         receive_every: Steps that only decode between two looks at what has arrived: 1, or more
             where the engine can be told so (`physim.engines.engine.Engine`).
+        captured_tokens: Tokens of the largest step that is a CUDA graph, of those that only decode
+            where the engine has others for prompts; None for its default.
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -186,6 +194,7 @@ class Deployment(EngineRequest):
             ),
             memory=replace(memory, kv_cache=blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
+            captured_tokens=self.captured_tokens,
             moe_kernel=self.moe_kernel,
             casts_mxfp4=self.moe_activations == "mxfp8"
             or (self.moe_activations == "auto" and profile.casts_mxfp4),

@@ -52,6 +52,9 @@ class EngineRequest:
         ALL2ALL[0], "Ranks to experts: allgather or deepep_{high_throughput,low_latency}."
     )
     receive_every: int = option(1, "Steps between looks at what has arrived.", column="optional")
+    captured_tokens: int | None = option(
+        None, "Tokens of the largest step that is a CUDA graph.", column="optional"
+    )
     sampling: str = option(
         "model",
         "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
@@ -77,4 +80,5 @@ class EngineOptions(TypedDict, total=False):
     async_scheduling: bool | None
     all2all: str
     receive_every: int
+    captured_tokens: int | None
     sampling: str

@@ -96,6 +96,7 @@ class RunRow(_Server):
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.
+        captured_tokens: Tokens of the largest step that is a CUDA graph; see `physim.Deployment`.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.

@@ -64,6 +64,7 @@ def serve_command(case: Case) -> str:
             async_scheduling=server.policy.async_scheduling,
             all2all=None if server.all2all == ALL2ALL[0] else server.all2all,
             receive_every=server.policy.receive_every,
+            captured_tokens=server.captured_tokens,
         )
     )
     command = in_shell(found.words)
