@@ -291,7 +291,14 @@ def options(rng: Rng, _: Path) -> None:
     names += ("tp", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks")
     names += ("gpu_memory_utilization", "arrival", "burstiness", "engine_version", "sampling")
     names += ("pp", "dp", "ep", "block_size", "expert_load", "moe_kernel", "kv_cache_dtype")
-    names += ("moe_activations", "draft", "draft_tokens", "draft_acceptance", "draft_model")
+    names += (
+        "moe_activations",
+        "captured_tokens",
+        "draft",
+        "draft_tokens",
+        "draft_acceptance",
+        "draft_model",
+    )
     names += (
         "all2all",
         "receive_every",

@@ -104,6 +104,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
         },
         RequestLengths.from_columns([500, 1500], [200, 200]),
     ),
+    "captured_tokens": (_DENSE, 2048),
     "max_model_len": ({**_DENSE, "output_tokens": Lengths.exponential(200)}, 1500),
     "max_num_batched_tokens": (_DENSE, 512),
     "max_num_seqs": (_CLIENTS, 32),

@@ -304,6 +304,20 @@ def test_an_engine_that_is_added_predicts_recommends_and_launches(added, monkeyp
     assert "newest/newest:1.0.0" in manifest_of(found.choices[0].case, 1)
 
 
+def test_the_largest_cuda_graph_is_a_choice():
+    for engine, told in (
+        ("vllm", "--max-cudagraph-capture-size 1024"),
+        ("sglang", "--cuda-graph-max-bs 1024"),
+        ("trtllm", "max_batch_size: 1024"),
+    ):
+        assert told in serve_command(case_of(engine, captured_tokens=1024))
+    # vLLM's graphs are for prompts too; TensorRT-LLM has none for them.
+    assert case_of("vllm", captured_tokens=1024).server.captured == (1024, 1024)
+    assert case_of("trtllm", captured_tokens=1024).server.captured == (1024, 0)
+    assert case_of("vllm").server.captured == (512, 512)
+    assert "cudagraph" not in serve_command(case_of("vllm"))
+
+
 def test_a_version_takes_the_profile_of_the_next_patch_release():
     # SGLang launches prompts' kernels one by one up to 0.5.9, and has graphs of them from then on.
     for version, captured in (("0.5.4", 0), ("0.5.9", 0), ("0.5.10", 8192), ("0.5.20", 8192)):

@@ -35,6 +35,8 @@ class Launch:
         draft: What proposes tokens, of `physim.service.draft.METHODS`; None for nothing.
         draft_tokens: Tokens that it proposes in each step.
         draft_model: The draft's name; None where it has none.
+        captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
+            default.
     """
 
     model: str
@@ -48,6 +50,7 @@ class Launch:
     async_scheduling: bool
     all2all: str | None
     receive_every: int
+    captured_tokens: int | None
     draft: str | None = None
     draft_tokens: int = 0
     draft_model: str | None = None

@@ -34,6 +34,7 @@ def _launch(server: Launch) -> LaunchCommand:
             "--context-length": server.max_model_len,
             "--mem-fraction-static": f"{server.gpu_memory_utilization:g}",
             "--kv-cache-dtype": _KV_CACHES[server.kv_cache_dtype],
+            "--cuda-graph-max-bs": server.captured_tokens,
         }
     )
     if server.receive_every > 1:

@@ -26,7 +26,8 @@ def _launch(server: Launch) -> LaunchCommand:
         }
     )
     # What has no option of its own is read from a file.
-    graphs = f"{{enable_padding: true, max_batch_size: {server.max_num_seqs}}}"
+    captured = server.captured_tokens or server.max_num_seqs
+    graphs = f"{{enable_padding: true, max_batch_size: {captured}}}"
     lines = [f"cuda_graph_config: {graphs}"]
     lines += ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]

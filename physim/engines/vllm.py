@@ -39,6 +39,7 @@ def _launch(server: Launch) -> LaunchCommand:
             "--max-model-len": server.max_model_len,
             "--gpu-memory-utilization": f"{server.gpu_memory_utilization:g}",
             "--block-size": server.block_size,
+            "--max-cudagraph-capture-size": server.captured_tokens,
         }
     )
     if server.kv_cache_dtype is not None:

@@ -34,7 +34,14 @@ KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
 # Whole numbers up to here are exact in floating point.
 _EXACT = 2**53
-_SIZES = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_blocks", "draft_tokens")
+_SIZES = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "kv_blocks",
+    "captured_tokens",
+    "draft_tokens",
+)
 SAMPLINGS = ("model", "unknown", "greedy", "plain", "truncated", "penalised")
 
 
@@ -78,6 +85,8 @@ class Deployment(EngineRequest):
             sequence); None for what was measured of the model's family (`acceptance`).
         draft_model: The draft's configuration, as `physim.load_model` takes it: of ``draft_model``,
             and of ``eagle3`` unless its layer is like a dense model's own.
+        captured_tokens: Tokens of the largest step that is a CUDA graph, of those that only decode
+            where the engine has others for prompts; None for its default.
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -207,6 +216,7 @@ class Deployment(EngineRequest):
             ),
             memory=replace(memory, kv_cache=blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
+            captured_tokens=self.captured_tokens,
             moe_kernel=self.moe_kernel,
             casts_mxfp4=self.moe_activations == "mxfp8"
             or (self.moe_activations == "auto" and profile.casts_mxfp4),

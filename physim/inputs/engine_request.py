@@ -79,6 +79,9 @@ class EngineRequest:
         panel="Speculative decoding",
         column="optional",
     )
+    captured_tokens: int | None = option(
+        None, "Tokens of the largest step that is a CUDA graph.", column="optional"
+    )
     sampling: str = option(
         "model",
         "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
@@ -108,4 +111,5 @@ class EngineOptions(TypedDict, total=False):
     draft_tokens: int | None
     draft_acceptance: float | str | Sequence[float] | None
     draft_model: str | None
+    captured_tokens: int | None
     sampling: str

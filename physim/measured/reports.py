@@ -28,7 +28,7 @@ _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memor
 # Bytes of a weight whose checkpoint is not quantised.
 _UNQUANTISED_BYTES = 2
 # Options that rows may record, but for those that reports and logs leave open.
-_LEFT_OPEN = ("sampling", "async_scheduling", "receive_every")
+_LEFT_OPEN = ("sampling", "async_scheduling", "receive_every", "captured_tokens")
 _OPTIONS = tuple(name for name in ENGINE_COLUMNS if name not in _LEFT_OPEN)
 
 

@@ -100,6 +100,7 @@ class RunRow(_Server):
         draft_tokens: Tokens that it proposes in each step.
         draft_acceptance: How many are accepted, likewise.
         draft_model: The draft's configuration, likewise.
+        captured_tokens: Tokens of the largest step that is a CUDA graph; see `physim.Deployment`.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.

@@ -203,6 +203,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "moe_activations": told("moe_activations", known),
         "sampling": settled("sampling", known),
         "receive_every": settled("receive_every", known),
+        "captured_tokens": told("captured_tokens", known),
         "max_model_len": settled("max_model_len", known),
         "max_num_seqs": told("max_num_seqs", known) or int(clients),
         "max_num_batched_tokens": settled("max_num_batched_tokens", known),

@@ -68,6 +68,7 @@ def serve_command(case: Case) -> str:
             draft=server.draft.method if server.draft else None,
             draft_tokens=server.query_tokens - 1,
             draft_model=server.draft.named if server.draft else None,
+            captured_tokens=server.captured_tokens,
         )
     )
     command = in_shell(found.words)

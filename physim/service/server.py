@@ -63,6 +63,8 @@ class Server:
         memory: What each GPU's memory is for.
         kv_cache_dtype: Format of the KV cache, ``bfloat16`` or ``fp8``.
         moe_kernel: Kernel of expert layers that was asked for; None for what the engine prefers.
+        captured_tokens: Tokens of the largest step that was asked to be a CUDA graph; None for what
+            the engine does.
         casts_mxfp4: Whether activations beside mxfp4 weights are cast to mxfp8 where the GPU
             multiplies it.
         expert_load: How tokens spread over experts, an exponent.
@@ -84,6 +86,7 @@ class Server:
     moe_kernel: str | None
     expert_load: float
     sampling: str
+    captured_tokens: int | None = None
     casts_mxfp4: bool = False
     sampling_is_known: bool = True
     all2all: str = ALL2ALL[0]
@@ -93,6 +96,14 @@ class Server:
     def where(self) -> str:
         """What the model runs on, such as ``4 x h100_sxm (tp 2, pp 2)``."""
         return self.parallelism.on(self.gpu.key)
+
+    @property
+    def captured(self) -> tuple[int, int]:
+        """Tokens of the largest step that only decodes and of one with a prompt that are graphs."""
+        decoding, prompts = self.profile.captured_tokens, self.profile.captured_prompt_tokens
+        asked = self.captured_tokens or decoding
+        # An engine whose graphs are for both has one limit for both.
+        return asked, asked if prompts == decoding else prompts
 
     @property
     def kv_cache_bytes(self) -> float:
@@ -149,6 +160,7 @@ class Server:
             "state_blocks": kv.state_blocks,
             "kv_cache_dtype": self.kv_cache_dtype,
             "moe_kernel": self.moe_kernel or self.profile.expert_kernels[0],
+            "captured_tokens": self.captured[0],
             "casts_mxfp4": self.casts_mxfp4,
             "expert_load": self.expert_load,
             "sampling": self.sampling,

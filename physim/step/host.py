@@ -82,8 +82,8 @@ class Host(eqx.Module):
             + launches.experts_s * experts
             + launches.latent_s * latent,
             prompts_launch_s=launches.state_space_s * states,
-            captured=float(server.profile.captured_tokens),
-            captured_prompts=float(server.profile.captured_prompt_tokens),
+            captured=float(server.captured[0]),
+            captured_prompts=float(server.captured[1]),
         )
 
     def seconds(self, corrections: Corrections, requests: Number) -> tuple[Number, Number]:
