@@ -92,12 +92,12 @@ class Tables {
 
   /** The 90% interval of a value; null where the fit knows of none. Without end where there is none. */
   interval(name, value, server, input, output, share) {
-    const widths = this.tables[`width_${name}`];
-    if (!widths) return null;
+    const widths = [this.tables[`width_${name}_below`], this.tables[`width_${name}`]];
+    if (!widths[1]) return null;
     const places = this.places(this.facts.width_axes, input, output, share);
-    const factor = Math.exp(lookUp(widths, server.group, places));
+    const [below, above] = widths.map((table) => Math.exp(lookUp(table, server.group, places)));
     const open = (name === "ttft" || name === "e2e") && lookUp(this.tables.open, server.group, places) > 0.5;
-    return [Math.max(value / factor, this.least(name, server, input, output)), open ? Infinity : value * factor];
+    return [Math.max(value / below, this.least(name, server, input, output)), open ? Infinity : value * above];
   }
 
   /** What no measurement goes below, by the GPU's datasheet. */

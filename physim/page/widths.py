@@ -27,17 +27,20 @@ from physim.prediction.results import Prediction
 BOUNDED = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s", SATURATION: "saturation_rps"}
 # Where TTFT and E2E have no upper end, since the load may be above capacity: 1, or 0.
 OPEN = "open"
+# What ends the name of a width below the prediction, beside the one above it.
+BELOW = "_below"
 # From 12 to 95% of the saturation throughput.
 LOADS = Axis(-2.0, 1.0, 6)
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Half of the width of 90% intervals, logarithms of a factor.
+    """Widths of 90% intervals above and below the prediction, logarithms of a factor.
 
     Attributes:
         axes: Where there are points.
-        named: The widths by what they are of, of `BOUNDED`, and `OPEN`.
+        named: The widths by what they are of, of `BOUNDED`, with `BELOW` for those below; and
+            `OPEN`.
     """
 
     axes: Axes
@@ -81,7 +84,7 @@ class Widths:
         found = predict_with_intervals(cases, [known.on(case) for case in cases])
         shape = (max(group_of) + 1, axes.inputs.count, axes.outputs.count, axes.loads.count)
         named = {}
-        for name in (*BOUNDED, OPEN):
+        for name in (*BOUNDED, *(f"{name}{BELOW}" for name in BOUNDED), OPEN):
             table = np.full(shape, np.nan)
             for place, one in zip(places, found, strict=True):
                 table[place] = half_widths(one)[name]
@@ -138,9 +141,10 @@ def half_widths(prediction: Prediction) -> dict[str, float]:
     for name, field in BOUNDED.items():
         value, interval = getattr(prediction, field), prediction.intervals.get(field)
         if value is None or interval is None:
-            found[name] = math.nan
+            found[name] = found[f"{name}{BELOW}"] = math.nan
             continue
         low, high = interval
+        found[f"{name}{BELOW}"] = math.log(value / low)
         found[name] = math.log(high / value if math.isfinite(high) else value / low)
     _, most = prediction.intervals.get("ttft_s", (0.0, math.inf))
     return found | {OPEN: float(math.isinf(most))}
