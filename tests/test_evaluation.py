@@ -8,7 +8,7 @@ import pytest
 
 import physim
 from physim.errors import InputError
-from physim.measured.run_cases import cached_tokens, case_of
+from physim.measured.run_cases import cached_tokens, case_of, different_prompts
 from physim.measured.runs_csv import read_tables
 from physim.measured.schema import RunRow
 from physim.plot import draw_groups
@@ -254,6 +254,15 @@ def test_all_full_blocks_before_the_last_token_are_hits(length, hits):
     row = RunRow.model_validate({**ROW, "input_len_mean": length})
     assert cached_tokens(row, 16) == hits
     assert cached_tokens(row.model_copy(update={"prefix_caching": False}), 16) == 0
+
+
+@pytest.mark.parametrize(
+    ("groups", "each", "different"),
+    [(9, 5, 45), (23, 1, 300), (400, 1, 400), (9, None, 9), (0, 1, 1)],
+)
+def test_how_many_prompts_are_sent_in_turn(groups, each, different):
+    row = RunRow.model_validate({**ROW, "prompt_groups": groups, "prompts_per_group": each})
+    assert different_prompts(row) == different
 
 
 @pytest.mark.slow

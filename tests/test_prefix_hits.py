@@ -190,3 +190,19 @@ def test_loads_of_many_prefixes_and_of_one_are_solved_together():
         (one,) = physim.predict_cases([case], Corrections())
         assert found.pool.hit_rate == pytest.approx(one.pool.hit_rate)
         assert found.ttft_s == pytest.approx(one.ttft_s)
+
+
+@pytest.mark.slow
+def test_an_overload_whose_prefixes_fill_the_cache_can_be_followed():
+    """Each request that runs holds a prefix that none beside it has, as if it were its own."""
+    options = {"gpu": "h100_sxm", "max_num_seqs": 128, "kv_blocks": 7442, "fit": "none"}
+    options |= {"stages": [(4.0, 1200.0)], "timeout_s": 300.0, "max_model_len": 4096}
+    options |= {"input_tokens": 1082.0, "output_tokens": 1448.0}
+    shared = {"cached_tokens": 1072.0, "prefixes": 300}
+    found, whole = (
+        physim.predict("meta-llama/Llama-2-7b-hf", **options, **one) for one in (shared, {})
+    )
+    assert found.pool.hit_rate == 0
+    # What preempted requests find again of their prefix counts as found.
+    assert found.ttft_s == pytest.approx(whole.ttft_s, rel=0.1)
+    assert found.e2e_s == pytest.approx(whole.e2e_s, rel=0.1)

@@ -45,6 +45,12 @@ def kv_slots(limits: Limits, demand: Demand) -> Scalar:
     return requests_held(blocks, private, shared, demand.prefixes.on(limits.ranks))
 
 
+def prefix_blocks(limits: Limits, demand: Demand, running: Scalar) -> Scalar:
+    """KV blocks of prefixes for each request of so many that run: a prefix is held once."""
+    different = demand.prefixes.on(limits.ranks).different(running)
+    return demand.prefixes.tokens / limits.block_size * different / running
+
+
 def kv_cv2(demand: Demand) -> Scalar:
     """Squared coefficient of variation of the KV tokens of requests, half of their answers made.
 

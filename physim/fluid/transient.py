@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 
 from physim.batching.demand import Demand
 from physim.batching.guards import EDGE, FULLEST, HARDLY, LITTLE, NEARLY, SMALL, TINY
-from physim.batching.kv_capacity import kv_slots, kv_use, private_blocks
+from physim.batching.kv_capacity import kv_slots, kv_use, prefix_blocks, private_blocks
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import recomputed_tokens
@@ -154,7 +154,8 @@ class Fluid(eqx.Module):
         phases: Ages of decoding requests.
         slots: Requests that may run, were the load to stay.
         scale: Requests at the last of the table's shares.
-        blocks: KV blocks for requests that run, apart from cached prefixes.
+        blocks: KV blocks for requests that run.
+        prefix: Of them, those of the prefix of each request.
         room: Prompt tokens that a step has room for beside a mean batch, of all ranks.
         chunks: Prefill steps of a prompt.
         held: Steps that a request holds its slot beside those in which it decodes.
@@ -172,6 +173,7 @@ class Fluid(eqx.Module):
     slots: Scalar
     scale: Scalar
     blocks: Scalar
+    prefix: Scalar
     room: Scalar
     chunks: Scalar
     held: Scalar
@@ -205,7 +207,8 @@ class Fluid(eqx.Module):
         ages = jnp.array([0.0, 2.0]) * demand.age
         # Young requests hold less of the KV cache than those of a load that stays.
         scale = jnp.minimum(limits.max_num_seqs, _YOUNG * by_kv)
-        blocks = by_kv * private_blocks(limits, demand, demand.age)
+        prefix = prefix_blocks(limits, demand, by_kv)
+        blocks = by_kv * (private_blocks(limits, demand, demand.age) + prefix)
 
         def local_at(full: Scalar, age: Scalar, share: Scalar, start: Scalar) -> Local:
             room = room_beside(limits, share * scale)
@@ -243,6 +246,7 @@ class Fluid(eqx.Module):
             slots,
             scale,
             blocks,
+            prefix,
             room,
             chunks,
             held,
@@ -417,7 +421,8 @@ class Fluid(eqx.Module):
         prompts = 1.0 if lengths is None else lengths.counted
         if lengths is not None:
             age = lengths.outputs * age + (lengths.prompts - 1.0) * demand.new_tokens
-        room = self.blocks / private_blocks(self.limits, demand, jnp.maximum(age, 0.0))
+        private = private_blocks(self.limits, demand, jnp.maximum(age, 0.0))
+        room = self.blocks / (private + self.prefix)
         slots = jnp.minimum(self.limits.max_num_seqs, room)
         slots = jnp.minimum(slots, self.scale)
         leaving = jnp.sum((1 - phases.onward) * running / phases.stay)
