@@ -101,6 +101,7 @@ def state_of(blocks: Any, **load: Any) -> Any:
     return steady_state(step_model_of(case, Corrections()), demand, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [{}, {"rate": None, "arrival": "constant", "concurrency": 40}])
 def test_the_slope_of_ttft_in_the_size_of_the_cache(load):
     load = {"prefixes": 300, "popularity": "zipf:1", **load}
