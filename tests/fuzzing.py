@@ -33,8 +33,10 @@ from physim.corrections.files import load_fit
 from physim.engines.profile import load_engine
 from physim.errors import InputError
 from physim.grids.slices import surface_of
+from physim.inputs.acceptance import by_position
 from physim.inputs.attempts import attempts
 from physim.inputs.lengths import Lengths
+from physim.inputs.popularity import Popularity
 from physim.inputs.stages import Stage
 from physim.measured.condition import filtered
 from physim.models.architecture import ModelArch
@@ -238,7 +240,7 @@ def lengths(rng: Rng, folder: Path) -> None:
 
 def words(rng: Rng, folder: Path) -> None:
     """Small texts that options take: stages, bounds, prices, rates, lists, versions, names."""
-    kind = rng.integers(9)
+    kind = rng.integers(11)
     if kind == 0:
         stage = Stage.parse(odd_text(rng, "8:600"))
         assert 0 < stage.rate * stage.duration_s < math.inf
@@ -258,6 +260,14 @@ def words(rng: Rng, folder: Path) -> None:
         assert load_hardware(odd_text(rng, "H100-SXM")).memory_bytes > 0
     elif kind == 7:
         assert all(map(math.isfinite, ends_in("--input", odd_text(rng, "128:8192"))))
+    elif kind == 8:
+        chances = by_position(odd_text(rng, "0.8,0.6,0.3"), 3)
+        assert len(chances) == 3
+        assert all(0 <= chance <= 1 for chance in chances)
+    elif kind == 9:
+        counts, share = Popularity.parse(odd_text(rng, "zipf:1.2")).classes(50)
+        assert np.isfinite(counts).all()
+        assert np.isfinite(share).all()
     else:
         path = folder / "models.txt"
         path.write_bytes(odd_text(rng, "Qwen/Qwen3-8B\n# a\n").encode("utf-8", "surrogatepass"))
@@ -346,7 +356,9 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.grids.store": _OURS,
     "physim.engines.profile": ("words",),
     "physim.service.hardware": ("gpu", "words"),
+    "physim.inputs.acceptance": ("words",),
     "physim.inputs.lengths": ("lengths",),
+    "physim.inputs.popularity": ("words",),
     "physim.inputs.stages": ("words",),
     "physim.inputs.request_lengths": ("requests", "mooncake"),
     "physim.inputs.request_traces": ("requests", "mooncake"),

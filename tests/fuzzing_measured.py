@@ -427,7 +427,6 @@ IGNORED: dict[str, dict[str, str]] = {
         "seed": "no times depend on it",
         "config": "the name of another field",
         "chunked_prefill_enabled": "engines of these versions always do",
-        **dict.fromkeys(("method", "num_spec_tokens"), "that there is speculation is said"),
     },
     "ml-energy": {
         "itl_p*": _MEANS,

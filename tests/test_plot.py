@@ -43,6 +43,10 @@ def test_the_roofline_of_a_component_is_that_of_its_bytes():
 SPREAD = {
     "experts": ("Qwen/Qwen3-30B-A3B", {"gpu": "h100_sxm", "dp": 2, "ep": 2}),
     "pipeline": (MODEL, {"gpu": "h100_sxm", "pp": 2}),
+    "draft": (
+        MODEL,
+        {**DENSE, "draft": "eagle3", "draft_tokens": 3, "draft_acceptance": 0.7},
+    ),
 }
 SPREAD["expert_exchange"] = SPREAD["experts"]
 

@@ -207,7 +207,7 @@ def test_servers_with_drafts_and_without_are_solved_together():
 
 
 def test_where_drafts_stop_to_pay():
-    found = speculation(case_of(**DRAFTED), Corrections())
+    found = speculation(case_of(**{**DRAFTED, "draft_acceptance": 0.5}), Corrections())
     assert found.gain[0] > 1.5
     assert 32 < found.stops_at < 1024
     assert found.verdict == f"drafts pay up to {found.stops_at:.0f} requests that decode together"

@@ -358,7 +358,7 @@ def _verifying(
     steps = 1.0 + verifying
     mean, tokens = draft.accepted_length, float(np.mean(decoded))
     variance = output_cv2 * float(np.mean(outputs)) ** 2 / mean**2
-    variance += draft.variance * tokens / mean**3
+    variance += draft.variance / mean * tokens / mean**2
     each = tokens / float(np.mean(verifying)) if tokens > 0 else 1.0
     return steps, each, variance / float(np.mean(steps)) ** 2
 

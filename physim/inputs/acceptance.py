@@ -96,7 +96,7 @@ def acceptance_of_family(family: str, method: str, tokens: int) -> tuple[tuple[f
         "draft_acceptance",
         f"is not known of {family} with {method} and {tokens} draft tokens: it depends on the "
         "model and on what is written",
-        f"{_REMEDY}; vLLM logs it as 'Mean acceptance length'",
+        f"{_REMEDY}; engines log it as the mean acceptance length",
     )
 
 
