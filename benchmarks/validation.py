@@ -27,6 +27,8 @@ from physim.validation.by_group import by_group
 
 RECORD = Path(__file__).with_name("validation.json")
 CAMPAIGNS = ("trainval.csv", "seed16.csv")
+# Rows whose steps give a token each: of the others something is accepted that is not known well.
+_PLAIN = "draft != draft"
 METRICS = ("ttft_mean", "itl_mean", "e2e_mean")
 # A group is worse from this share on, and by this many points at least.
 _SHARE, _POINTS = 0.10, 0.3
@@ -59,7 +61,12 @@ def measured(folder: Path | None, test: bool) -> dict[str, Errors]:
         frame = silicon.read()
         frame.to_csv(path, index=False)
         parts = ("fit", "validation", *(["test"] if test else []))
-        found = {part: errors([path], f"part == '{part}'", ["backend", "gpu"]) for part in parts}
+        names = ["backend", "gpu"]
+        found = {part: errors([path], f"part == '{part}' and {_PLAIN}", names) for part in parts}
+        found |= {
+            f"{part}, drafts": errors([path], f"part == '{part}' and draft == 'mtp'", names)
+            for part in parts
+        }
     if folder is not None:
         tables = [folder / name for name in CAMPAIGNS]
         steady = "stage >= 0 and not experiment.str.contains('reasoning')"
