@@ -223,7 +223,7 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=3.0, input_tokens=512, output_tokens=64,
         arrival="poisson", fit="none", **limits,
     )  # fmt: skip
-    assert abs(alike.ttft_s / right["ttft_s"] - 1) > 0.03
+    assert abs(alike.ttft_s / right["ttft_s"] - 1) > 0.01
 
 
 @pytest.mark.parametrize(
@@ -390,9 +390,9 @@ def test_sliders_move_numbers_that_are_the_models(opened, page):
             assert shown(tab, name) == pytest.approx(right[key], rel=off[name][2]), name
         low, high = right["intervals"]["itl_s"]
         said = re.match(r"90%: (\S+) ms to (\S+) ms", tab.inner_text("#itl-more"))
-        assert float(said[1]) == pytest.approx(low * 1e3, rel=0.1)
+        assert float(said[1]) == pytest.approx(low * 1e3, rel=0.2)
         # Upper ends are steep between the points near the capacity.
-        assert float(said[2]) == pytest.approx(high * 1e3, rel=0.15)
+        assert float(said[2]) == pytest.approx(high * 1e3, rel=0.2)
         seen.add(shown(tab, "e2e"))
     assert len(seen) == len(moves)
 
