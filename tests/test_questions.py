@@ -301,6 +301,7 @@ def test_elasticities_make_sense(explained):
     assert explained.metrics["ttft"] < explained.metrics["e2e"]
 
 
+@pytest.mark.slow
 def test_evictions_are_what_limits():
     """More of the KV cache keeps more prefixes, which is felt as bandwidth is."""
     shared = {"cached_tokens": 1024, "prefixes": 300, "popularity": "uniform"}

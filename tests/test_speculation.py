@@ -185,6 +185,7 @@ def test_tokens_of_a_step_come_at_once():
     assert found["p90"] == pytest.approx(2.53 * found["mean"], rel=0.1)
 
 
+@pytest.mark.slow
 @given(st.floats(0.0, 0.95), st.floats(0.01, 0.05))
 @settings(max_examples=8, deadline=None)
 def test_tokens_come_sooner_the_more_are_accepted(chance, more):
@@ -197,6 +198,7 @@ def test_tokens_come_sooner_the_more_are_accepted(chance, more):
     assert many.saturation_rps > few.saturation_rps
 
 
+@pytest.mark.slow
 def test_servers_with_drafts_and_without_are_solved_together():
     cases = [case_of(), case_of(**DRAFTED), case_of(**{**DRAFTED, "draft_tokens": 1})]
     together, _ = solve_offered(CaseArrays.from_cases(cases), stack([Corrections()] * 3))
@@ -218,6 +220,7 @@ def test_where_drafts_stop_to_pay():
         speculation(case_of(), Corrections())
 
 
+@pytest.mark.slow
 def test_explain_says_where_drafts_pay():
     found = physim.explain(case_of(**DRAFTED), fit="none")
     assert found.speculation is not None
