@@ -207,7 +207,7 @@ def _server(one: Choice) -> str:
     case, sizes = one.case, one.case.server.sizes
     layout = case.server.parallelism
     name = case.model.name.split("/")[-1]
-    drafts = case.server.query_tokens - 1
+    drafts = case.server.draft_tokens
     return (
         f"{one.replicas} x {name} on {layout.gpus} x {case.server.gpu.key} ({layout}), "
         f"{sizes.max_num_seqs} requests, {sizes.max_num_batched_tokens} tokens a step"

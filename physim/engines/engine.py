@@ -32,7 +32,7 @@ class Launch:
         async_scheduling: Whether a step is scheduled while the one before it runs.
         all2all: How ranks exchange tokens with experts; None for the engine's default.
         receive_every: Steps that only decode between two looks at what has arrived.
-        draft: What proposes tokens, of `physim.service.draft.METHODS`; None for nothing.
+        draft: What proposes tokens, of `physim.models.drafts.METHODS`; None for nothing.
         draft_tokens: Tokens that it proposes in each step.
         draft_model: The draft's name; None where it has none.
         captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's

@@ -31,7 +31,7 @@ class MeasuredAcceptance:
 
     Attributes:
         families: The classes of these models.
-        method: What proposed the tokens, of `physim.service.draft.METHODS`.
+        method: What proposed the tokens, of `physim.models.drafts.METHODS`.
         content: What was written.
         source: Where it was measured.
         lengths: Tokens that a step gave a request, by how many were proposed, from one on.

@@ -17,11 +17,11 @@ from physim.inputs.engine_request import EngineRequest
 from physim.inputs.layouts import check_layout
 from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
-from physim.models.drafts import drafting_layers
+from physim.models.drafts import METHODS, drafting_layers
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
 from physim.models.parallelism import ALL2ALL
-from physim.service.draft import METHODS, Draft
+from physim.service.draft import Draft
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy

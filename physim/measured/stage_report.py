@@ -72,11 +72,8 @@ def rows(
     Raises:
         InputError: A value is out of range or contradicts another, or the trace.
     """
-    # An acceptance that a user states counts before the report's.
-    found = [
-        {**server, **asdict(report), "draft_acceptance": server.get("draft_acceptance")}
-        for report in reports
-    ]
+    # What is known of the server counts before the report, which may say it too.
+    found = [{**server, **asdict(report), **server} for report in reports]
     places = [f"{where}, stage {report.stage}" for report in reports]
     meant = checked(found, lambda number: places[number])
     for one, place in zip(meant, places, strict=True):

@@ -66,7 +66,7 @@ def serve_command(case: Case) -> str:
             all2all=None if server.all2all == ALL2ALL[0] else server.all2all,
             receive_every=server.policy.receive_every,
             draft=server.draft.method if server.draft else None,
-            draft_tokens=server.query_tokens - 1,
+            draft_tokens=server.draft_tokens,
             draft_model=server.draft.named if server.draft else None,
             captured_tokens=server.captured_tokens,
         )

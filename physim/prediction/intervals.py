@@ -77,7 +77,8 @@ def predict_with_interval(
     beyond = _outside(case, prediction, fit)
     if fit.scatter and beyond:
         fluid, *others = _members(case, _known(fit, beyond))
-    return _bounded(case, prediction, fit, beyond, fluid, others)
+    (hosted,) = _hosted([case], [fluid], [fit])
+    return _bounded(case, prediction, fit, beyond, fluid, hosted, others)
 
 
 def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Calibration]) -> list[Prediction]:
@@ -96,19 +97,45 @@ def predict_with_intervals(cases: Sequence[Case], fits: Sequence[Calibration]) -
         found += predict_cases(some, [fit.corrections for fit in own])
     bounded: list[Prediction] = []
     for start in range(0, len(cases), _DRAWN):
-        chunk = list(zip(cases, found, fits, strict=True))[start : start + _DRAWN]
+        rows = slice(start, start + _DRAWN)
+        chunk = list(zip(cases[rows], found[rows], fits[rows], strict=True))
         outside = [_outside(case, prediction, fit) for case, prediction, fit in chunk]
         draws = [
             _draws(case, _known(fit, beyond))
             for (case, _, fit), beyond in zip(chunk, outside, strict=True)
         ]
+        hosted = _hosted(cases[rows], found[rows], fits[rows])
         every = [draw for own in draws for draw in own]
         others = iter(predict_cases([case for case, _ in every], [own for _, own in every]))
-        for (case, prediction, fit), beyond, drawn in zip(chunk, outside, draws, strict=True):
+        columns = zip(chunk, outside, hosted, draws, strict=True)
+        for (case, prediction, fit), beyond, slower, drawn in columns:
             members = [next(others) for _ in drawn]
             named = replace(prediction, fit=fit.name)
-            bounded.append(_bounded(case, named, fit, beyond, prediction, members))
+            bounded.append(_bounded(case, named, fit, beyond, prediction, slower, members))
     return bounded
+
+
+def _hosted(
+    cases: Sequence[Case], found: Sequence[Prediction], fits: Sequence[Calibration]
+) -> list[Prediction]:
+    """Predictions where all exchanges go through the host's memory, if that may be so.
+
+    Args:
+        cases: The cases.
+        found: Their predictions, which stand where it may not.
+        fits: What a fit says of each.
+    """
+    hosted = {
+        row: other
+        for row, (case, fit) in enumerate(zip(cases, fits, strict=True))
+        if fit.scatter and (other := without_peer_access(case))
+    }
+    slower = list(found)
+    if hosted:
+        corrections = [fits[row].corrections for row in hosted]
+        for row, one in zip(hosted, predict_cases(list(hosted.values()), corrections), strict=True):
+            slower[row] = one
+    return slower
 
 
 def _outside(case: Case, prediction: Prediction, fit: Calibration) -> list[tuple[float, str]]:
@@ -127,6 +154,7 @@ def _bounded(
     fit: Calibration,
     beyond: Sequence[tuple[float, str]],
     fluid: Prediction,
+    hosted: Prediction,
     others: Sequence[Prediction],
 ) -> Prediction:
     """A prediction with its intervals.
@@ -137,13 +165,12 @@ def _bounded(
         fit: What a fit says of it.
         beyond: In what the case is outside of the fit's runs.
         fluid: The fluid's prediction,
+        hosted: that of `_hosted`,
         others: and those of draws.
     """
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     intervals, least, approximate = {}, least_s(case), errors_of(case, prediction)
     older = _OLDER if case.server.profile.is_older else 0.0
-    hosted = without_peer_access(case)
-    slower = predict_cases([hosted], [fit.corrections])[0] if hosted else fluid
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
         if value is None or metric not in fit.scatter:
@@ -151,7 +178,7 @@ def _bounded(
         ratios = [_ratio(getattr(other, name), getattr(fluid, name)) for other in others]
         scatter = math.hypot(fit.scatter[metric], approximate[metric], older)
         low, high = _width(ratios, scatter)
-        ratio = _ratio(getattr(slower, name), getattr(fluid, name))
+        ratio = _ratio(getattr(hosted, name), getattr(fluid, name))
         low, high = low * min(ratio, 1.0), high * max(ratio, 1.0)
         intervals[name] = (max(value * low, least.get(name, 0.0)), value * high)
     return replace(prediction, intervals=intervals)

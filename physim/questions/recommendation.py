@@ -92,7 +92,7 @@ class Choice:
             "gpus": self.gpus,
             "max_num_seqs": sizes.max_num_seqs,
             "max_num_batched_tokens": sizes.max_num_batched_tokens,
-            "draft_tokens": self.case.server.query_tokens - 1,
+            "draft_tokens": self.case.server.draft_tokens,
             "ttft_s": one.ttft_s,
             "itl_s": one.itl_s,
             "e2e_s": one.e2e_s,

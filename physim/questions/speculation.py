@@ -87,7 +87,7 @@ def speculation(case: Case, corrections: Corrections) -> Speculation:
         raise InputError("draft", "is not given", "say what proposes tokens")
     requests = np.geomspace(1.0, _LARGEST, _POINTS)
     context = load.mean_input + load.mean_output / 2
-    # With drafts and without the same is scheduled ahead, or not, as each engine does it.
+    # Steps without drafts are scheduled ahead, or not, as those with them are.
     plain = replace(case, service=Service.single(replace(case.server, draft=None)))
 
     def step_s(case: Case) -> Float[np.ndarray, " n"]:

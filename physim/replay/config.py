@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from physim.errors import InputError
 from physim.models.parallelism import Parallelism
-from physim.service.draft import Draft
+from physim.service.draft import Draft, drafted
 from physim.service.kv_store import KVStore
 from physim.service.phases import DECODE, PHASES, decode_steps
 from physim.service.policy import Policy
@@ -63,7 +63,7 @@ class ReplayConfig:
     @property
     def query_tokens(self) -> int:
         """Tokens of each decoding request that a step computes."""
-        return 1 if self.draft is None or DECODE not in self.phases else self.draft.tokens + 1
+        return 1 + (drafted(self.draft) if DECODE in self.phases else 0)
 
     @property
     def slots(self) -> int:

@@ -11,7 +11,6 @@ from jaxtyping import Num
 
 from physim.mixers.mixer import Mixer
 from physim.models.architecture import ModelArch
-from physim.models.drafts import METHODS as METHODS
 from physim.models.formats import BYTES_16_BIT
 
 
@@ -23,8 +22,9 @@ class Draft:
     model's own in its place or after the last (Leviathan, Kalman and Matias, ICML 2023).
 
     Attributes:
-        method: Of `METHODS`: layers of the model that predict further tokens (MTP), a layer that
-            was trained for it (EAGLE-3), a smaller model, or a search in what was written (n-gram).
+        method: Of `physim.models.drafts.METHODS`: layers of the model that predict further tokens
+            (MTP), a layer that was trained for it (EAGLE-3), a smaller model, or a search in what
+            was written (n-gram).
         acceptance: Chance that all proposed tokens up to each are accepted, by position.
         content: What was written where that was measured; empty where the user gave it.
         model: The layers that propose, as a model of their own; None where none do.
@@ -102,3 +102,8 @@ class Draft:
         mean = self.accepted_length
         beyond = ((self.variance + mean**2) / mean - 1.0) / 2
         return np.minimum(np.maximum((tokens + beyond) / mean, 1.0), tokens)
+
+
+def drafted(draft: Draft | None) -> int:
+    """Tokens that are proposed in each step for a request: none where there is no draft."""
+    return 0 if draft is None else draft.tokens

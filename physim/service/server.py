@@ -9,7 +9,7 @@ from physim.engines.profile import EngineProfile
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.parallelism import ALL2ALL, Parallelism
-from physim.service.draft import Draft
+from physim.service.draft import Draft, drafted
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.policy import Policy
@@ -111,9 +111,14 @@ class Server:
         return KV_BYTES[self.kv_cache_dtype]
 
     @property
+    def draft_tokens(self) -> int:
+        """Tokens that are proposed in each step for each request."""
+        return drafted(self.draft)
+
+    @property
     def query_tokens(self) -> int:
         """Tokens of each decoding request that a step computes."""
-        return 1 if self.draft is None else self.draft.tokens + 1
+        return self.draft_tokens + 1
 
     def _drafts(self) -> dict[str, Any]:
         """What there is to say of drafts, if there are any."""

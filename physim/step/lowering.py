@@ -145,8 +145,9 @@ def _lowered(server: Server) -> StepOps:
     if draft is not None and draft.model is not None:
         of_draft = _drafting(server, draft.model)
 
+    host, tp = Host.from_placement(Placement(server)), server.parallelism.tp
+
     def ops(model: ModelArch, own: Sequence[Row], others: Sequence[Row]) -> StepOps:
-        host, tp = Host.from_placement(Placement(server)), server.parallelism.tp
         return StepOps.from_rows(
             own, host, model_setting(model), tp, server.expert_load, beside=others
         )
