@@ -21,7 +21,7 @@ from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
-from physim.types import AnyArray, Scalar
+from physim.types import AnyArray, Number, Scalar
 
 # Prefixes of which hardly two requests that run have the same one: each holds its own.
 _PRIVATE = round(1 / SMALL)
@@ -281,6 +281,14 @@ class Demand(eqx.Module):
             return jnp.ones(())
         # Clients without a request do not count.
         return jnp.where(self.closed, jnp.minimum(self.concurrency, self.requests), 1.0)
+
+    def most_running(self, slots: Number) -> Scalar:
+        """Requests that may run at once: of clients, no more than there are.
+
+        Args:
+            slots: Requests that the engine lets run.
+        """
+        return jnp.maximum(jnp.where(self.closed, jnp.minimum(slots, self.clients), slots), 1.0)
 
     @property
     def parts(self) -> Float[AnyArray, " all"]:

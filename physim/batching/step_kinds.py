@@ -242,7 +242,7 @@ def kinds_at(
         separate: Whether prompts have steps of their own.
     """
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
-    beside = decoding(occupancy.batch, peaked, jnp.maximum(slots, 1.0))
+    beside = decoding(occupancy.batch, peaked, demand.most_running(slots))
     # Decoding requests meet steps by how many decode in them; of all steps, that many do.
     mean = 1.0 / beside.mean(1.0 / beside.low, 1.0 / beside.high)
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)

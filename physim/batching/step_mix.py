@@ -408,7 +408,7 @@ def _slower(
     The more requests decode, the more of them meet a step: of a number with a variance of so many
     times its mean, a request meets so many more than the mean, itself included.
     """
-    most = jnp.maximum(slots, 1.0)
+    most = demand.most_running(slots)
     peaked = peakedness(demand.arrival_cv2, demand.evenness)
     met, evenly = (jnp.minimum(1.0 + others(batch, p), most) for p in (varied, peaked))
     decode_s = kinds.as_seen.mean(kinds.few.interval, kinds.many.interval)
