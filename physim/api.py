@@ -92,7 +92,7 @@ def predict_trace(
     Raises:
         InputError: Some input cannot be used; the message says which and what to do.
     """
-    from physim.prediction.replayed import replay_trace
+    from physim.prediction.replayed_trace import replay_trace
 
     case = Case.from_options(model, **options)
     known = load_fit(fit).on(case)

@@ -319,13 +319,22 @@ def options(rng: Rng, _: Path) -> None:
         "mixed",
         "read_as",
     )
+    names += (
+        "replicas",
+        "router",
+        "prefill",
+        "decode",
+        "transfer_bandwidth",
+        "transfer_latency_s",
+        "transfer_by_layer",
+    )
     for _ in range(rng.integers(1, 4)):
         value = ODD[rng.integers(len(ODD))]
         if isinstance(value, bool | str | int | float):
             given[names[rng.integers(len(names))]] = value
     case = physim.Case.from_options("Qwen/Qwen3-8B", **given)
     load = case.demanded
-    assert 0 < load.mean_input <= case.server.sizes.max_model_len
+    assert 0 < load.mean_input <= case.server_of("decode").sizes.max_model_len
 
 
 Fuzzer = Callable[[Rng, Path], None]

@@ -59,6 +59,7 @@ _EXPERTS: dict[str, Any] = {
 }
 _SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 _FP8 = {**_EXPERTS, "model": "Qwen/Qwen3-235B-A22B-FP8", "tp": 4, "ep": 8}
+_APART = {**_DENSE, "prefill": "tp=1", "decode": "tp=1"}
 _DRAFTED = {**_DENSE, "draft": "eagle3", "draft_tokens": 3, "draft_acceptance": 0.7}
 # More GPUs than a node has.
 _NODES = {**_EXPERTS, "tp": 4, "dp": 4, "ep": 16}
@@ -80,6 +81,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
         ArrivalDispersion.from_arrivals(np.repeat(np.arange(100.0), 2)),
     ),
     "dp": (_EXPERTS, 4),
+    "decode": (_APART, "tp=2"),
     "draft": (_DRAFTED, "ngram"),
     "draft_acceptance": (_DRAFTED, 0.5),
     "draft_model": (
@@ -120,6 +122,12 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "prefixes": (_DENSE, 5000),
     "rate": (_DENSE, 3.0),
     "read_as": (_DENSE, "Qwen2ForCausalLM"),
+    "prefill": (_APART, "replicas=3"),
+    "replicas": (_DENSE, 2),
+    "router": ({**_DENSE, "replicas": 2}, "random"),
+    "transfer_bandwidth": (_APART, 1e9),
+    "transfer_by_layer": ({**_APART, "transfer_bandwidth": 1e9}, True),
+    "transfer_latency_s": (_APART, 0.1),
     "receive_every": ({**_DENSE, "engine": "sglang"}, 20),
     "requests": (_CLIENTS, 512),
     "sampling": (_DENSE, "penalised"),
@@ -321,12 +329,10 @@ def _predicted(given: Sequence[Mapping[str, Any]]) -> list[Any]:
 def _numbers(one: physim.Prediction) -> Any:
     fields = ("saturation_rps", "batch", "running", "kv_use", "kv_blocks")
     whole = [(part.latencies, part.completed) for part in (one.whole, *one.stages)]
-    return (
-        [getattr(one.pool, field) for field in fields],
-        one.requests_per_s,
-        one.pool.step_parts_s,
-        whole,
-    )
+    pools = [
+        ([getattr(pool, field) for field in fields], pool.step_parts_s) for pool in one.pools
+    ]
+    return pools, one.requests_per_s, whole
 
 
 def _variants(content: Any) -> Iterator[tuple[str, Any]]:

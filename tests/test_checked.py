@@ -94,9 +94,8 @@ def test_what_the_engine_holds_by_hand():
     )
     samples = EngineSamples(*np.array([[0.0, 0, 1, 30], [6.0, 0, 1, 50], [8.0, 0, 1, 60]]).T)
     engine = config_of(Limits(64, 2048, 4096, 100))
-    result = Replayed(
-        [], samples, Gaps(*np.zeros((3, 0))), Work(*np.zeros((7, 0))), 3, 10.0, engine
-    )
+    gaps, work = Gaps(*np.zeros((3, 0))), Work(*np.zeros((7, 0)))
+    result = Replayed([], samples, gaps, work, 3, 10.0, engine, engine, engine.kv_blocks)
     held = checked._held(result, frame, 0.0, 10.0)
     assert held["running"] == pytest.approx(0.6)
     assert held["batch"] == pytest.approx(0.3)

@@ -2,31 +2,24 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from limits_by_hand import config_of
 
 import physim
-from physim.batching.demand import Demand
 from physim.batching.limits import Limits
-from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.network import Stop, steady_network
-from physim.fluid.steady import steady_state
 from physim.inputs.pool_load import pool_load
 from physim.inputs.request_lengths import RequestLengths
-from physim.prediction.replayed import config_of as replay_config
-from physim.replay.cluster import Cluster, Transfer, least_loaded
+from physim.replay.cluster import Cluster, Transfer
 from physim.replay.kv_cache import Segment
+from physim.replay.routers import router_named
 from physim.replay.server import ReplayServer
-from physim.replay.step_times import LinearStepTimes, ModelStepTimes
-from physim.replay.workload import Request, Workload, drawn
+from physim.replay.step_times import LinearStepTimes
+from physim.replay.workload import Request, Workload
 from physim.service.phases import DECODE, PHASES, PREFILL, decode_steps, visit
+from physim.service.policy import Policy
 from physim.service.service import Link, Pool, Service
-from physim.step.lowering import lower
-from physim.step.model import StepModel
 
 
 def test_visits_of_a_request_by_hand():
@@ -38,6 +31,9 @@ def test_visits_of_a_request_by_hand():
     then = visit((DECODE,), 1000, 200, 50)
     assert (then.context, then.computed, then.given, then.kv_tokens) == (1000, 1, 49, 1049)
     assert decode_steps(both.given) == decode_steps(first.given) + 1 + decode_steps(then.given)
+    # Or it computes the last token of the prompt again, and gives all.
+    again = visit((DECODE,), 1000, 200, 50, hands_first_token=False)
+    assert (again.context, again.computed, again.given, again.kv_tokens) == (999, 1, 50, 1049)
 
 
 def test_the_load_of_a_pool_by_hand():
@@ -59,12 +55,15 @@ def server():
 
 
 def test_a_service_has_a_pool_for_each_phase(server):
-    apart = Service(
-        (Pool(server, 2, (PREFILL,)), Pool(server, 1, (DECODE,))), (Link(0, 1, 400e9, 1e-5),)
-    )
+    pools = Pool(server, 2, (PREFILL,)), Pool(server, 1, (DECODE,))
+    apart = Service(pools, Link(400e9, 1e-5))
     assert apart.model == server.model
-    with pytest.raises(InputError, match="service: has 3 servers in 2 pools, and one is predicted"):
+    assert (apart.pool_of(PREFILL), apart.pool_of(DECODE), apart.gpus) == (*pools, 3)
+    assert apart.where == "prefill on 2 servers of 1 x h100_sxm, decode on 1 x h100_sxm"
+    with pytest.raises(InputError, match="service: has 3 servers in 2 pools, where one is asked"):
         _ = apart.server
+    with pytest.raises(InputError, match="service: has pools and no link between them; add one"):
+        Service(pools)
     with pytest.raises(InputError, match="service: has no pool for decode"):
         Service((Pool(server, 1, (PREFILL,)),))
     with pytest.raises(InputError, match="replicas: 0 is not positive"):
@@ -98,7 +97,8 @@ def served(servers, requests):
     times = LinearStepTimes(5e-3, 50e-6, 1e-4)
     config = config_of(Limits(8, 2048, 4096, 5000))
     own = [ReplayServer(times, config, None) for _ in range(servers)]
-    cluster = Cluster(Workload(requests, longest=600), [own], router=least_loaded)
+    routers = [router_named("least_requests")]
+    cluster = Cluster(Workload(requests, longest=600), [own], routers=routers)
     cluster.run()
     return cluster
 
@@ -109,7 +109,7 @@ def test_two_servers_share_requests_and_each_ends_once():
     cluster = served(2, requests)
     assert len(cluster.sent) == 64
     assert all(one.finished_s is not None for one in requests)
-    assert all(server.asleep and not server.load for server in cluster.servers)
+    assert all(server.asleep and not server.requests for server in cluster.servers)
     steps = [server.steps for server in cluster.servers]
     assert min(steps) > 0.8 * max(steps)
     alone = requests_of(64, 0.02)
@@ -127,13 +127,14 @@ def test_servers_that_are_replayed_again_do_the_same():
 TIMES = LinearStepTimes(5e-3, 50e-6, 1e-4)
 
 
-def pools_of(requests, servers=(1, 1), transfer=None, blocks=5000):
+def pools_of(requests, servers=(1, 1), transfer=None, blocks=5000, hands_first_token=True):
     """Requests whose prompts are computed in one pool and that decode in another."""
     limits = Limits(8, 2048, 4096, blocks)
-    pools = [
-        [ReplayServer(TIMES, config_of(limits, phases=(phase,)), None) for _ in range(n)]
-        for phase, n in zip((PREFILL, DECODE), servers, strict=True)
-    ]
+    policy = Policy(hands_first_token=hands_first_token)
+    pools = []
+    for phase, count in zip((PREFILL, DECODE), servers, strict=True):
+        config = dataclasses.replace(config_of(limits, phases=(phase,)), policy=policy)
+        pools.append([ReplayServer(TIMES, config, None) for _ in range(count)])
     cluster = Cluster(Workload(requests, longest=600), pools, [transfer or Transfer(0.0)])
     cluster.run()
     return cluster
@@ -144,12 +145,31 @@ def test_a_request_that_is_handed_on_by_hand():
     (request,) = requests_of(1, 0.0)
     cluster = pools_of([request], transfer=Transfer(1e-5, 2e-3))
     prefill_s = 5e-3 + 500 * 50e-6
-    assert request.first_token_s == pytest.approx(prefill_s)
     moved_s = 500 * 1e-5 + 2e-3
+    # Its client has the token that came with it when the other pool has it and room for it.
+    assert request.first_token_s == pytest.approx(prefill_s + moved_s)
     # The first step in the other pool computes the token that it came with, like a prompt of one.
     decode_s = 5e-3 + 50e-6 + 38 * (5e-3 + 1e-4)
     assert request.finished_s == pytest.approx(prefill_s + moved_s + decode_s)
     assert [server.steps for server in cluster.servers] == [1, 39]
+
+
+def test_a_request_whose_last_prompt_token_is_computed_again_by_hand():
+    """The token that the prompt gave is dropped: there is one more step in the other pool."""
+    (request,) = requests_of(1, 0.0)
+    pools_of([request], transfer=Transfer(1e-5, 2e-3), hands_first_token=False)
+    reaches_s = 5e-3 + 500 * 50e-6 + 500 * 1e-5 + 2e-3
+    assert request.first_token_s == pytest.approx(reaches_s + 5e-3 + 50e-6)
+    assert request.finished_s == pytest.approx(request.first_token_s + 39 * (5e-3 + 1e-4))
+    assert request.generated == 40
+
+
+def test_layers_that_are_sent_as_they_are_computed_by_hand():
+    """Of ten layers the last is sent after the prompt, or what takes longer than computing it."""
+    by_layer = Transfer(1e-5, 0.0, while_computed=0.9)
+    assert by_layer.exposed_s(1000, 1.0) == pytest.approx(0.1e-2)
+    assert by_layer.exposed_s(1000, 2e-3) == pytest.approx(0.8e-2)
+    assert Transfer(1e-5).exposed_s(1000, 1.0) == pytest.approx(1e-2)
 
 
 def test_a_request_of_one_token_is_handed_to_nobody():
@@ -173,7 +193,8 @@ def test_blocks_stay_with_the_source_until_they_are_handed_on():
     requests = requests_of(2, 0.0)
     pools_of(requests, transfer=Transfer(1e-2), blocks=40)
     first, second = requests
-    assert second.scheduled_s == pytest.approx(first.first_token_s + 5.0)
+    # That has just left when its client has its first token.
+    assert second.scheduled_s == pytest.approx(first.first_token_s)
 
 
 def test_all_of_many_requests_are_handed_on_once():
@@ -218,65 +239,7 @@ def test_a_server_knows_of_requests_whose_client_waited_for_another():
         # All that follow go to the server of the long answer.
         return servers[request.number == 1]
 
-    cluster = Cluster(Workload(requests, 2000, follow), [own], router=router)
+    cluster = Cluster(Workload(requests, 2000, follow), [own], routers=[router])
     cluster.run()
     waits = [one.scheduled_s - one.arrival_s for one in cluster.sent]
     assert max(waits) < 2 * (5e-3 + 100 * 50e-6 + 1e-4)
-
-
-def stop_of(server, prompt, output, rate, **others):
-    demand = Demand.from_load(physim.Load(prompt, output, rate=rate, arrival="poisson"), 16)
-    model = StepModel(lower(server), Corrections())
-    limits = jax.tree.map(float, Limits.from_server(server))
-    return Stop(model, jax.tree.map(jnp.asarray, demand), limits, **others)
-
-
-def test_one_pool_is_what_its_server_is(server):
-    stop = stop_of(server, 1000, 100, 4.0)
-    found, alone = steady_network([stop]), steady_state(stop.model, stop.demand, stop.limits)
-    assert (found.ttft, found.itl, found.e2e) == (alone.ttft, alone.itl, alone.e2e)
-    assert found.throughput == alone.throughput
-
-
-def test_departures_of_a_pool_are_arrivals_of_the_next(server):
-    prefill, decode = stop_of(server, 1000, 1, 4.0, handover_s=0.25), stop_of(server, 1, 100, 4.0)
-    found = steady_network([prefill, decode])
-    first, second = found.pools
-    assert found.throughput == pytest.approx(4.0)
-    assert found.e2e == pytest.approx(first.e2e + 0.25 + second.e2e)
-    assert (found.ttft, found.itl, found.saturated) == (first.ttft, second.itl, False)
-    # Of more than it can do, no more comes to the next; twice the servers do twice as much.
-    swamped = steady_network([stop_of(server, 1000, 1, 1e4), stop_of(server, 1, 100, 1e4)])
-    assert swamped.saturated
-    most = float(swamped.pools[0].throughput)
-    assert swamped.throughput == pytest.approx(min(most, float(swamped.pools[1].throughput)))
-    two = steady_network([stop_of(server, 1000, 1, 1e4, replicas=2.0)])
-    assert two.throughput == pytest.approx(2 * most, rel=1e-3)
-
-
-@pytest.mark.parametrize("rate", [2.0, 8.0])
-def test_pools_of_the_fluid_are_those_of_the_replay(server, rate):
-    """Prompts in a pool of two, answers in one: each pool's steps and waits, and all of it."""
-    load = physim.Load(2000, 150, rate=rate, arrival="poisson", requests=1500)
-    case = physim.Case(Service.single(server), load)
-    requests = drawn(load, server, 0).requests
-    limits = jax.tree.map(float, Limits.from_server(server))
-    model = StepModel(lower(server), Corrections())
-    sizes = server.sizes
-    times = ModelStepTimes(model, sizes.max_num_seqs, sizes.max_num_batched_tokens, 4000)
-    way, pools = [], []
-    for phase, replicas, block in ((PREFILL, 2, 16), (DECODE, 1, 1)):
-        demand = Demand.from_load(pool_load(load, (phase,)), block)
-        demand = jax.tree.map(jnp.asarray, demand)
-        way.append(Stop(model, demand, limits, float(replicas), handover_s=0.02))
-        config = dataclasses.replace(
-            replay_config(case, Corrections(), 0.0), phases=(phase,), output_s=0.0, output_steps=0.0
-        )
-        pools.append([ReplayServer(times, config, None) for _ in range(replicas)])
-    found = steady_network(way)
-    Cluster(Workload(requests, 4000), pools, [Transfer(0.0, 0.02)]).run()
-    requests = requests[300:]
-    firsts = np.mean([one.first_token_s - one.arrival_s for one in requests])
-    later = np.mean([one.finished_s - one.first_token_s for one in requests])
-    assert found.ttft == pytest.approx(firsts, rel=0.1)
-    assert found.e2e - found.ttft == pytest.approx(later, rel=0.05)

@@ -332,5 +332,5 @@ def test_drafts_where_prompts_are_computed_by_others():
     for request in requests:
         # The decoders compute the last token they were given, then three steps give twelve more.
         took = request.finished_s - request.first_token_s
-        assert took == pytest.approx(100e-5 + 4 * STEP_S)
+        assert took == pytest.approx(4 * STEP_S)
     assert pools[1][0].kv_blocks == 0

@@ -12,6 +12,7 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.check_tables import print_check
 from physim.cli.console import print_line, stdout, styled, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.fleet_options import FLEET
 from physim.cli.load_options import (
     CLIENTS,
     LOAD,
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from physim.inputs.case import Case
     from physim.prediction.checked import Check
     from physim.prediction.requests import LengthGroup
-    from physim.prediction.results import Prediction, StageLatencies
+    from physim.prediction.results import PoolPrediction, Prediction, StageLatencies
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS, STAGES), engine={**LAYOUT, **ENGINE})
+@with_bundles(load=load_bundle(RATE, CLIENTS, STAGES), engine={**LAYOUT, **ENGINE, **FLEET})
 def predict(
     model: Model,
     gpu: Gpu,
@@ -207,17 +208,22 @@ def _print_prediction(prediction: Prediction) -> None:
     how = "" if prediction.method == "fluid" else ", replayed"
     about = prediction.describe().removeprefix(prediction.model)
     console.print(styled((prediction.model, "bold"), f"{about}; fit: {prediction.fit}{how}"))
-    console.print(prediction.pool.describe_engine(), style="dim")
-    console.print(prediction.pool.describe_memory(), style="dim")
+    for pool in prediction.pools:
+        if len(prediction.pools) > 1:
+            console.print(f"{pool.where}: {' and '.join(pool.phases)}", style="dim")
+        console.print(pool.describe_engine(), style="dim")
+        console.print(pool.describe_memory(), style="dim")
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(justify="left")
     numbers.add_column(justify="right", style="bold")
     numbers.add_column(style="dim")
     for row in _numbers(prediction):
         numbers.add_row(*row)
-    for part in (numbers, _latencies(prediction), _bars(prediction)):
-        console.print()
-        console.print(part)
+    bars = [_bars(pool) for pool in prediction.pools]
+    for part in (numbers, _first_token(prediction), _latencies(prediction), *bars):
+        if part is not None:
+            console.print()
+            console.print(part)
     load = prediction.load
     if load is not None and load.concurrency is not None and load.requests is not None:
         console.print(
@@ -277,15 +283,49 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
         stage = "the busiest stage" if prediction.stages else "such a load"
         rows.append(("", "", styled((f"{stage}, if it stayed:", "not dim"))))
         rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
-    pool = prediction.pool
-    batch = f"requests decode in a step, {pool.running:.1f} run"
-    rows += [
-        ("batch", f"{pool.batch:.1f}", batch),
-        ("KV use", f"{pool.kv_use:.1%}", f"of {pool.kv_blocks:,} blocks"),
-    ]
-    if pool.hit_rate or (prediction.load is not None and prediction.load.cached_tokens):
+    for pool in prediction.pools:
+        rows += _of_pool(pool, prediction)
+    return rows
+
+
+def _of_pool(pool: PoolPrediction, prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
+    """What a server of a pool does; of pools apart, also what the pool saturates at."""
+    from physim.service.phases import PREFILL
+
+    several = len(prediction.pools) > 1
+    each = " at a server" if pool.replicas > 1 else ""
+    rows: list[tuple[str, str, RenderableType]] = []
+    if several:
+        saturation = f"{pool.saturation_rps:.3g} req/s"
+        rows.append((" and ".join(pool.phases), saturation, "served at most"))
+    if PREFILL not in pool.phases or not several:
+        rows.append(
+            (
+                "batch",
+                f"{pool.batch:.1f}",
+                f"requests decode in a step{each}, {pool.running:.1f} run",
+            )
+        )
+    rows.append(("KV use", f"{pool.kv_use:.1%}", f"of {pool.kv_blocks:,} blocks{each}"))
+    asked = prediction.load is not None and prediction.load.cached_tokens
+    if PREFILL in pool.phases and (pool.hit_rate or asked):
         rows.append(("hit rate", f"{pool.hit_rate:.1%}", "of prompt tokens, in the prefix cache"))
     return rows
+
+
+def _first_token(prediction: Prediction) -> RenderableType | None:
+    """What the time to first token of requests that pass several pools is spent on."""
+    from physim.prediction.results import FIRST_TOKEN_PARTS, WAY_PARTS
+
+    if len(prediction.pools) == 1 or not prediction.ttft_parts_s:
+        return None
+    told = FIRST_TOKEN_PARTS | WAY_PARTS
+    rows = [
+        [told[name], _milliseconds(seconds)]
+        for name, seconds in prediction.ttft_parts_s.items()
+        if seconds >= 5e-5
+    ]
+    return table_of(["time to first token", ""], rows)
 
 
 def _between(prediction: Prediction, name: str, scale: float, unit: str) -> str:
@@ -339,10 +379,11 @@ def _stage(part: StageLatencies) -> str:
     return f"{part.rate:g}/s, {part.duration_s:g} s"
 
 
-def _bars(prediction: Prediction, width: int = 30) -> RenderableType:
+def _bars(pool: PoolPrediction, width: int = 30) -> RenderableType:
     from rich.table import Table
 
-    pool = prediction.pool
+    from physim.service.phases import PHASES
+
     ranked = sorted(pool.step_parts_s.items(), key=lambda part: -part[1])
     longest = ranked[0][1]
     table = Table.grid(padding=(0, 2))
@@ -350,7 +391,8 @@ def _bars(prediction: Prediction, width: int = 30) -> RenderableType:
     table.add_column(justify="right")
     table.add_column(justify="right", style="dim")
     table.add_column(style="cyan")
-    table.add_row("a step", f"{pool.step_s * 1e3:.2f} ms", "100%", "")
+    name = "a step" if pool.phases == PHASES else f"a step, {pool.phases[0]}"
+    table.add_row(name, f"{pool.step_s * 1e3:.2f} ms", "100%", "")
     for name, seconds in ranked:
         share = seconds / pool.step_s
         if share >= 0.0005:

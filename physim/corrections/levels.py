@@ -16,6 +16,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from physim.corrections.fields import CORRECTIONS, PRIOR_WIDTHS, flat, labels
 from physim.inputs.case import Case
+from physim.service.phases import DECODE
 
 # Coarse to fine. ``runs`` are those of one campaign: its machines, clients and days.
 LEVELS = ("shared", "gpu", "engine", "version", "family", "runs")
@@ -43,16 +44,18 @@ def branch_of(case: Case, runs: str = "") -> Branch:
         case: The case.
         runs: The campaign that it is of, if any that is known.
     """
-    profile = case.server.profile
+    # Pools of a service are of one engine as a rule; most of its time goes by those that generate.
+    server = case.server_of(DECODE)
+    profile = server.profile
     version = f"{profile.engine} {profile.version}"
     family = f"{profile.engine} {case.model.family}"
-    return ("all", case.server.gpu.key, profile.engine, version, family, runs)
+    return ("all", server.gpu.key, profile.engine, version, family, runs)
 
 
 def population_of(case: Case) -> str:
     """Those that scatter alike beyond what a fit knows: an engine's dense models, or its others."""
     kind = "experts" if case.model.experts else "dense"
-    return f"{case.server.profile.engine} {kind}"
+    return f"{case.server_of(DECODE).profile.engine} {kind}"
 
 
 def prior_widths() -> Widths:

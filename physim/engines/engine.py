@@ -173,6 +173,8 @@ class Engine:
         check_layout: Refuses degrees of parallelism that it does not offer, by an `InputError`.
         has_receive_interval: Whether it can be told to look at what has arrived every so many
             steps.
+        hands_first_token: Whether a server that computes prompts for another hands their first
+            tokens on with the KV blocks; see `physim.service.policy.Policy`.
         counters: What it shows to Prometheus; None where physim does not know.
         mxfp4_paddings: What its kernels of experts in mxfp4 pad them to, those of newer GPUs first.
         log: Where its log says how it was started: regular expressions with one group, by the
@@ -186,6 +188,7 @@ class Engine:
     kernels: KernelTables
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
+    hands_first_token: bool = True
     counters: Counters | None = None
     # What vLLM's widest kernel does, where it is not known.
     mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)

@@ -76,6 +76,8 @@ ENGINE = Engine(
     image="vllm/vllm-openai:v{}",
     port=8000,
     check_layout=_check_layout,
+    # Prompts are sent on with max_tokens 1, whose token is dropped (docs/features/disagg_prefill).
+    hands_first_token=False,
     # docs/design/metrics.md
     counters=Counters(
         requests="vllm:request_success_total",

@@ -119,6 +119,17 @@ class ArrivalDispersion:
         """
         return _read(Path(path), data.modified_ns(Path(path)))
 
+    def of_rows(self, rows: Int[np.ndarray, " rows"]) -> ArrivalDispersion:
+        """Some of the arrivals alone.
+
+        Args:
+            rows: Which, from 0 on.
+
+        Raises:
+            InputError: They are too few.
+        """
+        return ArrivalDispersion.from_arrivals(self._times[rows])
+
     @property
     def rate(self) -> float:
         """Arrivals per second, as they were recorded."""

@@ -13,9 +13,12 @@ from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
+from physim.inputs.fleet import Fleet
+from physim.inputs.fleet_request import FleetOptions
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.load_request import LoadOptions
+from physim.inputs.pool_load import pool_load, shared_out
 from physim.inputs.request_lengths import RequestLengths
 from physim.inputs.scenario import taken_of_server
 from physim.inputs.stages import Stage
@@ -24,8 +27,9 @@ from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.service.hardware import load_hardware
+from physim.service.phases import DECODE, PREFILL
 from physim.service.server import Server
-from physim.service.service import Service
+from physim.service.service import Pool, Service
 
 
 class ModelOptions(TypedDict, total=False):
@@ -51,8 +55,11 @@ class ServerOptions(ModelOptions, EngineOptions, total=False):
     mixed: str
 
 
-class CaseOptions(LoadOptions, ServerOptions, total=False):
-    """A case by names: those of a server, and the fields of `physim.Load`."""
+class CaseOptions(LoadOptions, ServerOptions, FleetOptions, total=False):
+    """A case by names: those of a server and of a fleet, and the fields of `physim.Load`.
+
+    Those of a fleet are the fields of `physim.inputs.fleet_request.FleetRequest`.
+    """
 
 
 class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False):
@@ -61,13 +68,14 @@ class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False
 
 _LOAD, _CASE = (tuple(options.__annotations__) for options in (LoadOptions, CaseOptions))
 _ENGINE, _DEGREES = tuple(options_of(Deployment)), tuple(options_of(Parallelism))
+_FLEET = tuple(options_of(Fleet))
 _TEXT, _WHOLE = (
     {name for name, hint in get_type_hints(CaseOptions).items() if hint in (kind, kind | None)}
     for kind in (str, int)
 )
 _RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 # Options that are True or False; the last is of measured runs alone.
-_FLAGS = ("async_scheduling", "prefix_caching")
+_FLAGS = ("async_scheduling", "prefix_caching", "transfer_by_layer")
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
 APART = "apart"
@@ -117,13 +125,36 @@ class Case:
         check_types(given)
         if "gpu" not in given:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")
+        mixed = given.get("mixed", MIXED[0])
+        if mixed not in MIXED:
+            raise InputError("mixed", f"{mixed!r} is unknown", f"use one of {', '.join(MIXED)}")
+        asked = {name: given[name] for name in _FLEET if name in given}
+        if asked:
+            return cls._of_fleet(model, given, Fleet(**asked), mixed)
         case = cls.from_parts(
             model, given["gpu"], _deployment_of(given), _load_of(given), given.get("read_as")
         )
-        mixed = given.get("mixed", case.mixed)
-        if mixed not in MIXED:
-            raise InputError("mixed", f"{mixed!r} is unknown", f"use one of {', '.join(MIXED)}")
         return replace(case, mixed=mixed)
+
+    @classmethod
+    def _of_fleet(
+        cls, model: str | Path, options: Mapping[str, Any], fleet: Fleet, mixed: str
+    ) -> Case:
+        """A case of several servers, whose own options stand in the place of all servers'."""
+        arch = load_model(model, options.get("read_as"))
+        taken: list[str] = []
+
+        def server_of(own: Mapping[str, Any]) -> Server:
+            check_types(own)
+            asked = {**options, **own}
+            deployment = _deployment_of(asked)
+            server = deployment.resolved(arch, load_hardware(asked["gpu"]))
+            taken.extend(taken_of_server(deployment, server))
+            return server
+
+        service = fleet.service(server_of)
+        case = cls(service, mixed=mixed, taken=tuple(dict.fromkeys(taken)))
+        return case.under(_load_of(options))
 
     @classmethod
     def from_parts(
@@ -157,9 +188,36 @@ class Case:
         """The one server of the service.
 
         Raises:
-            InputError: It has several, which physim does not predict.
+            InputError: It has several.
         """
         return self.service.server
+
+    def server_of(self, phase: str) -> Server:
+        """A server that runs a phase.
+
+        Args:
+            phase: One of `physim.service.phases.PHASES`.
+        """
+        return self.service.pool_of(phase).server
+
+    def of_pool(self, pool: Pool) -> Case:
+        """A case of one server of a pool, under its share of the load.
+
+        Args:
+            pool: The pool.
+        """
+        load = self.demanded
+        own = pool_load(load, pool.phases, pool.server.policy.hands_first_token)
+        shared = shared_out(own, pool.replicas, self.service.router)
+        return replace(self.with_server(pool.server), load=shared)
+
+    def with_server(self, server: Server) -> Case:
+        """The same load on one server.
+
+        Args:
+            server: The server.
+        """
+        return replace(self, service=Service.single(server))
 
     @property
     def demanded(self) -> Load:
@@ -191,17 +249,20 @@ class Case:
     @property
     def what(self) -> str:
         """The model and what it runs on."""
-        return f"{self.model.name} on {self.server.where}"
+        return f"{self.model.name} on {self.service.where}"
 
     def under(self, load: Load | None) -> Case:
-        """The same server under another load.
+        """The same service under another load.
 
         Raises:
             InputError: A request of mean length, or some prompts, could never run.
         """
         if load is None:
             return replace(self, load=None, notes=())
-        own, notes = load.within(self.server)
+        prompts = self.service.pool_of(PREFILL)
+        if DECODE not in prompts.phases:
+            pool_load(load, prompts.phases).within(prompts.server)
+        own, notes = load.within(self.server_of(DECODE))
         # Lengths that were cut before are not cut again.
         if self.load is not None and own.output_tokens == self.load.output_tokens:
             notes = list(self.notes)
@@ -216,7 +277,7 @@ def check_types(options: Mapping[str, Any]) -> None:
     """
     for name, value in options.items():
         # These are checked where they are read.
-        if name in ("stages", "draft_acceptance"):
+        if name in ("stages", "draft_acceptance", "prefill", "decode"):
             continue
         is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
         if name in _TEXT:

@@ -148,6 +148,15 @@ class RequestLengths:
             raise InputError(f"lengths {text[:60]!r}", "is no preset and no file", known)
         return _read(Path(text), data.modified_ns(Path(text)))
 
+    def of_rows(self, rows: Int[np.ndarray, " rows"]) -> RequestLengths:
+        """Some of the requests alone.
+
+        Args:
+            rows: Which, from 0 on.
+        """
+        columns = (own[rows] for own in self.arrays)
+        return replace(self, **_columns(*columns), exact=None)
+
     @functools.cached_property
     def arrays(self) -> tuple[Requests, Requests, Requests]:
         """Prompt lengths, cached parts and output lengths of the sample."""

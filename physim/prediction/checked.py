@@ -96,7 +96,7 @@ def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: 
     Raises:
         InputError: The replay cannot do this, or answers no request.
     """
-    result = replay_load(case, corrections, prediction.pool.running, seed)
+    result = replay_load(case, corrections, prediction.pools[-1].running, seed)
     if case.demanded.endless:
         count, rows = _steady(prediction, result)
     else:
@@ -148,11 +148,14 @@ def _steady(prediction: Prediction, result: Replayed) -> tuple[int, list[Compare
     per_s = (last - first) / (end - begin)
     tokens_per_s = per_s * float(middle["output_tokens"].mean())
     replay = {"requests_per_s": per_s, "output_tokens_per_s": tokens_per_s}
-    held = _held(result, frame, begin, end)
-    for fluid, own in ((prediction, replay), (prediction.pool, held)):
+    own: list[tuple[object, Mapping[str, float]]] = [(prediction, replay)]
+    # Of several servers the replay knows what all hold together.
+    if len(prediction.pools) == 1 and prediction.pool.replicas == 1:
+        own.append((prediction.pool, _held(result, frame, begin, end)))
+    for fluid, values in own:
         rows += [
             Compared("all", name, "mean", getattr(fluid, name), value)
-            for name, value in own.items()
+            for name, value in values.items()
         ]
     return len(middle), rows
 
@@ -177,5 +180,5 @@ def _held(result: Replayed, frame: pd.DataFrame, begin: float, end: float) -> di
     return {
         "running": float(lasting @ samples.running) / span,
         "batch": float(np.sum(ends - answers)) / span,
-        "kv_use": float(lasting @ samples.kv_blocks) / span / result.config.kv_blocks,
+        "kv_use": float(lasting @ samples.kv_blocks) / span / result.kv_blocks,
     }

@@ -17,7 +17,7 @@ from physim.prediction.many import check_method, predict_cases
 from physim.prediction.peer_access import without_peer_access
 from physim.prediction.results import Prediction
 from physim.roofline import causal_pairs
-from physim.service.phases import decode_steps
+from physim.service.phases import DECODE, PREFILL, decode_steps
 from physim.step.attention import peak_flops as attention_peak
 from physim.step.component import Placement
 
@@ -170,7 +170,8 @@ def _bounded(
     """
     prediction = replace(prediction, extrapolations=tuple(line for _, line in beyond))
     intervals, least, approximate = {}, least_s(case), errors_of(case, prediction)
-    older = _OLDER if case.server.profile.is_older else 0.0
+    is_older = any(pool.server.profile.is_older for pool in case.service.pools)
+    older = _OLDER if is_older else 0.0
     for name, metric in _SCATTER_OF.items():
         value = getattr(prediction, name)
         if value is None or metric not in fit.scatter:
@@ -212,10 +213,11 @@ def least_s(case: Case) -> dict[str, float]:
     too, and a step reads the weights that one token visits at the memory's bandwidth at most; all
     else comes on top.
     """
-    model, gpu, load = case.model, case.server.gpu, case.demanded
+    model, load = case.model, case.demanded
+    prefill, decode = case.server_of(PREFILL), case.server_of(DECODE)
     # Chunks of a prompt pass the stages of a pipeline one behind the other, tokens one by one.
-    gpus, stage = case.server.parallelism.gpus, case.server.parallelism.stage_gpus
-    placement, visited = Placement(case.server), model.visited_weights.items()
+    gpus, stage = prefill.parallelism.gpus, decode.parallelism.stage_gpus
+    placement, visited = Placement(prefill), model.visited_weights.items()
     new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
     prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
     # Pairs of tokens are convex in the length, so that mean prompts have fewest.
@@ -223,12 +225,12 @@ def least_s(case: Case) -> dict[str, float]:
         group.layers * term.pair_flops * causal_pairs(new_tokens, min(new_tokens, seen))
         for group in model.groups
         if group.attention is not None
-        for term in group.attention.prefill_terms(1.0, case.server.kv_cache_bytes)
+        for term in group.attention.prefill_terms(1.0, prefill.kv_cache_bytes)
         for seen in [term.window or math.inf]
     )
     prompt += pairs / attention_peak(placement)
     read = sum(form.bytes_per_weight * weights for form, weights in visited)
-    step = (read + 2.0 * model.vocab_size * model.hidden_size) / gpu.memory_bandwidth
+    step = (read + 2.0 * model.vocab_size * model.hidden_size) / decode.gpu.memory_bandwidth
     found = {"ttft_s": prompt / gpus, "itl_s": step / stage}
     # Distributions of lengths have short ones, but means of means are linear.
     return found | {"e2e_s": found["ttft_s"] + decode_steps(load.mean_output) * found["itl_s"]}
@@ -238,13 +240,15 @@ def quantities(case: Case, prediction: Prediction) -> dict[str, float]:
     """What says how near a case is to those that a fit knows."""
     load = case.demanded
     cached = load.cached_tokens
+    # Where prompts are computed apart, of the servers that generate.
+    server, pool = case.server_of(DECODE), prediction.pools[-1]
     return {
-        "weight_bytes": case.server.memory.weights,
-        "tp": float(case.server.parallelism.tp),
-        "batch": max(prediction.pool.batch, 1.0),
+        "weight_bytes": server.memory.weights,
+        "tp": float(server.parallelism.tp),
+        "batch": max(pool.batch, 1.0),
         "context": load.mean_input + load.mean_output / 2,
         "new_tokens": max(load.mean_input - cached, 1.0),
-        "step_s": prediction.pool.step_s,
+        "step_s": pool.step_s,
     }
 
 
@@ -255,9 +259,12 @@ def extrapolations(case: Case, prediction: Prediction, fit: Calibration) -> tupl
 
 def _unmeasured(case: Case) -> list[tuple[float, str]]:
     """A line where no kernel of the GPU was measured: corrections are then nearly unknown."""
-    if gpu_or_stand_in(case.server.gpu.key) == case.server.gpu.key:
-        return []
-    return [(_UNMEASURED, f"a {case.server.gpu.key}, of which no kernel was measured")]
+    gpus = dict.fromkeys(pool.server.gpu.key for pool in case.service.pools)
+    return [
+        (_UNMEASURED, f"a {gpu}, of which no kernel was measured")
+        for gpu in gpus
+        if gpu_or_stand_in(gpu) != gpu
+    ]
 
 
 def _beyond(

@@ -82,7 +82,7 @@ def _check_numbers(case: Case, prediction: Prediction) -> None:
     numbers["step_s"] = math.fsum(pool.step_s for pool in prediction.pools)
     wrong = [name for name, value in numbers.items() if value is not None and math.isnan(value)]
     if wrong:
-        where = f"{case.model.name} on {case.server.gpu.key}, {case.demanded.describe()}"
+        where = f"{case.what}, {case.demanded.describe()}"
         raise InputError(
             where,
             f"the model finds no number for {wrong[0]}",
@@ -100,6 +100,39 @@ def _predicted(
     check_method(method, seed)
     if isinstance(corrections, Corrections):
         corrections = [corrections] * len(cases)
+    apart = [row for row, case in enumerate(cases) if not case.service.is_single]
+    if not apart:
+        return _of_servers(cases, corrections, fit, method, seed)
+    from physim.prediction.fleets import predict_fleets, staying
+
+    def of_servers(some: Sequence[Case], own: Sequence[Corrections]) -> list[Prediction]:
+        return _of_servers(some, own, fit, "fluid", seed)
+
+    fleets = [cases[row] for row in apart]
+    if method == "replay":
+        fleets = [replace(case, load=staying(case.demanded)) for case in fleets]
+    own = [corrections[row] for row in apart]
+    found = dict(zip(apart, predict_fleets(fleets, own, of_servers), strict=True))
+    if method == "replay":
+        from physim.prediction.replayed import replayed
+
+        found = {
+            row: replayed(one, cases[row], corrections[row], seed) for row, one in found.items()
+        }
+    single = [row for row in range(len(cases)) if row not in found]
+    others = [cases[row] for row in single], [corrections[row] for row in single]
+    found.update(zip(single, _of_servers(*others, fit, method, seed), strict=True))
+    return [found[row] for row in range(len(cases))]
+
+
+def _of_servers(
+    cases: Sequence[Case],
+    corrections: Sequence[Corrections],
+    fit: str,
+    method: str,
+    seed: int,
+) -> list[Prediction]:
+    """Predictions of cases of one server each."""
     predictions: dict[int, Prediction] = {}
     for rows in _alike([case.structure for case in cases]):
         own = [cases[row] for row in rows], [corrections[row] for row in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from physim.inputs.case import Case
-from physim.service.service import Service
 
 
 def without_peer_access(case: Case) -> Case | None:
@@ -14,8 +13,10 @@ def without_peer_access(case: Case) -> Case | None:
     Args:
         case: A case of one server.
     """
+    if not case.service.is_single:
+        return None
     server = case.server
     if server.parallelism.gpus == 1 or server.gpu.peer_access is not None:
         return None
     hosted = replace(server, gpu=replace(server.gpu, peer_access=False))
-    return replace(case, service=Service.single(hosted))
+    return case.with_server(hosted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,18 +13,17 @@ import numpy as np
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.lengths import observed
 from physim.inputs.load import Load
-from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
 from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
-from physim.prediction.steady import steady
-from physim.replay.cluster import replay
+from physim.replay.cluster import ReplayPool, Transfer, replay_pools
 from physim.replay.config import ReplayConfig
 from physim.replay.outcome import Replayed, completed_of
 from physim.replay.step_times import ModelStepTimes
-from physim.replay.workload import Workload, drawn, read_trace
+from physim.replay.workload import Workload, drawn
+from physim.service.phases import DECODE, PREFILL
+from physim.service.server import Server
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s, warm_up_s
 
 if TYPE_CHECKING:
@@ -36,20 +35,25 @@ REPLAYED = 5000
 _POINTS = 1000
 
 
-def config_of(case: Case, corrections: Corrections, requests: float) -> ReplayConfig:
-    """The server of a case, with the constants of its front end.
+def config_of(
+    case: Case, corrections: Corrections, requests: float, place: int = 0
+) -> ReplayConfig:
+    """A server of a case, with the constants of its front end.
 
     Args:
         case: The case.
         corrections: Corrections of the constants.
         requests: Requests of a step, mean, whose output is handled together.
+        place: The place of its pool in the service.
     """
-    server, load = case.server, case.load
+    pool, load = case.service.pools[place], case.load
+    server = pool.server
     return ReplayConfig(
         server.sizes,
         server.kv,
         server.policy,
         server.parallelism,
+        phases=pool.phases,
         draft=server.draft,
         front_end_s=float(outside_s(corrections)),
         output_s=float(output_s(corrections, requests)),
@@ -72,7 +76,7 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
     Raises:
         InputError: The replay cannot do this.
     """
-    result = replay_load(case, corrections, prediction.pool.running, seed)
+    result = replay_load(case, corrections, prediction.pools[-1].running, seed)
     return replayed_prediction(prediction, case, result)
 
 
@@ -94,7 +98,7 @@ def replay_load(case: Case, corrections: Corrections, running: float, seed: int)
         InputError: The replay cannot do this.
     """
     load = _ending(case.demanded)
-    workload = drawn(load, case.server, seed)
+    workload = drawn(load, case.server_of(DECODE), seed)
     return replay_of(workload, case, corrections, running, load.timeout_s, seed)
 
 
@@ -111,56 +115,7 @@ def replayed_prediction(prediction: Prediction, case: Case, result: Replayed) ->
     """
     load = _ending(case.demanded)
     stages = () if load.concurrency is not None else load.schedule()
-    return _prediction(prediction, result, [(s.rate, s.duration_s) for s in stages])
-
-
-def replay_trace(
-    case: Case, trace: Path, corrections: Corrections, fit: str, timeout_s: float | None
-) -> Prediction:
-    """Replays a recorded trace; see `physim.predict_trace`."""
-    longest = case.server.sizes.max_model_len
-    workload = read_trace(trace, case.server.kv.block_size)
-    if workload.longest > longest:
-        raise InputError(
-            str(trace),
-            f"has a request of {workload.longest} tokens, beyond max_model_len {longest}",
-            "remove it or raise max_model_len",
-        )
-    result = replay_of(workload, case, corrections, 0.0, timeout_s)
-    alike = steady([case.under(_stand_in(result))], [corrections], fit)[0]
-    # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
-    result.config = config_of(case, corrections, alike.pool.running)
-    # Its requests are as they are in the trace.
-    return dataclasses.replace(_prediction(alike, result, []), load=None, scenario=case.taken)
-
-
-def _stand_in(result: Replayed) -> Load:
-    """The load that stands for a trace where the engine's state is described.
-
-    It has the trace's rate, and of the requests that ran the lengths and the tokens found in the
-    prefix cache. Where these differ among requests, prompts differ by what is computed of them;
-    where the cache has no room for a request with each prefix, each request has its own.
-    """
-    arrivals = [request.arrival_s for request in result.requests]
-    ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
-    found = np.array([request.cached_tokens for request in ran])
-    size, ranks = result.config.kv.block_size, result.config.parallelism.dp
-    cached = float(np.rint(found.mean() / size) * size)
-    inputs, outputs = (
-        np.array([getattr(one, name) for one in ran]) for name in ("input_tokens", "output_tokens")
-    )
-    rate = len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3)
-    # Every rank keeps prefixes of its own.
-    prefixes = max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1)
-    if prefixes * (inputs + outputs).mean() > result.config.kv.tokens:
-        return Load.of_requests(RequestLengths.from_columns(inputs, outputs, found), rate=rate)
-    return Load(
-        input_tokens=observed((cached + inputs - found).tolist()),
-        output_tokens=observed(outputs.tolist()),
-        rate=rate,
-        cached_tokens=cached,
-        prefixes=prefixes,
-    )
+    return prediction_of(prediction, result, [(s.rate, s.duration_s) for s in stages])
 
 
 def replay_of(
@@ -171,31 +126,64 @@ def replay_of(
     timeout_s: float | None = None,
     seed: int = 0,
 ) -> Replayed:
-    """Replays requests on a case's server.
+    """Replays requests on a case's servers.
 
     Args:
         workload: The requests.
-        case: The server.
-        corrections: Corrections of its steps and front end.
-        running: Requests that run at once, mean, for what handing tokens out takes.
+        case: The servers.
+        corrections: Corrections of their steps and front ends.
+        running: Requests that run at once at a server, mean, for what handing tokens out takes.
         timeout_s: When a client gives up; None for never.
-        seed: Seed of what is accepted of drafts.
+        seed: Seed of what is accepted of drafts, and of what a router leaves to chance.
     """
-    sizes = case.server.sizes
-    times = ModelStepTimes(
-        step_model_of(case, corrections),
-        sizes.max_num_seqs,
-        sizes.max_num_batched_tokens,
-        workload.longest,
-        case.server.parallelism.dp,
-        case.server.query_tokens,
-    )
-    return replay(workload, times, config_of(case, corrections, running), timeout_s, seed=seed)
+    service = case.service
+    pools = []
+    for place, pool in enumerate(service.pools):
+        sizes, layout = pool.server.sizes, pool.server.parallelism
+        times = ModelStepTimes(
+            step_model_of(case.with_server(pool.server), corrections),
+            sizes.max_num_seqs,
+            sizes.max_num_batched_tokens,
+            workload.longest,
+            layout.dp,
+            pool.server.query_tokens,
+        )
+        config = config_of(case, corrections, running, place)
+        pools.append(ReplayPool(times, config, pool.replicas))
+    transfers = [
+        transfer_of(case, source.server, target.server)
+        for source, target in pairwise(service.pools)
+    ]
+    return replay_pools(workload, pools, transfers, service.router, timeout_s, seed=seed)
 
 
-def _prediction(
+def transfer_of(case: Case, source: Server, target: Server) -> Transfer:
+    """What carries KV blocks from a server to one of the next pool.
+
+    Args:
+        case: The case.
+        source: The server that sends.
+        target: The server that takes.
+    """
+    link = case.service.link
+    assert link is not None
+    layers = case.model.layers if link.by_layer else 1
+    return Transfer(link.token_s(source, target), link.latency_s, 1.0 - 1.0 / layers)
+
+
+def prediction_of(
     prediction: Prediction, result: Replayed, stages: Sequence[tuple[float, float]]
 ) -> Prediction:
+    """The prediction that a replay gives.
+
+    Args:
+        prediction: The steady state of such a load.
+        result: The replay.
+        stages: The rate and the seconds of each stage of the load.
+
+    Raises:
+        InputError: No request was completed.
+    """
     frame = result.to_frame()
     completed = completed_of(frame)
     if completed.empty:
@@ -219,17 +207,20 @@ def _prediction(
         time_s=samples.time_s[some].tolist(),
         waiting=samples.waiting[some].tolist(),
         running=samples.running[some].tolist(),
-        kv_use=(samples.kv_blocks[some] / result.config.kv_blocks).tolist(),
+        kv_use=(samples.kv_blocks[some] / result.kv_blocks).tolist(),
         arrival_s=sent["arrival_s"].tolist(),
         ttft_s=sent["ttft_s"].tolist(),
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
     ran = [one for one in result.requests if one.scheduled_s is not None]
     found = sum(one.cached_tokens for one in ran) / sum(one.input_tokens for one in ran)
+    pools = [
+        # Whose prompts come with their keys and values finds nothing.
+        dataclasses.replace(pool, hit_rate=found if PREFILL in pool.phases else pool.hit_rate)
+        for pool in prediction.pools
+    ]
     return over_time(
-        dataclasses.replace(
-            prediction, pools=(dataclasses.replace(prediction.pool, hit_rate=found),)
-        ),
+        dataclasses.replace(prediction, pools=tuple(pools)),
         "replay",
         _part(result, frame, (rate, duration), (0.0, math.inf)),
         parts,

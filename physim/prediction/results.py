@@ -14,6 +14,7 @@ from physim.prediction.requests import OF_A_REQUEST, LengthGroup, Requests
 from physim.printable import printable
 from physim.service.phases import PHASES
 from physim.service.server import GIB, Server
+from physim.service.service import Pool
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +81,12 @@ FIRST_TOKEN_PARTS = {
 }
 """What the time to first token is spent on, in the order of time, and what that is for people."""
 
+WAY_PARTS = {
+    "transfer": "on the way to the servers that generate",
+    "admission": "waiting for room there",
+}
+"""What it is spent on after that where prefill and decode are apart."""
+
 
 @dataclass(frozen=True)
 class PoolPrediction:
@@ -114,6 +121,11 @@ class PoolPrediction:
     step_parts_s: Mapping[str, float]
     replicas: int = 1
     phases: tuple[str, ...] = PHASES
+
+    @property
+    def where(self) -> str:
+        """How many of which servers."""
+        return Pool(self.server, self.replicas, self.phases).where
 
     @property
     def kv_blocks(self) -> int:
@@ -174,8 +186,9 @@ class Prediction:
         fit: Name of the fit whose corrections were used.
         method: ``fluid`` or ``replay``.
         ttft_s: Time to first token; None where the queue grows without end.
-        ttft_parts_s: What it is spent on, by part (`FIRST_TOKEN_PARTS`); sums to ``ttft_s``. Empty
-            where it is None, of a load that ends or changes and of a replay.
+        ttft_parts_s: What it is spent on, by part (`FIRST_TOKEN_PARTS`, and `WAY_PARTS` where
+            prefill and decode are apart); sums to ``ttft_s``. Empty where it is None, of a load
+            that ends or changes and of a replay.
         itl_s: Time from a token to the next; None where requests have one output token.
         e2e_s: Time of a request; None where the queue grows without end.
         requests_per_s: Requests completed per second.
@@ -342,7 +355,9 @@ class Prediction:
     @property
     def gpus(self) -> str:
         """How many GPUs of which kind, of each pool, and what they share."""
-        return " and ".join(pool.server.where for pool in self.pools)
+        if len(self.pools) == 1:
+            return self.pools[0].where
+        return ", ".join(f"{'+'.join(pool.phases)} on {pool.where}" for pool in self.pools)
 
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""

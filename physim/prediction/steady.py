@@ -11,9 +11,8 @@ import numpy as np
 
 from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections
-from physim.fluid.network import Stop, steady_network
 from physim.fluid.percentiles import Drawn, steady_latencies
-from physim.fluid.steady import SteadyState
+from physim.fluid.steady import SteadyState, steady_state
 from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.inputs.scenario import taken_of_load
@@ -112,9 +111,7 @@ def solve_saturated(systems: CaseArrays, corrections: Corrections) -> AnyArray:
 
 
 def _state(system: CaseArrays, corrections: Corrections) -> SteadyState:
-    stop = Stop(system.model(corrections), system.demand, system.limits)
-    (state,) = steady_network([stop]).pools
-    return state
+    return steady_state(system.model(corrections), system.demand, system.limits)
 
 
 def _unending(systems: CaseArrays) -> CaseArrays:

@@ -12,7 +12,6 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.prediction.arrays import step_model_of
-from physim.service.service import Service
 from physim.step.many_batches import total_seconds
 
 # Requests that decode, each a quarter more than the one before.
@@ -88,7 +87,7 @@ def speculation(case: Case, corrections: Corrections) -> Speculation:
     requests = np.geomspace(1.0, _LARGEST, _POINTS)
     context = load.mean_input + load.mean_output / 2
     # Steps without drafts are scheduled ahead, or not, as those with them are.
-    plain = replace(case, service=Service.single(replace(case.server, draft=None)))
+    plain = case.with_server(replace(case.server, draft=None))
 
     def step_s(case: Case) -> Float[np.ndarray, " n"]:
         model = step_model_of(case, corrections)

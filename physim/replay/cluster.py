@@ -8,8 +8,8 @@ that a pool has given its first token may go on in the next, once its KV blocks 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
@@ -17,21 +17,54 @@ import numpy as np
 from physim.errors import InputError
 from physim.replay.config import ReplayConfig
 from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
+from physim.replay.routers import Router, router_named
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
-
-# Which of some servers takes a request.
-Router = Callable[[Sequence[ReplayServer], Request], ReplayServer]
+from physim.service.routers import ROUTERS
 
 
-def least_loaded(servers: Sequence[ReplayServer], _: Request) -> ReplayServer:
-    """The server with the fewest requests, of which those that wait count four times.
+@dataclass(frozen=True)
+class ReplayPool:
+    """Servers of a replay that are alike.
 
-    Args:
-        servers: The servers.
+    Attributes:
+        times: Step times.
+        config: One of them.
+        replicas: How many there are.
     """
-    return min(servers, key=lambda server: server.load)
+
+    times: StepTimes
+    config: ReplayConfig
+    replicas: int = 1
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What carries the KV blocks of requests from servers to the next pool.
+
+    A server sends those of one request after the other.
+
+    Attributes:
+        per_token_s: Time of a token's keys and values, seconds.
+        latency_s: What every request waits beside that, seconds; others need not wait for it.
+        while_computed: Share of a request's keys and values that may be sent while its prompt is
+            still computed: 0 where all wait for its end.
+    """
+
+    per_token_s: float
+    latency_s: float = 0.0
+    while_computed: float = 0.0
+
+    def exposed_s(self, tokens: float, computing_s: float) -> float:
+        """How long a request's keys and values take after its prompt is computed, seconds.
+
+        Args:
+            tokens: Tokens that it has.
+            computing_s: How long they were computed, seconds.
+        """
+        whole = self.per_token_s * tokens
+        return max(whole - computing_s, (1.0 - self.while_computed) * whole)
 
 
 def replay(
@@ -55,28 +88,56 @@ def replay(
     Raises:
         InputError: A request would never fit into the KV cache.
     """
-    server = ReplayServer(times, config, timeout_s, seed)
-    cluster = Cluster(workload, [[server]])
-    cluster.run(horizon_s)
-    samples = EngineSamples(*np.frombuffer(server.samples).reshape(-1, 4).T)
-    gaps = Gaps(*np.frombuffer(server.gaps).reshape(-1, 3).T)
-    arrived = [request for request in cluster.sent if request.arrival_s <= horizon_s]
-    requests = sorted(arrived, key=lambda request: (request.arrival_s, request.number))
-    work = Work(*np.frombuffer(server.work).reshape(-1, len(fields(Work))).T)
-    return Replayed(requests, samples, gaps, work, server.steps, server.now, config)
+    pool = ReplayPool(times, config)
+    return replay_pools(workload, [pool], timeout_s=timeout_s, horizon_s=horizon_s, seed=seed)
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """What carries KV blocks from a pool to the next, one request after the other.
+def replay_pools(
+    workload: Workload,
+    pools: Sequence[ReplayPool],
+    transfers: Sequence[Transfer] = (),
+    router: str = ROUTERS[0],
+    timeout_s: float | None = None,
+    horizon_s: float = math.inf,
+    seed: int = 0,
+) -> Replayed:
+    """Runs every request of a workload through pools of servers, one after the other.
 
-    Attributes:
-        per_token_s: Time of a token's keys and values, seconds.
-        latency_s: Time until the first is there, seconds; others need not wait for it.
+    Args:
+        workload: The requests; they are changed, so a workload serves one replay.
+        pools: The pools.
+        transfers: What carries KV blocks from each to the next.
+        router: How requests are spread over the servers of a pool.
+        timeout_s: Time after which a client gives up on its request; None for never.
+        horizon_s: When to stop, whatever is under way.
+        seed: Seed of what is accepted of drafts, and of what the router leaves to chance.
+
+    Raises:
+        InputError: A request would never fit into the KV cache.
     """
-
-    per_token_s: float
-    latency_s: float = 0.0
+    servers = [
+        [
+            ReplayServer(pool.times, pool.config, timeout_s, seed + number)
+            for number in range(pool.replicas)
+        ]
+        for pool in pools
+    ]
+    routers = [router_named(router, seed) for _ in pools]
+    cluster = Cluster(workload, servers, transfers, routers)
+    cluster.run(horizon_s)
+    every = cluster.servers
+    arrived = [request for request in cluster.sent if request.arrival_s <= horizon_s]
+    return Replayed(
+        requests=sorted(arrived, key=lambda request: (request.arrival_s, request.number)),
+        samples=EngineSamples.of_servers([np.frombuffer(one.samples) for one in every]),
+        gaps=Gaps.of_servers([np.frombuffer(one.gaps) for one in every]),
+        work=Work.of_servers([np.frombuffer(one.work) for one in every]),
+        steps=sum(server.steps for server in every),
+        end_s=max(server.now for server in every),
+        entry=pools[0].config,
+        config=pools[-1].config,
+        kv_blocks=sum(pool.replicas * pool.config.kv_blocks for pool in pools),
+    )
 
 
 class Cluster:
@@ -93,18 +154,19 @@ class Cluster:
         workload: Workload,
         pools: Sequence[Sequence[ReplayServer]],
         transfers: Sequence[Transfer] = (),
-        router: Router = least_loaded,
+        routers: Sequence[Router] = (),
     ) -> None:
         self.pools = pools
         self.servers = [server for pool in pools for server in pool]
         self.sent: list[Request] = []
-        self._workload, self._router, self._transfers = workload, router, transfers
+        self._workload, self._transfers = workload, transfers
+        self._routers = routers or [router_named(ROUTERS[0]) for _ in pools]
         # Requests on their way to the schedulers of each pool, by when they reach it, and the next.
         self._coming: list[list[tuple[float, int, Request]]] = [[] for _ in pools]
         self._next_s = math.inf
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
-        # Until when each transfer is taken.
-        self._taken_s = [0.0 for _ in transfers]
+        # Until when each server sends what it has sent on so far.
+        self._taken_s: dict[ReplayServer, float] = {}
         for server in self.servers:
             server.content_is_shared |= len(self.servers) > 1
         for request in workload.requests:
@@ -146,11 +208,13 @@ class Cluster:
         """
         place = self._pool_of[source]
         transfer = self._transfers[place]
-        begins_s = max(source.now, self._taken_s[place])
-        self._taken_s[place] = begins_s + transfer.per_token_s * request.computed
-        reaches_s = self._taken_s[place] + transfer.latency_s
-        self._come(request, place + 1, reaches_s)
-        return reaches_s
+        assert request.scheduled_s is not None
+        exposed_s = transfer.exposed_s(request.computed, source.now - request.scheduled_s)
+        begins_s = max(source.now, self._taken_s.get(source, 0.0))
+        self._taken_s[source] = begins_s + exposed_s
+        sent_s = self._taken_s[source] + transfer.latency_s
+        self._come(request, place + 1, sent_s)
+        return sent_s
 
     def run(self, horizon_s: float = math.inf) -> None:
         """Runs until nothing is left to do, or to the horizon.
@@ -179,21 +243,25 @@ class Cluster:
         """Gives requests that have come by a time to servers."""
         if time_s < self._next_s:
             return
-        for servers, coming in zip(self.pools, self._coming, strict=True):
+        ways = zip(self.pools, self._routers, self._coming, strict=True)
+        for servers, router, coming in ways:
             while coming and coming[0][0] <= time_s:
                 reaches_s, _, request = heappop(coming)
-                server = self._router(servers, request) if len(servers) > 1 else servers[0]
+                server = router(servers, request) if len(servers) > 1 else servers[0]
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 server.receive(request, reaches_s)
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
 
-    def _come(self, request: Request, place: int, reaches_s: float) -> None:
-        """A request is on its way to a pool."""
+    def _come(self, request: Request, place: int, sent_s: float) -> None:
+        """A request is sent to a pool, whose schedulers it reaches some time later."""
+        config = self.pools[place][0].config
+        reaches_s = sent_s + config.front_end_s
+        reaches_s += config.front_end_per_token_s * request.input_tokens
         heappush(self._coming[place], (reaches_s, request.number, request))
         self._next_s = min(self._next_s, reaches_s)
 
     def _send(self, request: Request) -> None:
-        """A client sends a request, which reaches the scheduler some time later."""
+        """A client sends a request."""
         for servers in self.pools:
             config = servers[0].config
             needed = config.most_blocks(request.input_tokens, request.output_tokens)
@@ -203,8 +271,5 @@ class Cluster:
                     f"needs {needed} KV blocks and there are {config.kv.blocks}",
                     "shorten it, or give the engine more of them",
                 )
-        config = self.pools[0][0].config
-        reaches_s = request.arrival_s + config.front_end_s
-        reaches_s += config.front_end_per_token_s * request.input_tokens
         self.sent.append(request)
-        self._come(request, 0, reaches_s)
+        self._come(request, 0, request.arrival_s)

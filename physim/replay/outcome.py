@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,25 @@ class EngineSamples:
     running: np.ndarray
     kv_blocks: np.ndarray
 
+    @classmethod
+    def of_servers(cls, samples: Sequence[np.ndarray]) -> EngineSamples:
+        """Sums over servers, each of which is as it was when it was last looked at.
+
+        Args:
+            samples: Those of each, in a row.
+        """
+        rows = [own.reshape(-1, 4) for own in samples]
+        if len(rows) > 1:
+            # What each look changes of a server, in the order of all looks.
+            first = [np.zeros((1, 4))] * len(rows)
+            changes = np.concatenate(
+                [np.diff(own, axis=0, prepend=zero) for own, zero in zip(rows, first, strict=True)]
+            )
+            times = np.concatenate([own[:, 0] for own in rows])
+            order = np.argsort(times, kind="stable")
+            rows = [np.column_stack([times[order], np.cumsum(changes[order, 1:], axis=0)])]
+        return cls(*rows[0].T)
+
 
 @dataclass(frozen=True)
 class Gaps:
@@ -48,6 +68,15 @@ class Gaps:
     time_s: np.ndarray
     gap_s: np.ndarray
     tokens: np.ndarray
+
+    @classmethod
+    def of_servers(cls, gaps: Sequence[np.ndarray]) -> Gaps:
+        """Those of all servers, in the order in which they came.
+
+        Args:
+            gaps: Those of each, in a row.
+        """
+        return cls(*_in_order([own.reshape(-1, 3) for own in gaps]).T)
 
 
 @dataclass(frozen=True)
@@ -71,6 +100,15 @@ class Work:
     given: np.ndarray
     prompts: np.ndarray
     tokens: np.ndarray
+
+    @classmethod
+    def of_servers(cls, work: Sequence[np.ndarray]) -> Work:
+        """Those of all servers, in the order in which they began.
+
+        Args:
+            work: Those of each, in a row.
+        """
+        return cls(*_in_order([own.reshape(-1, len(fields(cls))) for own in work]).T)
 
     def between(self, begin_s: float, end_s: float) -> Work:
         """The same of the steps that began in a time.
@@ -97,36 +135,31 @@ class Work:
 _STATES = ("completed", "queued", "running", "dropped")
 
 
+@dataclass
 class Replayed:
     """What a replay gave.
 
     Attributes:
         requests: All requests that arrived, in the order of arrival.
-        samples: The engine over time.
+        samples: The servers over time.
         gaps: Times from a token to the next.
         work: What steps had in them.
         steps: Steps that ran.
         end_s: When the last thing happened, seconds.
-        engine: The engine.
+        entry: A server of the pool that requests come to,
+        config: and one of the pool that gives them their tokens.
+        kv_blocks: KV blocks of all servers.
     """
 
-    def __init__(
-        self,
-        requests: list[Request],
-        samples: EngineSamples,
-        gaps: Gaps,
-        work: Work,
-        steps: int,
-        end_s: float,
-        config: ReplayConfig,
-    ) -> None:
-        self.requests = requests
-        self.samples = samples
-        self.gaps = gaps
-        self.work = work
-        self.steps = steps
-        self.end_s = end_s
-        self.config = config
+    requests: list[Request]
+    samples: EngineSamples
+    gaps: Gaps
+    work: Work
+    steps: int
+    end_s: float
+    entry: ReplayConfig
+    config: ReplayConfig
+    kv_blocks: int
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each request: times in seconds, empty where there is none.
@@ -149,8 +182,8 @@ class Replayed:
         kinds |= dict.fromkeys(("input_tokens", "output_tokens", "cached_tokens"), int)
         kinds |= dict.fromkeys(("scheduled_s", "first_token_s", "finished_s", "dropped_s"), float)
         frame = pd.DataFrame({name: column(name, kind) for name, kind in kinds.items()}, copy=False)
-        config, arrival = self.config, frame["arrival_s"]
-        before = config.front_end_s + config.front_end_per_token_s * frame["input_tokens"]
+        entry, config, arrival = self.entry, self.config, frame["arrival_s"]
+        before = entry.front_end_s + entry.front_end_per_token_s * frame["input_tokens"]
         steps = column("first_step_s", float)
         after = config.output_s + config.output_steps * steps + config.output_per_token_s
         decoded = decode_steps(frame["output_tokens"].to_numpy())
@@ -201,6 +234,14 @@ class Replayed:
         """How many requests are completed, queued, running and dropped."""
         states = [_state(request) for request in self.requests]
         return {state: states.count(state) for state in _STATES}
+
+
+def _in_order(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of several servers by their first column; those of one are in order."""
+    if len(rows) == 1:
+        return rows[0]
+    every = np.concatenate(rows)
+    return every[np.argsort(every[:, 0], kind="stable")]
 
 
 def completed_of(frame: pd.DataFrame) -> pd.DataFrame:

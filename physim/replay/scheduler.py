@@ -187,6 +187,9 @@ class Scheduler:
         if request.scheduled_s is None:
             request.scheduled_s = now_s
             request.cached_tokens = cached
+        if request.generated and request.first_token_s is None:
+            # The token that came with it is given out.
+            request.first_token_s = request.stopped_s = now_s
         request.computed = cached
         request.shared = found
         for segment in request.path:

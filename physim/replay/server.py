@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
+from physim.replay.kv_cache import Segment
 from physim.replay.microbatch import Microbatch, SingleTokens
 from physim.replay.scheduler import Scheduler
 from physim.replay.step_times import StepTimes
@@ -80,6 +82,7 @@ class ReplayServer:
         now: Its time, seconds: it has acted up to then.
         asleep: Whether it has nothing to do until a request comes.
         steps: Steps that it has run.
+        received: Requests that it was given.
         content_is_shared: Whether what requests share may also be in other servers' caches.
         samples: Time, requests that wait and that run and KV blocks in use, of each look at it.
         gaps: Time, gap and count of tokens, of each gap between tokens.
@@ -90,7 +93,7 @@ class ReplayServer:
         self, times: StepTimes, config: ReplayConfig, timeout_s: float | None, seed: int = 0
     ) -> None:
         self.config = config
-        self.now, self.asleep, self.steps = config.warm_up_s, False, 0
+        self.now, self.asleep, self.steps, self.received = config.warm_up_s, False, 0, 0
         self.content_is_shared = config.parallelism.dp > 1
         # Numbers in a row, since there may be millions.
         self.samples, self.gaps, self.work = array("d"), array("d"), array("d")
@@ -119,9 +122,29 @@ class ReplayServer:
         self._runs, self._apart = 0, 1
 
     @property
-    def load(self) -> int:
-        """What a router compares: requests, of which those that wait count four times."""
-        return 4 * len(self._inbox) + sum(rank.load for rank in self._ranks)
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._inbox) + sum(len(rank.waiting) for rank in self._ranks)
+
+    @property
+    def requests(self) -> int:
+        """Requests that wait and that run."""
+        return self.waiting + sum(len(rank.running) for rank in self._ranks)
+
+    def found(self, path: Sequence[Segment]) -> int:
+        """Blocks of a prompt that are in its prefix cache: in that of the rank with most of them.
+
+        Args:
+            path: Segments of the prompt, as all servers know them.
+        """
+        if not path:
+            return 0
+        if not self.content_is_shared:
+            return self._ranks[0].cache.found(path, path[-1].end)
+        return max(
+            rank.cache.found([rank.own_segment(one) for one in path], path[-1].end)
+            for rank in self._ranks
+        )
 
     @property
     def kv_blocks(self) -> int:
@@ -140,6 +163,7 @@ class ReplayServer:
             request: The request.
             reaches_s: When it is there, seconds.
         """
+        self.received += 1
         heappush(self._inbox, (reaches_s, request.number, request))
         if self.asleep:
             self.now, self.asleep = max(self.now, reaches_s), False
@@ -375,6 +399,6 @@ class ReplayServer:
                     outside.follow(request, ended + late + each * request.output_tokens)
                 else:
                     rank.hand_over(request, outside.pass_on(request, self))
-                    request.leave(ended)
+                    request.leave(self.config.policy.hands_first_token)
         self._idle.appendleft(lane)
         return ended - last

@@ -134,15 +134,19 @@ class Request:
         """Whether it has all its tokens."""
         return self.generated == self.output_tokens
 
-    def leave(self, now_s: float) -> None:
-        """It leaves a server with its tokens so far, to go on at another.
+    def leave(self, hands_token: bool) -> None:
+        """It leaves the server that has computed its prompt, to go on at another.
+
+        Its client hears of nothing until that one has it.
 
         Args:
-            now_s: The time, seconds.
+            hands_token: Whether the token that the prompt gave goes with it; else the last token of
+                the prompt is computed again, and gives it.
         """
-        self.stopped_s = now_s
-        self.handed_tokens = self.computed
+        self.first_token_s, self.first_step_s = None, 0.0
+        self.generated = 1 if hands_token else 0
         self.target = self.input_tokens + self.generated
+        self.handed_tokens = self.target - 1
         self.held, self.path = (), ()
         self.shared = self.kept = self.ahead = 0
 

@@ -27,7 +27,7 @@ class Visit:
     """What a request does at a pool.
 
     A request that comes with the keys and values of its prompt computes one token at first, the
-    last that it was given, as it does in every step that follows.
+    last that it was given or that the prompt has, as it does in every step that follows.
 
     Attributes:
         context: Tokens that it has in the KV cache when it starts.
@@ -48,7 +48,11 @@ class Visit:
 
 
 def visit(
-    phases: Collection[str], input_tokens: Number, cached_tokens: Number, output_tokens: Number
+    phases: Collection[str],
+    input_tokens: Number,
+    cached_tokens: Number,
+    output_tokens: Number,
+    hands_first_token: bool = True,
 ) -> Visit:
     """What a request does at a pool that runs some phases.
 
@@ -57,10 +61,14 @@ def visit(
         input_tokens: Prompt tokens.
         cached_tokens: Of them, found in the prefix cache.
         output_tokens: Generated tokens.
+        hands_first_token: Whether the token that the prompt gave comes to the pool that decodes;
+            else the last token of the prompt is computed there again, and gives it.
     """
     new = input_tokens - cached_tokens
     if DECODE not in phases:
         return Visit(cached_tokens, new, output_tokens / output_tokens)
     if PREFILL not in phases:
-        return Visit(input_tokens, new / new, decode_steps(output_tokens))
+        if hands_first_token:
+            return Visit(input_tokens, new / new, decode_steps(output_tokens))
+        return Visit(input_tokens - 1, new / new, output_tokens)
     return Visit(cached_tokens, new, output_tokens)

@@ -15,12 +15,15 @@ class Policy:
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
         receive_every: Steps that only decode between two looks at what has arrived.
         async_scheduling: Whether a step is scheduled while the one before it runs.
+        hands_first_token: Whether a server that computes prompts for another hands their first
+            tokens on with the KV blocks; else the other computes the last token of a prompt again.
     """
 
     admission: str = "chunk"
     prompts_apart: bool = False
     receive_every: int = 1
     async_scheduling: bool = True
+    hands_first_token: bool = True
 
     @property
     def whole_prompts(self) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from physim.errors import InputError
 from physim.models.architecture import ModelArch
 from physim.service.phases import PHASES
+from physim.service.routers import ROUTERS
 from physim.service.server import Server
-
-ROUTERS = ("least_loaded",)
 
 
 @dataclass(frozen=True)
@@ -36,22 +35,45 @@ class Pool:
             known = " and ".join(PHASES)
             raise InputError("phases", f"{self.phases} are no phases", f"use {known}, or one")
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its servers."""
+        return self.replicas * self.server.parallelism.gpus
+
+    @property
+    def where(self) -> str:
+        """How many of which servers, such as ``2 servers of 4 x h100_sxm (tp 4)``."""
+        where = self.server.where
+        return f"{self.replicas} servers of {where}" if self.replicas > 1 else where
+
 
 @dataclass(frozen=True)
 class Link:
-    """What carries the KV blocks of a request from one pool to another.
+    """What carries the KV blocks of requests from each pool to the next.
 
     Attributes:
-        source: The pool that hands on, by its place in the service.
-        target: The pool that takes over, likewise.
-        bandwidth: Bytes per second.
-        latency_s: Time before the first byte, seconds.
+        bandwidth: Bytes per second of each GPU.
+        latency_s: What each request waits beside that, for the router and until its first byte is
+            there, seconds.
+        by_layer: Whether a layer's blocks are sent as soon as it has computed them, or all blocks
+            after the last.
     """
 
-    source: int
-    target: int
     bandwidth: float
     latency_s: float = 0.0
+    by_layer: bool = False
+
+    def token_s(self, source: Server, target: Server) -> float:
+        """Time in which a token's keys and values are sent, seconds.
+
+        Each GPU of a server sends, or takes, its own part of them.
+
+        Args:
+            source: The server that sends.
+            target: The server that takes.
+        """
+        parts = [server.memory.kv_block / server.kv.block_size for server in (source, target)]
+        return max(parts) / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -60,15 +82,15 @@ class Service:
 
     Attributes:
         pools: The pools, in the order in which requests pass them.
-        links: What joins them.
+        link: What joins them; None where there is one.
         router: How requests are spread over the replicas of a pool, of `ROUTERS`.
 
     Raises:
-        InputError: No pool runs a phase, or pools serve different models.
+        InputError: No pool runs a phase, pools serve different models, or nothing joins them.
     """
 
     pools: tuple[Pool, ...]
-    links: tuple[Link, ...] = ()
+    link: Link | None = None
     router: str = ROUTERS[0]
 
     def __post_init__(self) -> None:
@@ -78,6 +100,8 @@ class Service:
                 raise InputError("service", f"has no pool for {phase}", "add one")
         if len({pool.server.model.name for pool in self.pools}) > 1:
             raise InputError("service", "has pools of several models", "give one service for each")
+        if len(self.pools) > 1 and self.link is None:
+            raise InputError("service", "has pools and no link between them", "add one")
         if self.router not in ROUTERS:
             known = ", ".join(ROUTERS)
             raise InputError("router", f"{self.router!r} is unknown", f"use one of {known}")
@@ -97,18 +121,42 @@ class Service:
         return self.pools[0].server.model
 
     @property
+    def is_single(self) -> bool:
+        """Whether it is one server."""
+        return len(self.pools) == 1 and self.pools[0].replicas == 1
+
+    def pool_of(self, phase: str) -> Pool:
+        """The pool that runs a phase.
+
+        Args:
+            phase: One of `PHASES`.
+        """
+        return next(pool for pool in self.pools if phase in pool.phases)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools."""
+        return sum(pool.gpus for pool in self.pools)
+
+    @property
+    def where(self) -> str:
+        """What the model runs on: the servers of each pool."""
+        if len(self.pools) == 1:
+            return self.pools[0].where
+        return ", ".join(f"{'+'.join(pool.phases)} on {pool.where}" for pool in self.pools)
+
+    @property
     def server(self) -> Server:
         """The one server of the service.
 
         Raises:
-            InputError: It has several, which physim does not predict.
+            InputError: It has several.
         """
-        pool = self.pools[0]
-        if len(self.pools) > 1 or pool.replicas > 1:
-            servers = sum(own.replicas for own in self.pools)
+        if not self.is_single:
+            servers = sum(pool.replicas for pool in self.pools)
             raise InputError(
                 "service",
-                f"has {servers} servers in {len(self.pools)} pools, and one is predicted",
-                "give the share of the load of each",
+                f"has {servers} servers in {len(self.pools)} pools, where one is asked about",
+                "ask about one server, under its share of the load",
             )
-        return pool.server
+        return self.pools[0].server

@@ -1,0 +1,143 @@
+"""Services of several servers, as they are asked for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from physim.errors import InputError
+from physim.inputs.engine_request import EngineOptions
+from physim.inputs.fleet_request import FleetRequest
+from physim.inputs.stages import check_positive
+from physim.models.parallelism import Parallelism
+from physim.options import options_of
+from physim.service.phases import DECODE, PREFILL
+from physim.service.server import Server
+from physim.service.service import Link, Pool, Service
+
+_REPLICAS = "replicas"
+_HINTS: Mapping[str, Any] = {
+    "gpu": str,
+    _REPLICAS: int,
+    **dict.fromkeys(options_of(Parallelism), int),
+    **get_type_hints(EngineOptions),
+}
+
+# Makes a server of options by names.
+ServerOf = Callable[[Mapping[str, Any]], Server]
+
+
+@dataclass(frozen=True)
+class Fleet(FleetRequest):
+    """A fleet, as it is asked for; see `FleetRequest`.
+
+    Raises:
+        InputError: A figure is out of range, or options do not go together.
+    """
+
+    def __post_init__(self) -> None:
+        check_positive(_REPLICAS, self.replicas)
+        given = [name for name in (PREFILL, DECODE) if getattr(self, name) is not None]
+        if len(given) == 1:
+            other = DECODE if given == [PREFILL] else PREFILL
+            raise InputError(other, f"is not given, and {given[0]} is", "give both, or neither")
+        if given and self.replicas != 1:
+            problem = "are of servers that do both, and prefill and decode are given"
+            raise InputError(_REPLICAS, problem, "give them in each: prefill tp=2,replicas=4")
+        if self.transfer_bandwidth is not None:
+            check_positive("transfer_bandwidth", self.transfer_bandwidth)
+        if not 0 <= self.transfer_latency_s < float("inf"):
+            problem = f"{self.transfer_latency_s} is not a time"
+            raise InputError("transfer_latency_s", problem, "use seconds from 0 on")
+        if not given:
+            for name in ("transfer_bandwidth", "transfer_latency_s", "transfer_by_layer"):
+                if getattr(self, name):
+                    problem = "is of servers apart, and prefill and decode are not given"
+                    raise InputError(name, problem, "give them, or leave it out")
+
+    def service(self, server_of: ServerOf) -> Service:
+        """The service that it is.
+
+        Args:
+            server_of: Makes a server of what it has of its own, options by names.
+
+        Raises:
+            InputError: Some part cannot be used.
+        """
+        if self.prefill is None or self.decode is None:
+            return Service((Pool(server_of({}), self.replicas),), router=self.router)
+        pools = tuple(
+            self._pool(phase, asked, server_of)
+            for phase, asked in ((PREFILL, self.prefill), (DECODE, self.decode))
+        )
+        return Service(pools, self._link(pools), self.router)
+
+    def _pool(self, phase: str, asked: str | Mapping[str, Any], server_of: ServerOf) -> Pool:
+        own = pool_options(phase, asked)
+        replicas = own.pop(_REPLICAS, 1)
+        try:
+            return Pool(server_of(own), replicas, (phase,))
+        except InputError as error:
+            raise InputError(f"{phase}: {error.where}", error.what, error.remedy) from error
+
+    def _link(self, pools: tuple[Pool, ...]) -> Link:
+        bandwidth = self.transfer_bandwidth
+        if bandwidth is None:
+            known = [pool.server.gpu.network_bandwidth for pool in pools]
+            for pool, one in zip(pools, known, strict=True):
+                if one is None:
+                    problem = f"is not given, and nothing is known of a {pool.server.gpu.key}'s"
+                    raise InputError("transfer_bandwidth", problem, "give it, such as 50e9")
+            bandwidth = min(filter(None, known))
+        return Link(bandwidth, self.transfer_latency_s, self.transfer_by_layer)
+
+
+def pool_options(phase: str, asked: str | Mapping[str, Any]) -> dict[str, Any]:
+    """What servers of a pool have of their own, by name.
+
+    Args:
+        phase: What the pool is for, such as ``prefill``.
+        asked: The options, or text such as ``tp=2,replicas=4``.
+
+    Raises:
+        InputError: One is unknown, or not what it should be.
+    """
+    if isinstance(asked, Mapping):
+        given = dict(asked)
+    elif not isinstance(asked, str):
+        remedy = "write options as tp=2,replicas=4"
+        raise InputError(phase, f"{repr(asked)[:60]} are no options", remedy)
+    else:
+        given = {}
+        for part in filter(None, (part.strip() for part in asked.split(","))):
+            name, equals, text = (word.strip() for word in part.partition("="))
+            if not equals or not text:
+                remedy = "write options as tp=2,replicas=4"
+                raise InputError(phase, f"{part[:60]!r} is not an option and its value", remedy)
+            given[name.replace("-", "_")] = _value(phase, name.replace("-", "_"), text)
+    for name in given:
+        if name not in _HINTS:
+            near = difflib.get_close_matches(name, _HINTS, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_HINTS)}"
+            raise InputError(f"{phase}: option {name!r}", "is unknown", remedy)
+    replicas = given.get(_REPLICAS, 1)
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise InputError(f"{phase}: replicas", f"{replicas!r} is not a positive integer", "use 1")
+    return given
+
+
+def _value(phase: str, name: str, text: str) -> Any:
+    """The value of an option that is text."""
+    hint = _HINTS.get(name, str)
+    if hint in (bool, bool | None):
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise InputError(f"{phase}: {name}", f"{text[:60]!r} is not true or false", "correct it")
+    kinds = {int: int, int | None: int, float | None: float, float: float}
+    try:
+        return kinds.get(hint, str)(text)
+    except ValueError as error:
+        problem = f"{text[:60]!r} is not a number"
+        raise InputError(f"{phase}: {name}", problem, "correct it") from error

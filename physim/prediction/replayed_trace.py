@@ -1,0 +1,72 @@
+"""Recorded traces replayed request by request."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.inputs.case import Case
+from physim.inputs.lengths import observed
+from physim.inputs.load import Load
+from physim.inputs.request_lengths import RequestLengths
+from physim.prediction.many import predict_cases
+from physim.prediction.replayed import config_of, prediction_of, replay_of
+from physim.prediction.results import Prediction
+from physim.replay.outcome import Replayed
+from physim.replay.workload import read_trace
+from physim.service.phases import DECODE
+
+
+def replay_trace(
+    case: Case, trace: Path, corrections: Corrections, fit: str, timeout_s: float | None
+) -> Prediction:
+    """Replays a recorded trace; see `physim.predict_trace`."""
+    server = case.server_of(DECODE)
+    longest = server.sizes.max_model_len
+    workload = read_trace(trace, server.kv.block_size)
+    if workload.longest > longest:
+        raise InputError(
+            str(trace),
+            f"has a request of {workload.longest} tokens, beyond max_model_len {longest}",
+            "remove it or raise max_model_len",
+        )
+    result = replay_of(workload, case, corrections, 0.0, timeout_s)
+    servers = case.service.pools[0].replicas
+    alike = predict_cases([case.under(_stand_in(result, servers))], [corrections], fit)[0]
+    # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
+    result.config = config_of(case, corrections, alike.pools[-1].running, -1)
+    # Its requests are as they are in the trace.
+    return dataclasses.replace(prediction_of(alike, result, []), load=None, scenario=case.taken)
+
+
+def _stand_in(result: Replayed, servers: int) -> Load:
+    """The load that stands for a trace where the engine's state is described.
+
+    It has the trace's rate, and of the requests that ran the lengths and the tokens found in the
+    prefix cache. Where these differ among requests, prompts differ by what is computed of them;
+    where the cache has no room for a request with each prefix, each request has its own.
+    """
+    arrivals = [request.arrival_s for request in result.requests]
+    ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
+    found = np.array([request.cached_tokens for request in ran])
+    size, ranks = result.entry.kv.block_size, servers * result.entry.parallelism.dp
+    cached = float(np.rint(found.mean() / size) * size)
+    inputs, outputs = (
+        np.array([getattr(one, name) for one in ran]) for name in ("input_tokens", "output_tokens")
+    )
+    rate = len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3)
+    # Every rank keeps prefixes of its own.
+    prefixes = max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1)
+    if prefixes * (inputs + outputs).mean() > result.entry.kv.tokens:
+        return Load.of_requests(RequestLengths.from_columns(inputs, outputs, found), rate=rate)
+    return Load(
+        input_tokens=observed((cached + inputs - found).tolist()),
+        output_tokens=observed(outputs.tolist()),
+        rate=rate,
+        cached_tokens=cached,
+        prefixes=prefixes,
+    )

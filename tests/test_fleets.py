@@ -1,0 +1,305 @@
+"""Fleets: replicas behind a router, and prefill and decode apart."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import physim
+from physim.cli import app
+from physim.errors import InputError
+from physim.inputs.fleet import pool_options
+from physim.inputs.pool_load import shared_out
+from physim.prediction.replayed import replay_load
+from physim.replay.kv_cache import Segment
+from physim.replay.routers import router_named
+from physim.replay.workload import Request
+from physim.service.routers import ROUTERS
+
+MODEL = "Qwen/Qwen3-8B"
+LOAD = {"input_tokens": 2000, "output_tokens": 150, "arrival": "poisson"}
+APART = {"prefill": "replicas=2", "decode": {"tp": 2, "replicas": 1}}
+
+
+def predicted(**options):
+    return physim.predict(MODEL, gpu="h100_sxm", fit="none", **options)
+
+
+def test_what_is_shared_out_by_hand():
+    load = physim.Load(1000, 50, rate=8.0, arrival="poisson", cached_tokens=160, prefixes=6)
+    in_turn = shared_out(load, 4, "round_robin")
+    assert (in_turn.rate, in_turn.arrival, in_turn.burstiness) == (2.0, "gamma", 4.0)
+    # Of six in turn, each of four servers sees three: every second one.
+    assert in_turn.prefixes == 3
+    by_chance = shared_out(load, 4, "random")
+    assert (by_chance.rate, by_chance.arrival, by_chance.prefixes) == (2.0, "poisson", 6)
+    assert shared_out(load, 3, "cache_aware").prefixes == 2
+    # Even arrivals that each come with a chance of a quarter vary by three quarters.
+    even = shared_out(dataclasses.replace(load, arrival="constant"), 4, "random")
+    assert even.arrival_cv2 == pytest.approx(0.75)
+    assert shared_out(dataclasses.replace(load, arrival="constant"), 4, "round_robin").rate == 2.0
+    clients = physim.Load(1000, 50, concurrency=10, requests=100)
+    assert shared_out(clients, 4, "random").concurrency == 2.5
+    assert shared_out(clients, 20, "random").concurrency == 1.0
+    assert shared_out(load, 1, "random") is load
+
+
+class Server:
+    """What a router sees of a server."""
+
+    def __init__(self, requests=0, waiting=0, kv_blocks=0, found=0):
+        self.requests, self.waiting, self.kv_blocks, self.received = requests, waiting, kv_blocks, 0
+        self.config = type(
+            "Config", (), {"kv_blocks": 1000, "kv": type("KV", (), {"block_size": 16})}
+        )
+        self._found = found
+
+    def found(self, path):
+        return self._found if path else 0
+
+
+def picks(name, servers, requests):
+    router = router_named(name)
+    chosen = []
+    for request in requests:
+        server = router(servers, request)
+        server.received += 1
+        chosen.append(servers.index(server))
+    return chosen
+
+
+def test_routers_by_hand():
+    some = [Request(n, 0.0, 320, 2) for n in range(4)]
+    assert picks("round_robin", [Server(), Server(), Server()], some) == [0, 1, 2, 0]
+    assert picks("least_requests", [Server(5), Server(2), Server(2)], some) == [1, 2, 1, 2]
+    assert picks("least_kv", [Server(0, 0, 9), Server(9, 9, 2)], some) == [1] * 4
+    drawn = picks("random", [Server(), Server()], [Request(n, 0.0, 9, 2) for n in range(400)])
+    assert 160 < sum(drawn) < 240
+    # A prefix of all blocks has 3, as much as an empty queue and half of the cache free.
+    path = (Segment(0, 320, 16),)
+    asked = [Request(0, 0.0, 320, 2, path=path)]
+    assert picks("prefix_scores", [Server(0, 4, 600, found=20), Server()], asked) == [1]
+    assert picks("prefix_scores", [Server(0, 0, 500, found=20), Server()], asked) == [0]
+
+
+def test_a_cache_aware_router_keeps_prefixes_together_until_that_unbalances():
+    path = (Segment(0, 160, 16),)
+    alike = [Request(n, 0.0, 320, 2, path=path) for n in range(3)]
+    servers = [Server(), Server()]
+    assert picks("cache_aware", servers, alike) == [0, 0, 0]
+    router = router_named("cache_aware")
+    first = router(servers, alike[0])
+    first.requests = 64
+    assert router(servers, alike[1]) is first
+    # More than 64 requests and half as many more.
+    first.requests = 65
+    assert router(servers, alike[2]) is not first
+    # A tenth of a prompt is too little to go by.
+    servers = [Server(1), Server(0)]
+    router = router_named("cache_aware")
+    short = (Segment(0, 32, 16),)
+    assert router(servers, Request(0, 0.0, 320, 2, path=short)) is servers[1]
+    servers[1].requests = 2
+    assert router(servers, Request(1, 0.0, 320, 2, path=short)) is servers[0]
+
+
+def test_one_replica_is_the_server_itself():
+    load = LOAD | {"rate": 4.0}
+    one, alone = predicted(**load, replicas=1, router="random"), predicted(**load)
+    assert one.to_dict() == alone.to_dict()
+
+
+def test_replicas_have_their_share():
+    four = predicted(**LOAD, rate=16.0, replicas=4, router="random")
+    one = predicted(**LOAD, rate=4.0)
+    assert four.ttft_s == pytest.approx(one.ttft_s, rel=1e-5)
+    assert four.requests_per_s == pytest.approx(16.0)
+    assert four.saturation_rps == pytest.approx(4 * one.saturation_rps)
+    assert (four.pool.replicas, four.gpus) == (4, "4 servers of 1 x h100_sxm")
+    # In turn they come more evenly.
+    assert predicted(**LOAD, rate=16.0, replicas=4).e2e_s < four.e2e_s
+
+
+def differences(**options):
+    """How much more the fluid has than a replay, by quantity and statistic, as a share."""
+    check = physim.check(MODEL, gpu="h100_sxm", fit="none", **options)
+    return {(row.quantity, row.statistic): (row.difference_pct or 0.0) / 100 for row in check.rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("router", "bound"),
+    [("round_robin", 0.11), ("random", 0.04), ("least_requests", 0.07), ("prefix_scores", 0.04)],
+)
+def test_a_fleet_in_the_fluid_is_that_of_the_replay(router, bound):
+    load = LOAD | {"output_tokens": physim.Lengths.exponential(150), "rate": 24.0}
+    found = differences(**load, replicas=3, router=router)
+    assert abs(found["ttft", "mean"]) < bound
+    assert abs(found["itl", "mean"]) < 0.035
+    # Of drawn exponential lengths the mean is a percent and a half below what was asked for.
+    assert abs(found["e2e", "mean"]) < 0.045
+
+
+@pytest.mark.slow
+def test_a_random_balancer_clumps():
+    """Chance makes first tokens wait that come evenly, more than one server's at the mean rate."""
+    options = {"input_tokens": 4000, "output_tokens": 50, "arrival": "constant"}
+    two = options | {"replicas": 2}
+    most = predicted(**two, rate=1.0).saturation_rps
+    for method in ("fluid", "replay"):
+        in_turn, by_chance = (
+            predicted(**two, rate=0.7 * most, router=router, method=method).ttft_s
+            for router in ("round_robin", "random")
+        )
+        one = predicted(**options, rate=0.35 * most, method=method).ttft_s
+        assert in_turn == pytest.approx(one, rel=0.05)
+        assert by_chance > 1.15 * one
+
+
+@pytest.mark.parametrize("rate", [8.0, pytest.param(24.0, marks=pytest.mark.slow)])
+def test_pools_apart_in_the_fluid_are_those_of_the_replay(rate):
+    found = differences(**LOAD, **APART, rate=rate)
+    assert abs(found["ttft", "mean"]) < 0.04
+    assert abs(found["ttft", "p90"]) < 0.1
+    assert abs(found["itl", "mean"]) < 0.02
+    assert abs(found["e2e", "mean"]) < 0.01
+
+
+def test_what_first_tokens_of_pools_apart_are_spent_on():
+    found = predicted(**LOAD, **APART, rate=8.0, transfer_latency_s=0.1)
+    assert math.fsum(found.ttft_parts_s.values()) == pytest.approx(found.ttft_s)
+    assert 0.1 < found.ttft_parts_s["transfer"] < 0.12
+    assert [pool.phases for pool in found.pools] == [("prefill",), ("decode",)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clients", [16, 64, 256])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_clients_of_pools_apart(clients, engine):
+    """Where decode has few slots, they wait for these."""
+    options = {
+        "input_tokens": physim.Lengths.normal(1000, 100),
+        "output_tokens": physim.Lengths.normal(400, 40),
+        "max_num_seqs": 48,
+        "concurrency": clients,
+        "requests": 10 * clients,
+    }
+    found = differences(**options, **APART, engine=engine)
+    assert abs(found["itl", "mean"]) < 0.035
+    assert abs(found["e2e", "mean"]) < 0.045
+    assert abs(found["requests_per_s", "mean"]) < 0.07
+
+
+def test_apart_what_is_asked_for_by_hand():
+    assert pool_options("decode", "tp=8, dp=8,replicas=2,gpu=h200_sxm,expert-load=0") == {
+        "tp": 8,
+        "dp": 8,
+        "replicas": 2,
+        "gpu": "h200_sxm",
+        "expert_load": 0.0,
+    }
+    case = physim.Case.from_options(
+        MODEL, gpu="h100_sxm", max_num_seqs=64, prefill="tp=2", decode="max_num_seqs=8,replicas=3"
+    )
+    first, second = case.service.pools
+    assert (first.server.parallelism.tp, first.server.sizes.max_num_seqs) == (2, 64)
+    assert (second.replicas, second.server.sizes.max_num_seqs, case.service.gpus) == (3, 8, 5)
+    # 36 layers of 8 KV heads of 128 in 16 bit, keys and values: half of them on each of two GPUs.
+    token = 2 * 36 * 8 * 128 * 2
+    assert case.service.link.token_s(first.server, first.server) == pytest.approx(
+        token / 2 / case.service.link.bandwidth
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefill": "tp=1"}, "decode: is not given, and prefill is; give both, or neither"),
+        ({"prefill": "tp", "decode": ""}, "prefill: 'tp' is not an option and its value"),
+        ({"prefill": "tps=1", "decode": ""}, "prefill: option 'tps': is unknown; did you mean tp"),
+        ({"prefill": "tp=x", "decode": ""}, "prefill: tp: 'x' is not a number; correct it"),
+        ({"prefill": "replicas=0", "decode": ""}, "prefill: replicas: 0 is not a positive integer"),
+        ({"prefill": "tp=3", "decode": ""}, "prefill: tp"),
+        ({**APART, "replicas": 2}, "replicas: are of servers that do both"),
+        ({**APART, "router": "mine"}, "router: 'mine' is unknown; use one of round_robin"),
+        ({**APART, "gpu": "l40s"}, "transfer_bandwidth: is not given, and nothing is known"),
+        ({**APART, "transfer_bandwidth": 0.0}, "transfer_bandwidth: 0.0 is not positive"),
+        ({"transfer_latency_s": 1.0}, "transfer_latency_s: is of servers apart"),
+        ({"replicas": 0}, "replicas: 0 is not positive"),
+        ({"replicas": 2.5}, "replicas: 2.5 is not a whole number"),
+        (
+            {**APART, "rate": None, "stages": [(1, 9)]},
+            "load: that ends or changes is only replayed",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_for(options, message):
+    with pytest.raises(InputError) as error:
+        physim.predict(MODEL, fit="none", **{"gpu": "h100_sxm", "rate": 2.0} | LOAD | options)
+    assert str(error.value).startswith(message)
+
+
+def test_what_only_one_server_is_asked_about():
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", replicas=2, rate=2.0, **LOAD)
+    with pytest.raises(InputError, match="service: has 2 servers in 1 pools, where one is asked"):
+        physim.explain(case)
+
+
+def test_more_than_pools_can_do_is_said():
+    found = predicted(**LOAD | APART, rate=1e3)
+    assert (found.saturated, found.ttft_s, found.e2e_s) == (True, None, None)
+    assert found.requests_per_s == pytest.approx(found.saturation_rps, rel=1e-3)
+
+
+def test_many_fleets_are_predicted_at_once():
+    some = [LOAD | {"rate": 4.0}, LOAD | APART | {"rate": 4.0}, LOAD | {"rate": 4.0, "replicas": 2}]
+    cases = [physim.Case.from_options(MODEL, gpu="h100_sxm", **one) for one in some]
+    together = physim.predict_cases(cases, physim.Corrections())
+    for one, own in zip(together, some, strict=True):
+        assert one.ttft_s == pytest.approx(predicted(**own).ttft_s, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_every_request_of_a_fleet_ends_once_and_again_the_same():
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        apart = bool(rng.integers(2))
+        options = {
+            "input_tokens": physim.Lengths.exponential(float(rng.integers(50, 3000))),
+            "output_tokens": physim.Lengths.exponential(float(rng.integers(2, 200))),
+            "router": ROUTERS[number % len(ROUTERS)],
+            "engine": ("vllm", "sglang", "trtllm")[int(rng.integers(3))],
+            "cached_tokens": 0,
+            "requests": 300,
+        }
+        if rng.integers(2):
+            options |= {"concurrency": int(rng.integers(1, 80))}
+        else:
+            options |= {"rate": float(rng.uniform(1, 40)), "arrival": "poisson"}
+        if apart:
+            options |= {"prefill": "replicas=2", "decode": "replicas=3,max_num_seqs=12"}
+        else:
+            options |= {"replicas": int(rng.integers(1, 5)), "max_num_seqs": 12}
+        case = physim.Case.from_options(MODEL, gpu="h100_sxm", **options)
+        first, again = (replay_load(case, physim.Corrections(), 0.0, number) for _ in range(2))
+        assert len(first.requests) == 300
+        for one in first.requests:
+            assert one.generated == one.output_tokens
+            assert one.arrival_s <= one.scheduled_s <= one.first_token_s <= one.finished_s
+        assert first.samples.kv_blocks.max() <= first.kv_blocks
+        assert first.to_frame().equals(again.to_frame())
+        assert first.end_s == again.end_s
+
+
+def test_predict_prints_pools_apart():
+    words = ["predict", MODEL, "--gpu", "h100_sxm", "--rate", "8", "--input", "2000"]
+    words += ["--output", "150", "--prefill", "replicas=2", "--decode", "tp=2"]
+    text = CliRunner().invoke(app, [*words, "--transfer-latency", "0.05"]).stdout
+    assert "prefill on 2 servers of 1 x h100_sxm, decode on 2 x h100_sxm" in text
+    assert "on the way to the servers that generate" in text
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert [pool["phases"] for pool in found["pools"]] == [["prefill"], ["decode"]]
+    assert found["pools"][0]["replicas"] == 2
