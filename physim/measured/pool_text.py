@@ -29,7 +29,7 @@ def pool_text(options: Mapping[str, object]) -> str:
     return ",".join(f"{name}={value}" for name, value in said.items())
 
 
-def pool_options(text: str) -> dict[str, str]:
+def options_in(text: str) -> dict[str, str]:
     """The options that a pool's text names, in its order.
 
     Args:
@@ -43,26 +43,28 @@ def pool_options(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, sign, value = (side.strip() for side in part.partition("="))
         if not (name and sign and value):
-            raise InputError("", f"{part[:40]!r} is no option=value", "write them like tp=8,dp=8")
+            raise InputError(
+                "pool", f"{part[:40]!r} is no option=value", "write them like tp=8,dp=8"
+            )
         if name not in _KNOWN:
             near = difflib.get_close_matches(name, _KNOWN, n=1)
             remedy = f"did you mean {near[0]}?" if near else "name options of a server"
-            raise InputError("", f"option {name[:40]!r} is unknown", remedy)
+            raise InputError("pool", f"option {name[:40]!r} is unknown", remedy)
         if name in found:
-            raise InputError("", f"names {name} twice", "name it once")
+            raise InputError("pool", f"names {name} twice", "name it once")
         if name in (REPLICAS, *_DEGREES) and not _is_positive(value):
-            raise InputError("", f"{name} {value[:40]!r} is no positive integer", "correct it")
+            raise InputError("pool", f"{name} {value[:40]!r} is no positive integer", "correct it")
         found[name] = value
     return found
 
 
-def degrees_in(text: str) -> dict[str, int]:
+def pool_degrees(text: str) -> dict[str, int]:
     """Degrees of parallelism of a pool's text; 1 where it names none.
 
     Args:
-        text: The pool's text, which `pool_options` reads.
+        text: The pool's text, which `options_in` reads.
     """
-    options = pool_options(text)
+    options = options_in(text)
     return {name: int(options.get(name, 1)) for name in _DEGREES}
 
 

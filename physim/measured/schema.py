@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from physim import records
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.measured.pool_text import pool_options
+from physim.measured.pool_text import options_in
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.records import (
@@ -47,7 +47,7 @@ def _arrival(text: str) -> str:
 
 def _pool(text: str) -> str:
     try:
-        pool_options(text)
+        options_in(text)
     except InputError as error:
         raise disagreement("", error.what, error.remedy) from None
     return text

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 _WITHOUT_WORKERS = "does not say how many engines there are"
 _UNKNOWN_MODEL = "is of a model that physim does not know"
-_WITH_STAGES = "has stages of layers, of which no row says how prompts pass them"
+_WITH_STAGES = "has engines of several stages of layers"
+_OTHER_GPUS = "has experts on other GPUs than attention"
+_OF_ENGINES = (
+    *("num_workers", "tp_size", "pp_size", "attention_dp_size"),
+    *("moe_tp_size", "moe_ep_size"),
+)
 # Options of a pool that rules may set, beside its layout and its replicas.
 _OF_A_POOL = ("max_num_seqs", "max_num_batched_tokens", "moe_kernel", "all2all", "receive_every")
 
@@ -178,17 +183,16 @@ def _row(point: _Point) -> dict[str, Any] | str:
 
 def _engines(point: _Point, phase: str) -> _Engines | str:
     """The engines of a phase, or why the row is passed over."""
-    own = {
-        name: getattr(point, f"{phase}_{name}")
-        for name in ("num_workers", "tp_size", "pp_size", "attention_dp_size")
-    }
+    own = {name: getattr(point, f"{phase}_{name}") for name in _OF_ENGINES}
     if own["num_workers"] is None:
         return _WITHOUT_WORKERS
     if own["pp_size"] not in (None, 1):
         return _WITH_STAGES
     tp, dp = own["tp_size"], own["attention_dp_size"] or 1
-    # Degrees of experts are 0 where a row says nothing of them.
-    ep = getattr(point, f"{phase}_moe_ep_size") or 1
+    # 0 where a row says nothing of experts; 1 of both where there are none.
+    moe_tp, ep = own["moe_tp_size"] or 1, own["moe_ep_size"] or 1
+    if moe_tp * ep not in (1, tp * dp):
+        return _OTHER_GPUS
     return _Engines(own["num_workers"], Parallelism(tp=tp, dp=dp, ep=ep))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from physim.measured.pool_text import degrees_in
+from physim.measured.pool_text import pool_degrees
 from physim.measured.row_rules import held_out
 from physim.measured.schema import RunRow
 
@@ -32,7 +32,7 @@ def part_of(row: RunRow) -> str:
     layouts = [(row.tp, row.ep or 1)]
     for pool in (row.prefill, row.decode):
         if pool is not None:
-            degrees = degrees_in(pool)
+            degrees = pool_degrees(pool)
             layouts.append((degrees["tp"], degrees["ep"]))
     if held_out(row.model_dump()) or any(tp == 8 and ep > 1 for tp, ep in layouts):
         return TEST
