@@ -38,7 +38,7 @@ _OF_ENGINES = (
     *("moe_tp_size", "moe_ep_size"),
 )
 # Options of a pool that rules may set, beside its layout and its replicas.
-_OF_A_POOL = ("max_num_seqs", "max_num_batched_tokens", "moe_kernel", "all2all", "receive_every")
+_OF_A_POOL = ("max_num_seqs", "max_num_batched_tokens", "moe_kernel", "receive_every")
 
 
 class _Point(silicon.Point):
