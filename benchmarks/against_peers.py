@@ -12,6 +12,11 @@ own, and what it answers is kept in a table; a second run goes on where the firs
     python benchmarks/against_peers.py compare silicon.csv peers.csv --where "part == 'test'" \
         --page docs/accuracy.md
 
+Rows with prefill and decode apart (``physim data convert silicon-disagg --out pools.csv``) are
+asked about in the same way, with a table of answers of their own: peers say how many requests per
+second there are of them. ``--where "draft_hidden == False"`` leaves out those that may have had
+drafts.
+
 An answer takes AIConfigurator some 1.5 s and AISimulate 3. ``compare`` predicts the rows with no
 fit and with the default fit, and prints Markdown, or writes it between the two comments of
 ``--page`` that name it. Why a peer is ahead in a group of rows is said in ``against_peers.csv``,
@@ -27,7 +32,7 @@ import multiprocessing
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -39,10 +44,12 @@ Row = Mapping[str, str]
 # Groups of fewer rows are in no table of their own, and none of them is said to be ahead.
 LEAST_ROWS = 30
 METRICS = {"itl": "ITL", "ttft": "TTFT", "e2e": "E2E"}
+# Of rows with prefill and decode apart besides.
+RATE = {"rate": "requests per second"}
 PEERS = {"aiconfigurator": "AIConfigurator", "aisimulate": "AISimulate"}
 FITS = {"none": "no fit", "default": "default fit"}
 REASONS = Path(__file__).with_suffix(".csv")
-_ANSWER = ("experiment", "peer", "ttft_s", "tpot_s", "problem")
+_ANSWER = ("experiment", "peer", "ttft_s", "tpot_s", "rate_rps", "problem")
 # The rows that pages are about come first.
 _ORDER = ("validation", "test", "fit")
 
@@ -85,7 +92,9 @@ def ask(peer: str, data: Path, answers: Path, processes: int) -> None:
     answer = {"aiconfigurator": _aiconfigurator, "aisimulate": _aisimulate}[peer]
     wanted = [(answer, row, points[row["experiment"]]) for row in rows]
     with answers.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, _ANSWER)
+        # A table that was begun before stays as it is.
+        fields = list(known[0]) if known else _ANSWER
+        writer = csv.DictWriter(file, fields, extrasaction="ignore")
         if not known:
             writer.writeheader()
         with multiprocessing.Pool(processes) as pool:
@@ -100,37 +109,97 @@ def _points(peer: str) -> Path:
     return Path(str(resources.files(core))) / "systems" / "silicon_sample.csv"
 
 
-# A row, its model's name, its layout in experts' degrees if it has any, and its formats.
-Answer = Callable[[Row, str, Mapping[str, int], Mapping[str, str]], tuple[float, float]]
+@dataclass(frozen=True)
+class Engines:
+    """Engines of a row that are alike.
+
+    Attributes:
+        layout: Degrees of one: tp, and dp, moe_tp and moe_ep where the model has experts.
+        replicas: How many there are.
+        ranks: Ranks of attention of one.
+        slots: Requests that a rank decodes at once.
+        tokens: Tokens of a step of a rank.
+    """
+
+    layout: Mapping[str, int]
+    replicas: int
+    ranks: int
+    slots: int
+    tokens: int
 
 
-def _answer(wanted: tuple[Answer, Row, Row]) -> dict[str, Any]:
-    """TTFT and TPOT in seconds, or why there are none.
+@dataclass(frozen=True)
+class Answer:
+    """What a peer says of a row: TTFT and TPOT in seconds, and the requests per second if it does.
+
+    Of those it tells the latter for rows with prefill and decode apart alone.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    rate_rps: float | None = None
+
+
+# A row, its model's name, its engines (aggregated, or prefill and decode), and its formats.
+Ask = Callable[[Row, str, Mapping[str, Engines], Mapping[str, str]], Answer]
+
+
+def engines_of(row: Row, model: str) -> dict[str, Engines]:
+    """The engines of a row by phase, as peers name these."""
+    texts = {"prefill": row.get("prefill"), "decode": row.get("decode")}
+    pools = {phase: text for phase, text in texts.items() if text}
+    found = {}
+    for phase in pools or ("aggregated",):
+        said = dict(part.split("=") for part in pools[phase].split(",")) if pools else {}
+        degrees = {name: int(said.get(name, row.get(name) or 1)) for name in ("tp", "dp", "ep")}
+        tp, dp, ep = degrees.values()
+        layout = {"tp": tp}
+        if not any(dense in model for dense in _DENSE):
+            layout |= {"dp": dp, "moe_tp": tp * dp // ep, "moe_ep": ep}
+        found[phase] = Engines(
+            layout,
+            replicas=int(said.get("replicas", 1)),
+            ranks=dp,
+            slots=int(float(said.get("max_num_seqs", row["max_num_seqs"]))),
+            tokens=int(
+                float(said.get("max_num_batched_tokens", row["max_num_batched_tokens"] or _BUDGET))
+            ),
+        )
+    return found
+
+
+def requests_of_a_rank(row: Row, engines: Engines) -> int:
+    """Requests that a rank of attention has of a row's clients, no more than it takes."""
+    together = int(float(row["concurrency"])) // (engines.replicas * engines.ranks)
+    return max(min(together, engines.slots), 1)
+
+
+def _answer(wanted: tuple[Ask, Row, Row]) -> dict[str, Any]:
+    """What a peer answers, or why it does not.
 
     A peer is asked in a row's own formats, and where it refuses, in those that it takes by itself.
     """
-    answer, row, point = wanted
-    found = {"experiment": row["experiment"], "ttft_s": "", "tpot_s": "", "problem": ""}
+    ask_peer, row, point = wanted
+    found = dict.fromkeys(_ANSWER, "") | {"experiment": row["experiment"]}
     model = _NAMES.get(point["model_path"], point["model_path"])
-    tp, dp, ep = (int(row[degree]) for degree in ("tp", "dp", "ep"))
-    layout, formats = {"tp": tp}, ["gemm_quant_mode"]
+    engines, formats = engines_of(row, model), ["gemm_quant_mode"]
     if not any(dense in model for dense in _DENSE):
-        layout |= {"dp": dp, "moe_tp": tp * dp // ep, "moe_ep": ep}
         formats.append("moe_quant_mode")
     stated = {name: point[name] for name in formats if point[name]}
     for asked in [{}] if model in _FORMATS_OF_ITS_OWN else [stated, {}]:
         try:
-            ttft_s, tpot_s = answer(row, model, layout, asked)
+            answer = ask_peer(row, model, engines, asked)
         except (Exception, SystemExit) as error:  # whatever it refuses a row with
             found["problem"] = f"{type(error).__name__}: {error}"[:200].replace("\n", " ")
         else:
-            return found | {"ttft_s": ttft_s, "tpot_s": tpot_s, "problem": ""}
+            said = {name: value for name, value in asdict(answer).items() if value is not None}
+            return found | said | {"problem": ""}
     return found
 
 
 def _aiconfigurator(
-    row: Row, model: str, layout: Mapping[str, int], formats: Mapping[str, str]
-) -> tuple[float, float]:
+    row: Row, model: str, engines: Mapping[str, Engines], formats: Mapping[str, str]
+) -> Answer:
     """AIConfigurator's estimate, of the batch that clients make of each rank."""
     from aiconfigurator.cli.api import cli_estimate
 
@@ -140,22 +209,32 @@ def _aiconfigurator(
         "moe_tp": "moe_tp_size",
         "moe_ep": "moe_ep_size",
     }
+    asked: dict[str, Any] = {}
+    for phase, own in engines.items():
+        front = "" if phase == "aggregated" else f"{phase}_"
+        asked |= {f"{front}{names[degree]}": size for degree, size in own.layout.items()}
+        # A prompt at a time, which is what its factor on TTFT is for.
+        batch = 1 if phase == "prefill" else requests_of_a_rank(row, own)
+        asked[f"{front}batch_size"] = batch
+        if front:
+            asked[f"{front}num_workers"] = own.replicas
     found = cli_estimate(
         model_path=model,
         system_name=row["hardware"],
         backend_name=row["engine"],
         isl=round(float(row["input_len_mean"])),
         osl=round(float(row["output_len"])),
-        batch_size=max(int(float(row["concurrency"])) // int(row["dp"]), 1),
-        **{names[degree]: size for degree, size in layout.items()},
+        **({} if "aggregated" in engines else {"mode": "disagg"}),
+        **asked,
         **formats,
     )
-    return found.ttft * 1e-3, found.tpot * 1e-3
+    rate = None if "aggregated" in engines else found.raw["request_rate"]
+    return Answer(found.ttft * 1e-3, found.tpot * 1e-3, rate)
 
 
 def _aisimulate(
-    row: Row, model: str, layout: Mapping[str, int], formats: Mapping[str, str]
-) -> tuple[float, float]:
+    row: Row, model: str, engines: Mapping[str, Engines], formats: Mapping[str, str]
+) -> Answer:
     """Means of AISimulate's replay of the row's requests, of its limits and its mean lengths."""
     from aisimulate.config.cli import CorePredictionConfig
     from aisimulate.predict import run_prediction
@@ -167,15 +246,16 @@ def _aisimulate(
         "moe_tp": "moe_tensor",
         "moe_ep": "moe_expert",
     }
-    worker = {
-        "parallelism": {names[degree]: size for degree, size in layout.items()},
-        "kv_cache": {"prefix_caching": False},
-        "timing": dict(formats),
-        "scheduler": {
-            "max_batched_tokens": int(float(row["max_num_batched_tokens"] or _BUDGET)),
-            "max_sequences": int(float(row["max_num_seqs"])),
-        },
-    }
+    apart = "aggregated" not in engines
+    workers = {}
+    for phase, own in engines.items():
+        parallelism = {names[degree]: size for degree, size in own.layout.items()}
+        workers[phase] = {
+            "parallelism": parallelism | ({"replicas": own.replicas} if apart else {}),
+            "kv_cache": {"prefix_caching": False},
+            "timing": dict(formats),
+            "scheduler": {"max_batched_tokens": own.tokens, "max_sequences": own.slots},
+        }
     case = {
         "traffic": {
             "source": {
@@ -187,11 +267,11 @@ def _aisimulate(
             "stop": {"requests": int(float(row["requests"]))},
         },
         "engine": {
-            "mode": "aggregated",
+            "mode": "disaggregated" if apart else "aggregated",
             "model": model,
             "hardware": row["hardware"],
             "backend": row["engine"],
-            "workers": {"aggregated": worker},
+            "workers": workers,
         },
     }
     found = run_prediction(
@@ -199,7 +279,8 @@ def _aisimulate(
         stack="engine",
         runner_factory=resolve_runner_factory("engine"),
     ).summary
-    return found["mean_ttft_ms"] * 1e-3, found["mean_tpot_ms"] * 1e-3
+    rate = found["request_throughput_rps"] if apart else None
+    return Answer(found["mean_ttft_ms"] * 1e-3, found["mean_tpot_ms"] * 1e-3, rate)
 
 
 @dataclass(frozen=True)
@@ -236,15 +317,23 @@ def compared(row: Row, predicted: Mapping[str, Mapping[str, float]]) -> Compared
     steps = float(row["output_len"]) - 1
     ttft, e2e = float(row["ttft_mean"]), float(row["e2e_mean"])
     measured = {"itl": (e2e - ttft) / steps, "ttft": ttft, "e2e": e2e}
-    errors: dict[str, dict[str, float]] = {metric: {} for metric in METRICS}
+    clients = float(row["concurrency"]) if row.get("prefill") else None
+    if clients:
+        measured["rate"] = clients / e2e
+    errors: dict[str, dict[str, float]] = {metric: {} for metric in measured}
     for name, times in predicted.items():
         known = {"e2e": times["ttft"] + steps * times["itl"]} | dict(times)
+        if clients:
+            # By Little's law, where none is told.
+            known = {"rate": clients / known["e2e"]} | known
         for metric, seen in measured.items():
             errors[metric][name] = 100 * abs(known[metric] / seen - 1)
     return Compared(_group(row), errors)
 
 
 def _group(row: Row) -> Group:
+    if row.get("prefill"):
+        return Group(row["engine"], row["hardware"], "prefill and decode apart")
     dp, ep = int(row["dp"]), int(row["ep"])
     kind = "data parallel" if dp > 1 else "experts spread" if ep > 1 else "tensor parallel"
     return Group(row["engine"], row["hardware"], kind)
@@ -265,7 +354,7 @@ def groups_of(rows: Sequence[Compared]) -> list[Group]:
 def table(rows: Sequence[Compared], metric: str) -> Iterator[str]:
     """Errors by group, in Markdown: mean (median), and of how many rows if not of all."""
     names = [*FITS.values(), *PEERS.values()]
-    yield f"| {METRICS[metric]}, percent | GPU | layout | rows | {' | '.join(names)} |"
+    yield f"| {(METRICS | RATE)[metric]}, percent | GPU | layout | rows | {' | '.join(names)} |"
     yield f"| {' | '.join(['---'] * (4 + len(names)))} |"
     for group in groups_of(rows):
         some = [one for one in rows if group.holds(one.group)]
@@ -323,6 +412,8 @@ def compare(data: Path, answers: Path, where: str, page: Path | None) -> None:
     for one in read(answers):
         if one["tpot_s"]:
             times = {"ttft": float(one["ttft_s"]), "itl": float(one["tpot_s"])}
+            if one.get("rate_rps"):
+                times["rate"] = float(one["rate_rps"])
             predicted.setdefault(one["experiment"], {})[one["peer"]] = times
     asked = set()
     for fit in FITS:
@@ -367,9 +458,10 @@ def _page(rows: Sequence[Compared], where: str) -> Iterator[str]:
     yield f"{len(rows)} rows, `{where}`; answered: {', '.join(answered)}."
     yield ""
     yield from ahead(rows, reasons)
-    for metric in METRICS:
-        yield ""
-        yield from table(rows, metric)
+    for metric in METRICS | RATE:
+        if any(metric in one.errors for one in rows):
+            yield ""
+            yield from table(rows, metric)
 
 
 def main() -> None:

@@ -39,6 +39,7 @@ from physim.inputs.lengths import Lengths
 from physim.inputs.popularity import Popularity
 from physim.inputs.stages import Stage
 from physim.measured.condition import filtered
+from physim.measured.pool_text import pool_degrees
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.questions.objectives import Objective
@@ -240,7 +241,7 @@ def lengths(rng: Rng, folder: Path) -> None:
 
 def words(rng: Rng, folder: Path) -> None:
     """Small texts that options take: stages, bounds, prices, rates, lists, versions, names."""
-    kind = rng.integers(11)
+    kind = rng.integers(12)
     if kind == 0:
         stage = Stage.parse(odd_text(rng, "8:600"))
         assert 0 < stage.rate * stage.duration_s < math.inf
@@ -268,6 +269,8 @@ def words(rng: Rng, folder: Path) -> None:
         counts, share = Popularity.parse(odd_text(rng, "zipf:1.2")).classes(50)
         assert np.isfinite(counts).all()
         assert np.isfinite(share).all()
+    elif kind == 10:
+        assert all(one >= 1 for one in pool_degrees(odd_text(rng, "tp=8,dp=2,replicas=3")).values())
     else:
         path = folder / "models.txt"
         path.write_bytes(odd_text(rng, "Qwen/Qwen3-8B\n# a\n").encode("utf-8", "surrogatepass"))
@@ -377,11 +380,13 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.guidellm": ("guidellm",),
     "physim.measured.inference_perf": ("inference-perf",),
     "physim.measured.ml_energy": ("ml-energy",),
+    "physim.measured.pool_text": ("words",),
     "physim.measured.profiles": ("profile-of-trace",),
     "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
     "physim.measured.row_rules": _OURS,
     "physim.measured.runs_csv": ("table",),
     "physim.measured.silicon": ("silicon",),
+    "physim.measured.silicon_pools": ("silicon-disagg",),
     "physim.measured.stage_report": _OURS,
     "physim.measured.step_trace": ("steps-csv", "steps-parquet"),
     "physim.measured.vllm_bench": ("vllm-bench", "report"),

@@ -35,7 +35,7 @@ from physim.errors import InputError
 from physim.inputs.lengths import lengths
 from physim.inputs.load import ARRIVALS
 from physim.inputs.request_traces import read_requests
-from physim.measured import formats, ml_energy, server_log, silicon
+from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
 from physim.measured.run_cases import case_of, measured
 from physim.measured.runs_csv import TableRow, read_tables
 from physim.measured.schema import RunRow
@@ -343,6 +343,9 @@ FORMATS: dict[str, Format] = {
     "vllm-log": Format(("vllm.log", "vllm_newer.log"), _log),
     "ml-energy": Format(("ml_energy.csv",), _public(ml_energy.read)),
     "silicon": Format(("silicon.csv",), _public(silicon.read)),
+    "silicon-disagg": Format(
+        ("silicon_disagg.csv",), _public(lambda path: silicon_pools.read(path).frame)
+    ),
     "steps-csv": Format(("steps.csv",), _steps),
     "steps-parquet": Format(("steps.csv",), _steps, suffix=".parquet"),
 }
@@ -435,6 +438,10 @@ IGNORED: dict[str, dict[str, str]] = {
     },
     "silicon": {
         **dict.fromkeys(("decode_*", "prefill_*"), "of servers that are disaggregated"),
+        **dict.fromkeys(("gemm_quant_mode", "moe_quant_mode"), "`precision` says the checkpoint"),
+    },
+    "silicon-disagg": {
+        "prefill_batch_size": "1 in all rows, however many prompts come at once",
         **dict.fromkeys(("gemm_quant_mode", "moe_quant_mode"), "`precision` says the checkpoint"),
     },
     "steps-csv": _STEPS,

@@ -37,6 +37,80 @@ def test_errors_are_of_the_three_latencies(peers):
     )
 
 
+APART = {
+    "prefill": "tp=2,replicas=4,max_num_batched_tokens=16384",
+    "decode": "tp=1,dp=8,ep=8,replicas=2,max_num_seqs=5",
+    "tp": "1",
+    "max_num_seqs": "160",
+    "max_num_batched_tokens": "8192",
+    "concurrency": "160.0",
+}
+
+
+def test_rows_apart_have_requests_per_second_too(peers):
+    # 160 clients with requests of 3 s are 53.3 a second; 3.3 s make 48.5 of them.
+    known = {
+        "none": {"ttft": 0.8, "itl": 0.025},
+        "aisimulate": {"ttft": 1, "itl": 0.02, "rate": 48},
+    }
+    found = peers.compared(row(**APART), known)
+    assert found.group == peers.Group("vllm", "h100_sxm", "prefill and decode apart")
+    assert found.errors["rate"] == pytest.approx({"none": 100 / 11, "aisimulate": 10.0})
+    assert "rate" not in peers.compared(row(), known).errors
+
+
+def test_peers_are_asked_about_the_engines_of_a_row(peers):
+    apart = peers.engines_of(row(**APART), "deepseek-ai/DeepSeek-V3")
+    assert apart == {
+        "prefill": peers.Engines(
+            {"tp": 2, "dp": 1, "moe_tp": 2, "moe_ep": 1}, 4, ranks=1, slots=160, tokens=16384
+        ),
+        "decode": peers.Engines(
+            {"tp": 1, "dp": 8, "moe_tp": 1, "moe_ep": 8}, 2, ranks=8, slots=5, tokens=8192
+        ),
+    }
+    # Of 160 clients each of 16 ranks has ten, and room for five.
+    assert peers.requests_of_a_rank(row(**APART), apart["decode"]) == 5
+    whole = row(tp="4", max_num_seqs="64.0", max_num_batched_tokens="", concurrency="2.0")
+    (name, engines), *_ = peers.engines_of(whole, "Qwen/Qwen3-32B").items()
+    assert name == "aggregated"
+    assert engines == peers.Engines({"tp": 4}, 1, ranks=1, slots=64, tokens=8192)
+    assert peers.requests_of_a_rank(whole, engines) == 2
+
+
+def test_a_table_of_answers_that_was_begun_goes_on(peers, monkeypatch, tmp_path):
+    """One of before has no column for requests per second."""
+    data, answers = tmp_path / "rows.csv", tmp_path / "answers.csv"
+    header = "experiment,left_out,draft_tokens,part"
+    data.write_text(f"{header}\nfirst,,,fit\nsecond,,,fit\n")
+    answers.write_text("experiment,peer,ttft_s,tpot_s,problem\nfirst,aisimulate,1,0.1,\n")
+    points = [{"id": name} for name in ("first", "second")]
+    read = peers.read
+    monkeypatch.setattr(peers, "_points", lambda _: None)
+    monkeypatch.setattr(peers, "read", lambda path: points if path is None else read(path))
+    monkeypatch.setattr(peers.multiprocessing, "Pool", Processes)
+    peers.ask("aisimulate", data, answers, 1)
+    assert answers.read_text().splitlines()[2:] == ["second,aisimulate,2,0.2,"]
+
+
+class Processes:
+    """A pool of none, whose answers are all the same."""
+
+    def __init__(self, _):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def imap(self, _, wanted, **__):
+        for _, asked, _ in wanted:
+            times = {"ttft_s": 2, "tpot_s": 0.2, "rate_rps": 5, "problem": ""}
+            yield {"experiment": asked["experiment"]} | times
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -92,27 +93,37 @@ def read(
 def convert(
     kind: Annotated[
         str,
-        typer.Argument(help="silicon (in aiconfigurator-core), or ml-energy with the file's path."),
+        typer.Argument(
+            help="silicon or silicon-disagg (in aiconfigurator-core), or ml-energy with its file."
+        ),
     ],
     path: Annotated[Path | None, typer.Argument(help="The file, of ml-energy.")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV to write.", callback=writable)] = None,
 ) -> None:
     """Write public measurements as rows for `physim evaluate` and `physim fit`.
 
+    silicon-disagg has the rows of NVIDIA's table whose prompts are computed on other GPUs than
+    their answers; silicon has all others.
+
     For example:
 
     physim data convert silicon --out silicon.csv
     """
     from physim.errors import InputError
-    from physim.measured import ml_energy, silicon
+    from physim.measured import ml_energy, silicon, silicon_pools
     from physim.measured.stage_report import write_rows
 
-    if kind not in ("silicon", "ml-energy"):
-        raise InputError("kind", f"{kind!r} is unknown", "use silicon or ml-energy")
+    kinds = ("silicon", "silicon-disagg", "ml-energy")
+    if kind not in kinds:
+        raise InputError("kind", f"{kind!r} is unknown", f"use one of {', '.join(kinds)}")
     if out is None:
         raise InputError("--out", "is missing", "name the CSV to write")
+    passed_over: Mapping[str, int] = {}
     if kind == "silicon":
         found = silicon.read()
+    elif kind == "silicon-disagg":
+        pools = silicon_pools.read()
+        found, passed_over = pools.frame, pools.passed_over
     elif path is None:
         raise InputError("path", "is missing", "pass the file of ML.ENERGY runs")
     else:
@@ -122,3 +133,5 @@ def convert(
     reasons = Counter(reason for reason in found.get("left_out", ()) if reason)
     for reason, count in reasons.items():
         print_line(f"{count} of them count for no fit and no error: {reason}")
+    for reason, count in passed_over.items():
+        print_line(f"{count} more are not read: each {reason}")

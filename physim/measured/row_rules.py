@@ -46,11 +46,19 @@ class _Conditions(Document):
 
     A ``source`` is the file that a row was taken from, or ``database``; a ``version`` is
     ``unstated``, or a ``build`` without a number; a ``precision`` that is not stated is empty.
-    Degrees of parallelism are as the row states them.
+    Degrees of parallelism are as the row states them. ``serving`` is ``disaggregated`` where others
+    decode than compute prompts; ``phase`` is then ``prefill`` or ``decode`` where one of the two
+    kinds of servers is asked about, whose degrees they are, and ``config`` the id of a row's
+    servers in its source.
     """
 
     model_config = ConfigDict(extra="forbid")
 
+    serving: _Names = None
+    phase: _Names = None
+    config: _Numbers = None
+    prefill_workers: _Numbers = None
+    decode_workers: _Numbers = None
     origin: _Names = None
     source: _Names = None
     gateway: _Names = None
@@ -73,6 +81,7 @@ class _Conditions(Document):
     output: _Numbers = None
     request_tokens: Whole | None = None
     first_wave_tokens_from: Positive | None = None
+    clients: _Numbers = None
     clients_from: Positive | None = None
     clients_below: Positive | None = None
 

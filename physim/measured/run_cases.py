@@ -70,11 +70,18 @@ def case_of(run: Sequence[TableRow], timeout_s: float | None) -> Case:
         timeout_s: Time after which its clients gave up, seconds; None for never.
 
     Raises:
-        InputError: What must be the same in all stages is not, or the case cannot be predicted.
+        InputError: What must be the same in all stages is not, or the case cannot be predicted, as
+            that of servers which compute prompts for others.
     """
     stages = [one.row for one in stages_of(run)]
     row, folder = stages[0], stages_of(run)[0].table.parent
     _check_shared(stages)
+    if row.prefill is not None:
+        raise InputError(
+            f"{row.experiment}: prefill",
+            "is of servers that compute prompts for others, which physim does not predict",
+            "leave the row out",
+        )
     # What a row does not say is as a deployment has it by default, but for how tokens are drawn.
     said = {name: getattr(row, name) for name in ENGINE_COLUMNS}
     options = {name: value for name, value in said.items() if value is not None}

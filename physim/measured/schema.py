@@ -11,7 +11,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, create_model, model_validator
 
 from physim import records
+from physim.errors import InputError
 from physim.inputs.deployment import Deployment
+from physim.measured.pool_text import options_in
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.records import (
@@ -41,6 +43,14 @@ def _arrival(text: str) -> str:
     raise disagreement(
         "", f"{text[:40]} is unknown; use one of {known} or trace:PATH", "correct it"
     )
+
+
+def _pool(text: str) -> str:
+    try:
+        options_in(text)
+    except InputError as error:
+        raise disagreement("", error.what, error.remedy) from None
+    return text
 
 
 class _Subject(Record):
@@ -101,6 +111,9 @@ class RunRow(_Server):
         draft_acceptance: How many are accepted, likewise.
         draft_model: The draft's configuration, likewise.
         captured_tokens: Tokens of the largest step that is a CUDA graph; see `physim.Deployment`.
+        prefill: The servers that compute prompts, where others decode: options that differ from
+            those of the columns, and ``replicas``, as `physim.measured.pool_text` writes them.
+        decode: The servers that decode, likewise.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.
@@ -128,6 +141,8 @@ class RunRow(_Server):
         n_failed: Requests that were not.
     """
 
+    prefill: Annotated[Text, AfterValidator(_pool)] | None = None
+    decode: Annotated[Text, AfterValidator(_pool)] | None = None
     prefix_caching: bool
     prompt_groups: Count
     prompts_per_group: Whole | None = None
@@ -184,6 +199,9 @@ class RunRow(_Server):
                 f"says nothing of {self.arrival} arrivals",
                 "leave it empty, or make them gamma",
             )
+        if (self.prefill is None) != (self.decode is None):
+            missing = "prefill" if self.prefill is None else "decode"
+            raise disagreement(missing, "is empty", "say which servers there are of both kinds")
         if self.lengths is not None and self.prompt_groups:
             raise disagreement(
                 "prompt_groups", "say what is cached, as lengths do", "set them to 0"

@@ -19,6 +19,7 @@ from pydantic import AfterValidator
 from physim import records
 from physim.engines.profile import shipped_engines
 from physim.errors import InputError
+from physim.measured.row_physics import excess_flops, excess_speed
 from physim.measured.row_rules import settled, told
 from physim.measured.schema import checked
 from physim.measured.split import PARTS, part_of
@@ -30,28 +31,28 @@ from physim.service.hardware import load_hardware
 from physim.service.phases import decode_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
-    from physim.models.architecture import ModelArch
     from physim.service.hardware import Hardware
 
 PACKAGE = "aiconfigurator_core"
 # The mode of rows whose prompts are computed on other GPUs than their answers.
-_DISAGGREGATED = "disagg"
-_INFERENCEX, _DATABASE = "InferenceX", "database"
+DISAGGREGATED = "disagg"
+# What rules call such rows; and InferenceX's, of which lengths are known to vary.
+_INFERENCEX = ("InferenceX", "InferenceX, disaggregated")
+_DATABASE = "database"
 # Copies of a measurement differ in the digits that they are rounded to. Repeats of one
 # configuration agree to 2 to 4% in TTFT, in the median.
 _COPIED_TTFT, _COPIED_E2E = 1e-4, 1e-3
 _REQUESTS_PER_CLIENT = 10
+_MS = 1e-3
 # Lengths of InferenceX: even between these shares of what is stated.
 _SHORTEST, _LONGEST = 0.8, 1.0
 _DEGREES = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 # Rows that count more GPUs in an engine are of several, of different layouts.
 _MOST_GPUS = 8
-# Keys and values of one byte are the least that the engines of these rows keep.
-_LEAST_KV_BYTES = 1.0
-# No kernel of NVIDIA's own tables reaches more than this share of the datasheet's FLOP/s.
-_MOST_OF_PEAK = 0.85
 
 
 def _engine(name: str) -> str:
@@ -62,9 +63,10 @@ def _engine(name: str) -> str:
     return name
 
 
-class _Point(Record):
+class Point(Record):
+    """What every measured point states, whatever served it; times in milliseconds."""
+
     id: Text
-    mode: Literal["agg"]
     silicon_data_source: Text
     backend: Annotated[Text, AfterValidator(_engine)]
     backend_version: Text | None
@@ -73,14 +75,18 @@ class _Point(Record):
     system: Text
     isl: Whole
     osl: Whole
+    silicon_ttft_ms: Positive
+    silicon_tpot_ms: Positive
+
+
+class _Point(Point):
+    mode: Literal["agg"]
     batch_size: Length
     tp_size: Count | None
     pp_size: Count | None
     attention_dp_size: Count | None
     moe_tp_size: Count | None
     moe_ep_size: Count | None
-    silicon_ttft_ms: Positive
-    silicon_tpot_ms: Positive
 
 
 def read(path: Path | None = None) -> pd.DataFrame:
@@ -103,28 +109,50 @@ def read(path: Path | None = None) -> pd.DataFrame:
             lacks a column, or holds a value that is missing, out of range or in contradiction with
             another.
     """
-    import pandas as pd
-
-    if path is None:
-        try:
-            path = Path(str(resources.files(PACKAGE))) / "systems" / "silicon_sample.csv"
-        except ModuleNotFoundError as error:
-            remedy = "pip install aiconfigurator-core pyarrow"
-            raise InputError("silicon rows", "need aiconfigurator-core", remedy) from error
-    rows, places = [], []
+    path = path or table()
+    found: dict[str, dict[str, Any]] = {}
     for place, cells in read_cells(path):
-        if cells.get("mode") != _DISAGGREGATED:
+        if cells.get("mode") != DISAGGREGATED:
             point = records.checked(_Point, cells, place)
             try:
                 row = _row(point)
             except InputError as error:
                 raise InputError(f"{place}: {error.where}", error.what, error.remedy) from None
             if row is not None:
-                rows.append(row)
-                places.append(place)
-    if not rows:
+                found[place] = row
+    if not found:
         raise InputError(str(path), "has no row of a model that physim knows", "pass another")
-    stated = [row | asdict(row.pop("stated_layout")) for row in rows]
+    return as_table(found)
+
+
+def table() -> Path:
+    """The CSV of the installed package.
+
+    Raises:
+        InputError: The package ``aiconfigurator-core`` is not installed.
+    """
+    try:
+        return Path(str(resources.files(PACKAGE))) / "systems" / "silicon_sample.csv"
+    except ModuleNotFoundError as error:
+        remedy = "pip install aiconfigurator-core pyarrow"
+        raise InputError("silicon rows", "need aiconfigurator-core", remedy) from error
+
+
+def as_table(found: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
+    """Rows with their parts, each measurement once, and why some are left out.
+
+    Args:
+        found: Rows in the common form by their places, with ``contradicts``, whether they cannot
+            be what they say, and ``stated``, the columns as they state them where rules say
+            otherwise.
+
+    Raises:
+        InputError: A row holds a value that is out of range or contradicts another.
+    """
+    import pandas as pd
+
+    rows, places = list(found.values()), list(found)
+    stated = [row | row.pop("stated") for row in rows]
     # The split goes by what rows state, as it did before rules said what they were.
     parts = [part_of(row) for row in checked(stated, places.__getitem__)]
     frame = pd.DataFrame(rows)
@@ -151,53 +179,36 @@ def _with_series(frame: pd.DataFrame) -> list[str]:
 
 def _row(point: _Point) -> dict[str, Any] | None:
     """A row in the common form; None where the model is none that is known here."""
-    form = point.precision or ""
-    named = {"model_path": point.model_path, "precision": form, **_origin(point)}
-    model, stated = told("model", named), _layout(point)
+    known = facts(point, {})
+    model, stated = told("model", known), _layout(point)
     if model is None or stated is None:
         return None
-    varied = named["origin"] == _INFERENCEX
-    clients = _clients(point)
-    ttft, tpot = point.silicon_ttft_ms * 1e-3, point.silicon_tpot_ms * 1e-3
-    stated_in, stated_out = float(point.isl), float(point.osl)
-    mean, spread = (1.0, 0.0)
-    if varied:
-        mean = (_SHORTEST + _LONGEST) / 2
-        spread = (_LONGEST - _SHORTEST) / math.sqrt(12)
-    prompt, output = mean * stated_in, mean * stated_out
-    e2e = ttft + tpot * decode_steps(output)
-    rate = clients / e2e
+    clients = clients_of(point, point.batch_size * (point.attention_dp_size or 1))
     arch, gpu = load_model(model), load_hardware(point.system)
-    version = point.backend_version
-    known = named | {
-        "engine": point.backend,
-        "version": _kind_of_version(version),
-        "engine_version": version,
-        "hardware": gpu.key,
-        "gpu_multiplies": dict(gpu.peak_flops),
-        "request_tokens": point.isl + point.osl,
+    known |= hardware_facts(gpu) | {
         "tp": stated.tp,
         "dp": stated.dp,
         "ep": stated.ep,
         "first_wave_tokens": clients * point.isl,
         "clients": int(clients),
-        "prompt": point.isl,
-        "output": point.osl,
     }
-    layout = _as_run(stated, told("layout", known))
-    odd = _contradiction(arch, gpu, layout, rate, prompt, output, tpot)
+    layout, load = as_run(stated, told("layout", known)), load_columns(point, known, clients)
+    rate, prompt, output = load["rate_rps"], load["input_len_mean"], load["output_len"]
+    tpot = point.silicon_tpot_ms * _MS
+    odd = excess_flops(arch, gpu, layout, rate, prompt + output)
+    odd = odd or excess_speed(arch, gpu, layout, rate, prompt, output, tpot)
     drafts = told("draft_tokens", known)
     return {
-        "stated_layout": stated,
+        "stated": asdict(stated),
         "measured": known.get("measured"),
         "experiment": point.id,
         "stage": 0,
         "model": model,
         "hardware": point.system,
         **asdict(layout),
-        "weight_dtype": form or "bf16",
+        "weight_dtype": known["precision"] or "bf16",
         "engine": point.backend,
-        "engine_version": settled("engine_version", known) if known["version"] else version,
+        "engine_version": engine_version(known),
         "kv_cache_dtype": settled("kv_cache_dtype", known),
         "moe_kernel": told("moe_kernel", known),
         "moe_activations": told("moe_activations", known),
@@ -210,20 +221,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         # With drafts as the engine has it beside them.
         "async_scheduling": None if drafts else settled("async_scheduling", known),
         "gpu_memory_utilization": settled("gpu_memory_utilization", known),
-        "prefix_caching": False,
-        "prompt_groups": 0,
-        "arrival": "constant",
-        "concurrency": clients,
-        "requests": int(clients) * _REQUESTS_PER_CLIENT,
-        "warm_up_s": settled("warm_up_s", known),
-        "rate_rps": rate,
-        "duration_s": _REQUESTS_PER_CLIENT * e2e,
-        "input_len_mean": prompt,
-        "input_len_std": spread * stated_in,
-        "output_len": output,
-        "output_len_std": spread * stated_out,
-        "ttft_mean": ttft,
-        "e2e_mean": e2e,
+        **load,
         # All public rows with drafts ran the model's own layers (MTP).
         "draft": MTP if drafts else None,
         "draft_tokens": drafts,
@@ -234,31 +232,98 @@ def _row(point: _Point) -> dict[str, Any] | None:
     }
 
 
-def _as_run(stated: Parallelism, layout: str | None) -> Parallelism:
-    """The layout that a row was run in: as it states, or as the script of the day had it."""
-    gpus = stated.tp * stated.dp
-    if layout is None:
-        return stated
-    return {
-        "spread_experts": replace(stated, ep=gpus),
-        "tensor_parallel_attention": Parallelism(tp=gpus, ep=gpus),
-        "data_parallel_attention": Parallelism(dp=gpus, ep=gpus),
-    }[layout]
+def facts(point: Point, others: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of a row before its model is, by the names of conditions.
 
-
-def _origin(point: _Point) -> dict[str, Any]:
-    """Where a row comes from, when it was measured and in which image."""
-    source = point.silicon_data_source
+    Args:
+        point: What the row states.
+        others: What else is known.
+    """
+    source, version = point.silicon_data_source, point.backend_version
     taken = re.match(r"source_file=([^;]*)", source)
     file = Path(taken[1]).name if taken else ""
     database = source.startswith("db-dump") or file.startswith("2026")
     measured = re.search(r"measured=(\d{4}-\d\d-\d\d)", source)
     image = re.search(r"[:/]([^;:/]*)$", source)
-    known = {"source": _DATABASE if database else file}
+    known: dict[str, Any] = {
+        "model_path": point.model_path,
+        "precision": point.precision or "",
+        "source": _DATABASE if database else file,
+        "engine": point.backend,
+        "version": _kind_of_version(version),
+        "engine_version": version,
+        "prompt": point.isl,
+        "output": point.osl,
+        "request_tokens": point.isl + point.osl,
+        **others,
+    }
     known |= {"gateway": "Dynamo"} if "dynamo_version=" in source else {}
     known |= {"image": image[1]} if image else {}
-    known |= {"origin": settled("origin", known)}
-    return known | ({"measured": date.fromisoformat(measured[1])} if measured else {})
+    known |= {"measured": date.fromisoformat(measured[1])} if measured else {}
+    return known | {"origin": settled("origin", known)}
+
+
+def hardware_facts(gpu: Hardware) -> dict[str, Any]:
+    """What is known of a row's GPU, likewise."""
+    return {"hardware": gpu.key, "gpu_multiplies": dict(gpu.peak_flops)}
+
+
+def engine_version(known: Mapping[str, Any]) -> str:
+    """The version of a row's engine: as it states, or as rules say where it names no number."""
+    settles = settled if known["version"] else told
+    return settles("engine_version", known) or known["engine_version"]
+
+
+def load_columns(point: Point, known: Mapping[str, Any], clients: float) -> dict[str, Any]:
+    """The columns of a row's load: clients that start at once and send ten requests each.
+
+    Args:
+        point: What the row states.
+        known: All that is known of it.
+        clients: How many there are.
+    """
+    mean, spread = (1.0, 0.0)
+    if known["origin"] in _INFERENCEX:
+        mean = (_SHORTEST + _LONGEST) / 2
+        spread = (_LONGEST - _SHORTEST) / math.sqrt(12)
+    stated_in, stated_out = float(point.isl), float(point.osl)
+    output = mean * stated_out
+    ttft, tpot = point.silicon_ttft_ms * _MS, point.silicon_tpot_ms * _MS
+    e2e = ttft + tpot * decode_steps(output)
+    return {
+        "prefix_caching": False,
+        "prompt_groups": 0,
+        "arrival": "constant",
+        "concurrency": clients,
+        "requests": int(clients) * _REQUESTS_PER_CLIENT,
+        "warm_up_s": settled("warm_up_s", known),
+        "rate_rps": clients / e2e,
+        "duration_s": _REQUESTS_PER_CLIENT * e2e,
+        "input_len_mean": mean * stated_in,
+        "input_len_std": spread * stated_in,
+        "output_len": output,
+        "output_len_std": spread * stated_out,
+        "ttft_mean": ttft,
+        "e2e_mean": e2e,
+    }
+
+
+def as_run(stated: Parallelism, layout: str | None) -> Parallelism:
+    """The layout that a row was run in: as it states, or as the script of the day had it.
+
+    Args:
+        stated: What it states.
+        layout: What rules say of it; None for nothing.
+    """
+    gpus = stated.tp * stated.dp
+    if layout is None:
+        return stated
+    return {
+        "spread_experts": replace(stated, ep=gpus),
+        "shared_experts": replace(stated, ep=1),
+        "tensor_parallel_attention": Parallelism(tp=gpus, ep=gpus),
+        "data_parallel_attention": Parallelism(dp=gpus, ep=gpus),
+    }[layout]
 
 
 def _kind_of_version(said: str | None) -> str:
@@ -307,46 +372,33 @@ def _layout(point: _Point) -> Parallelism | None:
     return Parallelism(tp=tp, dp=dp, ep=moe_ep) if is_whole else None
 
 
-def _clients(point: _Point) -> float:
-    """Clients of a row: what its source says, or the requests of all ranks."""
-    said = re.search(r"silicon_concurrency=([^;]*)", point.silicon_data_source)
+def clients_of(point: Point, together: float) -> float:
+    """Clients of a row: what its source says, or else the requests of all ranks.
+
+    Args:
+        point: What the row states.
+        together: The requests of all ranks.
+
+    Raises:
+        InputError: The source says them, and no number.
+    """
+    said = stated_number(point, "silicon_concurrency")
+    return together if said is None else float(said)
+
+
+def stated_number(point: Point, name: str) -> int | None:
+    """A number that a row's source states; None where it does not name it.
+
+    Args:
+        point: What the row states.
+        name: Its name there.
+
+    Raises:
+        InputError: What the source states is no number.
+    """
+    said = re.search(rf"(?:^|[; ]){name}=([^;]*)", point.silicon_data_source)
     if said is None:
-        return point.batch_size * (point.attention_dp_size or 1)
+        return None
     if not re.fullmatch(r"[1-9]\d{0,8}", said[1]):
-        raise InputError("silicon_data_source", "says no number of clients", "correct it")
-    return float(said[1])
-
-
-def _contradiction(
-    arch: ModelArch,
-    gpu: Hardware,
-    layout: Parallelism,
-    rate: float,
-    prompt: float,
-    output: float,
-    tpot: float,
-) -> str:
-    """Why a row cannot be what it says; empty if it can."""
-    form = arch.weight_format
-    peak = gpu.peak(form.compute) or gpu.peak("bfloat16")
-    assert peak is not None  # every Hardware has bfloat16: load_hardware
-    flops = rate * 2 * (arch.active_parameters - arch.embedding_parameters) * (prompt + output)
-    flops /= layout.stage_gpus
-    if flops > _MOST_OF_PEAK * peak:
-        return f"needs {flops / peak:.0%} of the peak FLOP/s"
-    # By Little's law so many requests decode, each with its prompt and half of its answer.
-    decoding = rate * tpot * decode_steps(output) / layout.dp
-    context = prompt + output / 2
-    cache = decoding * sum(
-        layers
-        * mixer.token_bytes(layout.tp, _LEAST_KV_BYTES)
-        * min(context, mixer.window or context)
-        for mixer, layers in arch.attention_layers.items()
-    )
-    # Of routed experts a step reads those of one token at least.
-    weights = sum(form.bytes_per_weight * own for form, own in arch.visited_weights.items())
-    weights /= layout.stage_gpus
-    read_s = (weights + cache) / gpu.memory_bandwidth
-    if tpot < read_s:
-        return f"its tokens come in {tpot / read_s:.0%} of the time that reading memory takes"
-    return ""
+        raise InputError("silicon_data_source", f"says no number for {name}", "correct it")
+    return int(said[1])

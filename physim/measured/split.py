@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
+from physim.measured.pool_text import pool_degrees
 from physim.measured.row_rules import held_out
 from physim.measured.schema import RunRow
 
@@ -23,12 +24,17 @@ def part_of(row: RunRow) -> str:
     Rows of a model, a GPU and an engine version (``bench_data/held_out.json``) and of a layout
     (experts spread over eight GPUs that share attention, as public rows state it) are of the test
     alone; of the others all of a model on a GPU with an engine are of one part, by a hash of
-    their names.
+    their names. Where others decode than compute prompts, the layout of either counts.
 
     Args:
         row: A row in the common form.
     """
-    if held_out(row.model_dump()) or (row.tp == 8 and (row.ep or 1) > 1):
+    layouts = [(row.tp, row.ep or 1)]
+    for pool in (row.prefill, row.decode):
+        if pool is not None:
+            degrees = pool_degrees(pool)
+            layouts.append((degrees["tp"], degrees["ep"]))
+    if held_out(row.model_dump()) or any(tp == 8 and ep > 1 for tp, ep in layouts):
         return TEST
     cell = f"{row.model} {row.hardware} {row.engine}"
     place = int(hashlib.sha256(cell.encode()).hexdigest(), 16) % 100
