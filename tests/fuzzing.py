@@ -35,11 +35,11 @@ from physim.errors import InputError
 from physim.grids.slices import surface_of
 from physim.inputs.acceptance import by_position
 from physim.inputs.attempts import attempts
+from physim.inputs.fleet import pool_options
 from physim.inputs.lengths import Lengths
 from physim.inputs.popularity import Popularity
 from physim.inputs.stages import Stage
 from physim.measured.condition import filtered
-from physim.measured.pool_text import pool_degrees
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.questions.objectives import Objective
@@ -270,7 +270,7 @@ def words(rng: Rng, folder: Path) -> None:
         assert np.isfinite(counts).all()
         assert np.isfinite(share).all()
     elif kind == 10:
-        assert all(one >= 1 for one in pool_degrees(odd_text(rng, "tp=8,dp=2,replicas=3")).values())
+        assert pool_options("pool", odd_text(rng, "tp=8,dp=2,replicas=3")).get("tp", 1) >= 1
     else:
         path = folder / "models.txt"
         path.write_bytes(odd_text(rng, "Qwen/Qwen3-8B\n# a\n").encode("utf-8", "surrogatepass"))
@@ -380,7 +380,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.guidellm": ("guidellm",),
     "physim.measured.inference_perf": ("inference-perf",),
     "physim.measured.ml_energy": ("ml-energy",),
-    "physim.measured.pool_text": ("words",),
+    "physim.inputs.fleet": ("words",),
     "physim.measured.profiles": ("profile-of-trace",),
     "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
     "physim.measured.row_rules": _OURS,

@@ -329,9 +329,7 @@ def _predicted(given: Sequence[Mapping[str, Any]]) -> list[Any]:
 def _numbers(one: physim.Prediction) -> Any:
     fields = ("saturation_rps", "batch", "running", "kv_use", "kv_blocks")
     whole = [(part.latencies, part.completed) for part in (one.whole, *one.stages)]
-    pools = [
-        ([getattr(pool, field) for field in fields], pool.step_parts_s) for pool in one.pools
-    ]
+    pools = [([getattr(pool, field) for field in fields], pool.step_parts_s) for pool in one.pools]
     return pools, one.requests_per_s, whole
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from physim.errors import InputError
+from physim.inputs.fleet import pool_options, pool_text
 from physim.measured import silicon, silicon_pools
-from physim.measured.pool_text import options_in, pool_degrees, pool_text
 from physim.measured.row_physics import excess_flops, excess_speed
 from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import read_tables
@@ -200,13 +200,15 @@ def test_the_split_goes_by_names_and_by_the_layout_of_either_pool():
     assert part(hardware="gb200") == "test"
 
 
-def test_rows_are_a_table_that_is_read_and_not_predicted(tmp_path):
+def test_rows_are_cases_of_pools(tmp_path):
     path = tmp_path / "pools.csv"
     write_rows(path, silicon_pools.read(SAMPLE).frame)
     rows = read_tables([path]).rows
     assert rows[0].row.decode == "tp=4,ep=4,replicas=5,max_num_seqs=4"
-    with pytest.raises(InputError, match="recipe: prefill: is of servers that compute prompts"):
-        case_of(rows[:1], None)
+    case = case_of(rows[:1], None)
+    first, second = case.service.pools
+    assert (first.replicas, second.replicas, second.server.sizes.max_num_seqs) == (1, 5, 4)
+    assert case.demanded.concurrency == 15
 
 
 @pytest.mark.parametrize(
@@ -214,11 +216,10 @@ def test_rows_are_a_table_that_is_read_and_not_predicted(tmp_path):
     [
         ({"prefill": None}, "prefill: is empty"),
         ({"decode": None}, "decode: is empty"),
-        ({"decode": "tp=4;replicas=2"}, "decode: tp '4;replicas=2' is no positive integer"),
-        ({"decode": "tp=0"}, "decode: tp '0' is no positive integer"),
-        ({"decode": "replicas=two"}, "decode: replicas 'two' is no positive integer"),
-        ({"decode": "tp"}, "decode: 'tp' is no option=value"),
-        ({"decode": "tp=4,,dp=2"}, "decode: '' is no option=value"),
+        ({"decode": "tp=4;replicas=2"}, "decode: tp '4;replicas=2' is not a number"),
+        ({"decode": "tp=0"}, "decode: tp 0 is not a positive integer"),
+        ({"decode": "replicas=two"}, "decode: replicas 'two' is not a number"),
+        ({"decode": "tp"}, "decode: 'tp' is not an option and its value"),
         ({"decode": "tp=4,tp=2"}, "decode: names tp twice"),
         ({"decode": "replica=2"}, "decode: option 'replica' is unknown; did you mean replicas"),
     ],
@@ -239,10 +240,7 @@ def test_pools_that_cannot_be(tmp_path, changes, complaint):
 )
 def test_what_is_written_of_a_pool_is_read(options):
     text = pool_text(options | {"moe_kernel": None})
-    assert options_in(text) == {name: str(value) for name, value in options.items()}
-    assert list(options_in(text)) == list(options)
-    for name, degree in pool_degrees(text).items():
-        assert degree == options.get(name, 1)
+    assert list(pool_options("pool", text).items()) == list(options.items())
 
 
 def test_most_points_with_workers_are_read():

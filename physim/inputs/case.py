@@ -130,17 +130,32 @@ class Case:
             raise InputError("mixed", f"{mixed!r} is unknown", f"use one of {', '.join(MIXED)}")
         asked = {name: given[name] for name in _FLEET if name in given}
         if asked:
-            return cls._of_fleet(model, given, Fleet(**asked), mixed)
+            case = cls.of_fleet(model, given, Fleet(**asked), _load_of(given))
+            return replace(case, mixed=mixed)
         case = cls.from_parts(
             model, given["gpu"], _deployment_of(given), _load_of(given), given.get("read_as")
         )
         return replace(case, mixed=mixed)
 
     @classmethod
-    def _of_fleet(
-        cls, model: str | Path, options: Mapping[str, Any], fleet: Fleet, mixed: str
+    def of_fleet(
+        cls,
+        model: str | Path,
+        options: Mapping[str, Any],
+        fleet: Fleet,
+        load: Load | None = None,
     ) -> Case:
-        """A case of several servers, whose own options stand in the place of all servers'."""
+        """A case of several servers, whose own options stand in the place of all servers'.
+
+        Args:
+            model: As `from_options` takes it.
+            options: What all servers have, by name: GPU, degrees and engine.
+            fleet: The servers.
+            load: The load; None where only the service is meant.
+
+        Raises:
+            InputError: Some part cannot be used, or they do not go together.
+        """
         arch = load_model(model, options.get("read_as"))
         taken: list[str] = []
 
@@ -153,8 +168,7 @@ class Case:
             return server
 
         service = fleet.service(server_of)
-        case = cls(service, mixed=mixed, taken=tuple(dict.fromkeys(taken)))
-        return case.under(_load_of(options))
+        return cls(service, taken=tuple(dict.fromkeys(taken))).under(load)
 
     @classmethod
     def from_parts(

@@ -17,13 +17,16 @@ from physim.service.phases import DECODE, PREFILL
 from physim.service.server import Server
 from physim.service.service import Link, Pool, Service
 
-_REPLICAS = "replicas"
+REPLICAS = "replicas"
 _HINTS: Mapping[str, Any] = {
     "gpu": str,
-    _REPLICAS: int,
+    REPLICAS: int,
     **dict.fromkeys(options_of(Parallelism), int),
     **get_type_hints(EngineOptions),
 }
+
+# Beyond what anybody has.
+_MOST = 10**6
 
 # Makes a server of options by names.
 ServerOf = Callable[[Mapping[str, Any]], Server]
@@ -38,14 +41,14 @@ class Fleet(FleetRequest):
     """
 
     def __post_init__(self) -> None:
-        check_positive(_REPLICAS, self.replicas)
+        check_positive(REPLICAS, self.replicas)
         given = [name for name in (PREFILL, DECODE) if getattr(self, name) is not None]
         if len(given) == 1:
             other = DECODE if given == [PREFILL] else PREFILL
             raise InputError(other, f"is not given, and {given[0]} is", "give both, or neither")
         if given and self.replicas != 1:
             problem = "are of servers that do both, and prefill and decode are given"
-            raise InputError(_REPLICAS, problem, "give them in each: prefill tp=2,replicas=4")
+            raise InputError(REPLICAS, problem, "give them in each: prefill tp=2,replicas=4")
         if self.transfer_bandwidth is not None:
             check_positive("transfer_bandwidth", self.transfer_bandwidth)
         if not 0 <= self.transfer_latency_s < float("inf"):
@@ -76,7 +79,7 @@ class Fleet(FleetRequest):
 
     def _pool(self, phase: str, asked: str | Mapping[str, Any], server_of: ServerOf) -> Pool:
         own = pool_options(phase, asked)
-        replicas = own.pop(_REPLICAS, 1)
+        replicas = own.pop(REPLICAS, 1)
         try:
             return Pool(server_of(own), replicas, (phase,))
         except InputError as error:
@@ -94,50 +97,71 @@ class Fleet(FleetRequest):
         return Link(bandwidth, self.transfer_latency_s, self.transfer_by_layer)
 
 
-def pool_options(phase: str, asked: str | Mapping[str, Any]) -> dict[str, Any]:
+def pool_options(where: str, asked: str | Mapping[str, Any]) -> dict[str, Any]:
     """What servers of a pool have of their own, by name.
 
     Args:
-        phase: What the pool is for, such as ``prefill``.
+        where: What the pool is for, such as ``prefill``.
         asked: The options, or text such as ``tp=2,replicas=4``.
 
     Raises:
-        InputError: One is unknown, or not what it should be.
+        InputError: One is unknown or there twice, or not what it should be.
     """
     if isinstance(asked, Mapping):
         given = dict(asked)
     elif not isinstance(asked, str):
         remedy = "write options as tp=2,replicas=4"
-        raise InputError(phase, f"{repr(asked)[:60]} are no options", remedy)
+        raise InputError(where, f"{repr(asked)[:60]} are no options", remedy)
     else:
-        given = {}
-        for part in filter(None, (part.strip() for part in asked.split(","))):
-            name, equals, text = (word.strip() for word in part.partition("="))
-            if not equals or not text:
-                remedy = "write options as tp=2,replicas=4"
-                raise InputError(phase, f"{part[:60]!r} is not an option and its value", remedy)
-            given[name.replace("-", "_")] = _value(phase, name.replace("-", "_"), text)
+        given = _read(where, asked)
     for name in given:
         if name not in _HINTS:
             near = difflib.get_close_matches(name, _HINTS, n=1)
             remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_HINTS)}"
-            raise InputError(f"{phase}: option {name!r}", "is unknown", remedy)
-    replicas = given.get(_REPLICAS, 1)
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise InputError(f"{phase}: replicas", f"{replicas!r} is not a positive integer", "use 1")
+            raise InputError(f"{where}: option {name[:60]!r}", "is unknown", remedy)
+    for name in (REPLICAS, *options_of(Parallelism)):
+        value = given.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            problem = f"{repr(value)[:60]} is not a positive integer"
+            raise InputError(f"{where}: {name}", problem, "correct it")
     return given
 
 
-def _value(phase: str, name: str, text: str) -> Any:
+def pool_text(options: Mapping[str, object]) -> str:
+    """Options of a pool as the text that `pool_options` reads.
+
+    Args:
+        options: Values by name, ``replicas`` among them; those that are None are left out.
+    """
+    said = {name: value for name, value in options.items() if value is not None}
+    return ",".join(f"{name}={value}" for name, value in said.items())
+
+
+def _read(where: str, text: str) -> dict[str, Any]:
+    """Options that are text."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        name = name.replace("-", "_")
+        if not (name and equals and value):
+            remedy = "write options as tp=2,replicas=4"
+            raise InputError(where, f"{part[:60]!r} is not an option and its value", remedy)
+        if name in found:
+            raise InputError(where, f"names {name[:60]} twice", "name it once")
+        found[name] = _value(where, name, value)
+    return found
+
+
+def _value(where: str, name: str, text: str) -> Any:
     """The value of an option that is text."""
     hint = _HINTS.get(name, str)
     if hint in (bool, bool | None):
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise InputError(f"{phase}: {name}", f"{text[:60]!r} is not true or false", "correct it")
+        raise InputError(f"{where}: {name}", f"{text[:60]!r} is not true or false", "correct it")
     kinds = {int: int, int | None: int, float | None: float, float: float}
     try:
         return kinds.get(hint, str)(text)
     except ValueError as error:
         problem = f"{text[:60]!r} is not a number"
-        raise InputError(f"{phase}: {name}", problem, "correct it") from error
+        raise InputError(f"{where}: {name}", problem, "correct it") from error

@@ -10,6 +10,7 @@ from typing import Any
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
+from physim.inputs.fleet import Fleet
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load
 from physim.inputs.stages import Stage
@@ -70,22 +71,16 @@ def case_of(run: Sequence[TableRow], timeout_s: float | None) -> Case:
         timeout_s: Time after which its clients gave up, seconds; None for never.
 
     Raises:
-        InputError: What must be the same in all stages is not, or the case cannot be predicted, as
-            that of servers which compute prompts for others.
+        InputError: What must be the same in all stages is not, or the case cannot be predicted.
     """
     stages = [one.row for one in stages_of(run)]
     row, folder = stages[0], stages_of(run)[0].table.parent
     _check_shared(stages)
-    if row.prefill is not None:
-        raise InputError(
-            f"{row.experiment}: prefill",
-            "is of servers that compute prompts for others, which physim does not predict",
-            "leave the row out",
-        )
     # What a row does not say is as a deployment has it by default, but for how tokens are drawn.
     said = {name: getattr(row, name) for name in ENGINE_COLUMNS}
     options = {name: value for name, value in said.items() if value is not None}
-    deployment = Deployment(Parallelism(**degrees_of(row)), **{"sampling": "unknown", **options})
+    options = {"sampling": "unknown", **options}
+    deployment = Deployment(Parallelism(**degrees_of(row)), **options)
     clients = row.concurrency
     open_loop = () if clients else stages
     load = Load(
@@ -99,7 +94,10 @@ def case_of(run: Sequence[TableRow], timeout_s: float | None) -> Case:
         prefixes=different_prompts(row),
         timeout_s=timeout_s,
     )
-    return Case.from_parts(row.model, row.hardware, deployment, load)
+    if row.prefill is None:
+        return Case.from_parts(row.model, row.hardware, deployment, load)
+    shared = {"gpu": row.hardware, **degrees_of(row), **options}
+    return Case.of_fleet(row.model, shared, Fleet(prefill=row.prefill, decode=row.decode), load)
 
 
 def _check_shared(stages: Sequence[RunRow]) -> None:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from physim import records
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
-from physim.measured.pool_text import options_in
+from physim.inputs.fleet import pool_options
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.records import (
@@ -47,9 +47,10 @@ def _arrival(text: str) -> str:
 
 def _pool(text: str) -> str:
     try:
-        options_in(text)
+        pool_options("", text)
     except InputError as error:
-        raise disagreement("", error.what, error.remedy) from None
+        where = error.where.removeprefix(": ")
+        raise disagreement("", f"{where} {error.what}".strip(), error.remedy) from None
     return text
 
 
@@ -112,7 +113,7 @@ class RunRow(_Server):
         draft_model: The draft's configuration, likewise.
         captured_tokens: Tokens of the largest step that is a CUDA graph; see `physim.Deployment`.
         prefill: The servers that compute prompts, where others decode: options that differ from
-            those of the columns, and ``replicas``, as `physim.measured.pool_text` writes them.
+            those of the columns, and ``replicas``, as `physim.inputs.fleet.pool_text` writes them.
         decode: The servers that decode, likewise.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from physim import records
 from physim.errors import InputError
+from physim.inputs.fleet import REPLICAS, pool_text
 from physim.measured import silicon
-from physim.measured.pool_text import REPLICAS, pool_text
 from physim.measured.row_physics import excess_flops, excess_speed
 from physim.measured.row_rules import settled, told
 from physim.models.drafts import MTP
@@ -88,8 +88,7 @@ def read(path: Path | None = None) -> PoolRows:
     """The rows that are disaggregated and say how many engines there are of both kinds.
 
     Columns are as `physim.measured.silicon.read` has them, with the engines in ``prefill`` and
-    ``decode`` (see `physim.measured.pool_text`), of which the other columns say what both share.
-    Decode slots (``max_num_seqs``) are named where the recipe of the day is known: the batch size
+    ``decode`` (see `physim.inputs.fleet.pool_text`); the other columns say what both share. Decode slots (``max_num_seqs``) are named where the recipe of the day is known: the batch size
     that a row states is that of its clients. ``draft_hidden`` says of a row without drafts that it
     may have had some: neither it nor any other row of its servers tells.
 

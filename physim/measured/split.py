@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from physim.measured.pool_text import pool_degrees
+from physim.inputs.fleet import pool_options
 from physim.measured.row_rules import held_out
 from physim.measured.schema import RunRow
 
@@ -32,8 +32,8 @@ def part_of(row: RunRow) -> str:
     layouts = [(row.tp, row.ep or 1)]
     for pool in (row.prefill, row.decode):
         if pool is not None:
-            degrees = pool_degrees(pool)
-            layouts.append((degrees["tp"], degrees["ep"]))
+            options = pool_options("pool", pool)
+            layouts.append((options.get("tp", 1), options.get("ep", 1)))
     if held_out(row.model_dump()) or any(tp == 8 and ep > 1 for tp, ep in layouts):
         return TEST
     cell = f"{row.model} {row.hardware} {row.engine}"
