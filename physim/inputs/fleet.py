@@ -81,7 +81,8 @@ class Fleet(FleetRequest):
         own = pool_options(phase, asked)
         replicas = own.pop(REPLICAS, 1)
         try:
-            return Pool(server_of(own), replicas, (phase,))
+            server = server_of(own)
+            return Pool(server.that_decodes() if phase == DECODE else server, replicas, (phase,))
         except InputError as error:
             raise InputError(f"{phase}: {error.where}", error.what, error.remedy) from error
 

@@ -88,9 +88,10 @@ def read(path: Path | None = None) -> PoolRows:
     """The rows that are disaggregated and say how many engines there are of both kinds.
 
     Columns are as `physim.measured.silicon.read` has them, with the engines in ``prefill`` and
-    ``decode`` (see `physim.inputs.fleet.pool_text`); the other columns say what both share. Decode slots (``max_num_seqs``) are named where the recipe of the day is known: the batch size
-    that a row states is that of its clients. ``draft_hidden`` says of a row without drafts that it
-    may have had some: neither it nor any other row of its servers tells.
+    ``decode`` (see `physim.inputs.fleet.pool_text`); the other columns say what both share. Decode
+    slots (``max_num_seqs``) are named where the recipe of the day is known: the batch size that a
+    row states is that of its clients. ``draft_hidden`` says of a row without drafts that it may
+    have had some: neither it nor any other row of its servers tells.
 
     Args:
         path: The CSV; that of the installed package if None.

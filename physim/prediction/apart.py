@@ -23,6 +23,7 @@ from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction
 from physim.service.phases import DECODE, PREFILL
+from physim.service.server import Server
 from physim.service.service import Pool
 
 Predict = Callable[[Sequence[Case], Sequence[Corrections]], list[Prediction]]
@@ -34,6 +35,8 @@ Predict = Callable[[Sequence[Case], Sequence[Corrections]], list[Prediction]]
 _LEAST, _MOST, _HALVINGS = 1e-5, 0.95, 14
 # Requests per second of which none meets another.
 _ALONE_RPS = 1e-4
+# Slots for each client at which none waits for one, though they come by chance.
+_MORE_SLOTS = 16
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
@@ -179,6 +182,16 @@ class _Journey:
         second = self.way.second.replicas * self.second.pool.saturation_rps
         return min(self.way.most_rps, self.prompts.saturation_rps, second)
 
+    def saturating_as(self, other: _Journey) -> _Journey:
+        """The same, with the server that generates of another and its saturation throughput.
+
+        Args:
+            other: The other.
+        """
+        known = other.second.pool
+        pool = replace(self.second.pool, server=known.server, saturation_rps=known.saturation_rps)
+        return replace(self, second=replace(self.second, pools=(pool,)))
+
     @property
     def requests_per_s(self) -> float:
         """Requests per second that are completed."""
@@ -305,11 +318,18 @@ class _Services:
     """
 
     def __init__(
-        self, cases: Sequence[Case], corrections: Sequence[Corrections], predict: Predict
+        self,
+        cases: Sequence[Case],
+        corrections: Sequence[Corrections],
+        predict: Predict,
     ) -> None:
         self.cases = [replace(case, load=_at_rate(case.demanded)) for case in cases]
         self._corrections, self._predict = corrections, predict
         self._ways = [_Way.of_case(case) for case in cases]
+        # Clients of a data-parallel rank that generates, were all of them there at once.
+        self._together = [
+            _clients_of_rank(case, way.second) for case, way in zip(cases, self._ways, strict=True)
+        ]
         self._answers_cv2 = [
             None if case.demanded.concurrency is None else case.demanded.moments().output_cv2
             for case in cases
@@ -330,17 +350,20 @@ class _Services:
             for one, way, case in zip(alone, self._ways, own, strict=True)
         ]
 
-    def at_rates(self, rates: Sequence[float]) -> list[_Journey]:
-        """What pools make of so many requests per second of each case."""
+    def at_rates(self, rates: Sequence[float], slots: bool = True) -> list[_Journey]:
+        """What pools make of so many requests per second of each case.
+
+        Args:
+            rates: Requests per second of each.
+            slots: Whether requests wait for slots where they generate.
+        """
         every = list(zip(self.cases, self._ways, self.prompts, rates, strict=True))
-        passed = [
-            replace(case, load=replace(case.demanded, rate=min(rate, prompts.saturation_rps)))
-            for case, _, prompts, rate in every
-        ]
-        seconds = self._predict(
-            [case.of_pool(way.second) for case, way in zip(passed, self._ways, strict=True)],
-            self._corrections,
-        )
+        passed = []
+        for (case, way, prompts, rate), together in zip(every, self._together, strict=True):
+            load = replace(case.demanded, rate=min(rate, prompts.saturation_rps))
+            own = replace(case, load=load).of_pool(way.second)
+            passed.append(own if slots else own.with_server(_with_slots(own.server, together)))
+        seconds = self._predict(passed, self._corrections)
         columns = every, seconds, self._answers_cv2
         return [
             _Journey(way, rate, prompts, second, answer_cv2)
@@ -354,6 +377,17 @@ class _Services:
             for case, way, rate in zip(self.cases, self._ways, rates, strict=True)
         ]
         return self._predict(some, self._corrections)
+
+
+def _clients_of_rank(case: Case, pool: Pool) -> int:
+    """Clients of a data-parallel rank of a pool, were all of them there at once."""
+    return math.ceil((case.demanded.concurrency or 0.0) / pool.replicas / pool.server.parallelism.dp)
+
+
+def _with_slots(server: Server, requests: int) -> Server:
+    """A server whose ranks have slots for so many requests, however these come."""
+    slots = max(server.sizes.max_num_seqs, _MORE_SLOTS * requests)
+    return replace(server, sizes=replace(server.sizes, max_num_seqs=slots))
 
 
 def _at_rate(load: Load) -> Load:
@@ -387,16 +421,20 @@ def _of_clients(
     # Where next to nothing comes, all that there is to know of how much may come.
     fewest = services.at_rates([_ALONE_RPS] * len(cases))
     most = np.array([one.saturation_rps for one in fewest])
-    low, high = np.log(_LEAST * most), np.log(_MOST * most)
+    # Prompts queue by chance before they are as many as can be; of slots as many wait as there are
+    # more clients.
+    ends = np.array([min(one.prompts.saturation_rps, one.way.most_rps) for one in fewest])
+    low, high = np.log(_LEAST * most), np.log(np.minimum(most, _MOST * ends))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        found = services.at_rates(np.exp(middle).tolist())
+        found = services.at_rates(np.exp(middle).tolist(), slots=False)
         more = np.exp(middle) * np.array([one.e2e_s for one in found]) < clients
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     rates = np.exp((low + high) / 2)
-    found = services.at_rates(rates.tolist())
-    calm = services.at_rates(np.minimum(rates, _CALM * most).tolist())
+    found = services.at_rates(rates.tolist(), slots=False)
+    calm = services.at_rates(np.minimum(rates, _CALM * most).tolist(), slots=False)
     served = np.minimum(clients / np.array([one.e2e_s for one in found]), most)
+    found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
     columns = cases, found, calm, services.firsts(rates.tolist()), served.tolist()
     return [_of_waits(*row) for row in zip(*columns, strict=True)]
 

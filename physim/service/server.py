@@ -132,6 +132,15 @@ class Server:
             "accepted_length": draft.accepted_length,
         }
 
+    def that_decodes(self) -> Server:
+        """The server where prompts are computed by others.
+
+        A request that comes with its keys and values computes one token at first, as it does in all
+        steps that follow: its first step is as those that only decode are.
+        """
+        profile = replace(self.profile, captured_prompt_tokens=self.profile.captured_tokens)
+        return replace(self, profile=profile, policy=replace(self.policy, prompts_apart=False))
+
     def without_limits(self) -> Server:
         """What of it the time of a step depends on, and of the rest whatever is the same for all.
 

@@ -141,7 +141,7 @@ def evaluate(
             part = _part_of(one.row, runs[_run(one)], prediction)
             compared = _compared(one.row, part, prediction) | {
                 "population": population_of(case),
-                "batch": batch_of(prediction.pool.running),
+                "batch": batch_of(prediction.pools[-1].running),
             }
             if one.row.left_out:
                 left_out.append(compared | {"reason": one.row.left_out})
