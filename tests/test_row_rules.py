@@ -65,6 +65,23 @@ def test_a_budget_goes_by_clients_and_prompt(change, tokens):
     assert settled("max_num_batched_tokens", OF_BLACKWELL | change) == tokens
 
 
+@pytest.mark.parametrize(
+    ("change", "warm_up_s"),
+    [
+        ({}, 70),
+        ({"first_wave_tokens": 16384}, 3.2),
+        # The same image compiled less for other formats, and other images less for this one.
+        ({"precision": "fp8"}, 14),
+        ({"measured": date(2025, 11, 2)}, 14),
+        ({"measured": date(2025, 12, 31)}, 14),
+        ({"measured": date(2026, 1, 21)}, 1.2),
+    ],
+)
+def test_kernels_are_compiled_in_the_first_wave_of_one_image_above_all(change, warm_up_s):
+    first = {"precision": "fp4", "measured": date(2025, 11, 10), "first_wave_tokens": 16385}
+    assert settled("warm_up_s", OF_BLACKWELL | first | change) == warm_up_s
+
+
 def test_a_condition_on_what_is_not_known_does_not_hold():
     assert told("kv_cache_dtype", {"engine": "trtllm"}) is None
     assert not held_out({"engine": "vllm"})
