@@ -65,6 +65,50 @@ def test_a_budget_goes_by_clients_and_prompt(change, tokens):
     assert settled("max_num_batched_tokens", OF_BLACKWELL | change) == tokens
 
 
+@pytest.mark.parametrize(
+    ("change", "warm_up_s"),
+    [
+        ({}, 70),
+        ({"first_wave_tokens": 16384}, 3.2),
+        # The same image compiled less for other formats, and other images less for this one.
+        ({"precision": "fp8"}, 8),
+        ({"measured": date(2025, 12, 31)}, 8),
+        ({"measured": date(2025, 11, 2), "prompt": 8192}, 14),
+        ({"measured": date(2026, 1, 21)}, 1.2),
+    ],
+)
+def test_kernels_are_compiled_in_the_first_wave_of_one_image_above_all(change, warm_up_s):
+    first = {"precision": "fp4", "measured": date(2025, 11, 10), "first_wave_tokens": 16385}
+    assert settled("warm_up_s", OF_BLACKWELL | first | change) == warm_up_s
+
+
+@pytest.mark.parametrize(
+    ("change", "warm_up_s"),
+    [
+        ({}, 0.2),
+        # Several GPUs that spread the experts, and kernels that nothing compiles.
+        ({"tp": 2}, 0.5),
+        ({"tp": 8}, 0.5),
+        ({"hardware": "b200_sxm"}, 0.1),
+        ({"hardware": "b200_sxm", "tp": 8}, 0.1),
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp4"}, 0.8),
+        ({"model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp8"}, 1.5),
+    ],
+)
+def test_what_tensorrt_llm_compiles_goes_by_its_kernels(change, warm_up_s):
+    known = {"origin": "InferenceX", "engine": "trtllm", "hardware": "h200_sxm", "tp": 1, "dp": 1}
+    known |= {"model_path": "openai/gpt-oss-120b", "measured": date(2025, 12, 15)}
+    assert settled("warm_up_s", known | change) == warm_up_s
+
+
+@pytest.mark.parametrize(("change", "steps"), [({}, 1), ({"dp": 4}, 50), ({"dp": 8}, 50)])
+def test_ranks_of_gpt_oss_wait_for_one_another(change, steps):
+    known = {"origin": "InferenceX", "engine": "trtllm", "model_path": "openai/gpt-oss-120b"}
+    known |= {"hardware": "b200_sxm", "dp": 1}
+    assert settled("receive_every", known | change) == steps
+    assert told("moe_kernel", known | change) == "flashinfer"
+
+
 def test_a_condition_on_what_is_not_known_does_not_hold():
     assert told("kv_cache_dtype", {"engine": "trtllm"}) is None
     assert not held_out({"engine": "vllm"})
