@@ -308,7 +308,7 @@ def kinds_at(
         prefill_squares=on_one * squares,
         cached_tokens=on_one * (demand.cached_tokens + before),
         cached_products=on_one * (tokens * demand.cached_before + products),
-        elsewhere=plain.elsewhere + jnp.maximum(total - on_one * tokens, 0.0),
+        prompts_elsewhere=jnp.maximum(total - on_one * tokens, 0.0),
     )
     # One more step: the same as a typical one, with those that an arriving request meets in it.
     typical: Batch = jax.tree.map(lambda x: x[_DECODING + _TYPICAL][None], batch)

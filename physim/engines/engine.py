@@ -175,6 +175,8 @@ class Engine:
             steps.
         hands_first_token: Whether a server that computes prompts for another hands their first
             tokens on with the KV blocks; see `physim.service.policy.Policy`.
+        handover_s: What a request waits between a server that computes prompts and one that
+            generates beside the time of its KV blocks, seconds.
         counters: What it shows to Prometheus; None where physim does not know.
         mxfp4_paddings: What its kernels of experts in mxfp4 pad them to, those of newer GPUs first.
         log: Where its log says how it was started: regular expressions with one group, by the
@@ -189,6 +191,8 @@ class Engine:
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
     hands_first_token: bool = True
+    # Of rows of the fit, TensorRT-LLM with a few clients (docs/accuracy.md).
+    handover_s: float = 0.05
     counters: Counters | None = None
     # What vLLM's widest kernel does, where it is not known.
     mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)

@@ -60,6 +60,8 @@ ENGINE = Engine(
     launch=_launch,
     image="lmsysorg/sglang:v{}",
     port=30000,
+    # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
+    handover_s=0.2,
     has_receive_interval=True,
     # docs/references/production_metrics.md
     counters=Counters(

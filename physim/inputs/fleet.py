@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from physim.engines.engine import engine_named
 from physim.errors import InputError
 from physim.inputs.engine_request import EngineOptions
 from physim.inputs.fleet_request import FleetRequest
@@ -51,12 +52,13 @@ class Fleet(FleetRequest):
             raise InputError(REPLICAS, problem, "give them in each: prefill tp=2,replicas=4")
         if self.transfer_bandwidth is not None:
             check_positive("transfer_bandwidth", self.transfer_bandwidth)
-        if not 0 <= self.transfer_latency_s < float("inf"):
-            problem = f"{self.transfer_latency_s} is not a time"
+        wait_s = self.transfer_latency_s
+        if wait_s is not None and not 0 <= wait_s < float("inf"):
+            problem = f"{wait_s} is not a time"
             raise InputError("transfer_latency_s", problem, "use seconds from 0 on")
         if not given:
             for name in ("transfer_bandwidth", "transfer_latency_s", "transfer_by_layer"):
-                if getattr(self, name):
+                if getattr(self, name) not in (None, False):
                     problem = "is of servers apart, and prefill and decode are not given"
                     raise InputError(name, problem, "give them, or leave it out")
 
@@ -95,7 +97,10 @@ class Fleet(FleetRequest):
                     problem = f"is not given, and nothing is known of a {pool.server.gpu.key}'s"
                     raise InputError("transfer_bandwidth", problem, "give it, such as 50e9")
             bandwidth = min(filter(None, known))
-        return Link(bandwidth, self.transfer_latency_s, self.transfer_by_layer)
+        wait_s = self.transfer_latency_s
+        if wait_s is None:
+            wait_s = engine_named(pools[-1].server.profile.engine).handover_s
+        return Link(bandwidth, wait_s, self.transfer_by_layer)
 
 
 def pool_options(where: str, asked: str | Mapping[str, Any]) -> dict[str, Any]:

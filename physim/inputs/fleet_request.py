@@ -26,7 +26,8 @@ class FleetRequest:
         decode: The same of servers that generate.
         transfer_bandwidth: What each GPU sends KV blocks with from one pool to the other, bytes per
             second; None for the network of the GPU's hardware file.
-        transfer_latency_s: What each request waits between the pools beside that, seconds.
+        transfer_latency_s: What each request waits between the pools beside that, seconds; None for
+            what requests of the engine were seen to wait.
         transfer_by_layer: Whether a layer's blocks are sent as soon as it has computed them.
     """
 
@@ -51,9 +52,9 @@ class FleetRequest:
     transfer_bandwidth: float | None = option(
         None, "Bytes per second of a GPU from prefill to decode; its network's.", panel=_PANEL
     )
-    transfer_latency_s: float = option(
-        0.0,
-        "Seconds that a request waits between them beside that.",
+    transfer_latency_s: float | None = option(
+        None,
+        "Seconds that a request waits between them beside that; the engine's.",
         panel=_PANEL,
         flag="--transfer-latency",
     )
@@ -70,5 +71,5 @@ class FleetOptions(TypedDict, total=False):
     prefill: str | Mapping[str, Any] | None
     decode: str | Mapping[str, Any] | None
     transfer_bandwidth: float | None
-    transfer_latency_s: float
+    transfer_latency_s: float | None
     transfer_by_layer: bool

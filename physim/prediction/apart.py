@@ -381,7 +381,9 @@ class _Services:
 
 def _clients_of_rank(case: Case, pool: Pool) -> int:
     """Clients of a data-parallel rank of a pool, were all of them there at once."""
-    return math.ceil((case.demanded.concurrency or 0.0) / pool.replicas / pool.server.parallelism.dp)
+    return math.ceil(
+        (case.demanded.concurrency or 0.0) / pool.replicas / pool.server.parallelism.dp
+    )
 
 
 def _with_slots(server: Server, requests: int) -> Server:
@@ -420,23 +422,36 @@ def _of_clients(
     services = _Services(cases, corrections, predict)
     # Where next to nothing comes, all that there is to know of how much may come.
     fewest = services.at_rates([_ALONE_RPS] * len(cases))
-    most = np.array([one.saturation_rps for one in fewest])
+    slots = np.array([_slots(one.way.second) for one in fewest], float)
     # Prompts queue by chance before they are as many as can be; of slots as many wait as there are
     # more clients.
     ends = np.array([min(one.prompts.saturation_rps, one.way.most_rps) for one in fewest])
-    low, high = np.log(_LEAST * most), np.log(np.minimum(most, _MOST * ends))
+    low, high = np.log(_LEAST * ends), np.log(_MOST * ends)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         found = services.at_rates(np.exp(middle).tolist(), slots=False)
-        more = np.exp(middle) * np.array([one.e2e_s for one in found]) < clients
+        stays, answers = (
+            np.exp(middle) * np.array([getattr(one, name) for one in found])
+            for name in ("e2e_s", "answer_s")
+        )
+        more = (stays < clients) & (answers < slots)
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    rates = np.exp((low + high) / 2)
+    rates = np.exp(low)
     found = services.at_rates(rates.tolist(), slots=False)
-    calm = services.at_rates(np.minimum(rates, _CALM * most).tolist(), slots=False)
-    served = np.minimum(clients / np.array([one.e2e_s for one in found]), most)
+    calm = services.at_rates(np.minimum(rates, _CALM * ends).tolist(), slots=False)
+    # Of more clients than prompts that can be computed, as many come as can.
+    all_come = np.minimum(clients / np.array([one.e2e_s for one in found]), ends)
+    answered = rates * np.array([one.answer_s for one in found])
+    served = np.where(answered < _MOST * slots, all_come, rates)
     found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
     columns = cases, found, calm, services.firsts(rates.tolist()), served.tolist()
     return [_of_waits(*row) for row in zip(*columns, strict=True)]
+
+
+def _slots(pool: Pool) -> int:
+    """Requests that all servers of a pool let run."""
+    server = pool.server
+    return pool.replicas * server.parallelism.dp * server.sizes.max_num_seqs
 
 
 def _of_waits(

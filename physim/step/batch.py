@@ -45,7 +45,8 @@ class Batch(eqx.Module):
         prefill_squares: Squares of the chunks' tokens, summed.
         cached_tokens: Tokens that the chunks' requests have in the cache already, summed.
         cached_products: Products of each chunk's tokens with its cached tokens, summed.
-        elsewhere: Tokens of other ranks, whose experts are this one's as well.
+        elsewhere: Tokens of requests that decode on other ranks, whose experts are this one's too,
+        prompts_elsewhere: and those of their prompts.
     """
 
     decode_requests: Number
@@ -57,6 +58,7 @@ class Batch(eqx.Module):
     cached_tokens: Number
     cached_products: Number
     elsewhere: Number = 0.0
+    prompts_elsewhere: Number = 0.0
 
     @classmethod
     def exact(
@@ -141,8 +143,8 @@ class Batch(eqx.Module):
             prefill_squares=prefill_requests * chunk**2,
             cached_tokens=prefill_requests * cached,
             cached_products=prefill_requests * chunk * cached,
-            elsewhere=(decodes - decode_requests) * query_tokens
-            + (prefills - prefill_requests) * chunk,
+            elsewhere=(decodes - decode_requests) * query_tokens,
+            prompts_elsewhere=(prefills - prefill_requests) * chunk,
         )
 
     @property
@@ -153,7 +155,7 @@ class Batch(eqx.Module):
     @property
     def routed(self) -> Number:
         """Tokens that the experts of all ranks work on."""
-        return self.tokens + self.elsewhere
+        return self.tokens + self.elsewhere + self.prompts_elsewhere
 
     @property
     def sampled(self) -> Number:
@@ -177,6 +179,8 @@ class Batch(eqx.Module):
             prefill_squares=zero,
             cached_tokens=zero,
             cached_products=zero,
+            elsewhere=self.elsewhere,
+            prompts_elsewhere=0.0 * self.prompts_elsewhere,
         )
 
     def prefill_only(self) -> Batch:
@@ -190,4 +194,6 @@ class Batch(eqx.Module):
             prefill_squares=self.prefill_squares,
             cached_tokens=self.cached_tokens,
             cached_products=self.cached_products,
+            elsewhere=0.0 * self.elsewhere,
+            prompts_elsewhere=self.prompts_elsewhere,
         )

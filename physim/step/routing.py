@@ -27,6 +27,15 @@ def independent_tokens(tokens: Number, corrections: Corrections) -> Number:
     return tokens * jnp.maximum(tokens, 1.0) ** (exponent - 1)
 
 
+def full_at(share: Number) -> Number:
+    """Tokens that visit all experts of a layer, but for a hundredth.
+
+    Args:
+        share: Share of the experts that a token visits.
+    """
+    return np.log(_LEFT) / jnp.log1p(-jnp.clip(share, 1e-6, 1 - _LEFT))
+
+
 def looked_up_tokens(
     tokens: Scalar, independent: Scalar, share: Float[AnyArray, " kinds"]
 ) -> Float[AnyArray, " kinds"]:
@@ -40,7 +49,7 @@ def looked_up_tokens(
         independent: Those that choose on their own.
         share: Share of the experts that a token visits.
     """
-    full = np.log(_LEFT) / jnp.log1p(-jnp.clip(share, 1e-6, 1 - _LEFT))
+    full = full_at(share)
     some = jnp.maximum(tokens, 1.0)
     return tokens * jnp.minimum(independent, full) / jnp.minimum(some, full)
 

@@ -27,8 +27,12 @@ from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising, rising_log_seconds
 from physim.step.gemms import linear_rows
+from physim.step.routing import full_at
 from physim.step.rows import Row, SizeRow
 
+# How many times the share of all experts' time a share of the experts may take at the most tokens;
+# what was measured longer is not of that share. TensorRT-LLM's tables are within.
+_TOO_LONG = 2.0
 # Kernels of experts, those that an engine prefers where it has the choice first: of FlashInfer, of
 # Marlin (which multiplies in 16 bit) and of Triton.
 _KERNELS = ("flashinfer", "marlin", "triton", "min_latency", "cutlass", "deepgemm")
@@ -94,14 +98,21 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     curves = []
     for spread in EXPERT_LOADS:
         load = measured[min(measured, key=lambda known: abs(known - spread))]
-        grid = load_expert_grid(grids, load)
-        # As many tokens come to an expert of the measured layer, and one to its GPU at least: the
-        # step waits for a rank that has any.
-        *_, measured_per_token, measured_count = grid.shapes[grid.nearest_row(*shape)]
-        alike = per_token / count / (measured_per_token / measured_count)
-        tokens = np.maximum(TOKENS, grid.tokens[0] / alike)
-        efficiency = grid.nearest(*shape).resampled(tokens=alike * tokens)
-        curves.append(rising_log_seconds(efficiency, bound_s(tokens)))
+
+        def curve(table: str) -> np.ndarray:
+            grid = load_expert_grid(grids, table)
+            # As many tokens come to an expert of the measured layer, and one to its GPU at least:
+            # the step waits for a rank that has any.
+            *_, measured_per_token, measured_count = grid.shapes[grid.nearest_row(*shape)]
+            alike = per_token / count / (measured_per_token / measured_count)
+            tokens = np.maximum(TOKENS, grid.tokens[0] / alike)
+            efficiency = grid.nearest(*shape).resampled(tokens=alike * tokens)
+            return rising_log_seconds(efficiency, bound_s(tokens))
+
+        own, all_table = curve(load), load.replace("_spread_", "_")
+        if all_table != load and all_table in tables(grids):
+            own = _share_of_all(own, curve(all_table), per_token / count)
+        curves.append(own)
     if min(measured) == 0.0:
         even = curves[0]
         curves = [
@@ -115,6 +126,27 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     # with the same kernel at every shape.
     whole = Placement(replace(placement.server, parallelism=Parallelism()))
     return np.minimum(found, _log_seconds(whole, experts))
+
+
+def _share_of_all(share: np.ndarray, of_all: np.ndarray, visits: float) -> np.ndarray:
+    """Logarithm of the time of a GPU's share of the experts, by what was measured of it and of all.
+
+    Once all experts are visited only computing grows, by as much for a share of them as for that
+    share of all. What SGLang's and vLLM's collectors measured of shares grows four to fifteen times
+    as fast from there on, whatever the share, as if all that tokens visit were there.
+
+    Args:
+        share: Logarithm of what was measured of the share, at `TOKENS`,
+        of_all: and of a layer with all experts, as the share has of it.
+        visits: Share of the experts that a token visits.
+    """
+    if share[-1] < of_all[-1] + np.log(_TOO_LONG):
+        return share
+    grown = np.diff(np.exp(of_all), prepend=np.exp(of_all[0]))
+    seconds = np.exp(share)
+    for place in np.flatnonzero(full_at(visits) < TOKENS):
+        seconds[place] = min(seconds[place], seconds[place - 1] + grown[place])
+    return np.log(seconds)
 
 
 def _missed(experts: Experts) -> Missed:
