@@ -55,6 +55,9 @@ def recommend(
     window: Annotated[
         float, typer.Option(help="Seconds of a window of the day.", rich_help_panel="Load")
     ] = 600.0,
+    apart: Annotated[
+        bool, typer.Option("--apart", help="Also search pools with prefill and decode apart.")
+    ] = False,
     fit: FitName = "default",
     as_json: AsJson = False,
     pareto: Annotated[
@@ -115,6 +118,7 @@ def recommend(
             goodput=goodput,
             count=count,
             profile=day,
+            apart=apart,
             fit=fit,
             **load,
             **engine,
@@ -125,6 +129,8 @@ def recommend(
         print_json(found.to_dict())
     else:
         _print_recommendation(found)
+        if apart:
+            print_line(_apart(found))
     best = found.choices[0]
     if schedule is not None and best.schedule is not None:
         with data.replacing(schedule) as temporary:
@@ -200,6 +206,20 @@ def _print_recommendation(found: Recommendation) -> None:
         total = sum(found.refused.values())
         reason = next(iter(found.refused))
         console.print(f"{total:,} more cannot be, such as: {reason}", style="dim")
+
+
+def _apart(found: Recommendation) -> str:
+    """Whether prefill and decode apart beat both together."""
+    split, together = found.apart, found.choices[0].gpus
+    if split is None:
+        return "Apart: no pools of prefill and decode keep to the objectives on as many GPUs."
+    verdict = "fewer" if split.gpus < together else "more" if split.gpus > together else "as many"
+    one = split.prediction
+    ttft, itl = (f"{milliseconds(value)} ms" for value in (one.ttft_s, one.itl_s))
+    return (
+        f"Apart: {split.describe()} keep to them on {split.gpus} GPUs, {verdict} "
+        f"{'as' if verdict == 'as many' else 'than'} together ({together}): TTFT {ttft}, ITL {itl}."
+    )
 
 
 def _server(one: Choice) -> str:

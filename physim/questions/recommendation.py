@@ -22,6 +22,7 @@ from physim.inputs.attempts import check_shared, layout_axes
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import LoadProfile, Window
+from physim.models.lookup import load_model
 from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
@@ -30,6 +31,7 @@ from physim.questions import candidates
 from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirements
 from physim.questions.pareto import Tradeoff, tradeoff
+from physim.questions.pools_apart import Split, best_split
 from physim.questions.prices import hourly_prices, per_million_tokens
 from physim.questions.schedule import Arrivals, ReplicaSchedule
 from physim.questions.servers import Servers
@@ -129,12 +131,15 @@ class Recommendation:
         asked: What is asked.
         servers: All servers that were searched, each with every number of replicas.
         refused: How many more cannot be, by the reason.
+        apart: The best pools with prefill and decode apart; None where none keeps to the objectives
+            or was asked for.
     """
 
     choices: Sequence[Choice]
     asked: Requirements
     servers: Servers = field(repr=False)
     refused: Mapping[str, int] = field(repr=False)
+    apart: Split | None = None
 
     @functools.cached_property
     def tradeoff(self) -> Tradeoff:
@@ -148,6 +153,7 @@ class Recommendation:
             "objectives": {one.name: one.seconds for one in self.asked.objectives},
             "searched": len(self.servers.cases),
             "refused": dict(self.refused),
+            "apart": None if self.apart is None else self.apart.to_dict(),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -171,6 +177,7 @@ def recommend(
     goodput: float = 0.9,
     count: int = 5,
     profile: LoadProfile | None = None,
+    apart: bool = False,
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[LoadAndEngineOptions],
 ) -> Recommendation:
@@ -197,6 +204,8 @@ def recommend(
         count: Deployments wanted.
         profile: A load over a day to plan for, instead of one that stays: objectives hold in every
             window of it. See `physim.read_profile`.
+        apart: Whether pools with prefill and decode apart are searched too, of the same GPUs, of up
+            to 16 servers each and without expert or pipeline parallelism.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: The whole load and the engine; see `CaseOptions`. Limits that are given are not
             searched. Arrivals are ``poisson`` unless another kind is given; beside a profile they
@@ -220,6 +229,8 @@ def recommend(
     arrivals = Arrivals() if profile is None else _arrivals(given)
     if profile is None and "concurrency" not in given:
         given.setdefault("arrival", "poisson")
+    if apart and profile is not None:
+        raise InputError("apart", "is searched for a load that stays", "leave the profile out")
     known = load_fit(fit)
     cases, refused = candidates.servers(model, keys, max_gpus, tried, given)
     loaded = [cases]
@@ -233,7 +244,12 @@ def recommend(
     for plan in plans:
         replicas = plan.fewest(asked, most, replicas)
         if not replicas.any():
-            raise _never(plan, asked, most)
+            error = _never(plan, asked, most)
+            split = best_split(model, keys, max_gpus, asked, known, given) if apart else None
+            if split is None:
+                raise error
+            remedy = f"serve them apart: {split.describe()} keep to it on {split.gpus} GPUs"
+            raise InputError(error.where, error.what, remedy)
     assert replicas is not None
     left = np.min([plan.headroom(asked, np.maximum(replicas, 1)) for plan in plans], axis=0)
     each = gpus_of * np.array([hourly.get(case.server.gpu.key, 1.0) for case in cases])
@@ -245,7 +261,14 @@ def recommend(
             "are missed by every deployment that is replayed, if by little",
             "relax them, or allow more GPUs (--max-gpus)",
         )
-    return Recommendation(_choices(chosen, known, asked, hourly), asked, plans[0], refused)
+    choices = _choices(chosen, known, asked, hourly)
+    split = None
+    if apart:
+        best = chosen[0].case.model.name
+        # Of the formats that the checkpoint ships in, that of the best.
+        source = model if load_model(model, given.get("read_as")).name == best else best
+        split = best_split(source, keys, max_gpus, asked, known, given)
+    return Recommendation(choices, asked, plans[0], refused, split)
 
 
 def _arrivals(options: dict[str, Any]) -> Arrivals:
