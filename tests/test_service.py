@@ -19,7 +19,7 @@ from physim.inputs.pool_load import pool_load
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.replayed import config_of as replay_config
 from physim.replay.cluster import Cluster, Transfer, least_loaded
-from physim.replay.kv_cache import Segment
+from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes
 from physim.replay.workload import Request, Workload, drawn

@@ -14,6 +14,7 @@ from physim.engines.engine import (
     LaunchCommand,
     words_of,
 )
+from physim.engines.host_memory import HostMemory
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 from physim.models.parallelism import Parallelism
@@ -46,6 +47,10 @@ def _launch(server: Launch) -> LaunchCommand:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
     if server.draft is not None:
         words += ["--speculative-config", json.dumps(_speculative(server))]
+    if server.kv_host_bytes is not None:
+        # Of each engine process, which a data-parallel rank is (vllm/config/cache.py).
+        size = server.kv_host_bytes / layout.dp / 2**30
+        words += ["--kv-offloading-backend", "native", "--kv-offloading-size", f"{size:g}"]
     words.append("--async-scheduling" if server.async_scheduling else "--no-async-scheduling")
     return LaunchCommand(words)
 
@@ -76,6 +81,9 @@ ENGINE = Engine(
     image="vllm/vllm-openai:v{}",
     port=8000,
     check_layout=_check_layout,
+    # vllm/v1/kv_offload and its connector: blocks of prompts are stored as they are computed
+    # (`offload_prompt_only` unless it is told), and loaded whenever they are found.
+    host_memory=HostMemory(copies=True, outputs=False),
     # docs/design/metrics.md
     counters=Counters(
         requests="vllm:request_success_total",

@@ -160,6 +160,9 @@ class ReplayServer:
             ):
                 self.arrive(outside, known)
                 self._unseen = 0
+            for rank in self._ranks:
+                if rank.cache.host is not None:
+                    rank.see(known)
             if known == self.now:
                 self._release()
             alone = self._form(self._idle[0])
@@ -178,7 +181,8 @@ class ReplayServer:
             # All is held by requests that were done when this step was formed, or that have left.
             self._began = None
             if not any(rank.done for rank in self._ranks):
-                held = (one.until_s for rank in self._ranks for one in rank.handovers)
+                held = [one.until_s for rank in self._ranks for one in rank.handovers]
+                held += self._next_events(outside)
                 self.now = max(self.now, min(held, default=self.now))
         else:
             self._began = None
@@ -186,6 +190,20 @@ class ReplayServer:
                 self.now = max(self.now, self._inbox[0][0])
             else:
                 self.asleep = True
+
+    def _next_loaded_s(self) -> float:
+        """When blocks that come up from the host's memory are next there, seconds."""
+        return min(
+            (ready_s for rank in self._ranks for ready_s in rank.loading.values()), default=math.inf
+        )
+
+    def _next_events(self, outside: Outside) -> list[float]:
+        """When somebody may run again, where all who run wait for their blocks to come up."""
+        loaded_s = self._next_loaded_s()
+        if loaded_s == math.inf:
+            return []
+        comes = [outside.next_arrival_s(self), *(one[0] for one in self._inbox[:1])]
+        return [loaded_s, *(time_s for time_s in comes if time_s > self.now)]
 
     def _form(self, lane: list[Microbatch]) -> bool:
         """Every rank forms a step; gives whether it must stay alone, for those who wait."""
@@ -273,7 +291,7 @@ class ReplayServer:
         else:
             every = self.config.policy.receive_every
             comes_s = comes_s if every == 1 else math.inf
-            until = min(self._deadline_s(), horizon_s, comes_s)
+            until = min(self._deadline_s(), horizon_s, comes_s, self._next_loaded_s())
             pairs = [pair for pair in zip(self._ranks, lane, strict=True) if pair[1].decoding]
             others = self._flights or any(batch.decoding for other in self._idle for batch in other)
             if until > self.now and not alone and not others:
