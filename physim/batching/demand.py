@@ -144,6 +144,8 @@ class Demand(eqx.Module):
         burst_cv2: Squared coefficient of variation of counts in times as short as steps.
         follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
+        loading_s: Time that a request waits for its prefix to come up from the host's memory, mean,
+            seconds. None where nothing is kept there, for which less is compiled.
     """
 
     rate: Scalar
@@ -167,6 +169,7 @@ class Demand(eqx.Module):
     burst_cv2: Scalar
     follow_cv2: Scalar
     at_once: Scalar
+    loading_s: Scalar | None = None
 
     @classmethod
     def from_load(cls, load: Load, block_size: int, draft: Draft | None = None) -> Demand:

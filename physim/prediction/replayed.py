@@ -225,11 +225,12 @@ def _prediction(
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
     ran = [one for one in result.requests if one.scheduled_s is not None]
-    found = sum(one.cached_tokens for one in ran) / sum(one.input_tokens for one in ran)
+    tokens = sum(one.input_tokens for one in ran)
+    found = sum(one.cached_tokens for one in ran) / tokens
+    loaded = sum(one.loaded_tokens for one in ran) / tokens
+    pool = dataclasses.replace(prediction.pool, hit_rate=found, host_hit_rate=loaded)
     return over_time(
-        dataclasses.replace(
-            prediction, pools=(dataclasses.replace(prediction.pool, hit_rate=found),)
-        ),
+        dataclasses.replace(prediction, pools=(pool,)),
         "replay",
         _part(result, frame, (rate, duration), (0.0, math.inf)),
         parts,

@@ -74,6 +74,7 @@ FIRST_TOKEN_PARTS = {
     "warm_up": "engine warming up",
     "scheduling": "steps under way",
     "queue": "waiting for room",
+    "loading": "its prefix coming up from host memory",
     "launches": "launching its kernels one by one",
     "prefill": "its own prefill steps",
     "output": "first token on its way out",
@@ -94,7 +95,9 @@ class PoolPrediction:
         batch: Requests that decode at a server, mean over time.
         running: Requests that are prefilled or decode at a server, mean over time.
         kv_use: Share of a server's KV blocks that running requests hold.
-        hit_rate: Share of the prompt tokens that are found in the prefix cache, as vLLM logs it.
+        hit_rate: Share of the prompt tokens that are found in the prefix cache, wherever it has
+            them.
+        host_hit_rate: Share of them that come up from the host's memory.
         mixed_share: Share of steps that carry a prefill chunk.
         step_s: Time of a mean step, from its start until requests that decode get their next token:
             where prompts have steps of their own, with those of the prompts.
@@ -113,6 +116,7 @@ class PoolPrediction:
     step_s: float
     step_parts_s: Mapping[str, float]
     replicas: int = 1
+    host_hit_rate: float = 0.0
     phases: tuple[str, ...] = PHASES
 
     @property

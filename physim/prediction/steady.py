@@ -157,6 +157,7 @@ def _prediction(
         running=state.running,
         kv_use=state.kv_use,
         hit_rate=state.hit_rate,
+        host_hit_rate=state.host_hit_rate or 0.0,
         mixed_share=state.mixed_share,
         step_s=state.step.interval,
         step_parts_s=state.step.parts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -37,10 +38,21 @@ def run_cases(
     """
     more = padded(cases)
     schedules = stack([_schedule(case) for case in more])
-    hit_rates = np.array([one.pool.hit_rate for one in padded(predictions)])
+    known = padded(predictions)
+    hit_rates = np.array([one.pool.hit_rate for one in known])
+    loading = None
+    if any(case.server.kv.host for case in cases):
+        # Of what is above its capacity nobody knows.
+        loading = np.array([one.ttft_parts_s.get("loading", 0.0) for one in known])
     trajectory, summary = jax.tree.map(
         np.asarray,
-        _run(CaseArrays.from_cases(more), stack(padded(corrections)), schedules, hit_rates),
+        _run(
+            CaseArrays.from_cases(more),
+            stack(padded(corrections)),
+            schedules,
+            hit_rates,
+            loading,
+        ),
     )
     for row, case in enumerate(cases):
         if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
@@ -64,7 +76,12 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
     """
     systems, every = CaseArrays.from_cases([case]), stack([corrections])
     states, _ = solve_offered(systems, every)
-    trajectory, _ = _run(systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate))
+    loading = None
+    if case.server.kv.host is not None:
+        loading = np.asarray(states.first_token.loading)
+    trajectory, _ = _run(
+        systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate), loading
+    )
     return row_of(jax.tree.map(np.asarray, trajectory), 0)
 
 
@@ -90,16 +107,21 @@ def _run(
     corrections: Corrections,
     schedules: Schedule,
     hit_rates: Float[AnyArray, " cases"],
+    loading: Float[AnyArray, " cases"] | None,
 ) -> tuple[Trajectory, Summary]:
     def one(
-        system: CaseArrays, corrections: Corrections, schedule: Schedule, hit_rate: Scalar
+        system: CaseArrays,
+        corrections: Corrections,
+        schedule: Schedule,
+        hit_rate: Scalar,
+        loading: Scalar | None,
     ) -> tuple[Trajectory, Summary]:
-        demand = system.demand.with_hit_rate(hit_rate)
+        demand = replace(system.demand.with_hit_rate(hit_rate), loading_s=loading)
         fluid = Fluid.tabulated(system.model(corrections), demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 
-    return jax.vmap(one)(systems, corrections, schedules, hit_rates)
+    return jax.vmap(one)(systems, corrections, schedules, hit_rates, loading)
 
 
 def _requests(case: Case, summary: Summary, stages: slice, arrived: float) -> Requests:
