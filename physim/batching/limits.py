@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import equinox as eqx
 
+from physim.engines.host_memory import ASYNCHRONOUS, LAYERED
 from physim.service.kv_store import KVStore
 from physim.service.server import Server
 from physim.types import Scalar
@@ -19,6 +20,8 @@ class HostTier(eqx.Module):
         blocks: KV blocks that it has room for.
         copies: Whether it has copies of what is computed, else what the GPU evicts, 0 or 1.
         outputs: Whether it has generated tokens too, 0 or 1.
+        asynchronous: Whether requests wait for loads while steps of others run, 0 or 1.
+        layered: Whether loads with a step go on while it is computed, 0 or 1.
         latency_s: Time until the first block of a load is there, seconds.
         token_s: Time in which a token's keys and values come up, seconds.
     """
@@ -26,6 +29,8 @@ class HostTier(eqx.Module):
     blocks: Scalar = 0.0
     copies: Scalar = 1.0
     outputs: Scalar = 0.0
+    asynchronous: Scalar = 1.0
+    layered: Scalar = 0.0
     latency_s: Scalar = 0.0
     token_s: Scalar = 0.0
 
@@ -117,6 +122,8 @@ def _host_tier(server: Server) -> HostTier | None:
         blocks=float(server.parallelism.dp * kv.host.blocks),
         copies=float(kv.host_memory.copies),
         outputs=float(kv.host_memory.outputs),
+        asynchronous=float(kv.host_memory.loads == ASYNCHRONOUS),
+        layered=float(kv.host_memory.loads == LAYERED),
         latency_s=kv.host.latency_s,
         token_s=kv.load_block_s / kv.block_size,
     )

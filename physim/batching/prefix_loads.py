@@ -2,11 +2,13 @@
 
 A rank's loads follow one another on the link, so that they queue as customers of one server whose
 service takes a time that hardly varies. An engine finds a prefix in the host's memory as a step is
-formed, and that it has come up as a later one is.
+formed. Where it loads asynchronously it finds that the prefix has come up as a later one is; else
+the load is a part of the step (`physim.step.prefix_loads`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +18,8 @@ from physim.batching.guards import FULLEST, TINY
 from physim.batching.kv_capacity import private_blocks
 from physim.batching.limits import HostTier, Limits
 from physim.batching.prefix_cache import hits
+from physim.step.model import StepModel
+from physim.step.prefix_loads import StepLoads
 from physim.types import Scalar
 
 
@@ -25,12 +29,22 @@ class Loads(NamedTuple):
     Attributes:
         share: Share of the requests whose prefix does.
         link_s: How long one takes the link, seconds.
-        latency_s: Until its first block is there, seconds.
+        host: What they come from.
     """
 
     share: Scalar
     link_s: Scalar
-    latency_s: Scalar
+    host: HostTier
+
+    def with_steps(self, model: StepModel) -> StepModel:
+        """Step times with the loads that are a part of steps.
+
+        Args:
+            model: Those without.
+        """
+        share = (1.0 - self.host.asynchronous) * self.share
+        load_s = self.link_s + self.host.latency_s
+        return replace(model, loads=StepLoads(share, load_s, self.host.layered))
 
     def most(self, ranks: Scalar) -> Scalar:
         """Requests per second that the links have time for.
@@ -44,6 +58,8 @@ class Loads(NamedTuple):
         self, rate: Scalar, step_s: Scalar, busy: Scalar, demand: Demand, limits: Limits
     ) -> Scalar:
         """Time that a request waits for its prefix to come up, mean over all requests, seconds.
+
+        None where it comes up with a step.
 
         Of arrivals with a squared variation ``c`` a share ``p`` by chance has ``1 + p (c - 1)``,
         and waits in line for half of that times ``u L / (1 - u)`` (Kingman; Pollaczek and Khinchine
@@ -61,9 +77,9 @@ class Loads(NamedTuple):
         used = jnp.minimum(rate / self.most(limits.ranks), FULLEST)
         arrivals = jnp.where(demand.closed, 1.0, demand.arrival_cv2)
         varied = 1.0 + self.share / limits.ranks * (arrivals - 1.0)
-        load = self.link_s * (1.0 + varied / 2 * used / (1.0 - used)) + self.latency_s
+        load = self.link_s * (1.0 + varied / 2 * used / (1.0 - used)) + self.host.latency_s
         noticed = jnp.maximum(load + step_s / 2, step_s) + limits.async_scheduling * step_s
-        return self.share * (load + busy * (noticed - load))
+        return self.host.asynchronous * self.share * (load + busy * (noticed - load))
 
 
 def found_anywhere(
@@ -106,4 +122,4 @@ def loads_of(host: HostTier, demand: Demand, on_gpu: Scalar, found: Scalar) -> L
         on_gpu: Share of the prefixes' tokens that is found in the GPU's memory.
         found: Share that is found there or in the host's.
     """
-    return Loads(found - on_gpu, demand.prefixes.tokens * host.token_s, host.latency_s)
+    return Loads(found - on_gpu, demand.prefixes.tokens * host.token_s, host)

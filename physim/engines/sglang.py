@@ -11,7 +11,7 @@ from physim.engines.engine import (
     LaunchCommand,
     words_of,
 )
-from physim.engines.host_memory import HostMemory
+from physim.engines.host_memory import LAYERED, HostMemory
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 
 # docs/advanced_features/speculative_decoding.md: the layers of MTP are run by EAGLE's worker.
@@ -68,7 +68,7 @@ ENGINE = Engine(
     has_receive_interval=True,
     # docs/advanced_features/hicache_design.md; mem_cache/memory_pool_host.py refuses less than the
     # GPU has. A layer's blocks come up while the one before is computed.
-    host_memory=HostMemory(copies=True, outputs=True, above_gpu=True, apart=False),
+    host_memory=HostMemory(copies=True, outputs=True, above_gpu=True, loads=LAYERED),
     # docs/references/production_metrics.md
     counters=Counters(
         requests="sglang:num_requests_total",

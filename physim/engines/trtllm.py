@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from physim.engines.engine import Engine, ExpertTable, KernelTables, Launch, LaunchCommand, words_of
-from physim.engines.host_memory import HostMemory
+from physim.engines.host_memory import SERIAL, HostMemory
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4
 from physim.models.parallelism import Parallelism
@@ -74,8 +74,9 @@ ENGINE = Engine(
     image="nvcr.io/nvidia/tensorrt-llm/release:{}",
     port=8000,
     has_receive_interval=True,
-    # docs/source/features/kvcache.md: what is evicted moves to the host, and back for reuse.
-    host_memory=HostMemory(copies=False, outputs=True, apart=False),
+    # docs/source/features/kvcache.md: what is evicted moves to the host, and back for reuse;
+    # batch_manager/kvCacheTransferManager.cpp has the stream of the steps wait for it.
+    host_memory=HostMemory(copies=False, outputs=True, loads=SERIAL),
     check_layout=_check_layout,
     kernels=KernelTables(
         # The kernel of low latency is what it calls its TRTLLM backend.

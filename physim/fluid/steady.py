@@ -143,7 +143,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         loading = balance.loads.wait_s(
             balance.throughput, jnp.exp(log_step), _busy(running), demand, limits
         )
-        demand = replace(demand, loading_s=loading)
+        demand, model = replace(demand, loading_s=loading), balance.loads.with_steps(model)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
         return _by_token(_counted(state, balance, demand, limits), demand)
@@ -217,7 +217,7 @@ def _balance(
     # Steps that a request's prefix takes to come up, and requests for which it can.
     loading: Scalar = 0.0
     by_link: Scalar = jnp.inf
-    loads = None
+    loads, loaded = None, model
 
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
@@ -244,7 +244,7 @@ def _balance(
                 on_gpu = found
                 found = found_anywhere(limits, limits.host, demand, runs, on_gpu)
                 loads = loads_of(limits.host, demand, on_gpu, found)
-                by_link = loads.most(limits.ranks)
+                by_link, loaded = loads.most(limits.ranks), loads.with_steps(model)
                 loading = loads.wait_s(rate, step, _busy(runs), demand, limits) / step
             new_tokens = demand.new_tokens + (1.0 - found) * demand.cached_tokens
         demand = demand.where_found(found)
@@ -280,7 +280,7 @@ def _balance(
         prompts=jnp.where(crowd > 0, taken, occupancy.prompts),
         replacing=jnp.where(crowd > 0, 0.0, occupancy.replacing),
     )
-    steps = steps_at(model, demand, limits, occupancy, slots)
+    steps = steps_at(loaded, demand, limits, occupancy, slots)
     return _Balance(throughput, occupancy, slots, steps, found, loads)
 
 

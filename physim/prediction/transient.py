@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.guards import TINY
+from physim.batching.prefix_loads import loads_of
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.request_latencies import Summary, latencies
@@ -40,10 +43,12 @@ def run_cases(
     schedules = stack([_schedule(case) for case in more])
     known = padded(predictions)
     hit_rates = np.array([one.pool.hit_rate for one in known])
-    loading = None
+    tiers = None
     if any(case.server.kv.host for case in cases):
-        # Of what is above its capacity nobody knows.
-        loading = np.array([one.ttft_parts_s.get("loading", 0.0) for one in known])
+        # Of what is above its capacity no time is known.
+        tiers = np.array(
+            [(one.pool.host_hit_rate, one.ttft_parts_s.get("loading", 0.0)) for one in known]
+        )
     trajectory, summary = jax.tree.map(
         np.asarray,
         _run(
@@ -51,7 +56,7 @@ def run_cases(
             stack(padded(corrections)),
             schedules,
             hit_rates,
-            loading,
+            tiers,
         ),
     )
     for row, case in enumerate(cases):
@@ -76,11 +81,11 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
     """
     systems, every = CaseArrays.from_cases([case]), stack([corrections])
     states, _ = solve_offered(systems, every)
-    loading = None
-    if case.server.kv.host is not None:
-        loading = np.asarray(states.first_token.loading)
+    tiers = None
+    if states.host_hit_rate is not None:
+        tiers = np.stack([states.host_hit_rate, states.first_token.loading], axis=1)
     trajectory, _ = _run(
-        systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate), loading
+        systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate), tiers
     )
     return row_of(jax.tree.map(np.asarray, trajectory), 0)
 
@@ -107,21 +112,26 @@ def _run(
     corrections: Corrections,
     schedules: Schedule,
     hit_rates: Float[AnyArray, " cases"],
-    loading: Float[AnyArray, " cases"] | None,
+    tiers: Float[AnyArray, "cases 2"] | None,
 ) -> tuple[Trajectory, Summary]:
     def one(
         system: CaseArrays,
         corrections: Corrections,
         schedule: Schedule,
         hit_rate: Scalar,
-        loading: Scalar | None,
+        tiers: Float[AnyArray, " 2"] | None,
     ) -> tuple[Trajectory, Summary]:
-        demand = replace(system.demand.with_hit_rate(hit_rate), loading_s=loading)
-        fluid = Fluid.tabulated(system.model(corrections), demand, system.limits)
+        demand, model = system.demand.with_hit_rate(hit_rate), system.model(corrections)
+        if tiers is not None and system.limits.host is not None:
+            loaded, loading = tiers
+            share = loaded * demand.input_tokens / jnp.maximum(demand.prefixes.tokens, TINY)
+            model = loads_of(system.limits.host, demand, 0.0, share).with_steps(model)
+            demand = replace(demand, loading_s=loading)
+        fluid = Fluid.tabulated(model, demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 
-    return jax.vmap(one)(systems, corrections, schedules, hit_rates, loading)
+    return jax.vmap(one)(systems, corrections, schedules, hit_rates, tiers)
 
 
 def _requests(case: Case, summary: Summary, stages: slice, arrived: float) -> Requests:

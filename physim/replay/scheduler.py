@@ -7,8 +7,9 @@ finds no block takes those of the request that started last, which starts over. 
 steps of their own, as in SGLang, they come before those that decode; where room is kept for whole
 requests, as in TensorRT-LLM, none is ever short of blocks.
 
-What a request finds in the memory of the host is always loaded, never computed again: it holds its
-slot and blocks meanwhile, and the steps of others go on. Loads follow one another.
+What a request finds in the memory of the host is always loaded, never computed again, one load
+after the other. Where the engine loads asynchronously, a request holds its slot and blocks
+meanwhile, and the steps of others go on; else the load is a part of its first step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
+from physim.engines.host_memory import ASYNCHRONOUS
 from physim.replay.config import ReplayConfig
 from physim.replay.host_cache import HostCache
 from physim.replay.kv_cache import KVCache
@@ -67,6 +69,9 @@ class Scheduler:
         self.loading: dict[Request, float] = {}
         # Up to when what has come up is known, and until when the link is taken.
         self._known_s = self._link_s = 0.0
+        # Whether requests wait for it, and how long the step that is formed takes it otherwise.
+        self._waits = self.kv.host is not None and self.kv.host_memory.loads == ASYNCHRONOUS
+        self._step_load_s = 0.0
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -120,6 +125,7 @@ class Scheduler:
         policy, cache = self.policy, self.cache
         chunks: list[PromptChunk] = []
         batch.chunks = chunks
+        self._step_load_s = 0.0
         preempted, batch.decodes = False, True
         if policy.prompts_apart:
             preempted = self._form_prompts(chunks, self._budget, False, now_s)
@@ -134,6 +140,7 @@ class Scheduler:
         if not policy.prompts_apart:
             left = self._budget - batch.decoding * batch.query_tokens
             preempted = self._form_prompts(chunks, left, preempted, now_s)
+        batch.load_s = self._step_load_s
         return preempted
 
     def _form_prompts(
@@ -172,8 +179,8 @@ class Scheduler:
                 if cache.host is not None and not request.handed_tokens:
                     found, rising = cache.below(request.path, found, most)
             cached = self._cached(request, found)
-            loads = bool(rising) or self._comes_s(request, found) > self._known_s
-            chunk = 0 if loads else min(request.target - cached, left)
+            waits = self._waits and (bool(rising) or self._comes_s(request, found) > self._known_s)
+            chunk = 0 if waits else min(request.target - cached, left)
             held = found - rising
             blocks = self.blocks(cached + chunk) - held + request.fixed
             whole = self.blocks(request.target) - held + request.fixed
@@ -188,10 +195,10 @@ class Scheduler:
             waiting.popleft()
             self._kept += request.kept
             self._start(request, found, cached, now_s)
-            if loads:
+            if rising or waits:
                 self._load(request, found, rising, now_s)
             cache.take(blocks)
-            if loads:
+            if waits:
                 continue
             chunks.append(PromptChunk(request, chunk, cached, request.started))
             self._compute(request, chunk)
@@ -236,12 +243,17 @@ class Scheduler:
         """Blocks of a request that has started begin to come up, after those of others."""
         ready_s, host = self._comes_s(request, found), self.kv.host
         if rising and host is not None:
-            self._link_s = max(now_s, self._link_s) + rising * self.kv.load_block_s
-            ready_s = max(ready_s, self._link_s + host.latency_s)
+            load_s = rising * self.kv.load_block_s
+            if self._waits:
+                self._link_s = max(now_s, self._link_s) + load_s
+                ready_s = max(ready_s, self._link_s + host.latency_s)
+            else:
+                self._step_load_s += load_s + host.latency_s
             self.cache.raise_up(request.path, found, ready_s)
             if request.scheduled_s == now_s and not request.preemptions:
                 request.loaded_tokens = rising * self.kv.block_size
-        self.loading[request] = ready_s
+        if self._waits:
+            self.loading[request] = ready_s
 
     def _compute(self, request: Request, chunk: int) -> None:
         """Tokens of a request are computed; blocks of its path that they fill are shared."""

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from physim.engines.host_memory import LAYERED
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
 from physim.replay.microbatch import Microbatch, SingleTokens
@@ -335,7 +336,7 @@ class ReplayServer:
             squares += chunk * chunk
             cached += before
             products += chunk * before
-        return self._times.step(
+        seconds = self._times.step(
             decode_requests=batch.stepping,
             decode_context=batch.attended if batch.stepping else 0,
             prefill_requests=len(batch.chunks),
@@ -345,6 +346,9 @@ class ReplayServer:
             cached_products=products,
             **others,
         )
+        if self.config.kv.host_memory.loads == LAYERED:
+            return max(seconds, batch.load_s)
+        return seconds + batch.load_s
 
     def _decodes(
         self, lane: list[Microbatch], steps: int, until_s: float
