@@ -285,6 +285,9 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
     ]
     if pool.hit_rate or (prediction.load is not None and prediction.load.cached_tokens):
         rows.append(("hit rate", f"{pool.hit_rate:.1%}", "of prompt tokens, in the prefix cache"))
+    if pool.server.kv.host is not None:
+        what = "of prompt tokens, come up from host memory"
+        rows.append(("from host", f"{pool.host_hit_rate:.1%}", what))
     return rows
 
 

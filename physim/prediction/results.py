@@ -156,9 +156,14 @@ class PoolPrediction:
             ("activations", memory.activations),
         )
         shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
+        below = ""
+        if kv.host is not None:
+            below = (
+                f", {kv.host.blocks:,} more in host memory at {kv.host.bandwidth / 1e9:.3g} GB/s"
+            )
         return (
             f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
-            f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks"
+            f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks{below}"
         )
 
 

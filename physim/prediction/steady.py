@@ -184,7 +184,7 @@ def _prediction(
         assumptions=(
             *case.notes,
             *assumptions(case.server),
-            *evictions(case, state.hit_rate),
+            *evictions(case, state.hit_rate, state.host_hit_rate or 0.0),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),
