@@ -157,7 +157,7 @@ class ReplayServer:
         if self._idle:
             known = self.now if began is None or not policy.async_scheduling else began
             if self._unseen >= policy.receive_every or not any(
-                rank.running for rank in self._ranks
+                len(rank.running) > len(rank.loading) for rank in self._ranks
             ):
                 self.arrive(outside, known)
                 self._unseen = 0
