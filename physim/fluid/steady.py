@@ -143,7 +143,8 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         loading = balance.loads.wait_s(
             balance.throughput, jnp.exp(log_step), _busy(running), demand, limits
         )
-        demand, model = replace(demand, loading_s=loading), balance.loads.with_steps(model)
+        demand = replace(demand, loading_s=loading, loaded=balance.loads.share)
+        model = balance.loads.with_steps(model)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
         return _by_token(_counted(state, balance, demand, limits), demand)

@@ -123,6 +123,9 @@ def _unending(systems: CaseArrays) -> CaseArrays:
 
 def _latencies(offered: SteadyState, demand: Demand) -> Drawn:
     demand = jax.vmap(Demand.with_hit_rate)(demand, offered.hit_rate)
+    if offered.host_hit_rate is not None:
+        loading = offered.first_token.loading, offered.host_hit_rate
+        demand = jax.vmap(Demand.with_loads)(demand, *loading)
     found: Drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
     return found
 

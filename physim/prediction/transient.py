@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.guards import TINY
 from physim.batching.prefix_loads import loads_of
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
@@ -124,9 +121,8 @@ def _run(
         demand, model = system.demand.with_hit_rate(hit_rate), system.model(corrections)
         if tiers is not None and system.limits.host is not None:
             loaded, loading = tiers
-            share = loaded * demand.input_tokens / jnp.maximum(demand.prefixes.tokens, TINY)
-            model = loads_of(system.limits.host, demand, 0.0, share).with_steps(model)
-            demand = replace(demand, loading_s=loading)
+            demand = demand.with_loads(loading, loaded)
+            model = loads_of(system.limits.host, demand, 0.0, demand.loaded).with_steps(model)
         fluid = Fluid.tabulated(model, demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
