@@ -113,6 +113,7 @@ ENGINE = Engine(
         "enforce_eager": rf"\benforce_eager={_VALUE}",
         "draft": r"\bspeculative_config=SpeculativeConfig\(method='(\w+)'",
         "draft_tokens": r"\bspeculative_config=SpeculativeConfig\(.*?num_spec_tokens=(\d+)",
+        "kv_host_gib": rf"'kv_offloading_size': {_VALUE}",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
     # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: which kernel is taken on which GPUs, and

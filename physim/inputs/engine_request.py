@@ -83,10 +83,16 @@ class EngineRequest:
         None, "Tokens of the largest step that is a CUDA graph.", column="optional"
     )
     kv_host_bytes: float | None = option(
-        None, "Host memory for KV blocks of the whole server, bytes.", panel="KV tiers"
+        None,
+        "Host memory for KV blocks of the whole server, bytes.",
+        panel="KV tiers",
+        column="optional",
     )
     kv_host_bandwidth: float | None = option(
-        None, "What brings them up to a GPU, bytes/s; the GPU's if known.", panel="KV tiers"
+        None,
+        "What brings them up to a GPU, bytes/s; the GPU's if known.",
+        panel="KV tiers",
+        column="optional",
     )
     sampling: str = option(
         "model",
