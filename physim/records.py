@@ -65,6 +65,8 @@ Positive = Annotated[_Float, Field(gt=0, le=_MOST)]
 Length = Annotated[_Float, Field(ge=1, le=_MOST)]
 Share = Annotated[_Float, Field(gt=0, le=1)]
 Moment = Annotated[_Float, Field(ge=0, le=_LATEST_S)]
+# Bytes, or bytes per second.
+Amount = Annotated[_Float, Field(gt=0, le=2**53)]
 # What a counter has counted.
 Total = Annotated[_Float, Field(ge=0, le=2**63)]
 # A whole number of nanoseconds or microseconds on some clock.

@@ -315,6 +315,8 @@ def options(rng: Rng, _: Path) -> None:
     names += (
         "all2all",
         "receive_every",
+        "kv_host_bytes",
+        "kv_host_bandwidth",
         "prefixes",
         "popularity",
         "timeout_s",

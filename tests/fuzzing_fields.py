@@ -60,6 +60,14 @@ _EXPERTS: dict[str, Any] = {
 _SCOUT = "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic"
 _FP8 = {**_EXPERTS, "model": "Qwen/Qwen3-235B-A22B-FP8", "tp": 4, "ep": 8}
 _APART = {**_DENSE, "prefill": "tp=1", "decode": "tp=1"}
+# Prefixes that the GPU's memory has no room for.
+_TIERED = {
+    **_DENSE,
+    "cached_tokens": 800,
+    "prefixes": 900,
+    "kv_blocks": 9000,
+    "kv_host_bytes": 1e11,
+}
 _DRAFTED = {**_DENSE, "draft": "eagle3", "draft_tokens": 3, "draft_acceptance": 0.7}
 # More GPUs than a node has.
 _NODES = {**_EXPERTS, "tp": 4, "dp": 4, "ep": 16}
@@ -98,6 +106,8 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "input_tokens": (_DENSE, 900),
     "kv_blocks": (_DENSE, 5000),
     "kv_cache_dtype": (_DENSE, "fp8"),
+    "kv_host_bandwidth": (_TIERED, 1e9),
+    "kv_host_bytes": (_TIERED, 3e10),
     "lengths": (
         {
             **_CLIENTS,

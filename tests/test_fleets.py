@@ -14,8 +14,8 @@ from physim.errors import InputError
 from physim.inputs.fleet import pool_options
 from physim.inputs.pool_load import shared_out
 from physim.prediction.replayed import replay_load
-from physim.replay.kv_cache import Segment
 from physim.replay.routers import router_named
+from physim.replay.segment import Segment
 from physim.replay.workload import Request
 from physim.service.routers import ROUTERS
 

@@ -307,6 +307,14 @@ def test_how_the_server_was_started_is_in_its_log(tmp_path):
     assert read_result(tmp_path, server_log=log, max_num_seqs=32)["max_num_seqs"] == 32
 
 
+def test_host_memory_for_kv_blocks_is_in_the_log(tmp_path):
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG.replace("'block_size'", "'kv_offloading_size': 64.0, 'block_size'"))
+    row = read_result(tmp_path, server_log=log)
+    assert row["kv_host_bytes"] == 64 * 2**30
+    assert pd.isna(row["kv_host_bandwidth"])
+
+
 def test_drafts_are_in_the_log_and_what_was_accepted_in_the_result(tmp_path):
     log = tmp_path / "vllm.log"
     drafts = "speculative_config=SpeculativeConfig(method='ngram', model=None, num_spec_tokens=2), "

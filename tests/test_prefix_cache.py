@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from physim.batching.prefix_cache import Prefixes, hits
 from physim.errors import InputError
 from physim.inputs.popularity import CLASSES, Popularity
-from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.kv_cache import KVCache
+from physim.replay.segment import Segment
 
 # Blocks of a prefix, and of a request that it shares with none.
 SHARED, PRIVATE = 32, 6

@@ -18,7 +18,8 @@ from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.stages import Stage
 from physim.replay.cluster import Cluster, replay
-from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.kv_cache import KVCache
+from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Conversations, Request, Workload, drawn, read_trace

@@ -12,8 +12,8 @@ from physim.errors import InputError
 from physim.inputs.pool_load import pool_load
 from physim.inputs.request_lengths import RequestLengths
 from physim.replay.cluster import Cluster, Transfer
-from physim.replay.kv_cache import Segment
 from physim.replay.routers import router_named
+from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload

@@ -12,7 +12,7 @@ from physim.errors import InputError
 from physim.replay.cluster import Cluster, Transfer, replay
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
-from physim.replay.kv_cache import Segment
+from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Request, Workload

@@ -144,6 +144,9 @@ class Demand(eqx.Module):
         burst_cv2: Squared coefficient of variation of counts in times as short as steps.
         follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
+        loading_s: Time that a request waits for its prefix to come up from the host's memory, mean,
+            seconds. None where nothing is kept there, for which less is compiled.
+        loaded: Share of the requests that do; None where nothing is kept there.
     """
 
     rate: Scalar
@@ -167,6 +170,8 @@ class Demand(eqx.Module):
     burst_cv2: Scalar
     follow_cv2: Scalar
     at_once: Scalar
+    loading_s: Scalar | None = None
+    loaded: Scalar | None = None
 
     @classmethod
     def from_load(cls, load: Load, block_size: int, draft: Draft | None = None) -> Demand:
@@ -257,6 +262,16 @@ class Demand(eqx.Module):
             longest=longest,
             prompt_cv2=jnp.maximum(squares / new**2 - 1.0, 0.0),
         )
+
+    def with_loads(self, loading_s: Scalar, host_hit_rate: Scalar) -> Demand:
+        """The same requests, which wait for prefixes to come up from the host's memory.
+
+        Args:
+            loading_s: For how long, mean over all of them, seconds.
+            host_hit_rate: Share of the prompt tokens that come up.
+        """
+        loaded = host_hit_rate * self.input_tokens / jnp.maximum(self.prefixes.tokens, TINY)
+        return replace(self, loading_s=loading_s, loaded=loaded)
 
     def with_hit_rate(self, rate: Scalar) -> Demand:
         """The same requests, of whose prompt tokens a share is found in the prefix cache.

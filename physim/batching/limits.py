@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import equinox as eqx
 
+from physim.engines.host_memory import ASYNCHRONOUS, LAYERED
 from physim.service.kv_store import KVStore
 from physim.service.server import Server
 from physim.types import Scalar
+
+
+class HostTier(eqx.Module):
+    """The host's memory below the KV cache of all ranks.
+
+    Attributes:
+        blocks: KV blocks that it has room for.
+        copies: Whether it has copies of what is computed, else what the GPU evicts, 0 or 1.
+        outputs: Whether it has generated tokens too, 0 or 1.
+        asynchronous: Whether requests wait for loads while steps of others run, 0 or 1.
+        layered: Whether loads with a step go on while it is computed, 0 or 1.
+        latency_s: Time until the first block of a load is there, seconds.
+        token_s: Time in which a token's keys and values come up, seconds.
+    """
+
+    blocks: Scalar = 0.0
+    copies: Scalar = 1.0
+    outputs: Scalar = 0.0
+    asynchronous: Scalar = 1.0
+    layered: Scalar = 0.0
+    latency_s: Scalar = 0.0
+    token_s: Scalar = 0.0
 
 
 class Limits(eqx.Module):
@@ -29,6 +55,8 @@ class Limits(eqx.Module):
         query_tokens: Tokens of each decoding request that a step computes.
         ranks: Ranks with batches of their own.
         stages: Stages of layers between which requests are shared out.
+        host: The host's memory below the KV cache. None where no server has any, for which less is
+            compiled.
     """
 
     max_num_seqs: Scalar
@@ -47,6 +75,7 @@ class Limits(eqx.Module):
     query_tokens: Scalar = 1
     ranks: Scalar = 1
     stages: Scalar = 1
+    host: HostTier | None = None
 
     @classmethod
     def from_server(cls, server: Server) -> Limits:
@@ -74,4 +103,27 @@ class Limits(eqx.Module):
             query_tokens=server.query_tokens,
             ranks=dp,
             stages=pp,
+            host=_host_tier(server),
         )
+
+    @classmethod
+    def alike(cls, limits: Sequence[Limits]) -> list[Limits]:
+        """The same of one shape: if any server has a host tier, the others have an empty one."""
+        if all(one.host is None for one in limits):
+            return list(limits)
+        return [replace(one, host=one.host or HostTier()) for one in limits]
+
+
+def _host_tier(server: Server) -> HostTier | None:
+    kv = server.kv
+    if kv.host is None:
+        return None
+    return HostTier(
+        blocks=float(server.parallelism.dp * kv.host.blocks),
+        copies=float(kv.host_memory.copies),
+        outputs=float(kv.host_memory.outputs),
+        asynchronous=float(kv.host_memory.loads == ASYNCHRONOUS),
+        layered=float(kv.host_memory.loads == LAYERED),
+        latency_s=kv.host.latency_s,
+        token_s=kv.load_block_s / kv.block_size,
+    )

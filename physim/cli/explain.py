@@ -77,7 +77,7 @@ def _print_elasticities(found: Elasticities) -> None:
     )
     if found.speculation is not None:
         console.print(found.speculation.describe())
-    for line in evictions(found.case, found.hit_rate):
+    for line in evictions(found.case, found.hit_rate, found.host_hit_rate):
         console.print(f"Note: {line}.", style="yellow")
     console.print("percent that each follows one percent more of")
     rows = [

@@ -310,6 +310,9 @@ def _of_pool(pool: PoolPrediction, prediction: Prediction) -> list[tuple[str, st
     asked = prediction.load is not None and prediction.load.cached_tokens
     if PREFILL in pool.phases and (pool.hit_rate or asked):
         rows.append(("hit rate", f"{pool.hit_rate:.1%}", "of prompt tokens, in the prefix cache"))
+    if pool.server.kv.host is not None:
+        what = "of prompt tokens, come up from host memory"
+        rows.append(("from host", f"{pool.host_hit_rate:.1%}", what))
     return rows
 
 

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from physim.engines.host_memory import HostMemory
 from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
 from physim.errors import InputError
 from physim.models.formats import WeightFormat
@@ -37,6 +38,7 @@ class Launch:
         draft_model: The draft's name; None where it has none.
         captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
             default.
+        kv_host_bytes: The host's memory for KV blocks of all GPUs together, bytes; None for none.
     """
 
     model: str
@@ -51,6 +53,7 @@ class Launch:
     all2all: str | None
     receive_every: int
     captured_tokens: int | None
+    kv_host_bytes: float | None = None
     draft: str | None = None
     draft_tokens: int = 0
     draft_model: str | None = None
@@ -181,6 +184,7 @@ class Engine:
         mxfp4_paddings: What its kernels of experts in mxfp4 pad them to, those of newer GPUs first.
         log: Where its log says how it was started: regular expressions with one group, by the
             fields of `physim.measured.server_log`; empty where physim does not read its log.
+        host_memory: How it keeps KV blocks in the host's memory; None where it cannot.
     """
 
     name: str
@@ -197,6 +201,7 @@ class Engine:
     # What vLLM's widest kernel does, where it is not known.
     mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)
     log: Mapping[str, str] = field(default_factory=dict)
+    host_memory: HostMemory | None = None
 
     def padding(self, capability: float | None, kernel: str | None) -> tuple[int, int]:
         """What the hidden size and the width of experts in mxfp4 are padded to a multiple of.

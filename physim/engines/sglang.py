@@ -11,6 +11,7 @@ from physim.engines.engine import (
     LaunchCommand,
     words_of,
 )
+from physim.engines.host_memory import LAYERED, HostMemory
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 
 # docs/advanced_features/speculative_decoding.md: the layers of MTP are run by EAGLE's worker.
@@ -37,6 +38,10 @@ def _launch(server: Launch) -> LaunchCommand:
             "--cuda-graph-max-bs": server.captured_tokens,
         }
     )
+    if server.kv_host_bytes is not None:
+        size = server.kv_host_bytes / layout.gpus / 1e9
+        words += ["--enable-hierarchical-cache", "--hicache-size", f"{size:g}"]
+        words += ["--hicache-write-policy", "write_through"]
     if server.receive_every > 1:
         words += ["--scheduler-recv-interval", str(server.receive_every)]
     if server.draft is not None:
@@ -63,6 +68,9 @@ ENGINE = Engine(
     # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
     handover_s=0.2,
     has_receive_interval=True,
+    # docs/advanced_features/hicache_design.md; mem_cache/memory_pool_host.py refuses less than the
+    # GPU has. A layer's blocks come up while the one before is computed.
+    host_memory=HostMemory(copies=True, outputs=True, above_gpu=True, loads=LAYERED),
     # docs/references/production_metrics.md
     counters=Counters(
         requests="sglang:num_requests_total",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from physim.engines.engine import Engine, ExpertTable, KernelTables, Launch, LaunchCommand, words_of
+from physim.engines.host_memory import SERIAL, HostMemory
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4
 from physim.models.parallelism import Parallelism
@@ -13,6 +14,11 @@ _KV_CACHES = {"fp8": "fp8", "bfloat16": "auto", None: None}
 
 def _launch(server: Launch) -> LaunchCommand:
     layout = server.parallelism
+    cache = {
+        "free_gpu_memory_fraction": f"{server.gpu_memory_utilization:g}",
+        "dtype": _KV_CACHES[server.kv_cache_dtype],
+    }
+    hosted = server.kv_host_bytes is not None
     words = ["trtllm-serve", server.model, "--tp_size", str(layout.stage_gpus)]
     words += words_of(
         {
@@ -21,8 +27,7 @@ def _launch(server: Launch) -> LaunchCommand:
             "--max_batch_size": server.max_num_seqs,
             "--max_num_tokens": server.max_num_batched_tokens,
             "--max_seq_len": server.max_model_len,
-            "--kv_cache_free_gpu_memory_fraction": f"{server.gpu_memory_utilization:g}",
-            "--kv_cache_dtype": _KV_CACHES[server.kv_cache_dtype],
+            **({} if hosted else {f"--kv_cache_{name}": told for name, told in cache.items()}),
         }
     )
     # What has no option of its own is read from a file.
@@ -31,6 +36,11 @@ def _launch(server: Launch) -> LaunchCommand:
     lines = [f"cuda_graph_config: {graphs}"]
     lines += ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
+    if server.kv_host_bytes is not None:
+        # The file's settings of the cache take the place of all that options say of it.
+        cache["host_cache_size"] = f"{server.kv_host_bytes / layout.gpus:.0f}"
+        told = (f"{name}: {value}" for name, value in cache.items() if value is not None)
+        lines.append(f"kv_cache_config: {{{', '.join(told)}}}")
     if server.draft is not None:
         lines.append(f"speculative_config: {{{_speculative(server)}}}")
     if server.receive_every > 1:
@@ -64,6 +74,9 @@ ENGINE = Engine(
     image="nvcr.io/nvidia/tensorrt-llm/release:{}",
     port=8000,
     has_receive_interval=True,
+    # docs/source/features/kvcache.md: what is evicted moves to the host, and back for reuse;
+    # batch_manager/kvCacheTransferManager.cpp has the stream of the steps wait for it.
+    host_memory=HostMemory(copies=False, outputs=True, loads=SERIAL),
     check_layout=_check_layout,
     kernels=KernelTables(
         # The kernel of low latency is what it calls its TRTLLM backend.

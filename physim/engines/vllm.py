@@ -14,6 +14,7 @@ from physim.engines.engine import (
     LaunchCommand,
     words_of,
 )
+from physim.engines.host_memory import HostMemory
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 from physim.models.parallelism import Parallelism
@@ -46,6 +47,10 @@ def _launch(server: Launch) -> LaunchCommand:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
     if server.draft is not None:
         words += ["--speculative-config", json.dumps(_speculative(server))]
+    if server.kv_host_bytes is not None:
+        # Of each engine process, which a data-parallel rank is (vllm/config/cache.py).
+        size = server.kv_host_bytes / layout.dp / 2**30
+        words += ["--kv-offloading-backend", "native", "--kv-offloading-size", f"{size:g}"]
     words.append("--async-scheduling" if server.async_scheduling else "--no-async-scheduling")
     return LaunchCommand(words)
 
@@ -81,6 +86,9 @@ ENGINE = Engine(
     # What is left of llm-d's pulls of 2,048 to 49,152 tokens of gpt-oss-120b on H200 (49 to 551 ms)
     # at none.
     handover_s=0.025,
+    # vllm/v1/kv_offload and its connector: blocks of prompts are stored as they are computed
+    # (`offload_prompt_only` unless it is told), and loaded whenever they are found.
+    host_memory=HostMemory(copies=True, outputs=False),
     # docs/design/metrics.md
     counters=Counters(
         requests="vllm:request_success_total",
@@ -110,6 +118,7 @@ ENGINE = Engine(
         "enforce_eager": rf"\benforce_eager={_VALUE}",
         "draft": r"\bspeculative_config=SpeculativeConfig\(method='(\w+)'",
         "draft_tokens": r"\bspeculative_config=SpeculativeConfig\(.*?num_spec_tokens=(\d+)",
+        "kv_host_gib": rf"'kv_offloading_size': {_VALUE}",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
     # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: which kernel is taken on which GPUs, and

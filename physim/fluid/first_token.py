@@ -33,6 +33,8 @@ class FirstToken(eqx.Module):
         scheduling: The steps under way as a request arrives, of which it is no part.
         queue: Waiting for room in the budget of a step, for a slot, for KV blocks or, of clients in
             step, for the prompts of others.
+        loading: Waiting for its prefix to come up from the host's memory; where it comes up with
+            its own prefill steps it is a part of these.
         launches: What its own prefill steps take because their kernels are launched one by one,
             beyond the GPU's time.
         prefill: Its own prefill steps but for that.
@@ -43,6 +45,7 @@ class FirstToken(eqx.Module):
     warm_up: Scalar
     scheduling: Scalar
     queue: Scalar
+    loading: Scalar
     launches: Scalar
     prefill: Scalar
     output: Scalar
@@ -59,7 +62,7 @@ class FirstToken(eqx.Module):
             otherwise: The parts of a request among clients that are anywhere.
             warm_up: What requests wait for the engine to warm up, mean.
         """
-        inside = ttft - otherwise.front_end - otherwise.output - warm_up
+        inside = ttft - otherwise.front_end - otherwise.output - warm_up - otherwise.loading
         launches = jnp.minimum(otherwise.launches, inside)
         prefill = jnp.minimum(otherwise.prefill, inside - launches)
         scheduling = jnp.minimum(otherwise.scheduling, inside - launches - prefill)
@@ -79,7 +82,8 @@ class Local(NamedTuple):
     Attributes:
         as_seen: A step as a decoding request meets it.
         mean: A mean step.
-        outside: Time outside of the engine, with the handling of its first token.
+        outside: Time outside of steps: of the engine, with the handling of its first token, and
+            until its prefix has come up from the host's memory.
         under_way: Wait for the steps under way, if there are any.
         rest: What of that is for the rest of the one that runs.
         queue: Wait for tokens of prompts that came in earlier steps.
@@ -170,10 +174,13 @@ def local(
         demand.arrival_cv2,
         demand.burst_cv2 - stamped,
     )
+    outside = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
+    if demand.loading_s is not None:
+        outside += demand.loading_s
     return Local(
         as_seen=steps.as_seen.interval,
         mean=steps.mean.interval,
-        outside=outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0),
+        outside=outside,
         under_way=waited * steps.found_s,
         rest=rest * steps.found_s,
         queue=tokens.wait_s,

@@ -219,7 +219,24 @@ def first_tokens(
     queue = local.queue * drawn_at_times(fullest, local.queued, local.queue_cv)
     later = local.later * jnp.where((points[:, _BEFORE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
-    return local.outside + met * (under_way + several) + own + queue + later + waiting
+    loading = _beyond_mean_load(demand, points)
+    return local.outside + loading + met * (under_way + several) + own + queue + later + waiting
+
+
+def _beyond_mean_load(
+    demand: Demand, points: Float[AnyArray, "points parts"]
+) -> Float[AnyArray, " points"] | float:
+    """How much longer than the mean of all requests each waits for its prefix to come up, seconds.
+
+    Those that load are some of those that find their prefix, whose prompts are the shortest.
+    """
+    if demand.loading_s is None or demand.loaded is None:
+        return 0.0
+    found = demand.cached_tokens / jnp.maximum(demand.prefixes.tokens, TINY)
+    place, chance = points[:, _REQUEST], (points[:, _REQUEST] * STRATA) % 1.0
+    loads = jax.nn.sigmoid((found - place) / EDGE)
+    loads *= jax.nn.sigmoid((demand.loaded / jnp.maximum(found, TINY) - chance) / EDGE)
+    return demand.loading_s * (loads / jnp.maximum(jnp.mean(loads), TINY) - 1.0)
 
 
 def stratum(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:

@@ -126,6 +126,8 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
     times = busy_times(model, demand, limits, crowd, before_last=prompts.decoding, rest=rest)
     outside = outside_s(model.corrections)
+    if demand.loading_s is not None:
+        outside += demand.loading_s
     waits = waits_of(demand, limits, crowd, outside / times.decode)
     # Where prompts come before all that decodes, a request waits for all before its own, and all
     # that begin together decode together too.

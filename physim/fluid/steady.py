@@ -24,6 +24,7 @@ from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
+from physim.batching.prefix_loads import Loads, found_anywhere, loads_of
 from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
@@ -63,7 +64,9 @@ class SteadyState(eqx.Module):
         batch: Requests that decode, mean over time.
         running: Requests that are prefilled or decode, mean over time.
         kv_use: Share of the KV blocks that running requests hold.
-        hit_rate: Share of prompt tokens that are found in the prefix cache.
+        hit_rate: Share of prompt tokens that are found in the prefix cache, wherever it has them.
+        host_hit_rate: Share of them that come up from the host's memory; None where nothing is kept
+            there.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
         chances: What latencies are made of, for percentiles.
@@ -83,6 +86,7 @@ class SteadyState(eqx.Module):
     mixed_share: Scalar
     step: StepTime
     chances: Chances
+    host_hit_rate: Scalar | None = None
 
 
 class _Balance(eqx.Module):
@@ -94,6 +98,7 @@ class _Balance(eqx.Module):
         slots: Requests that may run.
         steps: Steps at that occupancy.
         found: Share of the requests that find their prefix in the cache.
+        loads: Prefixes that come up from the host's memory; None where nothing is kept there.
     """
 
     throughput: Scalar
@@ -101,6 +106,7 @@ class _Balance(eqx.Module):
     slots: Scalar
     steps: Steps
     found: Scalar
+    loads: Loads | None
 
 
 class _Crowded(NamedTuple):
@@ -132,6 +138,13 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         _residual, len(_TAKEN) + 1, (model, demand, limits), low, high, (low + high) / 2
     )
     demand = demand.where_found(balance.found)
+    if balance.loads is not None:
+        running = balance.occupancy.batch + balance.occupancy.prefilling
+        loading = balance.loads.wait_s(
+            balance.throughput, jnp.exp(log_step), _busy(running), demand, limits
+        )
+        demand = replace(demand, loading_s=loading, loaded=balance.loads.share)
+        model = balance.loads.with_steps(model)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
         return _by_token(_counted(state, balance, demand, limits), demand)
@@ -202,9 +215,14 @@ def _balance(
     closed, clients = demand.closed, demand.clients
     outside += jnp.clip(clients - 1.0, 0.0, 1.0) * ahead * step
 
+    # Steps that a request's prefix takes to come up, and requests for which it can.
+    loading: Scalar = 0.0
+    by_link: Scalar = jnp.inf
+    loads, loaded = None, model
+
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
-        steps = chunks + decode_steps
+        steps = chunks + decode_steps + loading
         returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
         by_slots, by_tokens = (
             slots / (steps + limits.async_scheduling),
@@ -212,7 +230,7 @@ def _balance(
         )
         # Where prompts have steps of their own there are as many of them as the prompts fill.
         by_tokens = jnp.where(limits.prompts_apart, jnp.inf, by_tokens)
-        limit = jnp.minimum(by_slots, by_tokens) / step
+        limit = jnp.minimum(jnp.minimum(by_slots, by_tokens) / step, by_link)
         return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
 
     found = jnp.ones(())
@@ -220,8 +238,15 @@ def _balance(
         new_tokens = demand.new_tokens
         for _ in range(_PASSES):
             # Prompts whose prefix was evicted are computed whole, so that fewer may run at once.
-            runs = served(jnp.ones(()), new_tokens) * step * (1.0 + decode_steps)
+            rate = served(jnp.ones(()), new_tokens)
+            runs = rate * step * (1.0 + decode_steps)
             found = prefix_hits(limits, demand, runs)
+            if limits.host is not None:
+                on_gpu = found
+                found = found_anywhere(limits, limits.host, demand, runs, on_gpu)
+                loads = loads_of(limits.host, demand, on_gpu, found)
+                by_link, loaded = loads.most(limits.ranks), loads.with_steps(model)
+                loading = loads.wait_s(rate, step, _busy(runs), demand, limits) / step
             new_tokens = demand.new_tokens + (1.0 - found) * demand.cached_tokens
         demand = demand.where_found(found)
     # Prefill takes what decode leaves of a step's tokens, in one step if it can.
@@ -247,7 +272,7 @@ def _balance(
         stirred=1.0 * (closed & (clients <= slots)),
     )
     # With all slots taken each request holds one until the step after its last is formed.
-    turns = slots / (chunks + decode_steps + limits.async_scheduling)
+    turns = slots / (chunks + decode_steps + loading + limits.async_scheduling)
 
     taken = jnp.asarray(_TAKEN)[jnp.maximum(crowd - 1, 0)] * turns
     occupancy = replace(
@@ -256,8 +281,13 @@ def _balance(
         prompts=jnp.where(crowd > 0, taken, occupancy.prompts),
         replacing=jnp.where(crowd > 0, 0.0, occupancy.replacing),
     )
-    steps = steps_at(model, demand, limits, occupancy, slots)
-    return _Balance(throughput, occupancy, slots, steps, found)
+    steps = steps_at(loaded, demand, limits, occupancy, slots)
+    return _Balance(throughput, occupancy, slots, steps, found, loads)
+
+
+def _busy(running: Scalar) -> Scalar:
+    """Chance that steps are under way, where so many run that come by chance."""
+    return -jnp.expm1(-running)
 
 
 def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
@@ -301,12 +331,14 @@ def _observed(
     evenly = jnp.where(
         closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
     )
-    busy = level * evenly + (1 - level) * -jnp.expm1(-running)
+    busy = level * evenly + (1 - level) * _busy(running)
     met = local(steps, occupancy, model.corrections, demand, limits)
+    loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     _, full, part = crowded.mean
     waiting, chance = wait_for_a_slot(
-        balance.throughput * (occupancy.chunks + demand.decode_steps + limits.async_scheduling),
+        balance.throughput
+        * (occupancy.chunks + demand.decode_steps + limits.async_scheduling + loading / step),
         balance.slots,
         full,
         (full - part) / ((1 - _PART_FULL) * balance.slots),
@@ -336,9 +368,10 @@ def _observed(
             warm_up=jnp.zeros_like(ttft),
             scheduling=busy * met.under_way,
             queue=jnp.where(saturated, jnp.inf, budget + wait + in_line),
+            loading=loading,
             launches=launches,
             prefill=met.first - met.outside - launches,
-            output=met.outside - front_end,
+            output=met.outside - front_end - loading,
         ),
         itl=itl,
         e2e=ttft + decode,
@@ -349,6 +382,9 @@ def _observed(
         running=running,
         kv_use=kv_use(limits, demand, running, demand.age),
         hit_rate=demand.cached_tokens / demand.input_tokens,
+        host_hit_rate=None
+        if balance.loads is None
+        else balance.loads.share * demand.prefixes.tokens / demand.input_tokens,
         mixed_share=steps.mixed_share,
         step=steps.mean,
         chances=chances(

@@ -10,10 +10,12 @@ from functools import partial
 from numbers import Real
 
 from physim.engines.engine import Engine, engine_named, engines
+from physim.engines.host_memory import HostMemory
 from physim.engines.profile import EngineProfile, load_engine
 from physim.errors import InputError
 from physim.inputs.acceptance import MOST_DRAFTS, acceptance_of_family, by_position
 from physim.inputs.engine_request import EngineRequest
+from physim.inputs.host_tier import host_tier
 from physim.inputs.layouts import check_layout
 from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
@@ -87,6 +89,10 @@ class Deployment(EngineRequest):
             and of ``eagle3`` unless its layer is like a dense model's own.
         captured_tokens: Tokens of the largest step that is a CUDA graph, of those that only decode
             where the engine has others for prompts; None for its default.
+        kv_host_bytes: Memory of the host for KV blocks, of all GPUs of the server together, bytes;
+            None for none.
+        kv_host_bandwidth: At which they come up to each GPU, bytes/s; None for what was measured of
+            such a link (`physim.inputs.host_tier`).
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -103,6 +109,8 @@ class Deployment(EngineRequest):
             ("engine_version", str | None, "not text"),
             ("gpu_memory_utilization", Real | None, "not a number"),
             ("expert_load", Real | None, "not a number"),
+            ("kv_host_bytes", Real | None, "not a number"),
+            ("kv_host_bandwidth", Real | None, "not a number"),
             ("async_scheduling", bool | None, "not True or False"),
             ("draft_model", str | None, "not text"),
         ):
@@ -124,6 +132,10 @@ class Deployment(EngineRequest):
                 f"{self.gpu_memory_utilization} is not a share of memory",
                 "use 0 to 1",
             )
+        for name in ("kv_host_bytes", "kv_host_bandwidth"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= _EXACT:
+                raise InputError(name, f"{value:g} is no number of bytes", "correct it")
         load = self.expert_load
         if load is not None and not min(EXPERT_LOADS) <= load <= max(EXPERT_LOADS):
             raise InputError(
@@ -208,12 +220,14 @@ class Deployment(EngineRequest):
             sizes=sizes,
             policy=policy,
             kv=KVStore(
-                (KVTier(blocks),),
+                (KVTier(blocks), *self._host(engine, gpu, blocks, memory)),
                 block_size=self.block_size,
                 window_share=cache.window_share,
                 window=cache.window,
                 state_blocks=state_blocks,
                 reported_share=reported,
+                block_bytes=memory.kv_block,
+                host_memory=engine.host_memory or HostMemory(),
             ),
             memory=replace(memory, kv_cache=blocks * memory.kv_block),
             kv_cache_dtype=self._kv_cache_dtype(model),
@@ -230,6 +244,17 @@ class Deployment(EngineRequest):
         if self.kv_blocks is None:
             self._check_one_fits(server)
         return server
+
+    def _host(
+        self, engine: Engine, gpu: Hardware, blocks: int, memory: Memory
+    ) -> tuple[KVTier, ...]:
+        """The host's memory below the GPU's, if it was asked for."""
+        if self.kv_host_bytes is None:
+            if self.kv_host_bandwidth is not None:
+                raise InputError("kv_host_bandwidth", "is given without kv_host_bytes", "give both")
+            return ()
+        size = self.kv_host_bytes / self.parallelism.gpus
+        return (host_tier(engine, gpu, blocks, memory.kv_block, size, self.kv_host_bandwidth),)
 
     def _reported_share(
         self,

@@ -82,6 +82,18 @@ class EngineRequest:
     captured_tokens: int | None = option(
         None, "Tokens of the largest step that is a CUDA graph.", column="optional"
     )
+    kv_host_bytes: float | None = option(
+        None,
+        "Host memory for KV blocks of the whole server, bytes.",
+        panel="KV tiers",
+        column="optional",
+    )
+    kv_host_bandwidth: float | None = option(
+        None,
+        "What brings them up to a GPU, bytes/s; the GPU's if known.",
+        panel="KV tiers",
+        column="optional",
+    )
     sampling: str = option(
         "model",
         "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
@@ -112,4 +124,6 @@ class EngineOptions(TypedDict, total=False):
     draft_acceptance: float | str | Sequence[float] | None
     draft_model: str | None
     captured_tokens: int | None
+    kv_host_bytes: float | None
+    kv_host_bandwidth: float | None
     sampling: str

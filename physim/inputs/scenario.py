@@ -31,6 +31,8 @@ def taken_of_server(asked: Deployment, server: Server) -> tuple[str, ...]:
         found.append(f"{server.sampling} sampling")
     if asked.expert_load is None and server.model.experts:
         found.append(f"expert load {server.expert_load:g}")
+    if server.kv.host is not None and asked.kv_host_bandwidth is None:
+        found.append(f"host memory at {server.kv.host.bandwidth / 1e9:.3g} GB/s a GPU")
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from physim.inputs.fleet import pool_options
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.records import (
+    Amount,
     Count,
     Length,
     Positive,
@@ -61,15 +62,17 @@ class _Subject(Record):
     hardware: Text
 
 
-# What a column of an option holds, by the option's type: the only number that need not be whole is
-# a share of memory.
+# What a column of an option holds, by the option's type: a number that need not be whole is a share
+# of memory, unless it is an amount of it.
 _KINDS: Mapping[type, Any] = {int: Whole, str: Text, bool: bool, float: Share}
+_AMOUNTS = ("kv_host_bytes", "kv_host_bandwidth")
 
 
 def _columns(record: type) -> Iterator[tuple[str, Any]]:
     """The columns of a record's options, as pydantic takes fields."""
     for name, option in options_of(record).items():
         kind = next(known for kind, known in _KINDS.items() if option.kind in (kind, kind | None))
+        kind = Amount if name in _AMOUNTS else kind
         if option.column != "none":
             yield name, (kind, ...) if option.column == "required" else (kind | None, None)
 
@@ -115,6 +118,8 @@ class RunRow(_Server):
         prefill: The servers that compute prompts, where others decode: options that differ from
             those of the columns, and ``replicas``, as `physim.inputs.fleet.pool_text` writes them.
         decode: The servers that decode, likewise.
+        kv_host_bytes: The host's memory for KV blocks, of the whole server; none if not there.
+        kv_host_bandwidth: At which they come up to each GPU, bytes/s; see `physim.Deployment`.
         prefix_caching: Whether prefixes are cached.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
         prompts_per_group: Different prompts of a group.

@@ -15,7 +15,8 @@ from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.models.drafts import METHODS, MTP
-from physim.records import Record, Share, Text, Whole, checked
+from physim.records import Positive, Record, Share, Text, Whole, checked
+from physim.service.server import GIB
 
 
 def _format(name: Any) -> Any:
@@ -54,6 +55,7 @@ class _Started(Record):
     enforce_eager: bool | None = None
     draft: Annotated[Text | None, BeforeValidator(_method)] = None
     draft_tokens: Whole | None = None
+    kv_host_gib: Positive | None = None
     kv_tokens: Annotated[Whole | None, BeforeValidator(_without_commas)] = None
 
 
@@ -118,6 +120,9 @@ def read(path: Path) -> Mapping[str, Any]:
     tokens = found.pop("kv_tokens", found.pop("kv_blocks", 0) * block_size)
     if tokens:
         found["kv_blocks"] = tokens // _BLOCK_SIZE
+    if "kv_host_gib" in found:
+        # Of each engine process, which a data-parallel rank is.
+        found["kv_host_bytes"] = found.pop("kv_host_gib") * GIB * found.get("dp", 1)
     if found.pop("expert_parallel", False):
         found["ep"] = found.get("tp", 1) * found.get("dp", 1)
     return found

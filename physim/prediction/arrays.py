@@ -88,7 +88,7 @@ class CaseArrays(eqx.Module):
                 for case in apart.values()
             ]
         )
-        limits = stack([Limits.from_server(case.server) for case in apart.values()])
+        limits = stack(Limits.alike([Limits.from_server(case.server) for case in apart.values()]))
         found = []
         for start in range(0, len(cases), most):
             rows = [places[id(case)] for case in cases[start : start + most]]

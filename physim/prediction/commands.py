@@ -69,6 +69,7 @@ def serve_command(case: Case) -> str:
             draft_tokens=server.draft_tokens,
             draft_model=server.draft.named if server.draft else None,
             captured_tokens=server.captured_tokens,
+            kv_host_bytes=server.host_bytes,
         )
     )
     command = in_shell(found.words)

@@ -8,21 +8,39 @@ from physim.inputs.case import Case
 _ALL_FIT = 0.98
 
 
-def evictions(case: Case, hit_rate: float) -> list[str]:
-    """A line that says so, or none.
+def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[str]:
+    """Lines that say so, or none.
 
     Args:
         case: The case, with a load.
         hit_rate: Share of the prompt tokens that are found in the prefix cache.
+        host_hit_rate: Share of them that come up from the host's memory.
     """
     load, kv = case.demanded, case.server.kv
     blocks = round(load.cached_tokens) // kv.block_size
-    kept = hit_rate * load.mean_input >= _ALL_FIT * blocks * kv.block_size
+    whole = blocks * kv.block_size / load.mean_input
     # Lengths say themselves what is found.
-    if load.lengths is not None or kept:
+    if load.lengths is not None or not blocks:
         return []
-    return [
-        "prefixes are evicted before they are asked for again, and computed anew: "
-        f"{load.prefixes:,} of {blocks:,} KV blocks each have no room beside requests in a cache "
-        f"of {kv.blocks:,}"
-    ]
+    what = f"{load.prefixes:,} of {blocks:,} KV blocks each have no room beside requests"
+    room = f"in a cache of {kv.blocks:,}"
+    host = kv.host
+    if host is None:
+        if hit_rate >= _ALL_FIT * whole:
+            return []
+        return [
+            f"prefixes are evicted before they are asked for again, and computed anew: {what} "
+            f"{room}"
+        ]
+    lines = []
+    if hit_rate - host_hit_rate < _ALL_FIT * whole:
+        lines.append(
+            f"prefixes are evicted from the GPU's memory before they are asked for again: {what} "
+            f"{room}; {host_hit_rate:.1%} of prompt tokens come up from the host's memory"
+        )
+    if hit_rate < _ALL_FIT * whole:
+        lines.append(
+            f"{whole - hit_rate:.1%} of prompt tokens are computed anew, for which {host.blocks:,} "
+            "blocks in the host's memory have no room"
+        )
+    return lines

@@ -94,6 +94,9 @@ def _means(prediction: Content) -> list[list[str]]:
         if pool["hit_rate"]:
             hits = f"{100 * pool['hit_rate']:.3g}"
             rows.append(["prefix cache hits", hits, "-", "-", "% of prompt tokens"])
+        if pool["host_hit_rate"]:
+            loaded = f"{100 * pool['host_hit_rate']:.3g}"
+            rows.append(["of them from host memory", loaded, "-", "-", "% of prompt tokens"])
     return rows
 
 

@@ -213,10 +213,14 @@ def prediction_of(
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
     ran = [one for one in result.requests if one.scheduled_s is not None]
-    found = sum(one.cached_tokens for one in ran) / sum(one.input_tokens for one in ran)
+    tokens = sum(one.input_tokens for one in ran)
+    found = sum(one.cached_tokens for one in ran) / tokens
+    loaded = sum(one.loaded_tokens for one in ran) / tokens
     pools = [
         # Whose prompts come with their keys and values finds nothing.
-        dataclasses.replace(pool, hit_rate=found if PREFILL in pool.phases else pool.hit_rate)
+        dataclasses.replace(pool, hit_rate=found, host_hit_rate=loaded)
+        if PREFILL in pool.phases
+        else pool
         for pool in prediction.pools
     ]
     return over_time(

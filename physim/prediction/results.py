@@ -75,6 +75,7 @@ FIRST_TOKEN_PARTS = {
     "warm_up": "engine warming up",
     "scheduling": "steps under way",
     "queue": "waiting for room",
+    "loading": "its prefix coming up from host memory",
     "launches": "launching its kernels one by one",
     "prefill": "its own prefill steps",
     "output": "first token on its way out",
@@ -101,7 +102,9 @@ class PoolPrediction:
         batch: Requests that decode at a server, mean over time.
         running: Requests that are prefilled or decode at a server, mean over time.
         kv_use: Share of a server's KV blocks that running requests hold.
-        hit_rate: Share of the prompt tokens that are found in the prefix cache, as vLLM logs it.
+        hit_rate: Share of the prompt tokens that are found in the prefix cache, wherever it has
+            them.
+        host_hit_rate: Share of them that come up from the host's memory.
         mixed_share: Share of steps that carry a prefill chunk.
         step_s: Time of a mean step, from its start until requests that decode get their next token:
             where prompts have steps of their own, with those of the prompts.
@@ -120,6 +123,7 @@ class PoolPrediction:
     step_s: float
     step_parts_s: Mapping[str, float]
     replicas: int = 1
+    host_hit_rate: float = 0.0
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -164,9 +168,14 @@ class PoolPrediction:
             ("activations", memory.activations),
         )
         shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
+        below = ""
+        if kv.host is not None:
+            below = (
+                f", {kv.host.blocks:,} more in host memory at {kv.host.bandwidth / 1e9:.3g} GB/s"
+            )
         return (
             f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
-            f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks"
+            f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks{below}"
         )
 
 

@@ -120,6 +120,9 @@ def _unending(systems: CaseArrays) -> CaseArrays:
 
 def _latencies(offered: SteadyState, demand: Demand) -> Drawn:
     demand = jax.vmap(Demand.with_hit_rate)(demand, offered.hit_rate)
+    if offered.host_hit_rate is not None:
+        loading = offered.first_token.loading, offered.host_hit_rate
+        demand = jax.vmap(Demand.with_loads)(demand, *loading)
     found: Drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
     return found
 
@@ -154,6 +157,7 @@ def _prediction(
         running=state.running,
         kv_use=state.kv_use,
         hit_rate=state.hit_rate,
+        host_hit_rate=state.host_hit_rate or 0.0,
         mixed_share=state.mixed_share,
         step_s=state.step.interval,
         step_parts_s=state.step.parts,
@@ -180,7 +184,7 @@ def _prediction(
         assumptions=(
             *case.notes,
             *assumptions(case.server),
-            *evictions(case, state.hit_rate),
+            *evictions(case, state.hit_rate, state.host_hit_rate or 0.0),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.prefix_loads import loads_of
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.request_latencies import Summary, latencies
@@ -37,10 +38,23 @@ def run_cases(
     """
     more = padded(cases)
     schedules = stack([_schedule(case) for case in more])
-    hit_rates = np.array([one.pool.hit_rate for one in padded(predictions)])
+    known = padded(predictions)
+    hit_rates = np.array([one.pool.hit_rate for one in known])
+    tiers = None
+    if any(case.server.kv.host for case in cases):
+        # Of what is above its capacity no time is known.
+        tiers = np.array(
+            [(one.pool.host_hit_rate, one.ttft_parts_s.get("loading", 0.0)) for one in known]
+        )
     trajectory, summary = jax.tree.map(
         np.asarray,
-        _run(CaseArrays.from_cases(more), stack(padded(corrections)), schedules, hit_rates),
+        _run(
+            CaseArrays.from_cases(more),
+            stack(padded(corrections)),
+            schedules,
+            hit_rates,
+            tiers,
+        ),
     )
     for row, case in enumerate(cases):
         if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
@@ -64,7 +78,12 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
     """
     systems, every = CaseArrays.from_cases([case]), stack([corrections])
     states, _ = solve_offered(systems, every)
-    trajectory, _ = _run(systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate))
+    tiers = None
+    if states.host_hit_rate is not None:
+        tiers = np.stack([states.host_hit_rate, states.first_token.loading], axis=1)
+    trajectory, _ = _run(
+        systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate), tiers
+    )
     return row_of(jax.tree.map(np.asarray, trajectory), 0)
 
 
@@ -90,16 +109,25 @@ def _run(
     corrections: Corrections,
     schedules: Schedule,
     hit_rates: Float[AnyArray, " cases"],
+    tiers: Float[AnyArray, "cases 2"] | None,
 ) -> tuple[Trajectory, Summary]:
     def one(
-        system: CaseArrays, corrections: Corrections, schedule: Schedule, hit_rate: Scalar
+        system: CaseArrays,
+        corrections: Corrections,
+        schedule: Schedule,
+        hit_rate: Scalar,
+        tiers: Float[AnyArray, " 2"] | None,
     ) -> tuple[Trajectory, Summary]:
-        demand = system.demand.with_hit_rate(hit_rate)
-        fluid = Fluid.tabulated(system.model(corrections), demand, system.limits)
+        demand, model = system.demand.with_hit_rate(hit_rate), system.model(corrections)
+        if tiers is not None and system.limits.host is not None:
+            loaded, loading = tiers
+            demand = demand.with_loads(loading, loaded)
+            model = loads_of(system.limits.host, demand, 0.0, demand.loaded).with_steps(model)
+        fluid = Fluid.tabulated(model, demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 
-    return jax.vmap(one)(systems, corrections, schedules, hit_rates)
+    return jax.vmap(one)(systems, corrections, schedules, hit_rates, tiers)
 
 
 def _requests(case: Case, summary: Summary, stages: slice, arrived: float) -> Requests:

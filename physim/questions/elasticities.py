@@ -25,7 +25,7 @@ from physim.prediction.results import FIRST_TOKEN_PARTS
 from physim.questions.speculation import Speculation, speculation
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
-from physim.types import AnyArray, Number, Scalar
+from physim.types import AnyArray, Number
 
 METRICS = ("ttft", "itl", "e2e", "saturation")
 # Rates of the hardware. The other parts are what corrections multiply, by their names.
@@ -35,7 +35,11 @@ RATES = {
     "link_bandwidth": "link bandwidth",
 }
 # What a server has beside them: room for requests and for prefixes that others had.
-ROOM = {"kv_blocks": "blocks of the KV cache"}
+ROOM = {
+    "kv_blocks": "blocks of the KV cache",
+    "kv_host_blocks": "blocks of it in host memory",
+    "kv_host_bandwidth": "bandwidth from host memory",
+}
 # An elasticity of less is as good as none.
 _NOTABLE = 0.005
 # By so much a rate is moved, up and down, to see what lowering makes of it.
@@ -53,6 +57,7 @@ class Elasticities:
         ttft_parts_s: What the time to first token is spent on, by
             `physim.prediction.results.FIRST_TOKEN_PARTS`.
         hit_rate: Share of the prompt tokens that are found in the prefix cache.
+        host_hit_rate: Share of them that come up from the host's memory.
         case: What was asked about.
         fit: Name of the fit.
         speculation: Where its drafts pay; None where it has none.
@@ -65,6 +70,7 @@ class Elasticities:
     case: Case
     fit: str
     speculation: Speculation | None = None
+    host_hit_rate: float = 0.0
 
     def notable(self) -> dict[str, Mapping[str, float]]:
         """The values of parts on which anything depends, by what the parts are in words."""
@@ -87,6 +93,7 @@ class Elasticities:
             "ttft_parts_s": dict(self.ttft_parts_s),
             **({"speculation": self.speculation.to_dict()} if self.speculation else {}),
             "hit_rate": self.hit_rate,
+            "host_hit_rate": self.host_hit_rate,
             "elasticities": {name: dict(row) for name, row in self.values.items()},
         }
 
@@ -121,10 +128,13 @@ def explain(
     system = row_of(CaseArrays.from_cases([case]), 0)
     system = dataclasses.replace(system, ops=_lowered(case, case.server.gpu))
     still, none = jax.tree.map(np.zeros_like, system.ops), np.zeros_like(numbers)
-    directions = [(_tangent(case, name), none, 0.0) for name in RATES]
-    directions += [(still, none, 1.0) for _ in ROOM]
-    directions += [(still, 1.0 * (names == name), 0.0) for name in CORRECTIONS]
-    logs, slopes, first_token, hit_rate = jax.tree.map(
+    unmoved, along = np.zeros(len(ROOM)), np.eye(len(ROOM))
+    # Of a server without host memory only the first.
+    room = dict(zip(ROOM, along if case.server.kv.host else along[:1], strict=False))
+    directions = [(_tangent(case, name), none, unmoved) for name in RATES]
+    directions += [(still, none, axis) for axis in room.values()]
+    directions += [(still, 1.0 * (names == name), unmoved) for name in CORRECTIONS]
+    logs, slopes, first_token, hit_rates = jax.tree.map(
         np.asarray,
         _slopes(system, numbers, jax.tree.map(lambda *leaves: np.stack(leaves), *directions)),
     )
@@ -135,7 +145,8 @@ def explain(
             f"is above the saturation throughput of {capacity:.3g} requests/s",
             "give a lighter one",
         )
-    rows = dict(zip((*RATES, *ROOM, *CORRECTIONS), slopes, strict=True))
+    rows = dict(zip((*RATES, *room, *CORRECTIONS), slopes, strict=True))
+    hit_rate, host_hit_rate = hit_rates
     return Elasticities(
         {
             name: {metric: float(x) for metric, x in zip(METRICS, row, strict=True)}
@@ -147,6 +158,7 @@ def explain(
         case,
         known.name,
         speculation(case, known.corrections) if case.server.draft else None,
+        host_hit_rate=float(host_hit_rate),
     )
 
 
@@ -181,33 +193,47 @@ def _slope(up: Number, down: Number) -> Number:
 def _slopes(
     system: CaseArrays,
     corrections: Float[AnyArray, " n"],
-    directions: tuple[StepOps, Float[AnyArray, "directions n"], Float[AnyArray, " directions"]],
-) -> tuple[Float[AnyArray, " metrics"], Float[AnyArray, "directions metrics"], FirstToken, Scalar]:
-    """Logarithms of the metrics, their slopes in some directions, parts of TTFT, and hit rate.
+    directions: tuple[StepOps, Float[AnyArray, "directions n"], Float[AnyArray, "directions room"]],
+) -> tuple[
+    Float[AnyArray, " metrics"],
+    Float[AnyArray, "directions metrics"],
+    FirstToken,
+    Float[AnyArray, " 2"],
+]:
+    """Logarithms of the metrics, their slopes in some directions, parts of TTFT, and hit rates.
 
     Args:
         system: The case.
         corrections: Its corrections.
-        directions: Directions in the lowered model, in the corrections and in the logarithm of the
-            KV blocks.
+        directions: Directions in the lowered model, in the corrections and in the logarithms of
+            `ROOM`.
     """
     demand = system.demand
     both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, demand.unending())
 
     def logs(
-        point: tuple[StepOps, Float[AnyArray, " n"], Scalar],
-    ) -> tuple[Float[AnyArray, " metrics"], tuple[FirstToken, Scalar]]:
+        point: tuple[StepOps, Float[AnyArray, " n"], Float[AnyArray, " room"]],
+    ) -> tuple[Float[AnyArray, " metrics"], tuple[FirstToken, Float[AnyArray, " 2"]]]:
         model = dataclasses.replace(system, ops=point[0]).model(unflat(point[1]))
-        blocks = system.limits.kv_blocks * jnp.exp(point[2])
-        limits = dataclasses.replace(system.limits, kv_blocks=blocks)
+        blocks, host_blocks, host_rate = jnp.exp(point[2])
+        limits = dataclasses.replace(system.limits, kv_blocks=system.limits.kv_blocks * blocks)
+        if limits.host is not None:
+            host = dataclasses.replace(
+                limits.host,
+                blocks=limits.host.blocks * host_blocks,
+                token_s=limits.host.token_s / host_rate,
+            )
+            limits = dataclasses.replace(limits, host=host)
         states = jax.vmap(lambda one: steady_state(model, one, limits))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
         first_token: FirstToken = jax.tree.map(lambda part: part[0], states.first_token)
         found = jnp.log(jnp.stack([*loaded, states.throughput[1]]))
-        return found, (first_token, states.hit_rate[0])
+        loaded = states.host_hit_rate
+        loaded = jnp.zeros_like(states.hit_rate) if loaded is None else loaded
+        return found, (first_token, jnp.stack([states.hit_rate[0], loaded[0]]))
 
-    point = jax.tree.map(jnp.asarray, (system.ops, corrections, 0.0))
-    found, slopes, (first_token, hit_rate) = jax.vmap(
+    point = jax.tree.map(jnp.asarray, (system.ops, corrections, jnp.zeros(len(ROOM))))
+    found, slopes, (first_token, hit_rates) = jax.vmap(
         lambda along: jax.jvp(logs, (point,), (along,), has_aux=True), out_axes=(None, 0, None)
     )(directions)
-    return found, slopes, first_token, hit_rate
+    return found, slopes, first_token, hit_rates

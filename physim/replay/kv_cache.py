@@ -2,6 +2,7 @@
 
 Blocks are counted, not listed. Content that requests may share is a `Segment` of a prompt, whose
 blocks are filled from its front and given up from its back, so that a count says which are there.
+What is evicted may still be in the memory of the host, a `HostCache`.
 """
 
 from __future__ import annotations
@@ -9,27 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-
-class Segment:
-    """A stretch of tokens that several requests may hold, following what came before it.
-
-    A block belongs to the segment that holds its last token, as a block's hash covers all tokens up
-    to that one.
-
-    Attributes:
-        first: Number of its first block.
-        end: Number after its last block.
-        present: Blocks that are in the cache, from the first on.
-        holders: Running requests that use it.
-    """
-
-    __slots__ = ("end", "first", "holders", "present")
-
-    def __init__(self, start_token: int, end_token: int, block_size: int) -> None:
-        self.first = start_token // block_size
-        self.end = end_token // block_size
-        self.present = 0
-        self.holders = 0
+from physim.replay.host_cache import HostCache
+from physim.replay.segment import Segment
 
 
 class KVCache:
@@ -37,14 +19,19 @@ class KVCache:
 
     Unused blocks are a queue: those given up first are taken first, and lose their content.
 
+    Args:
+        blocks: How many there are.
+        host: What is below them; None for nothing.
+
     Attributes:
         free: Blocks that no running request holds.
+        host: What is below them; None for nothing.
     """
 
-    __slots__ = ("_queue", "_serial", "free")
+    __slots__ = ("_queue", "_serial", "free", "host")
 
-    def __init__(self, blocks: int) -> None:
-        self.free = blocks
+    def __init__(self, blocks: int, host: HostCache | None = None) -> None:
+        self.free, self.host = blocks, host
         # Unused blocks in the order in which they are taken: a segment's, or how many without.
         self._queue: OrderedDict[Segment | int, int] = OrderedDict({0: blocks})
         self._serial = 0
@@ -62,6 +49,54 @@ class KVCache:
             if segment.first + segment.present < segment.end:
                 break
         return min(blocks, most)
+
+    def below(self, path: Sequence[Segment], found: int, most: int) -> tuple[int, int]:
+        """Blocks of a prompt that are in the cache or below it, and how many must come up for it.
+
+        Args:
+            path: Its segments.
+            found: Blocks that are in the cache, next to one another.
+            most: Blocks that may be taken from either.
+        """
+        host, blocks, rising = self.host, found, 0
+        if host is None or found >= most:
+            return found, 0
+        for segment in path:
+            if segment.end <= found:
+                continue
+            if blocks < segment.first:
+                break
+            here = segment.first + segment.present
+            blocks = min(here + host.below(segment), most)
+            rising += max(blocks - max(here, found), 0)
+            if blocks < segment.end:
+                break
+        return max(blocks, found), rising
+
+    def raise_up(self, path: Sequence[Segment], blocks: int, ready_s: float) -> None:
+        """Blocks of a prompt come up from below, into blocks that are taken for them.
+
+        Args:
+            path: Its segments, held.
+            blocks: Of the prompt that are then in the cache, from the front.
+            ready_s: When they are there, seconds.
+        """
+        for segment in path:
+            rising = min(blocks, segment.end) - segment.first - segment.present
+            if rising > 0:
+                self.grow(segment, rising)
+                segment.ready_s = ready_s
+
+    def grow(self, segment: Segment, blocks: int) -> None:
+        """More blocks of a segment are in the cache.
+
+        Args:
+            segment: The segment, held.
+            blocks: How many.
+        """
+        segment.present += blocks
+        if self.host is not None and not self.host.copies:
+            self.host.remove(segment, blocks)
 
     def unused(self, path: Sequence[Segment], blocks: int) -> int:
         """Of the first ``blocks`` of a prompt, those that no running request holds."""
@@ -84,6 +119,8 @@ class KVCache:
             blocks -= taken
             if isinstance(oldest, Segment):
                 oldest.present -= taken
+            if self.host is not None and not self.host.copies and oldest != 0:
+                self.host.put(oldest if isinstance(oldest, Segment) else None, taken)
             if taken == count:
                 del queue[oldest]
             else:
@@ -100,7 +137,8 @@ class KVCache:
         if others:
             self.free += others
             newest = next(reversed(queue), None)
-            if isinstance(newest, int):
+            # The first of them never held anything.
+            if isinstance(newest, int) and newest:
                 queue[newest] += others
             else:
                 self._serial += 1

@@ -40,6 +40,8 @@ class Microbatch(ABC):
         decoding: How many they are.
         context: Their tokens before the next step, summed.
         chunks: Chunks of prompts in the step that was formed last.
+        load_s: How long blocks of these prompts take to come up from the host's memory, seconds,
+            where that is a part of the step.
         decodes: Whether requests decode in it.
         has_blocks: Whether those that decode have been given the blocks that they need for it.
     """
@@ -50,6 +52,7 @@ class Microbatch(ABC):
         self.decoding = 0
         self.context = 0
         self.chunks: list[PromptChunk] = []
+        self.load_s = 0.0
         self.decodes = True
         self.has_blocks = False
         # The age at which each request ends, and requests by that age.

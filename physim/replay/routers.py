@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from physim.replay.kv_cache import Segment
+from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.workload import Request
 from physim.service.routers import (

@@ -6,6 +6,10 @@ budget last; prompts longer than what is left of the budget are computed in chun
 finds no block takes those of the request that started last, which starts over. Where prompts have
 steps of their own, as in SGLang, they come before those that decode; where room is kept for whole
 requests, as in TensorRT-LLM, none is ever short of blocks.
+
+What a request finds in the memory of the host is always loaded, never computed again, one load
+after the other. Where the engine loads asynchronously, a request holds its slot and blocks
+meanwhile, and the steps of others go on; else the load is a part of its first step.
 """
 
 from __future__ import annotations
@@ -14,9 +18,12 @@ from array import array
 from collections import deque
 from typing import NamedTuple
 
+from physim.engines.host_memory import ASYNCHRONOUS
 from physim.replay.config import ReplayConfig
-from physim.replay.kv_cache import KVCache, Segment
+from physim.replay.host_cache import HostCache
+from physim.replay.kv_cache import KVCache
 from physim.replay.microbatch import Microbatch, PromptChunk
+from physim.replay.segment import Segment
 from physim.replay.workload import Request
 from physim.service.phases import DECODE
 
@@ -47,6 +54,8 @@ class Scheduler:
         prefilling: Of them, those whose prompt is not yet computed.
         done: Requests that are done and still hold their slot and blocks.
         handovers: Blocks of requests that are on their way to another server.
+        loading: Running requests some of whose blocks come up from the host's memory, and when they
+            are there, seconds.
     """
 
     def __init__(self, config: ReplayConfig, gaps: array[float]) -> None:
@@ -54,7 +63,15 @@ class Scheduler:
         self._budget, self._slots = config.sizes.max_num_batched_tokens, config.slots
         self._most_blocks = config.most_blocks
         self._decodes = DECODE in config.phases
-        self.cache = KVCache(self.kv.blocks)
+        host = self.kv.host
+        below = None if host is None else HostCache(host.blocks, self.kv.host_memory)
+        self.cache = KVCache(self.kv.blocks, below)
+        self.loading: dict[Request, float] = {}
+        # Up to when what has come up is known, and until when the link is taken.
+        self._known_s = self._link_s = 0.0
+        # Whether requests wait for it, and how long the step that is formed takes it otherwise.
+        self._waits = self.kv.host is not None and self.kv.host_memory.loads == ASYNCHRONOUS
+        self._step_load_s = 0.0
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self.prefilling: dict[Request, None] = {}
@@ -81,6 +98,16 @@ class Scheduler:
             self._own[segment] = Segment(segment.first * size, segment.end * size, size)
         return self._own[segment]
 
+    def see(self, known_s: float) -> None:
+        """Blocks have come up by a time, so that who waited for them can run.
+
+        Args:
+            known_s: The time, seconds.
+        """
+        self._known_s = known_s
+        for request in [one for one, ready_s in self.loading.items() if ready_s <= known_s]:
+            del self.loading[request]
+
     def blocks(self, tokens: int) -> int:
         """KV blocks of so many tokens."""
         return -(-tokens // self.kv.block_size)
@@ -98,6 +125,7 @@ class Scheduler:
         policy, cache = self.policy, self.cache
         chunks: list[PromptChunk] = []
         batch.chunks = chunks
+        self._step_load_s = 0.0
         preempted, batch.decodes = False, True
         if policy.prompts_apart:
             preempted = self._form_prompts(chunks, self._budget, False, now_s)
@@ -112,6 +140,7 @@ class Scheduler:
         if not policy.prompts_apart:
             left = self._budget - batch.decoding * batch.query_tokens
             preempted = self._form_prompts(chunks, left, preempted, now_s)
+        batch.load_s = self._step_load_s
         return preempted
 
     def _form_prompts(
@@ -128,7 +157,7 @@ class Scheduler:
         policy, cache, waiting = self.policy, self.cache, self.waiting
         for request in list(self.prefilling):
             chunk = min(request.target - request.computed, left)
-            if request not in self.prefilling or chunk <= 0:
+            if request not in self.prefilling or chunk <= 0 or request in self.loading:
                 continue
             blocks = self.blocks(request.computed + chunk) - self.blocks(request.computed)
             while blocks > cache.free and request in self.running:
@@ -143,17 +172,22 @@ class Scheduler:
             if len(self.running) + len(self.done) >= self._slots:
                 break
             request = waiting[0]
-            found = 0
+            found = rising = 0
             if self.prefix_caching and request.path:
-                found = cache.found(request.path, (request.target - 1) // self.kv.block_size)
+                most = (request.target - 1) // self.kv.block_size
+                found = cache.found(request.path, most)
+                if cache.host is not None and not request.handed_tokens:
+                    found, rising = cache.below(request.path, found, most)
             cached = self._cached(request, found)
-            chunk = min(request.target - cached, left)
-            blocks = self.blocks(cached + chunk) - found + request.fixed
-            whole = self.blocks(request.target) - found + request.fixed
+            waits = self._waits and (bool(rising) or self._comes_s(request, found) > self._known_s)
+            chunk = 0 if waits else min(request.target - cached, left)
+            held = found - rising
+            blocks = self.blocks(cached + chunk) - held + request.fixed
+            whole = self.blocks(request.target) - held + request.fixed
             needed = whole if policy.whole_prompts else blocks
             if policy.whole_requests:
                 most = self._most_blocks(request.input_tokens, request.output_tokens)
-                request.kept = most - found
+                request.kept = most - held
                 if self._kept + request.kept > self.kv.blocks:
                     break
             if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
@@ -161,7 +195,11 @@ class Scheduler:
             waiting.popleft()
             self._kept += request.kept
             self._start(request, found, cached, now_s)
+            if rising or waits:
+                self._load(request, found, rising, now_s)
             cache.take(blocks)
+            if waits:
+                continue
             chunks.append(PromptChunk(request, chunk, cached, request.started))
             self._compute(request, chunk)
             left -= chunk
@@ -198,6 +236,28 @@ class Scheduler:
             self.cache.hold(segment)
             request.held = (*request.held, segment)
 
+    def _comes_s(self, request: Request, found: int) -> float:
+        """When the last of the first ``found`` blocks of a prompt has come up, seconds."""
+        if self.cache.host is None:
+            return 0.0
+        return max((one.ready_s for one in request.path if one.first < found), default=0.0)
+
+    def _load(self, request: Request, found: int, rising: int, now_s: float) -> None:
+        """Blocks of a request that has started begin to come up, after those of others."""
+        ready_s, host = self._comes_s(request, found), self.kv.host
+        if rising and host is not None:
+            load_s = rising * self.kv.load_block_s
+            if self._waits:
+                self._link_s = max(now_s, self._link_s) + load_s
+                ready_s = max(ready_s, self._link_s + host.latency_s)
+            else:
+                self._step_load_s += load_s + host.latency_s
+            self.cache.raise_up(request.path, found, ready_s)
+            if request.scheduled_s == now_s and not request.preemptions:
+                request.loaded_tokens = rising * self.kv.block_size
+        if self._waits:
+            self.loading[request] = ready_s
+
     def _compute(self, request: Request, chunk: int) -> None:
         """Tokens of a request are computed; blocks of its path that they fill are shared."""
         before = request.computed // self.kv.block_size
@@ -217,7 +277,7 @@ class Scheduler:
             if segment not in request.held:
                 self.cache.hold(segment)
                 request.held = (*request.held, segment)
-            segment.present += filled
+            self.cache.grow(segment, filled)
             request.shared += filled
 
     def ran(self, batch: Microbatch, steps: int, now_s: float, last_s: float) -> list[Request]:
@@ -241,9 +301,13 @@ class Scheduler:
         finished = batch.finished()
         for request in finished:
             self.stop(request)
+        host = self.cache.host
         for request in done + finished:
             if request.is_complete:
                 request.finished_s = now_s
+            if host is not None and host.copies and host.outputs:
+                tokens, size = request.input_tokens + request.generated, self.kv.block_size
+                host.copy((), tokens // size - request.target // size)
             self.done.append(request)
             if request.path and self.prefix_caching:
                 self._share(request, request.target // self.kv.block_size)
@@ -252,6 +316,11 @@ class Scheduler:
     def _begin_decode(self, request: Request, batch: Microbatch, now_s: float) -> bool:
         """A prompt is computed: its step has given the next token. Gives whether it is the last."""
         del self.prefilling[request]
+        host = self.cache.host
+        if host is not None and host.copies:
+            path = request.path if self.prefix_caching else ()
+            shared = path[-1].end if path else 0
+            host.copy(path, max(request.target // self.kv.block_size - shared, 0))
         if request.first_token_s is None:
             request.first_token_s = now_s
         else:
@@ -269,6 +338,7 @@ class Scheduler:
         del self.running[request]
         if request in self.prefilling:
             del self.prefilling[request]
+            self.loading.pop(request, None)
         else:
             self._batches.pop(request).leave(request)
 

@@ -19,11 +19,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from physim.engines.host_memory import LAYERED
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
-from physim.replay.kv_cache import Segment
 from physim.replay.microbatch import Microbatch, SingleTokens
 from physim.replay.scheduler import Scheduler
+from physim.replay.segment import Segment
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request
 
@@ -180,10 +181,13 @@ class ReplayServer:
         if self._idle:
             known = self.now if began is None or not policy.async_scheduling else began
             if self._unseen >= policy.receive_every or not any(
-                rank.running for rank in self._ranks
+                len(rank.running) > len(rank.loading) for rank in self._ranks
             ):
                 self.arrive(outside, known)
                 self._unseen = 0
+            for rank in self._ranks:
+                if rank.cache.host is not None:
+                    rank.see(known)
             if known == self.now:
                 self._release()
             alone = self._form(self._idle[0])
@@ -202,7 +206,8 @@ class ReplayServer:
             # All is held by requests that were done when this step was formed, or that have left.
             self._began = None
             if not any(rank.done for rank in self._ranks):
-                held = (one.until_s for rank in self._ranks for one in rank.handovers)
+                held = [one.until_s for rank in self._ranks for one in rank.handovers]
+                held += self._next_events(outside)
                 self.now = max(self.now, min(held, default=self.now))
         else:
             self._began = None
@@ -210,6 +215,20 @@ class ReplayServer:
                 self.now = max(self.now, self._inbox[0][0])
             else:
                 self.asleep = True
+
+    def _next_loaded_s(self) -> float:
+        """When blocks that come up from the host's memory are next there, seconds."""
+        return min(
+            (ready_s for rank in self._ranks for ready_s in rank.loading.values()), default=math.inf
+        )
+
+    def _next_events(self, outside: Outside) -> list[float]:
+        """When somebody may run again, where all who run wait for their blocks to come up."""
+        loaded_s = self._next_loaded_s()
+        if loaded_s == math.inf:
+            return []
+        comes = [outside.next_arrival_s(self), *(one[0] for one in self._inbox[:1])]
+        return [loaded_s, *(time_s for time_s in comes if time_s > self.now)]
 
     def _form(self, lane: list[Microbatch]) -> bool:
         """Every rank forms a step; gives whether it must stay alone, for those who wait."""
@@ -297,7 +316,7 @@ class ReplayServer:
         else:
             every = self.config.policy.receive_every
             comes_s = comes_s if every == 1 else math.inf
-            until = min(self._deadline_s(), horizon_s, comes_s)
+            until = min(self._deadline_s(), horizon_s, comes_s, self._next_loaded_s())
             pairs = [pair for pair in zip(self._ranks, lane, strict=True) if pair[1].decoding]
             others = self._flights or any(batch.decoding for other in self._idle for batch in other)
             if until > self.now and not alone and not others:
@@ -341,7 +360,7 @@ class ReplayServer:
             squares += chunk * chunk
             cached += before
             products += chunk * before
-        return self._times.step(
+        seconds = self._times.step(
             decode_requests=batch.stepping,
             decode_context=batch.attended if batch.stepping else 0,
             prefill_requests=len(batch.chunks),
@@ -351,6 +370,9 @@ class ReplayServer:
             cached_products=products,
             **others,
         )
+        if self.config.kv.host_memory.loads == LAYERED:
+            return max(seconds, batch.load_s)
+        return seconds + batch.load_s
 
     def _decodes(
         self, lane: list[Microbatch], steps: int, until_s: float

@@ -23,7 +23,7 @@ from physim.inputs.request_traces import (
 )
 from physim.records import read_rows
 from physim.replay.config import ReplayConfig
-from physim.replay.kv_cache import Segment
+from physim.replay.segment import Segment
 from physim.service.phases import decode_steps
 from physim.service.server import Server
 
@@ -50,6 +50,7 @@ class Request:
         preemptions: How often it lost its KV blocks and had to start over.
         stopped_s: When it last did, or left for another server, seconds.
         handed_tokens: Tokens whose keys and values came with it from another server.
+        loaded_tokens: Of its ``cached_tokens``, those that came up from the host's memory.
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
@@ -74,6 +75,7 @@ class Request:
         "held",
         "input_tokens",
         "kept",
+        "loaded_tokens",
         "number",
         "output_tokens",
         "path",
@@ -111,6 +113,7 @@ class Request:
             self.started
         ) = 0
         self.preemptions = self.fixed = self.kept = self.handed_tokens = self.ahead = 0
+        self.loaded_tokens = 0
         self.stopped_s = 0.0
         self.first_step_s = 0.0
         self.held: tuple[Segment, ...] = ()

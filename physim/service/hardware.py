@@ -17,6 +17,7 @@ _MOST = 1e21
 _CAPABILITY = "compute_capability"
 _NETWORK = "network_bandwidth_bytes_per_s"
 _PEER_ACCESS = "peer_access"
+_HOST = "host_bandwidth_bytes_per_s"
 _PCIE = "pcie"
 _CYCLES = "multiprocessor_cycles_per_s"
 
@@ -44,6 +45,8 @@ class Hardware:
             None if the file does not say.
         multiprocessor_cycles: Multiprocessors times their clock, 1/s: the pace of kernels that are
             bound neither by memory nor by tensor cores; None if the file does not say.
+        host_bandwidth: Bandwidth to the host's memory, bytes/s in one direction; None if the file
+            does not say.
     """
 
     key: str
@@ -58,6 +61,7 @@ class Hardware:
     network_bandwidth: float | None = None
     peer_access: bool | None = None
     multiprocessor_cycles: float | None = None
+    host_bandwidth: float | None = None
 
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
@@ -106,6 +110,7 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
         network_bandwidth=_figure(fields, _NETWORK, where) if _NETWORK in fields else None,
         peer_access=_peer_access(fields, where, link),
         multiprocessor_cycles=_figure(fields, _CYCLES, where) if _CYCLES in fields else None,
+        host_bandwidth=_figure(fields, _HOST, where) if _HOST in fields else None,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from physim.engines.host_memory import HostMemory
 
 
 @dataclass(frozen=True)
@@ -12,14 +14,20 @@ class KVTier:
 
     Attributes:
         blocks: KV blocks of the layers whose keys and values grow with the context.
+        bandwidth: Of what brings them up to each GPU, bytes/s; infinite for the GPU's own memory.
+        latency_s: Time until the first of them is there, seconds.
+        size_bytes: What each GPU has of it, bytes, as it was asked for; nothing if it was not.
     """
 
     blocks: int
+    bandwidth: float = math.inf
+    latency_s: float = 0.0
+    size_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
 class KVStore:
-    """The KV cache of a rank, in tiers: today the GPU's memory alone.
+    """The KV cache of a rank, in tiers: the GPU's memory, and below it that of the host, if any.
 
     Attributes:
         tiers: Memories that hold blocks, the fastest first.
@@ -30,6 +38,8 @@ class KVStore:
             that keep a state in the place of keys and values.
         reported_share: KV blocks that the engine reports for each that it has; see
             `physim.engines.profile.EngineProfile.counts_requests`.
+        block_bytes: A KV block on a GPU, bytes.
+        host_memory: How the engine keeps blocks in the host's memory.
     """
 
     tiers: tuple[KVTier, ...]
@@ -38,6 +48,18 @@ class KVStore:
     window: float = 0.0
     state_blocks: float = 0.0
     reported_share: float = 1.0
+    block_bytes: float = 0.0
+    host_memory: HostMemory = field(default_factory=HostMemory)
+
+    @property
+    def host(self) -> KVTier | None:
+        """The tier below the GPU's memory, if there is one."""
+        return self.tiers[1] if len(self.tiers) > 1 else None
+
+    @property
+    def load_block_s(self) -> float:
+        """Time in which a block comes up from the tier below the GPU's memory, seconds."""
+        return 0.0 if self.host is None else self.block_bytes / self.host.bandwidth
 
     @property
     def blocks(self) -> int:

@@ -120,6 +120,23 @@ class Server:
         """Tokens of each decoding request that a step computes."""
         return self.draft_tokens + 1
 
+    @property
+    def host_bytes(self) -> float | None:
+        """The host's memory for KV blocks of all GPUs together, bytes; None for none."""
+        host = self.kv.host
+        return None if host is None else host.size_bytes * self.parallelism.gpus
+
+    def _tiers(self) -> dict[str, Any]:
+        """What there is to say of the KV cache's lower tier, if it has one."""
+        host = self.kv.host
+        if host is None:
+            return {}
+        return {
+            "kv_host_blocks": host.blocks,
+            "kv_host_bandwidth": host.bandwidth,
+            "kv_host_latency_s": host.latency_s,
+        }
+
     def _drafts(self) -> dict[str, Any]:
         """What there is to say of drafts, if there are any."""
         draft = self.draft
@@ -181,6 +198,7 @@ class Server:
             "sampling_is_known": self.sampling_is_known,
             "all2all": self.all2all,
             **self._drafts(),
+            **self._tiers(),
             "gpu_memory_utilization": memory.share,
             "usable_bytes": memory.usable,
             "weight_bytes": memory.weights,

@@ -20,6 +20,7 @@ from physim.step.drafting import PART, further_pass, passes_seconds
 from physim.step.host import beside_host, host_sharpness
 from physim.step.lowering import PART_NAMES, StepOps
 from physim.step.mixed_steps import ADDITIVE, Mixing
+from physim.step.prefix_loads import StepLoads
 from physim.step.routing import independent_tokens, looked_up_tokens, spread_weights
 from physim.step.rows import DecodeRows, PrefillRows
 from physim.step.sizes import KNOTS, step_sizes
@@ -79,11 +80,13 @@ class StepModel(eqx.Module):
         ops: The lowered model.
         corrections: Corrections of the components.
         mixing: How a step of both prefill and decode is composed.
+        loads: Prefixes that come up with steps; None where none do, for which less is compiled.
     """
 
     ops: StepOps
     corrections: Corrections
     mixing: Mixing = ADDITIVE
+    loads: StepLoads | None = None
 
     def __call__(self, batch: Batch) -> StepTime:
         """The time of a step."""
@@ -115,6 +118,8 @@ class StepModel(eqx.Module):
         sharpness = host_sharpness(self.corrections)
         busy = beside_host(gpu, hidden + launching, sharpness)
         latency, launches = busy + exposed, busy - beside_host(gpu, hidden, sharpness)
+        if self.loads is not None:
+            latency += self.loads.seconds(batch.prefill_requests, latency)
         return StepTime(latency, latency, jnp.append(parts, latency - gpu), launches)
 
     def families(self, batch: Batch) -> Families:
