@@ -84,11 +84,13 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
             arrivals, cannot.
     """
     from physim.inputs.arrivals import arrivals_named
+    from physim.inputs.lengths import Lengths
     from physim.inputs.stages import Stage
 
     return {
         **{name: value for name, value in given.items() if name not in _LENGTHS},
         **_lengths(given),
+        "turns": Lengths.parse(given["turns"], "--turns"),
         **arrivals_named(given["arrival"]),
         "stages": tuple(Stage.parse(text) for text in given.get("stages", ())),
     }

@@ -30,7 +30,7 @@ from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
 from physim.fluid.first_token import FirstToken, local
-from physim.fluid.percentiles import Chances, chances
+from physim.fluid.percentiles import Chances, Clients, chances
 from physim.fluid.rounds import engine_of
 from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
@@ -131,16 +131,19 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     log_step, balance, crowded = root_of_cases(
         _residual, len(_TAKEN) + 1, (model, demand, limits), low, high, (low + high) / 2
     )
-    demand = demand.where_found(balance.found)
+    demand = demand.where_found(balance.found).thinking(balance.throughput)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
         return _by_token(_counted(state, balance, demand, limits), demand)
     engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
     waited = warm_up_s(model.corrections, demand.warm_up)
     whole = benchmark(engine, engine.running / state.throughput, demand, waited)
+    if demand.contexts is not None:
+        state = _after_the_first(state, whole.clients, demand)
+        whole = whole._replace(clients=replace(whole.clients, closed=demand.in_rounds))
 
     def seen(of_clients: Scalar, otherwise: Scalar) -> Scalar:
-        return jnp.where(demand.closed, of_clients, otherwise)
+        return jnp.where(demand.in_rounds, of_clients, otherwise)
 
     in_step = FirstToken.of_clients(whole.ttft, state.first_token, whole.clients.begun * waited)
     spread = seen(1 - whole.in_step**2, jnp.ones(()))
@@ -167,6 +170,19 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         ),
     )
     return _by_token(_counted(closed, balance, demand, limits), demand)
+
+
+def _after_the_first(state: SteadyState, clients: Clients, demand: Demand) -> SteadyState:
+    """With the first requests of clients who think: they come all at once, others by chance.
+
+    Args:
+        state: The steady state.
+        clients: What clients see who begin at once.
+        demand: The load.
+    """
+    more = clients.begun * (jnp.mean(clients.first) - state.ttft)
+    more = jnp.where(demand.closed & ~demand.in_rounds, more, 0.0)
+    return replace(state, ttft=state.ttft + more, e2e=state.e2e + more)
 
 
 # Traced once, for its shapes and for the loop.
@@ -201,11 +217,13 @@ def _balance(
     ahead = handover_steps(model.corrections, limits.async_scheduling)
     closed, clients = demand.closed, demand.clients
     outside += jnp.clip(clients - 1.0, 0.0, 1.0) * ahead * step
+    # By Little's law: clients have a request that is under way, or think of the next.
+    between = outside if demand.contexts is None else outside + demand.think_s
 
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
         steps = chunks + decode_steps
-        returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
+        returning = jnp.where(closed, clients / (between + steps * step), jnp.inf)
         by_slots, by_tokens = (
             slots / (steps + limits.async_scheduling),
             tokens / (limits.query_tokens * decode_steps + new_tokens),
@@ -220,9 +238,12 @@ def _balance(
         new_tokens = demand.new_tokens
         for _ in range(_PASSES):
             # Prompts whose prefix was evicted are computed whole, so that fewer may run at once.
-            runs = served(jnp.ones(()), new_tokens) * step * (1.0 + decode_steps)
-            found = prefix_hits(limits, demand, runs)
-            new_tokens = demand.new_tokens + (1.0 - found) * demand.cached_tokens
+            rate = served(jnp.ones(()), new_tokens)
+            runs = rate * step * (1.0 + decode_steps)
+            # Of clients, those that neither run nor think wait for a slot.
+            waits = jnp.where(closed, jnp.maximum((clients - runs) / rate - between, 0.0), 0.0)
+            found = prefix_hits(limits, demand, runs, rate, waits)
+            new_tokens = demand.new_tokens + (1.0 - found) * demand.evictable_tokens
         demand = demand.where_found(found)
     # Prefill takes what decode leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
@@ -233,6 +254,7 @@ def _balance(
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
     new_tokens = fresh + (1 - kept) * again
     throughput = served(chunks, new_tokens)
+    demand = demand.thinking(throughput)
     arrivals = throughput * step
     occupancy = Occupancy(
         batch=arrivals * decode_steps,
@@ -278,6 +300,12 @@ def _by_token(state: SteadyState, demand: Demand) -> SteadyState:
     return replace(state, itl=state.itl / demand.tokens_each)
 
 
+def _busy_others(demand: Demand, running: Scalar) -> Scalar:
+    """Chance that one of the other clients has a request that runs, if each does by chance."""
+    each = jnp.minimum(running / demand.clients, FULLEST)
+    return -jnp.expm1((demand.clients - 1.0) * jnp.log1p(-each))
+
+
 def _kept(share: Scalar) -> Scalar:
     """How far requests start as they arrive, if ``share`` of those offered are served."""
     return jnp.clip(1 - _SOON * (1 - share), 0.0, 1.0)
@@ -302,6 +330,8 @@ def _observed(
         closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
     )
     busy = level * evenly + (1 - level) * -jnp.expm1(-running)
+    if demand.contexts is not None:
+        busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)
     met = local(steps, occupancy, model.corrections, demand, limits)
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     _, full, part = crowded.mean
@@ -320,11 +350,12 @@ def _observed(
     # Clients that find no slot wait for one: by Little's law, what is left of their round trip.
     decode = demand.decode_steps * itl
     clients = jnp.where(closed, demand.clients, 0.0)
-    in_line = jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
+    think = 0.0 if demand.contexts is None else demand.think_s
+    in_line = jnp.maximum(clients / balance.throughput - ttft - decode - think, 0.0)
     ttft += in_line
     # The balance took a mean step for each of a client's own prefill steps, which are longer: of
     # the two, the round trip as it is observed says how often a client returns.
-    throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
+    throughput = jnp.where(clients > 0, clients / (ttft + decode + think), balance.throughput)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     front_end = outside_s(model.corrections)

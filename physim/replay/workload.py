@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from physim.inputs.request_traces import (
 )
 from physim.records import read_rows
 from physim.replay.config import ReplayConfig
+from physim.replay.conversations import first_turns, turn_prompts
 from physim.replay.kv_cache import Segment
 from physim.service.phases import decode_steps
 from physim.service.server import Server
@@ -196,7 +197,8 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     time. Recorded arrivals come as they were recorded, whatever the seed, and start over when they
     end, as they do with each stage. Where their lengths are of the same trace, each comes with its
     own; else what requests are drawn does not go by when they come. Neither goes by which prefix
-    each has.
+    each has. Of conversations, a turn comes when the one before it was answered and the client has
+    thought.
 
     Args:
         load: The load; it says how many requests there are.
@@ -208,6 +210,8 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     """
     max_model_len, block_size = server.sizes.max_model_len, server.kv.block_size
     rng = _generator(seed)
+    if load.conversing:
+        return _drawn_turns(load, max_model_len, block_size, rng)
     times, stages = _arrivals(load, rng)
     count = len(times)
     if load.lengths is not None:
@@ -237,14 +241,75 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
         return Workload(requests, longest)
     clients = int(load.concurrency)
     rest = iter(requests[clients:])
+    thinks = _thinks(load, rng, count)
 
     def next_of_client(_: Request, now_s: float) -> Request | None:
         following = next(rest, None)
         if following is not None:
-            following.arrival_s = now_s
+            following.arrival_s = now_s + thinks[following.number]
         return following
 
     return Workload(requests[:clients], longest, next_of_client)
+
+
+def _thinks(load: Load, rng: np.random.Generator, count: int) -> list[float]:
+    """How long is thought before each request that follows another, seconds."""
+    thinks: list[float] = rng.exponential(load.think_s, count).tolist()
+    return thinks
+
+
+def _drawn_turns(
+    load: Load, max_model_len: int, block_size: int, rng: np.random.Generator
+) -> Workload:
+    """The turns of conversations; see `drawn`.
+
+    Each turn is sent when the one before it was answered and the client has thought. Conversations
+    begin as the load says, so that in the long run as many turns come as its rate; clients have one
+    after the other.
+
+    Args:
+        load: The load.
+        max_model_len: Tokens that a request has at most.
+        block_size: Tokens of a KV block.
+        rng: Where chance comes from.
+    """
+    count = load.requests or int(load.concurrency or 0)
+    firsts = first_turns(rng, load.turns, count)
+    outputs = lengths(load.output_tokens).sample(rng, count)
+    shared = int(load.cached_tokens)
+    new = np.maximum(lengths(load.input_tokens).sample(rng, count) - shared, 1)
+    thinks = _thinks(load, rng, count)
+    begins = np.zeros(len(firsts))
+    if load.rate is not None:
+        rate = load.rate / load.turn_sample.mean_turns
+        own = replace(load, turns=1.0, think_s=0.0, rate=rate, requests=len(firsts))
+        begins, _ = _arrivals(own, rng)
+    system = (Segment(0, shared, block_size),) if shared else ()
+    both, ends = list(zip(new.tolist(), outputs.tolist(), strict=True)), [*firsts[1:], count]
+    requests: list[Request] = []
+    for talk, (first, end) in enumerate(zip(firsts.tolist(), ends, strict=True)):
+        turns = turn_prompts(system, shared, both[first:end], max_model_len, block_size)
+        requests += [
+            Request(number, 0.0, prompt, answer, path=path, conversation=talk)
+            for number, (prompt, answer, path) in enumerate(turns, first)
+        ]
+    for first, begin in zip(firsts.tolist(), begins.tolist(), strict=True):
+        requests[first].arrival_s = begin
+    clients = len(firsts) if load.concurrency is None else int(load.concurrency)
+    rest = iter(firsts[clients:].tolist())
+
+    def next_turn(request: Request, now_s: float) -> Request | None:
+        place = request.number + 1
+        if place == count or requests[place].conversation != request.conversation:
+            place = next(rest, -1)
+        if place < 0:
+            return None
+        following = requests[place]
+        following.arrival_s = now_s + thinks[place]
+        return following
+
+    longest = max(request.input_tokens + request.output_tokens for request in requests)
+    return Workload([requests[first] for first in firsts[:clients]], longest, next_turn)
 
 
 def _arrivals(load: Load, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
