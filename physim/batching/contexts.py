@@ -7,17 +7,23 @@ next turn starts. The cache keeps what was left unused for less than a character
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
-from physim.batching.guards import SMALL
+from physim.batching.guards import ROOT, SMALL
 from physim.inputs.load import Load
-from physim.types import Scalar
+from physim.types import AnyArray, Scalar
 
 # Newton's steps from below towards the characteristic time; each comes nearer by a think time at
 # least, of which the last few hold one in a thousand (tests/test_conversations.py).
 _NEWTON_STEPS = 12
+# Points and weights of a mean over a normal distribution (Gauss and Hermite).
+_PLACES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
+_WEIGHTS /= np.sum(_WEIGHTS)
 
 
 class Contexts(eqx.Module):
@@ -30,6 +36,8 @@ class Contexts(eqx.Module):
         followed: Share of the requests that another turn of their conversation comes after.
         left_tokens: Tokens that these leave behind beside what all conversations begin with, mean.
         last_tokens: The same of the others.
+        left_cv2: Squared coefficient of variation of the first of these, and
+        last_cv2: of the others.
         prefix_tokens: Tokens that a prompt finds in any case.
         found_products: New tokens of a prompt times those found before them, mean over prompts
             whose context is found.
@@ -41,6 +49,8 @@ class Contexts(eqx.Module):
     followed: Scalar
     left_tokens: Scalar
     last_tokens: Scalar
+    left_cv2: Scalar
+    last_cv2: Scalar
     prefix_tokens: Scalar
     found_products: Scalar
     missed_products: Scalar
@@ -57,12 +67,16 @@ class Contexts(eqx.Module):
         turns, prefix = load.turn_sample, load.turn_sample.prefix_found(block_size)
         found = turns.found_tokens(block_size)
         new, whole = turns.input_tokens - found, turns.input_tokens - prefix
-        left, followed = turns.context - prefix, turns.followed
+        left, last = (turns.context[of] - prefix for of in (turns.followed, ~turns.followed))
+        # Where none is followed, there is nothing to be found, of any size.
+        left = left if left.size else last
         return cls(
             think_s=load.think_s,
-            followed=float(np.mean(followed)),
-            left_tokens=float(np.mean(left[followed])) if followed.any() else 0.0,
-            last_tokens=float(np.mean(left[~followed])),
+            followed=float(np.mean(turns.followed)),
+            left_tokens=float(np.mean(left)),
+            last_tokens=float(np.mean(last)),
+            left_cv2=float(np.var(left) / np.mean(left) ** 2),
+            last_cv2=float(np.var(last) / np.mean(last) ** 2),
             prefix_tokens=prefix,
             found_products=float(np.mean(new * found)),
             missed_products=float(np.mean(whole)) * prefix,
@@ -87,6 +101,8 @@ class Contexts(eqx.Module):
             followed=0.0,
             left_tokens=0.0,
             last_tokens=0.0,
+            left_cv2=0.0,
+            last_cv2=0.0,
             prefix_tokens=0.0,
             found_products=new_tokens * cached_tokens,
             missed_products=0.0,
@@ -94,15 +110,26 @@ class Contexts(eqx.Module):
         )
 
 
-def contexts_found(
-    contexts: Contexts,
-    left_blocks: Scalar,
-    last_blocks: Scalar,
-    free_blocks: Scalar,
-    rate: Scalar,
-    waited_s: Scalar,
-) -> Scalar:
-    """Share of the turns that find what was said before, of those that were preceded by others.
+class Blocks(NamedTuple):
+    """KV blocks of a cache that turns of conversations share.
+
+    Attributes:
+        cache: All that there are, but for those that all conversations begin with.
+        running: Requests that run.
+        runs: Blocks of each of them.
+        left: Blocks that a request leaves for the next turn, mean.
+        last: Blocks that the last turn of a conversation leaves, mean.
+    """
+
+    cache: Scalar
+    running: Scalar
+    runs: Scalar
+    left: Scalar
+    last: Scalar
+
+
+def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: Scalar) -> Scalar:
+    """Share of what was said before that turns find, of those that were preceded by others.
 
     Requests end at a rate ``r``, and leave ``l`` blocks for a next turn, which comes after a time
     with the mean ``z``, or with the share ``1 - f`` as many as ``e`` that nobody asks for again.
@@ -110,25 +137,42 @@ def contexts_found(
 
         r f l z (1 - exp(-T/z)) + r (1 - f) e T
 
-    blocks, which are those that no running request holds. A turn finds its context if it starts
-    before: with the chance ``1 - exp(-(T - w)/z)``, of a wait ``w``.
+    blocks, which are those that no running request holds, less half of the context that is asked
+    for: its blocks go one by one. A turn finds its context if it starts before: with the chance
+    ``1 - exp(-(T - w)/z)``, of a wait ``w``. How many contexts there are, and run, goes by chance
+    (Poisson), so that it is a mean over more and less room.
 
     Args:
         contexts: What conversations leave.
-        left_blocks: Blocks that a request leaves for the next turn.
-        last_blocks: Blocks that the last turn of a conversation leaves.
-        free_blocks: Blocks of the cache that no running request holds.
+        blocks: The cache.
         rate: Requests that end, 1/s.
         waited_s: Time that a turn waits until it starts, seconds.
     """
     think = jnp.maximum(contexts.think_s, SMALL)
-    useful = rate * contexts.followed * left_blocks * think
-    useless = rate * (1.0 - contexts.followed) * last_blocks * think
-    free = jnp.maximum(free_blocks, 0.0)
-    # The characteristic time in think times.
-    time = free / (useful + useless + SMALL)
+    useful = rate * contexts.followed * blocks.left * think
+    useless = rate * (1.0 - contexts.followed) * blocks.last * think
+    # Of a token that is asked for, the context is longer than the mean one.
+    met = blocks.left * (1.0 + contexts.left_cv2)
+    free = jnp.maximum(blocks.cache - blocks.running * blocks.runs - met / 2, 0.0)
+    young = -useful * jnp.expm1(-_time(useful, useless, free))
+    variance = young * met + (free - young) * blocks.last * (1.0 + contexts.last_cv2)
+    variance += blocks.running * blocks.runs**2 * (1.0 + contexts.left_cv2)
+    room = jnp.maximum(free + jnp.sqrt(variance + ROOT) * _PLACES, 0.0)
+    times = _time(useful, useless, room)
+    return jnp.sum(_WEIGHTS * -jnp.expm1(-jnp.maximum(times - waited_s / think, 0.0)))
+
+
+def _time(useful: Scalar, useless: Scalar, room: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    """The characteristic time in think times, where so many blocks have room.
+
+    Args:
+        useful: Blocks of contexts that are waited for, were none evicted.
+        useless: Blocks that others leave in a think time.
+        room: Blocks.
+    """
+    time = room / (useful + useless + SMALL)
     for _ in range(_NEWTON_STEPS):
         held = useful * -jnp.expm1(-time) + useless * time
         slope = useful * jnp.exp(-time) + useless + SMALL
-        time = time + jnp.maximum(free - held, 0.0) / slope
-    return -jnp.expm1(-jnp.maximum(time - waited_s / think, 0.0))
+        time = time + jnp.maximum(room - held, 0.0) / slope
+    return time

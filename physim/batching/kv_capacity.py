@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from physim.batching.contexts import contexts_found
+from physim.batching.contexts import Blocks, contexts_found
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE
 from physim.batching.limits import Limits
@@ -102,14 +102,14 @@ def prefix_hits(
     if demand.contexts is None:
         return found
     own = demand.contexts
-    of_turns = contexts_found(
-        own,
-        _blocks_of(limits, own.left_tokens),
-        _blocks_of(limits, own.last_tokens),
-        limits.kv_blocks - running * runs - limits.ranks * shared,
-        rate,
-        waited_s,
+    blocks = Blocks(
+        cache=limits.kv_blocks - limits.ranks * shared,
+        running=running,
+        runs=runs,
+        left=_blocks_of(limits, own.left_tokens),
+        last=_blocks_of(limits, own.last_tokens),
     )
+    of_turns = contexts_found(own, blocks, rate, waited_s)
     # Every rank has a cache of its own, and gets turns of all conversations.
     return jnp.where(own.followed > 0, of_turns / limits.ranks, found)
 
