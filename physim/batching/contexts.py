@@ -119,6 +119,7 @@ class Blocks(NamedTuple):
         runs: Blocks of each of them.
         left: Blocks that a request leaves for the next turn, mean.
         last: Blocks that the last turn of a conversation leaves, mean.
+        of_client: Share of the conversations that are one client's; nothing in an open loop.
     """
 
     cache: Scalar
@@ -126,6 +127,7 @@ class Blocks(NamedTuple):
     runs: Scalar
     left: Scalar
     last: Scalar
+    of_client: Scalar
 
 
 def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: Scalar) -> Scalar:
@@ -140,7 +142,7 @@ def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: S
     blocks, which are those that no running request holds, less half of the context that is asked
     for: its blocks go one by one. A turn finds its context if it starts before: with the chance
     ``1 - exp(-(T - w)/z)``, of a wait ``w``. How many contexts there are, and run, goes by chance
-    (Poisson), so that it is a mean over more and less room.
+    (Poisson; binomial of so many clients), so that it is a mean over more and less room.
 
     Args:
         contexts: What conversations leave.
@@ -155,8 +157,11 @@ def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: S
     met = blocks.left * (1.0 + contexts.left_cv2)
     free = jnp.maximum(blocks.cache - blocks.running * blocks.runs - met / 2, 0.0)
     young = -useful * jnp.expm1(-_time(useful, useless, free))
-    variance = young * met + (free - young) * blocks.last * (1.0 + contexts.last_cv2)
-    variance += blocks.running * blocks.runs**2 * (1.0 + contexts.left_cv2)
+    waiting = jnp.minimum(young / blocks.left * blocks.of_client, 1.0)
+    running = jnp.minimum(blocks.running * blocks.of_client, 1.0)
+    variance = (1.0 - waiting + contexts.left_cv2) * young * blocks.left
+    variance += (1.0 + contexts.last_cv2) * (free - young) * blocks.last
+    variance += (1.0 - running + contexts.left_cv2) * blocks.running * blocks.runs**2
     room = jnp.maximum(free + jnp.sqrt(variance + ROOT) * _PLACES, 0.0)
     times = _time(useful, useless, room)
     return jnp.sum(_WEIGHTS * -jnp.expm1(-jnp.maximum(times - waited_s / think, 0.0)))

@@ -108,6 +108,7 @@ def prefix_hits(
         runs=runs,
         left=_blocks_of(limits, own.left_tokens),
         last=_blocks_of(limits, own.last_tokens),
+        of_client=jnp.where(demand.closed, 1.0 / demand.clients, 0.0),
     )
     of_turns = contexts_found(own, blocks, rate, waited_s)
     # Every rank has a cache of its own, and gets turns of all conversations.
