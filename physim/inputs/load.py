@@ -212,6 +212,19 @@ class Load(LoadRequest):
         """Whether requests are turns of conversations."""
         return self.turns != 1
 
+    def refuse_turns(self, what: str) -> None:
+        """Refuses conversations where nothing is known of them.
+
+        Args:
+            what: What there would be of them.
+
+        Raises:
+            InputError: Requests are turns of conversations.
+        """
+        if self.conversing:
+            remedy = "leave them out, and give the lengths of turns as requests"
+            raise InputError("turns", f"of conversations have no {what}", remedy)
+
     @property
     def turn_sample(self) -> TurnSample:
         """Turns that stand for all; of requests that are no turns, one of each."""

@@ -1,4 +1,4 @@
-"""Whether the prefixes of a load are evicted before they are asked for again, in words."""
+"""Whether what requests might find in the cache is evicted before, in words."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def evictions(case: Case, hit_rate: float) -> list[str]:
         hit_rate: Share of the prompt tokens that are found in the prefix cache.
     """
     load, kv = case.demanded, case.server.kv
+    if load.conversing:
+        return _of_turns(case, hit_rate)
     blocks = round(load.cached_tokens) // kv.block_size
     kept = hit_rate * load.mean_input >= _ALL_FIT * blocks * kv.block_size
     # Lengths say themselves what is found.
@@ -26,3 +28,24 @@ def evictions(case: Case, hit_rate: float) -> list[str]:
         f"{load.prefixes:,} of {blocks:,} KV blocks each have no room beside requests in a cache "
         f"of {kv.blocks:,}"
     ]
+
+
+def _of_turns(case: Case, hit_rate: float) -> list[str]:
+    """What becomes of what was said before turns of conversations."""
+    load, kv = case.demanded, case.server.kv
+    turns, lines = load.turn_sample, []
+    prefix = turns.prefix_found(kv.block_size)
+    most = float(turns.found_tokens(kv.block_size).mean()) - prefix
+    found = (hit_rate * turns.mean_input - prefix) / max(most, 1.0)
+    if most and found < _ALL_FIT:
+        lines.append(
+            f"{max(1.0 - found, 0.0):.0%} of what was said before turns is evicted until the next "
+            f"one comes, and computed anew, in a cache of {kv.blocks:,} KV blocks"
+        )
+    ranks = case.server.parallelism.dp
+    if ranks > 1:
+        lines.append(
+            f"each of {ranks} data-parallel ranks has a cache of its own, and turns are taken to "
+            "find what was said before only where the one before them ran"
+        )
+    return lines
