@@ -71,7 +71,7 @@ class Contexts(eqx.Module):
         # Where none is followed, there is nothing to be found, of any size.
         left = left if left.size else last
         return cls(
-            think_s=load.think_s,
+            think_s=float(load.think_s),
             followed=float(np.mean(turns.followed)),
             left_tokens=float(np.mean(left)),
             last_tokens=float(np.mean(last)),

@@ -242,8 +242,10 @@ class Demand(eqx.Module):
             found_or_not = Prompts.found_or_missed(parts, missed_parts)
         elif load.think_s:
             contexts = Contexts.of_requests(
-                load.think_s, moments.new, moments.new_cv2, strata.cached
+                float(load.think_s), moments.new, moments.new_cv2, strata.cached
             )
+            # Compiled as conversations are.
+            found_or_not = Prompts.of_parts(parts, strata.cached)
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),

@@ -152,9 +152,9 @@ class Load(LoadRequest):
 
     def _check_turns(self) -> None:
         """Refuses turns and think times that cannot be used, or that other options contradict."""
-        most = lengths(self.turns).mean
-        if not 1 <= most <= _MOST_TURNS:
-            problem = f"{most:g} is not between 1 and {_MOST_TURNS}"
+        mean = self.turns.mean if isinstance(self.turns, Lengths) else self.turns
+        if not 1 <= mean <= _MOST_TURNS:
+            problem = f"{mean:g} is not between 1 and {_MOST_TURNS}"
             raise InputError("turns", problem, "correct it")
         if not 0 <= self.think_s <= MOST:
             problem = f"{str(self.think_s)[:60]} is not between 0 and {MOST:g}"
