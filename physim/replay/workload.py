@@ -16,10 +16,11 @@ from physim.inputs.popularity import Popularity
 from physim.inputs.request_traces import (
     BLOCK_TOKENS,
     ArrivedRequest,
+    RecordedTurns,
     RequestTrace,
     is_own,
     prefix_lengths,
-    read_requests,
+    read_turns,
 )
 from physim.records import read_rows
 from physim.replay.config import ReplayConfig
@@ -447,7 +448,7 @@ def read_trace(path: Path, block_size: int) -> Workload:
         InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
     """
     if not is_own(path):
-        return _published(read_requests(path, arrivals=True), block_size)
+        return _published(read_turns(path, arrivals=True), block_size)
     rows = sorted(
         (row for _, row in read_rows(ArrivedRequest, path)), key=lambda row: row.arrival_s
     )
@@ -470,13 +471,16 @@ def read_trace(path: Path, block_size: int) -> Workload:
 
 
 def _published(trace: RequestTrace, block_size: int) -> Workload:
-    """The requests of a trace; those whose prompts begin with the same blocks share these."""
+    """The requests of a trace; those whose prompts begin with the same blocks share these.
+
+    A turn shares what the turn before it leaves, its answer included.
+    """
     assert trace.arrival_s is not None
     known: dict[tuple[int, int], Segment] = {}
     columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
-    requests = []
+    requests: list[Request] = []
     for number, (arrival, prompt, output) in enumerate(zip(*columns, strict=True)):
-        path = []
+        path: list[Segment] = []
         for place, block in enumerate(trace.blocks[number] if trace.blocks else ()):
             start = place * BLOCK_TOKENS
             if (place, block) not in known:
@@ -484,4 +488,46 @@ def _published(trace: RequestTrace, block_size: int) -> Workload:
                 known[place, block] = Segment(start, max(end, start), block_size)
             path.append(known[place, block])
         requests.append(Request(number, float(arrival), int(prompt), int(output), path=path))
-    return Workload(requests, max(one.input_tokens + one.output_tokens for one in requests))
+    longest = max(one.input_tokens + one.output_tokens for one in requests)
+    if trace.turns is None:
+        return Workload(requests, longest)
+    return _followed(requests, trace.turns, longest, block_size)
+
+
+def _followed(
+    requests: Sequence[Request], turns: RecordedTurns, longest: int, block_size: int
+) -> Workload:
+    """Requests of which each comes after the answer to another, but for those that come first.
+
+    Args:
+        requests: The requests.
+        turns: How they follow one another.
+        longest: Most tokens of one of them.
+        block_size: Tokens of a KV block.
+    """
+    following: dict[int, int] = {}
+    for number, before in enumerate(turns.after.tolist()):
+        request = requests[number]
+        if before != number:
+            following[before] = number
+            earlier = requests[before]
+            if request.path:
+                # Its blocks tell what the answer before it is made of.
+                earlier.path = request.path
+            else:
+                request.path = earlier.path
+        start = request.path[-1].end * block_size if request.path else 0
+        end = request.input_tokens + request.decode_steps
+        request.path = (*request.path, Segment(start, max(start, end), block_size))
+    delays, arrivals = turns.delay_s.tolist(), [one.arrival_s for one in requests]
+
+    def next_turn(request: Request, now_s: float) -> Request | None:
+        number = following.get(request.number)
+        if number is None:
+            return None
+        delay, later = delays[number], requests[number]
+        later.arrival_s = max(arrivals[number], now_s) if math.isnan(delay) else now_s + delay
+        return later
+
+    first = [requests[number] for number in np.flatnonzero(turns.after == np.arange(len(requests)))]
+    return Workload(first, longest, next_turn)
