@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 
 from physim.batching.batch_statistics import arrival_evenness, busy_when_even
 from physim.batching.demand import Demand
-from physim.batching.guards import FULLEST, HARDLY
+from physim.batching.guards import FULLEST, HARDLY, LITTLE, ROOT
 from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
@@ -344,8 +344,10 @@ def _observed(
         variability,
     )
     wait = jnp.where(closed, 0.0, waiting / balance.throughput)
-    budget = jnp.where(closed, 0.0, met.queue + met.later)
-    met = met._replace(queue=jnp.where(closed, 0.0, met.queue))
+    # Clients who think come by chance, as requests of an open loop do.
+    in_rounds = demand.in_rounds
+    budget = jnp.where(in_rounds, 0.0, met.queue + met.later)
+    met = met._replace(queue=jnp.where(in_rounds, 0.0, met.queue))
     ttft = met.first + busy * met.under_way + budget + wait
     # Clients that find no slot wait for one: by Little's law, what is left of their round trip.
     decode = demand.decode_steps * itl
@@ -356,6 +358,12 @@ def _observed(
     # The balance took a mean step for each of a client's own prefill steps, which are longer: of
     # the two, the round trip as it is observed says how often a client returns.
     throughput = jnp.where(clients > 0, clients / (ttft + decode + think), balance.throughput)
+    wait_cv = jnp.sqrt((2 - chance) / jnp.maximum(chance, HARDLY))
+    if demand.contexts is not None:
+        # Of so many in line, and of those who think, the number goes by chance.
+        line = in_line * balance.throughput
+        cv = jnp.sqrt(line + think * balance.throughput + ROOT) / jnp.maximum(line, LITTLE)
+        wait_cv = jnp.where(closed, jnp.minimum(wait_cv, cv), wait_cv)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     front_end = outside_s(model.corrections)
@@ -386,7 +394,7 @@ def _observed(
             met,
             busy,
             wait + in_line,
-            jnp.sqrt((2 - chance) / jnp.maximum(chance, HARDLY)),
+            wait_cv,
             occupancy.batch,
             1 - crowded.as_seen[2] / crowded.as_seen[1],
             demand,
