@@ -90,7 +90,9 @@ class Reuse:
                 else:
                     again.append(starts[number] - starts[before])
                     between.append(starts[number] - starts[before] - touched[before])
-        windows, different = _working_sets(np.array(again), np.array(sizes), float(touched.sum()))
+        windows, different = _working_sets(
+            np.array(again, float), np.array(sizes, float), float(touched.sum())
+        )
         return cls(
             np.asarray(input_tokens, float),
             np.array(of_request, int),
