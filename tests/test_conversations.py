@@ -76,6 +76,10 @@ def test_two_turns_by_hand():
     assert turns.followed.tolist() == [True, False]
     assert turns.mean_turns == 2
     assert turns.mean_input == 135.5
+    # Of conversations of one turn and of three, three turns of four are of the long ones.
+    uneven = sample_turns(physim.Lengths.empirical((1.0, 3.0)), 100.0, 11.0, 40.0)
+    assert uneven.mean_turns == 2
+    assert uneven.met_turns == 2.5
 
 
 @pytest.mark.parametrize("turns", [2.5, physim.Lengths.exponential(4), physim.Lengths.normal(6, 2)])

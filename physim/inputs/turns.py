@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from physim.inputs.lengths import Tokens, lengths
 from physim.inputs.request_lengths import RequestLengths
@@ -28,6 +29,7 @@ class TurnSample:
         known_tokens: Of them, those whose keys and values the turn before left behind; of a first
             turn, those of the prefix that all conversations begin with.
         output_tokens: Generated tokens of each.
+        number: Its place in its conversation, from 1 on.
         followed: Whether another turn of its conversation comes after it.
         prefix_tokens: Tokens that all conversations begin with.
     """
@@ -35,6 +37,7 @@ class TurnSample:
     input_tokens: Requests
     known_tokens: Requests
     output_tokens: Requests
+    number: Int[np.ndarray, " requests"]
     followed: Bool[np.ndarray, " requests"]
     prefix_tokens: float
 
@@ -42,6 +45,11 @@ class TurnSample:
     def mean_turns(self) -> float:
         """Turns of a conversation, mean."""
         return len(self.followed) / float(np.sum(~self.followed))
+
+    @property
+    def met_turns(self) -> float:
+        """Turns of the conversation that a turn is of, mean over turns: long ones have more."""
+        return 2.0 * float(np.mean(self.number)) - 1.0
 
     @property
     def mean_input(self) -> float:
@@ -108,15 +116,17 @@ def sample_turns(
     own, answers = (_parts(one.fine, len(last)) for one in (inputs, outputs))
     own = np.maximum(own, prefix_tokens + 1.0) - prefix_tokens
     context, known = np.full(len(last), prefix_tokens), np.full(len(last), prefix_tokens)
-    columns: list[list[Requests]] = [[], [], [], []]
+    columns: list[list[Any]] = [[], [], [], [], []]
     for turn in range(1, int(last.max()) + 1):
         new, output = rng.permutation(own), rng.permutation(answers)
         there, prompt = last >= turn, context + new
-        for column, values in zip(columns, (prompt, known, output, last > turn), strict=True):
+        number = np.full(len(last), turn)
+        every = prompt, known, output, number, last > turn
+        for column, values in zip(columns, every, strict=True):
             column.append(values[there])
         context, known = prompt + output, prompt + decode_steps(output)
-    prompts, founds, replies, followed = (np.concatenate(column) for column in columns)
-    return TurnSample(prompts, founds, replies, followed.astype(bool), prefix_tokens)
+    prompts, founds, answered, places, followed = (np.concatenate(column) for column in columns)
+    return TurnSample(prompts, founds, answered, places, followed, prefix_tokens)
 
 
 def _parts(fine: Float[np.ndarray, " points"], count: int) -> Requests:

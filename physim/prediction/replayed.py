@@ -88,7 +88,7 @@ def _ending(load: Load) -> Load:
         return load
     requests = REPLAYED
     if load.conversing and load.rate is not None:
-        begin = load.rate * load.think_s * load.turn_sample.mean_turns
+        begin = load.rate * load.think_s * load.turn_sample.met_turns
         requests = round(min(max(requests, _PART * begin), _LONGER * requests))
     return dataclasses.replace(load, requests=requests)
 
