@@ -278,6 +278,11 @@ class _Turn(NamedTuple):
     after: _Turn | None
     cumulative: bool
 
+    @property
+    def clock_ms(self) -> float:
+        """When it comes, if that does not go by an answer; else not a number."""
+        return math.nan if self.row.timestamp is None else self.time_ms
+
 
 def _mooncake(path: Path) -> RequestTrace:
     turns = sorted(_turns_of(path), key=lambda turn: turn.time_ms)
@@ -302,7 +307,7 @@ def _mooncake(path: Path) -> RequestTrace:
         cached.append(max(found, min(count * BLOCK_TOKENS, prompts[-1])))
         blocks.append(names)
     return RequestTrace(
-        np.array([_or_nan(turn.row.timestamp) for turn in turns], float) / 1e3,
+        np.array([turn.clock_ms for turn in turns], float) / 1e3,
         np.array(prompts, float),
         np.array(cached, float),
         np.array([turn.row.output_length for turn in turns], float),
@@ -320,10 +325,6 @@ def _recorded_turns(turns: Sequence[_Turn], places: Mapping[int, int]) -> Record
         math.nan if turn.row.timestamp is not None else turn.row.delay or 0.0 for turn in turns
     ]
     return RecordedTurns(np.array(after), np.array(delays) / 1e3)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _turns_of(path: Path) -> Iterator[_Turn]:
