@@ -22,6 +22,7 @@ from physim.inputs.load import Load
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_lengths import RequestLengths
 from physim.inputs.request_points import LONGEST, RequestMoments
+from physim.inputs.turns import TurnSample
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Number, Scalar
@@ -59,7 +60,7 @@ def strata_of(load: Load, block_size: int) -> Strata:
         block_size: Tokens of a KV block.
     """
     if load.conversing:
-        return _strata_of_requests(_turns_found(load, block_size))
+        return _strata_of_requests(_turns_found(load.turn_sample, block_size))
     points = load.points()
     cached = load.cached_tokens if load.lengths is None else points.cached_tokens
     found = np.asarray(cached) // block_size * block_size
@@ -91,15 +92,14 @@ def _strata_of_requests(requests: RequestLengths) -> Strata:
 
 
 @functools.lru_cache(maxsize=64)
-def _turns_found(load: Load, block_size: int) -> RequestLengths:
+def _turns_found(turns: TurnSample, block_size: int) -> RequestLengths:
     """Turns of conversations that find all that was said before."""
-    return load.turn_sample.requests(load.turn_sample.found_tokens(block_size))
+    return turns.requests(turns.found_tokens(block_size))
 
 
 @functools.lru_cache(maxsize=64)
-def _turns_missed(load: Load, block_size: int) -> RequestLengths:
+def _turns_missed(turns: TurnSample, block_size: int) -> RequestLengths:
     """Turns of conversations of which nothing is left in the cache but their common prefix."""
-    turns = load.turn_sample
     cached = np.full(len(turns.input_tokens), turns.prefix_found(block_size))
     return turns.requests(np.minimum(cached, turns.input_tokens - 1.0))
 
@@ -237,7 +237,7 @@ class Demand(eqx.Module):
         if load.conversing:
             prefixes = _prefixes_of(load, load.turn_sample.prefix_found(block_size))
             contexts = Contexts.from_load(load, block_size)
-            missed = _strata_of_requests(_turns_missed(load, block_size))
+            missed = _strata_of_requests(_turns_missed(load.turn_sample, block_size))
             missed_parts = np.append(missed.new[:-1], missed.longest)
             found_or_not = Prompts.found_or_missed(parts, missed_parts)
         elif load.think_s:
@@ -530,7 +530,9 @@ def _verifying(
 
 def _moments_of(load: Load, block_size: int) -> RequestMoments:
     """Means over the requests of a load."""
-    return _turns_found(load, block_size).moments if load.conversing else load.moments()
+    if load.conversing:
+        return _turns_found(load.turn_sample, block_size).moments
+    return load.moments()
 
 
 def _cached_before(strata: Strata, contexts: Contexts | None, moments: RequestMoments) -> float:

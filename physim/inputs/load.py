@@ -38,7 +38,7 @@ ARRIVALS = ("constant", "poisson", "gamma", "trace")
 # windows for what they share.
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
 # Turns of a conversation, mean, beyond any that is recorded.
-_MOST_TURNS = 10_000
+_MOST_TURNS = 1000
 _Windows: TypeAlias = Float[np.ndarray, " windows"]
 
 

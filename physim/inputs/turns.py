@@ -17,12 +17,14 @@ from physim.service.phases import decode_steps
 
 # Requests of a sample, about, and conversations of it at least and at most: enough that hit rates
 # of tests/test_conversations.py move by less than 0.002 with twice as many.
-_REQUESTS, _FEWEST, _MOST = 2**14, 64, 2**12
+_REQUESTS, _FEWEST, _MOST = 2**14, 32, 2**12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TurnSample:
     """The turns of some conversations, which stand for all and are all as likely.
+
+    What is kept of one is kept for itself alone, as `sample_turns` gives it.
 
     Attributes:
         input_tokens: Prompt tokens of each: all that was said before, and the new ones.
