@@ -6,10 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import physim
+from physim.cli import app
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.request_traces import read_requests, read_turns
+from physim.prediction.replayed import replay_of
 from physim.replay.workload import read_trace
 
 # Two conversations in new tokens a turn, of which the second comes by the clock.
@@ -38,9 +42,6 @@ def written(folder, rows, name="trace.jsonl"):
 def replayed(path):
     """The requests of a replay in the order in which they came."""
     case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm")
-    from physim.corrections.fields import Corrections
-    from physim.prediction.replayed import replay_of
-
     return replay_of(read_trace(path, 16), case, Corrections()).requests
 
 
@@ -89,6 +90,14 @@ def test_a_trace_of_conversations_is_predicted(tmp_path):
     )
     assert found.pool.hit_rate == pytest.approx((512 + 608 + 640 + 736) / 3416)
     assert found.whole.completed == 5
+
+
+@pytest.mark.parametrize("option", ["--turns=3", "--think=2"])
+def test_a_trace_says_itself_how_turns_come(tmp_path, option):
+    path = str(written(tmp_path, DELTA))
+    words = ["predict", "Qwen3-8B", "--gpu", "h100", "--trace", path, option]
+    found = CliRunner().invoke(app, words)
+    assert "trace: cannot be combined with a load" in str(found.exception)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ def predict(
     method = method or ("fluid" if trace is None else "replay")
     checked: Check | None = None
     if trace is not None:
-        if requests is not None or says_a_load(load):
+        talks = str(load["turns"]) not in ("1", "1.0") or load["think_s"]
+        if requests is not None or says_a_load(load) or talks:
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.from_options(model, gpu=gpu, mixed=mixed, **engine)
         with running("replaying" if method == "replay" else "predicting"):
