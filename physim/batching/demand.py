@@ -91,13 +91,13 @@ def _strata_of_requests(requests: RequestLengths) -> Strata:
     )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache
 def _turns_found(turns: TurnSample, block_size: int) -> RequestLengths:
     """Turns of conversations that find all that was said before."""
     return turns.requests(turns.found_tokens(block_size))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache
 def _turns_missed(turns: TurnSample, block_size: int) -> RequestLengths:
     """Turns of conversations of which nothing is left in the cache but their common prefix."""
     cached = np.full(len(turns.input_tokens), turns.prefix_found(block_size))
