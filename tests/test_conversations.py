@@ -76,6 +76,9 @@ def test_two_turns_by_hand():
     assert turns.followed.tolist() == [True, False]
     assert turns.mean_turns == 2
     assert turns.mean_input == 135.5
+    # On one of two ranks the second turn finds the first one's 70 tokens half of the time.
+    assert turns.known_on(1) == 75
+    assert turns.known_on(2) == 57.5
     # Of conversations of one turn and of three, three turns of four are of the long ones.
     uneven = sample_turns(physim.Lengths.empirical((1.0, 3.0)), 100.0, 11.0, 40.0)
     assert uneven.mean_turns == 2
@@ -117,7 +120,7 @@ def blocks_of(cache: float, **other: float) -> Blocks:
 
 def contexts_of(think_s: float, followed: float) -> Contexts:
     zeros = dict.fromkeys((field.name for field in dataclasses.fields(Contexts)), 0.0)
-    return Contexts(**zeros | {"think_s": think_s, "followed": followed})
+    return Contexts(**zeros | {"think_s": think_s, "followed": followed, "reach": np.ones(8)})
 
 
 def test_contexts_that_all_come_back_are_found_as_far_as_there_is_room():
@@ -194,6 +197,23 @@ def test_the_fluid_finds_what_the_replay_finds(options, within):
     ttft, e2e = means(result)
     assert fluid.ttft_s == pytest.approx(ttft, rel=within)
     assert fluid.e2e_s == pytest.approx(e2e, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_blocks", [2000, 20_000])
+def test_ranks_find_what_they_computed_themselves(kv_blocks):
+    options = {**RATE, "kv_blocks": kv_blocks, "dp": 2, "ep": 2, "rate": 6.0}
+    case = physim.Case.from_options("Qwen/Qwen3-30B-A3B", **options)
+    fluid, (_, hit_rate) = fluid_of(case), middle(case)
+    assert fluid.pool.hit_rate == pytest.approx(hit_rate, abs=0.04)
+    assert "turns go to any of 2 data-parallel ranks" in " ".join(fluid.assumptions)
+
+
+def test_contexts_come_back_to_one_of_two_ranks():
+    """Followed two times of three: half of them come back, after one and a half turns."""
+    both = contexts_of(10.0, 2 / 3).on(2.0)
+    assert both.followed == pytest.approx(0.5)
+    assert both.think_s == pytest.approx(15.0)
 
 
 LENGTHS = physim.Lengths

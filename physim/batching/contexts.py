@@ -7,6 +7,8 @@ next turn starts. The cache keeps what was left unused for less than a character
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -16,11 +18,14 @@ from jaxtyping import Float
 
 from physim.batching.guards import ROOT, SMALL
 from physim.inputs.load import Load
+from physim.inputs.turns import TurnSample
 from physim.types import AnyArray, Scalar
 
 # Newton's steps from below towards the characteristic time; each comes nearer by a think time at
 # least, of which the last few hold one in a thousand (tests/test_conversations.py).
 _NEWTON_STEPS = 12
+# Numbers of data-parallel ranks between which others lie.
+_RANKS = 2 ** np.arange(8)
 # Points and weights of a mean over a normal distribution (Gauss and Hermite).
 _PLACES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _WEIGHTS /= np.sum(_WEIGHTS)
@@ -43,6 +48,8 @@ class Contexts(eqx.Module):
             whose context is found.
         missed_products: The same where it is evicted.
         missed_squares: Squares of new tokens where it is evicted, mean.
+        reach: Of what turns would find of what was said before, the share that was computed on
+            their own rank: of one rank, of two, four and so on.
     """
 
     think_s: Scalar
@@ -55,6 +62,7 @@ class Contexts(eqx.Module):
     found_products: Scalar
     missed_products: Scalar
     missed_squares: Scalar
+    reach: Float[AnyArray, " ranks"]
 
     @classmethod
     def from_load(cls, load: Load, block_size: int) -> Contexts:
@@ -81,6 +89,7 @@ class Contexts(eqx.Module):
             found_products=float(np.mean(new * found)),
             missed_products=float(np.mean(whole)) * prefix,
             missed_squares=float(np.mean(whole**2)),
+            reach=_reach(turns),
         )
 
     @classmethod
@@ -107,7 +116,41 @@ class Contexts(eqx.Module):
             found_products=new_tokens * cached_tokens,
             missed_products=0.0,
             missed_squares=squares,
+            reach=np.ones(len(_RANKS)),
         )
+
+    def on(self, ranks: Scalar) -> Contexts:
+        """What conversations leave on one of some ranks, each of which gets turns by chance.
+
+        With the chance ``f`` of another turn, one of them comes back to the rank with the chance
+        ``f / (f + (1 - f) ranks)``, after ``1 / (1 - f + f / ranks)`` turns in the mean.
+
+        Args:
+            ranks: How many there are.
+        """
+        ends = 1.0 - self.followed
+        return replace(
+            self,
+            think_s=self.think_s / (ends + self.followed / ranks),
+            followed=self.followed / (self.followed + ends * ranks),
+        )
+
+    def reached_on(self, ranks: Scalar) -> Scalar:
+        """Share of what was said before that a turn could find on its own of some ranks.
+
+        Args:
+            ranks: How many there are.
+        """
+        return jnp.interp(jnp.log2(ranks), np.log2(_RANKS), self.reach)
+
+
+@functools.lru_cache
+def _reach(turns: TurnSample) -> Float[np.ndarray, " ranks"]:
+    """Of what turns would find of what was said before, the share on their rank, of `_RANKS`."""
+    most = turns.known_on(1) - turns.prefix_tokens
+    if not most:
+        return np.ones(len(_RANKS))
+    return np.array([(turns.known_on(n) - turns.prefix_tokens) / most for n in _RANKS.tolist()])
 
 
 class Blocks(NamedTuple):

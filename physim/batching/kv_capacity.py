@@ -110,9 +110,10 @@ def prefix_hits(
         last=_blocks_of(limits, own.last_tokens),
         of_client=jnp.where(demand.closed, 1.0 / demand.clients, 0.0),
     )
-    of_turns = contexts_found(own, blocks, rate, waited_s)
     # Every rank has a cache of its own, and gets turns of all conversations.
-    return jnp.where(own.followed > 0, of_turns / limits.ranks, found)
+    of_turns = contexts_found(own.on(limits.ranks), blocks, rate, waited_s)
+    of_turns *= own.reached_on(limits.ranks)
+    return jnp.where(own.followed > 0, of_turns, found)
 
 
 def blocks_held(requests: Scalar, private: Scalar, shared: Scalar, prefixes: Prefixes) -> Scalar:

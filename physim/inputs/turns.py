@@ -77,6 +77,24 @@ class TurnSample:
         """Tokens that a turn finds whose conversation was evicted: those of the prefix alone."""
         return self.prefix_tokens // block_size * block_size
 
+    def known_on(self, ranks: int) -> float:
+        """Tokens that a turn finds where each goes to one of some ranks, by chance; mean.
+
+        It finds what the last turn left there that ran on the same rank.
+
+        Args:
+            ranks: How many ranks there are, each with a cache of its own.
+        """
+        before = np.full(int(np.sum(self.number == 1)), self.prefix_tokens)
+        total = 0.0
+        for turn in range(1, int(self.number.max()) + 1):
+            rows = self.number == turn
+            known = before + (self.known_tokens[rows] - before) / ranks
+            total += float(known.sum())
+            # Those that have a next turn are in the order in which these are.
+            before = known[self.followed[rows]]
+        return total / len(self.number)
+
     def requests(self, cached_tokens: Requests) -> RequestLengths:
         """The turns as joint lengths.
 

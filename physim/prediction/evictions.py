@@ -35,17 +35,18 @@ def _of_turns(case: Case, hit_rate: float) -> list[str]:
     load, kv = case.demanded, case.server.kv
     turns, lines = load.turn_sample, []
     prefix = turns.prefix_found(kv.block_size)
+    ranks = case.server.parallelism.dp
     most = float(turns.found_tokens(kv.block_size).mean()) - prefix
+    most *= (turns.known_on(ranks) - prefix) / max(turns.known_on(1) - prefix, 1.0)
     found = (hit_rate * turns.mean_input - prefix) / max(most, 1.0)
     if most and found < _ALL_FIT:
         lines.append(
             f"{max(1.0 - found, 0.0):.0%} of what was said before turns is evicted until the next "
             f"one comes, and computed anew, in a cache of {kv.blocks:,} KV blocks"
         )
-    ranks = case.server.parallelism.dp
     if ranks > 1:
         lines.append(
-            f"each of {ranks} data-parallel ranks has a cache of its own, and turns are taken to "
-            "find what was said before only where the one before them ran"
+            f"turns go to any of {ranks} data-parallel ranks, and find what was said before them "
+            "as far as it was computed there"
         )
     return lines
