@@ -96,14 +96,16 @@ def predict_trace(
         InputError: Some input cannot be used; the message says which and what to do.
     """
     from physim.prediction.many import check_method
-    from physim.prediction.recorded import fluid_trace
-    from physim.prediction.replayed import replay_trace
 
     check_method(method, 0)
     case = Case.from_options(model, **options)
     known = load_fit(fit).on(case)
     if method == "fluid":
+        from physim.prediction.recorded import fluid_trace
+
         return fluid_trace(case, Path(trace), known, timeout_s)
+    from physim.prediction.replayed import replay_trace
+
     return replay_trace(case, Path(trace), known.corrections, known.name, timeout_s)
 
 

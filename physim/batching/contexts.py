@@ -17,13 +17,11 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.guards import ROOT, SMALL
+from physim.batching.prefix_cache import STEPS_OF_CACHES
 from physim.inputs.load import Load
 from physim.inputs.turns import TurnSample
 from physim.types import AnyArray, Scalar
 
-# Newton's steps from below towards the characteristic time; each comes nearer by a think time at
-# least, of which the last few hold one in a thousand (tests/test_conversations.py).
-_NEWTON_STEPS = 12
 # Numbers of data-parallel ranks between which others lie.
 _RANKS = 2 ** np.arange(8)
 # Points and weights of a mean over a normal distribution (Gauss and Hermite).
@@ -219,7 +217,7 @@ def _time(useful: Scalar, useless: Scalar, room: Float[AnyArray, "*n"]) -> Float
         room: Blocks.
     """
     time = room / (useful + useless + SMALL)
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(STEPS_OF_CACHES):
         held = useful * -jnp.expm1(-time) + useless * time
         slope = useful * jnp.exp(-time) + useless + SMALL
         time = time + jnp.maximum(room - held, 0.0) / slope
