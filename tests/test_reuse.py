@@ -130,10 +130,14 @@ def test_traces_that_the_fluid_does_not_know_are_refused(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match="is of conversations, whose turns wait for answers; use"):
         physim.predict_trace("Qwen/Qwen3-8B", path, gpu="h100_sxm", method="fluid")
-    options = {"gpu": "h100_sxm", "dp": 2, "ep": 2, "method": "fluid"}
-    with pytest.raises(InputError, match="dp: ranks have caches of their own"):
-        physim.predict_trace("Qwen/Qwen3-30B-A3B", written(tmp_path), **options)
     with pytest.raises(InputError, match="max_model_len 1000"):
         physim.predict_trace(
             "Qwen/Qwen3-8B", written(tmp_path), gpu="h100_sxm", max_model_len=1000, method="fluid"
         )
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_trace_are_refused(tmp_path):
+    options = {"gpu": "h100_sxm", "dp": 2, "ep": 2, "method": "fluid"}
+    with pytest.raises(InputError, match="dp: ranks have caches of their own"):
+        physim.predict_trace("Qwen/Qwen3-30B-A3B", written(tmp_path), **options)
