@@ -15,6 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from physim.batching.batch_statistics import arrival_evenness, busy_when_even
@@ -139,7 +140,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     waited = warm_up_s(model.corrections, demand.warm_up)
     whole = benchmark(engine, engine.running / state.throughput, demand, waited)
     if demand.contexts is not None:
-        state = _after_the_first(state, whole.clients, demand)
+        state = _from_first_to_last(state, whole.clients, demand)
         whole = whole._replace(clients=replace(whole.clients, closed=demand.in_rounds))
 
     def seen(of_clients: Scalar, otherwise: Scalar) -> Scalar:
@@ -172,17 +173,32 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     return _by_token(_counted(closed, balance, demand, limits), demand)
 
 
-def _after_the_first(state: SteadyState, clients: Clients, demand: Demand) -> SteadyState:
-    """With the first requests of clients who think: they come all at once, others by chance.
+def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) -> SteadyState:
+    """All requests of clients who think: their first at once, the rest by chance, to the last.
+
+    From an answer to the next a client takes a cycle, of the mean ``t`` with the squared
+    coefficient of variation ``c``. After the first answers ``k`` more of each client take
+    ``k t + (1 - c) t / 2`` (a renewal process; Cox, Renewal Theory, 1962). Then no request is left
+    but those that clients have or think of: the last of ``m`` exponential times ``z`` ends after
+    ``z (ln m + 0.577)``.
 
     Args:
         state: The steady state.
         clients: What clients see who begin at once.
         demand: The load.
     """
+    thinks = demand.closed & ~demand.in_rounds
     more = clients.begun * (jnp.mean(clients.first) - state.ttft)
-    more = jnp.where(demand.closed & ~demand.in_rounds, more, 0.0)
-    return replace(state, ttft=state.ttft + more, e2e=state.e2e + more)
+    ttft, e2e = (value + jnp.where(thinks, more, 0.0) for value in (state.ttft, state.e2e))
+    think, cycle = demand.think_s, e2e + demand.think_s
+    share = think / cycle
+    last = jnp.log(jnp.maximum(demand.clients * share, 1.0)) + np.euler_gamma
+    # In cycles, over as many as there are rounds: one round takes no time to think.
+    several = jnp.clip(1.0 / clients.begun - 1.0, 0.0, 1.0)
+    ending = 2.0 * (1.0 - share) - 2.0 + (1.0 - share**2) / 2.0 + share * last
+    longer = several * ending - (1.0 - several) * share
+    throughput = state.throughput / jnp.where(thinks, 1.0 + clients.begun * longer, 1.0)
+    return replace(state, ttft=ttft, e2e=e2e, throughput=throughput)
 
 
 # Traced once, for its shapes and for the loop.
