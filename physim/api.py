@@ -77,9 +77,10 @@ def predict_trace(
     *,
     timeout_s: float | None = None,
     fit: str | Path = DEFAULT_FIT,
+    method: str = "replay",
     **options: Unpack[ServerOptions],
 ) -> Prediction:
-    """Replays a recorded trace on a model on a GPU.
+    """Replays a recorded trace on a model on a GPU, or predicts it by the fluid.
 
     Args:
         model: A case without a load; or a path of a ``config.json``, shipped name or hub id, with
@@ -87,15 +88,24 @@ def predict_trace(
         trace: A trace of requests; see `physim.replay.workload.read_trace`.
         timeout_s: Time after which clients give up; None for never.
         fit: Name or path of a fit, ``default`` or ``none``.
+        method: ``replay``, request by request, or ``fluid``, which takes seconds whatever the
+            trace, and for turns that wait for answers is refused.
         **options: GPU and deployment; see `ServerOptions`.
 
     Raises:
         InputError: Some input cannot be used; the message says which and what to do.
     """
-    from physim.prediction.replayed_trace import replay_trace
+    from physim.prediction.many import check_method
 
+    check_method(method, 0)
     case = Case.from_options(model, **options)
     known = load_fit(fit).on(case)
+    if method == "fluid":
+        from physim.prediction.recorded import fluid_trace
+
+        return fluid_trace(case, Path(trace), known, timeout_s)
+    from physim.prediction.replayed_trace import replay_trace
+
     return replay_trace(case, Path(trace), known.corrections, known.name, timeout_s)
 
 

@@ -127,3 +127,12 @@ def simulator_grids() -> Path:
     if not folder.is_dir():
         pytest.skip("the simulator's grids are not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def traces(shared: Path) -> Path:
+    """Public traces of requests that are no part of the repository."""
+    folder = shared / "traces"
+    if not folder.is_dir():
+        pytest.skip("the traces are not beside this checkout")
+    return folder

@@ -321,6 +321,8 @@ def options(rng: Rng, _: Path) -> None:
         "popularity",
         "timeout_s",
         "warm_up_s",
+        "turns",
+        "think_s",
         "mixed",
         "read_as",
     )

@@ -48,6 +48,7 @@ _CLIENTS: dict[str, Any] = {
     "concurrency": 64,
     "requests": 256,
 }
+_TURNS = {**_DENSE, "turns": 4.0, "think_s": 5.0, "kv_blocks": 8000}
 _EXPERTS: dict[str, Any] = {
     "model": "Qwen/Qwen3-30B-A3B",
     "gpu": "h100_sxm",
@@ -142,8 +143,10 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "requests": (_CLIENTS, 512),
     "sampling": (_DENSE, "penalised"),
     "stages": (_STAGES, [(3.0, 60.0)]),
+    "think_s": (_TURNS, 30.0),
     "timeout_s": (_STAGES, 5.0),
     "tp": (_DENSE, 4),
+    "turns": (_TURNS, 2.0),
     "warm_up_s": (_CLIENTS, 2.0),
 }
 

@@ -34,7 +34,7 @@ import physim
 from physim.errors import InputError
 from physim.inputs.lengths import lengths
 from physim.inputs.load import ARRIVALS
-from physim.inputs.request_traces import read_requests
+from physim.inputs.request_traces import read_requests, read_turns
 from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
 from physim.measured.run_cases import case_of, measured
 from physim.measured.runs_csv import TableRow, read_tables
@@ -100,6 +100,13 @@ def _requests(path: Path) -> Any:
         )
         for one in requests
     ]
+
+
+def _turns(path: Path) -> Any:
+    """The same of requests of which some may come after an answer, and after which."""
+    turns = read_turns(path).turns
+    followed = [] if turns is None else [turns.after.tolist(), np.nan_to_num(turns.delay_s, nan=-1)]
+    return _lengths(path), [list(column) for column in followed]
 
 
 def _lengths(path: Path) -> Any:
@@ -327,7 +334,7 @@ FORMATS: dict[str, Format] = {
     "trace": Format(("trace.csv",), _requests),
     "profile-of-trace": Format(("trace.csv",), _profile),
     "requests": Format(("requests.csv", "trace.csv", "azure.csv"), _lengths),
-    "mooncake": Format(("mooncake.jsonl",), _lengths),
+    "mooncake": Format(("mooncake.jsonl", "sessions.jsonl"), _turns),
     "prometheus-vllm": Format(("prometheus_vllm.json",), _profile),
     "prometheus-sglang": Format(("prometheus_sglang.json",), _profile),
     "inference-perf": Format(

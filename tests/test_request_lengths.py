@@ -26,14 +26,6 @@ from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload, drawn, read_trace
 
 
-@pytest.fixture(scope="module")
-def traces(shared):
-    folder = shared / "traces"
-    if not folder.is_dir():
-        pytest.skip("the traces are not beside this checkout")
-    return folder
-
-
 def heavy(count=20_000, seed=0):
     """Requests of log-normal lengths; of half the prompts a part is cached."""
     rng = np.random.default_rng(seed)

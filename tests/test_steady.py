@@ -120,7 +120,8 @@ def test_closed_loop_and_open_loop_agree():
     # But for a few steps' worth, since a prefill step is longer than the mean one.
     assert rate * closed.e2e == pytest.approx(20.0, rel=2e-3)
     opened = solve(QWEN, Load(786, outputs, rate=rate, cached_tokens=770), tp=2)
-    assert opened.e2e == pytest.approx(float(closed.e2e), rel=1e-3)
+    # In an open loop more of them than clients may decode at once.
+    assert opened.e2e == pytest.approx(float(closed.e2e), rel=3e-3)
 
 
 def test_a_lone_client_never_waits_and_meets_no_prefill():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from physim.batching.contexts import Contexts
 from physim.batching.guards import SMALL, TINY
 from physim.batching.prefix_cache import Prefixes
 from physim.inputs.lengths import STRATA
 from physim.inputs.load import Load
 from physim.inputs.popularity import Popularity
-from physim.inputs.request_points import LONGEST
+from physim.inputs.request_lengths import RequestLengths
+from physim.inputs.request_points import LONGEST, RequestMoments
+from physim.inputs.turns import TurnSample
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Number, Scalar
@@ -55,6 +59,8 @@ def strata_of(load: Load, block_size: int) -> Strata:
         load: The load.
         block_size: Tokens of a KV block.
     """
+    if load.conversing:
+        return _strata_of_requests(_turns_found(load.turn_sample, block_size))
     points = load.points()
     cached = load.cached_tokens if load.lengths is None else points.cached_tokens
     found = np.asarray(cached) // block_size * block_size
@@ -68,6 +74,34 @@ def strata_of(load: Load, block_size: int) -> Strata:
         outputs=points.output_tokens[order],
         cached=float(np.mean(found)),
     )
+
+
+def _strata_of_requests(requests: RequestLengths) -> Strata:
+    """The strata of joint lengths whose cached parts are full KV blocks."""
+    points = requests.points
+    new = points.input_tokens - points.cached_tokens
+    order = np.argsort(new, kind="stable")
+    longest = requests.longest
+    return Strata(
+        inputs=points.input_tokens[order],
+        new=new[order],
+        longest=longest * (new[order[-1]] / np.mean(longest)),
+        outputs=points.output_tokens[order],
+        cached=float(np.mean(points.cached_tokens)),
+    )
+
+
+@functools.lru_cache
+def _turns_found(turns: TurnSample, block_size: int) -> RequestLengths:
+    """Turns of conversations that find all that was said before."""
+    return turns.requests(turns.found_tokens(block_size))
+
+
+@functools.lru_cache
+def _turns_missed(turns: TurnSample, block_size: int) -> RequestLengths:
+    """Turns of conversations of which nothing is left in the cache but their common prefix."""
+    cached = np.full(len(turns.input_tokens), turns.prefix_found(block_size))
+    return turns.requests(np.minimum(cached, turns.input_tokens - 1.0))
 
 
 class Prompts(eqx.Module):
@@ -92,10 +126,23 @@ class Prompts(eqx.Module):
                 their prefixes are found.
             prefix: Tokens of a prefix.
         """
-        tokens, nothing = np.append(parts, parts + prefix), np.zeros(len(PARTS))
+        return cls.found_or_missed(parts, parts + prefix)
+
+    @classmethod
+    def found_or_missed(
+        cls, found: Float[np.ndarray, " all"], missed: Float[np.ndarray, " all"]
+    ) -> Prompts:
+        """The prompts of a load.
+
+        Args:
+            found: Tokens that are computed of parts of the requests, of weights `PARTS`, where they
+                find all that they can.
+            missed: The same where they find as little as they can.
+        """
+        tokens, nothing = np.append(found, missed), np.zeros(len(PARTS))
         order = np.argsort(tokens, kind="stable")
-        found, missed = np.append(PARTS, nothing), np.append(nothing, PARTS)
-        return cls(tokens[order], found[order], missed[order])
+        both = np.append(PARTS, nothing), np.append(nothing, PARTS)
+        return cls(tokens[order], both[0][order], both[1][order])
 
     def where_found(self, share: Scalar) -> Float[AnyArray, " all"]:
         """Tokens that are computed of parts of the requests, a share of which find their prefix.
@@ -127,7 +174,9 @@ class Demand(eqx.Module):
         cached_before: Tokens that were found before one that is computed, mean.
         prefixes: The prefixes that they are of.
         found_or_not: Prompts that find their prefix, and those that do not. None where no load has
-            several prefixes, for which less is compiled: all find theirs.
+            several prefixes or is of conversations, for which less is compiled: all find theirs.
+        contexts: What conversations leave in the cache, and how long clients think. None where no
+            load has either.
         met_longer: By how many tokens prompts of those that decode are longer than the mean: the
             more, the more long prompts go with long outputs.
         prompts: Prompt tokens that are computed, means of equal parts of the requests, from short
@@ -158,6 +207,7 @@ class Demand(eqx.Module):
     cached_before: Scalar
     prefixes: Prefixes
     found_or_not: Prompts | None
+    contexts: Contexts | None
     met_longer: Scalar
     prompts: Float[AnyArray, " strata"]
     longest: Float[AnyArray, " parts"]
@@ -182,12 +232,25 @@ class Demand(eqx.Module):
             block_size: Tokens of a KV block.
             draft: What proposes tokens; None where each step gives one.
         """
-        strata, moments = strata_of(load, block_size), load.moments()
+        strata, moments = strata_of(load, block_size), _moments_of(load, block_size)
         steps, tokens_each, steps_cv2 = strata.outputs, 1.0, moments.output_cv2
         if draft is not None:
             steps, tokens_each, steps_cv2 = _verifying(strata.outputs, moments.output_cv2, draft)
         parts = np.append(strata.new[:-1], strata.longest)
-        prefixes = _prefixes_of(load, strata.cached)
+        prefixes, contexts = _prefixes_of(load, strata.cached), None
+        found_or_not = None if prefixes.kept else Prompts.of_parts(parts, strata.cached)
+        if load.conversing:
+            prefixes = _prefixes_of(load, load.turn_sample.prefix_found(block_size))
+            contexts = Contexts.from_load(load, block_size)
+            missed = _strata_of_requests(_turns_missed(load.turn_sample, block_size))
+            missed_parts = np.append(missed.new[:-1], missed.longest)
+            found_or_not = Prompts.found_or_missed(parts, missed_parts)
+        elif load.think_s:
+            contexts = Contexts.of_requests(
+                float(load.think_s), moments.new, moments.new_cv2, strata.cached
+            )
+            # Compiled as conversations are.
+            found_or_not = Prompts.of_parts(parts, strata.cached)
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
@@ -195,9 +258,10 @@ class Demand(eqx.Module):
             warm_up=None if load.concurrency is None else load.warm_up_s,
             input_tokens=load.mean_input,
             cached_tokens=strata.cached,
-            cached_before=strata.cached,
+            cached_before=_cached_before(strata, contexts, moments),
             prefixes=prefixes,
-            found_or_not=None if prefixes.kept else Prompts.of_parts(parts, strata.cached),
+            found_or_not=found_or_not,
+            contexts=contexts,
             met_longer=moments.new_output / moments.output - moments.new,
             prompts=strata.new,
             longest=strata.longest,
@@ -224,10 +288,27 @@ class Demand(eqx.Module):
             ]
         if any(demand.found_or_not is not None for demand in demands):
             demands = [
-                replace(
+                demand
+                if demand.contexts is not None and demand.found_or_not is not None
+                else replace(
                     demand,
                     found_or_not=Prompts.of_parts(np.asarray(demand.parts), demand.cached_tokens),
                 )
+                for demand in demands
+            ]
+        if any(demand.contexts is not None for demand in demands):
+            demands = [
+                replace(
+                    demand,
+                    contexts=Contexts.of_requests(
+                        0.0,
+                        float(demand.new_tokens),
+                        float(demand.prompt_cv2),
+                        float(demand.cached_tokens),
+                    ),
+                )
+                if demand.contexts is None
+                else demand
                 for demand in demands
             ]
         stacked: Demand = jax.tree.map(lambda *column: np.array(column), *demands)
@@ -248,16 +329,57 @@ class Demand(eqx.Module):
         """
         if self.found_or_not is None:
             return self
+        if self.contexts is not None:
+            return self._where_contexts_are_found(share, self.contexts)
         prefix = self.cached_tokens
         new = self.new_tokens + (1.0 - share) * prefix
         squares = (1.0 + self.prompt_cv2) * self.new_tokens**2
         squares += (1.0 - share) * prefix * (2.0 * self.new_tokens + prefix)
-        parts = self.found_or_not.where_found(share)
+        return self._computing(
+            self.found_or_not.where_found(share),
+            new,
+            squares,
+            cached=share * prefix,
+            before=share * prefix * self.new_tokens / new,
+        )
+
+    def _where_contexts_are_found(self, share: Scalar, contexts: Contexts) -> Demand:
+        """The same requests, a share of which find what was said before them."""
+        assert self.found_or_not is not None
+        new = self.new_tokens + (1.0 - share) * self.evictable_tokens
+        squares = share * (1.0 + self.prompt_cv2) * self.new_tokens**2
+        squares += (1.0 - share) * contexts.missed_squares
+        products = share * contexts.found_products + (1.0 - share) * contexts.missed_products
+        return self._computing(
+            self.found_or_not.where_found(share),
+            new,
+            squares,
+            cached=contexts.prefix_tokens + share * self.evictable_tokens,
+            before=products / new,
+        )
+
+    def _computing(
+        self,
+        parts: Float[AnyArray, " all"],
+        new: Scalar,
+        squares: Scalar,
+        cached: Scalar,
+        before: Scalar,
+    ) -> Demand:
+        """The same requests, other tokens of which are computed.
+
+        Args:
+            parts: Tokens that are computed of parts of the requests, of weights `PARTS`.
+            new: Their mean over all requests,
+            squares: and that of their squares.
+            cached: Tokens that are found, mean.
+            before: Tokens that are found before one that is computed, mean.
+        """
         longest = parts[STRATA - 1 :]
         return replace(
             self,
-            cached_tokens=share * prefix,
-            cached_before=share * prefix * self.new_tokens / new,
+            cached_tokens=cached,
+            cached_before=before,
             prompts=jnp.append(parts[: STRATA - 1], jnp.mean(longest)),
             longest=longest,
             prompt_cv2=jnp.maximum(squares / new**2 - 1.0, 0.0),
@@ -279,8 +401,26 @@ class Demand(eqx.Module):
         Args:
             rate: The share, at most that of the prefixes.
         """
-        prefixes = jnp.maximum(self.cached_tokens, TINY)
-        return self.where_found(jnp.clip(rate * self.input_tokens / prefixes, 0.0, 1.0))
+        evictable = jnp.maximum(self.evictable_tokens, TINY)
+        found = rate * self.input_tokens
+        if self.contexts is not None:
+            found -= self.contexts.prefix_tokens
+        return self.where_found(jnp.clip(found / evictable, 0.0, 1.0))
+
+    def thinking(self, throughput: Scalar) -> Demand:
+        """The same requests, of clients who come by chance the more of them think.
+
+        Of ``n`` clients that each have a request with the chance ``u``, the number that do varies
+        by ``n u (1 - u)`` (binomial): ``1 - u`` times its mean.
+
+        Args:
+            throughput: Requests that are answered, 1/s.
+        """
+        if self.contexts is None or self.concurrency is None:
+            return self
+        thinking = jnp.clip(throughput * self.contexts.think_s / self.clients, 0.0, 1.0)
+        own = jnp.where(self.closed, thinking, 0.0)
+        return replace(self, arrival_cv2=self.arrival_cv2 + own, burst_cv2=self.burst_cv2 + own)
 
     @property
     def closed(self) -> Bool[AnyArray, ""]:
@@ -288,6 +428,23 @@ class Demand(eqx.Module):
         if self.concurrency is None:
             return jnp.zeros((), bool)
         return jnp.isfinite(self.concurrency)
+
+    @property
+    def in_rounds(self) -> Bool[AnyArray, ""]:
+        """Whether it is of clients who send the next request as soon as they are answered."""
+        return self.closed if self.contexts is None else self.closed & (self.think_s <= 0)
+
+    @property
+    def think_s(self) -> Scalar:
+        """Time from an answer to the next request of a client, seconds."""
+        return jnp.zeros(()) if self.contexts is None else jnp.asarray(self.contexts.think_s, float)
+
+    @property
+    def evictable_tokens(self) -> Scalar:
+        """Cached prompt tokens that others may have taken the blocks of, mean."""
+        if self.contexts is None:
+            return self.cached_tokens
+        return self.cached_tokens - self.contexts.prefix_tokens
 
     @property
     def clients(self) -> Scalar:
@@ -384,6 +541,18 @@ def _verifying(
     variance += draft.variance / mean * tokens / mean**2
     each = tokens / float(np.mean(verifying)) if tokens > 0 else 1.0
     return steps, each, variance / float(np.mean(steps)) ** 2
+
+
+def _moments_of(load: Load, block_size: int) -> RequestMoments:
+    """Means over the requests of a load."""
+    if load.conversing:
+        return _turns_found(load.turn_sample, block_size).moments
+    return load.moments()
+
+
+def _cached_before(strata: Strata, contexts: Contexts | None, moments: RequestMoments) -> float:
+    """Tokens that are found before one that is computed, mean."""
+    return strata.cached if contexts is None else contexts.found_products / moments.new
 
 
 def _prefixes_of(load: Load, tokens: float) -> Prefixes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from physim.batching.contexts import Blocks, contexts_found
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE
 from physim.batching.limits import Limits
@@ -24,7 +25,11 @@ def private_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
         demand: The load.
         age: Tokens that the request has generated.
     """
-    tokens = demand.met_tokens - demand.prefixes.tokens + age
+    return _blocks_of(limits, demand.met_tokens - demand.prefixes.tokens + age)
+
+
+def _blocks_of(limits: Limits, tokens: Scalar) -> Scalar:
+    """KV blocks of a request that has so many tokens of its own, of which the last is half full."""
     seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
     held = limits.window_share * seen + limits.state_blocks
     # Drafts have blocks before it is known which are kept.
@@ -69,22 +74,46 @@ def kv_use(limits: Limits, demand: Demand, running: Scalar, age: Scalar) -> Scal
     return blocks_held(running, private, shared, prefixes) / limits.kv_blocks
 
 
-def prefix_hits(limits: Limits, demand: Demand, running: Scalar) -> Scalar:
-    """Share of their prefixes' tokens that requests find in the cache; see `prefix_cache.hits`.
+def prefix_hits(
+    limits: Limits, demand: Demand, running: Scalar, rate: Scalar, waited_s: Scalar
+) -> Scalar:
+    """Share of what requests may find in the cache that they do find.
+
+    See `physim.batching.prefix_cache.hits`, and `physim.batching.contexts.contexts_found` for turns
+    of conversations.
 
     Args:
         limits: The engine's limits.
         demand: The load.
         running: Requests that run.
+        rate: Requests that end, 1/s.
+        waited_s: Time that a turn of a conversation waits until it starts, seconds.
     """
-    return hits(
+    shared = demand.prefixes.tokens / limits.block_size
+    runs = private_blocks(limits, demand, demand.age)
+    found = hits(
         demand.prefixes.on(limits.ranks),
         limits.kv_blocks,
         running,
-        private_blocks(limits, demand, demand.age),
+        runs,
         private_blocks(limits, demand, demand.output_tokens),
-        demand.prefixes.tokens / limits.block_size,
+        shared,
     )
+    if demand.contexts is None:
+        return found
+    own = demand.contexts
+    blocks = Blocks(
+        cache=limits.kv_blocks - limits.ranks * shared,
+        running=running,
+        runs=runs,
+        left=_blocks_of(limits, own.left_tokens),
+        last=_blocks_of(limits, own.last_tokens),
+        of_client=jnp.where(demand.closed, 1.0 / demand.clients, 0.0),
+    )
+    # Every rank has a cache of its own, and gets turns of all conversations.
+    of_turns = contexts_found(own.on(limits.ranks), blocks, rate, waited_s)
+    of_turns *= own.reached_on(limits.ranks)
+    return jnp.where(own.followed > 0, of_turns, found)
 
 
 def blocks_held(requests: Scalar, private: Scalar, shared: Scalar, prefixes: Prefixes) -> Scalar:

@@ -16,8 +16,9 @@ from physim.batching.guards import LITTLE, SMALL
 from physim.types import AnyArray, Scalar
 
 # Newton's steps from below: of these caches a step gets as far as a prefix takes to be asked for
-# once, so that one which all but holds a working set takes the most (tests/test_prefix_cache.py).
-_NEWTON_STEPS = 10
+# once, or a think time, so that one which all but holds a working set takes the most
+# (tests/test_prefix_cache.py, tests/test_conversations.py).
+STEPS_OF_CACHES = 10
 
 
 class Prefixes(eqx.Module):
@@ -91,7 +92,7 @@ def hits(
     every = jnp.sum(prefixes.count)
     count = jnp.maximum(running, free / (leaves + shared))
     count = jnp.maximum(count, (free - shared * every) / leaves)
-    for _ in range(_NEWTON_STEPS):
+    for _ in range(STEPS_OF_CACHES):
         held = count * leaves + shared * prefixes.different(count)
         slope = leaves + shared * prefixes.each_more(count)
         count = count + jnp.maximum(free - held, 0.0) / slope

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,19 +35,22 @@ ONE_RATE = {
 }
 
 
-def beside_lengths(arrival: str | None, told: str | None = None) -> Mapping[str, CommandOption]:
+def beside_lengths(
+    arrival: str | None, told: str | None = None, left_out: Sequence[str] = ()
+) -> Mapping[str, CommandOption]:
     """Options of a load but for how long requests are and how many come.
 
     Args:
         arrival: How they come where nothing is said; None where the command decides.
         told: What there is, where that is not all.
+        left_out: Options that the command does not take.
     """
     own = replace(_DECLARED["arrival"], default=arrival)
     if told is not None:
         own = replace(own, help=told)
     if arrival is None:
         own = replace(own, kind=str | None, help=f"poisson unless given; {own.help}")
-    names = [name for name in LOAD if name not in (*_LENGTHS, *_WAYS, *_OF_PREDICT)]
+    names = [name for name in LOAD if name not in (*_LENGTHS, *_WAYS, *_OF_PREDICT, *left_out)]
     return {**{name: LOAD[name] for name in names}, "arrival": shown(own)}
 
 
@@ -84,11 +87,13 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
             arrivals, cannot.
     """
     from physim.inputs.arrivals import arrivals_named
+    from physim.inputs.lengths import Lengths
     from physim.inputs.stages import Stage
 
     return {
         **{name: value for name, value in given.items() if name not in _LENGTHS},
         **_lengths(given),
+        "turns": Lengths.parse(str(given["turns"]), "--turns"),
         **arrivals_named(given["arrival"]),
         "stages": tuple(Stage.parse(text) for text in given.get("stages", ())),
     }

@@ -39,7 +39,7 @@ def ends_in(option: str, text: str) -> tuple[float, float]:
 @with_bundles(
     load={
         "lengths": LOAD["lengths"],
-        **beside_lengths("poisson", "poisson, constant or gamma."),
+        **beside_lengths("poisson", "poisson, constant or gamma.", ("turns", "think_s")),
     },
     layouts=layout_lists(tps="1,2,4,8"),
     engine=ENGINE,

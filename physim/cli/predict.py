@@ -71,8 +71,11 @@ def predict(
         typer.Option("--check", help="Also replay the load, and print both side by side."),
     ] = False,
     method: Annotated[
-        str, typer.Option(help="fluid, or replay for every request one by one.")
-    ] = "fluid",
+        str | None,
+        typer.Option(
+            help="fluid, or replay for every request one by one; a trace is replayed unless given."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
     fit: FitName = "default",
     mixed: Annotated[
@@ -94,7 +97,8 @@ def predict(
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
     Options of the engine that are not given take its defaults for the GPU. A load is a --rate,
-    clients (--concurrency), or --stage after --stage; or a --trace, which is replayed.
+    clients (--concurrency), or --stage after --stage; or a --trace, which is replayed. Requests may
+    be turns of conversations (--turns, --think).
 
     For example:
 
@@ -107,13 +111,17 @@ def predict(
     from physim.inputs.case import Case
 
     _check_alone(check, trace, method)
+    method = method or ("fluid" if trace is None else "replay")
     checked: Check | None = None
     if trace is not None:
-        if requests is not None or says_a_load(load):
+        talks = str(load["turns"]) not in ("1", "1.0") or load["think_s"]
+        if requests is not None or says_a_load(load) or talks:
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.from_options(model, gpu=gpu, mixed=mixed, **engine)
-        with running("replaying"):
-            prediction = physim.predict_trace(case, trace, timeout_s=timeout, fit=fit)
+        with running("replaying" if method == "replay" else "predicting"):
+            prediction = physim.predict_trace(
+                case, trace, timeout_s=timeout, fit=fit, method=method
+            )
     else:
         load = load_options(load)
         case = Case.from_options(
@@ -165,7 +173,7 @@ def predict(
             write(lambda: draw_deployment(case, fit=fit), plot)
 
 
-def _check_alone(check: bool, trace: Path | None, method: str) -> None:
+def _check_alone(check: bool, trace: Path | None, method: str | None) -> None:
     """Refuses to hold a replay against a replay."""
     from physim.errors import InputError
 

@@ -15,11 +15,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from physim.batching.batch_statistics import arrival_evenness, busy_when_even
 from physim.batching.demand import Demand
-from physim.batching.guards import FULLEST, HARDLY
+from physim.batching.guards import FULLEST, HARDLY, LITTLE, ROOT
 from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
@@ -31,7 +32,7 @@ from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
 from physim.fluid.first_token import FirstToken, local
-from physim.fluid.percentiles import Chances, chances
+from physim.fluid.percentiles import Chances, Clients, chances
 from physim.fluid.rounds import engine_of
 from physim.step.front_end import handover_steps, outside_s, warm_up_s
 from physim.step.model import StepModel, StepTime
@@ -137,7 +138,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     log_step, balance, crowded = root_of_cases(
         _residual, len(_TAKEN) + 1, (model, demand, limits), low, high, (low + high) / 2
     )
-    demand = demand.where_found(balance.found)
+    demand = demand.where_found(balance.found).thinking(balance.throughput)
     if balance.loads is not None:
         running = balance.occupancy.batch + balance.occupancy.prefilling
         loading = balance.loads.wait_s(
@@ -151,9 +152,12 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     engine = engine_of(model, demand, limits, jnp.minimum(demand.clients, balance.slots))
     waited = warm_up_s(model.corrections, demand.warm_up)
     whole = benchmark(engine, engine.running / state.throughput, demand, waited)
+    if demand.contexts is not None:
+        state = _from_first_to_last(state, whole.clients, demand)
+        whole = whole._replace(clients=replace(whole.clients, closed=demand.in_rounds))
 
     def seen(of_clients: Scalar, otherwise: Scalar) -> Scalar:
-        return jnp.where(demand.closed, of_clients, otherwise)
+        return jnp.where(demand.in_rounds, of_clients, otherwise)
 
     in_step = FirstToken.of_clients(whole.ttft, state.first_token, whole.clients.begun * waited)
     spread = seen(1 - whole.in_step**2, jnp.ones(()))
@@ -180,6 +184,34 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         ),
     )
     return _by_token(_counted(closed, balance, demand, limits), demand)
+
+
+def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) -> SteadyState:
+    """All requests of clients who think: their first at once, the rest by chance, to the last.
+
+    From an answer to the next a client takes a cycle, of the mean ``t`` with the squared
+    coefficient of variation ``c``. After the first answers ``k`` more of each client take
+    ``k t + (1 - c) t / 2`` (a renewal process; Cox, Renewal Theory, 1962). Then no request is left
+    but those that clients have or think of: the last of ``m`` exponential times ``z`` ends after
+    ``z (ln m + 0.577)``.
+
+    Args:
+        state: The steady state.
+        clients: What clients see who begin at once.
+        demand: The load.
+    """
+    thinks = demand.closed & ~demand.in_rounds
+    more = clients.begun * (jnp.mean(clients.first) - state.ttft)
+    ttft, e2e = (value + jnp.where(thinks, more, 0.0) for value in (state.ttft, state.e2e))
+    think, cycle = demand.think_s, e2e + demand.think_s
+    share = think / cycle
+    last = jnp.log(jnp.maximum(demand.clients * share, 1.0)) + np.euler_gamma
+    # In cycles, over as many as there are rounds: one round takes no time to think.
+    several = jnp.clip(1.0 / clients.begun - 1.0, 0.0, 1.0)
+    ending = 2.0 * (1.0 - share) - 2.0 + (1.0 - share**2) / 2.0 + share * last
+    longer = several * ending - (1.0 - several) * share
+    throughput = state.throughput / jnp.where(thinks, 1.0 + clients.begun * longer, 1.0)
+    return replace(state, ttft=ttft, e2e=e2e, throughput=throughput)
 
 
 # Traced once, for its shapes and for the loop.
@@ -214,6 +246,8 @@ def _balance(
     ahead = handover_steps(model.corrections, limits.async_scheduling)
     closed, clients = demand.closed, demand.clients
     outside += jnp.clip(clients - 1.0, 0.0, 1.0) * ahead * step
+    # By Little's law: clients have a request that is under way, or think of the next.
+    between = outside if demand.contexts is None else outside + demand.think_s
 
     # Steps that a request's prefix takes to come up, and requests for which it can.
     loading: Scalar = 0.0
@@ -223,7 +257,7 @@ def _balance(
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
         steps = chunks + decode_steps + loading
-        returning = jnp.where(closed, clients / (outside + steps * step), jnp.inf)
+        returning = jnp.where(closed, clients / (between + steps * step), jnp.inf)
         by_slots, by_tokens = (
             slots / (steps + limits.async_scheduling),
             tokens / (limits.query_tokens * decode_steps + new_tokens),
@@ -240,14 +274,16 @@ def _balance(
             # Prompts whose prefix was evicted are computed whole, so that fewer may run at once.
             rate = served(jnp.ones(()), new_tokens)
             runs = rate * step * (1.0 + decode_steps)
-            found = prefix_hits(limits, demand, runs)
+            # Of clients, those that neither run nor think wait for a slot.
+            waits = jnp.where(closed, jnp.maximum((clients - runs) / rate - between, 0.0), 0.0)
+            found = prefix_hits(limits, demand, runs, rate, waits)
             if limits.host is not None:
                 on_gpu = found
                 found = found_anywhere(limits, limits.host, demand, runs, on_gpu)
                 loads = loads_of(limits.host, demand, on_gpu, found)
                 by_link, loaded = loads.most(limits.ranks), loads.with_steps(model)
                 loading = loads.wait_s(rate, step, _busy(runs), demand, limits) / step
-            new_tokens = demand.new_tokens + (1.0 - found) * demand.cached_tokens
+            new_tokens = demand.new_tokens + (1.0 - found) * demand.evictable_tokens
         demand = demand.where_found(found)
     # Prefill takes what decode leaves of a step's tokens, in one step if it can.
     fresh = demand.new_tokens
@@ -258,6 +294,7 @@ def _balance(
     kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
     new_tokens = fresh + (1 - kept) * again
     throughput = served(chunks, new_tokens)
+    demand = demand.thinking(throughput)
     arrivals = throughput * step
     occupancy = Occupancy(
         batch=arrivals * decode_steps,
@@ -308,6 +345,12 @@ def _by_token(state: SteadyState, demand: Demand) -> SteadyState:
     return replace(state, itl=state.itl / demand.tokens_each)
 
 
+def _busy_others(demand: Demand, running: Scalar) -> Scalar:
+    """Chance that one of the other clients has a request that runs, if each does by chance."""
+    each = jnp.minimum(running / demand.clients, FULLEST)
+    return -jnp.expm1((demand.clients - 1.0) * jnp.log1p(-each))
+
+
 def _kept(share: Scalar) -> Scalar:
     """How far requests start as they arrive, if ``share`` of those offered are served."""
     return jnp.clip(1 - _SOON * (1 - share), 0.0, 1.0)
@@ -332,6 +375,8 @@ def _observed(
         closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
     )
     busy = level * evenly + (1 - level) * _busy(running)
+    if demand.contexts is not None:
+        busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)
     met = local(steps, occupancy, model.corrections, demand, limits)
     loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
@@ -346,17 +391,26 @@ def _observed(
         variability,
     )
     wait = jnp.where(closed, 0.0, waiting / balance.throughput)
-    budget = jnp.where(closed, 0.0, met.queue + met.later)
-    met = met._replace(queue=jnp.where(closed, 0.0, met.queue))
+    # Clients who think come by chance, as requests of an open loop do.
+    in_rounds = demand.in_rounds
+    budget = jnp.where(in_rounds, 0.0, met.queue + met.later)
+    met = met._replace(queue=jnp.where(in_rounds, 0.0, met.queue))
     ttft = met.first + busy * met.under_way + budget + wait
     # Clients that find no slot wait for one: by Little's law, what is left of their round trip.
     decode = demand.decode_steps * itl
     clients = jnp.where(closed, demand.clients, 0.0)
-    in_line = jnp.maximum(clients / balance.throughput - ttft - decode, 0.0)
+    think = 0.0 if demand.contexts is None else demand.think_s
+    in_line = jnp.maximum(clients / balance.throughput - ttft - decode - think, 0.0)
     ttft += in_line
     # The balance took a mean step for each of a client's own prefill steps, which are longer: of
     # the two, the round trip as it is observed says how often a client returns.
-    throughput = jnp.where(clients > 0, clients / (ttft + decode), balance.throughput)
+    throughput = jnp.where(clients > 0, clients / (ttft + decode + think), balance.throughput)
+    wait_cv = jnp.sqrt((2 - chance) / jnp.maximum(chance, HARDLY))
+    if demand.contexts is not None:
+        # Of so many in line, and of those who think, the number goes by chance.
+        line = in_line * balance.throughput
+        cv = jnp.sqrt(line + think * balance.throughput + ROOT) / jnp.maximum(line, LITTLE)
+        wait_cv = jnp.where(closed, jnp.minimum(wait_cv, cv), wait_cv)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
     front_end = outside_s(model.corrections)
@@ -391,7 +445,7 @@ def _observed(
             met,
             busy,
             wait + in_line,
-            jnp.sqrt((2 - chance) / jnp.maximum(chance, HARDLY)),
+            wait_cv,
             occupancy.batch,
             1 - crowded.as_seen[2] / crowded.as_seen[1],
             demand,

@@ -298,7 +298,7 @@ def check_types(options: Mapping[str, Any]) -> None:
             known, what = isinstance(value, str), "text"
         elif name in _FLAGS:
             known, what = isinstance(value, bool), "True or False"
-        elif name in ("input_tokens", "output_tokens"):
+        elif name in ("input_tokens", "output_tokens", "turns"):
             known, what = is_number or isinstance(value, Lengths), "a number or physim.Lengths"
         elif name in _RECORDS:
             known, what = isinstance(value, _RECORDS[name]), f"a physim.{_RECORDS[name].__name__}"

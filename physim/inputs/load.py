@@ -30,12 +30,15 @@ from physim.inputs.stages import (
     check_positive,
     check_rate,
 )
+from physim.inputs.turns import TurnSample, sample_turns
 from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
 # Windows as long as a few steps, seconds; how many lives of requests stand for all, and how many
 # windows for what they share.
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
+# Turns of a conversation, mean, beyond any that is recorded.
+_MOST_TURNS = 1000
 _Windows: TypeAlias = Float[np.ndarray, " windows"]
 
 
@@ -67,13 +70,23 @@ class Load(LoadRequest):
             clients come, who send a number of them; their first tokens wait for it.
         lengths: Prompts, their cached parts and outputs as they go together, instead of lengths
             that say nothing of each other.
+        turns: Turns of a conversation: a number, or a distribution; 1 where requests have nothing
+            to do with each other. The prompt of a turn is all that was said before, answers
+            included, and new tokens: ``input_tokens`` are those of a first turn, which begins with
+            the ``cached_tokens`` of all conversations, and others have as many new ones as it has
+            beside these. What was said before is found in the prefix cache unless others have taken
+            its blocks. ``rate`` counts turns, and ``arrival`` says how conversations begin; clients
+            have one after the other.
+        think_s: Time from an answer to the next turn of its conversation, seconds: the mean of an
+            exponential distribution. Of clients it also passes before the next conversation.
         dispersion: Recorded arrivals, of ``arrival`` ``trace``, run faster or slower so that they
             come at ``rate``, or at that of each stage. Where ``lengths`` are of the same trace,
             each request comes with its own.
 
     Raises:
         InputError: A figure is not positive, not finite or out of range, not one of ``rate``,
-            ``concurrency`` and ``stages`` is given, or lengths are given twice or not at all.
+            ``concurrency`` and ``stages`` is given, lengths are given twice or not at all, or
+            conversations are told something that they have no use for.
     """
 
     def __post_init__(self) -> None:
@@ -101,10 +114,11 @@ class Load(LoadRequest):
                 check_positive(field, value)
                 if value < 1:
                     raise InputError(field, f"{value} is below 1", "correct it")
-        if not 0 <= self.cached_tokens <= self.mean_input:
+        longest = lengths(self.input_tokens).mean
+        if not 0 <= self.cached_tokens <= longest:
             raise InputError(
                 "cached_tokens",
-                f"{self.cached_tokens} is not between 0 and the input's {self.mean_input:g}",
+                f"{self.cached_tokens} is not between 0 and the input's {longest:g}",
                 "correct it",
             )
         if self.arrival not in ARRIVALS:
@@ -134,6 +148,31 @@ class Load(LoadRequest):
             )
         if self.requests is not None and self.stages:
             raise InputError("requests", "are set by the stages", "leave one of the two out")
+        self._check_turns()
+
+    def _check_turns(self) -> None:
+        """Refuses turns and think times that cannot be used, or that other options contradict."""
+        mean = self.turns.mean if isinstance(self.turns, Lengths) else self.turns
+        if not 1 <= mean <= _MOST_TURNS:
+            problem = f"{mean:g} is not between 1 and {_MOST_TURNS}"
+            raise InputError("turns", problem, "correct it")
+        if not 0 <= self.think_s <= MOST:
+            problem = f"{str(self.think_s)[:60]} is not between 0 and {MOST:g}"
+            raise InputError("think_s", problem, "correct it")
+        if self.think_s and not self.conversing and self.concurrency is None:
+            problem = "says nothing of requests that wait for no answer"
+            raise InputError("think_s", problem, "give turns or concurrency, or leave it out")
+        if not self.conversing:
+            return
+        for name, given in (
+            ("lengths", self.lengths is not None),
+            ("stages", bool(self.stages)),
+            ("dispersion", self.dispersion is not None),
+            ("prefixes", self.prefixes != 1),
+        ):
+            if given:
+                remedy = "leave one of the two out"
+                raise InputError("turns", f"of conversations do not go with {name}", remedy)
 
     def _check_recorded(self) -> None:
         if self.arrival == "trace":
@@ -168,6 +207,31 @@ class Load(LoadRequest):
             del kept[name]
         return Load(**kept | {"lengths": lengths})
 
+    @property
+    def conversing(self) -> bool:
+        """Whether requests are turns of conversations."""
+        return self.turns != 1
+
+    def refuse_turns(self, what: str) -> None:
+        """Refuses conversations where nothing is known of them.
+
+        Args:
+            what: What there would be of them.
+
+        Raises:
+            InputError: Requests are turns of conversations.
+        """
+        if self.conversing:
+            remedy = "leave them out, and give the lengths of turns as requests"
+            raise InputError("turns", f"of conversations have no {what}", remedy)
+
+    @property
+    def turn_sample(self) -> TurnSample:
+        """Turns that stand for all; of requests that are no turns, one of each."""
+        return sample_turns(
+            self.turns, self.input_tokens, self.output_tokens, float(self.cached_tokens)
+        )
+
     def points(self) -> RequestPoints:
         """Requests of equal weight that stand for all; see `physim.inputs.request_points`."""
         if self.lengths is not None:
@@ -199,7 +263,7 @@ class Load(LoadRequest):
     def to_dict(self) -> dict[str, Any]:
         """The load in plain values, for JSON; of requests and recorded arrivals what they are."""
         content = {one.name: getattr(self, one.name) for one in fields(self)}
-        for name in ("input_tokens", "output_tokens"):
+        for name in ("input_tokens", "output_tokens", "turns"):
             tokens = content[name]
             if self.lengths is not None:
                 content[name] = lengths(tokens).mean
@@ -211,7 +275,9 @@ class Load(LoadRequest):
 
     @property
     def mean_input(self) -> float:
-        """Mean prompt length, tokens."""
+        """Mean prompt length, tokens: of conversations, over all turns."""
+        if self.conversing:
+            return self.turn_sample.mean_input
         return lengths(self.input_tokens).mean
 
     @property
@@ -231,7 +297,11 @@ class Load(LoadRequest):
         """
         if self.dispersion is not None:
             return self._followed(_shared(self._lives()))
-        return {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
+        found = {"constant": 0.0, "poisson": 1.0, "gamma": 1 / self.burstiness}[self.arrival]
+        if not self.conversing or self.concurrency is not None:
+            return found
+        # Of streams that are independent the dispersions add up: later turns come by chance.
+        return 1.0 + (found - 1.0) / self.turn_sample.mean_turns
 
     @property
     def burst_cv2(self) -> float:
@@ -359,16 +429,26 @@ class Load(LoadRequest):
                 for stage in self.stages
             ),
             timeout_s=None if self.timeout_s is None else self.timeout_s / times,
+            think_s=self.think_s / times,
         )
 
     def describe(self) -> str:
         """The arrivals in a few words."""
         if self.concurrency is not None:
-            return f"{self.concurrency:g} clients"
+            return f"{self.concurrency:g} clients{self._conversations}"
         rates = [stage.rate for stage in self.stages]
         if self.rate is not None:
             rates = [self.rate]
-        return f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
+        said = f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
+        return said + self._conversations
+
+    @property
+    def _conversations(self) -> str:
+        """Of conversations and think times, what there is to say after the arrivals."""
+        thinks = f" {self.think_s:g} s apart" if self.think_s else ""
+        if self.conversing:
+            return f" in conversations of {self.turn_sample.mean_turns:g} turns{thinks}"
+        return f", requests{thinks}" if thinks else ""
 
     def within(self, server: Server) -> tuple[Load, list[str]]:
         """The load as a server takes it: requests end at max_model_len.
@@ -383,6 +463,8 @@ class Load(LoadRequest):
             InputError: A request of mean length, or some prompts, could never run.
         """
         self._check_fits(server)
+        if self.conversing:
+            return self._turns_within(server)
         most, inputs, outputs = server.sizes.max_model_len, self.input_tokens, self.output_tokens
         if isinstance(inputs, Lengths):
             refused = inputs.share_beyond(most - 1)
@@ -406,8 +488,26 @@ class Load(LoadRequest):
         assert isinstance(outputs, Lengths)
         return replace(self, output_tokens=outputs.up_to(left)), [line]
 
+    def _turns_within(self, server: Server) -> tuple[Load, list[str]]:
+        """Conversations that end where their mean turn would be too long; see `within`."""
+        most = min(server.sizes.max_model_len, server.kv.tokens)
+        each = lengths(self.input_tokens).mean - self.cached_tokens + self.mean_output
+        fitting = float((most - self.cached_tokens) // each)
+        turns = lengths(self.turns)
+        cut = turns.share_beyond(fitting)
+        if not cut:
+            return self, []
+        line = (
+            f"{cut:.2%} of the conversations start afresh after {fitting:g} turns, where they "
+            f"reach {most} tokens"
+        )
+        fewer = fitting if turns.alike else turns.up_to(fitting)
+        return replace(self, turns=fewer), [line]
+
     def _check_fits(self, server: Server) -> None:
-        length, longest = self.mean_input + self.mean_output, server.sizes.max_model_len
+        # Of conversations the first turn: they end where a later one would be too long.
+        length = lengths(self.input_tokens).mean + self.mean_output
+        longest = server.sizes.max_model_len
         if length > longest:
             raise InputError(
                 "input and output",

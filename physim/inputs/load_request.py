@@ -80,6 +80,21 @@ class LoadRequest:
         panel=_PANEL,
         kind=str | None,
     )
+    turns: Tokens = option(
+        1.0,
+        "Turns of a conversation, a number or a distribution as of --input. A turn's prompt is all "
+        "that was said before and what --input has beside --cached, which all conversations begin "
+        "with; --rate counts turns.",
+        panel=_PANEL,
+        kind=str,
+    )
+    think_s: float = option(
+        0.0,
+        "Seconds from an answer to the next turn of its conversation, or request of its client: "
+        "the mean of an exponential distribution.",
+        panel=_PANEL,
+        flag="--think",
+    )
     # Commands read it from the path of arrival trace:PATH.
     dispersion: ArrivalDispersion | None = None
 
@@ -101,4 +116,6 @@ class LoadOptions(TypedDict, total=False):
     timeout_s: float | None
     warm_up_s: float
     lengths: RequestLengths | None
+    turns: Tokens
+    think_s: float
     dispersion: ArrivalDispersion | None

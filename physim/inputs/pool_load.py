@@ -28,9 +28,13 @@ def pool_load(load: Load, phases: Collection[str], hands_first_token: bool = Tru
         phases: Phases that the pool runs, of `physim.service.phases.PHASES`.
         hands_first_token: Whether the token that the prompt gave comes with it to the pool that
             decodes.
+
+    Raises:
+        InputError: The load is of conversations, and the pool does not run all phases.
     """
     if set(phases) == set(PHASES):
         return load
+    load.refuse_turns("part that prefills or decodes alone")
     if load.lengths is None and DECODE not in phases:
         # Prefixes that requests share stay shared.
         return replace(load, output_tokens=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import AfterValidator, Field, model_validator
 
 from physim import data
@@ -27,10 +28,13 @@ from physim.records import (
     read_cells,
     read_rows,
 )
+from physim.service.phases import decode_steps
 
 # Tokens of a block of Mooncake's prefix hashes (its README).
 BLOCK_TOKENS = 512
 _AZURE = "ContextTokens"
+# Characters that are read to see whether a file is of JSON lines.
+_SNIFFED = 256
 
 
 class RequestTrace(NamedTuple):
@@ -43,7 +47,9 @@ class RequestTrace(NamedTuple):
         cached_tokens: Of each prompt, what a prefix cache without limit finds, tokens.
         output_tokens: Generated lengths, tokens.
         blocks: What each prompt is made of, in names of blocks of `BLOCK_TOKENS`, of which the last
-            may not be full; None where the file does not say.
+            may not be full; None where the file does not say. Of a turn whose prompt is not told
+            from its front on, nothing.
+        turns: The conversations that they are of; None where the file names none.
     """
 
     arrival_s: Float[np.ndarray, " requests"] | None
@@ -51,6 +57,21 @@ class RequestTrace(NamedTuple):
     cached_tokens: Float[np.ndarray, " requests"]
     output_tokens: Float[np.ndarray, " requests"]
     blocks: list[list[int]] | None = None
+    turns: RecordedTurns | None = None
+
+
+class RecordedTurns(NamedTuple):
+    """How requests of a trace follow one another.
+
+    Attributes:
+        after: The request that each comes after, by its place in the trace; itself for the first of
+            a conversation.
+        delay_s: Time from that one's answer to it, seconds; not a number where the trace says when
+            it came.
+    """
+
+    after: Int[np.ndarray, " requests"]
+    delay_s: Float[np.ndarray, " requests"]
 
 
 class RecordedRequest(Record):
@@ -121,12 +142,36 @@ def read_requests(path: str | Path, arrivals: bool = False) -> RequestTrace:
     tables of the Azure public dataset (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``); and
     Mooncake's JSON lines (``timestamp`` in milliseconds, ``input_length``, ``output_length``,
     ``hash_ids``), of which a cache without limit finds the blocks of 512 tokens, from the front of
-    a prompt on, that came before. JSON lines are known by their name (``.jsonl``), and all may be
-    compressed (``.gz``). A prompt's last token is computed in any case.
+    a prompt on, that came before. Rows of one ``session_id`` are the turns of a conversation, in
+    their order: each comes ``delay`` milliseconds after the answer before it, or at its
+    ``timestamp`` but not before that, and its ``input_length`` counts the new tokens of a prompt
+    that also holds all that was said before; unless its ``hash_ids`` begin with those of the turn
+    before, whose prompt it then holds as they say (AIPerf's Mooncake traces). JSON lines are known
+    by their name (``.jsonl``) or a first brace, and all may be compressed (``.gz``). A prompt's
+    last token is computed in any case.
 
     Args:
         path: The file.
         arrivals: Whether it must say when requests came.
+
+    Raises:
+        InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
+    """
+    found = read_turns(path, arrivals)
+    if found.arrival_s is None or not np.isnan(found.arrival_s).any():
+        return found
+    if arrivals:
+        problem = "says of some turns how long after an answer they come, and not when"
+        raise InputError(f"{path}: timestamp", problem, "give the time of all, or replay the trace")
+    return found._replace(arrival_s=None)
+
+
+def read_turns(path: str | Path, arrivals: bool = False) -> RequestTrace:
+    """The same requests as `read_requests`, some of which may come a time after an answer.
+
+    Args:
+        path: The file.
+        arrivals: Whether it must say when requests came, or after which.
 
     Raises:
         InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
@@ -140,7 +185,7 @@ def read_requests(path: str | Path, arrivals: bool = False) -> RequestTrace:
         found = _own(path, ArrivedRequest if arrivals else RecordedRequest)
     arrival_s, inputs = found.arrival_s, found.input_tokens
     return found._replace(
-        arrival_s=None if arrival_s is None else arrival_s - arrival_s[0],
+        arrival_s=None if arrival_s is None else arrival_s - np.nanmin(arrival_s),
         cached_tokens=np.minimum(found.cached_tokens, inputs - 1),
     )
 
@@ -151,7 +196,13 @@ def is_own(path: Path) -> bool:
 
 
 def _is_lines(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(".jsonl")
+    if path.name.removesuffix(".gz").endswith(".jsonl"):
+        return True
+    try:
+        with data.opened(path) as file:
+            return file.read(_SNIFFED).lstrip().startswith("{")
+    except UnicodeDecodeError:
+        return False
 
 
 def _is_azure(path: Path) -> bool:
@@ -204,31 +255,105 @@ def _azure(path: Path) -> RequestTrace:
 
 
 class _Mooncake(Document):
-    timestamp: Moment
+    timestamp: Moment | None = None
+    delay: Moment | None = None
+    session_id: Text | None = None
     input_length: Whole
     output_length: Whole
-    hash_ids: list[Count]
+    hash_ids: list[Count] = Field(default_factory=list)
+
+
+class _Turn(NamedTuple):
+    """A row of a trace, as a turn of a conversation.
+
+    Attributes:
+        row: The row.
+        time_ms: When it comes, or would if answers took no time.
+        after: The turn before it.
+        cumulative: Whether its blocks begin with those of the turn before.
+    """
+
+    row: _Mooncake
+    time_ms: float
+    after: _Turn | None
+    cumulative: bool
+
+    @property
+    def clock_ms(self) -> float:
+        """When it comes, if that does not go by an answer; else not a number."""
+        return math.nan if self.row.timestamp is None else self.time_ms
 
 
 def _mooncake(path: Path) -> RequestTrace:
-    rows = [checked(_Mooncake, row, place) for place, row in _json_lines(path)]
-    rows.sort(key=lambda row: row.timestamp)
+    turns = sorted(_turns_of(path), key=lambda turn: turn.time_ms)
+    places = {id(turn): place for place, turn in enumerate(turns)}
     known: set[int] = set()
-    cached = []
-    for row in rows:
-        count = next(
-            (place for place, block in enumerate(row.hash_ids) if block not in known),
-            len(row.hash_ids),
-        )
-        cached.append(count * BLOCK_TOKENS)
-        known.update(row.hash_ids)
+    prompts: list[float] = []
+    cached: list[float] = []
+    blocks: list[list[int]] = []
+    for turn in turns:
+        row = turn.row
+        before = None if turn.after is None else places[id(turn.after)]
+        names, said, found = row.hash_ids, 0.0, 0.0
+        if before is not None:
+            context = prompts[before] + turns[before].row.output_length
+            if not turn.cumulative:
+                names, said = [], context
+            if said + row.input_length > context:
+                found = decode_steps(context)
+        count = next((place for place, block in enumerate(names) if block not in known), len(names))
+        known.update(names)
+        prompts.append(said + row.input_length)
+        cached.append(max(found, min(count * BLOCK_TOKENS, prompts[-1])))
+        blocks.append(names)
     return RequestTrace(
-        np.array([row.timestamp for row in rows], float) / 1e3,
-        np.array([row.input_length for row in rows], float),
+        np.array([turn.clock_ms for turn in turns], float) / 1e3,
+        np.array(prompts, float),
         np.array(cached, float),
-        np.array([row.output_length for row in rows], float),
-        [row.hash_ids for row in rows],
+        np.array([turn.row.output_length for turn in turns], float),
+        blocks,
+        _recorded_turns(turns, places),
     )
+
+
+def _recorded_turns(turns: Sequence[_Turn], places: Mapping[int, int]) -> RecordedTurns | None:
+    """How turns in order follow one another; None where none does."""
+    if all(turn.after is None for turn in turns):
+        return None
+    after = [places[id(turn if turn.after is None else turn.after)] for turn in turns]
+    delays = [
+        math.nan if turn.row.timestamp is not None else turn.row.delay or 0.0 for turn in turns
+    ]
+    return RecordedTurns(np.array(after), np.array(delays) / 1e3)
+
+
+def _turns_of(path: Path) -> Iterator[_Turn]:
+    """The rows of a file in Mooncake's format, each with the turn that it follows.
+
+    Raises:
+        InputError: A row cannot be used, or does not say when it comes.
+    """
+    last: dict[str, _Turn] = {}
+    for place, content in _json_lines(path):
+        row = checked(_Mooncake, content, place)
+        after = None if row.session_id is None else last.get(row.session_id)
+        if row.timestamp is None and (after is None or row.delay is None):
+            what = "or of later turns the delay" if row.session_id else "in milliseconds"
+            raise InputError(f"{place}: timestamp", "is missing", f"give it, {what}")
+        time_ms = row.timestamp
+        if time_ms is None:
+            assert after is not None
+            time_ms = after.time_ms + (row.delay or 0.0)
+        cumulative = False
+        if after is not None:
+            # The last block of a prompt may not be full, and has another name when it is.
+            before = after.row.hash_ids[: after.row.input_length // BLOCK_TOKENS]
+            cumulative = bool(before) and row.hash_ids[: len(before)] == before
+            time_ms = max(time_ms, after.time_ms)
+        turn = _Turn(row, time_ms, after, cumulative)
+        if row.session_id is not None:
+            last[row.session_id] = turn
+        yield turn
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[Any, Any]]]:

@@ -144,6 +144,8 @@ def predicted(
     for name in ("rate", "concurrency", "input_tokens", "output_tokens"):
         if options.get(name) is not None:
             raise InputError(name, "is what the page varies", "leave it out")
+    if options.get("turns") not in (None, 1):
+        raise InputError("turns", "of conversations have no page", "leave them out")
     hourly = hourly_prices(prices)
     keys = [load_hardware(gpu).key for gpu in gpus]
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}

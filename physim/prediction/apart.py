@@ -397,7 +397,13 @@ def _at_rate(load: Load) -> Load:
     if load.concurrency is None:
         return load
     return replace(
-        load, concurrency=None, requests=None, warm_up_s=0.0, rate=1.0, arrival="poisson"
+        load,
+        concurrency=None,
+        requests=None,
+        warm_up_s=0.0,
+        think_s=0.0,
+        rate=1.0,
+        arrival="poisson",
     )
 
 
@@ -419,6 +425,7 @@ def _of_clients(
 ) -> list[Prediction]:
     """Predictions of clients, of whom as many come as there are over what a request takes."""
     clients = np.array([case.demanded.concurrency for case in cases], float)
+    think_s = np.array([case.demanded.think_s for case in cases])
     services = _Services(cases, corrections, predict)
     # Where next to nothing comes, all that there is to know of how much may come.
     fewest = services.at_rates([_ALONE_RPS] * len(cases))
@@ -431,16 +438,17 @@ def _of_clients(
         middle = (low + high) / 2
         found = services.at_rates(np.exp(middle).tolist(), slots=False)
         stays, answers = (
-            np.exp(middle) * np.array([getattr(one, name) for one in found])
-            for name in ("e2e_s", "answer_s")
+            np.array([getattr(one, name) for one in found]) for name in ("e2e_s", "answer_s")
         )
-        more = (stays < clients) & (answers < slots)
+        rate = np.exp(middle)
+        more = (rate * (stays + think_s) < clients) & (rate * answers < slots)
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     rates = np.exp(low)
     found = services.at_rates(rates.tolist(), slots=False)
     calm = services.at_rates(np.minimum(rates, _CALM * ends).tolist(), slots=False)
     # Of more clients than prompts that can be computed, as many come as can.
-    all_come = np.minimum(clients / np.array([one.e2e_s for one in found]), ends)
+    stays = np.array([one.e2e_s for one in found])
+    all_come = np.minimum(clients / (stays + think_s), ends)
     answered = rates * np.array([one.answer_s for one in found])
     served = np.where(answered < _MOST * slots, all_come, rates)
     found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
@@ -471,7 +479,8 @@ def _of_waits(
     """
     load = case.demanded
     assert load.concurrency is not None
-    ttft_s, parts = load.concurrency / rate - one.answer_s, one.ttft_parts_s
+    ttft_s = load.concurrency / rate - load.think_s - one.answer_s
+    parts = one.ttft_parts_s
     queue_s = parts["queue"] + ttft_s - one.ttft_s
     wave_s = share = 0.0
     if load.requests is not None:

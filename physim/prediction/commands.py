@@ -91,6 +91,10 @@ def bench_command(case: Case) -> str:
     if load.dispersion is not None:
         problem = "vllm bench serve knows no recorded arrivals"
         raise InputError("--serve-command", problem, "give constant, poisson or gamma")
+    load.refuse_turns("command of vllm bench serve")
+    if load.think_s:
+        problem = "vllm bench serve knows no think times"
+        raise InputError("--serve-command", problem, "leave out --think")
     for tokens in (load.input_tokens, load.output_tokens):
         if isinstance(tokens, Lengths) and tokens.kind != "fixed":
             raise InputError(

@@ -1,4 +1,4 @@
-"""Whether the prefixes of a load are evicted before they are asked for again, in words."""
+"""Whether what requests might find in the cache is evicted before, in words."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[s
         host_hit_rate: Share of them that come up from the host's memory.
     """
     load, kv = case.demanded, case.server.kv
+    if load.conversing:
+        return _of_turns(case, hit_rate)
     blocks = round(load.cached_tokens) // kv.block_size
     whole = blocks * kv.block_size / load.mean_input
     # Lengths say themselves what is found.
@@ -42,5 +44,29 @@ def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[s
         lines.append(
             f"{whole - hit_rate:.1%} of prompt tokens are computed anew, for which {host.blocks:,} "
             "blocks in the host's memory have no room"
+        )
+    return lines
+
+
+def _of_turns(case: Case, hit_rate: float) -> list[str]:
+    """What becomes of what was said before turns of conversations."""
+    load, kv = case.demanded, case.server.kv
+    turns, lines = load.turn_sample, []
+    prefix = turns.prefix_found(kv.block_size)
+    ranks = case.server.parallelism.dp
+    most = float(turns.found_tokens(kv.block_size).mean()) - prefix
+    most *= (turns.known_on(ranks) - prefix) / max(turns.known_on(1) - prefix, 1.0)
+    found = (hit_rate * turns.mean_input - prefix) / max(most, 1.0)
+    if most and found < _ALL_FIT:
+        lines.append(
+            f"{max(1.0 - found, 0.0):.0%} of what was said before turns is evicted until the next "
+            f"one comes, and computed anew, in a cache of {kv.blocks:,} KV blocks"
+        )
+    if kv.host is not None:
+        lines.append("what was said before turns is not looked for in the host's memory")
+    if ranks > 1:
+        lines.append(
+            f"turns go to any of {ranks} data-parallel ranks, and find what was said before them "
+            "as far as it was computed there"
         )
     return lines

@@ -15,6 +15,7 @@ from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.prediction.apart import Predict, predict_apart
 from physim.prediction.results import Prediction, StageLatencies
+from physim.service.routers import BY_PREFIX
 
 
 def predict_fleets(
@@ -55,6 +56,12 @@ def _of_replicas(case: Case, one: Prediction) -> Prediction:
             waiting=[count * value for value in timeline.waiting],
             running=[count * value for value in timeline.running],
         )
+    notes = one.assumptions
+    if load.conversing and case.service.router not in BY_PREFIX:
+        notes += (
+            f"turns are taken to stay with a server, which a router {case.service.router} does not "
+            "see to",
+        )
     stages = zip(load.stages or (None,) * len(one.stages), one.stages, strict=True)
     return replace(
         one,
@@ -74,6 +81,7 @@ def _of_replicas(case: Case, one: Prediction) -> Prediction:
             for stage, part in stages
         ),
         timeline=timeline,
+        assumptions=notes,
     )
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Requests that are replayed of a load without end.
 REPLAYED = 5000
+# Over the requests that come while the first conversations are held, and at most over `REPLAYED`.
+_PART, _LONGER = 5, 8
 # Points of a timeline, at most.
 _POINTS = 1000
 
@@ -65,7 +67,7 @@ def config_of(
 def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Prediction:
     """The prediction for a case by replaying its requests.
 
-    Of a load without end, `REPLAYED` requests are.
+    Of a load without end, `REPLAYED` requests are; of long conversations more.
 
     Args:
         prediction: The steady state of the load.
@@ -81,12 +83,22 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
 
 
 def _ending(load: Load) -> Load:
-    """The load, or so many requests of one without end as are replayed."""
-    return dataclasses.replace(load, requests=REPLAYED) if load.endless else load
+    """The load, or so many requests of one without end as are replayed.
+
+    Conversations at a rate take a while until as many are under way as will be: that is a fifth of
+    the requests at most, if need be of `_LONGER` times as many.
+    """
+    if not load.endless:
+        return load
+    requests = REPLAYED
+    if load.conversing and load.rate is not None:
+        begin = load.rate * load.think_s * load.turn_sample.met_turns
+        requests = round(min(max(requests, _PART * begin), _LONGER * requests))
+    return dataclasses.replace(load, requests=requests)
 
 
 def replay_load(case: Case, corrections: Corrections, running: float, seed: int) -> Replayed:
-    """Replays a case's load; of one without end, `REPLAYED` requests.
+    """Replays a case's load; of one without end, `REPLAYED` requests, of long conversations more.
 
     Args:
         case: The case.

@@ -54,6 +54,7 @@ def _stand_in(result: Replayed, servers: int) -> Load:
     ran = [one for one in result.requests if one.scheduled_s is not None] or result.requests
     found = np.array([request.cached_tokens for request in ran])
     size, ranks = result.entry.kv.block_size, servers * result.entry.parallelism.dp
+    longest = result.config.sizes.max_model_len
     cached = float(np.rint(found.mean() / size) * size)
     inputs, outputs = (
         np.array([getattr(one, name) for one in ran]) for name in ("input_tokens", "output_tokens")
@@ -64,7 +65,7 @@ def _stand_in(result: Replayed, servers: int) -> Load:
     if prefixes * (inputs + outputs).mean() > result.entry.kv.tokens:
         return Load.of_requests(RequestLengths.from_columns(inputs, outputs, found), rate=rate)
     return Load(
-        input_tokens=observed((cached + inputs - found).tolist()),
+        input_tokens=observed(np.minimum(cached + inputs - found, longest - 1.0).tolist()),
         output_tokens=observed(outputs.tolist()),
         rate=rate,
         cached_tokens=cached,

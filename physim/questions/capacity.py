@@ -94,7 +94,16 @@ def capacity(
                 )
         options = {"arrival": "poisson", **options, "rate": 1.0}
     case = Case.from_options(model, **options)
-    load = replace(case.demanded, rate=1.0, concurrency=None, stages=(), requests=None)
+    asked_load = case.demanded
+    load = replace(
+        asked_load,
+        rate=1.0,
+        concurrency=None,
+        stages=(),
+        requests=None,
+        # Clients who think are not there any more.
+        think_s=asked_load.think_s if asked_load.conversing else 0.0,
+    )
     known = load_fit(fit).on(case)
 
     def predicted_at(rates: np.ndarray) -> list[Prediction]:

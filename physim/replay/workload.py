@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,15 @@ from physim.inputs.popularity import Popularity
 from physim.inputs.request_traces import (
     BLOCK_TOKENS,
     ArrivedRequest,
+    RecordedTurns,
     RequestTrace,
     is_own,
     prefix_lengths,
-    read_requests,
+    read_turns,
 )
 from physim.records import read_rows
 from physim.replay.config import ReplayConfig
+from physim.replay.conversations import first_turns, turn_prompts
 from physim.replay.segment import Segment
 from physim.service.phases import decode_steps
 from physim.service.server import Server
@@ -203,7 +205,8 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     time. Recorded arrivals come as they were recorded, whatever the seed, and start over when they
     end, as they do with each stage. Where their lengths are of the same trace, each comes with its
     own; else what requests are drawn does not go by when they come. Neither goes by which prefix
-    each has.
+    each has. Of conversations, a turn comes when the one before it was answered and the client has
+    thought.
 
     Args:
         load: The load; it says how many requests there are.
@@ -215,6 +218,8 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     """
     max_model_len, block_size = server.sizes.max_model_len, server.kv.block_size
     rng = _generator(seed)
+    if load.conversing:
+        return _drawn_turns(load, max_model_len, block_size, rng)
     times, stages = _arrivals(load, rng)
     count = len(times)
     if load.lengths is not None:
@@ -244,14 +249,75 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
         return Workload(requests, longest)
     clients = int(load.concurrency)
     rest = iter(requests[clients:])
+    thinks = _thinks(load, rng, count)
 
     def next_of_client(_: Request, now_s: float) -> Request | None:
         following = next(rest, None)
         if following is not None:
-            following.arrival_s = now_s
+            following.arrival_s = now_s + thinks[following.number]
         return following
 
     return Workload(requests[:clients], longest, next_of_client)
+
+
+def _thinks(load: Load, rng: np.random.Generator, count: int) -> list[float]:
+    """How long is thought before each request that follows another, seconds."""
+    thinks: list[float] = rng.exponential(load.think_s, count).tolist()
+    return thinks
+
+
+def _drawn_turns(
+    load: Load, max_model_len: int, block_size: int, rng: np.random.Generator
+) -> Workload:
+    """The turns of conversations; see `drawn`.
+
+    Each turn is sent when the one before it was answered and the client has thought. Conversations
+    begin as the load says, so that in the long run as many turns come as its rate; clients have one
+    after the other.
+
+    Args:
+        load: The load.
+        max_model_len: Tokens that a request has at most.
+        block_size: Tokens of a KV block.
+        rng: Where chance comes from.
+    """
+    count = load.requests or int(load.concurrency or 0)
+    firsts = first_turns(rng, load.turns, count)
+    outputs = lengths(load.output_tokens).sample(rng, count)
+    shared = int(load.cached_tokens)
+    new = np.maximum(lengths(load.input_tokens).sample(rng, count) - shared, 1)
+    thinks = _thinks(load, rng, count)
+    begins = np.zeros(len(firsts))
+    if load.rate is not None:
+        rate = load.rate / load.turn_sample.mean_turns
+        own = replace(load, turns=1.0, think_s=0.0, rate=rate, requests=len(firsts))
+        begins, _ = _arrivals(own, rng)
+    system = (Segment(0, shared, block_size),) if shared else ()
+    both, ends = list(zip(new.tolist(), outputs.tolist(), strict=True)), [*firsts[1:], count]
+    requests: list[Request] = []
+    for talk, (first, end) in enumerate(zip(firsts.tolist(), ends, strict=True)):
+        turns = turn_prompts(system, shared, both[first:end], max_model_len, block_size)
+        requests += [
+            Request(number, 0.0, prompt, answer, path=path, conversation=talk)
+            for number, (prompt, answer, path) in enumerate(turns, first)
+        ]
+    for first, begin in zip(firsts.tolist(), begins.tolist(), strict=True):
+        requests[first].arrival_s = begin
+    clients = len(firsts) if load.concurrency is None else int(load.concurrency)
+    rest = iter(firsts[clients:].tolist())
+
+    def next_turn(request: Request, now_s: float) -> Request | None:
+        place = request.number + 1
+        if place == count or requests[place].conversation != request.conversation:
+            place = next(rest, -1)
+        if place < 0:
+            return None
+        following = requests[place]
+        following.arrival_s = now_s + thinks[place]
+        return following
+
+    longest = max(request.input_tokens + request.output_tokens for request in requests)
+    return Workload([requests[first] for first in firsts[:clients]], longest, next_turn)
 
 
 def _arrivals(load: Load, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -389,7 +455,7 @@ def read_trace(path: Path, block_size: int) -> Workload:
         InputError: The file cannot be read, lacks a column, or holds a value that cannot be used.
     """
     if not is_own(path):
-        return _published(read_requests(path, arrivals=True), block_size)
+        return _published(read_turns(path, arrivals=True), block_size)
     rows = sorted(
         (row for _, row in read_rows(ArrivedRequest, path)), key=lambda row: row.arrival_s
     )
@@ -412,13 +478,16 @@ def read_trace(path: Path, block_size: int) -> Workload:
 
 
 def _published(trace: RequestTrace, block_size: int) -> Workload:
-    """The requests of a trace; those whose prompts begin with the same blocks share these."""
+    """The requests of a trace; those whose prompts begin with the same blocks share these.
+
+    A turn shares what the turn before it leaves, its answer included.
+    """
     assert trace.arrival_s is not None
     known: dict[tuple[int, int], Segment] = {}
     columns = (trace.arrival_s, trace.input_tokens, trace.output_tokens)
-    requests = []
+    requests: list[Request] = []
     for number, (arrival, prompt, output) in enumerate(zip(*columns, strict=True)):
-        path = []
+        path: list[Segment] = []
         for place, block in enumerate(trace.blocks[number] if trace.blocks else ()):
             start = place * BLOCK_TOKENS
             if (place, block) not in known:
@@ -426,4 +495,46 @@ def _published(trace: RequestTrace, block_size: int) -> Workload:
                 known[place, block] = Segment(start, max(end, start), block_size)
             path.append(known[place, block])
         requests.append(Request(number, float(arrival), int(prompt), int(output), path=path))
-    return Workload(requests, max(one.input_tokens + one.output_tokens for one in requests))
+    longest = max(one.input_tokens + one.output_tokens for one in requests)
+    if trace.turns is None:
+        return Workload(requests, longest)
+    return _followed(requests, trace.turns, longest, block_size)
+
+
+def _followed(
+    requests: Sequence[Request], turns: RecordedTurns, longest: int, block_size: int
+) -> Workload:
+    """Requests of which each comes after the answer to another, but for those that come first.
+
+    Args:
+        requests: The requests.
+        turns: How they follow one another.
+        longest: Most tokens of one of them.
+        block_size: Tokens of a KV block.
+    """
+    following: dict[int, int] = {}
+    for number, before in enumerate(turns.after.tolist()):
+        request = requests[number]
+        if before != number:
+            following[before] = number
+            earlier = requests[before]
+            if request.path:
+                # Its blocks tell what the answer before it is made of.
+                earlier.path = request.path
+            else:
+                request.path = earlier.path
+        start = request.path[-1].end * block_size if request.path else 0
+        end = request.input_tokens + request.decode_steps
+        request.path = (*request.path, Segment(start, max(start, end), block_size))
+    delays, arrivals = turns.delay_s.tolist(), [one.arrival_s for one in requests]
+
+    def next_turn(request: Request, now_s: float) -> Request | None:
+        number = following.get(request.number)
+        if number is None:
+            return None
+        delay, later = delays[number], requests[number]
+        later.arrival_s = max(arrivals[number], now_s) if math.isnan(delay) else now_s + delay
+        return later
+
+    first = [own for own, before in zip(requests, turns.after, strict=True) if own.number == before]
+    return Workload(first, longest, next_turn)

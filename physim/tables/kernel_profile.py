@@ -98,7 +98,11 @@ def kernel_profile(model: StepModel, server: Server, load: Load) -> KernelProfil
         model: The step model.
         server: What is served.
         load: The load, of which the prompts are.
+
+    Raises:
+        InputError: The load is of conversations.
     """
+    load.refuse_turns("kernel profile")
     arch, reach = server.model, Reach.from_server(server)
     layers, sparse = arch.layers, arch.expert_layers
     tokens = _points(reach.prefill_tokens, _A_DOUBLING)

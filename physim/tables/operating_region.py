@@ -82,9 +82,10 @@ def operating_region(case: Case, model: StepModel, corrections: Corrections) -> 
         corrections: Corrections of the components.
 
     Raises:
-        InputError: The load is a closed loop.
+        InputError: The load is a closed loop, or of conversations.
     """
     load = case.demanded
+    load.refuse_turns("table of what an engine goes through")
     if load.concurrency is not None:
         raise InputError("concurrency", "has no trajectory over time", "give --rate or --stage")
     if load.rate is not None and load.requests is None:
