@@ -384,7 +384,6 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.guidellm": ("guidellm",),
     "physim.measured.inference_perf": ("inference-perf",),
     "physim.measured.ml_energy": ("ml-energy",),
-    "physim.inputs.fleet": ("words",),
     "physim.measured.profiles": ("profile-of-trace",),
     "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
     "physim.measured.row_rules": _OURS,

@@ -311,8 +311,8 @@ def test_recommend_says_whether_apart_beats_together():
     found = physim.recommend(
         "Qwen/Qwen3-8B", slo=["ttft_p90=2s", "itl_p99=30ms"], max_gpus=3, apart=True, **options
     )
-    split = found.apart
-    assert split.gpus == found.to_dict()["apart"]["gpus"] <= 3
+    split = found.split
+    assert split.gpus == found.to_dict()["split"]["gpus"] <= 3
     assert split.prediction.whole.latencies["itl"]["p99"] < 0.03
     assert split.replayed.method == "replay"
     bounds = ["ttft_p90=2s", "itl_p99=9ms"]

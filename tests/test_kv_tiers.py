@@ -340,7 +340,7 @@ def demand_of(number: int, popularity: str) -> Demand:
 def tiers(demand: Demand, blocks: float, host: float, copies: float, running: float) -> Any:
     limits = Limits(64, 2048, 10_000, blocks)
     below = HostTier(blocks=host, copies=copies, outputs=1.0 - copies)
-    on_gpu = prefix_hits(limits, demand, running)
+    on_gpu = prefix_hits(limits, demand, running, demand.rate, 0.0)
     return on_gpu, found_anywhere(limits, below, demand, running, on_gpu)
 
 

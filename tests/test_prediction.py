@@ -461,7 +461,9 @@ def test_what_is_no_number_does_not_leave():
     case = physim.Case.from_options(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2, input_tokens=500, output_tokens=100
     )
-    with pytest.raises(InputError, match="Qwen3-8B on h100_sxm, 2 req/s constant: the model finds"):
+    with pytest.raises(
+        InputError, match="Qwen3-8B on 1 x h100_sxm, 2 req/s constant: the model finds"
+    ):
         physim.predict_cases([case], Corrections(gemm_memory=math.nan))
 
 

@@ -153,7 +153,9 @@ def recommend(
 def _check_no_load(given: Mapping[str, Any]) -> None:
     """Refuses a load beside a profile."""
     for name, option in options_of(LoadRequest).items():
-        if name not in _OF_A_DAY and given.get(name, option.default) != option.default:
+        # Where commands take text, so is the default that they give.
+        own = given.get(name, option.default)
+        if name not in _OF_A_DAY and str(own) != str(option.default):
             raise InputError(option.flag, "is said by --profile", "leave it out")
 
 
@@ -210,7 +212,7 @@ def _print_recommendation(found: Recommendation) -> None:
 
 def _apart(found: Recommendation) -> str:
     """Whether prefill and decode apart beat both together."""
-    split, together = found.apart, found.choices[0].gpus
+    split, together = found.split, found.choices[0].gpus
     if split is None:
         return "Apart: no pools of prefill and decode keep to the objectives on as many GPUs."
     verdict = "fewer" if split.gpus < together else "more" if split.gpus > together else "as many"

@@ -99,13 +99,13 @@ class _Prompts:
     Queueing Theory, 1990): data-parallel ranks have a queue each.
 
     Attributes:
-        alone: A server whose prompts come alone.
+        lone: A server whose prompts come alone.
         servers: How many servers there are.
         arrival_cv2: Squared coefficient of variation of the times between their arrivals,
         prompt_cv2: and of the tokens that are computed of them.
     """
 
-    alone: Prediction
+    lone: Prediction
     servers: int
     arrival_cv2: float
     prompt_cv2: float
@@ -113,17 +113,17 @@ class _Prompts:
     @property
     def saturation_rps(self) -> float:
         """Prompts per second of all servers, at most."""
-        return self.servers * self.alone.pool.saturation_rps
+        return self.servers * self.lone.pool.saturation_rps
 
     @property
     def stay_s(self) -> float:
         """Mean time to first token of a prompt that comes alone, seconds."""
-        return self.alone.ttft_s or 0.0
+        return self.lone.ttft_s or 0.0
 
     @property
     def computed_s(self) -> float:
         """How long such a prompt is computed, mean, seconds."""
-        parts = self.alone.ttft_parts_s
+        parts = self.lone.ttft_parts_s
         return parts["prefill"] + parts["launches"]
 
     def wait_s(self, rate: float, chance: float) -> float:
@@ -136,8 +136,8 @@ class _Prompts:
         busy = rate / self.saturation_rps
         if busy >= 1.0:
             return math.inf
-        ranks = self.alone.pool.server.parallelism.dp
-        each_s = ranks / self.alone.pool.saturation_rps
+        ranks = self.lone.pool.server.parallelism.dp
+        each_s = ranks / self.lone.pool.saturation_rps
         return busy / (1.0 - busy) * each_s * (chance * self.arrival_cv2 + self.prompt_cv2) / 2.0
 
     def waits_s(self, rate: float, chance: float, count: int) -> Float[np.ndarray, " n"]:
@@ -251,7 +251,7 @@ class _Journey:
     @property
     def ttft_parts_s(self) -> dict[str, float]:
         """What the time to first token is spent on, seconds."""
-        parts = dict(self.prompts.alone.ttft_parts_s)
+        parts = dict(self.prompts.lone.ttft_parts_s)
         parts["queue"] += self.prompts.wait_s(self.rate, self.chance)
         admission_s = sum(self.second.ttft_parts_s.values()) - self.handed_s
         return parts | {"transfer": self.between_s, "admission": admission_s}
@@ -267,7 +267,7 @@ class _Journey:
             answer_s: and from it to the last.
             wave: The share of requests in a first wave, and what these wait more, mean, seconds.
         """
-        mine, theirs = self.prompts.alone.whole.requests, calm.second.whole.requests
+        mine, theirs = self.prompts.lone.whole.requests, calm.second.whole.requests
         rng, count = np.random.default_rng(0), len(mine.ttft_s)
         others = rng.permutation(count)
         ttft = mine.ttft_s + theirs.ttft_s[others]

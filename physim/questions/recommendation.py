@@ -131,7 +131,7 @@ class Recommendation:
         asked: What is asked.
         servers: All servers that were searched, each with every number of replicas.
         refused: How many more cannot be, by the reason.
-        apart: The best pools with prefill and decode apart; None where none keeps to the objectives
+        split: The best pools with prefill and decode apart; None where none keeps to the objectives
             or was asked for.
     """
 
@@ -139,7 +139,7 @@ class Recommendation:
     asked: Requirements
     servers: Servers = field(repr=False)
     refused: Mapping[str, int] = field(repr=False)
-    apart: Split | None = None
+    split: Split | None = None
 
     @functools.cached_property
     def tradeoff(self) -> Tradeoff:
@@ -153,7 +153,7 @@ class Recommendation:
             "objectives": {one.name: one.seconds for one in self.asked.objectives},
             "searched": len(self.servers.cases),
             "refused": dict(self.refused),
-            "apart": None if self.apart is None else self.apart.to_dict(),
+            "split": None if self.split is None else self.split.to_dict(),
         }
 
     def to_frame(self) -> pd.DataFrame:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# In turn; by chance; to the one with the fewest requests, or KV blocks in use; by the scores of
+# prefix, free cache and queue of llm-d; and to the one that a prefix was sent to before, as the
+# router of an engine does.
 ROUTERS = (
     ROUND_ROBIN,
     RANDOM,
@@ -10,8 +13,6 @@ ROUTERS = (
     PREFIX_SCORES,
     CACHE_AWARE,
 ) = ("round_robin", "random", "least_requests", "least_kv", "prefix_scores", "cache_aware")
-"""In turn; by chance; to the one with the fewest requests, or KV blocks in use; by llm-d's scores
-of prefix, free cache and queue; and where SGLang's router sent the prefix before."""
 
+# Those that send requests of one prefix to one server.
 BY_PREFIX = (PREFIX_SCORES, CACHE_AWARE)
-"""Those that send requests of one prefix to one server."""
