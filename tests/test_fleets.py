@@ -13,6 +13,7 @@ from physim.cli import app
 from physim.errors import InputError
 from physim.inputs.fleet import pool_options
 from physim.inputs.pool_load import shared_out
+from physim.prediction.commands import serve_commands
 from physim.prediction.replayed import replay_load
 from physim.replay.routers import router_named
 from physim.replay.segment import Segment
@@ -320,3 +321,25 @@ def test_recommend_says_whether_apart_beats_together():
         InputError, match=r"missed by all .* serve them apart: 1 x \(tp 1\) prefill"
     ):
         physim.recommend("Qwen/Qwen3-8B", slo=bounds, max_gpus=3, apart=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (
+            "vllm",
+            '--kv-transfer-config \'{"kv_connector": "NixlConnector", "kv_role": "kv_both"}\'',
+        ),
+        ("sglang", "--disaggregation-mode"),
+        ("trtllm", "cache_transceiver_config: {backend: DEFAULT}"),
+    ],
+)
+def test_commands_start_a_server_of_each_pool(engine, words):
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", engine=engine, **APART)
+    commands = serve_commands(case)
+    assert list(commands) == ["prefill_command", "decode_command"]
+    assert all(words in command for command in commands.values())
+    replicas = physim.Case.from_options(MODEL, gpu="h100_sxm", engine=engine, replicas=3)
+    alone = physim.Case.from_options(MODEL, gpu="h100_sxm", engine=engine)
+    assert serve_commands(replicas) == serve_commands(alone)
+    assert words not in serve_commands(alone)["serve_command"]

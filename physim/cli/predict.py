@@ -163,14 +163,18 @@ def predict(
             # To be pasted, so in one piece.
             print_line(line)
     if plot is not None:
-        from physim.plot import draw_by_length, draw_deployment, draw_timeline
+        from physim.plot import draw_by_length, draw_deployment, draw_timeline, draw_way
 
         if by_length:
             write(lambda: draw_by_length(prediction), plot)
         elif prediction.timeline is not None:
             write(lambda: draw_timeline(prediction), plot)
+        elif len(prediction.pools) > 1:
+            write(lambda: draw_way(prediction), plot)
         else:
-            write(lambda: draw_deployment(case, fit=fit), plot)
+            # Of replicas one under its share of the load.
+            server = case.of_pool(case.service.pools[0])
+            write(lambda: draw_deployment(server, fit=fit), plot)
 
 
 def _check_alone(check: bool, trace: Path | None, method: str | None) -> None:
@@ -185,10 +189,10 @@ def _check_alone(check: bool, trace: Path | None, method: str | None) -> None:
 
 
 def _commands(case: Case) -> dict[str, str]:
-    """The commands that start the server and, if there is a load, put it under that."""
-    from physim.prediction.commands import bench_command, serve_command
+    """The commands that start servers and, if there is a load, put them under that."""
+    from physim.prediction.commands import bench_command, serve_commands
 
-    commands = {"serve_command": serve_command(case)}
+    commands = serve_commands(case)
     return commands | ({"bench_command": bench_command(case)} if case.load else {})
 
 

@@ -36,6 +36,7 @@ class Launch:
         draft: What proposes tokens, of `physim.models.drafts.METHODS`; None for nothing.
         draft_tokens: Tokens that it proposes in each step.
         draft_model: The draft's name; None where it has none.
+        phase: What requests do there, ``prefill`` or ``decode``; None for both.
         captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
             default.
         kv_host_bytes: The host's memory for KV blocks of all GPUs together, bytes; None for none.
@@ -57,6 +58,7 @@ class Launch:
     draft: str | None = None
     draft_tokens: int = 0
     draft_model: str | None = None
+    phase: str | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ def _launch(server: Launch) -> LaunchCommand:
             "--cuda-graph-max-bs": server.captured_tokens,
         }
     )
+    # docs/advanced_features/pd_disaggregation.md
+    words += words_of({"--disaggregation-mode": server.phase})
     if server.kv_host_bytes is not None:
         size = server.kv_host_bytes / layout.gpus / 1e9
         words += ["--enable-hierarchical-cache", "--hicache-size", f"{size:g}"]

@@ -36,6 +36,9 @@ def _launch(server: Launch) -> LaunchCommand:
     lines = [f"cuda_graph_config: {graphs}"]
     lines += ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
+    if server.phase is not None:
+        # docs/source/features/disagg-serving.md
+        lines.append("cache_transceiver_config: {backend: DEFAULT}")
     if server.kv_host_bytes is not None:
         # The file's settings of the cache take the place of all that options say of it.
         cache["host_cache_size"] = f"{server.kv_host_bytes / layout.gpus:.0f}"

@@ -22,6 +22,8 @@ from physim.models.parallelism import Parallelism
 # A value up to what ends it in a dictionary, a list of arguments or a sentence.
 _VALUE = r"([^\s)}\]]+?)(?=[.;]?(?:[\s)}\]]|,(?!\d)|$))"
 
+_TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+
 
 def _launch(server: Launch) -> LaunchCommand:
     layout = server.parallelism
@@ -45,6 +47,9 @@ def _launch(server: Launch) -> LaunchCommand:
     )
     if server.kv_cache_dtype is not None:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
+    if server.phase is not None:
+        # docs/features/nixl_connector_usage.md: of either kind of server.
+        words += ["--kv-transfer-config", json.dumps(_TRANSFER)]
     if server.draft is not None:
         words += ["--speculative-config", json.dumps(_speculative(server))]
     if server.kv_host_bytes is not None:

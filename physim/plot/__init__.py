@@ -32,6 +32,7 @@ from physim.plot.steps import (
     draw_roofline,
 )
 from physim.plot.tables import draw_table
+from physim.plot.way import draw_way
 
 __all__ = [
     "draw_breakdown",
@@ -58,5 +59,6 @@ __all__ = [
     "draw_surface",
     "draw_table",
     "draw_timeline",
+    "draw_way",
     "save",
 ]

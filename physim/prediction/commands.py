@@ -44,11 +44,28 @@ def _letter(letter: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in letter.encode(errors="surrogateescape"))
 
 
-def serve_command(case: Case) -> str:
+def serve_commands(case: Case) -> dict[str, str]:
+    """The commands that start a server of each pool of a case, by name.
+
+    Args:
+        case: The case, of one server or of several.
+    """
+    pools = case.service.pools
+    if len(pools) == 1:
+        return {"serve_command": serve_command(case.with_server(pools[0].server))}
+    return {
+        f"{phase}_command": serve_command(case.with_server(pool.server), phase)
+        for pool in pools
+        for phase in pool.phases
+    }
+
+
+def serve_command(case: Case, phase: str | None = None) -> str:
     """The command that starts a case's server, every limit given.
 
-    Raises:
-        InputError: The engine has none that is known.
+    Args:
+        case: The case.
+        phase: What requests do there, of `physim.service.phases.PHASES`; None for both.
     """
     server, sizes = case.server, case.server.sizes
     is_default = server.kv_cache_dtype == case.model.kv_cache_dtype
@@ -70,6 +87,7 @@ def serve_command(case: Case) -> str:
             draft_model=server.draft.named if server.draft else None,
             captured_tokens=server.captured_tokens,
             kv_host_bytes=server.host_bytes,
+            phase=phase,
         )
     )
     command = in_shell(found.words)
