@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
@@ -20,11 +19,13 @@ from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
-from physim.prediction.requests import Requests
+from physim.prediction.arrays import step_model_of
+from physim.prediction.journeys import Journey, Prompts, Way
 from physim.prediction.results import Prediction
-from physim.service.phases import DECODE, PREFILL
 from physim.service.server import Server
 from physim.service.service import Pool
+from physim.step.batch import Batch
+from physim.step.many_batches import total_seconds
 
 Predict = Callable[[Sequence[Case], Sequence[Corrections]], list[Prediction]]
 """Predicts cases of one server each."""
@@ -40,245 +41,6 @@ _MORE_SLOTS = 16
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
-
-
-@dataclass(frozen=True)
-class _Way:
-    """What a request passes where prefill and decode are apart.
-
-    Attributes:
-        first: The pool that computes its prompt,
-        second: and the one that generates.
-        transfer_s: How long its KV blocks take to be sent, all of them, seconds.
-        latency_s: What it waits between the pools beside that, seconds.
-        hidden: Share of them that may be sent while its prompt is computed.
-    """
-
-    first: Pool
-    second: Pool
-    transfer_s: float
-    latency_s: float
-    hidden: float
-
-    @classmethod
-    def of_case(cls, case: Case) -> _Way:
-        """The way of a case's requests."""
-        service, load = case.service, case.demanded
-        first, second = (service.pool_of(phase) for phase in (PREFILL, DECODE))
-        link = service.link
-        assert link is not None
-        layers = case.model.layers if link.by_layer else 1
-        each_s = link.token_s(first.server, second.server)
-        return cls(first, second, each_s * load.mean_input, link.latency_s, 1.0 - 1.0 / layers)
-
-    @property
-    def most_rps(self) -> float:
-        """Requests per second whose KV blocks are sent at most."""
-        return self.first.replicas / self.transfer_s
-
-    def between_s(self, prefill_s: float, rate: float) -> float:
-        """Time from the end of a prompt until its KV blocks are in the other pool, mean, seconds.
-
-        Servers send those of one request after the other; as many wait as in an M/D/1 queue.
-
-        Args:
-            prefill_s: How long its prompt is computed.
-            rate: Requests per second.
-        """
-        exposed_s = max(self.transfer_s - prefill_s, (1.0 - self.hidden) * self.transfer_s)
-        busy = min(rate * exposed_s / self.first.replicas, _MOST)
-        return self.latency_s + exposed_s * (1.0 + busy / (2.0 * (1.0 - busy)))
-
-
-@dataclass(frozen=True)
-class _Prompts:
-    """Servers that compute prompts: a queue of them, each before its one stay.
-
-    Their wait is that of a queue with one server, by the variation of the times between arrivals
-    and of the prompts (Allen and Cunneen's approximation; Allen, Probability, Statistics and
-    Queueing Theory, 1990): data-parallel ranks have a queue each.
-
-    Attributes:
-        lone: A server whose prompts come alone.
-        servers: How many servers there are.
-        arrival_cv2: Squared coefficient of variation of the times between their arrivals,
-        prompt_cv2: and of the tokens that are computed of them.
-    """
-
-    lone: Prediction
-    servers: int
-    arrival_cv2: float
-    prompt_cv2: float
-
-    @property
-    def saturation_rps(self) -> float:
-        """Prompts per second of all servers, at most."""
-        return self.servers * self.lone.pool.saturation_rps
-
-    @property
-    def stay_s(self) -> float:
-        """Mean time to first token of a prompt that comes alone, seconds."""
-        return self.lone.ttft_s or 0.0
-
-    @property
-    def computed_s(self) -> float:
-        """How long such a prompt is computed, mean, seconds."""
-        parts = self.lone.ttft_parts_s
-        return parts["prefill"] + parts["launches"]
-
-    def wait_s(self, rate: float, chance: float) -> float:
-        """Mean time that prompts wait for others, seconds; infinite where more come than can.
-
-        Args:
-            rate: Prompts per second, of all servers.
-            chance: How far they come by chance, from 0 to 1.
-        """
-        busy = rate / self.saturation_rps
-        if busy >= 1.0:
-            return math.inf
-        ranks = self.lone.pool.server.parallelism.dp
-        each_s = ranks / self.lone.pool.saturation_rps
-        return busy / (1.0 - busy) * each_s * (chance * self.arrival_cv2 + self.prompt_cv2) / 2.0
-
-    def waits_s(self, rate: float, chance: float, count: int) -> Float[np.ndarray, " n"]:
-        """What some prompts wait that stand for all, seconds: of a share nothing, of others longer.
-
-        Those that wait do so for an exponential time, as where most servers' time is taken.
-
-        Args:
-            rate: Prompts per second, of all servers.
-            chance: How far they come by chance, from 0 to 1.
-            count: How many prompts.
-        """
-        mean, busy = self.wait_s(rate, chance), rate / self.saturation_rps
-        places = (np.arange(count) + 0.5) / count
-        beyond = np.maximum(places - (1.0 - busy), 0.0) / max(busy, 1e-9)
-        waits = -mean / max(busy, 1e-9) * np.log1p(-beyond)
-        return np.random.default_rng(1).permutation(waits)
-
-
-@dataclass(frozen=True)
-class _Journey:
-    """What pools make of the requests that pass them.
-
-    Attributes:
-        way: The pools and what is between them.
-        rate: Requests per second that come.
-        prompts: The servers that compute prompts.
-        second: A server that generates.
-        answer_cv2: Of clients, the squared coefficient of variation of their answers' lengths; None
-            for requests that come at a rate.
-    """
-
-    way: _Way
-    rate: float
-    prompts: _Prompts
-    second: Prediction
-    answer_cv2: float | None = None
-
-    @property
-    def saturation_rps(self) -> float:
-        """Requests per second that all pools and what is between them can do."""
-        second = self.way.second.replicas * self.second.pool.saturation_rps
-        return min(self.way.most_rps, self.prompts.saturation_rps, second)
-
-    def saturating_as(self, other: _Journey) -> _Journey:
-        """The same, with the server that generates of another and its saturation throughput.
-
-        Args:
-            other: The other.
-        """
-        known = other.second.pool
-        pool = replace(self.second.pool, server=known.server, saturation_rps=known.saturation_rps)
-        return replace(self, second=replace(self.second, pools=(pool,)))
-
-    @property
-    def requests_per_s(self) -> float:
-        """Requests per second that are completed."""
-        return min(self.rate, self.saturation_rps)
-
-    @property
-    def between_s(self) -> float:
-        """Time between the pools, mean, seconds."""
-        return self.way.between_s(self.prompts.computed_s, self.requests_per_s)
-
-    @property
-    def handed_s(self) -> float:
-        """Time from when a request has room in the second pool until its step there ends.
-
-        A token that came with it is given out before.
-        """
-        if not self.way.second.server.policy.hands_first_token:
-            return 0.0
-        parts = self.second.ttft_parts_s
-        return parts.get("prefill", 0.0) + parts.get("launches", 0.0)
-
-    @property
-    def chance(self) -> float:
-        """How far prompts come by chance, from 0 to 1.
-
-        Clients whose answers take as long come back in the order and at the distances in which
-        their prompts were computed; the more their answers differ, in times between prompts, the
-        less is left of that.
-        """
-        if self.answer_cv2 is None:
-            return 1.0
-        apart = self.answer_cv2 * (self.rate * self.answer_s) ** 2
-        return apart / (1.0 + apart) if math.isfinite(apart) else 1.0
-
-    @property
-    def ttft_s(self) -> float:
-        """Mean time to first token, seconds; infinite where a queue grows without end."""
-        if self.second.ttft_s is None or self.rate > self.way.most_rps:
-            return math.inf
-        before_s = (
-            self.prompts.stay_s + self.prompts.wait_s(self.rate, self.chance) + self.between_s
-        )
-        return before_s + self.second.ttft_s - self.handed_s
-
-    @property
-    def answer_s(self) -> float:
-        """Mean time from the first token to the last, seconds."""
-        if self.second.e2e_s is None or self.second.ttft_s is None:
-            return math.inf
-        return self.second.e2e_s - self.second.ttft_s + self.handed_s
-
-    @property
-    def e2e_s(self) -> float:
-        """Mean time of a request, seconds; infinite where a queue grows without end."""
-        return self.ttft_s + self.answer_s
-
-    @property
-    def ttft_parts_s(self) -> dict[str, float]:
-        """What the time to first token is spent on, seconds."""
-        parts = dict(self.prompts.lone.ttft_parts_s)
-        parts["queue"] += self.prompts.wait_s(self.rate, self.chance)
-        admission_s = sum(self.second.ttft_parts_s.values()) - self.handed_s
-        return parts | {"transfer": self.between_s, "admission": admission_s}
-
-    def requests(
-        self, calm: _Journey, ttft_s: float, answer_s: float, wave: tuple[float, float]
-    ) -> Requests:
-        """Requests that stand for all, whose waits at the pools say nothing of each other.
-
-        Args:
-            calm: What their waits differ by.
-            ttft_s: Their mean time to first token, but for the first wave,
-            answer_s: and from it to the last.
-            wave: The share of requests in a first wave, and what these wait more, mean, seconds.
-        """
-        mine, theirs = self.prompts.lone.whole.requests, calm.second.whole.requests
-        rng, count = np.random.default_rng(0), len(mine.ttft_s)
-        others = rng.permutation(count)
-        ttft = mine.ttft_s + theirs.ttft_s[others]
-        ttft += self.prompts.waits_s(calm.rate, calm.chance, count)
-        ttft = np.maximum(ttft + ttft_s - np.mean(ttft), 0.0)
-        share, later_s = wave
-        first = rng.permutation(count)[: round(share * count)]
-        ttft[first] += np.linspace(0.0, 2.0 * later_s, len(first))
-        answer = (theirs.e2e_s - theirs.ttft_s)[others]
-        answer = np.maximum(answer + answer_s - np.mean(answer), 0.0)
-        return Requests(ttft, theirs.tpot_s[others], ttft + answer, mine.input_tokens)
 
 
 def predict_apart(
@@ -325,7 +87,7 @@ class _Services:
     ) -> None:
         self.cases = [replace(case, load=_at_rate(case.demanded)) for case in cases]
         self._corrections, self._predict = corrections, predict
-        self._ways = [_Way.of_case(case) for case in cases]
+        self._ways = [Way.of_case(case) for case in cases]
         # Clients of a data-parallel rank that generates, were all of them there at once.
         self._together = [
             _clients_of_rank(case, way.second) for case, way in zip(cases, self._ways, strict=True)
@@ -341,16 +103,17 @@ class _Services:
             corrections,
         )
         self.prompts = [
-            _Prompts(
+            Prompts(
                 one,
+                min(one.pool.saturation_rps, _full_steps_rps(case, scaled)),
                 way.first.replicas,
                 case.demanded.arrival_cv2,
                 case.demanded.moments().new_cv2,
             )
-            for one, way, case in zip(alone, self._ways, own, strict=True)
+            for one, way, case, scaled in zip(alone, self._ways, own, corrections, strict=True)
         ]
 
-    def at_rates(self, rates: Sequence[float], slots: bool = True) -> list[_Journey]:
+    def at_rates(self, rates: Sequence[float], slots: bool = True) -> list[Journey]:
         """What pools make of so many requests per second of each case.
 
         Args:
@@ -366,7 +129,7 @@ class _Services:
         seconds = self._predict(passed, self._corrections)
         columns = every, seconds, self._answers_cv2
         return [
-            _Journey(way, rate, prompts, second, answer_cv2)
+            Journey(way, rate, prompts, second, answer_cv2)
             for (_, way, prompts, rate), second, answer_cv2 in zip(*columns, strict=True)
         ]
 
@@ -377,6 +140,38 @@ class _Services:
             for case, way, rate in zip(self.cases, self._ways, rates, strict=True)
         ]
         return self._predict(some, self._corrections)
+
+
+def _full_steps_rps(case: Case, corrections: Corrections) -> float:
+    """Prompts per second of a server all of whose steps are full, one prompt in two of them.
+
+    Of a prompt of ``n`` tokens that a step's end cuts anywhere, a sixth of ``n ** 2`` is the mean
+    product of what is computed and what was before; as much twice is missing of the squares.
+
+    Args:
+        case: The server and its prompts.
+        corrections: Corrections of its steps.
+    """
+    server, moments = case.server, case.demanded.moments()
+    budget, ranks = float(server.sizes.max_num_batched_tokens), server.parallelism.dp
+    if moments.new > budget or server.parallelism.pp > 1:
+        # Prompts fill several steps, or several steps are under way.
+        return math.inf
+    count, square = budget / moments.new, moments.new**2 * (1.0 + moments.new_cv2)
+    model = step_model_of(case, corrections)
+    batch = Batch(
+        decode_requests=0.0,
+        query_tokens=1.0,
+        attended=np.zeros(len(model.ops.windows)),
+        prefill_requests=count + 1.0,
+        prefill_tokens=budget,
+        prefill_squares=count * square - square / 3.0,
+        cached_tokens=count * moments.cached + moments.new / 2.0,
+        cached_products=budget * moments.cached + square / 6.0,
+        prompts_elsewhere=(ranks - 1) * budget,
+    )
+    (step_s,) = total_seconds(model, batch).tolist()
+    return float(ranks * count / step_s)
 
 
 def _clients_of_rank(case: Case, pool: Pool) -> int:
@@ -463,7 +258,7 @@ def _slots(pool: Pool) -> int:
 
 
 def _of_waits(
-    case: Case, one: _Journey, calm: _Journey, first: Prediction, rate: float
+    case: Case, one: Journey, calm: Journey, first: Prediction, rate: float
 ) -> Prediction:
     """The prediction for clients: they wait for whatever they do not spend on their answers.
 
@@ -493,12 +288,12 @@ def _of_waits(
 
 def _prediction(
     case: Case,
-    one: _Journey,
+    one: Journey,
     first: Prediction,
     ttft_s: float,
     rate: float,
     parts: Mapping[str, float],
-    calm: _Journey | None = None,
+    calm: Journey | None = None,
     wave: tuple[float, float] = (0.0, 0.0),
 ) -> Prediction:
     """The prediction of a service from its pools'.
@@ -518,11 +313,14 @@ def _prediction(
     pools = tuple(
         replace(
             own.pool,
-            saturation_rps=pool.replicas * own.pool.saturation_rps,
+            saturation_rps=pool.replicas * most,
             replicas=pool.replicas,
             phases=pool.phases,
         )
-        for pool, own in ((one.way.first, first), (one.way.second, one.second))
+        for pool, own, most in (
+            (one.way.first, first, one.prompts.most_rps),
+            (one.way.second, one.second, one.second.pool.saturation_rps),
+        )
     )
     whole = replace(one.second.whole, rate=load.rate)
     latencies = {name: row for name, row in whole.latencies.items() if name in ("itl", "tpot")}

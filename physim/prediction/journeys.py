@@ -1,0 +1,259 @@
+"""What a request passes where prefill and decode are apart, and how long that takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.inputs.case import Case
+from physim.prediction.requests import Requests
+from physim.prediction.results import Prediction
+from physim.service.phases import DECODE, PREFILL
+from physim.service.service import Pool
+
+# Share of its time that a link is taken at most, beyond which a wait would have no end.
+_BUSIEST = 0.95
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a request passes where prefill and decode are apart.
+
+    Attributes:
+        first: The pool that computes its prompt,
+        second: and the one that generates.
+        transfer_s: How long its KV blocks take to be sent, all of them, seconds.
+        latency_s: What it waits between the pools beside that, seconds.
+        hidden: Share of them that may be sent while its prompt is computed.
+    """
+
+    first: Pool
+    second: Pool
+    transfer_s: float
+    latency_s: float
+    hidden: float
+
+    @classmethod
+    def of_case(cls, case: Case) -> Way:
+        """The way of a case's requests."""
+        service, load = case.service, case.demanded
+        first, second = (service.pool_of(phase) for phase in (PREFILL, DECODE))
+        link = service.link
+        assert link is not None
+        layers = case.model.layers if link.by_layer else 1
+        each_s = link.token_s(first.server, second.server)
+        return cls(first, second, each_s * load.mean_input, link.latency_s, 1.0 - 1.0 / layers)
+
+    @property
+    def most_rps(self) -> float:
+        """Requests per second whose KV blocks are sent at most."""
+        return self.first.replicas / self.transfer_s
+
+    def between_s(self, prefill_s: float, rate: float) -> float:
+        """Time from the end of a prompt until its KV blocks are in the other pool, mean, seconds.
+
+        Servers send those of one request after the other; as many wait as in an M/D/1 queue.
+
+        Args:
+            prefill_s: How long its prompt is computed.
+            rate: Requests per second.
+        """
+        exposed_s = max(self.transfer_s - prefill_s, (1.0 - self.hidden) * self.transfer_s)
+        busy = min(rate * exposed_s / self.first.replicas, _BUSIEST)
+        return self.latency_s + exposed_s * (1.0 + busy / (2.0 * (1.0 - busy)))
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Servers that compute prompts: a queue of them, each before its one stay.
+
+    Their wait is that of a queue with one server, by the variation of the times between arrivals
+    and of the prompts (Allen and Cunneen's approximation; Allen, Probability, Statistics and
+    Queueing Theory, 1990): data-parallel ranks have a queue each.
+
+    Attributes:
+        lone: A server whose prompts come alone.
+        most_rps: Prompts per second of a server, at most.
+        servers: How many servers there are.
+        arrival_cv2: Squared coefficient of variation of the times between their arrivals,
+        prompt_cv2: and of the tokens that are computed of them.
+    """
+
+    lone: Prediction
+    most_rps: float
+    servers: int
+    arrival_cv2: float
+    prompt_cv2: float
+
+    @property
+    def saturation_rps(self) -> float:
+        """Prompts per second of all servers, at most."""
+        return self.servers * self.most_rps
+
+    @property
+    def stay_s(self) -> float:
+        """Mean time to first token of a prompt that comes alone, seconds."""
+        return self.lone.ttft_s or 0.0
+
+    @property
+    def computed_s(self) -> float:
+        """How long such a prompt is computed, mean, seconds."""
+        parts = self.lone.ttft_parts_s
+        return parts["prefill"] + parts["launches"]
+
+    def wait_s(self, rate: float, chance: float) -> float:
+        """Mean time that prompts wait for others, seconds; infinite where more come than can.
+
+        Args:
+            rate: Prompts per second, of all servers.
+            chance: How far they come by chance, from 0 to 1.
+        """
+        busy = rate / self.saturation_rps
+        if busy >= 1.0:
+            return math.inf
+        ranks = self.lone.pool.server.parallelism.dp
+        each_s = ranks / self.most_rps
+        return busy / (1.0 - busy) * each_s * (chance * self.arrival_cv2 + self.prompt_cv2) / 2.0
+
+    def waits_s(self, rate: float, chance: float, count: int) -> Float[np.ndarray, " n"]:
+        """What some prompts wait that stand for all, seconds: of a share nothing, of others longer.
+
+        Those that wait do so for an exponential time, as where most servers' time is taken.
+
+        Args:
+            rate: Prompts per second, of all servers.
+            chance: How far they come by chance, from 0 to 1.
+            count: How many prompts.
+        """
+        mean, busy = self.wait_s(rate, chance), rate / self.saturation_rps
+        places = (np.arange(count) + 0.5) / count
+        beyond = np.maximum(places - (1.0 - busy), 0.0) / max(busy, 1e-9)
+        waits = -mean / max(busy, 1e-9) * np.log1p(-beyond)
+        return np.random.default_rng(1).permutation(waits)
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What pools make of the requests that pass them.
+
+    Attributes:
+        way: The pools and what is between them.
+        rate: Requests per second that come.
+        prompts: The servers that compute prompts.
+        second: A server that generates.
+        answer_cv2: Of clients, the squared coefficient of variation of their answers' lengths; None
+            for requests that come at a rate.
+    """
+
+    way: Way
+    rate: float
+    prompts: Prompts
+    second: Prediction
+    answer_cv2: float | None = None
+
+    @property
+    def saturation_rps(self) -> float:
+        """Requests per second that all pools and what is between them can do."""
+        second = self.way.second.replicas * self.second.pool.saturation_rps
+        return min(self.way.most_rps, self.prompts.saturation_rps, second)
+
+    def saturating_as(self, other: Journey) -> Journey:
+        """The same, with the server that generates of another and its saturation throughput.
+
+        Args:
+            other: The other.
+        """
+        known = other.second.pool
+        pool = replace(self.second.pool, server=known.server, saturation_rps=known.saturation_rps)
+        return replace(self, second=replace(self.second, pools=(pool,)))
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests per second that are completed."""
+        return min(self.rate, self.saturation_rps)
+
+    @property
+    def between_s(self) -> float:
+        """Time between the pools, mean, seconds."""
+        return self.way.between_s(self.prompts.computed_s, self.requests_per_s)
+
+    @property
+    def handed_s(self) -> float:
+        """Time from when a request has room in the second pool until its step there ends.
+
+        A token that came with it is given out before.
+        """
+        if not self.way.second.server.policy.hands_first_token:
+            return 0.0
+        parts = self.second.ttft_parts_s
+        return parts.get("prefill", 0.0) + parts.get("launches", 0.0)
+
+    @property
+    def chance(self) -> float:
+        """How far prompts come by chance, from 0 to 1.
+
+        Clients whose answers take as long come back in the order and at the distances in which
+        their prompts were computed; the more their answers differ, in times between prompts, the
+        less is left of that.
+        """
+        if self.answer_cv2 is None:
+            return 1.0
+        apart = self.answer_cv2 * (self.rate * self.answer_s) ** 2
+        return apart / (1.0 + apart) if math.isfinite(apart) else 1.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean time to first token, seconds; infinite where a queue grows without end."""
+        if self.second.ttft_s is None or self.rate > self.way.most_rps:
+            return math.inf
+        before_s = (
+            self.prompts.stay_s + self.prompts.wait_s(self.rate, self.chance) + self.between_s
+        )
+        return before_s + self.second.ttft_s - self.handed_s
+
+    @property
+    def answer_s(self) -> float:
+        """Mean time from the first token to the last, seconds."""
+        if self.second.e2e_s is None or self.second.ttft_s is None:
+            return math.inf
+        return self.second.e2e_s - self.second.ttft_s + self.handed_s
+
+    @property
+    def e2e_s(self) -> float:
+        """Mean time of a request, seconds; infinite where a queue grows without end."""
+        return self.ttft_s + self.answer_s
+
+    @property
+    def ttft_parts_s(self) -> dict[str, float]:
+        """What the time to first token is spent on, seconds."""
+        parts = dict(self.prompts.lone.ttft_parts_s)
+        parts["queue"] += self.prompts.wait_s(self.rate, self.chance)
+        admission_s = sum(self.second.ttft_parts_s.values()) - self.handed_s
+        return parts | {"transfer": self.between_s, "admission": admission_s}
+
+    def requests(
+        self, calm: Journey, ttft_s: float, answer_s: float, wave: tuple[float, float]
+    ) -> Requests:
+        """Requests that stand for all, whose waits at the pools say nothing of each other.
+
+        Args:
+            calm: What their waits differ by.
+            ttft_s: Their mean time to first token, but for the first wave,
+            answer_s: and from it to the last.
+            wave: The share of requests in a first wave, and what these wait more, mean, seconds.
+        """
+        mine, theirs = self.prompts.lone.whole.requests, calm.second.whole.requests
+        rng, count = np.random.default_rng(0), len(mine.ttft_s)
+        others = rng.permutation(count)
+        ttft = mine.ttft_s + theirs.ttft_s[others]
+        ttft += self.prompts.waits_s(calm.rate, calm.chance, count)
+        ttft = np.maximum(ttft + ttft_s - np.mean(ttft), 0.0)
+        share, later_s = wave
+        first = rng.permutation(count)[: round(share * count)]
+        ttft[first] += np.linspace(0.0, 2.0 * later_s, len(first))
+        answer = (theirs.e2e_s - theirs.ttft_s)[others]
+        answer = np.maximum(answer + answer_s - np.mean(answer), 0.0)
+        return Requests(ttft, theirs.tpot_s[others], ttft + answer, mine.input_tokens)
