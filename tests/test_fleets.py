@@ -316,7 +316,7 @@ def test_recommend_says_whether_apart_beats_together():
     assert split.gpus == found.to_dict()["split"]["gpus"] <= 3
     assert split.prediction.whole.latencies["itl"]["p99"] < 0.03
     assert split.replayed.method == "replay"
-    bounds = ["ttft_p90=2s", "itl_p99=9ms"]
+    bounds = ["ttft_p90=2s", "itl_p99=8ms"]
     with pytest.raises(
         InputError, match=r"missed by all .* serve them apart: 1 x \(tp 1\) prefill"
     ):
