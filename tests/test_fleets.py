@@ -166,7 +166,7 @@ def test_pools_apart_in_the_fluid_are_those_of_the_replay(rate):
     assert abs(found["ttft", "mean"]) < 0.04
     assert abs(found["ttft", "p90"]) < 0.1
     assert abs(found["itl", "mean"]) < 0.02
-    assert abs(found["e2e", "mean"]) < 0.01
+    assert abs(found["e2e", "mean"]) < 0.015
 
 
 def test_what_first_tokens_of_pools_apart_are_spent_on():
