@@ -33,14 +33,14 @@ _REQUESTS = 100_000
 def options_of(rng: np.random.Generator, kind: str, number: int) -> dict[str, Any]:
     """A random fleet, and the lengths of its requests."""
     lengths = physim.Lengths
-    prompt, answer = np.exp(rng.uniform(np.log([100, 20]), np.log([6000, 500])))
+    prompt, answer = np.exp(rng.uniform(np.log([100, 20]), np.log([5000, 500])))
     options: dict[str, Any] = {
         "gpu": str(rng.choice(["h100_sxm", "h200_sxm"])),
         "tp": 2,
         "engine": _ENGINES[number % 3],
         "max_model_len": 32_768,
-        "input_tokens": lengths.gamma(float(prompt), float(rng.uniform(0.1, 0.8) * prompt)),
-        "output_tokens": lengths.gamma(float(answer), float(rng.uniform(0.1, 0.8) * answer)),
+        "input_tokens": lengths.gamma(float(prompt), float(rng.uniform(0.1, 0.5) * prompt)),
+        "output_tokens": lengths.gamma(float(answer), float(rng.uniform(0.1, 0.5) * answer)),
     }
     if kind == "replicas":
         routers = [name for name in ROUTERS if name != "least_kv"]

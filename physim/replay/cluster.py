@@ -164,6 +164,8 @@ class Cluster:
         # Requests on their way to the schedulers of each pool, by when they reach it, and the next.
         self._coming: list[list[tuple[float, int, Request]]] = [[] for _ in pools]
         self._next_s = math.inf
+        # Whether what servers do brings requests: clients who are answered, or another pool.
+        self._servers_send = len(pools) > 1 or workload.follows
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
         # Until when each server sends what it has sent on so far.
         self._taken_s: dict[ReplayServer, float] = {}
@@ -180,6 +182,8 @@ class Cluster:
                 when one has ended.
         """
         next_s = self._next_s
+        if not self._servers_send:
+            return next_s
         for other in self.servers:
             if other is not server and not other.asleep:
                 next_s = min(next_s, other.next_end_s)

@@ -178,6 +178,11 @@ class Workload:
     longest: int
     follow: Follow = field(default=_none)
 
+    @property
+    def follows(self) -> bool:
+        """Whether any request may follow from another."""
+        return self.follow is not _none
+
 
 def check_seed(seed: int) -> None:
     """Refuses a seed that no generator takes.
