@@ -661,6 +661,7 @@ def pictures(case, prediction):
         "draw_surface": lambda: plot.draw_surface(Grid((("k", knots),), np.zeros(2)), EVIL),
         "draw_table": lambda: plot.draw_table(step_times),
         "draw_timeline": lambda: plot.draw_timeline(replace(prediction, timeline=timeline)),
+        "draw_way": lambda: plot.draw_way(prediction),
         "draw_tradeoff": lambda: draw_tradeoff(points, [case]),
     }
 

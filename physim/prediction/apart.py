@@ -20,7 +20,7 @@ from physim.inputs.load import Load
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.prediction.arrays import step_model_of
-from physim.prediction.journeys import Journey, Prompts, Way
+from physim.prediction.journeys import Journey, PromptQueue, Way
 from physim.prediction.results import Prediction
 from physim.service.server import Server
 from physim.service.service import Pool
@@ -103,7 +103,7 @@ class _Services:
             corrections,
         )
         self.prompts = [
-            Prompts(
+            PromptQueue(
                 one,
                 min(one.pool.saturation_rps, _full_steps_rps(case, scaled)),
                 way.first.replicas,

@@ -67,7 +67,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptQueue:
     """Servers that compute prompts: a queue of them, each before its one stay.
 
     Their wait is that of a queue with one server, by the variation of the times between arrivals
@@ -150,7 +150,7 @@ class Journey:
 
     way: Way
     rate: float
-    prompts: Prompts
+    prompts: PromptQueue
     second: Prediction
     answer_cv2: float | None = None
 
