@@ -343,3 +343,11 @@ def test_commands_start_a_server_of_each_pool(engine, words):
     alone = physim.Case.from_options(MODEL, gpu="h100_sxm", engine=engine)
     assert serve_commands(replicas) == serve_commands(alone)
     assert words not in serve_commands(alone)["serve_command"]
+
+
+def test_a_load_that_changes_is_replayed_in_pools_apart():
+    options = LOAD | APART | {"stages": [(4, 20), (8, 20)]}
+    found = physim.predict(MODEL, gpu="h100_sxm", method="replay", **options)
+    assert [part.rate for part in found.stages] == [4, 8]
+    assert found.stages[0].latencies["ttft"]["mean"] < found.stages[1].latencies["ttft"]["mean"]
+    assert found.intervals["ttft_s"][0] < found.ttft_s < found.intervals["ttft_s"][1]

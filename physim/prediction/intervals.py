@@ -13,6 +13,7 @@ from physim.corrections.fields import Corrections
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
+from physim.prediction.fleets import staying
 from physim.prediction.many import check_method, predict_cases
 from physim.prediction.peer_access import without_peer_access
 from physim.prediction.results import Prediction
@@ -70,14 +71,18 @@ def predict_with_interval(
         InputError: The method is unknown, or cannot predict the case.
     """
     check_method(method, seed)
-    fluid, *others = _members(case, fit)
+    # Of pools apart the fluid knows no load that ends or changes.
+    stays = case
+    if method != "fluid" and len(case.service.pools) > 1:
+        stays = replace(case, load=staying(case.demanded))
+    fluid, *others = _members(stays, fit)
     prediction = fluid
     if method != "fluid":
         prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]
     beyond = _outside(case, prediction, fit)
     if fit.scatter and beyond:
-        fluid, *others = _members(case, _known(fit, beyond))
-    (hosted,) = _hosted([case], [fluid], [fit])
+        fluid, *others = _members(stays, _known(fit, beyond))
+    (hosted,) = _hosted([stays], [fluid], [fit])
     return _bounded(case, prediction, fit, beyond, fluid, hosted, others)
 
 
