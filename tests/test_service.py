@@ -11,7 +11,7 @@ from physim.batching.limits import Limits
 from physim.errors import InputError
 from physim.inputs.pool_load import pool_load
 from physim.inputs.request_lengths import RequestLengths
-from physim.replay.cluster import Cluster, Transfer
+from physim.replay.cluster import Cluster
 from physim.replay.routers import router_named
 from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
@@ -19,7 +19,7 @@ from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload
 from physim.service.phases import DECODE, PHASES, PREFILL, decode_steps, visit
 from physim.service.policy import Policy
-from physim.service.service import Link, Pool, Service
+from physim.service.service import Link, Pool, Service, Transfer
 
 
 def test_visits_of_a_request_by_hand():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import physim
 from physim.errors import InputError
-from physim.replay.cluster import Cluster, Transfer, replay
+from physim.replay.cluster import Cluster, replay
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
 from physim.replay.segment import Segment
@@ -20,6 +20,7 @@ from physim.service.draft import Draft
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.phases import DECODE, PREFILL
 from physim.service.policy import Policy
+from physim.service.service import Transfer
 from physim.service.sizes import Sizes
 
 # Every step takes ten milliseconds.

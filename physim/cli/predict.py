@@ -222,7 +222,7 @@ def _print_prediction(prediction: Prediction) -> None:
     console.print(styled((prediction.model, "bold"), f"{about}; fit: {prediction.fit}{how}"))
     for pool in prediction.pools:
         if len(prediction.pools) > 1:
-            console.print(f"{pool.where}: {' and '.join(pool.phases)}", style="dim")
+            console.print(f"{pool.pool.where}: {' and '.join(pool.phases)}", style="dim")
         console.print(pool.describe_engine(), style="dim")
         console.print(pool.describe_memory(), style="dim")
     numbers = Table.grid(padding=(0, 2))

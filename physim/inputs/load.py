@@ -399,6 +399,22 @@ class Load(LoadRequest):
         """Whether it goes on for ever."""
         return not self.stages and self.requests is None
 
+    def staying(self) -> Load:
+        """The load without end: at its highest rate where it ends or changes."""
+        if self.concurrency is not None or (self.endless and self.dispersion is None):
+            return self
+        rate = max((stage.rate for stage in self.stages), default=self.rate)
+        arrival = "poisson" if self.dispersion is not None else self.arrival
+        return replace(
+            self,
+            stages=(),
+            requests=None,
+            rate=rate,
+            dispersion=None,
+            arrival=arrival,
+            timeout_s=None,
+        )
+
     def schedule(self) -> tuple[Stage, ...]:
         """The stages of a load in open loop that ends."""
         if self.stages:

@@ -310,18 +310,8 @@ def _prediction(
         wave: The share of requests that come in a first wave, and what these wait more, mean.
     """
     load, known = case.demanded, math.isfinite(ttft_s)
-    pools = tuple(
-        replace(
-            own.pool,
-            saturation_rps=pool.replicas * most,
-            replicas=pool.replicas,
-            phases=pool.phases,
-        )
-        for pool, own, most in (
-            (one.way.first, first, one.prompts.most_rps),
-            (one.way.second, one.second, one.second.pool.saturation_rps),
-        )
-    )
+    prompts = replace(first.pool, saturation_rps=one.prompts.most_rps)
+    pools = prompts.of_all(one.way.first), one.second.pool.of_all(one.way.second)
     whole = replace(one.second.whole, rate=load.rate)
     latencies = {name: row for name, row in whole.latencies.items() if name in ("itl", "tpot")}
     if known:

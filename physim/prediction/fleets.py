@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from physim.corrections.fields import Corrections
 from physim.inputs.case import Case
-from physim.inputs.load import Load
 from physim.prediction.apart import Predict, predict_apart
 from physim.prediction.results import Prediction, StageLatencies
 from physim.service.routers import BY_PREFIX
@@ -68,13 +67,7 @@ def _of_replicas(case: Case, one: Prediction) -> Prediction:
         load=load,
         requests_per_s=count * one.requests_per_s,
         output_tokens_per_s=count * one.output_tokens_per_s,
-        pools=(
-            replace(
-                one.pool,
-                saturation_rps=pool.replicas * one.pool.saturation_rps,
-                replicas=pool.replicas,
-            ),
-        ),
+        pools=(one.pool.of_all(pool),),
         whole=_of_all(one.whole, count, load.rate),
         stages=tuple(
             _of_all(part, count, part.rate if stage is None else stage.rate)
@@ -91,18 +84,3 @@ def _of_all(part: StageLatencies, count: int, rate: float | None) -> StageLatenc
         None if value is None else count * value for value in (part.arrived, part.completed)
     )
     return replace(part, rate=rate, arrived=arrived, completed=completed)
-
-
-def staying(load: Load) -> Load:
-    """A load that ends or changes, as it would stay: at its highest rate.
-
-    Args:
-        load: The load.
-    """
-    if load.concurrency is not None or (load.endless and load.dispersion is None):
-        return load
-    rate = max((stage.rate for stage in load.stages), default=load.rate)
-    arrival = "poisson" if load.dispersion is not None else load.arrival
-    return replace(
-        load, stages=(), requests=None, rate=rate, dispersion=None, arrival=arrival, timeout_s=None
-    )

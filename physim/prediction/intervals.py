@@ -13,7 +13,6 @@ from physim.corrections.fields import Corrections
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
-from physim.prediction.fleets import staying
 from physim.prediction.many import check_method, predict_cases
 from physim.prediction.peer_access import without_peer_access
 from physim.prediction.results import Prediction
@@ -74,7 +73,7 @@ def predict_with_interval(
     # Of pools apart the fluid knows no load that ends or changes.
     stays = case
     if method != "fluid" and len(case.service.pools) > 1:
-        stays = replace(case, load=staying(case.demanded))
+        stays = replace(case, load=case.demanded.staying())
     fluid, *others = _members(stays, fit)
     prediction = fluid
     if method != "fluid":

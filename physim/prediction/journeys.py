@@ -12,7 +12,7 @@ from physim.inputs.case import Case
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction
 from physim.service.phases import DECODE, PREFILL
-from physim.service.service import Pool
+from physim.service.service import Pool, Transfer
 
 # Share of its time that a link is taken at most, beyond which a wait would have no end.
 _BUSIEST = 0.95
@@ -25,32 +25,28 @@ class Way:
     Attributes:
         first: The pool that computes its prompt,
         second: and the one that generates.
-        transfer_s: How long its KV blocks take to be sent, all of them, seconds.
-        latency_s: What it waits between the pools beside that, seconds.
-        hidden: Share of them that may be sent while its prompt is computed.
+        transfer: What carries its KV blocks from one to the other.
+        tokens: Tokens that these are of, mean.
     """
 
     first: Pool
     second: Pool
-    transfer_s: float
-    latency_s: float
-    hidden: float
+    transfer: Transfer
+    tokens: float
 
     @classmethod
     def of_case(cls, case: Case) -> Way:
         """The way of a case's requests."""
         service, load = case.service, case.demanded
         first, second = (service.pool_of(phase) for phase in (PREFILL, DECODE))
-        link = service.link
-        assert link is not None
-        layers = case.model.layers if link.by_layer else 1
-        each_s = link.token_s(first.server, second.server)
-        return cls(first, second, each_s * load.mean_input, link.latency_s, 1.0 - 1.0 / layers)
+        assert service.link is not None
+        transfer = service.link.transfer(first.server, second.server)
+        return cls(first, second, transfer, load.mean_input)
 
     @property
     def most_rps(self) -> float:
         """Requests per second whose KV blocks are sent at most."""
-        return self.first.replicas / self.transfer_s
+        return self.first.replicas / (self.transfer.per_token_s * self.tokens)
 
     def between_s(self, prefill_s: float, rate: float) -> float:
         """Time from the end of a prompt until its KV blocks are in the other pool, mean, seconds.
@@ -61,9 +57,9 @@ class Way:
             prefill_s: How long its prompt is computed.
             rate: Requests per second.
         """
-        exposed_s = max(self.transfer_s - prefill_s, (1.0 - self.hidden) * self.transfer_s)
+        exposed_s = self.transfer.exposed_s(self.tokens, prefill_s)
         busy = min(rate * exposed_s / self.first.replicas, _BUSIEST)
-        return self.latency_s + exposed_s * (1.0 + busy / (2.0 * (1.0 - busy)))
+        return self.transfer.latency_s + exposed_s * (1.0 + busy / (2.0 * (1.0 - busy)))
 
 
 @dataclass(frozen=True)

@@ -103,14 +103,14 @@ def _predicted(
     apart = [row for row, case in enumerate(cases) if not case.service.is_single]
     if not apart:
         return _of_servers(cases, corrections, fit, method, seed)
-    from physim.prediction.fleets import predict_fleets, staying
+    from physim.prediction.fleets import predict_fleets
 
     def of_servers(some: Sequence[Case], own: Sequence[Corrections]) -> list[Prediction]:
         return _of_servers(some, own, fit, "fluid", seed)
 
     fleets = [cases[row] for row in apart]
     if method == "replay":
-        fleets = [replace(case, load=staying(case.demanded)) for case in fleets]
+        fleets = [replace(case, load=case.demanded.staying()) for case in fleets]
     own = [corrections[row] for row in apart]
     found = dict(zip(apart, predict_fleets(fleets, own, of_servers), strict=True))
     if method == "replay":

@@ -17,13 +17,12 @@ from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
 from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
-from physim.replay.cluster import ReplayPool, Transfer, replay_pools
+from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.config import ReplayConfig
 from physim.replay.outcome import Replayed, completed_of
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn
 from physim.service.phases import DECODE, PREFILL
-from physim.service.server import Server
 from physim.step.front_end import handover_beyond_steps, output_s, outside_s, warm_up_s
 
 if TYPE_CHECKING:
@@ -163,24 +162,11 @@ def replay_of(
         config = config_of(case, corrections, running, place)
         pools.append(ReplayPool(times, config, pool.replicas))
     transfers = [
-        transfer_of(case, source.server, target.server)
+        service.link.transfer(source.server, target.server)
         for source, target in pairwise(service.pools)
+        if service.link is not None
     ]
     return replay_pools(workload, pools, transfers, service.router, timeout_s, seed=seed)
-
-
-def transfer_of(case: Case, source: Server, target: Server) -> Transfer:
-    """What carries KV blocks from a server to one of the next pool.
-
-    Args:
-        case: The case.
-        source: The server that sends.
-        target: The server that takes.
-    """
-    link = case.service.link
-    assert link is not None
-    layers = case.model.layers if link.by_layer else 1
-    return Transfer(link.token_s(source, target), link.latency_s, 1.0 - 1.0 / layers)
 
 
 def prediction_of(

@@ -14,7 +14,7 @@ from physim.prediction.requests import OF_A_REQUEST, LengthGroup, Requests
 from physim.printable import printable
 from physim.service.phases import PHASES
 from physim.service.server import GIB, Server
-from physim.service.service import Pool
+from physim.service.service import Pool, where_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,9 +127,22 @@ class PoolPrediction:
     phases: tuple[str, ...] = PHASES
 
     @property
-    def where(self) -> str:
-        """How many of which servers."""
-        return Pool(self.server, self.replicas, self.phases).where
+    def pool(self) -> Pool:
+        """The pool that it is of."""
+        return Pool(self.server, self.replicas, self.phases)
+
+    def of_all(self, pool: Pool) -> PoolPrediction:
+        """The prediction of a pool, from that of one server under its share of the load.
+
+        Args:
+            pool: The pool.
+        """
+        return replace(
+            self,
+            saturation_rps=pool.replicas * self.saturation_rps,
+            replicas=pool.replicas,
+            phases=pool.phases,
+        )
 
     @property
     def kv_blocks(self) -> int:
@@ -364,9 +377,7 @@ class Prediction:
     @property
     def gpus(self) -> str:
         """How many GPUs of which kind, of each pool, and what they share."""
-        if len(self.pools) == 1:
-            return self.pools[0].where
-        return ", ".join(f"{'+'.join(pool.phases)} on {pool.where}" for pool in self.pools)
+        return where_of([pool.pool for pool in self.pools])
 
     def _repr_html_(self) -> str:
         """The prediction in a notebook."""

@@ -22,6 +22,7 @@ from physim.replay.server import ReplayServer
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
 from physim.service.routers import ROUTERS
+from physim.service.service import Transfer
 
 
 @dataclass(frozen=True)
@@ -37,34 +38,6 @@ class ReplayPool:
     times: StepTimes
     config: ReplayConfig
     replicas: int = 1
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """What carries the KV blocks of requests from servers to the next pool.
-
-    A server sends those of one request after the other.
-
-    Attributes:
-        per_token_s: Time of a token's keys and values, seconds.
-        latency_s: What every request waits beside that, seconds; others need not wait for it.
-        while_computed: Share of a request's keys and values that may be sent while its prompt is
-            still computed: 0 where all wait for its end.
-    """
-
-    per_token_s: float
-    latency_s: float = 0.0
-    while_computed: float = 0.0
-
-    def exposed_s(self, tokens: float, computing_s: float) -> float:
-        """How long a request's keys and values take after its prompt is computed, seconds.
-
-        Args:
-            tokens: Tokens that it has.
-            computing_s: How long they were computed, seconds.
-        """
-        whole = self.per_token_s * tokens
-        return max(whole - computing_s, (1.0 - self.while_computed) * whole)
 
 
 def replay(

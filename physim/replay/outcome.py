@@ -44,10 +44,8 @@ class EngineSamples:
         rows = [own.reshape(-1, 4) for own in samples]
         if len(rows) > 1:
             # What each look changes of a server, in the order of all looks.
-            first = [np.zeros((1, 4))] * len(rows)
-            changes = np.concatenate(
-                [np.diff(own, axis=0, prepend=zero) for own, zero in zip(rows, first, strict=True)]
-            )
+            nothing = np.zeros((1, 4))
+            changes = np.concatenate([np.diff(own, axis=0, prepend=nothing) for own in rows])
             times = np.concatenate([own[:, 0] for own in rows])
             order = np.argsort(times, kind="stable")
             rows = [np.column_stack([times[order], np.cumsum(changes[order, 1:], axis=0)])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from physim.errors import InputError
@@ -47,6 +48,45 @@ class Pool:
         return f"{self.replicas} servers of {where}" if self.replicas > 1 else where
 
 
+def where_of(pools: Sequence[Pool]) -> str:
+    """The servers of each pool, and what these do where there are several.
+
+    Args:
+        pools: The pools.
+    """
+    if len(pools) == 1:
+        return pools[0].where
+    return ", ".join(f"{'+'.join(pool.phases)} on {pool.where}" for pool in pools)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What carries the KV blocks of requests from servers to the next pool.
+
+    A server sends those of one request after the other.
+
+    Attributes:
+        per_token_s: Time of a token's keys and values, seconds.
+        latency_s: What every request waits beside that, seconds; others need not wait for it.
+        while_computed: Share of a request's keys and values that may be sent while its prompt is
+            still computed: 0 where all wait for its end.
+    """
+
+    per_token_s: float
+    latency_s: float = 0.0
+    while_computed: float = 0.0
+
+    def exposed_s(self, tokens: float, computing_s: float) -> float:
+        """How long a request's keys and values take after its prompt is computed, seconds.
+
+        Args:
+            tokens: Tokens that it has.
+            computing_s: How long they were computed, seconds.
+        """
+        whole = self.per_token_s * tokens
+        return max(whole - computing_s, (1.0 - self.while_computed) * whole)
+
+
 @dataclass(frozen=True)
 class Link:
     """What carries the KV blocks of requests from each pool to the next.
@@ -74,6 +114,16 @@ class Link:
         """
         parts = [server.memory.kv_block / server.kv.block_size for server in (source, target)]
         return max(parts) / self.bandwidth
+
+    def transfer(self, source: Server, target: Server) -> Transfer:
+        """What the keys and values of requests take.
+
+        Args:
+            source: The server that sends.
+            target: The server that takes.
+        """
+        hidden = 1.0 - 1.0 / source.model.layers if self.by_layer else 0.0
+        return Transfer(self.token_s(source, target), self.latency_s, hidden)
 
 
 @dataclass(frozen=True)
@@ -141,9 +191,7 @@ class Service:
     @property
     def where(self) -> str:
         """What the model runs on: the servers of each pool."""
-        if len(self.pools) == 1:
-            return self.pools[0].where
-        return ", ".join(f"{'+'.join(pool.phases)} on {pool.where}" for pool in self.pools)
+        return where_of(self.pools)
 
     @property
     def server(self) -> Server:
