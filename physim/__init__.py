@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from physim.corrections.fields import Corrections
     from physim.corrections.files import Fit, load_fit
     from physim.errors import InputError
+    from physim.fitting.drift import Drift, drift
     from physim.fitting.fit import Outcome, fit
+    from physim.fitting.identified import Identified, identified
+    from physim.fitting.next_runs import NextRuns, next_runs
     from physim.inputs.arrivals import ArrivalDispersion
     from physim.inputs.case import Case, CaseOptions
     from physim.inputs.deployment import Deployment
@@ -41,6 +44,12 @@ if TYPE_CHECKING:
     from physim.validation.evaluation import Evaluation, evaluate
 
 _HOME = {
+    "next_runs": "physim.fitting.next_runs",
+    "identified": "physim.fitting.identified",
+    "drift": "physim.fitting.drift",
+    "NextRuns": "physim.fitting.next_runs",
+    "Identified": "physim.fitting.identified",
+    "Drift": "physim.fitting.drift",
     "ArrivalDispersion": "physim.inputs.arrivals",
     "Batch": "physim.step.batch",
     "Capacity": "physim.questions.capacity",
@@ -102,13 +111,16 @@ __all__ = [
     "Corrections",
     "Crossval",
     "Deployment",
+    "Drift",
     "Elasticities",
     "Evaluation",
     "Fit",
+    "Identified",
     "InputError",
     "Lengths",
     "Load",
     "LoadProfile",
+    "NextRuns",
     "Objective",
     "Outcome",
     "Parallelism",
@@ -122,10 +134,13 @@ __all__ = [
     "check",
     "compare",
     "crossval",
+    "drift",
     "evaluate",
     "explain",
     "fit",
+    "identified",
     "load_fit",
+    "next_runs",
     "predict",
     "predict_cases",
     "predict_trace",

@@ -313,7 +313,8 @@ def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_
 
     def predicted(**changes):
         load = {"rate": 4, "input_tokens": 575, "output_tokens": 248, "cached_tokens": 560}
-        return physim.predict(MODELS[0], gpu="h100_sxm", fit=path, **{**load, **changes})
+        server = {"gpu": "h100_sxm", "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+        return physim.predict(MODELS[0], **server, fit=path, **{**load, **changes})
 
     near, far = predicted(), predicted(input_tokens=8000, cached_tokens=0, rate=1)
     for prediction in (near, far):

@@ -434,13 +434,19 @@ def fitted():
     left = [{"experiment": EVIL, "stage": 1, "reason": EVIL}]
     estimate = Estimate("lm_head", 0.1, 0.1, 0.0, 0.2, {EVIL: 0.5})
     known = Fit.from_corrections(EVIL, Corrections(lm_head=0.1))
-    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0])
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, input_tokens=786, output_tokens=251
+    )
+    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0], case)
 
 
 def test_a_fit_that_is_made_is_shown(run, monkeypatch, tmp_path):
     import physim.fitting.fit as module
+    import physim.fitting.identified as of_fit
 
+    told = of_fit.Identified((), (of_fit.Confusion((EVIL, EVIL), 0.9, EVIL, EVIL),))
     monkeypatch.setattr(module, "fit", lambda *_, **__: fitted())
+    monkeypatch.setattr(of_fit, "identified", lambda *_: told)
     out_file = tmp_path / f"{EVIL.split('/')[1]}.json"
     code, out, err = run("fit", "--data", "runs.csv", "--out", out_file)
     assert (code, err) == (0, "")

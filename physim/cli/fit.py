@@ -12,21 +12,34 @@ from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.subject_options import known_fits
+from physim.errors import InputError
 from physim.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from physim.fitting.fit import Estimate, Outcome
+    from physim.fitting.identified import Identified
+    from physim.fitting.next_runs import NextRuns
+    from physim.inputs.load import Load
 
 _FITTED = ("ttft", "itl", "e2e")
+_NEXT, _DRIFT = "What to measure next", "Has the server changed?"
+_FIELDS = {
+    "rate": "rate",
+    "concurrency": "concurrency",
+    "input": "input_tokens",
+    "output": "output_tokens",
+}
 
 
 def fit(
     tables: Annotated[
         list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
     ],
-    out: Annotated[Path, typer.Option(help="The fit file to write.", callback=writable)],
+    out: Annotated[
+        Path | None, typer.Option(help="The fit file to write.", callback=writable)
+    ] = None,
     steps: Annotated[
         Path | None, typer.Option(help="Measured steps of runs in the tables (Parquet or CSV).")
     ] = None,
@@ -47,6 +60,40 @@ def fit(
         str, typer.Option(help="levenberg-marquardt, lbfgs or adam.")
     ] = "levenberg-marquardt",
     seed: Annotated[int, typer.Option(help="Where to start; 0 where the fit before is.")] = 0,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--next",
+            help="Name so many measurements to make next.",
+            rich_help_panel=_NEXT,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="What they should make certain: rate=8,input=2000,output=200, or concurrency=64,"
+            "...; the busiest run if not given.",
+            rich_help_panel=_NEXT,
+        ),
+    ] = None,
+    kinds: Annotated[
+        str,
+        typer.Option(
+            "--next-kinds", help="Which: steps, loads or steps,loads.", rich_help_panel=_NEXT
+        ),
+    ] = "steps,loads",
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Fit nothing: say whether the server is still as --from has it.",
+            rich_help_panel=_DRIFT,
+        ),
+    ] = False,
+    false_alarms: Annotated[
+        float,
+        typer.Option(help="Chance of an alarm where nothing changed.", rich_help_panel=_DRIFT),
+    ] = 0.01,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
@@ -60,6 +107,12 @@ def fit(
 
     physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
     """
+    if check:
+        _check(tables, base, where, false_alarms, as_json)
+        return
+    if out is None:
+        raise InputError("--out", "is missing", "name the fit file to write")
+    asked = None if count is None else (count, _load(target), names_in(kinds))
     from physim.cli.progress import running
     from physim.fitting.fit import fit as fit_tables
 
@@ -78,17 +131,112 @@ def fit(
             progress=lambda step, loss: say(f"step {step + 1}, loss {loss:.2f}"),
         )
     outcome.fit.write(out)
+    told, further = _further(outcome, base, asked)
     if as_json:
-        print_json(outcome.fit.to_dict())
+        more = {} if further is None else {"next": further.to_dict()}
+        print_json(outcome.fit.to_dict() | {"identified": told.to_dict()} | more)
     else:
-        _print_outcome(outcome, out)
+        _print_outcome(outcome, told, out)
+        if further is not None:
+            _print_next(further)
     if plot is not None:
         from physim.plot import draw_fit
 
         write(lambda: draw_fit(outcome), plot)
 
 
-def _print_outcome(outcome: Outcome, out: Path) -> None:
+def _load(target: str | None) -> Load | None:
+    """The load that a target is, such as ``rate=8,input=2000,output=200``."""
+    from physim.inputs.load import Load
+
+    if target is None:
+        return None
+    given: dict[str, float] = {}
+    for part in target.split(","):
+        name, _, value = part.partition("=")
+        field = _FIELDS.get(name.strip())
+        if field is None or field in given:
+            problem = "is there twice" if field else "is unknown"
+            known = ", ".join(_FIELDS)
+            raise InputError(f"--target: {name.strip()[:40]!r}", problem, f"use {known} once each")
+        try:
+            given[field] = float(value)
+        except ValueError as error:
+            problem = f"{value[:40]!r} is not a number"
+            raise InputError(f"--target: {name}", problem, "correct it") from error
+    for name in ("input_tokens", "output_tokens"):
+        if name not in given:
+            raise InputError("--target", f"has no {name.partition('_')[0]}", "add it")
+    return Load(**given, arrival="poisson")  # type: ignore[arg-type]
+
+
+def _further(
+    outcome: Outcome, base: str, asked: tuple[int, Load | None, list[str]] | None
+) -> tuple[Identified, NextRuns | None]:
+    """What a fit's runs told, and what to measure next."""
+    from physim.corrections.files import load_fit
+    from physim.fitting.identified import identified
+    from physim.fitting.next_runs import next_runs
+
+    told = identified(outcome.fit, outcome.case, load_fit(base))
+    if asked is None:
+        return told, None
+    count, load, kinds = asked
+    case = outcome.case if load is None else outcome.case.under(load)
+    return told, next_runs(case, fit=outcome.fit, count=count, kinds=kinds)
+
+
+def _print_next(found: NextRuns) -> None:
+    console = stdout()
+    console.print(f"to make certain: {found.target.demanded.describe()}", highlight=False)
+    rows = [["as it is known", *_percents(found.before)]]
+    rows += [[run.what, *_percents(run.left)] for run in found.runs]
+    labels = [f"{METRICS[metric].label} +-" for metric in found.before]
+    console.print(table_of(("after", *labels), rows))
+    for command in found.commands:
+        console.print(command, soft_wrap=True, highlight=False, markup=False)
+
+
+def _percents(halves: Mapping[str, float]) -> list[str]:
+    import math
+
+    return [f"{math.expm1(half):.1%}" for half in halves.values()]
+
+
+def _check(
+    tables: Sequence[Path], base: str, where: str | None, false_alarms: float, as_json: bool
+) -> None:
+    from physim.corrections.fields import CORRECTIONS
+    from physim.fitting.drift import drift
+
+    found = drift(tables, base, where, false_alarms)
+    if as_json:
+        print_json([one.to_dict() for one in found])
+        return
+    console = stdout()
+    for one in found:
+        errors = ", ".join(
+            f"{METRICS[metric].label} {error:+.1f}%" for metric, error in one.errors.items()
+        )
+        chance = f"{one.p_value:.2g}" if one.p_value >= 1e-6 else "less than one in a million"
+        console.print(f"{one.where}, {one.rows} runs; {base} predicts {errors}")
+        if not one.changed:
+            console.print(
+                f"  as before: runs so far off have a chance of {chance} where nothing changed"
+            )
+            continue
+        console.print(f"  changed: where nothing did, the chance of that is {chance}", style="red")
+        best, *others = one.shifts
+        console.print(
+            f"  {CORRECTIONS[best.name].meaning} ({best.name}) takes {best.factor:.2f} times as "
+            f"long, which explains {best.share:.0%} of it"
+        )
+        if others:
+            names = ", ".join(f"{other.name} {other.factor:.2f}" for other in others)
+            console.print(f"  as good an explanation: {names}")
+
+
+def _print_outcome(outcome: Outcome, told: Identified, out: Path) -> None:
     console, losses = stdout(), outcome.losses
     console.print(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}")
     console.print()
@@ -98,6 +246,8 @@ def _print_outcome(outcome: Outcome, out: Path) -> None:
     console.print(estimates_table(outcome.estimates))
     console.print("mean absolute error of an experiment, percent, in sample: before and after")
     console.print(_experiments(outcome))
+    for line in told.describe():
+        console.print(line)
     for line in by_reason(outcome.left_out):
         console.print(f"left out {line}", style="yellow")
     if outcome.distrusted:

@@ -14,6 +14,8 @@ from physim.cli.subject_options import ShownFit
 if TYPE_CHECKING:
     from physim.corrections.files import Fit
 
+_MADE_ON, _MOST_KINDS = ("runs", "model", "on", "engine", "a step's most"), 12
+
 app = typer.Typer(no_args_is_help=True, help="List the models, GPUs, engines and fits.")
 
 
@@ -216,6 +218,12 @@ def _print_fit(known: Fit) -> None:
         f"of {', '.join(filter(None, known.common))}; for another case like its runs, 90%"
     )
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
+    if known.made_on:
+        console.print("made on runs of:")
+        console.print(table_of(_MADE_ON, _kinds(known)))
+        left = len(known.made_on) - _MOST_KINDS
+        if left > 0:
+            console.print(f"and {left} other kinds of servers")
     console.print("residual: a small network for what is left in the work on all tokens of a step")
     offsets = _offsets(known)
     if offsets:
@@ -228,6 +236,20 @@ def _print_fit(known: Fit) -> None:
     for key, value in known.record.items():
         if value and key not in ("losses", "left_out", "distrusted"):
             console.print(f"{key}: {_plain(value)}")
+
+
+def _kinds(known: Fit) -> list[list[str]]:
+    """The kinds of servers of a fit's runs."""
+    return [
+        [
+            str(kind.rows),
+            kind.model,
+            f"{kind.gpu}, {kind.layout}",
+            f"{kind.engine} {kind.version}",
+            f"{kind.max_num_seqs} requests, {kind.max_num_batched_tokens} tokens",
+        ]
+        for kind in known.made_on[:_MOST_KINDS]
+    ]
 
 
 def _offsets(known: Fit) -> list[list[str]]:

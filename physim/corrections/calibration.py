@@ -31,6 +31,7 @@ class Calibration:
         scatter: Standard deviation of the logarithm of what was measured over what is predicted,
             for models that the fit has not seen.
         ranges: Least and largest of what the measured runs covered, by quantity.
+        elsewhere: In what the case differs from all servers of the runs, one line each.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Calibration:
     covariance: Float[np.ndarray, "n n"] | None = None
     scatter: Scatter = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
 
     def beyond(self, distance: float) -> Calibration:
         """What is known of the corrections for a case outside the runs that a fit was made to.

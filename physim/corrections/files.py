@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
@@ -29,6 +29,7 @@ from physim.corrections.levels import (
     branch_of,
     population_of,
 )
+from physim.corrections.passport import MadeOn, elsewhere
 from physim.corrections.residual import Residual
 from physim.errors import InputError
 from physim.inputs.case import Case
@@ -68,6 +69,7 @@ class Fit:
             for models that the fit has not seen; by population
             (`physim.corrections.levels.population_of`) and metric.
         ranges: Least and largest of what the measured runs covered, by quantity.
+        made_on: The kinds of servers that its own runs are of.
         record: Everything else that the file holds: data and their hashes, report, metrics.
     """
 
@@ -79,6 +81,7 @@ class Fit:
     noise: Mapping[str, float] = field(default_factory=dict)
     scatter: Mapping[str, Scatter] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    made_on: Sequence[MadeOn] = ()
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -89,7 +92,11 @@ class Fit:
     def on(self, case: Case) -> Calibration:
         """What the fit says of a case."""
         found = self.at_branch(branch_of(case, self.common[-1]))
-        return dataclasses.replace(found, scatter=self._scatter(population_of(case)))
+        # Runs of several campaigns are of too many servers to say what is new.
+        news = tuple(elsewhere(self.made_on, case)) if self.common[-1] else ()
+        return dataclasses.replace(
+            found, scatter=self._scatter(population_of(case)), elsewhere=news
+        )
 
     def at_branch(self, branch: Branch) -> Calibration:
         """What the fit says of a branch, with the scatter of no engine."""
@@ -146,6 +153,7 @@ class Fit:
             "noise": dict(self.noise),
             "scatter": {name: dict(own) for name, own in self.scatter.items()},
             "ranges": {name: list(pair) for name, pair in self.ranges.items()},
+            "made_on": [kind.to_dict() for kind in self.made_on],
             **self.record,
         }
         if self.widths is not None:
@@ -220,6 +228,10 @@ def _read(name: str, path: Path, _: int) -> Fit:
         if not isinstance(value, dict):
             raise _damaged(path, key)
     common, told = content.pop("common", list(Fit.common)), content.pop("evidence", [])
+    try:
+        kinds = [MadeOn.from_dict(kind) for kind in content.pop("made_on", [])]
+    except TypeError as error:
+        raise _damaged(path, "made_on") from error
     if not _are_texts(common) or len(common) != len(LEVELS):
         raise _damaged(path, "common")
     offsets = {("shared", "all"): flat(_corrections(path, taken["corrections"]))}
@@ -253,6 +265,7 @@ def _read(name: str, path: Path, _: int) -> Fit:
         _by_metric(path, "noise", taken["noise"]),
         scatter,
         ranges,
+        kinds,
         content,
     )
 

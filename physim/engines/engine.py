@@ -187,6 +187,7 @@ class Engine:
         log: Where its log says how it was started: regular expressions with one group, by the
             fields of `physim.measured.server_log`; empty where physim does not read its log.
         host_memory: How it keeps KV blocks in the host's memory; None where it cannot.
+        times_batches: Whether it comes with a benchmark of single steps, ``vllm bench forward``.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Engine:
     mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)
     log: Mapping[str, str] = field(default_factory=dict)
     host_memory: HostMemory | None = None
+    times_batches: bool = False
 
     def padding(self, capability: float | None, kernel: str | None) -> tuple[int, int]:
         """What the hidden size and the width of experts in mxfp4 are padded to a multiple of.

@@ -94,6 +94,8 @@ ENGINE = Engine(
     # vllm/v1/kv_offload and its connector: blocks of prompts are stored as they are computed
     # (`offload_prompt_only` unless it is told), and loaded whenever they are found.
     host_memory=HostMemory(copies=True, outputs=False),
+    # vllm/benchmarks/forward
+    times_batches=True,
     # docs/design/metrics.md
     counters=Counters(
         requests="vllm:request_success_total",

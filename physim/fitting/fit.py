@@ -16,6 +16,7 @@ from physim.corrections.calibration import TWO_SIDED_90, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import common
+from physim.corrections.passport import made_on
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -23,6 +24,7 @@ from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups, observe
 from physim.fitting.step_cycles import observe_steps
 from physim.fitting.uncertainty import unseen
+from physim.inputs.case import Case
 from physim.prediction.intervals import quantities
 from physim.prediction.many import predict_cases
 
@@ -62,6 +64,7 @@ class Outcome:
         distrusted: Rows that the fit bends away from.
         left_out: Rows that were not used, each with the reason.
         losses: The loss after each step.
+        case: The busiest run of the kind of server that most runs are of.
     """
 
     fit: Fit
@@ -70,6 +73,7 @@ class Outcome:
     distrusted: Sequence[Mapping[str, Any]]
     left_out: Sequence[Mapping[str, Any]]
     losses: Sequence[float]
+    case: Case
 
 
 def fit(
@@ -225,6 +229,7 @@ def concluded(
         ranges=_ranges(
             observed, [unflat(own) for own in problem.corrections(parameters)[problem.branch]], base
         ),
+        made_on=made_on(observed.cases),
         record={
             **record,
             "rows": len(observed.rows),
@@ -239,7 +244,9 @@ def concluded(
         },
     )
     estimates = _estimates(observed, problem, found, result)
-    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses)
+    own = [case for case in observed.cases if result.made_on[0].is_of(case)]
+    busiest = max(own, key=lambda case: case.demanded.rate or case.demanded.concurrency or 0.0)
+    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses, busiest)
 
 
 def _errors(problem: Problem, found: Deviations) -> Float[np.ndarray, "rows metrics"]:

@@ -14,7 +14,15 @@ from jaxtyping import Bool, Float, Int
 from physim.corrections.fields import CORRECTIONS, labels
 from physim.corrections.files import Fit
 from physim.corrections.levels import Evidence, Spread, Tree, Widths, prior_widths
-from physim.fitting.observations import METRICS, NOISE, Observed, Stages, groups, log_predicted
+from physim.fitting.observations import (
+    METRICS,
+    NOISE,
+    Observed,
+    ObservedChunk,
+    Stages,
+    groups,
+    log_predicted,
+)
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.fitting.step_cycles import Cycles, Trace, log_cycle
 from physim.kept import kept
@@ -36,6 +44,16 @@ Matrix = Float[np.ndarray, "p p"]
 Sizes = Float[np.ndarray, " deviations"]
 Slopes = Float[np.ndarray, "deviations n"]
 Offsets = Float[np.ndarray, "nodes n"]
+
+
+def pulled(sizes: Sizes) -> Sizes:
+    """How much deviations of so many standard deviations pull, where small ones pull by one.
+
+    Args:
+        sizes: The deviations.
+    """
+    found: Sizes = (_FREEDOM + 1) / (_FREEDOM + sizes**2)
+    return found
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ class Deviations:
     @property
     def pull(self) -> Sizes:
         """The weight of each in a least-squares problem that has the loss's slopes here."""
-        return self.weights * (_FREEDOM + 1) / (_FREEDOM + self.sizes**2)
+        return self.weights * pulled(self.sizes)
 
     def told(self, branches: int) -> tuple[Float[np.ndarray, "b n n"], Float[np.ndarray, "b n"]]:
         """Curvature, after Gauss and Newton, and gradient in the corrections of each branch."""
@@ -342,16 +360,8 @@ class Problem:
             directions: The corrections that slopes are wanted in; without any, slopes are zero.
         """
         corrections = self.corrections(parameters)
-        stages, own = self.stages, corrections[self.branch]
-        values = np.zeros(stages.observed.shape)
-        slopes = np.zeros((*stages.observed.shape, corrections.shape[1]))
-        for chunk in stages.chunks:
-            asked = chunk.filled(own)
-            logs, slope = _of_stages(asked, directions, chunk.systems)
-            count = len(chunk.places)
-            values[chunk.places] = logs[:count]
-            if slope is not None:
-                slopes[chunk.places] = slope[:count] @ directions
+        stages = self.stages
+        values, slopes = latencies_along(stages.chunks, corrections[self.branch], directions)
         noise = self.noise[self.source]
         weights = stages.known * stages.weight[:, None] * _SHARES
         sizes = np.where(weights > 0, (values - stages.observed) / noise, 0.0)
@@ -365,15 +375,55 @@ class Problem:
         if self.cycles is None:
             return found
         steps, of_runs = self.cycles, corrections[self.run_branch]
-        logs, slope = _of_cycles(of_runs, directions, steps)
-        along = 0.0 if slope is None else np.asarray(slope) @ directions
-        of_steps = np.zeros((len(steps.observed), corrections.shape[1])) + along
+        logs, of_steps = cycles_along(steps, of_runs, directions)
         return Deviations(
-            np.append(found.sizes, (np.asarray(logs) - steps.observed) / STEP_NOISE),
+            np.append(found.sizes, (logs - steps.observed) / STEP_NOISE),
             np.concatenate([found.slopes, of_steps / STEP_NOISE]),
             np.append(found.weights, steps.weight),
             np.append(found.branch, self.run_branch[steps.run]),
         )
+
+
+def latencies_along(
+    chunks: Sequence[ObservedChunk],
+    numbers: Float[np.ndarray, "rows n"],
+    directions: Float[np.ndarray, "k n"] | None,
+) -> tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics n"]]:
+    """Logarithms of TTFT, ITL and E2E of loads that stay, and their slopes in the corrections.
+
+    Args:
+        chunks: The loads.
+        numbers: The corrections of each, flat.
+        directions: The corrections that slopes are wanted in; without any, slopes are zero.
+    """
+    values = np.zeros((len(numbers), len(METRICS)))
+    slopes = np.zeros((*values.shape, numbers.shape[1]))
+    for chunk in chunks:
+        logs, slope = _of_stages(chunk.filled(numbers), directions, chunk.systems)
+        count = len(chunk.places)
+        values[chunk.places] = logs[:count]
+        if slope is not None:
+            slopes[chunk.places] = slope[:count] @ directions
+    return values, slopes
+
+
+def cycles_along(
+    cycles: Cycles,
+    numbers: Float[AnyArray, "runs n"],
+    directions: Float[np.ndarray, "k n"] | None,
+) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, "steps n"]]:
+    """Logarithms of steps' times, and their slopes in the corrections of their run.
+
+    Args:
+        cycles: The steps.
+        numbers: The corrections of each run, flat.
+        directions: The corrections that slopes are wanted in; without any, slopes are zero.
+    """
+    logs, slope = _of_cycles(numbers, directions, cycles)
+    slopes = np.zeros((len(cycles.observed), np.shape(numbers)[1]))
+    if slope is not None:
+        slopes += np.asarray(slope) @ directions
+    return np.asarray(logs), slopes
 
 
 def _along(
@@ -405,10 +455,10 @@ def _of_stages(
 def _of_cycles(
     numbers: AnyArray, directions: AnyArray | None, cycles: Cycles
 ) -> tuple[AnyArray, AnyArray | None]:
-    def one(run: AnyArray, batch: Batch) -> tuple[AnyArray, AnyArray | None]:
+    def one(run: AnyArray, batch: Batch, clock: AnyArray) -> tuple[AnyArray, AnyArray | None]:
         def log(moved: AnyArray) -> AnyArray:
-            return log_cycle(moved, cycles.of_run(run), batch, cycles.mixing)
+            return log_cycle(moved, cycles, run, batch, clock)
 
         return _along(log, jnp.asarray(numbers)[run], directions)
 
-    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch)
+    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch, jnp.asarray(cycles.clock))

@@ -217,10 +217,11 @@ def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:
     seen = [measured(one.row) for one in rows]
     known = np.array([[metric in one for metric in METRICS] for one in seen])
     observed = np.array([[np.log(one.get(metric, 1.0)) for metric in METRICS] for one in seen])
-    return Stages(_chunks(cases), observed=observed, known=known, weight=weights_of(rows))
+    return Stages(chunks_of(cases), observed=observed, known=known, weight=weights_of(rows))
 
 
-def _chunks(cases: Sequence[Case]) -> tuple[ObservedChunk, ...]:
+def chunks_of(cases: Sequence[Case]) -> tuple[ObservedChunk, ...]:
+    """Cases as chunks that are predicted at once, those of one structure together."""
     chunks: list[ObservedChunk] = []
     for structure in dict.fromkeys(case.structure for case in cases):
         places = [i for i, case in enumerate(cases) if case.structure == structure]

@@ -20,7 +20,7 @@ from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import grouped, read_tables
 from physim.measured.step_trace import read_steps
 from physim.step.batch import Batch
-from physim.step.lowering import StepOps, lower, stack_ops
+from physim.step.lowering import PART_NAMES, StepOps, lower, stack_ops
 from physim.step.mixed_steps import ADDITIVE, Mixing
 from physim.step.model import StepModel
 from physim.types import AnyArray
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 # of one run's, and what is not recorded of a step. Neighbours in time err alike, so the cycles of
 # a run count no more than so many that do not.
 NOISE, _INDEPENDENT = 0.05, 20.0
+# What clocks of steps cover: a whole cycle of the engine, or the model's forward pass on the GPU.
+CYCLE, FORWARD = 0, 1
+_NOT_FORWARD = ("sampling", "host")
+_COVERED = np.array(
+    [np.ones(len(PART_NAMES)), [float(name not in _NOT_FORWARD) for name in PART_NAMES]]
+)
 
 
 class Cycles(eqx.Module):
@@ -43,6 +49,7 @@ class Cycles(eqx.Module):
         batch: What each step carried.
         observed: Logarithm of its cycle, seconds.
         weight: Weight of each.
+        clock: What its clock covers, `CYCLE` or `FORWARD`.
         mixing: How steps of both prefill and decode are composed.
     """
 
@@ -51,6 +58,7 @@ class Cycles(eqx.Module):
     batch: Batch
     observed: Float[AnyArray, " steps"]
     weight: Float[AnyArray, " steps"]
+    clock: Int[AnyArray, " steps"]
     mixing: Mixing = ADDITIVE
 
     def of_run(self, run: Int[AnyArray, ""]) -> StepOps:
@@ -130,6 +138,7 @@ def observe_steps(
         batch=batch,
         observed=np.log(frame["cycle_s"].to_numpy(float)),
         weight=np.minimum(_INDEPENDENT / counts, 1.0),
+        clock=np.full(len(frame), CYCLE),
     )
     return Trace(cycles, branches, [runs[name][0].row.model for name in names], frame)
 
@@ -142,21 +151,27 @@ def log_cycles(corrections: Float[AnyArray, "runs n"], cycles: Cycles) -> Float[
         cycles: The steps.
     """
 
-    def one(run: Int[AnyArray, ""], batch: Batch) -> Float[AnyArray, ""]:
-        return log_cycle(jnp.asarray(corrections)[run], cycles.of_run(run), batch, cycles.mixing)
+    def one(run: Int[AnyArray, ""], batch: Batch, clock: Int[AnyArray, ""]) -> Float[AnyArray, ""]:
+        return log_cycle(jnp.asarray(corrections)[run], cycles, run, batch, clock)
 
-    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch)
+    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch, jnp.asarray(cycles.clock))
 
 
 def log_cycle(
-    numbers: Float[AnyArray, " n"], ops: StepOps, batch: Batch, mixing: Mixing
+    numbers: Float[AnyArray, " n"],
+    cycles: Cycles,
+    run: Int[AnyArray, ""],
+    batch: Batch,
+    clock: Int[AnyArray, ""],
 ) -> Float[AnyArray, ""]:
-    """Logarithm of the cycle time that a step is predicted to have.
+    """Logarithm of the time that a step is predicted to have.
 
     Args:
         numbers: The corrections of its run, flat.
-        ops: The lowered model of its run.
+        cycles: The steps that it is among.
+        run: Its run.
         batch: What it carries.
-        mixing: How steps of both prefill and decode are composed.
+        clock: What its clock covers.
     """
-    return jnp.log(StepModel(ops, unflat(numbers), mixing)(batch).interval)
+    time = StepModel(cycles.of_run(run), unflat(numbers), cycles.mixing)(batch)
+    return jnp.log(jnp.sum(time.seconds * jnp.asarray(_COVERED)[clock]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from physim.engines.engine import Launch, engine_named
 from physim.errors import InputError
@@ -14,11 +14,14 @@ from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.popularity import UNIFORM
 from physim.models.parallelism import ALL2ALL
+from physim.service.server import Server
 
 # Requests of a load without end.
 _PROMPTS = 1000
 # The load generator, which takes any server.
 _BENCH = shlex.split("vllm bench serve")
+# What times steps (vllm/benchmarks/forward).
+_FORWARD = shlex.split("vllm bench forward")
 # From this shape on arrivals after a gamma distribution are as good as evenly spaced.
 _EVEN = 1000.0
 
@@ -95,6 +98,30 @@ def serve_command(case: Case, phase: str | None = None) -> str:
         lines = "\\n".join(found.file_lines)
         command += f" {found.file_option} <(printf '{lines}\\n')"
     return command
+
+
+def forward_command(server: Server, batches: Mapping[str, str]) -> str:
+    """The ``vllm bench forward`` command that times batches, which needs no weights of the model.
+
+    Args:
+        server: The server.
+        batches: Each as the command has it, such as ``32*1@2048``: 32 requests that compute a token
+            each, with 2,048 in the KV cache; by name.
+    """
+    layout = server.parallelism
+    words = [*_FORWARD, "--model", server.model.name, "--load-format", "dummy"]
+    words += ["--tensor-parallel-size", str(layout.tp)]
+    if layout.ep > 1:
+        words.append("--enable-expert-parallel")
+    if server.kv_cache_dtype != server.model.kv_cache_dtype:
+        words += ["--kv-cache-dtype", server.kv_cache_dtype]
+    words += ["--max-num-seqs", str(server.sizes.max_num_seqs)]
+    words += ["--max-num-batched-tokens", str(server.sizes.max_num_batched_tokens)]
+    # Lengths as they are asked for, where half is spread by default.
+    words += ["--kv-len-jitter", "0"]
+    for name, text in batches.items():
+        words += ["--case", f"{name}={text}"]
+    return in_shell(words)
 
 
 def bench_command(case: Case) -> str:

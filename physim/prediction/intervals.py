@@ -144,7 +144,9 @@ def _hosted(
 
 def _outside(case: Case, prediction: Prediction, fit: Calibration) -> list[tuple[float, str]]:
     """In what a prediction is beyond the runs that a fit knows: how far, and a line for each."""
-    return _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
+    # Levels of corrections know how uncertain those of another server are.
+    news = [(0.0, line) for line in fit.elsewhere]
+    return news + _unmeasured(case) + _beyond(quantities(case, prediction), fit.ranges)
 
 
 def _known(fit: Calibration, beyond: Sequence[tuple[float, str]]) -> Calibration:

@@ -1,0 +1,203 @@
+"""Whether a server is still the one that a fit was made on.
+
+A fit says what corrections it takes a server to have and how well it knows them. If today's runs
+lie further off than that and their own noise explain, the server has changed: its version, its
+clocks, a neighbour on the machine.
+
+The statistic is the score's (Rao, 1948; Cox and Hinkley, Theoretical Statistics, 1974, 9.3): with
+deviations r of today's runs in standard deviations, their slopes J in the corrections, weights W
+that let outliers pull less, and the fit's covariance C, the score J'Wr has the covariance
+J'WWJ + F C F where nothing changed, F = J'WJ. Its square in that metric is as large as chi squared
+with as many degrees of freedom as there are directions that today's runs tell more of than the
+priors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.stats import chi2
+
+from physim.corrections.fields import CORRECTIONS, PRIOR_WIDTHS, flat
+from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
+from physim.corrections.levels import Branch, branch_of
+from physim.errors import InputError
+from physim.fitting.next_runs import spread_of
+from physim.fitting.objective import latencies_along, pulled
+from physim.fitting.observations import METRICS, NOISE, Observed, observe
+
+# False alarms in so many checks.
+FALSE_ALARMS = 0.01
+# Rounds in which rows that are far off whatever changed come to count less.
+_ROUNDS = 4
+# Another correction explains a change as well if its likelihood ratio is so near the best.
+_AS_WELL = 2.0
+
+Vector = Float[np.ndarray, " n"]
+Matrix = Float[np.ndarray, "n n"]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A correction that alone would explain what changed.
+
+    Attributes:
+        name: The correction.
+        factor: By what the time that it multiplies has grown.
+        share: Share of the statistic that it explains.
+    """
+
+    name: str
+    factor: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Whether runs of today are as a fit has them.
+
+    Attributes:
+        where: The GPU, engine, version and family of models.
+        rows: How many runs.
+        p_value: The chance of runs so far off where nothing changed.
+        false_alarms: The chance at which it is called a change.
+        errors: Mean error of the fit today by metric, percent; positive where it predicts too much.
+        shifts: Corrections that would explain the change, the best first, with those that explain
+            it as well; empty where there is none.
+    """
+
+    where: str
+    rows: int
+    p_value: float
+    false_alarms: float
+    errors: Mapping[str, float]
+    shifts: tuple[Shift, ...]
+
+    @property
+    def changed(self) -> bool:
+        """Whether the server has changed."""
+        return self.p_value < self.false_alarms
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        return {
+            "where": self.where,
+            "rows": self.rows,
+            "changed": self.changed,
+            "p_value": self.p_value,
+            "false_alarms": self.false_alarms,
+            "errors_pct": dict(self.errors),
+            "shifts": [
+                {"correction": one.name, "factor": one.factor, "share": one.share}
+                for one in self.shifts
+            ],
+        }
+
+
+def drift(
+    tables: Sequence[str | Path],
+    fit: str | Path | Fit = DEFAULT_FIT,
+    where: str | None = None,
+    false_alarms: float = FALSE_ALARMS,
+) -> list[Drift]:
+    """Whether servers have changed since a fit was made, one answer for each kind of server.
+
+    Args:
+        tables: CSV files of today's runs in the common form.
+        fit: The fit, its name or its path.
+        where: Keeps only rows for which this expression over the columns holds.
+        false_alarms: The chance of an alarm where nothing changed, over all answers together.
+
+    Raises:
+        InputError: A file or an option cannot be used, no row is left, or nothing is known of how
+            certain the fit is.
+    """
+    if not 0 < false_alarms < 1:
+        raise InputError("false alarms", f"{false_alarms:g} is no chance", "use one such as 0.01")
+    known = fit if isinstance(fit, Fit) else load_fit(fit)
+    if known.evidence is None:
+        raise InputError(f"fit {known.name}", "says not how certain it is", "fit one to runs")
+    observed = observe(tables, where)
+    branches = [branch_of(case, known.common[-1]) for case in observed.cases]
+    several = list(dict.fromkeys(branches))
+    return [
+        _of_branch(observed, branch, branches, known, false_alarms / len(several))
+        for branch in several
+    ]
+
+
+def _of_branch(
+    observed: Observed, branch: Branch, branches: Sequence[Branch], known: Fit, chance: float
+) -> Drift:
+    own = observed.pick([one == branch for one in branches])
+    corrections = flat(known.on(own.cases[0]).corrections)
+    count = len(CORRECTIONS)
+    directions = np.eye(len(corrections))[:count]
+    numbers = np.tile(corrections, (len(own.rows), 1))
+    logs, slopes = latencies_along(own.stages.chunks, numbers, directions)
+    off = logs - own.stages.observed
+    counts = np.asarray(own.stages.known) & np.isfinite(logs)
+    if not counts.any():
+        raise InputError("data", "holds no run that the fit predicts", "run lower loads")
+    noise = np.array([known.noise.get(metric, NOISE[m]) for m, metric in enumerate(METRICS)])
+    weights = np.broadcast_to(np.asarray(own.stages.weight)[:, None], counts.shape)[counts]
+    p_value, shifts = changed(
+        (off / noise)[counts],
+        (slopes[..., :count] / noise[:, None])[counts],
+        weights,
+        spread_of(known, own.cases[0]),
+    )
+    errors = {
+        metric: float(100 * np.mean(np.expm1(off[counts[:, column], column])))
+        for column, metric in enumerate(METRICS)
+        if counts[:, column].any()
+    }
+    named = ", ".join(filter(None, branch[1:-1]))
+    found = shifts if p_value < chance else ()
+    return Drift(named, len(own.rows), p_value, chance, errors, found)
+
+
+def changed(
+    sizes: Float[np.ndarray, " rows"],
+    slopes: Float[np.ndarray, "rows n"],
+    weights: Float[np.ndarray, " rows"],
+    spread: Matrix,
+) -> tuple[float, tuple[Shift, ...]]:
+    """The chance of deviations so large where nothing changed, and what would explain them.
+
+    Args:
+        sizes: Deviations of predictions from what was measured, in standard deviations.
+        slopes: Their slopes in the corrections.
+        weights: How much each counts.
+        spread: Covariance of the corrections.
+    """
+    width = flat(PRIOR_WIDTHS)[: len(CORRECTIONS)]
+    scaled, own, pull = slopes * width, spread / np.outer(width, width), np.ones(len(sizes))
+    for _ in range(_ROUNDS):
+        curvature = scaled.T @ ((weights * pull)[:, None] * scaled)
+        noise = scaled.T @ ((weights * pull**2)[:, None] * scaled)
+        score = scaled.T @ (weights * pull * sizes)
+        values, vectors = np.linalg.eigh(curvature)
+        # Of what today's runs tell less than the priors, nothing is asked; of the best, always.
+        told = vectors[:, (values > 1) | (values == values.max())]
+        shift = -told @ np.linalg.solve(told.T @ curvature @ told, told.T @ score)
+        pull = pulled(sizes + scaled @ shift)
+    covariance = told.T @ (noise + curvature @ own @ curvature) @ told
+    metric = told @ np.linalg.solve(covariance, told.T)
+    statistic = float(score @ metric @ score)
+    # Of a correction that alone has changed, with its prior: what no change would explain does not.
+    along = curvature @ metric @ score
+    precision = 1 + np.einsum("ij,jk,ki->i", curvature, metric, curvature)
+    ratios, moved = along**2 / precision, -along / precision * width
+    ranked = sorted(enumerate(CORRECTIONS), key=lambda one: -ratios[one[0]])
+    shifts = tuple(
+        Shift(name, float(np.exp(moved[place])), float(ratios[place] / max(statistic, 1e-12)))
+        for place, name in ranked
+        if ratios[place] > ratios.max() - _AS_WELL
+    )
+    return float(chi2.sf(statistic, told.shape[1])), shifts

@@ -1,0 +1,169 @@
+"""What runs told of each correction: which moved, which did not, and which cannot be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from physim.corrections.calibration import TWO_SIDED_90
+from physim.corrections.fields import CORRECTIONS, flat
+from physim.corrections.files import Fit
+from physim.errors import InputError
+from physim.fitting.next_runs import Candidates, candidates, chosen, spread_of
+from physim.inputs.case import Case
+
+# Of a correction's variance before any run, the share that runs took away from which on they told
+# it, and up to which they told nothing.
+_TOLD, _UNTOLD = 0.5, 0.1
+# Two corrections cannot be told apart whose errors are correlated so far, whatever the sign.
+_ALIKE = 0.7
+_MOST_PAIRS = 5
+# What no measurement follows by so many standard deviations is no part of the case.
+_MATTERS = 0.01
+
+
+@dataclass(frozen=True)
+class Known:
+    """How well a correction is known.
+
+    Attributes:
+        name: The correction.
+        factor: The factor that it stands for.
+        within: The factor by which that may be off either way, 90%.
+        told: Share of its variance before any run that the runs took away.
+    """
+
+    name: str
+    factor: float
+    within: float
+    told: float
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Two corrections whose sum or difference is known far better than each.
+
+    Attributes:
+        names: The corrections.
+        correlation: Of their errors: negative where one takes what the other leaves.
+        apart_by: The measurement that would tell them apart best; empty where none would.
+        command: The command that makes it.
+    """
+
+    names: tuple[str, str]
+    correlation: float
+    apart_by: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Identified:
+    """What runs told of the corrections of one case.
+
+    Attributes:
+        known: Each correction.
+        confusions: Those that cannot be told apart, the most alike first.
+    """
+
+    known: tuple[Known, ...]
+    confusions: tuple[Confusion, ...]
+
+    @property
+    def told(self) -> list[Known]:
+        """Corrections that the runs determine."""
+        return [one for one in self.known if one.told >= _TOLD]
+
+    @property
+    def untold(self) -> list[Known]:
+        """Corrections that are as uncertain as before."""
+        return [one for one in self.known if one.told < _UNTOLD]
+
+    def describe(self) -> list[str]:
+        """The answer in words, a line for each thing."""
+        factors = ", ".join(
+            f"{one.name} {one.factor:.2f} x/ {one.within:.2f}"
+            for one in sorted(self.told, key=lambda one: -one.told)
+        )
+        lines = [f"The runs determine: {factors or 'nothing'}."]
+        if self.untold:
+            lines.append(f"They say nothing of: {', '.join(one.name for one in self.untold)}.")
+        for pair in self.confusions:
+            one, other = pair.names
+            line = f"They cannot tell {one} from {other} (correlation {pair.correlation:+.2f})"
+            lines.append(f"{line}; {pair.apart_by} would." if pair.apart_by else f"{line}.")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        return {
+            "determined": {one.name: one.told for one in self.told},
+            "unknown": [one.name for one in self.untold],
+            "alike": [
+                {
+                    "corrections": list(one.names),
+                    "correlation": one.correlation,
+                    "told_apart_by": one.apart_by,
+                    "command": one.command,
+                }
+                for one in self.confusions
+            ],
+        }
+
+
+def identified(fit: Fit, case: Case, base: Fit | None = None) -> Identified:
+    """What a fit's runs told of the corrections of a case, and what would tell more.
+
+    Args:
+        fit: The fit.
+        case: The case, with a load like those that could be run.
+        base: The fit that it started from; None for the priors.
+
+    Raises:
+        InputError: Nothing is known of how certain the fit is.
+    """
+    if fit.evidence is None:
+        raise InputError(f"fit {fit.name}", "says not how certain it is", "fit one to runs")
+    about, spread = fit.on(case), spread_of(fit, case)
+    before = np.diag(spread_of(Fit("priors") if base is None else base, case))
+    told = 1 - np.diag(spread) / before
+    values = flat(about.corrections)
+    halves = TWO_SIDED_90 * np.sqrt(np.diag(spread))
+    found = candidates(case, about)
+    # A dense model has no experts, of which there is nothing to know.
+    matters = np.any(np.abs(found.slopes) > _MATTERS, axis=(0, 1))
+    known = tuple(
+        Known(name, float(np.exp(values[place])), float(np.exp(halves[place])), float(told[place]))
+        for place, name in enumerate(CORRECTIONS)
+        if matters[place]
+    )
+    return Identified(known, tuple(_confusions(spread, found)))
+
+
+def _confusions(spread: Float[np.ndarray, "n n"], found: Candidates) -> Iterator[Confusion]:
+    widths, names = np.sqrt(np.diag(spread)), list(CORRECTIONS)
+    correlation = spread / np.outer(widths, widths)
+    pairs = [
+        (int(one), int(other))
+        for one, other in zip(*np.nonzero(np.triu(np.abs(correlation) > _ALIKE, 1)), strict=True)
+    ]
+    pairs.sort(key=lambda pair: -abs(correlation[pair]))
+    for one, other in pairs[:_MOST_PAIRS]:
+        # What is known badly of both: their difference where they rise together, else their sum.
+        target = np.zeros((1, len(names)))
+        target[0, one] = 1 / widths[one]
+        target[0, other] = -np.sign(correlation[one, other]) / widths[other]
+        ((place, left),) = chosen(found.slopes, target, spread, 1)
+        before = 2 * (1 + abs(correlation[one, other]))
+        yield Confusion(
+            (names[one], names[other]),
+            float(correlation[one, other]),
+            *((found.names[place], found.commands[place]) if left[0] < _HELPS * before else ()),
+        )
+
+
+# A measurement tells two apart that leaves less than so much of the variance.
+_HELPS = 0.8
