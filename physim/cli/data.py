@@ -204,25 +204,26 @@ def steps(
     else:
         from physim.validation.step_errors import compare_steps
 
-        options = _server_options(found, server_log, server)
+        options, logged = _server_options(found, server_log, server)
         compared = compare_steps(found, model, fit=fit, context=context, gpu=str(gpu), **options)
-        _print_steps(compared.steps, compared.errors, compared.notes, as_json)
+        _print_steps(compared.steps, compared.errors, [*logged, *compared.notes], as_json)
     if out is not None and not as_json:
         print_line(f"written to {out}")
 
 
 def _server_options(
     steps: Steps, server_log: Path | None, given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """How the server was started: as it is said, else by its log, else by the steps' file."""
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """How the server was started, by what is given, its log and the steps' file, with notes."""
     from physim.measured import server_log as server_logs
 
     known = {"engine": steps.engine, "engine_version": steps.engine_version}
     logged = {} if server_log is None else dict(server_logs.read(server_log))
-    for name in ("notes", "quantization", "prefix_caching"):
+    notes = logged.pop("notes", [])
+    for name in ("quantization", "prefix_caching"):
         logged.pop(name, None)
     found = {**known, **logged, **{k: v for k, v in given.items() if v is not None}}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None}, notes
 
 
 def _print_steps(

@@ -42,10 +42,10 @@ def read_step_files(
     """Reads measured steps of one engine.
 
     Args:
-        paths: Files of one format: an engine's log with a line for each step, forward-pass metrics
+        paths: Files: an engine's log with a line for each step, forward-pass metrics
             as JSON lines, the JSON of ``vllm bench forward``, NVIDIA's table of forward passes, a
             trace of steps with their start times, or a table that `physim` wrote.
-        kind: The format, one of `STEP_FORMATS`; None for what the first file looks like.
+        kind: The format, one of `STEP_FORMATS`; None for what each file looks like.
         where: Which rows of a table; see `physim.measured.condition.filtered`.
         clock: What the times of forward-pass metrics cover, where they do not say it.
 
@@ -55,8 +55,11 @@ def read_step_files(
     """
     if not paths:
         raise InputError("files", "are none", "name some")
-    files = [Path(path) for path in paths]
-    kind = kind or _looks_like(files[0])
+    return _joined([_read(Path(path), kind, where, clock) for path in paths])
+
+
+def _read(path: Path, kind: str | None, where: str, clock: str | None) -> Steps:
+    kind = kind or _looks_like(path)
     if kind not in _READERS:
         raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(STEP_FORMATS)}")
     options: dict[str, str] = {}
@@ -68,7 +71,7 @@ def read_step_files(
         if kind != "forward-pass-metrics":
             raise InputError("clock", f"is known of {kind}", "leave it out")
         options["clock"] = clock
-    return _joined([_READERS[kind](path, **options) for path in files])
+    return _READERS[kind](path, **options)
 
 
 def _looks_like(path: Path) -> str:
