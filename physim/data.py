@@ -64,13 +64,17 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[IO[str]]:
+def opened(path: Path, errors: str = "strict") -> Iterator[IO[str]]:
     """The text of a file, which is decompressed if its name ends in ``.gz``.
+
+    Args:
+        path: The file.
+        errors: What becomes of bytes that are no UTF-8, as `open` takes it.
 
     Raises:
         InputError: What runs within could not open, read or decompress the file.
     """
-    text: dict[str, Any] = {"encoding": "utf-8-sig", "newline": ""}
+    text: dict[str, Any] = {"encoding": "utf-8-sig", "newline": "", "errors": errors}
     packed = path.suffix == ".gz"
     try:
         with (
@@ -88,6 +92,30 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: The file cannot be read, is no JSON, or holds something else than an object.
     """
+    content = _json_in(path)
+    if not isinstance(content, dict):
+        raise InputError(str(path), "holds no JSON object", "pass a JSON object {...}")
+    return content
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """A JSON list from a file.
+
+    Raises:
+        InputError: The file cannot be read, is no JSON, or holds something else than a list.
+    """
+    content = _json_in(path)
+    if not isinstance(content, list):
+        raise InputError(str(path), "holds no JSON list", "pass a JSON list [...]")
+    return content
+
+
+def _json_in(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        InputError: The file cannot be read, or is no JSON.
+    """
     try:
         with reading(path):
             text = path.read_text(encoding="utf-8")
@@ -98,7 +126,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:  # a name with a null in it
         raise InputError(repr(str(path)), "is no file's name", "check the path") from error
     try:
-        content = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{path}, line {error.lineno}", f"broken JSON ({error.msg})", "repair or refetch it"
@@ -107,9 +135,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise InputError(
             str(path), "is nested too deeply, or holds too long a number", "pass another file"
         ) from error
-    if not isinstance(content, dict):
-        raise InputError(str(path), "holds no JSON object", "pass a JSON object {...}")
-    return content
 
 
 def check_writable(path: Path) -> None:

@@ -64,6 +64,8 @@ Spread = Annotated[_Float, Field(ge=0, le=_MOST)]
 Positive = Annotated[_Float, Field(gt=0, le=_MOST)]
 Length = Annotated[_Float, Field(ge=1, le=_MOST)]
 Share = Annotated[_Float, Field(gt=0, le=1)]
+# A share that may be none.
+Portion = Annotated[_Float, Field(ge=0, le=1)]
 Moment = Annotated[_Float, Field(ge=0, le=_LATEST_S)]
 # Bytes, or bytes per second.
 Amount = Annotated[_Float, Field(gt=0, le=2**53)]

@@ -39,6 +39,7 @@ from physim.measured import formats, ml_energy, server_log, silicon, silicon_poo
 from physim.measured.run_cases import case_of, measured
 from physim.measured.runs_csv import TableRow, read_tables
 from physim.measured.schema import RunRow
+from physim.measured.step_files import read_step_files
 from physim.measured.step_trace import read_steps
 from physim.replay.workload import read_trace
 
@@ -145,6 +146,18 @@ def _steps(path: Path) -> Any:
     return frame.to_dict("records")
 
 
+def _any_steps(path: Path) -> Any:
+    """Steps of any format, with what the step model takes of them."""
+    steps = read_step_files([path])
+    if np.isnan(steps.kv_usage).any():
+        steps = steps.with_mean_context(500.0)
+    batches = steps.with_contexts(1e5).batches(np.array([np.inf, 1024.0]))
+    assert all(np.isfinite(leaf).all() for leaf in vars(batches).values())
+    assert np.asarray(batches.tokens > 0).all()
+    about = (steps.clock, steps.engine, steps.engine_version, steps.notes)
+    return {name: values.tolist() for name, values in steps.columns.items()}, about
+
+
 def _public(read: Callable[[Path], pd.DataFrame]) -> Callable[[Path], Any]:
     """Rows of public measurements: finite, and of a load that physim knows."""
 
@@ -198,7 +211,7 @@ class Format:
             self._write(folder, name, content, changed(rng, beside))
         elif isinstance(content, str):
             path.write_bytes(_odd_log(rng, content))
-        elif isinstance(content, dict):
+        elif name.endswith(".json"):
             json_file(rng, path, content)
         else:
             self._write(folder, name, content, beside)
@@ -254,7 +267,7 @@ class Format:
             path.with_suffix(self.beside).write_text("\n".join(lines), "utf-8", "replace")
         if isinstance(content, str):
             path.write_text(content)
-        elif isinstance(content, dict):
+        elif name.endswith(".json"):
             path.write_text(json.dumps(content))
         else:
             table = path.with_suffix(".csv")
@@ -355,6 +368,11 @@ FORMATS: dict[str, Format] = {
     ),
     "steps-csv": Format(("steps.csv",), _steps),
     "steps-parquet": Format(("steps.csv",), _steps, suffix=".parquet"),
+    "steps-log": Format(("iterations.log", "iterations_older.log"), _any_steps),
+    "steps-forward-pass": Format(("forward_pass.jsonl", "forward_pass_timed.jsonl"), _any_steps),
+    "steps-bench-forward": Format(("vllm_bench_forward.json",), _any_steps),
+    "steps-forward-table": Format(("forward_table.csv",), _any_steps, suffix=".parquet"),
+    "steps-table": Format(("step_table.csv",), _any_steps),
 }
 assert set(formats.FORMATS) <= set(FORMATS)
 
@@ -372,7 +390,7 @@ _STEPS = {
     "batch.num_finished": "a request that ends costs no step time",
     "batch.num_preempted": "its prompt comes again, among those of a later step",
     "queue.*": "a request that waits costs no step time",
-    "kv.*": "a context's length is taken from the run's load",
+    "kv.blocks*": "the engine's own log says how many there are",
     **dict.fromkeys(("model", "workload", "tp"), _OF_A_RUN),
 }
 _PROMETHEUS = {"data.result*.metric.pod": "series of several servers are added up"}
@@ -452,6 +470,21 @@ IGNORED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("gemm_quant_mode", "moe_quant_mode"), "`precision` says the checkpoint"),
     },
     "steps-csv": _STEPS,
+    "steps-log": {"pid": "names alone"},
+    "steps-bench-forward": {
+        "requests*.chunked": "attention reads the same, whoever wrote what is cached",
+        "ranks*.num_tokens": _FOLLOWS,
+        "ranks*.kv_blocks": _FOLLOWS,
+        "ranks*.routing": "the fit says how tokens spread over experts",
+        **{
+            f"ranks*.latency_us.{name}": "the slowest rank's median is read"
+            for name in ("median", "mean", "min", "p90", "std", "count")
+        },
+    },
+    "steps-forward-table": {
+        "cell_id": _ABOUT,
+        "weight_quantization": "the name of the checkpoint says it",
+    },
     "steps-parquet": _STEPS,
 }
 

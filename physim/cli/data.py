@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from physim.cli.bundles import Given, with_bundles
-from physim.cli.console import print_line
+from physim.cli.console import print_line, stdout, table_of
 from physim.cli.engine_options import RECORDED
-from physim.cli.output_options import writable
-from physim.cli.subject_options import Gpu
+from physim.cli.output_options import AsJson, print_json, writable
+from physim.cli.subject_options import FitName, Gpu, OptionalGpu
 from physim.measured.formats import FORMATS
+
+if TYPE_CHECKING:
+    from physim.measured.steps import Steps
+    from physim.validation.step_errors import StepErrors
 
 app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into measured runs.")
 
@@ -135,3 +139,145 @@ def convert(
         print_line(f"{count} of them count for no fit and no error: {reason}")
     for reason, count in passed_over.items():
         print_line(f"{count} more are not read: each {reason}")
+
+
+@app.command()
+@with_bundles(server=RECORDED)
+def steps(
+    paths: Annotated[list[Path], typer.Argument(help="Files of one format.")],
+    model: Annotated[
+        str | None, typer.Option(help="Predict the steps of this model: a name or hub id.")
+    ] = None,
+    gpu: OptionalGpu = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the steps here, as CSV or Parquet.", callback=writable),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="iteration-log, forward-pass-metrics, vllm-bench-forward, forward-table, "
+            "step-trace or table; what it looks like if not given.",
+        ),
+    ] = None,
+    where: Annotated[
+        str, typer.Option(help='Only rows of a table for which this holds, such as "tp == 2".')
+    ] = "",
+    clock: Annotated[
+        str | None,
+        typer.Option(help="What forward-pass metrics time: gpu, worker or scheduler."),
+    ] = None,
+    server_log: Annotated[
+        Path | None,
+        typer.Option(help="The server's log, for its engine's version, limits and KV blocks."),
+    ] = None,
+    context: Annotated[
+        float | None,
+        typer.Option(help="Mean tokens of context, where the file says nothing of them."),
+    ] = None,
+    fit: FitName = "default",
+    as_json: AsJson = False,
+    *,
+    server: Given,
+) -> None:
+    """Read measured steps, sum them up, and say how far predictions are from them.
+
+    For example:
+
+    physim data steps server.log --server-log server.log --model Qwen3-8B --gpu h100
+    """
+    from physim.errors import InputError
+    from physim.measured import step_table
+    from physim.measured.step_files import read_step_files
+
+    if (model is None) != (gpu is None):
+        missing = "--model" if model is None else "--gpu"
+        raise InputError(missing, "is missing", "give --model and --gpu, or neither")
+    if out is not None:
+        step_table.check_name(out)
+    found = read_step_files(paths, kind=kind, where=where, clock=clock)
+    if out is not None:
+        step_table.write(out, found)
+    if model is None:
+        _print_steps(found, (), (), as_json)
+    else:
+        from physim.validation.step_errors import compare_steps
+
+        options, logged = _server_options(found, server_log, server)
+        compared = compare_steps(found, model, fit=fit, context=context, gpu=str(gpu), **options)
+        _print_steps(compared.steps, compared.errors, [*logged, *compared.notes], as_json)
+    if out is not None and not as_json:
+        print_line(f"written to {out}")
+
+
+def _server_options(
+    steps: Steps, server_log: Path | None, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """How the server was started, by what is given, its log and the steps' file, with notes."""
+    from physim.measured import server_log as server_logs
+
+    known = {"engine": steps.engine, "engine_version": steps.engine_version}
+    logged = {} if server_log is None else dict(server_logs.read(server_log))
+    notes = logged.pop("notes", [])
+    for name in ("quantization", "prefix_caching"):
+        logged.pop(name, None)
+    found = {**known, **logged, **{k: v for k, v in given.items() if v is not None}}
+    return {name: value for name, value in found.items() if value is not None}, notes
+
+
+def _print_steps(
+    steps: Steps, errors: Sequence[StepErrors], notes: Sequence[str], as_json: bool
+) -> None:
+    from dataclasses import asdict
+
+    from physim.measured.step_summary import summary_of
+    from physim.measured.steps import CLOCKS
+
+    kinds = summary_of(steps)
+    notes = [*steps.notes, *notes]
+    if as_json:
+        print_json(
+            {
+                "source": steps.source,
+                "clock": steps.clock,
+                "kinds": [asdict(one) for one in kinds],
+                "errors": [asdict(one) for one in errors],
+                "notes": notes,
+            }
+        )
+        return
+    print_line(f"{len(steps)} steps; the clock covers {CLOCKS[steps.clock]}")
+    rows = [
+        [
+            one.kind,
+            f"{one.steps}",
+            f"{100 * one.time_share:.0f}%",
+            f"{one.decode_requests:.1f}",
+            "-" if one.context_tokens != one.context_tokens else f"{one.context_tokens:.0f}",
+            f"{one.prefill_tokens:.0f}",
+            f"{one.median_s * 1e3:.2f}",
+            f"{one.p90_s * 1e3:.2f}",
+        ]
+        for one in kinds
+    ]
+    columns = ("steps", "", "of time", "decoding", "context", "prompt tokens", "median ms", "p90")
+    stdout().print(table_of(columns, rows))
+    if errors:
+        print_line("errors of predictions, percent")
+        rows = [
+            [
+                one.kind,
+                f"{one.steps}",
+                f"{one.mean_pct:.1f}",
+                f"{one.median_pct:.1f}",
+                f"{one.bias_pct:+.1f}",
+                f"{one.within_10pct:.0f}%",
+            ]
+            for one in errors
+        ]
+        stdout().print(
+            table_of(("steps", "", "mean", "median", "bias of time", "within 10%"), rows)
+        )
+    for note in notes:
+        print_line(f"note: {note}")

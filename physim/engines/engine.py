@@ -186,6 +186,10 @@ class Engine:
         mxfp4_paddings: What its kernels of experts in mxfp4 pad them to, those of newer GPUs first.
         log: Where its log says how it was started: regular expressions with one group, by the
             fields of `physim.measured.server_log`; empty where physim does not read its log.
+        step_line: What its log writes of a step: a regular expression with the groups ``index``,
+            ``prefill_requests``, ``prefill_tokens``, ``decode_requests``, ``decode_tokens`` and
+            ``milliseconds``, and those of ``rank``, ``dummy`` and ``kv_percent`` that it may
+            write; empty where physim reads none.
         host_memory: How it keeps KV blocks in the host's memory; None where it cannot.
         times_batches: Whether it comes with a benchmark of single steps, ``vllm bench forward``.
     """
@@ -204,6 +208,7 @@ class Engine:
     # What vLLM's widest kernel does, where it is not known.
     mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)
     log: Mapping[str, str] = field(default_factory=dict)
+    step_line: str = ""
     host_memory: HostMemory | None = None
     times_batches: bool = False
 

@@ -128,6 +128,15 @@ ENGINE = Engine(
         "kv_host_gib": rf"'kv_offloading_size': {_VALUE}",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
+    # vllm/v1/metrics/loggers.py of 0.33 (--enable-logging-iteration-details), and core.py of 0.14,
+    # which says nothing of the KV cache and marks steps of nothing at the line's end.
+    step_line=(
+        r"(?:Engine (?P<rank>\d+): )?Iteration\((?P<index>\d+)\): "
+        r"(?P<prefill_requests>\d+) context requests, (?P<prefill_tokens>\d+) context tokens, "
+        r"(?P<decode_requests>\d+) generation requests, (?P<decode_tokens>\d+) generation tokens, "
+        r"iteration elapsed time: (?P<milliseconds>\d+(?:\.\d+)?) ms(?P<dummy> \(dummy\))?"
+        r"(?:, \w+ KV cache usage: (?P<kv_percent>\d+(?:\.\d+)?)%)?"
+    ),
     # vllm/model_executor/layers/fused_moe/oracle/mxfp4.py: which kernel is taken on which GPUs, and
     # `mxfp4_round_up_hidden_size_and_intermediate_size`. AMD's pad to 256, too.
     mxfp4_paddings=(

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from physim import data
 from physim.errors import InputError
+from physim.measured.condition import filtered
+from physim.measured.parquet import read_table
+from physim.measured.steps import Steps
 from physim.records import (
     Count,
+    Portion,
     Record,
     Text,
     Ticks,
@@ -32,6 +35,7 @@ class _Step(Record):
     decode_requests: Annotated[Count, Field(alias="batch.num_decode_reqs")]
     prefill_requests: Annotated[Count, Field(alias="batch.num_prefill_reqs")]
     prefill_tokens: Annotated[Count, Field(alias="batch.prefill_tokens")]
+    kv_usage: Annotated[Portion | None, Field(alias="kv.usage_gpu_ratio")] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> _Step:
@@ -51,12 +55,13 @@ def read_steps(path: Path) -> pd.DataFrame:
 
     Args:
         path: Parquet or CSV with ``experiment_id``, ``step.id``, ``step.ts_start_ns``,
-            ``batch.num_decode_reqs``, ``batch.num_prefill_reqs`` and ``batch.prefill_tokens``.
+            ``batch.num_decode_reqs``, ``batch.num_prefill_reqs`` and ``batch.prefill_tokens``, and
+            ``kv.usage_gpu_ratio`` if it is there.
 
     Returns:
         A row for each step with a known cycle: ``experiment``, ``step``, ``start_s`` since the
-        experiment's first, ``decode_requests``, ``prefill_requests``, ``prefill_tokens`` and
-        ``cycle_s``; in order of time.
+        experiment's first, ``decode_requests``, ``prefill_requests``, ``prefill_tokens``,
+        ``kv_usage`` and ``cycle_s``; in order of time.
 
     Raises:
         InputError: The file cannot be read, lacks a column, or has no two consecutive steps.
@@ -89,28 +94,45 @@ def read_steps(path: Path) -> pd.DataFrame:
     cycles = frame[follows & busy].drop(columns="start_ns")
     if cycles.empty:
         raise InputError(str(path), "has no two consecutive steps", "sample more of them")
-    return cycles.astype({"cycle_s": float, "start_s": float}).reset_index(drop=True)
+    kinds = {"cycle_s": float, "start_s": float, "kv_usage": float}
+    return cycles.astype(kinds).reset_index(drop=True)
+
+
+def read(path: Path, where: str = "") -> Steps:
+    """The steps of a trace, as `read_steps` has them.
+
+    Args:
+        path: The trace.
+        where: Which of its rows; see `physim.measured.condition.filtered`.
+
+    Raises:
+        InputError: As `read_steps` does, or the steps are of several experiments.
+    """
+    cycles = read_steps(path)
+    if where:
+        cycles = filtered(cycles, where)
+    names = cycles["experiment"].unique()
+    if len(names) > 1:
+        raise InputError(
+            str(path),
+            f"holds {len(names)} experiments",
+            f'choose one with --where, such as experiment == "{names[0]}"',
+        )
+    columns = ("decode_requests", "prefill_requests", "prefill_tokens", "start_s", "kv_usage")
+    found = {name: cycles[name].to_numpy(float) for name in columns}
+    return Steps.from_columns(
+        {**found, "seconds": cycles["cycle_s"].to_numpy(float)}, "loop", str(path)
+    )
 
 
 def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
-    import pandas as pd
-
-    with data.reading(path), path.open("rb") as file:
-        try:
-            frame = pd.read_parquet(file)
-        except ImportError as error:
-            raise InputError(str(path), "needs pyarrow", "pip install pyarrow") from error
-        except ValueError as error:  # so are pyarrow's errors of form
-            raise InputError(
-                str(path), "is not a table", "pass Parquet, or CSV with a header"
-            ) from error
+    frame = read_table(path)
     missing = [column for column in required(_Step) if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
-    if frame.empty:
-        raise InputError(str(path), "holds no row", "add some")
     # What is missing in a column of pandas' own types is no number that can be compared.
-    frame = frame[list(required(_Step))].astype(object)
+    known = [one.alias or name for name, one in _Step.model_fields.items()]
+    frame = frame[[name for name in known if name in frame]].astype(object)
     for number, row in enumerate(frame.where(frame.notna(), None).to_dict("records"), start=1):
         place = f"{path}, row {number}"
         yield place, checked(_Step, row, place)
