@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from physim.fitting.fit import Estimate, Outcome
     from physim.fitting.identified import Identified
     from physim.fitting.next_runs import NextRuns
+    from physim.inputs.case import Case
     from physim.inputs.load import Load
 
 _FITTED = ("ttft", "itl", "e2e")
@@ -35,13 +36,25 @@ _FIELDS = {
 
 def fit(
     tables: Annotated[
-        list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
-    ],
+        list[Path] | None, typer.Option("--data", help="CSV of measured runs; may be repeated.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The fit file to write.", callback=writable)
     ] = None,
     steps: Annotated[
-        Path | None, typer.Option(help="Measured steps of runs in the tables (Parquet or CSV).")
+        list[Path] | None,
+        typer.Option(
+            help="Measured steps of --server (see `physim data steps`); may be repeated. Without "
+            "--server, a trace of steps of runs in the tables."
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="What the steps are of: model=Qwen/Qwen3-8B,gpu=h100_sxm,tp=1,..."),
+    ] = None,
+    context: Annotated[
+        float | None,
+        typer.Option(help="Mean tokens of context, where the steps say nothing of them."),
     ] = None,
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
@@ -97,7 +110,7 @@ def fit(
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Fit the corrections to measured runs and write them with what is known of them.
+    """Fit the corrections to measured runs and steps and write them with what is known of them.
 
     It starts from the default fit, and moves it as far as the runs can tell beside those that it
     knows. Rows of overloaded stages are left out, and listed. The errors printed are in sample: for
@@ -107,6 +120,7 @@ def fit(
 
     physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
     """
+    tables, steps = tables or [], steps or []
     if check:
         _check(tables, base, where, false_alarms, as_json)
         return
@@ -120,7 +134,9 @@ def fit(
     with running("fitting") as say:
         outcome = fit_tables(
             tables,
-            steps=steps,
+            steps=steps or None,
+            server=None if server is None else _server(server),
+            context=context,
             where=where,
             base=base,
             frozen=frozen,
@@ -143,6 +159,22 @@ def fit(
         from physim.plot import draw_fit
 
         write(lambda: draw_fit(outcome), plot)
+
+
+def _server(text: str) -> Case:
+    """A server, such as ``model=Qwen/Qwen3-8B,gpu=h100_sxm,tp=2``."""
+    from physim.inputs.case import Case
+    from physim.inputs.fleet import REPLICAS, pool_options
+
+    model, *others = [part for part in text.split(",") if part.strip().startswith("model=")] or [""]
+    rest = ",".join(part for part in text.split(",") if not part.strip().startswith("model="))
+    given = pool_options("--server", rest) if rest else {}
+    if not model or others:
+        problem = "names several models" if others else "names no model"
+        raise InputError("--server", problem, "write model=Qwen/Qwen3-8B,gpu=h100_sxm,tp=1")
+    if REPLICAS in given:
+        raise InputError("--server: replicas", "is of a fleet", "leave it out")
+    return Case.from_options(model.partition("=")[2].strip(), **given)
 
 
 def _load(target: str | None) -> Load | None:

@@ -70,6 +70,8 @@ class Fit:
             (`physim.corrections.levels.population_of`) and metric.
         ranges: Least and largest of what the measured runs covered, by quantity.
         made_on: The kinds of servers that its own runs are of.
+        own_scatter: The scatter of predictions of just such a server, in whose place that of models
+            that the fit has not seen is else; by metric, where steps tell it.
         record: Everything else that the file holds: data and their hashes, report, metrics.
     """
 
@@ -82,6 +84,7 @@ class Fit:
     scatter: Mapping[str, Scatter] = field(default_factory=dict)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     made_on: Sequence[MadeOn] = ()
+    own_scatter: Scatter = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -94,9 +97,10 @@ class Fit:
         found = self.at_branch(branch_of(case, self.common[-1]))
         # Runs of several campaigns are of too many servers to say what is new.
         news = tuple(elsewhere(self.made_on, case)) if self.common[-1] else ()
-        return dataclasses.replace(
-            found, scatter=self._scatter(population_of(case)), elsewhere=news
-        )
+        scatter = self._scatter(population_of(case))
+        if any(kind.is_like(case) for kind in self.made_on):
+            scatter = {**scatter, **self.own_scatter}
+        return dataclasses.replace(found, scatter=scatter, elsewhere=news)
 
     def at_branch(self, branch: Branch) -> Calibration:
         """What the fit says of a branch, with the scatter of no engine."""
@@ -154,6 +158,7 @@ class Fit:
             "scatter": {name: dict(own) for name, own in self.scatter.items()},
             "ranges": {name: list(pair) for name, pair in self.ranges.items()},
             "made_on": [kind.to_dict() for kind in self.made_on],
+            "own_scatter": dict(self.own_scatter),
             **self.record,
         }
         if self.widths is not None:
@@ -222,7 +227,7 @@ def _read(name: str, path: Path, _: int) -> Fit:
         )
     taken = {
         key: content.pop(key, {})
-        for key in ("corrections", "levels", "noise", "scatter", "ranges", "widths")
+        for key in ("corrections", "levels", "noise", "scatter", "own_scatter", "ranges", "widths")
     }
     for key, value in taken.items():
         if not isinstance(value, dict):
@@ -266,6 +271,7 @@ def _read(name: str, path: Path, _: int) -> Fit:
         scatter,
         ranges,
         kinds,
+        _by_metric(path, "own_scatter", taken["own_scatter"]),
         content,
     )
 

@@ -78,6 +78,12 @@ class MadeOn:
         """Whether a case has such a server."""
         return dataclasses.replace(self, rows=0) == MadeOn.from_server(case.server_of(DECODE))
 
+    def is_like(self, case: Case) -> bool:
+        """Whether a case has such a server but for its limits and how it schedules."""
+        here = MadeOn.from_server(case.server_of(DECODE))
+        names = ("gpu", "engine", "version", "model", "layout", "kv_cache_dtype", "draft")
+        return all(getattr(self, name) == getattr(here, name) for name in names)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MadeOn:
         """What `to_dict` made.

@@ -79,10 +79,12 @@ def learned(first: Problem, problem: Problem, parameters: Vector, learns_widths:
         step = problem.tree.along @ (moved - there)
         sizes = found.sizes + np.einsum("di,di->d", found.slopes, step[found.branch])
         there, found = moved, replace(found, sizes=sizes)
-        noise = _noise(first, problem, found, problem.spread_of(near))
+        spread = problem.spread_of(near)
+        noise = _noise(first, problem, found, spread)
+        of_steps = _noise_of_steps(first, problem, found, spread)
         widths = _widths(first, problem, there, near) if learns_widths else problem.widths
-        found = _rescaled(problem, found, noise)
-        problem = replace(problem, noise=noise, widths=widths)
+        found = _rescaled(problem, found, noise, of_steps)
+        problem = replace(problem, noise=noise, step_noise=of_steps, widths=widths)
     return problem
 
 
@@ -130,11 +132,31 @@ def _noise(
     return noise
 
 
+def _noise_of_steps(
+    first: Problem, problem: Problem, found: Deviations, spread: Float[np.ndarray, "b n n"]
+) -> float:
+    """The noise that makes the deviations of steps likely."""
+    steps = slice(problem.stages.observed.size, None)
+    if not len(found.sizes[steps]):
+        return first.step_noise
+    slopes = found.slopes[steps]
+    own = np.zeros(len(slopes))
+    for branch in np.unique(found.branch[steps]).tolist():
+        those = found.branch[steps] == branch
+        own[those] = np.sum((slopes[those] @ spread[branch]) * slopes[those], axis=1)
+    squares = found.pull[steps] * (found.sizes[steps] ** 2 + own)
+    total = float(np.sum(squares)) * problem.step_noise**2 + _ROWS * first.step_noise**2
+    return float(np.sqrt(total / (np.sum(found.weights[steps]) + _ROWS)))
+
+
 def _rescaled(
-    problem: Problem, found: Deviations, noise: Float[np.ndarray, "sources metrics"]
+    problem: Problem,
+    found: Deviations,
+    noise: Float[np.ndarray, "sources metrics"],
+    of_steps: float,
 ) -> Deviations:
     """The same deviations in units of another noise."""
-    factor = np.ones(len(found.sizes))
+    factor = np.full(len(found.sizes), problem.step_noise / of_steps)
     ratio = (problem.noise / noise)[problem.source]
     factor[: ratio.size] = ratio.ravel()
     return replace(found, sizes=found.sizes * factor, slopes=found.slopes * factor[:, None])

@@ -22,14 +22,18 @@ from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups, observe
-from physim.fitting.step_cycles import observe_steps
-from physim.fitting.uncertainty import unseen
+from physim.fitting.step_cycles import Trace, alike, observe_served, observe_steps
+from physim.fitting.uncertainty import LEAST_SCATTER, unseen
 from physim.inputs.case import Case
+from physim.inputs.load import Load
+from physim.measured.step_files import read_step_files
 from physim.prediction.intervals import quantities
 from physim.prediction.many import predict_cases
 
 # From so many standard deviations of its campaign's noise on a row is distrusted.
 _DISTRUST = 3.0
+# Of requests of which only steps are known, tokens of an answer.
+_ANSWER = 256
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,10 @@ class Outcome:
 
 
 def fit(
-    tables: Sequence[str | Path],
-    steps: str | Path | None = None,
+    tables: Sequence[str | Path] = (),
+    steps: str | Path | Sequence[str | Path] | None = None,
+    server: Case | None = None,
+    context: float | None = None,
     where: str | None = None,
     base: str | Path = DEFAULT_FIT,
     frozen: Sequence[str] = (),
@@ -97,8 +103,13 @@ def fit(
     learned from the rows (`physim.fitting.empirical_bayes`).
 
     Args:
-        tables: CSV files in the common form; see `physim.evaluate`. Each is a campaign.
-        steps: Measured steps of runs in the tables; see `physim.measured.step_trace.read_steps`.
+        tables: CSV files in the common form; see `physim.evaluate`. Each is a campaign. None are
+            needed beside steps of a server.
+        steps: Measured steps: files of one server
+            (`physim.measured.step_files.read_step_files`); or, without ``server``, a trace of runs
+            that are in the tables (`physim.measured.step_trace.read_steps`).
+        server: The server that the steps are of; its load is of no account.
+        context: Mean tokens of context of its requests, where the steps say nothing of them.
         where: Keeps only rows for which this expression over the columns holds.
         base: Name or path of the fit to start from, or ``none``.
         frozen: Corrections that stay as they are in it.
@@ -114,25 +125,38 @@ def fit(
     check_options(frozen, prior_scale)
     if seed < 0:
         raise InputError("seed", f"{seed} is negative", "use 0 or more")
-    before, observed = load_fit(base), observe(tables, where)
-    hashes = {Path(path).name: _hash(Path(path)) for path in (*tables, *([steps] if steps else []))}
+    if not tables and (steps is None or server is None):
+        raise InputError("data", "is missing", "give tables of runs, or steps with their server")
+    if server is not None and steps is None:
+        raise InputError("steps", "are missing", "name the files of the server's steps")
+    files = [Path(one) for one in ([steps] if isinstance(steps, str | Path) else steps or ())]
+    before = load_fit(base)
+    observed = observe(tables, where) if tables else Observed.nothing()
+    hashes = {Path(path).name: _hash(Path(path)) for path in (*tables, *files)}
     for name_of, own in hashes.items():
         if own in before.record.get("data", {}).values():
             raise InputError(
                 name_of, f"is in the fit {before.name} already", "start from another (--from none)"
             )
-    trace = observe_steps(steps, tables) if steps is not None else None
+    trace = None
+    if server is not None:
+        measured = read_step_files(files).completed(server.server.kv.tokens, context)
+        trace = observe_served(measured, server, Path((*tables, *files)[0]).stem)
+    elif files:
+        if len(files) > 1:
+            raise InputError("steps", f"are {len(files)} files", "name the server that they are of")
+        trace = observe_steps(files[0], tables)
     problem = Problem.from_observed(observed, trace, tuple(frozen), prior_scale, before)
     record: dict[str, Any] = {}
-    if before.evidence is None:
+    # Steps of one server tell nothing of how others differ from it.
+    from_scratch = before.evidence is None and bool(tables)
+    if from_scratch:
         problem, levels = earned(problem)
         record["earned"] = [one.to_dict() for one in levels]
     start = problem.centre
     if seed:
         start = start + 0.1 * np.random.default_rng(seed).normal(size=len(start))
-    problem, parameters, losses = solve(
-        problem, before.evidence is None, progress, optimiser, start
-    )
+    problem, parameters, losses = solve(problem, from_scratch, progress, optimiser, start)
     record |= {
         "physim_version": version("physim-llm"),
         "data": hashes,
@@ -143,7 +167,7 @@ def fit(
         "optimiser": optimiser,
         "seed": seed,
     }
-    return concluded(observed, problem, parameters, losses, name, record, before)
+    return concluded(observed, problem, parameters, losses, name, record, before, trace)
 
 
 def check_options(frozen: Sequence[str], prior_scale: float) -> None:
@@ -170,6 +194,7 @@ def concluded(
     name: str,
     record: Mapping[str, Any],
     base: Fit,
+    trace: Trace | None = None,
 ) -> Outcome:
     """A solved problem as a fit with a report.
 
@@ -181,7 +206,10 @@ def concluded(
         name: Name of the fit.
         record: What else the fit's file is to say.
         base: The fit that it started from.
+        trace: The steps, if any were measured.
     """
+    served = [] if trace is None else [case for case in trace.cases if case.load is None]
+    branches = [*observed.branches, *(trace.branches if trace else ())]
     known, noise = observed.stages.known, problem.noise[problem.source]
     found = problem.deviations(parameters)
     before, after = _errors(problem, problem.deviations(problem.centre)), _errors(problem, found)
@@ -222,14 +250,18 @@ def concluded(
         offsets={**base.offsets, **offsets},
         widths=problem.widths[:, : len(CORRECTIONS)],
         evidence=problem.evidence(found),
-        common=common(observed.branches),
+        common=common(branches),
         noise=_pooled(problem),
         # What the runs do not tell is as uncertain as before them.
         scatter=merged(load_fit(DEFAULT_FIT).scatter, unseen(problem, parameters, observed)),
         ranges=_ranges(
-            observed, [unflat(own) for own in problem.corrections(parameters)[problem.branch]], base
+            observed,
+            trace if served else None,
+            [unflat(own) for own in problem.corrections(parameters)[problem.branch]],
+            base,
         ),
-        made_on=made_on(observed.cases),
+        made_on=made_on([*observed.cases, *served]),
+        own_scatter=_scatter_of_steps(problem, found) if served else {},
         record={
             **record,
             "rows": len(observed.rows),
@@ -244,9 +276,48 @@ def concluded(
         },
     )
     estimates = _estimates(observed, problem, found, result)
-    own = [case for case in observed.cases if result.made_on[0].is_of(case)]
-    busiest = max(own, key=lambda case: case.demanded.rate or case.demanded.concurrency or 0.0)
-    return Outcome(result, estimates, rows, distrusted, observed.left_out, losses, busiest)
+    return Outcome(
+        result,
+        estimates,
+        rows,
+        distrusted,
+        observed.left_out,
+        losses,
+        _typical(result, observed, trace),
+    )
+
+
+def _scatter_of_steps(problem: Problem, found: Deviations) -> dict[str, float]:
+    """What is left of steps that are alike: of each such kind the mean, weighted by time.
+
+    It is what the physics errs by on a load's mix of them; what a single step scatters beyond that
+    is gone in the mean of many.
+    """
+    assert problem.cycles is not None  # there are steps
+    own = alike(problem.cycles.batch)
+    errors = found.sizes[problem.stages.observed.size :] * problem.step_noise
+    counts = np.bincount(own)
+    means = np.bincount(own, errors) / counts
+    # Of its square, the noise of a mean is no error of the physics.
+    squares = np.maximum(means**2 - problem.step_noise**2 / counts, 0.0)
+    time = np.bincount(own, np.exp(np.asarray(problem.cycles.observed)))
+    error = float(np.sqrt(np.average(squares, weights=time)))
+    return dict.fromkeys(METRICS, max(error, LEAST_SCATTER))
+
+
+def _typical(fit: Fit, observed: Observed, trace: Trace | None) -> Case:
+    """The busiest run of the kind of server that most runs are of; else what its steps say."""
+    own = [case for case in observed.cases if fit.made_on[0].is_of(case)]
+    if own:
+        return max(own, key=lambda case: case.demanded.rate or case.demanded.concurrency or 0.0)
+    assert trace is not None  # there are runs, or steps
+    case, batch = trace.cases[0], trace.cycles.batch
+    decoding = np.asarray(batch.decode_requests)
+    context = np.sum(np.asarray(batch.attended)[:, -1]) / max(float(np.sum(decoding)), 1.0)
+    clients = max(round(float(np.mean(decoding[decoding > 0]))), 1) if np.any(decoding) else 1
+    most = case.server.sizes.max_model_len - _ANSWER
+    prompt = min(max(round(float(context)), 1), most)
+    return case.under(Load(concurrency=clients, input_tokens=prompt, output_tokens=_ANSWER))
 
 
 def _errors(problem: Problem, found: Deviations) -> Float[np.ndarray, "rows metrics"]:
@@ -273,17 +344,19 @@ def merged(before: Mapping[str, Scatter], now: Mapping[str, Scatter]) -> dict[st
 
 
 def _ranges(
-    observed: Observed, corrections: Sequence[Corrections], base: Fit
+    observed: Observed, trace: Trace | None, corrections: Sequence[Corrections], base: Fit
 ) -> dict[str, tuple[float, float]]:
-    """Least and largest of what the stages covered, and those of the fit before."""
+    """Least and largest of what stages and steps covered, and those of the fit before."""
     predictions = predict_cases(observed.cases, corrections)
     found = [
         quantities(case, prediction)
         for case, prediction in zip(observed.cases, predictions, strict=True)
     ]
+    found += [] if trace is None else trace.covered
+    names = dict.fromkeys(name for one in (*found, base.ranges) for name in one)
     ranges = {}
-    for name in found[0]:
-        values = [*(one[name] for one in found), *base.ranges.get(name, ())]
+    for name in names:
+        values = [*(one[name] for one in found if name in one), *base.ranges.get(name, ())]
         ranges[name] = (min(values), max(values))
     return ranges
 

@@ -25,7 +25,7 @@ from physim.engines.engine import engine_named
 from physim.errors import InputError
 from physim.fitting.objective import cycles_along, latencies_along
 from physim.fitting.observations import METRICS, NOISE, chunks_of
-from physim.fitting.step_cycles import FORWARD, Cycles
+from physim.fitting.step_cycles import CLOCK_NAMES, Cycles
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
@@ -351,7 +351,7 @@ def _of_steps(
         batch=batch,
         observed=np.zeros(len(steps)),
         weight=np.ones(len(steps)),
-        clock=np.full(len(steps), FORWARD),
+        clock=np.full(len(steps), CLOCK_NAMES.index("forward")),
     )
     count = len(CORRECTIONS)
     directions = np.eye(len(corrections))[:count]

@@ -24,10 +24,12 @@ from physim.fitting.observations import (
     log_predicted,
 )
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
-from physim.fitting.step_cycles import Cycles, Trace, log_cycle
+from physim.fitting.step_cycles import Cycles, Trace, log_time
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays
 from physim.step.batch import Batch
+from physim.step.lowering import StepOps
+from physim.step.mixed_steps import Mixing
 from physim.types import AnyArray
 
 # ITL and E2E of a stage are nearly one number, so each counts half.
@@ -144,6 +146,7 @@ class Problem:
         source: The campaign and population of each stage, by number.
         widths: Prior standard deviations of offsets, by level; zero for what is held.
         noise: Standard deviations of the logarithms of what was measured, by source and metric.
+        step_noise: That of a step's time.
         start: Offsets to start from, and of what is held.
         base: What the fit that it starts from was told of each branch, at ``start``.
         opened: Which corrections of which nodes may move; None for all whose levels have a width.
@@ -161,6 +164,7 @@ class Problem:
     noise: Float[np.ndarray, "sources metrics"]
     start: Offsets
     base: Float[np.ndarray, "b n n"]
+    step_noise: float = STEP_NOISE
     opened: Bool[np.ndarray, "nodes n"] | None = None
 
     @classmethod
@@ -213,11 +217,11 @@ class Problem:
             observed.stages,
             None if trace is None else trace.cycles,
             tree,
-            np.array([place[branch] for branch in of_rows]),
+            np.array([place[branch] for branch in of_rows], int),
             np.array([place[branch] for branch in of_runs], int),
             groups(observed.rows, "model"),
             [] if trace is None else trace.models,
-            np.array([sources.index(name) for name in observed.sources]),
+            np.array([sources.index(name) for name in observed.sources], int),
             widths,
             np.tile(noise, (len(sources), 1)),
             start,
@@ -368,7 +372,7 @@ class Problem:
         slopes = np.where(weights[..., None] > 0, slopes / noise[..., None], 0.0)
         found = Deviations(
             sizes.ravel(),
-            slopes.reshape(sizes.size, -1),
+            slopes.reshape(sizes.size, slopes.shape[-1]),
             weights.ravel(),
             np.repeat(self.branch, len(METRICS)),
         )
@@ -377,8 +381,8 @@ class Problem:
         steps, of_runs = self.cycles, corrections[self.run_branch]
         logs, of_steps = cycles_along(steps, of_runs, directions)
         return Deviations(
-            np.append(found.sizes, (logs - steps.observed) / STEP_NOISE),
-            np.concatenate([found.slopes, of_steps / STEP_NOISE]),
+            np.append(found.sizes, (logs - steps.observed) / self.step_noise),
+            np.concatenate([found.slopes, of_steps / self.step_noise]),
             np.append(found.weights, steps.weight),
             np.append(found.branch, self.run_branch[steps.run]),
         )
@@ -419,11 +423,17 @@ def cycles_along(
         numbers: The corrections of each run, flat.
         directions: The corrections that slopes are wanted in; without any, slopes are zero.
     """
-    logs, slope = _of_cycles(numbers, directions, cycles)
-    slopes = np.zeros((len(cycles.observed), np.shape(numbers)[1]))
-    if slope is not None:
-        slopes += np.asarray(slope) @ directions
-    return np.asarray(logs), slopes
+    logs = np.zeros(len(cycles.observed))
+    slopes = np.zeros((len(logs), np.shape(numbers)[1]))
+    for place, piece in cycles.chunks():
+        found, slope = _of_cycles(
+            numbers, directions, piece.ops, piece.run, piece.batch, piece.clock, piece.mixing
+        )
+        count = place.stop - place.start
+        logs[place] = found[:count]
+        if slope is not None:
+            slopes[place] = slope[:count] @ directions
+    return logs, slopes
 
 
 def _along(
@@ -453,12 +463,20 @@ def _of_stages(
 
 @kept
 def _of_cycles(
-    numbers: AnyArray, directions: AnyArray | None, cycles: Cycles
+    numbers: AnyArray,
+    directions: AnyArray | None,
+    ops: StepOps,
+    runs: AnyArray,
+    batches: Batch,
+    clocks: AnyArray,
+    mixing: Mixing,
 ) -> tuple[AnyArray, AnyArray | None]:
     def one(run: AnyArray, batch: Batch, clock: AnyArray) -> tuple[AnyArray, AnyArray | None]:
+        own = jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], ops)
+
         def log(moved: AnyArray) -> AnyArray:
-            return log_cycle(moved, cycles, run, batch, clock)
+            return log_time(moved, own, mixing, batch, clock)
 
         return _along(log, jnp.asarray(numbers)[run], directions)
 
-    return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch, jnp.asarray(cycles.clock))
+    return jax.vmap(one)(jnp.asarray(runs), batches, jnp.asarray(clocks))

@@ -92,6 +92,11 @@ class Observed:
     cases: Sequence[Case]
     left_out: Sequence[Mapping[str, Any]]
 
+    @classmethod
+    def nothing(cls) -> Observed:
+        """No stages, where steps are all that was measured."""
+        return cls(_stages([], []), [], [], [])
+
     def pick(self, chosen: Sequence[bool] | np.ndarray) -> Observed:
         """Some of the rows; the weights are theirs alone."""
         places = np.flatnonzero(np.asarray(chosen)).tolist()
@@ -215,9 +220,15 @@ def _speculative(row: RunRow) -> str:
 
 def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:
     seen = [measured(one.row) for one in rows]
-    known = np.array([[metric in one for metric in METRICS] for one in seen])
-    observed = np.array([[np.log(one.get(metric, 1.0)) for metric in METRICS] for one in seen])
-    return Stages(chunks_of(cases), observed=observed, known=known, weight=weights_of(rows))
+    shape = (len(rows), len(METRICS))
+    known = np.array([metric in one for one in seen for metric in METRICS], bool)
+    values = np.array([one.get(metric, 1.0) for one in seen for metric in METRICS])
+    return Stages(
+        chunks_of(cases),
+        observed=np.log(values.reshape(shape)),
+        known=known.reshape(shape),
+        weight=weights_of(rows),
+    )
 
 
 def chunks_of(cases: Sequence[Case]) -> tuple[ObservedChunk, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
@@ -16,27 +16,37 @@ from jaxtyping import Float, Int
 from physim.corrections.fields import unflat
 from physim.corrections.levels import Branch, branch_of
 from physim.errors import InputError
+from physim.inputs.case import Case
 from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import grouped, read_tables
 from physim.measured.step_trace import read_steps
+from physim.measured.steps import CLOCKS, NOT_TIMED, Steps
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES, StepOps, lower, stack_ops
-from physim.step.mixed_steps import ADDITIVE, Mixing
+from physim.step.mixed_steps import ADDITIVE, MIXINGS, Mixing
 from physim.step.model import StepModel
 from physim.types import AnyArray
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Record = TypeVar("Record")
+
 # Standard deviation of the logarithm of a cycle's time: what a straight line in the batch leaves
 # of one run's, and what is not recorded of a step. Neighbours in time err alike, so the cycles of
 # a run count no more than so many that do not.
 NOISE, _INDEPENDENT = 0.05, 20.0
-# What clocks of steps cover: a whole cycle of the engine, or the model's forward pass on the GPU.
-CYCLE, FORWARD = 0, 1
-_NOT_FORWARD = ("sampling", "host")
+# Steps of one server are thinned to so many: neighbours are nearly the same step.
+_MOST_STEPS = 20_000
+# However often a batch occurs, the physics of it errs once: steps whose requests, tokens and
+# contexts are alike to a quarter count no more than so many.
+_ALIKE_STEPS, _ALIKE = 20.0, 0.25
+# Steps that are predicted at once, and what that is a multiple of.
+_AT_ONCE, _UNIT = 2048, 128
+# What each clock covers of the parts of a step.
+CLOCK_NAMES = tuple(CLOCKS)
 _COVERED = np.array(
-    [np.ones(len(PART_NAMES)), [float(name not in _NOT_FORWARD) for name in PART_NAMES]]
+    [[float(name not in NOT_TIMED.get(clock, ())) for name in PART_NAMES] for clock in CLOCKS]
 )
 
 
@@ -49,7 +59,7 @@ class Cycles(eqx.Module):
         batch: What each step carried.
         observed: Logarithm of its cycle, seconds.
         weight: Weight of each.
-        clock: What its clock covers, `CYCLE` or `FORWARD`.
+        clock: What its clock covers, by its place in `CLOCK_NAMES`.
         mixing: How steps of both prefill and decode are composed.
     """
 
@@ -61,9 +71,28 @@ class Cycles(eqx.Module):
     clock: Int[AnyArray, " steps"]
     mixing: Mixing = ADDITIVE
 
-    def of_run(self, run: Int[AnyArray, ""]) -> StepOps:
-        """The lowered model of a run."""
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], self.ops)
+    def chunks(self) -> Iterator[tuple[slice, Cycles]]:
+        """The steps in pieces of few different sizes, so that many take little memory.
+
+        What a piece is filled up with is its last step again.
+        """
+        count = len(self.observed)
+        size = min(-(-count // _UNIT) * _UNIT, _AT_ONCE)
+        for start in range(0, count, size):
+            own = np.minimum(np.arange(start, start + size), count - 1)
+            run, batch, clock = _picked((self.run, self.batch, self.clock), own)
+            piece = replace(self, run=run, batch=batch, clock=clock)
+            yield slice(start, min(start + size, count)), piece
+
+
+def _picked(arrays: Record, own: Int[np.ndarray, " own"]) -> Record:
+    """Some steps of arrays, or of one number for all."""
+
+    def of(leaf: AnyArray) -> AnyArray:
+        return np.full(len(own), leaf) if np.ndim(leaf) == 0 else np.asarray(leaf)[own]
+
+    found: Record = jax.tree.map(of, arrays)
+    return found
 
 
 @dataclass(frozen=True)
@@ -73,14 +102,38 @@ class Trace:
     Attributes:
         cycles: The steps.
         branches: The branch of each run, its table as the campaign.
-        models: The model of each run.
+        models: The model of each run,
+        cases: its server, and its load where that is known.
         frame: The steps' table: ``experiment``, ``step`` and what each carried.
     """
 
     cycles: Cycles
     branches: Sequence[Branch]
     models: Sequence[str]
+    cases: Sequence[Case]
     frame: pd.DataFrame
+
+    @property
+    def covered(self) -> list[dict[str, float]]:
+        """Least and largest of what steps of one server covered, by quantity.
+
+        The quantities are those of `physim.prediction.intervals.quantities`.
+        """
+        server, batch = self.cases[0].server, self.cycles.batch
+        decoding, prompts = (
+            np.asarray(one) for one in (batch.decode_requests, batch.prefill_requests)
+        )
+        contexts = np.max(np.asarray(batch.attended), axis=-1) / np.maximum(decoding, 1)
+        values = {
+            "batch": decoding[decoding > 0],
+            "context": contexts[decoding > 0],
+            "new_tokens": (np.asarray(batch.prefill_tokens) / np.maximum(prompts, 1))[prompts > 0],
+            "step_s": np.exp(np.asarray(self.cycles.observed)),
+            "weight_bytes": np.array([server.memory.weights]),
+            "tp": np.array([server.parallelism.tp]),
+        }
+        known = {name: one for name, one in values.items() if len(one)}
+        return [{name: float(end(one)) for name, one in known.items()} for end in (np.min, np.max)]
 
     def of_experiments(self, experiments: Sequence[str]) -> Trace:
         """The same steps, of which only those of some experiments count."""
@@ -109,7 +162,7 @@ def observe_steps(
     runs = grouped(read_tables(tables).rows, lambda one: one.row.experiment)
     rank = frame.groupby("experiment")["start_s"].rank(method="first", pct=True)
     frame = frame[(rank > share[0]) & (rank <= share[1])].reset_index(drop=True)
-    ops, branches, contexts, cached = [], [], {}, {}
+    ops, branches, cases, contexts, cached = [], [], [], {}, {}
     names = list(dict.fromkeys(frame["experiment"]))
     for name in names:
         if name not in runs:
@@ -117,6 +170,7 @@ def observe_steps(
                 f"{path}: experiment_id {name}", "is in no table", "pass its run with --data"
             )
         case = case_of(runs[name], None)
+        cases.append(case)
         ops.append(lower(case.server))
         branches.append(branch_of(case, runs[name][0].campaign))
         load = case.demanded
@@ -138,13 +192,70 @@ def observe_steps(
         batch=batch,
         observed=np.log(frame["cycle_s"].to_numpy(float)),
         weight=np.minimum(_INDEPENDENT / counts, 1.0),
-        clock=np.full(len(frame), CYCLE),
+        clock=np.full(len(frame), CLOCK_NAMES.index("loop")),
     )
-    return Trace(cycles, branches, [runs[name][0].row.model for name in names], frame)
+    models = [runs[name][0].row.model for name in names]
+    return Trace(cycles, branches, models, cases, frame)
+
+
+def observe_served(steps: Steps, case: Case, campaign: str) -> Trace:
+    """Steps of one server as a trace.
+
+    Args:
+        steps: The steps, with contexts (`Steps.completed`).
+        case: Their server; its load is of no account.
+        campaign: The campaign that the server is of.
+
+    Raises:
+        InputError: Contexts are not known.
+    """
+    import pandas as pd
+
+    thinned = steps[slice(None, None, -(-len(steps) // _MOST_STEPS))]
+    ops = lower(case.server)
+    ranks = float(case.server.parallelism.dp)
+    ops = replace(ops, setting=replace(ops.setting, alike=ranks)) if ranks > 1 else ops
+    batch = thinned.batches(np.asarray(ops.windows))
+    cycles = Cycles(
+        ops=stack_ops([ops]),
+        run=np.zeros(len(thinned), int),
+        batch=batch,
+        observed=np.log(thinned.seconds),
+        weight=_weights(batch),
+        clock=np.full(len(thinned), CLOCK_NAMES.index(steps.clock)),
+        mixing=MIXINGS[case.composition],
+    )
+    frame = pd.DataFrame({"experiment": campaign, "start_s": thinned.start_s})
+    return Trace(cycles, [branch_of(case, campaign)], [case.model.name], [case], frame)
+
+
+def alike(batch: Batch) -> Int[np.ndarray, " steps"]:
+    """A number for each step, the same for those whose requests, tokens and contexts are alike.
+
+    Args:
+        batch: What the steps carry.
+    """
+    decoding = np.asarray(batch.decode_requests)
+    sizes = (
+        decoding,
+        np.max(np.asarray(batch.attended), axis=-1) / np.maximum(decoding, 1.0),
+        np.asarray(batch.prefill_tokens),
+        np.asarray(batch.cached_tokens),
+    )
+    kinds = np.stack([np.floor(np.log1p(one) / np.log1p(_ALIKE)) for one in sizes], axis=1)
+    _, found = np.unique(kinds, axis=0, return_inverse=True)
+    return np.ravel(found)
+
+
+def _weights(batch: Batch) -> Float[np.ndarray, " steps"]:
+    """How much each step counts: those that are alike together as some that are not."""
+    own = alike(batch)
+    found: Float[np.ndarray, " steps"] = np.minimum(_ALIKE_STEPS / np.bincount(own), 1.0)[own]
+    return found
 
 
 def log_cycles(corrections: Float[AnyArray, "runs n"], cycles: Cycles) -> Float[AnyArray, " steps"]:
-    """Logarithms of the cycle times that steps are predicted to have.
+    """Logarithms of the times that steps are predicted to have.
 
     Args:
         corrections: Those of each run, flat.
@@ -152,15 +263,16 @@ def log_cycles(corrections: Float[AnyArray, "runs n"], cycles: Cycles) -> Float[
     """
 
     def one(run: Int[AnyArray, ""], batch: Batch, clock: Int[AnyArray, ""]) -> Float[AnyArray, ""]:
-        return log_cycle(jnp.asarray(corrections)[run], cycles, run, batch, clock)
+        ops = jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], cycles.ops)
+        return log_time(jnp.asarray(corrections)[run], ops, cycles.mixing, batch, clock)
 
     return jax.vmap(one)(jnp.asarray(cycles.run), cycles.batch, jnp.asarray(cycles.clock))
 
 
-def log_cycle(
+def log_time(
     numbers: Float[AnyArray, " n"],
-    cycles: Cycles,
-    run: Int[AnyArray, ""],
+    ops: StepOps,
+    mixing: Mixing,
     batch: Batch,
     clock: Int[AnyArray, ""],
 ) -> Float[AnyArray, ""]:
@@ -168,10 +280,10 @@ def log_cycle(
 
     Args:
         numbers: The corrections of its run, flat.
-        cycles: The steps that it is among.
-        run: Its run.
+        ops: The lowered model of its run.
+        mixing: How steps of both prefill and decode are composed.
         batch: What it carries.
-        clock: What its clock covers.
+        clock: What its clock covers, by its place in `CLOCK_NAMES`.
     """
-    time = StepModel(cycles.of_run(run), unflat(numbers), cycles.mixing)(batch)
-    return jnp.log(jnp.sum(time.seconds * jnp.asarray(_COVERED)[clock]))
+    seconds = StepModel(ops, unflat(numbers), mixing)(batch).seconds
+    return jnp.log(jnp.sum(seconds * jnp.asarray(_COVERED)[clock]))

@@ -14,7 +14,7 @@ from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups
 
 # The least scatter: repeated runs of one experiment differ by so much.
-_LEAST_SCATTER = 0.005
+LEAST_SCATTER = 0.005
 # With fewer, one that is left out leaves too little to say how far off it is.
 _LEAST_EXPERIMENTS = 3
 # What may be new; of kinds of which there are more, not each can be left out in turn.
@@ -40,6 +40,8 @@ def unseen(problem: Problem, parameters: Vector, observed: Observed) -> dict[str
         parameters: Its solution.
         observed: Its stages; those without weight do not count.
     """
+    if not observed.rows:
+        return {}
     populations = np.array([population_of(case) for case in observed.cases])
     experiments = np.array(groups(observed.rows, "experiment"))
     weight = problem.stages.weight.copy()
@@ -196,9 +198,9 @@ def scatter(
     for population in np.unique(populations).tolist():
         own = populations == population
         total = np.sum(weight[own] * scales[own]) + _EVEN_WEIGHT * every
-        found[population] = max(float(total / (np.sum(weight[own]) + _EVEN_WEIGHT)), _LEAST_SCATTER)
+        found[population] = max(float(total / (np.sum(weight[own]) + _EVEN_WEIGHT)), LEAST_SCATTER)
     factor = _quantile(needed / np.array([found[one] for one in populations.tolist()]), weight)
-    return {name: max(scale * factor, _LEAST_SCATTER) for name, scale in found.items()}
+    return {name: max(scale * factor, LEAST_SCATTER) for name, scale in found.items()}
 
 
 def _quantile(values: Float[np.ndarray, " n"], weight: Float[np.ndarray, " n"]) -> float:

@@ -22,6 +22,12 @@ CLOCKS: Mapping[str, str] = {
     "scheduler": "a step with its scheduling and the handling of its tokens",
     "loop": "from a step's start to the next one's",
 }
+# Parts of a step that a clock does not see. A forward pass that is captured whole, prompts too, has
+# no gaps between its kernels' launches.
+NOT_TIMED: Mapping[str, tuple[str, ...]] = {
+    "forward": ("lm_head", "sampling", "step_overhead", "host"),
+    "gpu": ("host",),
+}
 # A step is of one of these kinds.
 KINDS = ("decode", "prompts", "mixed")
 # No step takes as long, in seconds, and none has as many tokens.
@@ -167,6 +173,35 @@ class Steps:
         missing = np.isnan(self.context_tokens)
         found = self.decode_requests * tokens
         return replace(self, context_tokens=np.where(missing, found, self.context_tokens))
+
+    def completed(self, kv_tokens: float, context: float | None = None) -> Steps:
+        """The steps with what is taken of requests that a source says nothing of, and notes of it.
+
+        Args:
+            kv_tokens: Tokens that the KV cache holds, of which contexts follow where its use is
+                known.
+            context: Mean tokens that requests have in the KV cache before a step; None for what
+                follows from the cache in use.
+
+        Raises:
+            InputError: The context is no number of tokens.
+        """
+        found, notes = self, [*self.notes]
+        unknown = np.isnan(self.context_tokens) & (self.decode_requests > 0)
+        if unknown.any() and context is not None:
+            if not 0 < context < np.inf:
+                raise InputError("context", f"{context} is no number of tokens", "correct it")
+            found = self.with_mean_context(context)
+            notes.append(f"requests have {context:g} tokens of context each")
+        elif (unknown & ~np.isnan(self.kv_usage)).any():
+            found = self.with_contexts(kv_tokens)
+            notes.append(
+                f"contexts follow from the use of {kv_tokens:g} tokens of KV cache; prefixes that "
+                "requests share count once"
+            )
+        if (np.isnan(self.cached_tokens) & (self.prefill_requests > 0)).any():
+            notes.append("nothing is said of cached tokens of prompts: none are taken")
+        return replace(found, notes=tuple(notes))
 
     def batches(self, windows: Float[AnyArray, " windows"] = UNLIMITED) -> Batch:
         """What the steps carried, as the step model takes it.

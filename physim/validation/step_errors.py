@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,19 +10,12 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
-from physim.errors import InputError
 from physim.inputs.case import Case, ServerOptions
-from physim.measured.steps import Steps
+from physim.measured.steps import NOT_TIMED, Steps
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PARTS
 from physim.step.many_batches import part_seconds
 
-# Parts of a step that a clock does not see. A forward pass that is captured whole, prompts too, has
-# no gaps between its kernels' launches.
-_UNSEEN: Mapping[str, tuple[str, ...]] = {
-    "forward": ("lm_head", "sampling", "step_overhead", "host"),
-    "gpu": ("host",),
-}
 # What counts as right.
 _BOUND = 0.1
 
@@ -115,22 +107,9 @@ def compare_steps(
     if server.parallelism.dp > 1:
         step_model = step_model.of_alike_ranks(server.parallelism.dp)
         notes.append("steps are predicted as if all data-parallel ranks had the same batch")
-    unknown = np.isnan(steps.context_tokens) & (steps.decode_requests > 0)
-    if unknown.any() and context is not None:
-        if not 0 < context < np.inf:
-            raise InputError("context", f"{context} is no number of tokens", "correct it")
-        steps = steps.with_mean_context(context)
-        notes.append(f"requests have {context:g} tokens of context each")
-    elif (unknown & ~np.isnan(steps.kv_usage)).any():
-        steps = steps.with_contexts(server.kv.tokens)
-        notes.append(
-            f"contexts follow from the use of {server.kv.tokens} tokens of KV cache; prefixes that "
-            "requests share count once"
-        )
-    if (np.isnan(steps.cached_tokens) & (steps.prefill_requests > 0)).any():
-        notes.append("nothing is said of cached tokens of prompts: none are taken")
+    steps = steps.completed(server.kv.tokens, context)
     seconds = part_seconds(step_model, steps.batches(np.asarray(step_model.ops.windows)))
-    seen = [name not in _UNSEEN.get(steps.clock, ()) for name in PARTS]
+    seen = [name not in NOT_TIMED.get(steps.clock, ()) for name in PARTS]
     predicted = np.asarray(seconds[:, seen].sum(axis=1), float)
     return StepComparison(steps, predicted, known.name, errors_of(steps, predicted), tuple(notes))
 
