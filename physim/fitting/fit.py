@@ -140,7 +140,8 @@ def fit(
             )
     trace = None
     if server is not None:
-        measured = read_step_files(files).completed(server.server.kv.tokens, context)
+        tokens = server.server.kv.tokens
+        measured = [read_step_files([file]).completed(tokens, context) for file in files]
         trace = observe_served(measured, server, Path((*tables, *files)[0]).stem)
     elif files:
         if len(files) > 1:

@@ -198,11 +198,11 @@ def observe_steps(
     return Trace(cycles, branches, models, cases, frame)
 
 
-def observe_served(steps: Steps, case: Case, campaign: str) -> Trace:
+def observe_served(tables: Sequence[Steps], case: Case, campaign: str) -> Trace:
     """Steps of one server as a trace.
 
     Args:
-        steps: The steps, with contexts (`Steps.completed`).
+        tables: The steps, with contexts (`Steps.completed`); each may have a clock of its own.
         case: Their server; its load is of no account.
         campaign: The campaign that the server is of.
 
@@ -211,21 +211,27 @@ def observe_served(steps: Steps, case: Case, campaign: str) -> Trace:
     """
     import pandas as pd
 
-    thinned = steps[slice(None, None, -(-len(steps) // _MOST_STEPS))]
+    count = sum(map(len, tables))
+    thinned = [steps[slice(None, None, -(-count // _MOST_STEPS))] for steps in tables]
     ops = lower(case.server)
     ranks = float(case.server.parallelism.dp)
     ops = replace(ops, setting=replace(ops.setting, alike=ranks)) if ranks > 1 else ops
-    batch = thinned.batches(np.asarray(ops.windows))
+    every = [
+        _picked(steps.batches(np.asarray(ops.windows)), np.arange(len(steps))) for steps in thinned
+    ]
+    batch: Batch = jax.tree.map(lambda *leaves: np.concatenate(leaves), *every)
+    clocks = [np.full(len(steps), CLOCK_NAMES.index(steps.clock)) for steps in thinned]
     cycles = Cycles(
         ops=stack_ops([ops]),
-        run=np.zeros(len(thinned), int),
+        run=np.zeros(len(batch.decode_requests), int),
         batch=batch,
-        observed=np.log(thinned.seconds),
+        observed=np.log(np.concatenate([steps.seconds for steps in thinned])),
         weight=_weights(batch),
-        clock=np.full(len(thinned), CLOCK_NAMES.index(steps.clock)),
+        clock=np.concatenate(clocks),
         mixing=MIXINGS[case.composition],
     )
-    frame = pd.DataFrame({"experiment": campaign, "start_s": thinned.start_s})
+    starts = np.concatenate([steps.start_s for steps in thinned])
+    frame = pd.DataFrame({"experiment": campaign, "start_s": starts})
     return Trace(cycles, [branch_of(case, campaign)], [case.model.name], [case], frame)
 
 

@@ -1,0 +1,186 @@
+"""What a log of steps is worth: held loads of servers whose corrections nobody knows.
+
+Usage: python benchmarks/calibration.py [--cases 50] [--seed 0] [--log-only]
+
+Each case is a server whose corrections are drawn from their priors, replayed for ten minutes under
+a load that changes. What it leaves is what a user has: the iteration log of the ten minutes, whose
+times scatter by 3%, and 20 batches timed by `vllm bench forward`, which scatter by 1%. A fit learns
+from them, and predicts a load of other requests than those of the log. Printed is the error against
+the fluid with the hidden corrections before and after, and how often that is within the interval of
+nine in ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from physim.corrections.fields import Corrections, labels, unflat
+from physim.corrections.files import NO_FIT, load_fit
+from physim.fitting.fit import fit
+from physim.fitting.next_runs import spread_of
+from physim.inputs.case import Case
+from physim.inputs.lengths import Lengths
+from physim.inputs.load import Load
+from physim.inputs.stages import Stage
+from physim.prediction.arrays import step_model_of
+from physim.prediction.intervals import predict_with_interval
+from physim.prediction.many import predict_cases
+from physim.prediction.replayed import replay_load
+from physim.replay.outcome import Replayed
+from physim.step.batch import Batch
+from physim.step.lowering import PART_NAMES
+from physim.step.many_batches import part_seconds
+
+_SERVERS = (
+    ("Qwen/Qwen3-8B", "h100_sxm", 1),
+    ("meta-llama/Llama-3.1-70B-Instruct", "h100_sxm", 4),
+    ("Qwen/Qwen3-30B-A3B", "h200_sxm", 1),
+    ("Qwen/Qwen3-14B", "a100_sxm", 2),
+)
+# Shares of the highest rate in each of ten minutes.
+_PROMPTS, _ANSWER = Lengths.parse("lognormal:900:700"), 200
+_SHARES = (0.2, 0.4, 0.3, 0.6, 0.75, 0.5, 0.7, 0.35, 0.55, 0.25)
+_HELD = 0.6
+_MINUTE_S, _NOISE, _NOISE_OF_BATCHES = 60.0, 0.03, 0.01
+_BATCHES = [(n, 1, c) for n in (1, 8, 32, 64, 128) for c in (256, 2048)]
+_BATCHES += [(1, q, c) for q in (128, 512, 1024, 2048, 4096) for c in (0, 2048)]
+_SHOWN = ("ttft_s", "itl_s", "e2e_s")
+_NOT_IN_FORWARD = ("lm_head", "sampling", "step_overhead", "host")
+_LINE = (
+    "(APIServer pid=1) INFO 11-25 11:17:17 [loggers.py:199] Engine 000: Iteration({}): {:.0f} "
+    "context requests, {:.0f} context tokens, {:.0f} generation requests, {:.0f} generation "
+    "tokens, iteration elapsed time: {:.2f} ms, GPU KV cache usage: {:.1f}%\n"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log-only", action="store_true")
+    asked = parser.parse_args()
+    before: list[list[float]] = []
+    after: list[list[float]] = []
+    within: list[list[bool]] = []
+    inside: list[float] = []
+    for number in range(asked.cases):
+        rng = np.random.default_rng([asked.seed, number])
+        found = _case(rng, _SERVERS[number % len(_SERVERS)], asked.log_only)
+        before.append(found[0])
+        after.append(found[1])
+        within.append(found[2])
+        inside.append(found[3])
+        print(number, np.round(100 * np.array(found[:2]), 1).tolist(), flush=True)
+    print("\n| | TTFT | ITL | E2E |\n| --- | --- | --- | --- |")
+    for words, errors in (("nothing fitted", before), ("calibrated", after)):
+        middle, worst = np.median(errors, axis=0), np.quantile(errors, 0.9, axis=0)
+        cells = (f"{100 * m:.1f} ({100 * w:.1f})" for m, w in zip(middle, worst, strict=True))
+        print(f"| {words}: median error (nine in ten), % | {' | '.join(cells)} |")
+    shares = " | ".join(f"{100 * share:.0f}" for share in np.mean(within, axis=0))
+    print(f"| calibrated: within the interval, % | {shares} |")
+    print(f"corrections within their intervals: {100 * np.mean(inside):.0f}%")
+
+
+def _case(
+    rng: np.random.Generator, server: tuple[str, str, int], log_only: bool
+) -> tuple[list[float], list[float], list[bool], float]:
+    model, gpu, tp = server
+    case = Case.from_options(model, gpu=gpu, tp=tp)
+    truth = _hidden(rng, case)
+    load = Load(_PROMPTS, _ANSWER, rate=1e-3, arrival="poisson")
+    most = _most(case.under(load), truth)
+    stages = tuple(Stage(share * most, _MINUTE_S) for share in _SHARES)
+    logged = replace(load, rate=None, stages=stages)
+    result = replay_load(case.under(logged), truth, 20.0, seed=0)
+    other = replace(load, input_tokens=2500, output_tokens=150)
+    held = case.under(replace(other, rate=_HELD * _most(case.under(other), truth)))
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        log.write_text(_log(rng, result, case))
+        files = [log]
+        if not log_only:
+            files.append(Path(folder) / "forward.json")
+            files[1].write_text(json.dumps(_timed(rng, case, truth)))
+        outcome = fit(steps=files, server=case, base=NO_FIT)
+    (exact,) = predict_cases([held], [truth])
+    start = predict_with_interval(held, load_fit(NO_FIT).on(held))
+    found = predict_with_interval(held, outcome.fit.on(held))
+    errors = [
+        [abs(getattr(one, name) / getattr(exact, name) - 1) for name in _SHOWN]
+        for one in (start, found)
+    ]
+    bounds = [found.intervals[name] for name in _SHOWN]
+    within = [
+        low <= getattr(exact, name) <= high
+        for name, (low, high) in zip(_SHOWN, bounds, strict=True)
+    ]
+    inside = [one.low <= getattr(truth, one.name) <= one.high for one in outcome.estimates]
+    return errors[0], errors[1], within, float(np.mean(inside))
+
+
+def _hidden(rng: np.random.Generator, case: Case) -> Corrections:
+    """Corrections that nobody knows, drawn from the priors of all levels together."""
+    found = np.zeros(len(labels()))
+    widths = np.sqrt(np.diag(spread_of(load_fit(NO_FIT), case)))
+    found[: len(widths)] = rng.normal(size=len(widths)) * widths
+    return unflat(found)
+
+
+def _most(case: Case, truth: Corrections) -> float:
+    return predict_cases([case], [truth])[0].saturation_rps
+
+
+def _log(rng: np.random.Generator, result: Replayed, case: Case) -> str:
+    """The iteration log of a replay."""
+    work, samples = result.work, result.samples
+    blocks = np.interp(work.began_s, samples.time_s, samples.kv_blocks)
+    usage = 100 * blocks / case.server.kv.blocks
+    repeats = work.steps.astype(int)
+    columns = [
+        np.repeat(one, repeats)
+        for one in (work.prompts, work.tokens, work.decoding, work.step_s, usage)
+    ]
+    noise = np.exp(_NOISE * rng.normal(size=len(columns[0])))
+    return "".join(
+        _LINE.format(step, prompts, tokens, decoding, decoding, 1e3 * seconds * off, used)
+        for step, (prompts, tokens, decoding, seconds, used, off) in enumerate(
+            zip(*columns, noise, strict=True)
+        )
+    )
+
+
+def _timed(rng: np.random.Generator, case: Case, truth: Corrections) -> list[dict[str, object]]:
+    """What `vllm bench forward` gives for some batches."""
+    model = step_model_of(case, truth)
+    requests, tokens, cached = np.array(_BATCHES, float).T
+    decodes = tokens == 1
+    batch = Batch.summarised(
+        decode_requests=np.where(decodes, requests, 0),
+        context=np.where(decodes, cached + 1, 0),
+        prefill_requests=np.where(decodes, 0, requests),
+        chunk=np.where(decodes, 0, tokens),
+        cached=np.where(decodes, 0, cached),
+        windows=np.asarray(model.ops.windows),
+    )
+    parts = np.asarray(part_seconds(model, batch))
+    seen = [name not in _NOT_IN_FORWARD for name in PART_NAMES]
+    seconds = parts[:, seen].sum(axis=1) * np.exp(_NOISE_OF_BATCHES * rng.normal(size=len(parts)))
+    return [
+        {
+            "case": f"case{place}",
+            "requests": [{"query_len": q, "kv_len": q + c}] * n,
+            "median_us": 1e6 * float(time),
+            "ranks": [],
+        }
+        for place, ((n, q, c), time) in enumerate(zip(_BATCHES, seconds, strict=True))
+    ]
+
+
+if __name__ == "__main__":
+    main()
