@@ -17,7 +17,7 @@ from physim.cli.subject_options import FitName, Gpu, OptionalGpu
 from physim.measured.formats import FORMATS
 
 if TYPE_CHECKING:
-    from physim.measured.steps import Steps
+    from physim.measured.steps import MeasuredSteps
     from physim.validation.step_errors import StepErrors
 
 app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into measured runs.")
@@ -212,7 +212,7 @@ def steps(
 
 
 def _server_options(
-    steps: Steps, server_log: Path | None, given: Mapping[str, Any]
+    steps: MeasuredSteps, server_log: Path | None, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """How the server was started, by what is given, its log and the steps' file, with notes."""
     from physim.measured import server_log as server_logs
@@ -227,7 +227,7 @@ def _server_options(
 
 
 def _print_steps(
-    steps: Steps, errors: Sequence[StepErrors], notes: Sequence[str], as_json: bool
+    steps: MeasuredSteps, errors: Sequence[StepErrors], notes: Sequence[str], as_json: bool
 ) -> None:
     from dataclasses import asdict
 

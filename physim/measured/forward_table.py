@@ -18,7 +18,7 @@ from physim import data
 from physim.errors import InputError
 from physim.measured.condition import filtered
 from physim.measured.parquet import read_table
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
 from physim.records import Count, Document, Text, read_document
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def is_table(frame: pd.DataFrame) -> bool:
     return {"workload_kind", *_MEASURED} <= set(frame)
 
 
-def read(path: Path, where: str = "") -> Steps:
+def read(path: Path, where: str = "") -> MeasuredSteps:
     """The steps of a table.
 
     Args:
@@ -90,7 +90,7 @@ def read(path: Path, where: str = "") -> Steps:
         for name, column in (("engine", "backend"), ("engine_version", "backend_version"))
         if column in frame
     }
-    return Steps.from_columns(
+    return MeasuredSteps.from_columns(
         {
             "decode_requests": np.where(decodes, requests, none),
             "drafts": none,

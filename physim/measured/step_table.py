@@ -11,7 +11,7 @@ from physim import data
 from physim.errors import InputError
 from physim.measured.condition import filtered
 from physim.measured.parquet import read_table
-from physim.measured.steps import COLUMNS, Steps
+from physim.measured.steps import COLUMNS, MeasuredSteps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ABOUT = ("clock", "engine", "engine_version")
 
 
-def write(path: Path, steps: Steps) -> None:
+def write(path: Path, steps: MeasuredSteps) -> None:
     """Writes steps as a table; the file appears whole or not at all.
 
     Args:
@@ -59,7 +59,7 @@ def is_table(frame: pd.DataFrame) -> bool:
     return {*COLUMNS, "clock"} <= set(frame)
 
 
-def read(path: Path, where: str = "") -> Steps:
+def read(path: Path, where: str = "") -> MeasuredSteps:
     """The steps of a table.
 
     Args:
@@ -68,7 +68,7 @@ def read(path: Path, where: str = "") -> Steps:
 
     Raises:
         InputError: The file cannot be read, a column is missing or holds something else, or as
-            `Steps` does.
+            `MeasuredSteps` does.
     """
     import pandas as pd
 
@@ -92,7 +92,7 @@ def read(path: Path, where: str = "") -> Steps:
         if len(told) > 1:
             raise InputError(f"{path}: {name}", "differs between rows", "choose with --where")
         about[name] = told[0] if told else None
-    return Steps.from_columns(columns, about.pop("clock") or "", str(path), **about)
+    return MeasuredSteps.from_columns(columns, about.pop("clock") or "", str(path), **about)
 
 
 def read_frame(path: Path) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from physim.errors import InputError
 from physim.measured.condition import filtered
 from physim.measured.parquet import read_table
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
 from physim.records import (
     Count,
     Portion,
@@ -98,7 +98,7 @@ def read_steps(path: Path) -> pd.DataFrame:
     return cycles.astype(kinds).reset_index(drop=True)
 
 
-def read(path: Path, where: str = "") -> Steps:
+def read(path: Path, where: str = "") -> MeasuredSteps:
     """The steps of a trace, as `read_steps` has them.
 
     Args:
@@ -120,7 +120,7 @@ def read(path: Path, where: str = "") -> Steps:
         )
     columns = ("decode_requests", "prefill_requests", "prefill_tokens", "start_s", "kv_usage")
     found = {name: cycles[name].to_numpy(float) for name in columns}
-    return Steps.from_columns(
+    return MeasuredSteps.from_columns(
         {**found, "seconds": cycles["cycle_s"].to_numpy(float)}, "loop", str(path)
     )
 
