@@ -156,7 +156,7 @@ ENGINE = Engine(
     # vllm/v1/metrics/loggers.py of 0.33 (--enable-logging-iteration-details), and core.py of 0.14,
     # which says nothing of the KV cache and marks steps of nothing at the line's end.
     step_line=(
-        r"(?:Engine (?P<rank>\d+): )?Iteration\((?P<index>\d+)\): "
+        r"(?:Engine (?P<rank>\d+): )?Iteration\((?P<index>\d{1,18})\): "
         r"(?P<prefill_requests>\d+) context requests, (?P<prefill_tokens>\d+) context tokens, "
         r"(?P<decode_requests>\d+) generation requests, (?P<decode_tokens>\d+) generation tokens, "
         r"iteration elapsed time: (?P<milliseconds>\d+(?:\.\d+)?) ms(?P<dummy> \(dummy\))?"

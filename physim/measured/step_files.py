@@ -18,6 +18,7 @@ from physim.measured import (
     vllm_bench_forward,
 )
 from physim.measured.steps import COLUMNS, MeasuredSteps
+from physim.measured.table_files import read_table
 
 _READERS: Mapping[str, Callable[..., MeasuredSteps]] = {
     "iteration-log": iteration_log.read,
@@ -77,7 +78,7 @@ def _read(path: Path, kind: str | None, where: str, clock: str | None) -> Measur
 def _looks_like(path: Path) -> str:
     """The format of a file, by how it begins."""
     if path.suffix in (".parquet", ".csv"):
-        frame = step_table.read_frame(path)
+        frame = read_table(path, step_table.ABOUT)
         if step_table.is_table(frame):
             return "table"
         return "forward-table" if forward_table.is_table(frame) else "step-trace"

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from physim.errors import InputError
 from physim.measured.condition import filtered
-from physim.measured.parquet import read_table
 from physim.measured.steps import MeasuredSteps
+from physim.measured.table_files import read_parquet
 from physim.records import (
     Count,
     Portion,
@@ -126,7 +126,7 @@ def read(path: Path, where: str = "") -> MeasuredSteps:
 
 
 def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
-    frame = read_table(path)
+    frame = read_parquet(path)
     missing = [column for column in required(_Step) if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")

@@ -227,6 +227,8 @@ class MeasuredSteps:
             self._refuse(values > 1, name, "is above 1")
         elif name.endswith(("requests", "tokens", "drafts")):
             self._refuse(values > _MOST, name, f"is above {_MOST:g}")
+        else:
+            self._refuse(values > _MOST**2, name, f"is above {_MOST**2:g}")
 
     def _refuse(
         self,
