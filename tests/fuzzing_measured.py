@@ -36,6 +36,7 @@ from physim.inputs.lengths import lengths
 from physim.inputs.load import ARRIVALS
 from physim.inputs.request_traces import read_requests, read_turns
 from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
+from physim.measured.metrics import read_metrics
 from physim.measured.run_cases import case_of, measured
 from physim.measured.runs_csv import TableRow, read_tables
 from physim.measured.schema import RunRow
@@ -374,7 +375,7 @@ FORMATS: dict[str, Format] = {
     "steps-forward-table": Format(("forward_table.csv",), _any_steps, suffix=".parquet"),
     "steps-table": Format(("step_table.csv",), _any_steps),
 }
-assert set(formats.FORMATS) <= set(FORMATS)
+assert set(formats.FORMATS) <= {*FORMATS, "metrics"}
 
 _MEANS = "physim compares means"
 _FOLLOWS = "follows from others that are read"
@@ -512,6 +513,44 @@ def report(rng: Rng, folder: Path) -> None:
     case_of([TableRow(RunRow.model_validate(row))], None)
 
 
+def scrapes(rng: Rng, folder: Path) -> None:
+    """Two scrapes of an engine, of which one is odd, or both."""
+    engine = ("", "sglang_")[rng.integers(2)]
+    paths = []
+    for when in ("before", "after"):
+        text = (REPORTS / f"metrics_{engine}{when}.txt").read_text()
+        path = folder / f"{when}.txt"
+        path.write_bytes(_odd_scrape(rng, text) if rng.random() < 0.6 else text.encode())
+        paths.append(path)
+    if rng.random() < 0.1:
+        paths.reverse()
+    counted = read_metrics(paths, 60.0)
+    json.dumps(counted.to_dict(), allow_nan=False)
+    frame = physim.read_report(
+        "metrics", paths, model="Qwen/Qwen3-8B", gpu="h100_sxm", interval_s=60.0
+    )
+    (row,) = frame.to_dict("records")
+    assert 0 < row["ttft_mean"] <= row["e2e_mean"]
+    case_of([TableRow(RunRow.model_validate(row))], None)
+
+
+def _odd_scrape(rng: Rng, text: str) -> bytes:
+    """A scrape in which a value, a label or a line is another."""
+    lines = text.splitlines(keepends=True)
+    for _ in range(rng.integers(1, 4)):
+        place = rng.integers(len(lines))
+        how, odd = rng.random(), str(ODD[rng.integers(len(ODD))])
+        if how < 0.5:
+            lines[place] = f"{lines[place].rsplit(' ', 1)[0]} {odd}\n"
+        elif how < 0.8:
+            lines[place] = re.sub(r'"[^"]*"', f'"{odd}"', lines[place], count=1)
+        elif how < 0.9:
+            lines.append(lines[place])
+        else:
+            del lines[place]
+    return spoilt(rng, text) if rng.random() < 0.1 else "".join(lines).encode("utf-8", "replace")
+
+
 def without_reason(kind: str, unread: Set[str]) -> tuple[set[str], set[str]]:
     """Unread fields of a format that are not in `IGNORED`, and names there that are of none."""
     patterns = IGNORED.get(kind, {})
@@ -522,4 +561,5 @@ def without_reason(kind: str, unread: Set[str]) -> tuple[set[str], set[str]]:
 MEASURED: dict[str, Callable[[Rng, Path], None]] = {
     **{name: one.fuzz for name, one in FORMATS.items()},
     "report": report,
+    "scrapes": scrapes,
 }

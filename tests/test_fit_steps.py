@@ -98,7 +98,9 @@ def test_a_fit_to_steps_is_read_as_it_was_written(outcome, tmp_path, case):
     outcome.fit.write(path)
     found = load_fit(path).on(case)
     assert found.scatter == pytest.approx(outcome.fit.on(case).scatter)
-    assert flat(found.corrections) == pytest.approx(flat(outcome.fit.on(case).corrections), abs=1e-4)
+    assert flat(found.corrections) == pytest.approx(
+        flat(outcome.fit.on(case).corrections), abs=1e-4
+    )
 
 
 def test_the_noise_of_steps_is_learned(case):
@@ -141,10 +143,12 @@ def test_alike_steps_count_as_some():
         context=np.append(1000 * ones, 1010 * ones),
         windows=np.array([np.inf]),
     )
-    batch = type(batch)(**{
-        name: np.broadcast_to(getattr(batch, name), (100, 1) if name == "attended" else (100,))
-        for name in batch.__dataclass_fields__
-    })
+    batch = type(batch)(
+        **{
+            name: np.broadcast_to(getattr(batch, name), (100, 1) if name == "attended" else (100,))
+            for name in batch.__dataclass_fields__
+        }
+    )
     assert len(set(alike(batch).tolist())) == 2
 
 

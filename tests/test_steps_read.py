@@ -17,7 +17,7 @@ from physim.errors import InputError
 from physim.measured import step_table
 from physim.measured.step_files import STEP_FORMATS, read_step_files
 from physim.measured.step_summary import summary_of
-from physim.measured.steps import COLUMNS, Steps
+from physim.measured.steps import COLUMNS, MeasuredSteps
 from physim.step.batch import Batch
 from physim.step.many_batches import named_seconds
 from physim.validation.step_errors import compare_steps, errors_of
@@ -255,7 +255,7 @@ def test_contexts_must_be_known():
 )
 def test_a_window_sees_no_more_than_itself_or_the_contexts(contexts, window):
     values = np.array(contexts, float)
-    steps = Steps.from_columns(
+    steps = MeasuredSteps.from_columns(
         {
             "decode_requests": [len(values)],
             "prefill_requests": [0],
@@ -298,7 +298,7 @@ def test_predicted_steps_have_no_error():
     assert (host > 0).all()
     for clock, unseen in (("scheduler", 0.0), ("gpu", host)):
         seconds = sum(parts.values()) - unseen
-        steps = Steps.from_columns(known | {"seconds": seconds}, clock, "here")
+        steps = MeasuredSteps.from_columns(known | {"seconds": seconds}, clock, "here")
         compared = compare_steps(steps, case)
         assert [one.kind for one in compared.errors] == ["decode", "prompts", "mixed", "all"]
         assert max(one.mean_pct for one in compared.errors) < 1e-3

@@ -17,8 +17,11 @@ from physim.cli.subject_options import FitName, Gpu, OptionalGpu
 from physim.measured.formats import FORMATS
 
 if TYPE_CHECKING:
-    from physim.measured.steps import Steps
+    from physim.measured.steps import MeasuredSteps
     from physim.validation.step_errors import StepErrors
+
+# Of those that tables of times show.
+_PERCENTS = (50, 90, 99)
 
 app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into measured runs.")
 
@@ -27,7 +30,12 @@ app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into 
 @with_bundles(server=RECORDED)
 def read(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(FORMATS)}.")],
-    path: Annotated[Path, typer.Argument(help="The report's file, or inference-perf's folder.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="The report's file, or inference-perf's folder; of metrics two scrapes."
+        ),
+    ],
     model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
     gpu: Gpu,
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
@@ -52,6 +60,16 @@ def read(
         str | None,
         typer.Option(help="Preset or file of the requests that were sent, as `physim predict`."),
     ] = None,
+    interval: Annotated[
+        float | None, typer.Option(help="Seconds between two scrapes of metrics.")
+    ] = None,
+    counted: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write all that metrics counted here as JSON, with the bins of histograms.",
+            callback=writable,
+        ),
+    ] = None,
     append: Annotated[bool, typer.Option(help="Keep what the CSV holds already.")] = False,
     *,
     server: Given,
@@ -64,12 +82,15 @@ def read(
 
     physim data read vllm-bench r.json --model Qwen3-8B --gpu h100 --out runs.csv
     """
+    from physim.errors import InputError
     from physim.measured.reports import read_report
     from physim.measured.stage_report import write_rows
 
+    if counted is not None and kind != "metrics":
+        raise InputError("--counted", f"says nothing of {kind}", "leave it out")
     found = read_report(
         kind,
-        path,
+        paths,
         model=model,
         gpu=gpu,
         output_tokens=output,
@@ -79,9 +100,12 @@ def read(
         prompt_groups=prompt_groups,
         prompts_per_group=prompts_per_group,
         lengths=lengths,
+        interval_s=interval,
         **server,
     )
     write_rows(out, found, append)
+    if kind == "metrics":
+        _print_counted(paths, interval, counted)
     for row in found.to_dict("records"):
         print_line(
             f"stage {row['stage']}: {row['rate_rps']:g}/s, TTFT {row['ttft_mean'] * 1e3:.1f} ms, "
@@ -91,6 +115,37 @@ def read(
     for note in dict.fromkeys(filter(None, found["note"])):
         print_line(f"note: {note}")
     print_line(f"written to {out}")
+
+
+def _print_counted(paths: Sequence[Path], interval: float | None, out: Path | None) -> None:
+    """Prints what metrics counted beside a row's means, and writes all of it if asked to."""
+    from physim import data
+    from physim.measured.metrics import read_metrics
+
+    counted = read_metrics(paths, interval)
+    if out is not None:
+        data.write_json(out, counted.to_dict())
+    rows = [
+        [
+            what,
+            f"{times.count:.0f}",
+            *(f"{value * 1e3:.1f}" for value in (times.mean, *map(times.percentile, _PERCENTS))),
+        ]
+        for what, times in counted.times.items()
+        if times.count
+    ]
+    print_line(f"{counted.engine}, {counted.requests:.0f} requests in {counted.duration_s:.1f} s")
+    columns = ("times, ms", "", "mean", *(f"p{percent}" for percent in _PERCENTS))
+    stdout().print(table_of(columns, rows))
+    print_line(
+        f"prompts of {counted.mean_prompt:.0f} tokens, {100 * counted.hit_rate:.0f}% of them found "
+        f"in the prefix cache; outputs of {counted.mean_output:.0f}; {counted.preemptions:.0f} "
+        "preemptions"
+    )
+    if counted.kv_usage == counted.kv_usage:
+        print_line(f"KV cache in use: {100 * counted.kv_usage:.0f}%")
+    if counted.accepted_length == counted.accepted_length:
+        print_line(f"tokens of a step that verifies drafts: {counted.accepted_length:.2f}")
 
 
 @app.command()
@@ -212,7 +267,7 @@ def steps(
 
 
 def _server_options(
-    steps: Steps, server_log: Path | None, given: Mapping[str, Any]
+    steps: MeasuredSteps, server_log: Path | None, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """How the server was started, by what is given, its log and the steps' file, with notes."""
     from physim.measured import server_log as server_logs
@@ -227,7 +282,7 @@ def _server_options(
 
 
 def _print_steps(
-    steps: Steps, errors: Sequence[StepErrors], notes: Sequence[str], as_json: bool
+    steps: MeasuredSteps, errors: Sequence[StepErrors], notes: Sequence[str], as_json: bool
 ) -> None:
     from dataclasses import asdict
 

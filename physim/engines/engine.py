@@ -97,6 +97,22 @@ class Counters:
         cached: Prompt tokens that were found in the prefix cache.
         prompt_lengths: Buckets of the prompts' lengths; empty where there are none.
         output_lengths: Buckets of the outputs' lengths; empty where there are none.
+        failed: Requests that were not answered, where ``requests`` leaves them out.
+        failed_reasons: Where it counts them, their values of the label ``finished_reason``.
+        looked_up: Tokens that were looked up in the prefix cache; empty where it is all of prompts.
+        preempted: How often a request lost its KV cache.
+        sources: Prompt tokens by where they came from, by the label ``source``.
+        kv_usage: Share of the KV cache in use, a gauge.
+        drafts: How often tokens were proposed for a request.
+        accepted: How many of the proposed tokens were accepted.
+        accepted_by_position: The same by the label ``position``.
+        accepted_length: Tokens that a request gets from a step that verifies drafts, a gauge.
+        times: Histograms of seconds, by what of a request they are of, of `REQUEST_TIMES`; of
+            several names the first that there is.
+        settings: A gauge whose labels say how the engine was started.
+        setting_labels: Those of its labels that are read, by the fields of
+            `physim.measured.server_log`.
+        kv_tokens: Tokens that the KV cache holds, a gauge.
     """
 
     requests: str
@@ -105,6 +121,25 @@ class Counters:
     cached: str
     prompt_lengths: str = ""
     output_lengths: str = ""
+    failed: str = ""
+    failed_reasons: tuple[str, ...] = ()
+    looked_up: str = ""
+    preempted: str = ""
+    sources: str = ""
+    kv_usage: tuple[str, ...] = ()
+    drafts: str = ""
+    accepted: str = ""
+    accepted_by_position: str = ""
+    accepted_length: str = ""
+    times: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: str = ""
+    setting_labels: Mapping[str, str] = field(default_factory=dict)
+    kv_tokens: str = ""
+
+
+# What of a request engines time: until its first token, between tokens, until its answer, until it
+# is scheduled, until its prompt is computed from then on, and from then to its last token.
+REQUEST_TIMES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,21 @@ ENGINE = Engine(
         prompt="sglang:prompt_tokens_total",
         output="sglang:generation_tokens_total",
         cached="sglang:cached_tokens_total",
+        # python/sglang/srt/observability/metrics_collector.py of 0.5.23.
+        failed="sglang:num_aborted_requests_total",
+        preempted="sglang:num_retracted_requests_total",
+        kv_usage=("sglang:token_usage",),
+        accepted_length="sglang:spec_accept_length",
+        times={
+            "ttft": ("sglang:time_to_first_token_seconds",),
+            "itl": (
+                "sglang:inter_token_latency_seconds",
+                "sglang:time_per_output_token_seconds",
+            ),
+            "e2e": ("sglang:e2e_request_latency_seconds",),
+            "queue": ("sglang:queue_time_seconds",),
+        },
+        kv_tokens="sglang:max_total_num_tokens",
     ),
     kernels=KernelTables(
         # FlashInfer's kernel runs on Blackwell, Triton's before.

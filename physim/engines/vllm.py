@@ -104,6 +104,33 @@ ENGINE = Engine(
         cached="vllm:prefix_cache_hits_total",
         prompt_lengths="vllm:request_prompt_tokens_bucket",
         output_lengths="vllm:request_generation_tokens_bucket",
+        # vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/metrics.py of 0.33.
+        failed_reasons=("abort", "error"),
+        looked_up="vllm:prefix_cache_queries_total",
+        preempted="vllm:num_preemptions_total",
+        sources="vllm:prompt_tokens_by_source_total",
+        kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        drafts="vllm:spec_decode_num_drafts_total",
+        accepted="vllm:spec_decode_num_accepted_tokens_total",
+        accepted_by_position="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        times={
+            "ttft": ("vllm:time_to_first_token_seconds",),
+            "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+            "e2e": ("vllm:e2e_request_latency_seconds",),
+            "queue": ("vllm:request_queue_time_seconds",),
+            "prefill": ("vllm:request_prefill_time_seconds",),
+            "decode": ("vllm:request_decode_time_seconds",),
+        },
+        # vllm/config/cache.py: every field of the KV cache's configuration.
+        settings="vllm:cache_config_info",
+        setting_labels={
+            "block_size": "block_size",
+            "kv_cache_dtype": "cache_dtype",
+            "gpu_memory_utilization": "gpu_memory_utilization",
+            "kv_blocks": "num_gpu_blocks",
+            "prefix_caching": "enable_prefix_caching",
+            "kv_host_gib": "kv_offloading_size",
+        },
     ),
     # Versions 0.8 to 0.15.
     log={
@@ -131,7 +158,7 @@ ENGINE = Engine(
     # vllm/v1/metrics/loggers.py of 0.33 (--enable-logging-iteration-details), and core.py of 0.14,
     # which says nothing of the KV cache and marks steps of nothing at the line's end.
     step_line=(
-        r"(?:Engine (?P<rank>\d+): )?Iteration\((?P<index>\d+)\): "
+        r"(?:Engine (?P<rank>\d+): )?Iteration\((?P<index>\d{1,18})\): "
         r"(?P<prefill_requests>\d+) context requests, (?P<prefill_tokens>\d+) context tokens, "
         r"(?P<decode_requests>\d+) generation requests, (?P<decode_tokens>\d+) generation tokens, "
         r"iteration elapsed time: (?P<milliseconds>\d+(?:\.\d+)?) ms(?P<dummy> \(dummy\))?"

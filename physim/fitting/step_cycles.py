@@ -20,7 +20,7 @@ from physim.inputs.case import Case
 from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import grouped, read_tables
 from physim.measured.step_trace import read_steps
-from physim.measured.steps import CLOCKS, NOT_TIMED, Steps
+from physim.measured.steps import CLOCKS, NOT_TIMED, MeasuredSteps
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES, StepOps, lower, stack_ops
 from physim.step.mixed_steps import ADDITIVE, MIXINGS, Mixing
@@ -198,11 +198,11 @@ def observe_steps(
     return Trace(cycles, branches, models, cases, frame)
 
 
-def observe_served(tables: Sequence[Steps], case: Case, campaign: str) -> Trace:
+def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -> Trace:
     """Steps of one server as a trace.
 
     Args:
-        tables: The steps, with contexts (`Steps.completed`); each may have a clock of its own.
+        tables: The steps, with contexts (`MeasuredSteps.completed`); each may have a clock of its own.
         case: Their server; its load is of no account.
         campaign: The campaign that the server is of.
 

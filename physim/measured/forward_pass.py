@@ -16,7 +16,7 @@ from pydantic import model_validator
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
 from physim.records import Count, Document, Moment, Ticks, Total, checked
 
 # What a message says its clock covers, and which clock that is.
@@ -53,7 +53,7 @@ class _Message(Document):
         return message
 
 
-def read(path: Path, clock: str | None = None) -> Steps:
+def read(path: Path, clock: str | None = None) -> MeasuredSteps:
     """The steps that messages tell of.
 
     The variance of prompts is that of whole prompts; it is the chunks' where nothing is cached of
@@ -106,7 +106,7 @@ def read(path: Path, clock: str | None = None) -> Steps:
     }
     columns["seconds"] = np.array([one.wall_time for one in steps], float)
     columns["prefill_variance"] = _of_chunks(columns)
-    return Steps.from_columns(
+    return MeasuredSteps.from_columns(
         columns, clock or _SCOPES.get(scope or "", _CLOCK), str(path), notes=tuple(notes)
     )
 

@@ -17,8 +17,8 @@ from pydantic import Field
 from physim import data
 from physim.errors import InputError
 from physim.measured.condition import filtered
-from physim.measured.parquet import read_table
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
+from physim.measured.table_files import numbers, read_parquet
 from physim.records import Count, Document, Text, read_document
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def is_table(frame: pd.DataFrame) -> bool:
     return {"workload_kind", *_MEASURED} <= set(frame)
 
 
-def read(path: Path, where: str = "") -> Steps:
+def read(path: Path, where: str = "") -> MeasuredSteps:
     """The steps of a table.
 
     Args:
@@ -57,7 +57,7 @@ def read(path: Path, where: str = "") -> Steps:
         InputError: A file cannot be read, the two are no pair, a column is missing or holds
             something else, or the rows are of several deployments.
     """
-    frame = read_table(path)
+    frame = read_parquet(path)
     beside = path.with_suffix(".metadata.json")
     notes = []
     if beside.is_file():
@@ -70,8 +70,7 @@ def read(path: Path, where: str = "") -> Steps:
     if where:
         frame = filtered(frame, where)
     _check_one_deployment(path, frame)
-    numbers = {name: _numbers(path, frame, name) for name in _MEASURED}
-    requests, tokens, read_tokens, latency = numbers.values()
+    requests, tokens, read_tokens, latency = (numbers(path, frame, name) for name in _MEASURED)
     kind = frame["workload_kind"].astype(str).to_numpy()
     decodes = kind == "decode"
     strange = ~decodes & (kind != "prefill") | decodes & (tokens > 0)
@@ -79,7 +78,7 @@ def read(path: Path, where: str = "") -> Steps:
         row = int(np.argmax(strange))
         raise InputError(
             f"{path}, row {row + 1}: workload_kind",
-            f"{kind[row][:40]} does not go with {tokens[row]:g} prefill tokens",
+            f"{str(kind[row])[:40]!r} does not go with {tokens[row]:g} prefill tokens",
             "correct it",
         )
     if "partition_policy" in frame and not (frame["partition_policy"] == _POLICY).all():
@@ -90,7 +89,7 @@ def read(path: Path, where: str = "") -> Steps:
         for name, column in (("engine", "backend"), ("engine_version", "backend_version"))
         if column in frame
     }
-    return Steps.from_columns(
+    return MeasuredSteps.from_columns(
         {
             "decode_requests": np.where(decodes, requests, none),
             "drafts": none,
@@ -132,13 +131,3 @@ def _check_one_deployment(path: Path, frame: pd.DataFrame) -> None:
             f"holds steps of deployments with different {', '.join(differ)}",
             "choose one with --where",
         )
-
-
-def _numbers(path: Path, frame: pd.DataFrame, name: str) -> np.ndarray:
-    import pandas as pd
-
-    values = pd.to_numeric(frame[name], errors="coerce").to_numpy(float, na_value=np.nan)
-    if np.isnan(values).any():
-        row = int(np.argmax(np.isnan(values)))
-        raise InputError(f"{path}, row {row + 1}: {name}", "is no number", "correct it")
-    return values

@@ -12,7 +12,7 @@ import numpy as np
 from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
 
 # A line that is a step's, whole or cut off: many times as fast to look for as the pattern.
 _MARK = "Iteration("
@@ -27,7 +27,7 @@ _SHORT = (
 )
 
 
-def read(path: Path) -> Steps:
+def read(path: Path) -> MeasuredSteps:
     """The steps that an engine's log has lines of.
 
     The clock starts when a step is handed to the workers and ends when its tokens are back. Such a
@@ -91,7 +91,7 @@ def _step_in(
 
 def _table(
     path: Path, engine: str, steps: list[re.Match[str]], notes: list[str], stamps: list[str]
-) -> Steps:
+) -> MeasuredSteps:
     names = ("decode_requests", "decode_tokens", "prefill_requests", "prefill_tokens")
     whole = {name: np.array([float(one[name]) for one in steps]) for name in names}
     decode, tokens = whole["decode_requests"], whole.pop("decode_tokens")
@@ -125,7 +125,7 @@ def _table(
         "seconds": seconds,
         "kv_usage": np.array([float(one["kv_percent"] or "nan") / 100 for one in steps]),
     }
-    return Steps.from_columns(
+    return MeasuredSteps.from_columns(
         {name: values[measured] for name, values in columns.items()},
         "worker",
         str(path),

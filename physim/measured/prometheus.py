@@ -16,6 +16,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,6 +159,48 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
             f"lengths are the means of each window, since there is no {' or '.join(unknown)}"
         )
     return LoadProfile(tuple(windows), tuple(notes))
+
+
+@dataclass(frozen=True)
+class Rise:
+    """What became of a series in a time.
+
+    Attributes:
+        name: The metric's name.
+        labels: Its labels.
+        rise: By how much it rose, of a counter, however often that started again at zero.
+        level: Its mean value, of a gauge.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    rise: float
+    level: float
+
+
+def read_rises(path: Path) -> tuple[list[Rise], float]:
+    """How series rose over a range query, and how long that is, seconds.
+
+    Args:
+        path: JSON as the API returns it.
+
+    Raises:
+        InputError: The file cannot be read, is no range query, or has one moment alone.
+    """
+    series = read_document(_Answer, path, "what query_range returns").data.result
+    rises, ends = [], []
+    for one in series:
+        times, values = (np.array(column) for column in zip(*one.values, strict=True))
+        name = _canonical(one.metric["__name__"])
+        risen = float(_without_resets(values)[-1])
+        rises.append(Rise(name, one.metric, risen, float(values.mean())))
+        ends.append((times[0], times[-1]))
+    duration = max((end for _, end in ends), default=0.0) - min(
+        (start for start, _ in ends), default=0.0
+    )
+    if not duration > 0:
+        raise InputError(str(path), "has one moment alone", "query a range of time")
+    return rises, float(duration)
 
 
 def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
+from physim.measured import metrics
 from physim.measured import server_log as server_logs
 from physim.measured.formats import FORMATS
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS
-from physim.measured.stage_report import rows
+from physim.measured.stage_report import StageReport, rows
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -34,7 +36,7 @@ _OPTIONS = tuple(name for name in ENGINE_COLUMNS if name not in _LEFT_OPEN)
 
 def read_report(
     kind: str,
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     model: str,
     gpu: str,
@@ -44,6 +46,7 @@ def read_report(
     prompt_groups: int = 0,
     prompts_per_group: int = 1,
     lengths: str | Path | None = None,
+    interval_s: float | None = None,
     **server: Any,
 ) -> pd.DataFrame:
     """Reads a load generator's report into rows that `physim.fit` and `physim.evaluate` take.
@@ -53,7 +56,8 @@ def read_report(
 
     Args:
         kind: One of `physim.measured.formats.FORMATS`.
-        path: The report's file, or inference-perf's folder.
+        path: The report's file, or inference-perf's folder; of ``metrics`` two scrapes of an
+            engine's ``/metrics`` or one range query, as `physim.read_metrics` takes them.
         model: Name or hub id of the model.
         gpu: Key of the GPU.
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
@@ -64,7 +68,9 @@ def read_report(
         prompts_per_group: Different prompts of a group.
         lengths: A preset of `physim.RequestLengths`, or the trace or table of requests that were
             sent, whose means must be the report's within a twentieth.
-        **server: How the server was started, which counts before its log: degrees of
+        interval_s: Seconds between two scrapes, where they do not say it.
+        **server: How the server was started, which counts before its log, and that before what
+            metrics say: degrees of
             `physim.Parallelism`, ``prefix_caching``, and of the fields of `physim.Deployment` the
             engine, its version, its limits, ``kv_blocks`` and ``kv_cache_dtype``.
 
@@ -85,8 +91,9 @@ def read_report(
     asked = {} if server_log is None else dict(server_logs.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
-    reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
-    stages = reader.read(Path(path), output_tokens)
+    files = [path] if isinstance(path, str | Path) else list(path)
+    stages, shown = _stages(kind, files, output_tokens, interval_s)
+    asked = {**shown, **asked}
     accepted = next((one.draft_acceptance for one in stages if one.draft_acceptance), None)
     if accepted is not None and "draft" in asked:
         asked.setdefault("draft_acceptance", accepted)
@@ -112,7 +119,7 @@ def read_report(
     for name in ("engine_version", *_LIMITS):
         options[name] = default[name] if options[name] is None else options[name]
     about = {
-        "experiment": experiment or Path(path).stem,
+        "experiment": experiment or Path(files[-1]).stem,
         "model": model,
         "hardware": hardware.key,
         **asdict(deployment.parallelism),
@@ -122,7 +129,7 @@ def read_report(
         "prompts_per_group": prompts_per_group,
         "lengths": None if lengths is None else _wherever_written(lengths),
     }
-    found = pd.DataFrame(rows(about, stages, str(path)))
+    found = pd.DataFrame(rows(about, stages, ", ".join(map(str, files))))
     assumed = [f"{name} {options[name]}" for name in _LIMITS if name not in asked]
     # What is not in a log was not given to the server either.
     if assumed and server_log is None:
@@ -130,6 +137,21 @@ def read_report(
         notes.append(f"{', '.join(assumed)} {takes}")
     found["note"] = ["; ".join(filter(None, [note, *notes])) for note in found["note"]]
     return found
+
+
+def _stages(
+    kind: str, files: Sequence[str | Path], output_tokens: float | None, interval_s: float | None
+) -> tuple[Sequence[StageReport], Mapping[str, Any]]:
+    """The stages of a report, and how the server was started as far as the report shows it."""
+    if kind == "metrics":
+        counted = metrics.read_metrics(files, interval_s)
+        return [metrics.stage_of(counted, output_tokens)], counted.settings
+    if interval_s is not None:
+        raise InputError("interval", f"says nothing of {kind}", "leave it out")
+    if len(files) != 1:
+        raise InputError("files", f"are {len(files)}, of {kind}", "pass one")
+    reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
+    return reader.read(Path(files[0]), output_tokens), {}
 
 
 def _wherever_written(lengths: str | Path) -> str:

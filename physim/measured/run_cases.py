@@ -31,7 +31,9 @@ WHOLE_RUN = -1
 # 33%, with all computed whole 17%, and with 300 it is 11%. Why there are so many is not known.
 _ALONE = 300
 # Of the requests that came in a stage, and no more than a check where the row names a trace.
-_OF_REQUESTS = ("input_len_mean", "input_len_std", "output_len", "output_len_std")
+_OF_REQUESTS = (
+    *("input_len_mean", "input_len_std", "cached_len_mean", "output_len", "output_len_std"),
+)
 
 
 def measured(row: RunRow) -> dict[str, float]:
@@ -145,6 +147,8 @@ def cached_tokens(row: RunRow, block_size: int) -> float:
     full block is a hit, unless it was evicted, but for the one that holds the last token: vLLM
     computes at least that one anew, since its logits are needed.
     """
+    if row.prefix_caching and row.cached_len_mean is not None:
+        return row.cached_len_mean
     if not row.prefix_caching or row.prompt_groups < 1:
         return 0.0
     return (row.input_len_mean - 1) // block_size * block_size

@@ -137,6 +137,8 @@ class RunRow(_Server):
             here and of ``arrival``, go from the folder of the table on.
         input_len_mean: Mean prompt.
         input_len_std: Standard deviation of the prompts.
+        cached_len_mean: Mean tokens of a prompt that are found in the prefix cache; what the groups
+            of prompts say if not there.
         output_len: Mean number of generated tokens.
         output_len_std: Standard deviation of the generated tokens.
         ttft_mean: Mean time to first token.
@@ -162,6 +164,7 @@ class RunRow(_Server):
     lengths: Text | None = None
     input_len_mean: Length
     input_len_std: Spread | None = None
+    cached_len_mean: Spread | None = None
     output_len: Length
     output_len_std: Spread | None = None
     ttft_mean: Positive | None = None
@@ -208,6 +211,17 @@ class RunRow(_Server):
         if (self.prefill is None) != (self.decode is None):
             missing = "prefill" if self.prefill is None else "decode"
             raise disagreement(missing, "is empty", "say which servers there are of both kinds")
+        if self.cached_len_mean is not None:
+            if self.cached_len_mean >= self.input_len_mean:
+                raise disagreement(
+                    "cached_len_mean",
+                    f"{self.cached_len_mean:g} leaves nothing of {self.input_len_mean:g} tokens",
+                    "correct it",
+                )
+            if self.prompt_groups:
+                raise disagreement(
+                    "prompt_groups", "say what is cached, as cached_len_mean does", "set them to 0"
+                )
         if self.lengths is not None and self.prompt_groups:
             raise disagreement(
                 "prompt_groups", "say what is cached, as lengths do", "set them to 0"

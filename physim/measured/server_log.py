@@ -37,7 +37,7 @@ def _method(name: Any) -> Any:
 
 
 class _Started(Record):
-    engine_version: Annotated[Text, Field(pattern=r"^\d[\w.+-]*$")]
+    engine_version: Annotated[Text | None, Field(pattern=r"^\d[\w.+-]*$")] = None
     tp: Whole | None = None
     pp: Whole | None = None
     dp: Whole | None = None
@@ -100,8 +100,25 @@ def read(path: Path) -> Mapping[str, Any]:
             f"says no version of {' or '.join(told)}",
             "pass the log of the server from its start on",
         )
-    started = checked(_Started, told[logged], str(path))
-    found = {"engine": logged, **started.model_dump(exclude_none=True)}
+    return options_of(logged, told[logged], str(path))
+
+
+def options_of(engine: str, told: Mapping[str, str], where: str) -> Mapping[str, Any]:
+    """The options of a server, of what an engine says of itself.
+
+    Args:
+        engine: The engine.
+        told: Text by the names that `physim.engines.engine.Engine.log` has for it.
+        where: What says it, for messages.
+
+    Returns:
+        As `read` has it.
+
+    Raises:
+        InputError: A value is none that the option takes.
+    """
+    started = checked(_Started, told, where)
+    found = {"engine": engine, **started.model_dump(exclude_none=True)}
     dtype, is_eager = found.pop("dtype", ""), found.pop("enforce_eager", False)
     unusual = {
         f"dtype {dtype}": dtype == "float32",

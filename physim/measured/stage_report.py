@@ -38,6 +38,8 @@ class StageReport:
         burstiness: Shape of the times between ``gamma`` arrivals; None for others.
         draft_acceptance: Chances that all drafts up to each were accepted, by commas, or the mean
             length; None where nothing is said of drafts.
+        cached_len_mean: Mean tokens of a prompt that were found in the prefix cache; None where
+            groups of prompts say it.
     """
 
     stage: int
@@ -56,6 +58,7 @@ class StageReport:
     input_len_std: float | None = None
     burstiness: float | None = None
     draft_acceptance: str | None = None
+    cached_len_mean: float | None = None
 
 
 def rows(
@@ -74,6 +77,10 @@ def rows(
     """
     # What is known of the server counts before the report, which may say it too.
     found = [{**server, **asdict(report), **server} for report in reports]
+    for row in found:
+        # Of a column of its own that few reports fill.
+        if row["cached_len_mean"] is None:
+            del row["cached_len_mean"]
     places = [f"{where}, stage {report.stage}" for report in reports]
     meant = checked(found, lambda number: places[number])
     for one, place in zip(meant, places, strict=True):

@@ -17,9 +17,10 @@ from physim.measured import (
     step_trace,
     vllm_bench_forward,
 )
-from physim.measured.steps import COLUMNS, Steps
+from physim.measured.steps import COLUMNS, MeasuredSteps
+from physim.measured.table_files import read_table
 
-_READERS: Mapping[str, Callable[..., Steps]] = {
+_READERS: Mapping[str, Callable[..., MeasuredSteps]] = {
     "iteration-log": iteration_log.read,
     "forward-pass-metrics": forward_pass.read,
     "vllm-bench-forward": vllm_bench_forward.read,
@@ -38,7 +39,7 @@ def read_step_files(
     kind: str | None = None,
     where: str = "",
     clock: str | None = None,
-) -> Steps:
+) -> MeasuredSteps:
     """Reads measured steps of one engine.
 
     Args:
@@ -58,7 +59,7 @@ def read_step_files(
     return _joined([_read(Path(path), kind, where, clock) for path in paths])
 
 
-def _read(path: Path, kind: str | None, where: str, clock: str | None) -> Steps:
+def _read(path: Path, kind: str | None, where: str, clock: str | None) -> MeasuredSteps:
     kind = kind or _looks_like(path)
     if kind not in _READERS:
         raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(STEP_FORMATS)}")
@@ -77,7 +78,7 @@ def _read(path: Path, kind: str | None, where: str, clock: str | None) -> Steps:
 def _looks_like(path: Path) -> str:
     """The format of a file, by how it begins."""
     if path.suffix in (".parquet", ".csv"):
-        frame = step_table.read_frame(path)
+        frame = read_table(path, step_table.ABOUT)
         if step_table.is_table(frame):
             return "table"
         return "forward-table" if forward_table.is_table(frame) else "step-trace"
@@ -90,7 +91,7 @@ def _looks_like(path: Path) -> str:
     return "forward-pass-metrics" if start.startswith("{") else "iteration-log"
 
 
-def _joined(parts: Sequence[Steps]) -> Steps:
+def _joined(parts: Sequence[MeasuredSteps]) -> MeasuredSteps:
     """Steps of several files as one table."""
     first = parts[0]
     for name in ("clock", "engine", "engine_version"):
@@ -102,7 +103,7 @@ def _joined(parts: Sequence[Steps]) -> Steps:
                     "read them one by one",
                 )
     notes = [f"{one.source}: {note}" for one in parts for note in one.notes]
-    return Steps(
+    return MeasuredSteps(
         **{name: np.concatenate([getattr(one, name) for one in parts]) for name in COLUMNS},
         clock=first.clock,
         source=", ".join(one.source for one in parts),

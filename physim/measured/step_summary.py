@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StepSummary:
     p90_s: float
 
 
-def summary_of(steps: Steps) -> tuple[StepSummary, ...]:
+def summary_of(steps: MeasuredSteps) -> tuple[StepSummary, ...]:
     """Each kind of step that there is, in numbers.
 
     Args:

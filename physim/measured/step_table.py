@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from physim import data
 from physim.errors import InputError
 from physim.measured.condition import filtered
-from physim.measured.parquet import read_table
-from physim.measured.steps import COLUMNS, Steps
+from physim.measured.steps import COLUMNS, MeasuredSteps
+from physim.measured.table_files import numbers, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # What is the same of all steps.
-_ABOUT = ("clock", "engine", "engine_version")
+ABOUT = ("clock", "engine", "engine_version")
 
 
-def write(path: Path, steps: Steps) -> None:
+def write(path: Path, steps: MeasuredSteps) -> None:
     """Writes steps as a table; the file appears whole or not at all.
 
     Args:
@@ -33,7 +31,7 @@ def write(path: Path, steps: Steps) -> None:
     import pandas as pd
 
     check_name(path)
-    frame = pd.DataFrame({**steps.columns, **{name: getattr(steps, name) for name in _ABOUT}})
+    frame = pd.DataFrame({**steps.columns, **{name: getattr(steps, name) for name in ABOUT}})
     with data.replacing(path) as temporary:
         if path.suffix == ".csv":
             frame.to_csv(temporary, index=False)
@@ -59,7 +57,7 @@ def is_table(frame: pd.DataFrame) -> bool:
     return {*COLUMNS, "clock"} <= set(frame)
 
 
-def read(path: Path, where: str = "") -> Steps:
+def read(path: Path, where: str = "") -> MeasuredSteps:
     """The steps of a table.
 
     Args:
@@ -68,48 +66,19 @@ def read(path: Path, where: str = "") -> Steps:
 
     Raises:
         InputError: The file cannot be read, a column is missing or holds something else, or as
-            `Steps` does.
+            `MeasuredSteps` does.
     """
-    import pandas as pd
-
-    frame = read_frame(path)
+    frame = read_table(path, ABOUT)
     missing = [name for name in (*COLUMNS, "clock") if name not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")
     if where:
         frame = filtered(frame, where)
-    columns = {}
-    for name in COLUMNS:
-        values = pd.to_numeric(frame[name], errors="coerce").to_numpy(float, na_value=np.nan)
-        wrong = np.isnan(values) & frame[name].notna().to_numpy()
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InputError(f"{path}, row {row + 1}: {name}", "is no number", "correct it")
-        columns[name] = values
+    columns = {name: numbers(path, frame, name) for name in COLUMNS}
     about: dict[str, Any] = {}
-    for name in _ABOUT:
+    for name in ABOUT:
         told = frame[name].dropna().astype(str).unique().tolist() if name in frame else []
         if len(told) > 1:
             raise InputError(f"{path}: {name}", "differs between rows", "choose with --where")
         about[name] = told[0] if told else None
-    return Steps.from_columns(columns, about.pop("clock") or "", str(path), **about)
-
-
-def read_frame(path: Path) -> pd.DataFrame:
-    """The table in a file, CSV or Parquet by its ending; versions are text.
-
-    Raises:
-        InputError: The file cannot be read, is no table or holds no row.
-    """
-    import pandas as pd
-
-    if path.suffix == ".parquet":
-        return read_table(path)
-    try:
-        with data.opened(path) as file:
-            frame = pd.read_csv(file, dtype=dict.fromkeys(_ABOUT, object))
-    except (ValueError, OverflowError) as error:  # so are pandas' errors of form
-        raise InputError(str(path), "is not a CSV table", "pass one with a header") from error
-    if frame.empty:
-        raise InputError(str(path), "holds no row", "add some")
-    return frame
+    return MeasuredSteps.from_columns(columns, about.pop("clock") or "", str(path), **about)

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from physim.errors import InputError
 from physim.measured.condition import filtered
-from physim.measured.parquet import read_table
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
+from physim.measured.table_files import read_parquet
 from physim.records import (
     Count,
     Portion,
@@ -98,7 +98,7 @@ def read_steps(path: Path) -> pd.DataFrame:
     return cycles.astype(kinds).reset_index(drop=True)
 
 
-def read(path: Path, where: str = "") -> Steps:
+def read(path: Path, where: str = "") -> MeasuredSteps:
     """The steps of a trace, as `read_steps` has them.
 
     Args:
@@ -120,13 +120,13 @@ def read(path: Path, where: str = "") -> Steps:
         )
     columns = ("decode_requests", "prefill_requests", "prefill_tokens", "start_s", "kv_usage")
     found = {name: cycles[name].to_numpy(float) for name in columns}
-    return Steps.from_columns(
+    return MeasuredSteps.from_columns(
         {**found, "seconds": cycles["cycle_s"].to_numpy(float)}, "loop", str(path)
     )
 
 
 def _rows_of_parquet(path: Path) -> Iterator[tuple[str, _Step]]:
-    frame = read_table(path)
+    frame = read_parquet(path)
     missing = [column for column in required(_Step) if column not in frame]
     if missing:
         raise InputError(str(path), f"has no column {', '.join(missing)}", "add it")

@@ -39,7 +39,7 @@ Column = Float[np.ndarray, " steps"]
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class MeasuredSteps:
     """Steps of one engine, a row each. What a source does not say of a step is NaN.
 
     Attributes:
@@ -102,7 +102,7 @@ class Steps:
     @classmethod
     def from_columns(
         cls, columns: Mapping[str, AnyArray], clock: str, source: str, **about: AnyArray
-    ) -> Steps:
+    ) -> MeasuredSteps:
         """Steps of which some things are known.
 
         Args:
@@ -112,7 +112,7 @@ class Steps:
             **about: The engine, its version, and notes.
 
         Raises:
-            InputError: As `Steps` does.
+            InputError: As `MeasuredSteps` does.
         """
         known = {name: np.asarray(values, float) for name, values in columns.items()}
         unknown = np.full(len(known["seconds"]), np.nan)
@@ -122,7 +122,7 @@ class Steps:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def __getitem__(self, chosen: Bool[np.ndarray, " steps"] | slice) -> Steps:
+    def __getitem__(self, chosen: Bool[np.ndarray, " steps"] | slice) -> MeasuredSteps:
         """Some of the steps."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
 
@@ -146,7 +146,7 @@ class Steps:
         """Time from the end of each step to the start of the next, seconds; NaN of the last."""
         return np.append(np.diff(self.start_s), np.nan) - self.seconds
 
-    def with_contexts(self, kv_tokens: float) -> Steps:
+    def with_contexts(self, kv_tokens: float) -> MeasuredSteps:
         """The steps with the contexts that follow from the share of the KV cache in use.
 
         What is in use is the contexts of all requests after the step. Of that, the chunks of
@@ -164,7 +164,7 @@ class Steps:
         found = np.where(self.decode_requests > 0, held, 0.0)
         return replace(self, context_tokens=np.where(missing, found, self.context_tokens))
 
-    def with_mean_context(self, tokens: float) -> Steps:
+    def with_mean_context(self, tokens: float) -> MeasuredSteps:
         """The steps with a context for requests of which none is known.
 
         Args:
@@ -174,7 +174,7 @@ class Steps:
         found = self.decode_requests * tokens
         return replace(self, context_tokens=np.where(missing, found, self.context_tokens))
 
-    def completed(self, kv_tokens: float, context: float | None = None) -> Steps:
+    def completed(self, kv_tokens: float, context: float | None = None) -> MeasuredSteps:
         """The steps with what is taken of requests that a source says nothing of, and notes of it.
 
         Args:
@@ -262,6 +262,8 @@ class Steps:
             self._refuse(values > 1, name, "is above 1")
         elif name.endswith(("requests", "tokens", "drafts")):
             self._refuse(values > _MOST, name, f"is above {_MOST:g}")
+        else:
+            self._refuse(values > _MOST**2, name, f"is above {_MOST**2:g}")
 
     def _refuse(
         self,
@@ -277,7 +279,7 @@ class Steps:
             raise InputError(f"{self.source}, step {step + 1}: {name}", shown + problem, remedy)
 
 
-COLUMNS = tuple(one.name for one in fields(Steps) if one.type == "Column")
+COLUMNS = tuple(one.name for one in fields(MeasuredSteps) if one.type == "Column")
 
 
 def _within(

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.steps import Steps
+from physim.measured.steps import MeasuredSteps
 from physim.records import Count, Document, Positive, Spread, Text, Whole, checked, disagreement
 
 # Spread of the samples' medians above which the tool itself calls a timing unstable, percent.
@@ -60,7 +60,7 @@ class _Case(Document):
     ranks: tuple[_Rank, ...] = Field((), strict=False)
 
 
-def read(path: Path) -> Steps:
+def read(path: Path) -> MeasuredSteps:
     """The cases of a result, a step each.
 
     Args:
@@ -84,7 +84,7 @@ def read(path: Path) -> Steps:
         raise InputError(str(path), "holds no case", "time some")
     notes = [f"the timing of {name} was unstable" for name in unstable]
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    return Steps.from_columns(columns, "forward", str(path), notes=tuple(notes))
+    return MeasuredSteps.from_columns(columns, "forward", str(path), notes=tuple(notes))
 
 
 def _row(case: _Case) -> dict[str, float]:

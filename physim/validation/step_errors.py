@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
-from physim.measured.steps import NOT_TIMED, Steps
+from physim.measured.steps import NOT_TIMED, MeasuredSteps
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PARTS
 from physim.step.many_batches import part_seconds
@@ -57,7 +57,7 @@ class StepComparison:
         notes: What was assumed, one line each.
     """
 
-    steps: Steps = field(repr=False)
+    steps: MeasuredSteps = field(repr=False)
     predicted_s: Float[np.ndarray, " steps"] = field(repr=False)
     fit: str
     errors: tuple[StepErrors, ...]
@@ -75,7 +75,7 @@ class StepComparison:
 
 
 def compare_steps(
-    steps: Steps,
+    steps: MeasuredSteps,
     model: str | Path | Case,
     *,
     fit: str | Path = DEFAULT_FIT,
@@ -114,7 +114,9 @@ def compare_steps(
     return StepComparison(steps, predicted, known.name, errors_of(steps, predicted), tuple(notes))
 
 
-def errors_of(steps: Steps, predicted_s: Float[np.ndarray, " steps"]) -> tuple[StepErrors, ...]:
+def errors_of(
+    steps: MeasuredSteps, predicted_s: Float[np.ndarray, " steps"]
+) -> tuple[StepErrors, ...]:
     """Errors of each kind of step that there is, and last of all together.
 
     Args:
