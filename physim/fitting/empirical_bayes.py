@@ -134,29 +134,35 @@ def _noise(
 
 def _noise_of_steps(
     first: Problem, problem: Problem, found: Deviations, spread: Float[np.ndarray, "b n n"]
-) -> float:
-    """The noise that makes the deviations of steps likely."""
-    steps = slice(problem.stages.observed.size, None)
-    if not len(found.sizes[steps]):
+) -> Float[np.ndarray, " clocks"]:
+    """The noise that makes the deviations of steps likely, by clock."""
+    if problem.cycles is None:
         return first.step_noise
-    slopes = found.slopes[steps]
+    steps = slice(problem.stages.observed.size, None)
+    slopes, branches = found.slopes[steps], found.branch[steps]
     own = np.zeros(len(slopes))
-    for branch in np.unique(found.branch[steps]).tolist():
-        those = found.branch[steps] == branch
+    for branch in np.unique(branches).tolist():
+        those = branches == branch
         own[those] = np.sum((slopes[those] @ spread[branch]) * slopes[those], axis=1)
-    squares = found.pull[steps] * (found.sizes[steps] ** 2 + own)
-    total = float(np.sum(squares)) * problem.step_noise**2 + _ROWS * first.step_noise**2
-    return float(np.sqrt(total / (np.sum(found.weights[steps]) + _ROWS)))
+    clock = np.asarray(problem.cycles.clock)
+    squares = found.pull[steps] * (found.sizes[steps] ** 2 + own) * problem.step_noise[clock] ** 2
+    count = len(first.step_noise)
+    total = np.bincount(clock, squares, count) + _ROWS * first.step_noise**2
+    weight = np.bincount(clock, found.weights[steps], count) + _ROWS
+    noise: Float[np.ndarray, " clocks"] = np.sqrt(total / weight)
+    return noise
 
 
 def _rescaled(
     problem: Problem,
     found: Deviations,
     noise: Float[np.ndarray, "sources metrics"],
-    of_steps: float,
+    of_steps: Float[np.ndarray, " clocks"],
 ) -> Deviations:
     """The same deviations in units of another noise."""
-    factor = np.full(len(found.sizes), problem.step_noise / of_steps)
+    clock = np.zeros(0, int) if problem.cycles is None else np.asarray(problem.cycles.clock)
+    of_each = (problem.step_noise / of_steps)[clock]
+    factor = np.append(np.ones(problem.stages.observed.size), of_each)
     ratio = (problem.noise / noise)[problem.source]
     factor[: ratio.size] = ratio.ravel()
     return replace(found, sizes=found.sizes * factor, slopes=found.slopes * factor[:, None])

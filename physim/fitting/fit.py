@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from physim import data
 from physim.corrections.calibration import TWO_SIDED_90, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
@@ -295,13 +296,15 @@ def _scatter_of_steps(problem: Problem, found: Deviations) -> dict[str, float]:
     is gone in the mean of many.
     """
     assert problem.cycles is not None  # there are steps
-    own = alike(problem.cycles.batch)
-    errors = found.sizes[problem.stages.observed.size :] * problem.step_noise
+    cycles = problem.cycles
+    noise = problem.step_noise[np.asarray(cycles.clock)]
+    own = alike(cycles.batch, cycles.clock)
+    errors = found.sizes[problem.stages.observed.size :] * noise
     counts = np.bincount(own)
     means = np.bincount(own, errors) / counts
     # Of its square, the noise of a mean is no error of the physics.
-    squares = np.maximum(means**2 - problem.step_noise**2 / counts, 0.0)
-    time = np.bincount(own, np.exp(np.asarray(problem.cycles.observed)))
+    squares = np.maximum(means**2 - np.bincount(own, noise**2) / counts**2, 0.0)
+    time = np.bincount(own, np.exp(np.asarray(cycles.observed)))
     error = float(np.sqrt(np.average(squares, weights=time)))
     return dict.fromkeys(METRICS, max(error, LEAST_SCATTER))
 
@@ -401,4 +404,5 @@ def _estimates(
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with data.reading(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ from physim.fitting.observations import (
     groups,
     log_predicted,
 )
+from physim.fitting.step_cycles import CLOCK_NAMES, Cycles, Trace, log_time
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
-from physim.fitting.step_cycles import Cycles, Trace, log_time
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays
 from physim.step.batch import Batch
@@ -146,7 +146,7 @@ class Problem:
         source: The campaign and population of each stage, by number.
         widths: Prior standard deviations of offsets, by level; zero for what is held.
         noise: Standard deviations of the logarithms of what was measured, by source and metric.
-        step_noise: That of a step's time.
+        step_noise: That of a step's time, by what its clock covers.
         start: Offsets to start from, and of what is held.
         base: What the fit that it starts from was told of each branch, at ``start``.
         opened: Which corrections of which nodes may move; None for all whose levels have a width.
@@ -164,7 +164,9 @@ class Problem:
     noise: Float[np.ndarray, "sources metrics"]
     start: Offsets
     base: Float[np.ndarray, "b n n"]
-    step_noise: float = STEP_NOISE
+    step_noise: Float[np.ndarray, " clocks"] = field(
+        default_factory=lambda: np.full(len(CLOCK_NAMES), STEP_NOISE)
+    )
     opened: Bool[np.ndarray, "nodes n"] | None = None
 
     @classmethod
@@ -380,9 +382,10 @@ class Problem:
             return found
         steps, of_runs = self.cycles, corrections[self.run_branch]
         logs, of_steps = cycles_along(steps, of_runs, directions)
+        noise = self.step_noise[steps.clock]
         return Deviations(
-            np.append(found.sizes, (logs - steps.observed) / self.step_noise),
-            np.concatenate([found.slopes, of_steps / self.step_noise]),
+            np.append(found.sizes, (logs - steps.observed) / noise),
+            np.concatenate([found.slopes, of_steps / noise[:, None]]),
             np.append(found.weights, steps.weight),
             np.append(found.branch, self.run_branch[steps.run]),
         )

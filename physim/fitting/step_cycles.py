@@ -80,8 +80,12 @@ class Cycles(eqx.Module):
         size = min(-(-count // _UNIT) * _UNIT, _AT_ONCE)
         for start in range(0, count, size):
             own = np.minimum(np.arange(start, start + size), count - 1)
-            run, batch, clock = _picked((self.run, self.batch, self.clock), own)
-            piece = replace(self, run=run, batch=batch, clock=clock)
+            run, batch, observed, weight, clock = _picked(
+                (self.run, self.batch, self.observed, self.weight, self.clock), own
+            )
+            piece = replace(
+                self, run=run, batch=batch, observed=observed, weight=weight, clock=clock
+            )
             yield slice(start, min(start + size, count)), piece
 
 
@@ -202,7 +206,7 @@ def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -
     """Steps of one server as a trace.
 
     Args:
-        tables: The steps, with contexts (`MeasuredSteps.completed`); each may have a clock of its own.
+        tables: The steps, with contexts (`MeasuredSteps.completed`), each with a clock of its own.
         case: Their server; its load is of no account.
         campaign: The campaign that the server is of.
 
@@ -220,14 +224,16 @@ def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -
         _picked(steps.batches(np.asarray(ops.windows)), np.arange(len(steps))) for steps in thinned
     ]
     batch: Batch = jax.tree.map(lambda *leaves: np.concatenate(leaves), *every)
-    clocks = [np.full(len(steps), CLOCK_NAMES.index(steps.clock)) for steps in thinned]
+    clock = np.concatenate(
+        [np.full(len(steps), CLOCK_NAMES.index(steps.clock)) for steps in thinned]
+    )
     cycles = Cycles(
         ops=stack_ops([ops]),
         run=np.zeros(len(batch.decode_requests), int),
         batch=batch,
         observed=np.log(np.concatenate([steps.seconds for steps in thinned])),
-        weight=_weights(batch),
-        clock=np.concatenate(clocks),
+        weight=_weights(batch, clock),
+        clock=clock,
         mixing=MIXINGS[case.composition],
     )
     starts = np.concatenate([steps.start_s for steps in thinned])
@@ -235,11 +241,12 @@ def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -
     return Trace(cycles, [branch_of(case, campaign)], [case.model.name], [case], frame)
 
 
-def alike(batch: Batch) -> Int[np.ndarray, " steps"]:
+def alike(batch: Batch, clock: Int[AnyArray, " steps"]) -> Int[np.ndarray, " steps"]:
     """A number for each step, the same for those whose requests, tokens and contexts are alike.
 
     Args:
         batch: What the steps carry.
+        clock: What their clocks cover; only those of one are alike.
     """
     decoding = np.asarray(batch.decode_requests)
     sizes = (
@@ -249,13 +256,14 @@ def alike(batch: Batch) -> Int[np.ndarray, " steps"]:
         np.asarray(batch.cached_tokens),
     )
     kinds = np.stack([np.floor(np.log1p(one) / np.log1p(_ALIKE)) for one in sizes], axis=1)
+    kinds = np.column_stack([kinds, clock])
     _, found = np.unique(kinds, axis=0, return_inverse=True)
     return np.ravel(found)
 
 
-def _weights(batch: Batch) -> Float[np.ndarray, " steps"]:
+def _weights(batch: Batch, clock: Int[np.ndarray, " steps"]) -> Float[np.ndarray, " steps"]:
     """How much each step counts: those that are alike together as some that are not."""
-    own = alike(batch)
+    own = alike(batch, clock)
     found: Float[np.ndarray, " steps"] = np.minimum(_ALIKE_STEPS / np.bincount(own), 1.0)[own]
     return found
 
