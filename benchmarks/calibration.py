@@ -1,6 +1,6 @@
 """What a log of steps is worth: held loads of servers whose corrections nobody knows.
 
-Usage: python benchmarks/calibration.py [--cases 50] [--seed 0] [--log-only]
+Usage: python benchmarks/calibration.py [--cases 50] [--seed 0] [--log-only] [--write FOLDER]
 
 Each case is a server whose corrections are drawn from their priors, replayed for ten minutes under
 a load that changes. What it leaves is what a user has: the iteration log of the ten minutes, whose
@@ -8,11 +8,15 @@ times scatter by 3%, and 20 batches timed by `vllm bench forward`, which scatter
 from them, and predicts a load of other requests than those of the log. Printed is the error against
 the fluid with the hidden corrections before and after, and how often that is within the interval of
 nine in ten.
+
+With --write nothing is fitted: the log of the first server's first minutes, its timed batches and
+its corrections are written for the notebook that shows how one is calibrated.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import tempfile
 from dataclasses import replace
@@ -20,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from physim.corrections.fields import Corrections, labels, unflat
+from physim.corrections.fields import CORRECTIONS, Corrections, labels, unflat
 from physim.corrections.files import NO_FIT, load_fit
 from physim.fitting.fit import fit
 from physim.fitting.next_runs import spread_of
@@ -47,7 +51,7 @@ _SERVERS = (
 _PROMPTS, _ANSWER = Lengths.parse("lognormal:900:700"), 200
 _SHARES = (0.2, 0.4, 0.3, 0.6, 0.75, 0.5, 0.7, 0.35, 0.55, 0.25)
 _HELD = 0.6
-_MINUTE_S, _NOISE, _NOISE_OF_BATCHES = 60.0, 0.03, 0.01
+_MINUTE_S, _SHORT_S, _NOISE, _NOISE_OF_BATCHES = 60.0, 8.0, 0.03, 0.01
 _BATCHES = [(n, 1, c) for n in (1, 8, 32, 64, 128) for c in (256, 2048)]
 _BATCHES += [(1, q, c) for q in (128, 512, 1024, 2048, 4096) for c in (0, 2048)]
 _SHOWN = ("ttft_s", "itl_s", "e2e_s")
@@ -64,7 +68,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-only", action="store_true")
+    parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
+    if asked.write is not None:
+        _write(asked.write, np.random.default_rng([asked.seed, 0]))
+        return
     before: list[list[float]] = []
     after: list[list[float]] = []
     within: list[list[bool]] = []
@@ -93,11 +101,7 @@ def _case(
     model, gpu, tp = server
     case = Case.from_options(model, gpu=gpu, tp=tp)
     truth = _hidden(rng, case)
-    load = Load(_PROMPTS, _ANSWER, rate=1e-3, arrival="poisson")
-    most = _most(case.under(load), truth)
-    stages = tuple(Stage(share * most, _MINUTE_S) for share in _SHARES)
-    logged = replace(load, rate=None, stages=stages)
-    result = replay_load(case.under(logged), truth, 20.0, seed=0)
+    load, result = _replayed(case, truth, _MINUTE_S)
     other = replace(load, input_tokens=2500, output_tokens=150)
     held = case.under(replace(other, rate=_HELD * _most(case.under(other), truth)))
     with tempfile.TemporaryDirectory() as folder:
@@ -122,6 +126,31 @@ def _case(
     ]
     inside = [one.low <= getattr(truth, one.name) <= one.high for one in outcome.estimates]
     return errors[0], errors[1], within, float(np.mean(inside))
+
+
+def _write(folder: Path, rng: np.random.Generator) -> None:
+    """What the first server leaves, for the notebook."""
+    model, gpu, tp = _SERVERS[0]
+    case = Case.from_options(model, gpu=gpu, tp=tp)
+    truth = _hidden(rng, case)
+    _, result = _replayed(case, truth, _SHORT_S)
+    with gzip.GzipFile(folder / "replayed_server.log.gz", "wb", mtime=0) as file:
+        file.write(_log(rng, result, case).encode())
+    timed = json.dumps(_timed(rng, case, truth), indent=1)
+    (folder / "replayed_forward.json").write_text(timed + "\n")
+    named = {
+        name: round(float(value), 4) for name, value in zip(CORRECTIONS, truth.logs(), strict=True)
+    }
+    (folder / "replayed_server.json").write_text(json.dumps(named, indent=1) + "\n")
+
+
+def _replayed(case: Case, truth: Corrections, stage_s: float) -> tuple[Load, Replayed]:
+    """A load that changes, of which each stage lasts so long, and its replay."""
+    load = Load(_PROMPTS, _ANSWER, rate=1e-3, arrival="poisson")
+    most = _most(case.under(load), truth)
+    stages = tuple(Stage(share * most, stage_s) for share in _SHARES)
+    logged = replace(load, rate=None, stages=stages)
+    return load, replay_load(case.under(logged), truth, 20.0, seed=0)
 
 
 def _hidden(rng: np.random.Generator, case: Case) -> Corrections:

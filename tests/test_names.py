@@ -28,6 +28,7 @@ from physim.corrections.files import Fit
 from physim.fitting.fit import Estimate, Outcome
 from physim.grids.efficiency import Grid
 from physim.inputs.profile import Window
+from physim.measured.steps import MeasuredSteps
 from physim.metrics import METRICS
 from physim.plot import loads, report
 from physim.plot.figures import literal, new_figure
@@ -55,6 +56,7 @@ from physim.service.service import Service
 from physim.tables.table import Table
 from physim.validation.crossval import Crossval
 from physim.validation.evaluation import Evaluation
+from physim.validation.step_errors import StepComparison, errors_of
 
 NAMES = [
     *("[/x]", "[v2]", "[bold]", ":smile:", "%s", "{0}", "$x_{", "$x$", "_x", "--x", "a\\b"),
@@ -627,6 +629,20 @@ def test_the_live_form_shows_names_as_text():
 
 # ---- pictures ----
 
+
+def of_steps():
+    columns = {
+        "decode_requests": [2.0],
+        "prefill_requests": [0.0],
+        "prefill_tokens": [0.0],
+        "seconds": [0.01],
+        "context_tokens": [100.0],
+    }
+    steps = MeasuredSteps.from_columns(columns, "loop", EVIL)
+    predicted = np.array([0.011])
+    return StepComparison(steps, predicted, EVIL, errors_of(steps, predicted), ())
+
+
 # Pictures that hold no name, or are made of others.
 NAMELESS = {"draw_losses", "draw_observed"}
 COMPOSED = {"draw_deployment", "draw_fit", "draw_folds", "draw_pareto"}
@@ -662,6 +678,7 @@ def pictures(case, prediction):
         "draw_fold_errors": lambda: plot.draw_fold_errors(crossvalidated()),
         "draw_groups": lambda: plot.draw_groups(evaluated(case), ["model"]),
         "draw_load": lambda: plot.draw_load(case, **fit),
+        "draw_measured_steps": lambda: plot.draw_measured_steps(of_steps()),
         "draw_roofline": lambda: plot.draw_roofline(case, **fit),
         "draw_schedule": lambda: plot.draw_schedule(of_a_day),
         "draw_surface": lambda: plot.draw_surface(Grid((("k", knots),), np.zeros(2)), EVIL),

@@ -12,7 +12,7 @@ import typer
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import print_line, stdout, table_of
 from physim.cli.engine_options import RECORDED
-from physim.cli.output_options import AsJson, print_json, writable
+from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.subject_options import FitName, Gpu, OptionalGpu
 from physim.measured.formats import FORMATS
 
@@ -233,6 +233,7 @@ def steps(
     ] = None,
     fit: FitName = "default",
     as_json: AsJson = False,
+    plot: Plot = None,
     *,
     server: Given,
 ) -> None:
@@ -262,6 +263,10 @@ def steps(
         options, logged = _server_options(found, server_log, server)
         compared = compare_steps(found, model, fit=fit, context=context, gpu=str(gpu), **options)
         _print_steps(compared.steps, compared.errors, [*logged, *compared.notes], as_json)
+        if plot is not None:
+            from physim.plot import draw_measured_steps
+
+            write(lambda: draw_measured_steps(compared), plot)
     if out is not None and not as_json:
         print_line(f"written to {out}")
 

@@ -22,6 +22,7 @@ from physim.plot.grids import draw_surface
 from physim.plot.groups import draw_groups
 from physim.plot.lengths import draw_by_length
 from physim.plot.loads import draw_load, draw_timeline
+from physim.plot.measured_steps import draw_measured_steps
 from physim.plot.pareto import draw_pareto
 from physim.plot.schedules import draw_schedule
 from physim.plot.steps import (
@@ -52,6 +53,7 @@ __all__ = [
     "draw_groups",
     "draw_load",
     "draw_losses",
+    "draw_measured_steps",
     "draw_observed",
     "draw_pareto",
     "draw_roofline",
