@@ -51,6 +51,23 @@ def test_what_was_counted_is_the_difference():
     assert found.notes == ()
 
 
+def test_engine_processes_of_one_server_add_up(tmp_path):
+    paths = []
+    for path in VLLM:
+        text = path.read_text()
+        (tmp_path / path.name).write_text(text + text.replace('engine="0"', 'engine="1"'))
+        paths.append(tmp_path / path.name)
+    one, both = read_metrics(VLLM, 100), read_metrics(paths, 100)
+    assert (both.ranks, both.rate, both.mean_prompt) == (2, 2 * one.rate, one.mean_prompt)
+    assert both.settings == {**one.settings, "dp": 2}
+    assert both.kv_usage == pytest.approx(one.kv_usage)
+    assert both.times["ttft"].mean == pytest.approx(one.times["ttft"].mean)
+    # Some exporters have an underscore for the colon.
+    for path in paths:
+        path.write_text(path.read_text().replace("vllm:", "vllm_"))
+    assert read_metrics(paths, 100).to_dict() == both.to_dict()
+
+
 def test_sglang():
     found = read_metrics(SGLANG, 10)
     assert (found.engine, found.requests, found.failed) == ("sglang", 50, 1)

@@ -9,7 +9,7 @@ from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.measured.exposition import Sample, read_samples
-from physim.measured.prometheus import Rise, read_rises
+from physim.measured.prometheus import Rise, canonical, read_rises
 
 # What names of series that only rise end in.
 _COUNTERS = ("_total", "_bucket", "_count", "_sum")
@@ -72,18 +72,10 @@ def _is_exposition(path: Path) -> bool:
         return not file.read(100).lstrip().startswith("{")
 
 
-def _canonical(name: str) -> str:
-    """A name with the colon that some exporters write as an underscore."""
-    for engine in engines():
-        if name.startswith(f"{engine.name}_"):
-            return f"{engine.name}:{name[len(engine.name) + 1 :]}"
-    return name
-
-
 def _by_series(path: Path, samples: Sequence[Sample]) -> dict[Key, Sample]:
     found: dict[Key, Sample] = {}
     for one in samples:
-        key = (_canonical(one.name), frozenset(one.labels.items()))
+        key = (canonical(one.name), frozenset(one.labels.items()))
         if key in found:
             raise InputError(f"{path}: {one.name}", "is there twice", "scrape one server")
         found[key] = one
