@@ -131,6 +131,11 @@ def test_the_interval_is_the_samples_or_the_files(tmp_path):
     assert (found.duration_s, found.notes) == (25, ())
     with pytest.raises(InputError, match="wrong order"):
         read_metrics(paths[::-1])
+    for path, copy in zip(VLLM, paths, strict=True):
+        copy.write_text(path.read_text())
+        os.utime(copy, (1e9, 1e9))
+    with pytest.raises(InputError, match="are of one time"):
+        read_metrics(paths)
 
 
 def test_a_range_query_says_the_same(tmp_path):
@@ -147,6 +152,14 @@ def test_a_range_query_says_the_same(tmp_path):
     own, other = read_metrics([path]), read_metrics(VLLM, 100)
     assert own.duration_s == 100
     assert {**own.to_dict(), "notes": ()} == {**other.to_dict(), "notes": ()}
+
+
+def test_a_range_query_may_lack_histograms():
+    found = read_metrics([REPORTS / "prometheus_vllm.json"])
+    assert (found.times, found.lengths) == ({}, {})
+    assert found.mean_prompt == found.prompt_tokens / found.requests
+    with pytest.raises(InputError, match="metrics: have no times of TTFT"):
+        stage_of(found)
 
 
 def changed_after(tmp_path, pair, series, by):

@@ -15,6 +15,8 @@ from physim.measured.prometheus import Rise, canonical, read_rises
 _COUNTERS = ("_total", "_bucket", "_count", "_sum")
 # When a series began, which the Python client shows beside it.
 _BEGAN = "_created"
+# Files that were copied are of one time. Nobody scrapes twice a second.
+_SHORTEST_S = 1.0
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -54,7 +56,7 @@ def rises_between(
             earlier, later = (data.modified_ns(path) for path in paths)
             interval_s = (later - earlier) / 1e9
             notes = (f"the interval of {interval_s:.1f} s is that between the files' times",)
-        if interval_s <= 0:
+        if interval_s < _SHORTEST_S:
             raise InputError(
                 f"{paths[0]} and {paths[1]}",
                 "are of one time, or in the wrong order",
