@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from physim.inputs.profile import LoadProfile
     from physim.inputs.request_lengths import RequestLengths
     from physim.inputs.stages import Stage
+    from physim.measured.metrics import read_metrics
     from physim.measured.profiles import read_profile
     from physim.measured.reports import read_report
+    from physim.measured.step_files import read_step_files
     from physim.models.parallelism import Parallelism
     from physim.prediction.checked import Check
     from physim.prediction.many import predict_cases
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from physim.step.model import StepModel, StepTime
     from physim.validation.crossval import Crossval, crossval
     from physim.validation.evaluation import Evaluation, evaluate
+    from physim.validation.step_errors import compare_steps
 
 _HOME = {
     "next_runs": "physim.fitting.next_runs",
@@ -82,6 +85,7 @@ _HOME = {
     "capacity": "physim.questions.capacity",
     "check": "physim.api",
     "compare": "physim.questions.comparison",
+    "compare_steps": "physim.validation.step_errors",
     "crossval": "physim.validation.crossval",
     "evaluate": "physim.validation.evaluation",
     "explain": "physim.questions.elasticities",
@@ -90,8 +94,10 @@ _HOME = {
     "predict": "physim.api",
     "predict_cases": "physim.prediction.many",
     "predict_trace": "physim.api",
+    "read_metrics": "physim.measured.metrics",
     "read_profile": "physim.measured.profiles",
     "read_report": "physim.measured.reports",
+    "read_step_files": "physim.measured.step_files",
     "recommend": "physim.questions.recommendation",
     "step_model": "physim.api",
     "sweep": "physim.questions.sweep",
@@ -133,6 +139,7 @@ __all__ = [
     "capacity",
     "check",
     "compare",
+    "compare_steps",
     "crossval",
     "drift",
     "evaluate",
@@ -144,8 +151,10 @@ __all__ = [
     "predict",
     "predict_cases",
     "predict_trace",
+    "read_metrics",
     "read_profile",
     "read_report",
+    "read_step_files",
     "recommend",
     "step_model",
     "sweep",

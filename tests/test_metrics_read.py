@@ -51,6 +51,23 @@ def test_what_was_counted_is_the_difference():
     assert found.notes == ()
 
 
+def test_engine_processes_of_one_server_add_up(tmp_path):
+    paths = []
+    for path in VLLM:
+        text = path.read_text()
+        (tmp_path / path.name).write_text(text + text.replace('engine="0"', 'engine="1"'))
+        paths.append(tmp_path / path.name)
+    one, both = read_metrics(VLLM, 100), read_metrics(paths, 100)
+    assert (both.ranks, both.rate, both.mean_prompt) == (2, 2 * one.rate, one.mean_prompt)
+    assert both.settings == {**one.settings, "dp": 2}
+    assert both.kv_usage == pytest.approx(one.kv_usage)
+    assert both.times["ttft"].mean == pytest.approx(one.times["ttft"].mean)
+    # Some exporters have an underscore for the colon.
+    for path in paths:
+        path.write_text(path.read_text().replace("vllm:", "vllm_"))
+    assert read_metrics(paths, 100).to_dict() == both.to_dict()
+
+
 def test_sglang():
     found = read_metrics(SGLANG, 10)
     assert (found.engine, found.requests, found.failed) == ("sglang", 50, 1)
@@ -114,6 +131,11 @@ def test_the_interval_is_the_samples_or_the_files(tmp_path):
     assert (found.duration_s, found.notes) == (25, ())
     with pytest.raises(InputError, match="wrong order"):
         read_metrics(paths[::-1])
+    for path, copy in zip(VLLM, paths, strict=True):
+        copy.write_text(path.read_text())
+        os.utime(copy, (1e9, 1e9))
+    with pytest.raises(InputError, match="are of one time"):
+        read_metrics(paths)
 
 
 def test_a_range_query_says_the_same(tmp_path):
@@ -130,6 +152,14 @@ def test_a_range_query_says_the_same(tmp_path):
     own, other = read_metrics([path]), read_metrics(VLLM, 100)
     assert own.duration_s == 100
     assert {**own.to_dict(), "notes": ()} == {**other.to_dict(), "notes": ()}
+
+
+def test_a_range_query_may_lack_histograms():
+    found = read_metrics([REPORTS / "prometheus_vllm.json"])
+    assert (found.times, found.lengths) == ({}, {})
+    assert found.mean_prompt == found.prompt_tokens / found.requests
+    with pytest.raises(InputError, match="metrics: have no times of TTFT"):
+        stage_of(found)
 
 
 def changed_after(tmp_path, pair, series, by):

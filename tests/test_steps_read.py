@@ -218,6 +218,7 @@ LOG = (REPORTS / "iterations.log").read_text()
         ("a.json", BENCH.replace("4001", "0"), "kv_len: 0 is not positive"),
         ("a.csv", "a,b\n1,2\n", "has no column experiment_id"),
         ("a.csv", "", "is not a CSV table"),
+        ("a.parquet", "PAR1", "is not a table"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(tmp_path, name, text, message):
@@ -237,6 +238,8 @@ def test_options_that_say_nothing_of_a_format():
         read("iterations.log", clock="gpu")
     with pytest.raises(InputError, match="clock: 'x' is unknown"):
         read("forward_pass.jsonl", clock="x")
+    with pytest.raises(InputError, match="No such file"):
+        read("nothing.csv")
     with pytest.raises(InputError, match="files: are none"):
         read_step_files([])
     assert len(set(STEP_FORMATS)) == 6

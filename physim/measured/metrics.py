@@ -272,8 +272,11 @@ class _Series:
         return dict(found)
 
     def _histogram(self, *names: str) -> Histogram | None:
-        """The first of some histograms that there is, of all series together."""
-        name = next((name for name in names if self.by_name[f"{name}_bucket"]), None)
+        """The first of some histograms that there is whole, of all series together."""
+        whole = (
+            name for name in names if self.by_name[f"{name}_bucket"] and self.by_name[f"{name}_sum"]
+        )
+        name = next(whole, None)
         if name is None:
             return None
         up_to: dict[float, float] = defaultdict(float)

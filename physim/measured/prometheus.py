@@ -191,7 +191,7 @@ def read_rises(path: Path) -> tuple[list[Rise], float]:
     rises, ends = [], []
     for one in series:
         times, values = (np.array(column) for column in zip(*one.values, strict=True))
-        name = _canonical(one.metric["__name__"])
+        name = canonical(one.metric["__name__"])
         risen = float(_without_resets(values)[-1])
         rises.append(Rise(name, one.metric, risen, float(values.mean())))
         ends.append((times[0], times[-1]))
@@ -201,6 +201,18 @@ def read_rises(path: Path) -> tuple[list[Rise], float]:
     if not duration > 0:
         raise InputError(str(path), "has one moment alone", "query a range of time")
     return rises, float(duration)
+
+
+def canonical(name: str) -> str:
+    """A metric's name with the colon that some exporters write as an underscore.
+
+    Args:
+        name: The name as it is written.
+    """
+    for engine in engines():
+        if name.startswith(f"{engine.name}_"):
+            return f"{engine.name}:{name[len(engine.name) + 1 :]}"
+    return name
 
 
 def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:
@@ -214,7 +226,7 @@ def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:
     for path, answer in answers.items():
         for one in answer.data.result:
             labels = one.metric
-            own = found[_canonical(labels["__name__"]) + _edge(labels)][frozenset(labels.items())]
+            own = found[canonical(labels["__name__"]) + _edge(labels)][frozenset(labels.items())]
             for time, value in one.values:
                 if own.setdefault(time, value) != value:
                     raise InputError(
@@ -234,14 +246,6 @@ def _together(answers: Mapping[str | Path, _Answer]) -> dict[str, Series]:
 def _line(text: str) -> str:
     """Text as one line that a terminal shows as it is, and not all of a long one."""
     return "".join(filter(str.isprintable, " ".join(text.split())))[:200]
-
-
-def _canonical(name: str) -> str:
-    """A metric's name with the colon that some exporters write as an underscore."""
-    for engine in engines():
-        if name.startswith(f"{engine.name}_"):
-            return f"{engine.name}:{name[len(engine.name) + 1 :]}"
-    return name
 
 
 def _names(what: str) -> list[str]:

@@ -9,12 +9,14 @@ from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.measured.exposition import Sample, read_samples
-from physim.measured.prometheus import Rise, read_rises
+from physim.measured.prometheus import Rise, canonical, read_rises
 
 # What names of series that only rise end in.
 _COUNTERS = ("_total", "_bucket", "_count", "_sum")
 # When a series began, which the Python client shows beside it.
 _BEGAN = "_created"
+# Files that were copied are of one time. Nobody scrapes twice a second.
+_SHORTEST_S = 1.0
 Key = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -54,7 +56,7 @@ def rises_between(
             earlier, later = (data.modified_ns(path) for path in paths)
             interval_s = (later - earlier) / 1e9
             notes = (f"the interval of {interval_s:.1f} s is that between the files' times",)
-        if interval_s <= 0:
+        if interval_s < _SHORTEST_S:
             raise InputError(
                 f"{paths[0]} and {paths[1]}",
                 "are of one time, or in the wrong order",
@@ -72,18 +74,10 @@ def _is_exposition(path: Path) -> bool:
         return not file.read(100).lstrip().startswith("{")
 
 
-def _canonical(name: str) -> str:
-    """A name with the colon that some exporters write as an underscore."""
-    for engine in engines():
-        if name.startswith(f"{engine.name}_"):
-            return f"{engine.name}:{name[len(engine.name) + 1 :]}"
-    return name
-
-
 def _by_series(path: Path, samples: Sequence[Sample]) -> dict[Key, Sample]:
     found: dict[Key, Sample] = {}
     for one in samples:
-        key = (_canonical(one.name), frozenset(one.labels.items()))
+        key = (canonical(one.name), frozenset(one.labels.items()))
         if key in found:
             raise InputError(f"{path}: {one.name}", "is there twice", "scrape one server")
         found[key] = one

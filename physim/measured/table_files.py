@@ -55,6 +55,8 @@ def read_table(path: Path, text: Sequence[str]) -> pd.DataFrame:
     try:
         with data.opened(path) as file:
             frame = pd.read_csv(file, dtype=dict.fromkeys(text, object))
+    except InputError:
+        raise
     except (ValueError, OverflowError) as error:  # so are pandas' errors of form
         raise InputError(str(path), "is not a CSV table", "pass one with a header") from error
     if frame.empty:
