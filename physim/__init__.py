@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from physim.questions.elasticities import Elasticities, explain
     from physim.questions.objectives import Objective
     from physim.questions.recommendation import Choice, Recommendation, recommend
+    from physim.questions.scaling import ScaledDay, scale
     from physim.questions.sweep import CaseGrid, sweep
     from physim.replay.workload import Conversations
     from physim.step.batch import Batch
@@ -68,6 +69,7 @@ _HOME = {
     "Parallelism": "physim.models.parallelism",
     "Recommendation": "physim.questions.recommendation",
     "RequestLengths": "physim.inputs.request_lengths",
+    "ScaledDay": "physim.questions.scaling",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
@@ -84,6 +86,7 @@ _HOME = {
     "read_profile": "physim.measured.profiles",
     "read_report": "physim.measured.reports",
     "recommend": "physim.questions.recommendation",
+    "scale": "physim.questions.scaling",
     "step_model": "physim.api",
     "sweep": "physim.questions.sweep",
 }
@@ -115,6 +118,7 @@ __all__ = [
     "Prediction",
     "Recommendation",
     "RequestLengths",
+    "ScaledDay",
     "Stage",
     "StepModel",
     "StepTime",
@@ -132,6 +136,7 @@ __all__ = [
     "read_profile",
     "read_report",
     "recommend",
+    "scale",
     "step_model",
     "sweep",
 ]

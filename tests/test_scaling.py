@@ -220,12 +220,16 @@ def test_servers_that_come_late_cost_goodput():
 
 
 def test_perfect_foresight_serves_as_the_timetable_says():
-    table = Timetable((0.0, 50.0, 90.0, 120.0), (1, 4, 2, 3), lead_s=30.0)
-    scaling = Autoscaling(table, 1, 4, start_up_s=30.0)
-    workload = random_workload(np.random.default_rng(1))
-    found = replay_scaled(workload, pool_of(4, blocks=300), scaling, 1, 150.0)
-    serving = counts(found.replicas, "serves_s")
-    assert serving == [(0.0, 1), (50.0, 4), (90.0, 2), (120.0, 3), (150.0, 0)]
+    def served(last_s):
+        table = Timetable((0.0, 50.0, 90.0, last_s), (1, 4, 2, 3), lead_s=30.0)
+        workload = random_workload(np.random.default_rng(1))
+        scaling = Autoscaling(table, 1, 4, start_up_s=30.0)
+        found = replay_scaled(workload, pool_of(4, blocks=300), scaling, 1, 150.0)
+        return counts(found.replicas, "serves_s")
+
+    assert served(125.0) == [(0.0, 1), (50.0, 4), (90.0, 2), (125.0, 3), (150.0, 0)]
+    # One that would have to be asked for again by then is not let go.
+    assert served(115.0) == [(0.0, 1), (50.0, 4), (90.0, 3), (150.0, 0)]
 
 
 @pytest.mark.parametrize(
