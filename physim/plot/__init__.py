@@ -23,6 +23,7 @@ from physim.plot.groups import draw_groups
 from physim.plot.lengths import draw_by_length
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.pareto import draw_pareto
+from physim.plot.scaling import draw_scaling
 from physim.plot.schedules import draw_schedule
 from physim.plot.steps import (
     draw_breakdown,
@@ -55,6 +56,7 @@ __all__ = [
     "draw_observed",
     "draw_pareto",
     "draw_roofline",
+    "draw_scaling",
     "draw_schedule",
     "draw_surface",
     "draw_table",
