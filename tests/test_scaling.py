@@ -1,21 +1,31 @@
 """Servers that come and go with the load: rules by hand, and what must hold in any replay."""
 
+import dataclasses
+import json
 import math
+import re
 
+import commands
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits_by_hand import config_of
+from test_fleets import Server
 
+import physim
+from physim import plot
 from physim.batching.limits import Limits
 from physim.errors import InputError
+from physim.inputs.profile import LoadProfile, Window
+from physim.inputs.stages import Stage
+from physim.questions.schedule import Arrivals, ReplicaSchedule
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.routers import router_named
 from physim.replay.scaling import replay_scaled
 from physim.replay.segment import Segment
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Request, Workload, drawn_windows
 from physim.service.routers import ROUTERS
 from physim.service.scaling import Autoscaling, TargetTracking, Timetable, read_policy
 
@@ -198,8 +208,6 @@ def test_a_new_server_has_nothing_in_its_cache():
 
 def test_a_cache_aware_router_forgets_servers_that_went():
     path = (Segment(0, 160, 16),)
-    from test_fleets import Server
-
     router, servers = router_named("cache_aware"), [Server(1), Server(0)]
     assert router(servers, Request(0, 0.0, 160, 2, path=path)) is servers[1]
     assert router(servers[:1], Request(1, 0.0, 160, 2, path=path)) is servers[0]
@@ -266,3 +274,184 @@ def test_policies_are_read():
         "running=32",
         "ttft=1s",
     )
+
+
+# ---- what a day becomes ----
+
+MODEL = "Qwen/Qwen3-8B"
+# Steps are long with so few slots, so that a few requests a second take servers.
+WHERE = {"gpu": "h100_sxm", "fit": "none", "max_num_seqs": 8}
+ASKED = {"slo": ["ttft=1s", "tpot=30ms"], "goodput": 0.9}
+RATES = (2.0, 8.0, 8.0, 3.0)
+
+
+@pytest.fixture(scope="module")
+def day():
+    windows = [Window(600 + 120.0 * n, 120.0, rate, 500.0, 120.0) for n, rate in enumerate(RATES)]
+    return LoadProfile(tuple(windows))
+
+
+@pytest.fixture(scope="module")
+def scaled(day):
+    policy = TargetTracking("requests", 6.0, hold_s=60.0)
+    times = (0.0, 30.0, 90.0)
+    return physim.scale(
+        MODEL, day, policy=policy, most=6, start_ups_s=times, prices={"h100": 2.0}, **ASKED, **WHERE
+    )
+
+
+def test_a_day_is_replayed_beside_what_its_windows_take(scaled, day):
+    fixed, schedule, runs = scaled.fixed, scaled.schedule, scaled.runs
+    # All have the same requests.
+    for run in (schedule, *runs):
+        np.testing.assert_array_equal(run.arrival_s, fixed.arrival_s)
+    assert len(fixed.kept) == pytest.approx(120 * sum(RATES), rel=0.1)
+    # The schedule serves as windows say; the GPU-hours are those of its servers, and of draining.
+    plan = ReplicaSchedule.planned(
+        scaled.case, day, scaled.asked, physim.load_fit("none"), 6, Arrivals()
+    )
+    moments, numbers = schedule.serving()
+    at_start = [
+        int(numbers[np.searchsorted(moments, 120.0 * n, side="right") - 1]) for n in range(4)
+    ]
+    assert at_start == plan.replicas.tolist()
+    assert plan.gpu_hours() <= schedule.gpu_hours <= plan.gpu_hours() + 0.01
+    assert fixed.gpu_hours == pytest.approx(plan.most * 480 / 3600, abs=0.005)
+    assert fixed.serving()[1].tolist() == [plan.most]
+    assert fixed.goodput >= schedule.goodput > 0.9
+    # Servers that take long to start come too late for the step.
+    shares = [run.goodput for run in runs]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] < shares[0]
+    assert scaled.lost_per_minute == pytest.approx((shares[0] - shares[1]) / 0.5)
+    assert runs[-1].peak_waiting > fixed.peak_waiting
+    for run in runs:
+        assert 1 <= run.serving()[1].min() <= run.asked()[1].max() <= 6
+        assert run.cost == pytest.approx(2.0 * run.gpu_hours)
+
+
+def test_a_day_as_plain_values(scaled):
+    found = json.loads(json.dumps(scaled.to_dict()))
+    assert [run["policy"] for run in found["runs"][1:3]] == ["schedule, in time", "requests=6"]
+    assert found["runs"][2]["asked"][0] == found["runs"][2]["serving"][0] == [0.0, 1]
+    assert found["hours"] == pytest.approx(480 / 3600)
+    assert scaled.to_frame()["start_up_s"].tolist()[2:] == [0.0, 30.0, 90.0]
+
+
+def test_a_day_is_drawn(scaled, tmp_path):
+    load, servers, ttft = plot.draw_scaling(scaled, 30.0)
+    assert "requests=6, start-up 30 s" in servers.get_legend().get_texts()[1].get_text()
+    assert load.get_ylabel() == "requests/s"
+    assert ttft.get_yscale() == "log"
+    plot.save([load, servers, ttft], tmp_path / "day.png")
+    with pytest.raises(InputError, match="start-up: 31 s is not there; use one of 0, 30, 90"):
+        plot.draw_scaling(scaled, 31.0)
+
+
+@pytest.mark.slow
+def test_a_schedule_with_a_lead_is_there_in_time(day, scaled):
+    found = physim.scale(
+        MODEL, day, policy="schedule=90s", most=6, start_ups_s=(30.0, 90.0, 200.0), **ASKED, **WHERE
+    )
+    early, in_time, late = found.runs
+    assert in_time.goodput == pytest.approx(scaled.schedule.goodput, abs=0.01)
+    assert early.goodput >= in_time.goodput > late.goodput
+
+
+def test_hours_of_a_day(day):
+    part = day.between(660.0, 900.0)
+    assert [(one.start_s, one.duration_s, one.rate) for one in part.windows] == [
+        (660.0, 60.0, 2.0),
+        (720.0, 120.0, 8.0),
+        (840.0, 60.0, 8.0),
+    ]
+    assert day.between(0.0, 1e6) == day
+
+
+def test_requests_of_windows_share_prefixes():
+    load = physim.Load(
+        200,
+        20,
+        cached_tokens=96,
+        prefixes=2,
+        popularity="uniform",
+        arrival="poisson",
+        stages=(Stage(5.0, 20.0),),
+    )
+    windows = [(0.0, load), (20.0, load)]
+    server = physim.Case.from_options(MODEL, gpu="h100_sxm").server
+    drawn = drawn_windows(windows, server, 0)
+    assert len({one.path for one in drawn.requests}) == 2
+    assert [one.number for one in drawn.requests] == list(range(len(drawn.requests)))
+    assert {one.stage for one in drawn.requests if one.arrival_s < 20} == {0}
+    again, other = drawn_windows(windows, server, 0), drawn_windows(windows, server, 1)
+    times = [[one.arrival_s for one in own.requests] for own in (drawn, again, other)]
+    assert times[0] == times[1] != times[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"slo": ["ttft_p99=1s"]}, "slo: asks nothing of each request"),
+        ({"policy": "cpu=1"}, "policy: 'cpu' is unknown"),
+        ({"policy": "schedule=soon"}, "policy 'schedule=soon': 'soon' is not a number"),
+        ({"start_ups_s": ()}, "start-up: has no time"),
+        ({"start_ups_s": (-1.0,)}, "start-up: -1 s is no time"),
+        ({"least": 9}, "most: 8 are fewer than 9"),
+        ({"hours": (3.0, 4.0)}, "load profile: has no request from 10800 to 14400 s"),
+        ({"rate": 3.0}, "rate: is said by the load profile"),
+        ({"replicas": 2}, "service: has 2 servers"),
+        ({"router": "fastest"}, "router"),
+        ({"seed": -1}, "seed: -1 is negative"),
+        ({"prices": {"h100": -1.0}}, "price of h100_sxm: -1 is not positive"),
+    ],
+)
+def test_what_cannot_be_scaled_is_one_line(day, options, line):
+    given = {"policy": "running=6", **ASKED, **WHERE, **options}
+    with pytest.raises(InputError, match=re.escape(line)):
+        physim.scale(MODEL, day, **given)
+
+
+def test_more_requests_than_can_be_replayed_are_refused(day):
+    long = LoadProfile(tuple(dataclasses.replace(one, rate=1e4) for one in day.windows))
+    with pytest.raises(InputError, match=r"about 4,800,000 requests in 0.133 hours, and 200,000"):
+        physim.scale(MODEL, long, policy="running=6", **ASKED, **WHERE)
+
+
+def test_a_day_is_scaled_in_a_shell(tmp_path):
+    path, picture = tmp_path / "day.csv", tmp_path / "day.png"
+    rng = np.random.default_rng(0)
+    times = np.sort(np.concatenate([rng.uniform(0, 120, 240), rng.uniform(120, 240, 960)]))
+    rows = [f"{time:.3f},500,120" for time in times]
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+    words = [
+        "scale",
+        MODEL,
+        "--gpu",
+        "h100",
+        "--fit",
+        "none",
+        "--max-num-seqs",
+        "8",
+        "--window",
+        "120",
+    ]
+    words += [
+        "--profile",
+        str(path),
+        "--slo",
+        "ttft=1s",
+        "--slo",
+        "tpot=30ms",
+        "--policy",
+        "requests=6",
+    ]
+    found = commands.run(*words, "--start-up", "0,60", "--plot", picture, "--price", "h100=2")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "schedule, in time" in found.stdout
+    assert "A minute of start-up costs" in found.stdout
+    assert picture.stat().st_size > 5000
+    bad = commands.run(*words, "--hours", "8")
+    assert (bad.returncode, bad.stdout) == (1, "")
+    assert "--hours '8': is not FROM:TO" in bad.stderr
+    assert "--start-up: 'x' is not a number" in commands.run(*words, "--start-up", "x").stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # Times of the day over which first tokens are summed up, and their percentiles.
 _PARTS = 120
 _MEDIAN, _LATE = 50, 99
+# Legends that cover nothing.
+_ABOVE: dict[str, Any] = {"fontsize": 8, "loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 3}
 
 
 def draw_scaling(day: ScaledDay, start_up_s: float | None = None) -> list[Axes]:
@@ -46,7 +48,7 @@ def draw_scaling(day: ScaledDay, start_up_s: float | None = None) -> list[Axes]:
     for one in windows:
         edges = [one.start_s / 3600, (one.start_s + one.duration_s) / 3600]
         load.stairs([one.rate], edges, fill=True, alpha=0.4, color="C0")
-    load.set(ylabel="requests per second", ylim=(0, None))
+    load.set(ylabel="requests/s", ylim=(0, None))
     label = f"{run.name}, start-up {run.start_up_s:g} s: serving"
     for (moments, numbers), name, style in (
         (run.asked(), "asked for", {"color": "C1", "ls": ":", "lw": 1.5}),
@@ -57,18 +59,19 @@ def draw_scaling(day: ScaledDay, start_up_s: float | None = None) -> list[Axes]:
         servers.stairs(numbers, hours, baseline=None, label=literal(name), **style)
     servers.set(ylabel="servers", ylim=(0, None))
     servers.yaxis.get_major_locator().set_params(integer=True)
-    servers.legend(fontsize=8)
+    servers.legend(**_ABOVE)
     for own, color in ((run, "C1"), (day.schedule, "C0")):
         moments, late, median = _over_time(own)
         hours = (begin + moments) / 3600
-        ttft.plot(hours, late, color=color, lw=1.5, label=literal(f"{own.name}: p{_LATE}"))
-        ttft.plot(hours, median, color=color, lw=0.8, ls=":", label=f"p{_MEDIAN}")
+        ttft.plot(hours, late, color=color, lw=1.5, label=literal(own.name))
+        ttft.plot(hours, median, color=color, lw=0.8, ls=":")
     for bound in day.asked.objectives:
         if bound.metric == "ttft" and bound.statistic == EACH:
             ttft.axhline(bound.seconds, color="C3", ls="--", lw=1, label="asked of each request")
-    ttft.set(xlabel="hours from the beginning", ylabel="time to first token, s", yscale="log")
+    ttft.set(xlabel="hours from the beginning", yscale="log")
+    ttft.set_ylabel(f"TTFT, s (p{_LATE}; dotted p{_MEDIAN})")
     ttft.set_xlim(begin / 3600, (begin + run.end_s) / 3600)
-    ttft.legend(fontsize=8)
+    ttft.legend(**_ABOVE)
     plain_ticks(ttft)
     return [load, servers, ttft]
 
