@@ -248,9 +248,9 @@ def test_perfect_foresight_serves_as_the_timetable_says():
         (lambda: read_policy("running=many"), "policy 'running=many': 'many' is not a number"),
         (lambda: read_policy("running=0"), "policy: target: 0 is not positive"),
         (lambda: read_policy("kv=80"), "policy: target: 80 is no share"),
-        (lambda: TargetTracking("kv", 0.5, look_s=0), "policy: look_s: 0 is not positive"),
+        (lambda: TargetTracking("kv", 0.5, look_s=0), "policy: look_s: 0 s is below 1 s"),
         (lambda: TargetTracking("kv", 0.5, hold_s=-1), "policy: hold_s: -1 is negative"),
-        (lambda: Timetable((), ()), "timetable: has no number for each time"),
+        (lambda: read_policy("schedule=9s"), "timetable: has no number for each time"),
         (lambda: Timetable((0.0, 0.0), (1, 1)), "timetable: has times that do not rise"),
         (lambda: Timetable((0.0,), (0,)), "timetable: 0 is no server"),
         (lambda: Timetable((0.0,), (1,), -1.0), "timetable: lead_s: -1 is negative"),
@@ -454,4 +454,6 @@ def test_a_day_is_scaled_in_a_shell(tmp_path):
     bad = commands.run(*words, "--hours", "8")
     assert (bad.returncode, bad.stdout) == (1, "")
     assert "--hours '8': is not FROM:TO" in bad.stderr
-    assert "--start-up: 'x' is not a number" in commands.run(*words, "--start-up", "x").stderr
+    assert (
+        "--start-up 'x': is not numbers by commas" in commands.run(*words, "--start-up", "x").stderr
+    )

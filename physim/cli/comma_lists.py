@@ -1,7 +1,8 @@
-"""Options that list several things by commas."""
+"""Options that list several things by commas, or the two ends of a range."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +31,8 @@ def _degrees(option: str, text: str) -> list[int]:
     return [int(one) for one in words]
 
 
-def seconds_list(option: str, text: str) -> list[float]:
-    """Times, seconds.
+def numbers_in(option: str, text: str) -> list[float]:
+    """The numbers of a list.
 
     Args:
         option: What it is of, for the message.
@@ -40,31 +41,29 @@ def seconds_list(option: str, text: str) -> list[float]:
     Raises:
         InputError: One is no number.
     """
-    return [_number(option, word) for word in names_in(text)]
+    try:
+        return [float(word) for word in names_in(text)]
+    except ValueError:
+        problem = "is not numbers by commas"
+        raise InputError(f"{option} {text[:60]!r}", problem, "write, say, 0,60,120") from None
 
 
-def hours_in(option: str, text: str) -> tuple[float, float]:
-    """A stretch of hours, from and to.
+def ends_in(option: str, text: str, example: str) -> tuple[float, float]:
+    """A range.
 
     Args:
         option: What it is of, for the message.
-        text: Such as ``8:10``.
+        text: Its ends.
+        example: What to write, say.
 
     Raises:
-        InputError: It is none.
+        InputError: The text is none.
     """
-    first, colon, last = text.partition(":")
-    if not colon:
-        raise InputError(f"{option} {text[:60]!r}", "is not FROM:TO", "write, say, 8:10")
-    found = _number(option, first), _number(option, last)
-    if not 0 <= found[0] < found[1]:
-        raise InputError(f"{option} {text[:60]!r}", "is no stretch of time", "write, say, 8:10")
-    return found
-
-
-def _number(option: str, word: str) -> float:
+    first, _, last = text.partition(":")
     try:
-        return float(word)
+        ends = float(first), float(last)
     except ValueError:
-        problem = f"{word[:60]!r} is not a number"
-        raise InputError(option, problem, "correct it") from None
+        ends = (math.nan, math.nan)
+    if not all(map(math.isfinite, ends)):
+        raise InputError(f"{option} {text[:60]!r}", "is not FROM:TO", f"write, say, {example}")
+    return ends

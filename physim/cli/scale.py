@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.bundles import Given, with_bundles
-from physim.cli.comma_lists import hours_in, seconds_list
+from physim.cli.comma_lists import ends_in, numbers_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
 from physim.cli.fleet_options import FLEET
@@ -105,8 +105,8 @@ def scale(
     from physim.cli.progress import running
     from physim.service.scaling import read_policy
 
-    span = None if hours is None else hours_in("--hours", hours)
-    starts = seconds_list("--start-up", start_up)
+    span = None if hours is None else ends_in("--hours", hours, "8:10")
+    starts = numbers_in("--start-up", start_up)
     asks = read_policy(policy, [(0.0, 1)], look, tolerance, hold)
     day = physim.read_profile(*profile, window_s=window)
     with running("replaying"):

@@ -109,7 +109,7 @@ class _Tracking:
         _forget(self._added, now_s - PERIOD_S)
         lately = sum(added for time_s, added in self._added if time_s > now_s - PERIOD_S)
         most = most_after(asked - lately)
-        wanted = policy.wanted(pool.reading(policy.metric), asked, len(pool.serving))
+        wanted = policy.wanted(pool.level(policy.metric), asked, len(pool.serving))
         _forget(self._wanted, now_s - policy.hold_s)
         self._wanted.append((now_s, pool.bounded(wanted)))
         if wanted < asked:
@@ -198,7 +198,7 @@ class _ScaledPool:
         """A number of servers within the bounds."""
         return self._scaling.bounded(replicas)
 
-    def reading(self, metric: str) -> float:
+    def level(self, metric: str) -> float:
         """What a metric is now; see `TargetTracking.wanted`."""
         if metric == TTFT:
             return self._mean_ttft_s()

@@ -33,6 +33,8 @@ SCHEDULE = "schedule"
 LOOK_S, TOLERANCE, HOLD_S = 15.0, 0.1, 300.0
 # Its default `behavior.scaleUp`: in so many seconds so many times as many, or so many more.
 PERIOD_S, _TIMES, _MORE = 15.0, 2, 4
+# What no autoscaler looks more often than, seconds.
+_LEAST_LOOK_S = 1.0
 # Beyond what anybody has.
 _MOST = 10_000
 _EXAMPLE = "running=32"
@@ -64,10 +66,11 @@ class TargetTracking:
         if self.metric not in SCALING_METRICS:
             known = ", ".join((*SCALING_METRICS, SCHEDULE))
             raise InputError("policy", f"{self.metric[:60]!r} is unknown", f"use one of {known}")
-        for name in ("target", "look_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise InputError(f"policy: {name}", f"{value:g} is not positive", "correct it")
+        if not 0 < self.target < math.inf:
+            raise InputError("policy: target", f"{self.target:g} is not positive", "correct it")
+        if not _LEAST_LOOK_S <= self.look_s < math.inf:
+            problem = f"{self.look_s:g} s is below {_LEAST_LOOK_S:g} s"
+            raise InputError("policy: look_s", problem, "look less often")
         for name in ("tolerance", "hold_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -258,7 +261,7 @@ def read_policy(
     name, equals, value = (word.strip() for word in text.partition("="))
     where = f"policy {text[:60]!r}"
     if name == SCHEDULE:
-        starts, replicas = zip(*timetable, strict=True)
+        starts, replicas = tuple(one[0] for one in timetable), tuple(one[1] for one in timetable)
         return Timetable(starts, replicas, seconds_in(where, value) if equals else 0.0)
     if not (equals and value):
         raise InputError(where, "is no metric and its target", f"write it like {_EXAMPLE}")
