@@ -418,34 +418,59 @@ def test_more_requests_than_can_be_replayed_are_refused(day):
         physim.scale(MODEL, long, policy="running=6", **ASKED, **WHERE)
 
 
-def test_a_day_is_scaled_in_a_shell(tmp_path):
-    path, picture = tmp_path / "day.csv", tmp_path / "day.png"
+@pytest.fixture
+def recorded(tmp_path):
+    """Two requests a second for two minutes, then eight; one in six has a shared prefix."""
     rng = np.random.default_rng(0)
     times = np.sort(np.concatenate([rng.uniform(0, 120, 240), rng.uniform(120, 240, 960)]))
-    rows = [f"{time:.3f},500,120" for time in times]
-    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
-    words = [
-        "scale",
-        MODEL,
-        "--gpu",
-        "h100",
-        "--fit",
-        "none",
-        "--max-num-seqs",
-        "8",
-        "--window",
-        "120",
+    rows = [
+        f"{time:.3f},500,120,{'a' if place % 6 == 0 else ''}" for place, time in enumerate(times)
     ]
-    words += [
-        "--profile",
-        str(path),
-        "--slo",
-        "ttft=1s",
-        "--slo",
-        "tpot=30ms",
-        "--policy",
-        "requests=6",
+    path = tmp_path / "day.csv"
+    path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,prefix_group", *rows]))
+    return path, np.round(times, 3)
+
+
+def test_a_trace_is_replayed_as_it_was_recorded(recorded):
+    path, times = recorded
+    asked = {"trace": path, "window_s": 60.0, "policy": "requests=6", "start_ups_s": (30.0,)}
+    found = physim.scale(MODEL, **asked, hours=(0.01, 0.05), **ASKED, **WHERE)
+    # The windows that hours cut begin where these begin.
+    own = times[(times >= 36.0) & (times <= 180.0)] - 36.0
+    np.testing.assert_allclose(found.runs[0].arrival_s, own)
+    assert found.profile.hours == pytest.approx(0.04)
+    # One goes on with the load that there is at the end.
+    moments, numbers = found.runs[0].asked()
+    assert (moments[0], numbers[0]) == (0.0, 1)
+    assert numbers[-1] > 1
+
+
+def test_a_day_is_a_profile_or_a_trace(day, recorded):
+    both = {"trace": recorded[0], "profile": day}
+    for options, line in (({}, "is missing"), (both, "is given twice")):
+        with pytest.raises(InputError, match=f"load: {line}"):
+            physim.scale(MODEL, **options, policy="running=6", **ASKED, **WHERE)
+
+
+def test_a_part_of_turns_is_refused(tmp_path):
+    path = tmp_path / "turns.jsonl"
+    rows = [
+        {"timestamp": 900.0 * n, "input_length": 600, "output_length": 20, "session_id": str(n % 3)}
+        for n in range(9)
     ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    asked = {"trace": path, "window_s": 4.0, "policy": "kv=0.5", "start_ups_s": (0,)}
+    found = physim.scale(MODEL, **asked, **ASKED, **WHERE)
+    assert (found.fixed.goodput, len(found.fixed.kept)) == (1.0, 9)
+    with pytest.raises(InputError, match="hours: are a part of requests that follow one another"):
+        physim.scale(MODEL, **asked, hours=(0.001, 0.002), **ASKED, **WHERE)
+
+
+def test_a_day_is_scaled_in_a_shell(recorded, tmp_path):
+    picture = tmp_path / "day.png"
+    words = ["scale", MODEL, "--gpu", "h100", "--fit", "none", "--max-num-seqs", "8"]
+    words += ["--slo", "ttft=1s", "--slo", "tpot=30ms", "--policy", "requests=6"]
+    words += ["--profile", str(recorded[0]), "--window", "120"]
     found = commands.run(*words, "--start-up", "0,60", "--plot", picture, "--price", "h100=2")
     assert (found.returncode, found.stderr) == (0, "")
     assert "schedule, in time" in found.stdout

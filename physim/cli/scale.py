@@ -33,13 +33,6 @@ _ARRIVALS = {
 def scale(
     model: Model,
     gpu: Gpu,
-    profile: Annotated[
-        list[Path],
-        typer.Option(
-            help="The day: a trace (CSV), or Prometheus's counters (JSON; repeat it).",
-            rich_help_panel="Load",
-        ),
-    ],
     slo: Slo,
     policy: Annotated[
         str,
@@ -50,6 +43,20 @@ def scale(
             rich_help_panel=_PANEL,
         ),
     ],
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A day whose requests are replayed, as `physim predict` takes it.",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A day of which requests are drawn, as `physim recommend` takes it.",
+            rich_help_panel="Load",
+        ),
+    ] = None,
     goodput: Goodput = 0.9,
     least: Annotated[int, typer.Option(help="Fewest servers.", rich_help_panel=_PANEL)] = 1,
     most: Annotated[int, typer.Option(help="Most servers.", rich_help_panel=_PANEL)] = 8,
@@ -99,7 +106,7 @@ def scale(
     Beside it are the servers that each window takes, there in time, and the most of these at all
     times. For example:
 
-    physim scale Qwen3-8B --gpu h100 --profile day.csv --policy running=32 --slo ttft=1s
+    physim scale Qwen3-8B --gpu h100 --trace day.csv --policy running=32 --slo ttft=1s
     """
     import physim
     from physim.cli.progress import running
@@ -108,11 +115,13 @@ def scale(
     span = None if hours is None else ends_in("--hours", hours, "8:10")
     starts = numbers_in("--start-up", start_up)
     asks = read_policy(policy, [(0.0, 1)], look, tolerance, hold)
-    day = physim.read_profile(*profile, window_s=window)
+    day = physim.read_profile(*profile, window_s=window) if profile else None
     with running("replaying"):
         found = physim.scale(
             model,
             day,
+            trace=trace,
+            window_s=window,
             slo=slo,
             policy=policy if policy.partition("=")[0].strip() == SCHEDULE else asks,
             goodput=goodput,

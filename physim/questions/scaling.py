@@ -20,6 +20,7 @@ from physim.inputs.profile import LoadProfile
 from physim.inputs.stages import Stage
 from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
+from physim.prediction.replayed_trace import recorded_workload
 from physim.questions.objectives import EACH, Requirements
 from physim.questions.prices import hourly_prices
 from physim.questions.recommendation import shared
@@ -202,8 +203,10 @@ class ScaledDay:
 
 def scale(
     model: str | Path | Case,
-    profile: LoadProfile,
+    profile: LoadProfile | None = None,
     *,
+    trace: str | Path | None = None,
+    window_s: float = 600.0,
     slo: Sequence[str],
     policy: str | TargetTracking | Timetable,
     goodput: float = 0.9,
@@ -227,7 +230,10 @@ def scale(
     Args:
         model: A case of one server, whose load is of no account; or a path of a ``config.json``,
             shipped name or hub id, with the rest of the case beside it.
-        profile: The load over the day. See `physim.read_profile`.
+        profile: The load over the day, of which requests are drawn. See `physim.read_profile`.
+        trace: A trace of the day, whose requests are replayed as they were recorded, instead; see
+            `physim.predict_trace`.
+        window_s: How long windows of the trace are, seconds.
         slo: Objectives; see `physim.capacity`. At least one is asked of each request, such as
             ``ttft=1s``.
         policy: A metric and the target of each server: ``running=32``, ``waiting=2``,
@@ -240,7 +246,7 @@ def scale(
         start_ups_s: Times from when a server is asked for until it serves, seconds.
         hours: The hours of the day that are replayed, from and to; None for all.
         prices: Price of one GPU for an hour, by its key.
-        seed: Seed of the requests, and of what is left to chance.
+        seed: Seed of requests that are drawn, and of what is left to chance.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: GPU, deployment, router and arrivals; see `ScaledOptions`. Arrivals are
             ``poisson`` unless another kind is given.
@@ -254,6 +260,12 @@ def scale(
         raise InputError("slo", problem, "give a bound without a statistic, such as ttft=1s")
     check_seed(seed)
     start_ups = _start_ups(start_ups_s)
+    if (profile is None) == (trace is None):
+        problem = "is missing" if trace is None else "is given twice"
+        raise InputError("load", problem, "give a load profile or a trace")
+    if profile is None:
+        assert trace is not None
+        profile = LoadProfile.from_trace(trace, window_s)
     if hours is not None:
         profile = profile.between(hours[0] * _HOUR, hours[1] * _HOUR)
     _check_count(profile)
@@ -272,9 +284,12 @@ def scale(
     own = shared(plan.cases[busiest], int(replicas[busiest]))
     corrections = known.on(own).corrections
     steady = predict_cases([own], [corrections], known.name)[0]
+    requests = functools.partial(drawn_windows, _windows(plan), case.server, seed)
+    if trace is not None:
+        requests = functools.partial(_recorded, case, Path(trace), profile, hours is not None)
     day = _Day(
         case=plan.cases[busiest],
-        windows=_windows(plan),
+        requests=requests,
         asked=asked,
         end_s=profile.hours * _HOUR,
         first=int(replicas[0]),
@@ -295,7 +310,7 @@ def scale(
         day.run(f"{peak} at all times", None, fixed),
         day.run("schedule, in time", None, in_time),
         [day.run(asks.name, one.start_up_s, replace(one, policy=asks)) for one in bounds],
-        _notes(profile, plan),
+        _notes(profile, plan, day.requests()),
     )
 
 
@@ -305,17 +320,17 @@ class _Day:
 
     Attributes:
         case: The server.
-        windows: When the load of each window begins, seconds, and the load.
+        requests: Makes the requests anew, since a replay changes them.
         asked: What is asked of requests.
         end_s: When the last window ends, seconds.
         first: Servers that serve from the beginning.
-        seed: Seed of the requests.
+        seed: Seed of what is left to chance.
         price: Price of a GPU for an hour; None if not known.
         pool: Makes the servers of a replay whose requests have so many tokens at most.
     """
 
     case: Case
-    windows: Sequence[tuple[float, Load]]
+    requests: Callable[[], Workload]
     asked: Requirements
     end_s: float
     first: int
@@ -325,18 +340,10 @@ class _Day:
 
     @functools.cached_property
     def _servers(self) -> ReplayPool:
-        return self.pool(self._drawn().longest)
-
-    def _drawn(self) -> Workload:
-        """The requests, which a replay changes.
-
-        Raises:
-            InputError: None came.
-        """
-        workload = drawn_windows(self.windows, self.case.server, self.seed)
+        workload = self.requests()
         if not workload.requests:
             raise InputError("load profile", "has no request in these hours", "name longer ones")
-        return workload
+        return self.pool(workload.longest)
 
     def run(self, name: str, start_up_s: float | None, scaling: Autoscaling) -> ScalingRun:
         """Replays the day.
@@ -345,10 +352,13 @@ class _Day:
             name: What asks for servers.
             start_up_s: See `ScalingRun`.
             scaling: How servers come and go.
+
+        Raises:
+            InputError: No request comes, or one would never fit into the KV cache.
         """
         router = self.case.service.router
         found = replay_scaled(
-            self._drawn(), self._servers, scaling, self.first, self.end_s, router, self.seed
+            self.requests(), self._servers, scaling, self.first, self.end_s, router, self.seed
         )
         frame = found.replayed.to_frame()
         kept = np.ones(len(frame), bool)
@@ -404,6 +414,30 @@ def _windows(plan: ReplicaSchedule) -> list[tuple[float, Load]]:
     return found
 
 
+def _recorded(case: Case, trace: Path, profile: LoadProfile, part: bool) -> Workload:
+    """The requests of a trace in the time of a load profile, from its first window on.
+
+    Args:
+        case: The server.
+        trace: The trace.
+        profile: Its load profile.
+        part: Whether that is of a part of it.
+
+    Raises:
+        InputError: The trace cannot be used, or a part of requests that follow one another is.
+    """
+    workload = recorded_workload(case, trace)
+    begin_s = profile.windows[0].start_s
+    if workload.follows and (part or begin_s > 0):
+        problem = "are a part of requests that follow one another"
+        raise InputError("hours", problem, "take the trace from its first request to its last")
+    end_s = begin_s + profile.hours * _HOUR
+    kept = [one for one in workload.requests if begin_s <= one.arrival_s <= end_s]
+    for one in kept:
+        one.arrival_s -= begin_s
+    return replace(workload, requests=kept)
+
+
 def _timetable(
     profile: LoadProfile, replicas: Sequence[int], least: int
 ) -> list[tuple[float, int]]:
@@ -432,13 +466,13 @@ def _most_waiting(
     return int(np.cumsum(change[np.argsort(times, kind="stable")]).max())
 
 
-def _notes(profile: LoadProfile, plan: ReplicaSchedule) -> list[str]:
+def _notes(profile: LoadProfile, plan: ReplicaSchedule, workload: Workload) -> list[str]:
     """What is left open."""
     notes = list(profile.notes)
     late = np.flatnonzero(plan.replicas == 0)
     if late.size:
         where = f"that at {plan.windows[late[0]].start_s / _HOUR:.3g} h"
         notes.append(f"more servers would be needed in {late.size} windows, such as {where}")
-    if any(one.lengths is not None and one.lengths.arrays[1].any() for one in profile.windows):
+    if any(one.prefix_tokens for one in workload.requests):
         notes.append("cached parts of recorded prompts are found at servers that are new, too")
     return notes
