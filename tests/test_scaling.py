@@ -401,6 +401,7 @@ def test_requests_of_windows_share_prefixes():
         ({"hours": (3.0, 4.0)}, "load profile: has no request from 10800 to 14400 s"),
         ({"rate": 3.0}, "rate: is said by the load profile"),
         ({"replicas": 2}, "service: has 2 servers"),
+        ({"prefill": "tp=1", "decode": "tp=1"}, "service: has 2 servers in 2 pools"),
         ({"router": "fastest"}, "router"),
         ({"seed": -1}, "seed: -1 is negative"),
         ({"prices": {"h100": -1.0}}, "price of h100_sxm: -1 is not positive"),

@@ -101,7 +101,7 @@ def scale(
     fleet: Given,
     engine: Given,
 ) -> None:
-    """Replay a day with an autoscaler: goodput and GPU-hours, by how long servers take to start.
+    """Replay a day with an autoscaler: goodput and GPU-hours, by start-up time of servers.
 
     Beside it are the servers that each window takes, there in time, and the most of these at all
     times. For example:
