@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from physim.questions.elasticities import Elasticities, explain
     from physim.questions.objectives import Objective
     from physim.questions.recommendation import Choice, Recommendation, recommend
+    from physim.questions.scaling import ScaledDay, scale
     from physim.questions.sweep import CaseGrid, sweep
     from physim.replay.workload import Conversations
     from physim.step.batch import Batch
@@ -80,6 +81,7 @@ _HOME = {
     "Parallelism": "physim.models.parallelism",
     "Recommendation": "physim.questions.recommendation",
     "RequestLengths": "physim.inputs.request_lengths",
+    "ScaledDay": "physim.questions.scaling",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
@@ -99,6 +101,7 @@ _HOME = {
     "read_report": "physim.measured.reports",
     "read_step_files": "physim.measured.step_files",
     "recommend": "physim.questions.recommendation",
+    "scale": "physim.questions.scaling",
     "step_model": "physim.api",
     "sweep": "physim.questions.sweep",
 }
@@ -133,6 +136,7 @@ __all__ = [
     "Prediction",
     "Recommendation",
     "RequestLengths",
+    "ScaledDay",
     "Stage",
     "StepModel",
     "StepTime",
@@ -156,6 +160,7 @@ __all__ = [
     "read_report",
     "read_step_files",
     "recommend",
+    "scale",
     "step_model",
     "sweep",
 ]

@@ -25,8 +25,7 @@ from test_evaluation import ROW
 
 import physim
 from physim import data
-from physim.cli.comma_lists import degrees_in, names_in
-from physim.cli.page import ends_in
+from physim.cli.comma_lists import degrees_in, ends_in, names_in, numbers_in
 from physim.cli.prices import prices_in
 from physim.cli.table import models_in
 from physim.corrections.files import load_fit
@@ -46,6 +45,7 @@ from physim.questions.objectives import Objective
 from physim.questions.prices import hourly_prices
 from physim.questions.sweep import CaseGrid, _frame, _typed
 from physim.service.hardware import load_hardware
+from physim.service.scaling import Autoscaling, read_policy
 from physim.tables.files import FORMATS as TABLES
 from physim.tables.files import METADATA, load, write
 from physim.tables.table import Table
@@ -241,7 +241,7 @@ def lengths(rng: Rng, folder: Path) -> None:
 
 def words(rng: Rng, folder: Path) -> None:
     """Small texts that options take: stages, bounds, prices, rates, lists, versions, names."""
-    kind = rng.integers(12)
+    kind = rng.integers(13)
     if kind == 0:
         stage = Stage.parse(odd_text(rng, "8:600"))
         assert 0 < stage.rate * stage.duration_s < math.inf
@@ -260,7 +260,7 @@ def words(rng: Rng, folder: Path) -> None:
     elif kind == 6:
         assert load_hardware(odd_text(rng, "H100-SXM")).memory_bytes > 0
     elif kind == 7:
-        assert all(map(math.isfinite, ends_in("--input", odd_text(rng, "128:8192"))))
+        assert all(map(math.isfinite, ends_in("--input", odd_text(rng, "128:8192"), "1:2")))
     elif kind == 8:
         chances = by_position(odd_text(rng, "0.8,0.6,0.3"), 3)
         assert len(chances) == 3
@@ -270,6 +270,10 @@ def words(rng: Rng, folder: Path) -> None:
         assert np.isfinite(counts).all()
         assert np.isfinite(share).all()
     elif kind == 10:
+        policy = read_policy(odd_text(rng, ("ttft=500ms", "running=32")[rng.integers(2)]))
+        starts = numbers_in("--start-up", odd_text(rng, "0,60"))
+        assert all(Autoscaling(policy, start_up_s=one).start_up_s >= 0 for one in starts)
+    elif kind == 11:
         assert pool_options("pool", odd_text(rng, "tp=8,dp=2,replicas=3")).get("tp", 1) >= 1
     else:
         path = folder / "models.txt"
@@ -358,7 +362,6 @@ _BELOW = "is what other readers read by"
 READERS: dict[str, tuple[str, ...] | str] = {
     "physim.cli": "opens what swallows output",
     "physim.cli.comma_lists": ("words",),
-    "physim.cli.page": ("words",),
     "physim.cli.prices": ("words",),
     "physim.cli.sweep": _OURS,
     "physim.cli.table": ("words",),
@@ -372,6 +375,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.grids.store": _OURS,
     "physim.engines.profile": ("words",),
     "physim.service.hardware": ("gpu", "words"),
+    "physim.service.scaling": ("words",),
     "physim.inputs.acceptance": ("words",),
     "physim.inputs.lengths": ("lengths",),
     "physim.inputs.popularity": ("words",),

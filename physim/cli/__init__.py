@@ -29,6 +29,7 @@ from physim.cli.page import page
 from physim.cli.predict import predict
 from physim.cli.recommend import recommend
 from physim.cli.report import report
+from physim.cli.scale import scale
 from physim.cli.sweep import sweep
 from physim.cli.table import table
 from physim.data import FULL
@@ -49,6 +50,7 @@ app.command()(predict)
 app.command()(capacity)
 app.command()(compare)
 app.command()(recommend)
+app.command()(scale)
 app.command()(explain)
 app.command()(report)
 app.command()(page)

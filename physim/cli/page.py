@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,30 +9,13 @@ from typing import Annotated
 import typer
 
 from physim.cli.bundles import Given, with_bundles
-from physim.cli.comma_lists import degrees_in, names_in
+from physim.cli.comma_lists import degrees_in, ends_in, names_in
 from physim.cli.console import print_line
 from physim.cli.engine_options import ENGINE, layout_lists
 from physim.cli.load_options import LOAD, beside_lengths, requests_named
 from physim.cli.output_options import html_file
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Model
-from physim.errors import InputError
-
-
-def ends_in(option: str, text: str) -> tuple[float, float]:
-    """A range of lengths.
-
-    Raises:
-        InputError: The text is none.
-    """
-    first, _, last = text.partition(":")
-    try:
-        ends = float(first), float(last)
-    except ValueError:
-        ends = (math.nan, math.nan)
-    if not all(map(math.isfinite, ends)):
-        raise InputError(f"{option} {text[:60]!r}", "is not FROM:TO", "write, say, 128:8192")
-    return ends
 
 
 @with_bundles(
@@ -81,8 +63,8 @@ def page(
             model,
             gpus=names_in(gpus),
             **degrees_in(layouts),
-            inputs=ends_in("--input", inputs),
-            outputs=ends_in("--output", outputs),
+            inputs=ends_in("--input", inputs, "128:8192"),
+            outputs=ends_in("--output", outputs, "128:8192"),
             prices=prices_in(price),
             # Called as it was typed, so that the page's command finds it.
             lengths=None if joint is None else replace(joint, name=str(lengths)),

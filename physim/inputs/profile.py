@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +180,27 @@ class LoadProfile:
             arrival=arrival,
             burstiness=burstiness,
         )
+
+    def between(self, begin_s: float, end_s: float) -> LoadProfile:
+        """The windows of a part of the time, the first and last of which may be cut.
+
+        Args:
+            begin_s: Its start, seconds from the beginning of the profile,
+            end_s: and its end.
+
+        Raises:
+            InputError: No window is in it.
+        """
+        kept = []
+        for window in self.windows:
+            first = max(window.start_s, begin_s)
+            last = min(window.start_s + window.duration_s, end_s)
+            if last - first >= _SHORTEST_S:
+                kept.append(replace(window, start_s=first, duration_s=last - first))
+        if not kept:
+            problem = f"has no request from {begin_s:g} to {end_s:g} s"
+            raise InputError("load profile", problem, "name other hours")
+        return replace(self, windows=tuple(kept))
 
     @property
     def hours(self) -> float:

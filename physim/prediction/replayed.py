@@ -148,25 +148,41 @@ def replay_of(
         seed: Seed of what is accepted of drafts, and of what a router leaves to chance.
     """
     service = case.service
-    pools = []
-    for place, pool in enumerate(service.pools):
-        sizes, layout = pool.server.sizes, pool.server.parallelism
-        times = ModelStepTimes(
-            step_model_of(case.with_server(pool.server), corrections),
-            sizes.max_num_seqs,
-            sizes.max_num_batched_tokens,
-            workload.longest,
-            layout.dp,
-            pool.server.query_tokens,
-        )
-        config = config_of(case, corrections, running, place)
-        pools.append(ReplayPool(times, config, pool.replicas))
+    pools = [
+        replay_pool(case, corrections, running, workload.longest, place)
+        for place in range(len(service.pools))
+    ]
     transfers = [
         service.link.transfer(source.server, target.server)
         for source, target in pairwise(service.pools)
         if service.link is not None
     ]
     return replay_pools(workload, pools, transfers, service.router, timeout_s, seed=seed)
+
+
+def replay_pool(
+    case: Case, corrections: Corrections, running: float, longest: int, place: int = 0
+) -> ReplayPool:
+    """A pool of a case, for a replay.
+
+    Args:
+        case: The case.
+        corrections: Corrections of its steps and front ends.
+        running: Requests that run at once at a server, mean, for what handing tokens out takes.
+        longest: Most tokens of a request, prompt and output together.
+        place: The place of the pool in the service.
+    """
+    pool = case.service.pools[place]
+    sizes, layout = pool.server.sizes, pool.server.parallelism
+    times = ModelStepTimes(
+        step_model_of(case.with_server(pool.server), corrections),
+        sizes.max_num_seqs,
+        sizes.max_num_batched_tokens,
+        longest,
+        layout.dp,
+        pool.server.query_tokens,
+    )
+    return ReplayPool(times, config_of(case, corrections, running, place), pool.replicas)
 
 
 def prediction_of(

@@ -17,7 +17,7 @@ from physim.prediction.many import predict_cases
 from physim.prediction.replayed import config_of, prediction_of, replay_of
 from physim.prediction.results import Prediction
 from physim.replay.outcome import Replayed
-from physim.replay.workload import read_trace
+from physim.replay.workload import Workload, read_trace
 from physim.service.phases import DECODE
 
 
@@ -25,6 +25,26 @@ def replay_trace(
     case: Case, trace: Path, corrections: Corrections, fit: str, timeout_s: float | None
 ) -> Prediction:
     """Replays a recorded trace; see `physim.predict_trace`."""
+    workload = recorded_workload(case, trace)
+    result = replay_of(workload, case, corrections, 0.0, timeout_s)
+    servers = case.service.pools[0].replicas
+    alike = predict_cases([case.under(_stand_in(result, servers))], [corrections], fit)[0]
+    # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
+    result.config = config_of(case, corrections, alike.pools[-1].running, -1)
+    # Its requests are as they are in the trace.
+    return dataclasses.replace(prediction_of(alike, result, []), load=None, scenario=case.taken)
+
+
+def recorded_workload(case: Case, trace: Path) -> Workload:
+    """The requests of a recorded trace, as a case serves them.
+
+    Args:
+        case: The case.
+        trace: The trace; see `physim.predict_trace`.
+
+    Raises:
+        InputError: The trace cannot be read, or a request is longer than the engine takes.
+    """
     server = case.server_of(DECODE)
     longest = server.sizes.max_model_len
     workload = read_trace(trace, server.kv.block_size)
@@ -34,13 +54,7 @@ def replay_trace(
             f"has a request of {workload.longest} tokens, beyond max_model_len {longest}",
             "remove it or raise max_model_len",
         )
-    result = replay_of(workload, case, corrections, 0.0, timeout_s)
-    servers = case.service.pools[0].replicas
-    alike = predict_cases([case.under(_stand_in(result, servers))], [corrections], fit)[0]
-    # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
-    result.config = config_of(case, corrections, alike.pools[-1].running, -1)
-    # Its requests are as they are in the trace.
-    return dataclasses.replace(prediction_of(alike, result, []), load=None, scenario=case.taken)
+    return workload
 
 
 def _stand_in(result: Replayed, servers: int) -> Load:

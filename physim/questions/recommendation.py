@@ -20,7 +20,6 @@ from physim.errors import InputError
 from physim.grids.store import measured_gpus
 from physim.inputs.attempts import check_shared, layout_axes
 from physim.inputs.case import Case, LoadAndEngineOptions
-from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.models.lookup import load_model
 from physim.prediction.commands import serve_command
@@ -226,7 +225,7 @@ def recommend(
     if lacking:
         raise InputError(f"price of {lacking[0]}", "is missing", "give it, or give none")
     given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
-    arrivals = Arrivals() if profile is None else _arrivals(given)
+    arrivals = Arrivals() if profile is None else Arrivals.taken_from(given)
     if profile is None and "concurrency" not in given:
         given.setdefault("arrival", "poisson")
     if apart and profile is not None:
@@ -269,19 +268,6 @@ def recommend(
         source = model if load_model(model, given.get("read_as")).name == best else best
         split = best_split(source, keys, max_gpus, asked, known, given)
     return Recommendation(choices, asked, plans[0], refused, split)
-
-
-def _arrivals(options: dict[str, Any]) -> Arrivals:
-    """Takes the pattern of arrivals out of options, which is all of a load beside a profile.
-
-    Raises:
-        InputError: The options have more of a load.
-    """
-    own = [name for name in LoadOptions.__annotations__ if name in options]
-    for name in own:
-        if name not in ("arrival", "burstiness"):
-            raise InputError(name, "is said by the load profile", "leave it out")
-    return Arrivals(**{name: options.pop(name) for name in own})
 
 
 def _under_all(

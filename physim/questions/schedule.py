@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from physim.corrections.files import Fit
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.lengths import lengths
+from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.questions.objectives import Requirements
 from physim.questions.servers import Servers
@@ -34,6 +35,22 @@ class Arrivals:
 
     arrival: str = "poisson"
     burstiness: float = 1.0
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Arrivals:
+        """Takes the pattern of arrivals out of options, which is all of a load beside a profile.
+
+        Args:
+            options: The options by name, which are changed.
+
+        Raises:
+            InputError: The options have more of a load.
+        """
+        own = [name for name in LoadOptions.__annotations__ if name in options]
+        for name in own:
+            if name not in ("arrival", "burstiness"):
+                raise InputError(name, "is said by the load profile", "leave it out")
+        return cls(**{name: options.pop(name) for name in own})
 
     def under(self, server: Case, window: Window) -> Case:
         """A server under the whole load of a window.

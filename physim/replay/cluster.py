@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Protocol
 
 import numpy as np
 
@@ -98,26 +99,64 @@ def replay_pools(
     routers = [router_named(router, seed) for _ in pools]
     cluster = Cluster(workload, servers, transfers, routers)
     cluster.run(horizon_s)
-    every = cluster.servers
+    return outcome_of(cluster, cluster.servers, pools, horizon_s)
+
+
+def outcome_of(
+    cluster: Cluster,
+    servers: Sequence[ReplayServer],
+    pools: Sequence[ReplayPool],
+    horizon_s: float = math.inf,
+) -> Replayed:
+    """What came of the requests of a cluster that has run.
+
+    Args:
+        cluster: The cluster.
+        servers: All servers that it had.
+        pools: Its pools.
+        horizon_s: When it stopped, seconds.
+    """
     arrived = [request for request in cluster.sent if request.arrival_s <= horizon_s]
     return Replayed(
         requests=sorted(arrived, key=lambda request: (request.arrival_s, request.number)),
-        samples=EngineSamples.of_servers([np.frombuffer(one.samples) for one in every]),
-        gaps=Gaps.of_servers([np.frombuffer(one.gaps) for one in every]),
-        work=Work.of_servers([np.frombuffer(one.work) for one in every]),
-        steps=sum(server.steps for server in every),
-        end_s=max(server.now for server in every),
+        samples=EngineSamples.of_servers([np.frombuffer(one.samples) for one in servers]),
+        gaps=Gaps.of_servers([np.frombuffer(one.gaps) for one in servers]),
+        work=Work.of_servers([np.frombuffer(one.work) for one in servers]),
+        steps=sum(server.steps for server in servers),
+        end_s=max(server.now for server in servers),
         entry=pools[0].config,
         config=pools[-1].config,
         kv_blocks=sum(pool.replicas * pool.config.kv_blocks for pool in pools),
     )
 
 
+class Changes(Protocol):
+    """What changes the servers of a cluster while it runs, at times of its own.
+
+    Attributes:
+        next_s: When it does so next, seconds.
+        servers: All servers that have something to do or may be given it.
+    """
+
+    next_s: float
+    servers: list[ReplayServer]
+
+    def change(self) -> None:
+        """Changes them, and says when it does so next."""
+
+
 class Cluster:
     """Pools of servers that the requests of a workload pass, one after the other.
 
-    Attributes:
+    Args:
+        workload: The requests.
         pools: The servers of each pool.
+        transfers: What carries KV blocks from each to the next.
+        routers: Who picks the server of a request, in each.
+        changes: What changes the servers as they run; None if they stay.
+
+    Attributes:
+        pools: The servers of each pool that are given requests.
         servers: All of them.
         sent: Requests that clients have sent.
     """
@@ -128,8 +167,9 @@ class Cluster:
         pools: Sequence[Sequence[ReplayServer]],
         transfers: Sequence[Transfer] = (),
         routers: Sequence[Router] = (),
+        changes: Changes | None = None,
     ) -> None:
-        self.pools = pools
+        self.pools, self._changes = pools, changes
         self.servers = [server for pool in pools for server in pool]
         self.sent: list[Request] = []
         self._workload, self._transfers = workload, transfers
@@ -155,6 +195,8 @@ class Cluster:
                 when one has ended.
         """
         next_s = self._next_s
+        if self._changes is not None:
+            next_s = min(next_s, self._changes.next_s)
         if not self._servers_send:
             return next_s
         for other in self.servers:
@@ -201,6 +243,8 @@ class Cluster:
         """
         while True:
             awake = [server for server in self.servers if not server.asleep]
+            if self._changes is not None and self._change(self._changes, awake):
+                continue
             if not awake:
                 if self._next_s == math.inf:
                     break
@@ -216,6 +260,16 @@ class Cluster:
             self._route(end_s)
             server.arrive(self, end_s)
 
+    def _change(self, changes: Changes, awake: Sequence[ReplayServer]) -> bool:
+        """Changes the servers if none acts and no request comes before that; gives whether."""
+        next_s = min((server.now for server in awake), default=self._next_s)
+        if changes.next_s > next_s or changes.next_s == math.inf:
+            return False
+        self._route(changes.next_s)
+        changes.change()
+        self.servers = changes.servers
+        return True
+
     def _route(self, time_s: float) -> None:
         """Gives requests that have come by a time to servers."""
         if time_s < self._next_s:
@@ -224,7 +278,9 @@ class Cluster:
         for servers, router, coming in ways:
             while coming and coming[0][0] <= time_s:
                 reaches_s, _, request = heappop(coming)
-                server = router(servers, request) if len(servers) > 1 else servers[0]
+                # A router of servers that change remembers what it gave the only one.
+                picks = len(servers) > 1 or self._changes is not None
+                server = router(servers, request) if picks else servers[0]
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 server.receive(request, reaches_s)
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)

@@ -108,17 +108,18 @@ class _CacheAware:
         most, least = max(loads), min(loads)
         server = None
         if not (most - least > _MORE and most > _TIMES * least):
-            server = self._holder(request, servers[0].config.kv.block_size)
+            server = self._holder(request, servers)
         if server is None:
             server = _least_requests(servers, request)
         self._sent.update(dict.fromkeys(request.path, server))
         return server
 
-    def _holder(self, request: Request, block_size: int) -> ReplayServer | None:
-        """The server that enough of a prompt was sent to; None where there is none."""
+    def _holder(self, request: Request, servers: Sequence[ReplayServer]) -> ReplayServer | None:
+        """The server that enough of a prompt was sent to; None where there is none any more."""
         known, blocks = None, 0
         for segment in request.path:
-            if segment not in self._sent:
+            if self._sent.get(segment) not in servers:
                 break
             known, blocks = self._sent[segment], segment.end
-        return known if blocks * block_size > _SHARE * request.input_tokens else None
+        enough = blocks * servers[0].config.kv.block_size > _SHARE * request.input_tokens
+        return known if enough else None

@@ -202,7 +202,13 @@ def _generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
+# Segments of prefixes, by how many tokens they have and the prefix's number.
+Prefixes = dict[tuple[int, int], tuple[Segment, ...]]
+
+
+def drawn(
+    load: Load, server: Server | ReplayConfig, seed: int, known: Prefixes | None = None
+) -> Workload:
     """The requests of a load: arrivals and lengths drawn from a seeded generator.
 
     Of joint lengths each request is drawn as a whole, and its cached part is a prefix of its own
@@ -217,6 +223,7 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
         load: The load; it says how many requests there are.
         server: What serves them: requests that reach its max_model_len end there.
         seed: Seed of the generator; equal seeds give equal requests.
+        known: Prefixes that other requests have, which these have too; theirs are added.
 
     Raises:
         InputError: The seed is negative.
@@ -238,18 +245,18 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
     inputs = np.minimum(inputs, max_model_len - 1)
     outputs = np.minimum(outputs, max_model_len - inputs)
     which = Popularity.parse(load.popularity).drawn(rng, load.prefixes, count)
-    prefixes = {
-        one: (Segment(0, shared, block_size),) if shared else ()
-        for one in np.unique(which).tolist()
-    }
+    known = {} if known is None else known
+    for one in np.unique(which).tolist():
+        if (shared, one) not in known:
+            known[shared, one] = (Segment(0, shared, block_size),) if shared else ()
     columns = (own.tolist() for own in (times, inputs, outputs, stages, which, found))
     requests = [
-        Request(number, arrival, prompt, output, stage, prefixes[prefix], None, own)
+        Request(number, arrival, prompt, output, stage, known[shared, prefix], None, own)
         for number, (arrival, prompt, output, stage, prefix, own) in enumerate(
             zip(*columns, strict=True)
         )
     ]
-    longest = int(np.max(inputs + outputs))
+    longest = int(np.max(inputs + outputs, initial=0))
     if load.concurrency is None:
         return Workload(requests, longest)
     clients = int(load.concurrency)
@@ -263,6 +270,35 @@ def drawn(load: Load, server: Server | ReplayConfig, seed: int) -> Workload:
         return following
 
     return Workload(requests[:clients], longest, next_of_client)
+
+
+def drawn_windows(
+    windows: Sequence[tuple[float, Load]], server: Server | ReplayConfig, seed: int
+) -> Workload:
+    """The requests of loads that follow one another, with the window that each is of as its stage.
+
+    Prefixes that loads have in common are the same.
+
+    Args:
+        windows: When each load begins, seconds, and the load.
+        server: See `drawn`.
+        seed: Likewise.
+
+    Raises:
+        InputError: The seed is negative.
+    """
+    check_seed(seed)
+    known: Prefixes = {}
+    requests: list[Request] = []
+    for place, (start_s, load) in enumerate(windows):
+        # Windows that are alike have different requests.
+        (word,) = np.random.SeedSequence((seed, place)).generate_state(1).tolist()
+        for one in drawn(load, server, word, known).requests:
+            one.number, one.stage = len(requests), place
+            one.arrival_s += start_s
+            requests.append(one)
+    longest = max((one.input_tokens + one.output_tokens for one in requests), default=0)
+    return Workload(requests, longest)
 
 
 def _thinks(load: Load, rng: np.random.Generator, count: int) -> list[float]:

@@ -1,0 +1,185 @@
+"""``physim scale``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from physim.cli.bundles import Given, with_bundles
+from physim.cli.comma_lists import ends_in, numbers_in
+from physim.cli.console import milliseconds, print_line, stdout, table_of
+from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.fleet_options import FLEET
+from physim.cli.load_options import LOAD, beside_lengths
+from physim.cli.objective_options import Goodput, Slo
+from physim.cli.output_options import AsJson, Plot, print_json, write
+from physim.cli.prices import Price, prices_in
+from physim.cli.subject_options import FitName, Gpu, Model, Tp
+from physim.service.scaling import HOLD_S, LOOK_S, SCHEDULE, TOLERANCE
+
+if TYPE_CHECKING:
+    from physim.questions.scaling import ScaledDay
+
+_PANEL = "Scaling"
+_ARRIVALS = {
+    "arrival": beside_lengths("poisson")["arrival"],
+    "burstiness": LOAD["burstiness"],
+}
+
+
+@with_bundles(arrivals=_ARRIVALS, fleet={"router": FLEET["router"]}, engine={**LAYOUT, **ENGINE})
+def scale(
+    model: Model,
+    gpu: Gpu,
+    slo: Slo,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="What asks for servers: a metric and its target for each, such as running=32, "
+            "waiting=2, requests=40, kv=0.8 or ttft=500ms; or schedule=60s, for the windows' "
+            "servers so long before.",
+            rich_help_panel=_PANEL,
+        ),
+    ],
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="A day whose requests are replayed, as `physim predict` takes it.",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A day of which requests are drawn, as `physim recommend` takes it.",
+            rich_help_panel="Load",
+        ),
+    ] = None,
+    goodput: Goodput = 0.9,
+    least: Annotated[int, typer.Option(help="Fewest servers.", rich_help_panel=_PANEL)] = 1,
+    most: Annotated[int, typer.Option(help="Most servers.", rich_help_panel=_PANEL)] = 8,
+    start_up: Annotated[
+        str,
+        typer.Option(
+            help="Seconds until a server serves, by commas: each is replayed.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "0,60,120,300",
+    look: Annotated[
+        float, typer.Option(help="Seconds from a look to the next.", rich_help_panel=_PANEL)
+    ] = LOOK_S,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            help="Share by which the metric may be off its target.", rich_help_panel=_PANEL
+        ),
+    ] = TOLERANCE,
+    hold: Annotated[
+        float,
+        typer.Option(
+            help="Seconds for which fewer must be wanted before there are fewer.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = HOLD_S,
+    window: Annotated[
+        float, typer.Option(help="Seconds of a window of the day.", rich_help_panel="Load")
+    ] = 600.0,
+    hours: Annotated[
+        str | None,
+        typer.Option(help="Hours of the day to replay, such as 8:10.", rich_help_panel="Load"),
+    ] = None,
+    price: Price = None,
+    tp: Tp = 1,
+    seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
+    fit: FitName = "default",
+    as_json: AsJson = False,
+    plot: Plot = None,
+    *,
+    arrivals: Given,
+    fleet: Given,
+    engine: Given,
+) -> None:
+    """Replay a day with an autoscaler: goodput and GPU-hours, by start-up time of servers.
+
+    Beside it are the servers that each window takes, there in time, and the most of these at all
+    times. For example:
+
+    physim scale Qwen3-8B --gpu h100 --trace day.csv --policy running=32 --slo ttft=1s
+    """
+    import physim
+    from physim.cli.progress import running
+    from physim.service.scaling import read_policy
+
+    span = None if hours is None else ends_in("--hours", hours, "8:10")
+    starts = numbers_in("--start-up", start_up)
+    asks = read_policy(policy, [(0.0, 1)], look, tolerance, hold)
+    day = physim.read_profile(*profile, window_s=window) if profile else None
+    with running("replaying"):
+        found = physim.scale(
+            model,
+            day,
+            trace=trace,
+            window_s=window,
+            slo=slo,
+            policy=policy if policy.partition("=")[0].strip() == SCHEDULE else asks,
+            goodput=goodput,
+            least=least,
+            most=most,
+            start_ups_s=starts,
+            hours=span,
+            prices=prices_in(price),
+            seed=seed,
+            fit=fit,
+            gpu=gpu,
+            tp=tp,
+            **arrivals,
+            **fleet,
+            **engine,
+        )
+    for line in found.notes:
+        print_line(f"note: {line}", err=True)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_day(found)
+    if plot is not None:
+        from physim.plot import draw_scaling
+
+        write(lambda: draw_scaling(found), plot)
+
+
+def _print_day(found: ScaledDay) -> None:
+    console = stdout()
+    columns = ["servers", "start-up s", "goodput", "GPU-hours", "most", "TTFT p50 ms", "p99 ms"]
+    columns.append("queue")
+    costs = found.fixed.price is not None
+    rows = []
+    for run in (found.fixed, found.schedule, *found.runs):
+        own = run.to_dict()
+        cells = [
+            run.name,
+            "-" if run.start_up_s is None else f"{run.start_up_s:g}",
+            f"{run.goodput:.2%}",
+            f"{run.gpu_hours:.4g}",
+            str(own["most_replicas"]),
+            milliseconds(own["ttft_p50_s"]),
+            milliseconds(own["ttft_p99_s"]),
+            str(run.peak_waiting),
+        ]
+        rows.append(cells + ([f"{run.cost:.2f}"] if run.cost is not None else []))
+    console.print(table_of([*columns, *(["cost"] if costs else [])], rows))
+    server = found.case.service.where
+    requests = len(found.fixed.kept)
+    console.print(
+        f"{requests:,} requests in {found.profile.hours:.3g} hours, servers of {server}; goodput: "
+        "share of requests that keep to all that is asked of each; most: servers asked for at "
+        "once; queue: most requests that waited at once",
+        style="dim",
+    )
+    lost = found.lost_per_minute
+    if lost is not None:
+        between = " to ".join(f"{run.start_up_s:g}" for run in found.runs[:2])
+        points = f"{100 * lost:.3g} points of goodput (from {between} s)"
+        console.print(f"A minute of start-up costs {points}.")
