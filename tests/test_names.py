@@ -644,7 +644,7 @@ def of_steps():
 
 
 # Pictures that hold no name, or are made of others.
-NAMELESS = {"draw_losses", "draw_observed"}
+NAMELESS = {"draw_losses", "draw_observed", "draw_scaling"}
 COMPOSED = {"draw_deployment", "draw_fit", "draw_folds", "draw_pareto"}
 
 

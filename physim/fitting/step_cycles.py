@@ -92,10 +92,10 @@ class Cycles(eqx.Module):
 def _picked(arrays: Record, own: Int[np.ndarray, " own"]) -> Record:
     """Some steps of arrays, or of one number for all."""
 
-    def of(leaf: AnyArray) -> AnyArray:
+    def picked(leaf: AnyArray) -> AnyArray:
         return np.full(len(own), leaf) if np.ndim(leaf) == 0 else np.asarray(leaf)[own]
 
-    found: Record = jax.tree.map(of, arrays)
+    found: Record = jax.tree.map(picked, arrays)
     return found
 
 
