@@ -302,7 +302,8 @@ class _Step:
 
     @property
     def text(self) -> str:
-        return f"{self.requests}*{self.tokens}@{self.cached}"
+        # What is behind the @ counts the tokens of the step too.
+        return f"{self.requests}*{self.tokens}@{self.cached + self.tokens}"
 
     @property
     def what(self) -> str:

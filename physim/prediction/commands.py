@@ -106,7 +106,7 @@ def forward_command(server: Server, batches: Mapping[str, str]) -> str:
     Args:
         server: The server.
         batches: Each as the command has it, such as ``32*1@2048``: 32 requests that compute a token
-            each, with 2,048 in the KV cache; by name.
+            each, after which 2,048 are in the KV cache of each; by name.
     """
     layout = server.parallelism
     words = [*_FORWARD, "--model", server.model.name, "--load-format", "dummy"]
