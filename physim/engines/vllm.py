@@ -155,8 +155,8 @@ ENGINE = Engine(
         "kv_host_gib": rf"'kv_offloading_size': {_VALUE}",
         "kv_tokens": r"KV cache size: (\S+) tokens",
     },
-    # vllm/v1/metrics/loggers.py of 0.33 (--enable-logging-iteration-details), and core.py of 0.14,
-    # which says nothing of the KV cache and marks steps of nothing at the line's end.
+    # vllm/v1/metrics/loggers.py of 0.33 (--enable-logging-iteration-details); before, core.py
+    # wrote the line, which said nothing of the KV cache.
     step_line=(
         r"(?:Engine (?P<rank>\d+): )?Iteration\((?P<index>\d{1,18})\): "
         r"(?P<prefill_requests>\d+) context requests, (?P<prefill_tokens>\d+) context tokens, "
