@@ -156,6 +156,7 @@ def test_recorded_arrivals_that_do_not_go_with_the_rest(given, says):
         physim.Load(500, 50, **given)
 
 
+@pytest.mark.slow
 def test_bursts_of_a_trace_make_requests_wait(tmp_path):
     path = tmp_path / "trace.csv"
     rows = [f"{time:.6f},2000,20" for time in np.repeat(poisson(1.0, 400), 12)]

@@ -119,6 +119,7 @@ def test_a_measured_gemm_takes_what_was_measured():
 @pytest.mark.parametrize(
     "form", [BFLOAT16, FP8, NVFP4, MXFP4, int4(128)], ids=lambda form: form.name
 )
+@pytest.mark.slow
 def test_unmeasured_experts_are_no_faster_than_on_the_next_better_gpu(form):
     model, first = mixtral_in(form), form.expert_tables[0]
     # Per-channel and block fp8 experts run through one kernel.

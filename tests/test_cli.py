@@ -244,6 +244,7 @@ def test_stages_are_predicted_and_drawn(tmp_path):
         assert word in printed
 
 
+@pytest.mark.slow
 def test_a_trace_is_replayed(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n0,300,20\n0.5,200,30\n2,100,5\n")
@@ -466,6 +467,7 @@ def test_questions_from_end_to_end(tmp_path):
         assert word in text
 
 
+@pytest.mark.slow
 def test_layouts_from_end_to_end(tmp_path):
     mixture, experts = "Qwen/Qwen3-30B-A3B", ["--tps", "1,2", "--pps", "2", "--eps", "1,2"]
     compared = physim("compare", mixture, "--gpus", "h100_sxm", *experts, "--rate", "2", *LENGTHS)

@@ -97,6 +97,7 @@ def test_a_sample_keeps_the_means(turns):
     assert (found.input_tokens > found.known_tokens).all()
 
 
+@pytest.mark.slow
 def test_a_cache_of_everything_and_of_nothing():
     """Two turns of 100 and 171 tokens, of which 32 and 96 are found at most, in blocks of 16."""
     short = {**RATE, "input_tokens": 100, "cached_tokens": 40, "output_tokens": 11, "turns": 2}
@@ -151,6 +152,7 @@ FOUND = jax.jit(jax.value_and_grad(_found, (0, 1)))
     rate=st.floats(1e-3, 1e3),
     running=st.floats(0, 100),
 )
+@pytest.mark.slow
 def test_more_room_finds_more(cache, more, think_s, followed, rate, running):
     value, slopes = FOUND(cache, think_s, followed, rate, running)
     assert 0 <= value <= 1
@@ -190,6 +192,7 @@ def test_a_replay_repeats_itself():
         ({**CLIENTS, "kv_blocks": 5000}, 0.05),
     ],
 )
+@pytest.mark.slow
 def test_the_fluid_finds_what_the_replay_finds(options, within):
     case = case_of(**options)
     fluid, (result, hit_rate) = fluid_of(case), middle(case)

@@ -77,6 +77,7 @@ def test_a_row(tmp_path):
     assert len(evaluation.to_frame()) == 1
 
 
+@pytest.mark.slow
 def test_rows_that_are_left_out_count_for_no_error(tmp_path):
     path = table(
         tmp_path,
@@ -332,6 +333,7 @@ def test_a_suspect_explains_an_error(tmp_path):
     assert corrected.itl_s / bare.itl_s == pytest.approx(1.15, rel=0.03)
 
 
+@pytest.mark.slow
 def test_groups_are_drawn_with_their_errors(tmp_path):
     # Loads in one stage and in two, for which other tests compile the fluid.
     other = {"experiment": "other", "tp": 2}

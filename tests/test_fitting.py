@@ -77,6 +77,7 @@ def outcome(runs):
     return fit([runs], base="none")
 
 
+@pytest.mark.slow
 def test_known_corrections_are_recovered(outcome):
     assert max(abs(row["itl_after"]) for row in outcome.rows) < 1.5
     assert max(abs(row["ttft_after"]) for row in outcome.rows) < 3
@@ -228,6 +229,7 @@ def test_rows_of_a_unit_have_one_scale():
     assert found == pytest.approx({name: one * factor for name, one in scales.items()}, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_fit_file_is_read_as_it_was_written(outcome, tmp_path):
     path = tmp_path / "mine.json"
     outcome.fit.write(path)
@@ -288,6 +290,7 @@ def test_a_fit_file_is_read_as_it_was_written(outcome, tmp_path):
         ({"schema_version": 2}, "schema_version: 2 is of an older physim; run physim fit again"),
     ],
 )
+@pytest.mark.slow
 def test_damaged_fit_files(outcome, tmp_path, change, complaint):
     path = tmp_path / "fit.json"
     outcome.fit.write(path)
@@ -307,6 +310,7 @@ def test_evidence_that_is_none_is_refused(tmp_path):
         fit.at_branch(fit.common)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_path):
     path = tmp_path / "fit.json"
     outcome.fit.write(path)
@@ -336,6 +340,7 @@ def test_intervals_hold_the_prediction_and_widen_far_from_the_data(outcome, tmp_
     )
 
 
+@pytest.mark.slow
 def test_far_from_the_data_the_corrections_are_as_uncertain_as_before(outcome):
     prior, known = flat(PRIOR_WIDTHS) ** 2, outcome.fit.at_branch(outcome.fit.common)
     # Twice as far as the runs go.
@@ -362,6 +367,7 @@ def test_an_interval_is_never_below_the_roofline(model, tokens):
         assert least["itl_s"] == pytest.approx(2 * (blocks + head) / 2 / 3.35e12, rel=2e-3)
 
 
+@pytest.mark.slow
 def test_intervals_know_that_a_load_may_be_above_capacity(outcome, tmp_path):
     path = tmp_path / "fit.json"
     replace(outcome.fit, widths=outcome.fit.widths * 2).write(path)
@@ -393,6 +399,7 @@ def test_two_experiments_do_not_say_how_far_a_third_is_off(runs, tmp_path):
     assert physim.fit([path]).fit.scatter == load_fit("default").scatter
 
 
+@pytest.mark.slow
 def test_what_carries_over_to_another_gpu(outcome):
     known, there = (
         outcome.fit.on(physim.Case.from_options(MODELS[0], gpu=gpu))
@@ -566,6 +573,7 @@ def test_later_steps_are_predicted_from_earlier_ones(runs, trace):
     assert fitted["correlations"][f"{MODELS[0]} 2.0"] > 0.999
 
 
+@pytest.mark.slow
 def test_a_left_out_runs_steps_are_left_out_too(runs, trace):
     steps = observe_steps(trace, [runs])
     assert np.all(steps.of_experiments([f"{MODELS[0]} 2.0"]).cycles.weight == steps.cycles.weight)

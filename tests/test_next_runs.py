@@ -84,6 +84,7 @@ def test_what_is_left_is_the_posteriors():
         assert left == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_measurements_make_a_target_certain_and_have_commands():
     found = next_runs(MODEL, fit="none", count=4, **TARGET)
     widths = [found.before, *(run.left for run in found.runs)]
@@ -96,6 +97,7 @@ def test_measurements_make_a_target_certain_and_have_commands():
     json.dumps(found.to_dict())
 
 
+@pytest.mark.slow
 def test_steps_are_one_command():
     found = next_runs(MODEL, fit="none", count=3, kinds=[STEPS], **TARGET)
     (command,) = found.commands
@@ -104,6 +106,7 @@ def test_steps_are_one_command():
     assert all(run.batch in command for run in found.runs)
 
 
+@pytest.mark.slow
 def test_chosen_measurements_beat_random_ones():
     case = physim.Case.from_options(MODEL, **TARGET)
     none = load_fit("none")
@@ -136,12 +139,14 @@ def test_chosen_measurements_beat_random_ones():
         ({"requests": 100}, "next: the target's load ends or changes"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_asked(change, complaint):
     with pytest.raises(InputError) as caught:
         next_runs(MODEL, **{"fit": "none", "kinds": [LOADS], **TARGET, **change})
     assert complaint in str(caught.value)
 
 
+@pytest.mark.slow
 def test_what_runs_told(outcome):
     found = identified(outcome.fit, outcome.case, load_fit("none"))
     assert {"front_end", "gemm_memory"} <= {one.name for one in found.told}
@@ -193,6 +198,7 @@ def test_a_change_is_seen_and_named():
         assert shifts[0].factor == pytest.approx(np.exp(0.5), rel=0.35)
 
 
+@pytest.mark.slow
 def test_a_slower_server_is_told_from_the_same(outcome, tmp_path):
     same = table(tmp_path / "same.csv")
     (found,) = drift([same], outcome.fit)
@@ -209,6 +215,7 @@ def test_a_slower_server_is_told_from_the_same(outcome, tmp_path):
         drift([same], outcome.fit, false_alarms=2)
 
 
+@pytest.mark.slow
 def test_a_fit_says_what_it_was_made_on(outcome, tmp_path):
     path = tmp_path / "mine.json"
     outcome.fit.write(path)
@@ -244,6 +251,7 @@ def test_in_what_a_case_differs(change, line):
     assert (found == []) if line is None else any(one.startswith(line) for one in found)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(tmp_path):
     runs, mine = table(tmp_path / "runs.csv"), tmp_path / "mine.json"
     run = CliRunner().invoke

@@ -80,6 +80,7 @@ def test_a_component_that_is_not_there():
         plot.draw_component(MODEL, "gemm", **DENSE)
 
 
+@pytest.mark.slow
 def test_a_deployment_on_one_sheet():
     lengths = {"input_tokens": 786, "output_tokens": 251}
     drawn = plot.draw_deployment(MODEL, concurrency=40, **lengths, **ENGINE)

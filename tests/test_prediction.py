@@ -374,6 +374,7 @@ def test_what_stands_for_a_trace_has_its_prefixes_and_lengths(tmp_path, spread):
 
 
 @pytest.mark.parametrize(("clients", "seats"), [(512, 128), (32, 8), (32, 2)])
+@pytest.mark.slow
 def test_percentiles_of_clients_who_wait_in_line_are_the_replays(clients, seats):
     case = {"gpu": "h100_sxm", "concurrency": clients, "max_num_seqs": seats, "fit": "none"}
     case |= {"input_tokens": 575, "output_tokens": physim.Lengths.exponential(248)}
@@ -525,6 +526,7 @@ def test_the_parts_of_the_time_to_first_token_sum_to_it():
     assert clients.ttft_parts_s["queue"] > 0
 
 
+@pytest.mark.slow
 def test_what_a_short_prompt_waits_for_launches_is_a_part_of_its_first_token():
     # TensorRT-LLM launches 36 layers at 0.7 ms: a short prompt takes 25 ms, in which the GPU's time
     # hides; a long one hides the launches.
@@ -540,6 +542,7 @@ def test_what_a_short_prompt_waits_for_launches_is_a_part_of_its_first_token():
     assert long.ttft_parts_s["launches"] < 0.01 * long.ttft_s
 
 
+@pytest.mark.slow
 def test_loads_that_end_have_no_parts_of_their_first_tokens():
     found = physim.predict(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=2.0, requests=100, input_tokens=100, output_tokens=50

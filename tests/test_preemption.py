@@ -112,6 +112,7 @@ def test_no_more_is_computed_again_than_is_generated(held, output, requests, loc
     longer=st.floats(1.01, 3),
     kind=st.sampled_from([Lengths.fixed, Lengths.exponential]),
 )
+@pytest.mark.slow
 def test_longer_outputs_have_more_computed_again(prompt, output, blocks, longer, kind):
     limits = limits_of(blocks)
     demands = [demand_of(prompt, kind(tokens)) for tokens in (output, longer * output)]
@@ -163,6 +164,7 @@ def test_states_that_do_not_grow_are_held_but_hardly_computed():
 
 
 @pytest.mark.parametrize("output", [800, Lengths.exponential(800)])
+@pytest.mark.slow
 def test_derivatives_are_differences(output):
     limits, demand = limits_of(2000), demand_of(100, output)
 

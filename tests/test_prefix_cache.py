@@ -80,6 +80,7 @@ def test_what_the_load_says_is_found_is_found():
     leaves=st.floats(0.5, 300),
     shared=st.floats(1, 1000),
 )
+@pytest.mark.slow
 def test_hits_grow_with_the_cache_and_fall_with_the_prefixes(
     number, popularity, blocks, more, running, leaves, shared
 ):

@@ -345,6 +345,7 @@ def test_gpu_hours_are_those_of_the_windows(found, day):
     assert best.to_dict()["gpu_hours"] == best.schedule.gpu_hours(best.replicas)
 
 
+@pytest.mark.slow
 def test_the_fewest_are_found_from_any_number_on(found):
     servers = found.servers
     most = np.full(len(servers.cases), 6)

@@ -327,6 +327,7 @@ def test_a_load_that_cannot_be_explained():
         physim.explain(MODEL, rate=1e4, **LOAD, gpu="h100_sxm", **DEPLOYMENT)
 
 
+@pytest.mark.slow
 def test_pictures(explained, tmp_path):
     from physim import plot
 

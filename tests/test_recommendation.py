@@ -54,6 +54,7 @@ def test_a_server_fewer_does_not_keep_to_them(found):
         assert any(found.asked.missed(fewer) for fewer in both)
 
 
+@pytest.mark.slow
 def test_servers_together_are_predicted_as_one_by_one(found):
     cases = found.servers.cases[::7]
     fit = physim.load_fit("default")

@@ -150,6 +150,7 @@ def test_jumping_is_walking(seed):
     timeout=st.one_of(st.none(), st.floats(0.05, 3)),
 )
 @settings(max_examples=300)
+@pytest.mark.slow
 def test_requests_are_conserved_and_none_starves(seed, horizon, timeout):
     engine, prefixes, requests = random_case(seed)
     arrived = sum(arrival <= horizon for arrival, *_ in requests)
@@ -175,6 +176,7 @@ def test_requests_are_conserved_and_none_starves(seed, horizon, timeout):
 
 @given(st.integers(0, 10**6), st.floats(1.05, 4))
 @settings(max_examples=100)
+@pytest.mark.slow
 def test_more_load_never_shortens_a_mean(seed, factor):
     """The same requests, closer together; the means of equal requests without a prefix cache."""
     rng = np.random.default_rng(seed)

@@ -386,6 +386,7 @@ def test_preempted_requests_with_prefixes_are_all_served(seed):
     assert result.samples.kv_blocks.max() <= 80
 
 
+@pytest.mark.slow
 def test_fluid_and_replay_of_joint_lengths_agree():
     inputs, outputs, cached = heavy(2000)
     own = RequestLengths.from_columns(inputs, np.minimum(outputs, 2000), cached)
@@ -635,6 +636,7 @@ def test_the_longest_prompts_in_parts():
     assert load.longest() == pytest.approx(700.0)
 
 
+@pytest.mark.slow
 def test_lengths_in_a_sweep(tmp_path):
     path = tmp_path / "trace.csv"
     rows = [f"{number},{500 + number},{10 + number}" for number in range(200)]

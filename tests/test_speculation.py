@@ -152,12 +152,14 @@ def test_memory_of_a_draft():
     assert drafted.memory.kv_block / plain.memory.kv_block == pytest.approx(62 / 61)
 
 
+@pytest.mark.slow
 def test_a_draft_that_nothing_is_accepted_of_is_slower():
     plain = physim.predict(case_of(), fit="none")
     refused = physim.predict(case_of(**{**DRAFTED, "draft_acceptance": 0.0}), fit="none")
     assert refused.itl_s > 1.05 * plain.itl_s
 
 
+@pytest.mark.slow
 def test_a_step_that_memory_bounds_is_as_much_faster_as_it_is_accepted():
     """Speed-up is the accepted length over the cost ratio (Leviathan et al., theorem 3.8)."""
     lone = {"rate": None, "concurrency": 1}

@@ -181,6 +181,7 @@ def case_of(seed, draft, **layout):
     ("model", "gpu", "draft"),
     [("Qwen/Qwen3-14B", "h100_sxm", "ngram"), ("deepseek-ai/DeepSeek-V3", "h200_sxm", "mtp")],
 )
+@pytest.mark.slow
 def test_tabulated_step_times_are_the_models(model, gpu, draft):
     options = {"draft": draft, "draft_tokens": 3, "draft_acceptance": 0.6}
     step = physim.step_model(model, gpu=gpu, tp=8, **options)

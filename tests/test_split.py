@@ -49,6 +49,7 @@ def test_what_is_held_out_whole():
         assert part_of(RunRow.model_validate(ROW | change)) == "test"
 
 
+@pytest.mark.slow
 def test_a_model_on_a_gpu_with_an_engine_is_of_one_part(points):
     cells = points.groupby(["model", "hardware", "engine"])["part"].unique()
     # Beside its rows of what is held out whole.

@@ -339,6 +339,7 @@ def test_routing_moves_experts_alone(name, model):
     assert float(slope(0.05)) == pytest.approx(change, rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_slope_of_the_spread_at_an_even_load_is_that_towards_uneven_ones():
     arch = load_model("mistralai/Mixtral-8x7B-v0.1")
     ops = lower(Deployment(Parallelism(2), max_num_seqs=64).resolved(arch, H100))

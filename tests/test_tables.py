@@ -123,6 +123,7 @@ def test_prefill_context_of_several_prompts():
 
 
 @pytest.mark.parametrize(("model", "tp"), [pytest.param("Qwen/Qwen3-8B", 1, marks=slow), (QWEN, 2)])
+@pytest.mark.slow
 def test_several_prompts_at_once_are_close(model, tp, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
@@ -167,6 +168,7 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
         pytest.param("Qwen/Qwen2.5-7B-Instruct", 1, marks=slow),
     ],
 )
+@pytest.mark.slow
 def test_interpolation_keeps_its_word(model, tp, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)

@@ -31,6 +31,7 @@ def both(load, **engine):
     return [physim.predict_cases([case], Corrections(), method=m)[0] for m in ("fluid", "replay")]
 
 
+@pytest.mark.slow
 def test_the_solver_converges_with_the_third_order():
     # A stiff linear system with a slow part, and its exact solution.
     matrix = jnp.array([[-1000.0, 1.0], [0.0, -1.0]])
