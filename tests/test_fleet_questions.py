@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -10,6 +11,8 @@ import physim
 from physim.cli import app
 from physim.errors import InputError
 from physim.page.build import predicted
+from physim.questions.capacity import Capacity
+from physim.questions.objectives import Objective
 from physim.tables.writer import write_tables
 
 MODEL = "Qwen/Qwen3-8B"
@@ -92,3 +95,89 @@ def test_what_is_about_one_server_says_so(asked, what):
     with pytest.raises(InputError) as error:
         asked({"replicas": 2})
     assert str(error.value).startswith(f"replicas: is of several servers, and {what} is of one; ")
+
+
+# ---- the highest rate ----
+
+
+def test_replicas_behind_chance_can_do_as_many_times_what_one_can():
+    asked = {**GPU, **LENGTHS, "slo": ["e2e_p99=4s"]}
+    one, three = (physim.capacity(MODEL, **asked, replicas=n, router="random") for n in (1, 3))
+    # Requests that come by chance come so to each.
+    assert three.rate_rps == pytest.approx(3 * one.rate_rps, rel=1e-3)
+    assert (three.limited_by, three.prediction.pool.replicas) == ("e2e_p99", 3)
+
+
+def test_what_pools_apart_can_do_is_what_the_smaller_can():
+    asked = {**GPU, **LENGTHS, "slo": ["ttft_p99=2s", "itl_mean=1s"], "decode": "replicas=2"}
+    found = physim.capacity(MODEL, prefill="tp=1", **asked)
+    pool = found.prediction.limiting_pool
+    assert (pool.phases, found.limited_by) == (("prefill",), "ttft_p99")
+    assert found.rate_rps < pool.saturation_rps
+    check = physim.predict(
+        MODEL,
+        **GPU,
+        **LENGTHS,
+        arrival="poisson",
+        rate=0.99 * found.rate_rps,
+        prefill="tp=1",
+        decode="replicas=2",
+    )
+    assert check.whole.latencies["ttft"]["p99"] < 2.0
+    line = found.prediction.describe_pools()
+    assert line.startswith("in use: prefill ")
+    assert line.endswith("requests/s; prefill is what saturates first")
+
+
+def test_capacity_prints_which_pool_saturates_first(monkeypatch):
+    asked = {**LENGTHS, "rate": 4.0, "arrival": "poisson", **APART}
+    prediction = physim.predict(MODEL, **GPU, **asked)
+    found = Capacity(4.0, "e2e_p99", (Objective("e2e", "p99", 9.0),), None, None, prediction)
+    given = {}
+    monkeypatch.setattr(physim, "capacity", lambda *_, **named: given.update(named) or found)
+    words = ["capacity", MODEL, "--gpu", "h100", "--input", 2000, "--output", 150, "--slo", "e2e=9"]
+    text = printed(*words, "--prefill", "replicas=2", "--decode", "tp=2", "--router", "random")
+    assert prediction.describe_pools() in text
+    assert "the servers can serve" in text
+    assert [given[name] for name in ("prefill", "decode", "router")] == [
+        "replicas=2",
+        "tp=2",
+        "random",
+    ]
+
+
+# ---- grids ----
+
+
+def test_a_grid_of_fleets(tmp_path):
+    (tmp_path / "grid.yaml").write_text(
+        f"model: {MODEL}\ngpu: h100_sxm\nfit: none\nrate: [4, 8]\ninput_tokens: 2000\n"
+        "output_tokens: 150\nprefill: ['replicas=2', {tp: 2}]\ndecode: tp=2\n"
+    )
+    assert physim.sweep(tmp_path / "grid.yaml", tmp_path / "out", jobs=1) == 4
+    rows = pd.read_parquet(tmp_path / "out")
+    assert list(rows["prefill"]) == 2 * ["replicas=2", "tp=2"]
+    assert (rows["gpus"] == 4).all()
+    assert set(rows["problem"]) == {""}
+    first = rows.iloc[0]
+    alone = physim.predict(MODEL, **GPU, **LENGTHS, rate=4.0, prefill="replicas=2", decode="tp=2")
+    assert first["ttft_mean_s"] == pytest.approx(alone.ttft_s, rel=1e-4)
+    for pool in alone.pools:
+        wanted = first[f"{pool.phases[0]}_saturation_rps"]
+        assert wanted == pytest.approx(pool.saturation_rps, rel=1e-4)
+    assert first["batch"] == pytest.approx(alone.pools[1].batch, rel=1e-4)
+    assert first["prefill_step_s"] == pytest.approx(alone.pools[0].step_s, rel=1e-4)
+
+
+def test_a_grid_of_replicas_and_routers(tmp_path):
+    axes = {"model": [MODEL], "gpu": ["h100_sxm"], "rate": [8.0], "arrival": ["poisson"]}
+    axes |= {"input_tokens": [2000], "output_tokens": [150], "fit": ["none"]}
+    axes |= {"replicas": [1, 2], "router": ["round_robin", "random"]}
+    physim.sweep(physim.CaseGrid(axes), tmp_path / "out", jobs=1)
+    rows = pd.read_parquet(tmp_path / "out")
+    assert list(rows["gpus"]) == [1, 1, 2, 2]
+    assert not {name for name in rows if name.startswith(("prefill", "decode"))}
+    # Of one server the router is of no account; of two, requests in turn wait less.
+    e2e = list(rows["e2e_mean_s"])
+    assert e2e[0] == pytest.approx(e2e[1])
+    assert e2e[2] < e2e[3] < e2e[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from physim.cli.bundles import CommandOption, Given, shown
 from physim.cli.comma_lists import degrees_in
-from physim.inputs.fleet_request import FleetRequest
+from physim.inputs.fleet_request import FleetOptions, FleetRequest
 from physim.options import options_of
 from physim.service.phases import PHASES
 
@@ -26,7 +26,7 @@ FLEETS: Mapping[str, CommandOption] = {
 }
 
 
-def fleets_in(given: Given) -> list[dict[str, Any]]:
+def fleets_in(given: Given) -> list[FleetOptions]:
     """The fleets that options name: one of each number of replicas, and pools apart.
 
     Args:
@@ -36,7 +36,7 @@ def fleets_in(given: Given) -> list[dict[str, Any]]:
         InputError: A number of replicas is none.
     """
     (counts,) = degrees_in({"replicas": given["replicas"]}).values()
-    others = {name: value for name, value in given.items() if value and name != "replicas"}
+    others: Any = {name: value for name, value in given.items() if value and name != "replicas"}
     is_apart = any(others.get(phase) for phase in PHASES)
-    alike = {"router": given["router"]} if is_apart else others
+    alike: Any = {"router": given["router"]} if is_apart else others
     return [{**alike, "replicas": count} for count in counts] + [others] * is_apart

@@ -268,6 +268,21 @@ class Prediction:
         return min(pool.saturation_rps for pool in self.pools)
 
     @property
+    def limiting_pool(self) -> PoolPrediction:
+        """The pool that saturates first."""
+        return min(self.pools, key=lambda pool: pool.saturation_rps)
+
+    def describe_pools(self) -> str:
+        """How much of what each pool can do at most the load takes, and which can do least."""
+        uses = [
+            f"{' and '.join(pool.phases)} {self.requests_per_s / pool.saturation_rps:.0%} of "
+            f"{pool.saturation_rps:.4g} requests/s"
+            for pool in self.pools
+        ]
+        least = " and ".join(self.limiting_pool.phases)
+        return f"in use: {', '.join(uses)}; {least} is what saturates first"
+
+    @property
     def tpot_s(self) -> float | None:
         """Mean over requests of each one's mean time from a token to the next."""
         return self.whole.latencies.get("tpot", {}).get("mean")
