@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from physim.questions.elasticities import Elasticities, explain
     from physim.questions.objectives import Objective
     from physim.questions.recommendation import Choice, Recommendation, recommend
+    from physim.questions.service_explanation import ServiceExplanation, explain_service
     from physim.questions.sweep import CaseGrid, sweep
     from physim.replay.workload import Conversations
     from physim.step.batch import Batch
@@ -68,6 +69,7 @@ _HOME = {
     "Parallelism": "physim.models.parallelism",
     "Recommendation": "physim.questions.recommendation",
     "RequestLengths": "physim.inputs.request_lengths",
+    "ServiceExplanation": "physim.questions.service_explanation",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
@@ -76,6 +78,7 @@ _HOME = {
     "crossval": "physim.validation.crossval",
     "evaluate": "physim.validation.evaluation",
     "explain": "physim.questions.elasticities",
+    "explain_service": "physim.questions.service_explanation",
     "fit": "physim.fitting.fit",
     "load_fit": "physim.corrections.files",
     "predict": "physim.api",
@@ -115,6 +118,7 @@ __all__ = [
     "Prediction",
     "Recommendation",
     "RequestLengths",
+    "ServiceExplanation",
     "Stage",
     "StepModel",
     "StepTime",
@@ -124,6 +128,7 @@ __all__ = [
     "crossval",
     "evaluate",
     "explain",
+    "explain_service",
     "fit",
     "load_fit",
     "predict",

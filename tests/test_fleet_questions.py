@@ -1,6 +1,7 @@
 """What is asked about services of several servers, beside what they are predicted to do."""
 
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,9 @@ import physim
 from physim.cli import app
 from physim.errors import InputError
 from physim.page.build import predicted
+from physim.questions import service_explanation
 from physim.questions.capacity import Capacity
+from physim.questions.elasticities import METRICS, Elasticities
 from physim.questions.objectives import Objective
 from physim.tables.writer import write_tables
 
@@ -88,7 +91,7 @@ def test_compare_prints_fleets():
     [
         (lambda options: predicted(MODEL, **options), "a page"),
         (lambda options: list(write_tables([MODEL], [], [1], Path("no"), **options)), "a table"),
-        (lambda options: physim.recommend(MODEL, slo=["e2e=9s"], **options), "what is chosen"),
+        (lambda options: physim.recommend(MODEL, slo=["e2e=9s"], **options), "what is asked for"),
     ],
 )
 def test_what_is_about_one_server_says_so(asked, what):
@@ -181,3 +184,109 @@ def test_a_grid_of_replicas_and_routers(tmp_path):
     e2e = list(rows["e2e_mean_s"])
     assert e2e[0] == pytest.approx(e2e[1])
     assert e2e[2] < e2e[3] < e2e[0]
+
+
+# ---- what limits them ----
+
+
+@pytest.fixture
+def explained(monkeypatch):
+    """Pools apart and what limits them, but for what their servers depend on: all of one part."""
+
+    def elasticities(case, **_):
+        row = dict.fromkeys(METRICS, -0.5)
+        return Elasticities({"peak_flops": row}, dict.fromkeys(METRICS, 1.0), {}, 0.0, case, "none")
+
+    monkeypatch.setattr(service_explanation, "explain", elasticities)
+    return physim.explain_service(MODEL, **GPU, **LENGTHS, rate=8.0, **APART)
+
+
+def test_the_pool_that_limits_and_what_its_steps_are_made_of(explained):
+    first, second = explained.pools
+    prediction = physim.predict(MODEL, **GPU, **LENGTHS, rate=8.0, **APART)
+    assert explained.limiting is first
+    for own, pool in zip(explained.pools, prediction.pools, strict=True):
+        assert own.use == pytest.approx(8.0 / pool.saturation_rps, rel=1e-4)
+        assert math.fsum(own.step_shares.values()) == pytest.approx(1.0)
+    # Of a prompt no token decodes; of the others no prompt is computed.
+    assert first.step_parts_s["decode_attention"] == 0
+    assert first.step_parts_s["prefill_attention"] > 0
+    assert second.step_s == pytest.approx(second.pool.step_s)
+    # 2,000 tokens through the weights of a model of 8 billion at 989 TFLOP/s.
+    assert 2 * 2000 * 8e9 / 989e12 < first.step_s < 2 * (2 * 2000 * 8e9 / 989e12)
+    assert first.server.case.demanded.rate == pytest.approx(4.0)
+
+
+def test_clients_come_by_chance_to_pools_that_they_do_not_fill(explained):
+    del explained
+    load = {"concurrency": 400, **LENGTHS}
+    found = physim.explain_service(MODEL, **GPU, **load, prefill="tp=1", decode="tp=2")
+    first, second = (own.server.case.demanded for own in found.pools)
+    served = found.prediction.requests_per_s
+    assert (first.arrival, first.concurrency) == ("poisson", None)
+    assert first.rate == pytest.approx(0.95 * found.pools[0].pool.saturation_rps)
+    assert second.rate == pytest.approx(served)
+    assert found.limiting.use == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_flops_limit_prompts_and_bandwidth_what_is_generated():
+    found = physim.explain_service(MODEL, **GPU, **LENGTHS, rate=8.0, **APART)
+    first, second = (own.server.to_dict()["elasticities"] for own in found.pools)
+    assert first["peak_flops"]["ttft"] < -0.5
+    assert first["memory_bandwidth"]["saturation"] < 0.2
+    assert second["memory_bandwidth"]["itl"] < -0.5
+    assert abs(second["peak_flops"]["itl"]) < 0.01
+
+
+def test_a_service_explained_in_json(explained):
+    content = json.loads(json.dumps(explained.to_dict()))
+    assert content["limiting"] == ["prefill"]
+    assert [pool["phases"] for pool in content["pools"]] == [["prefill"], ["decode"]]
+
+
+def test_explain_prints_pools(monkeypatch, explained):
+    monkeypatch.setattr(physim, "explain_service", lambda *_, **__: explained)
+    words = ["explain", MODEL, "--gpu", "h100", "--rate", 8, "--input", 2000, "--output", 150]
+    text = printed(*words, "--prefill", "replicas=2", "--decode", "tp=2")
+    assert "; prefill is what saturates first" in text
+    assert f"a step of a mean prompt of {explained.pools[0].step_s * 1e3:.2f} ms: mlp" in text
+    assert "on the way to the servers that generate" in text
+    tables = [line.split() for line in text.splitlines() if line.rstrip().endswith("saturation")]
+    assert tables == [["TTFT", "saturation"], ["ITL", "E2E", "saturation"]]
+
+
+def test_replicas_depend_on_what_one_of_them_depends_on(explained):
+    del explained
+    found = physim.explain_service(MODEL, **GPU, **LENGTHS, concurrency=30, replicas=3)
+    assert found.limiting.server.case.demanded.concurrency == 10
+    assert found.limiting.server.case.service.is_single
+    assert found.limiting.metrics == METRICS
+
+
+@pytest.mark.parametrize(
+    ("load", "message"),
+    [
+        ({"concurrency": 4, "requests": 40}, "load: ends or changes"),
+        ({"rate": 900.0}, "load: is above the saturation throughput of"),
+    ],
+)
+def test_what_of_a_service_cannot_be_explained(load, message):
+    with pytest.raises(InputError) as error:
+        physim.explain_service(MODEL, **GPU, **LENGTHS, **APART, **load)
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.slow
+def test_a_page_on_pools(tmp_path):
+    words = ["report", MODEL, "--gpu", "h100", "--rate", 8, "--input", 2000, "--output", 150]
+    words += ["--prefill", "replicas=2", "--decode", "tp=2", "--out", tmp_path / "page.html"]
+    printed(*words)
+    page = (tmp_path / "page.html").read_text()
+    for word in (
+        "What a request passes",
+        "capacity depend on, prefill",
+        "decode step goes, decode",
+    ):
+        assert f"{word}</h2>" in page
+    assert page.count("vllm serve") == 2

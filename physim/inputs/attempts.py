@@ -78,20 +78,24 @@ def check_shared(options: Iterable[str]) -> None:
     check_names(options, _SHARED)
 
 
-def refuse_fleets(options: Iterable[str], what: str) -> None:
+def refuse_fleets(
+    options: Iterable[str],
+    what: str,
+    remedy: str = "ask about one server, under its share of the load",
+) -> None:
     """Refuses options of several servers where one is asked about.
 
     Args:
         options: Names of options.
         what: What is made of one server, in words.
+        remedy: What to do instead.
 
     Raises:
         InputError: There is such an option.
     """
     for name in options:
         if name in _FLEET:
-            problem = f"is of several servers, and {what} is of one"
-            raise InputError(name, problem, "ask about one server, under its share of the load")
+            raise InputError(name, f"is of several servers, and {what} is of one", remedy)
 
 
 def attempts(

@@ -16,7 +16,6 @@ import numpy as np
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.load import Load
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.prediction.arrays import step_model_of
@@ -85,7 +84,7 @@ class _Services:
         corrections: Sequence[Corrections],
         predict: Predict,
     ) -> None:
-        self.cases = [replace(case, load=_at_rate(case.demanded)) for case in cases]
+        self.cases = [replace(case, load=case.demanded.in_open_loop(1.0)) for case in cases]
         self._corrections, self._predict = corrections, predict
         self._ways = [Way.of_case(case) for case in cases]
         # Clients of a data-parallel rank that generates, were all of them there at once.
@@ -185,21 +184,6 @@ def _with_slots(server: Server, requests: int) -> Server:
     """A server whose ranks have slots for so many requests, however these come."""
     slots = max(server.sizes.max_num_seqs, _MORE_SLOTS * requests)
     return replace(server, sizes=replace(server.sizes, max_num_seqs=slots))
-
-
-def _at_rate(load: Load) -> Load:
-    """A load as requests that come at a rate: those of clients by chance."""
-    if load.concurrency is None:
-        return load
-    return replace(
-        load,
-        concurrency=None,
-        requests=None,
-        warm_up_s=0.0,
-        think_s=0.0,
-        rate=1.0,
-        arrival="poisson",
-    )
 
 
 def _of_rates(

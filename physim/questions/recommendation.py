@@ -215,7 +215,7 @@ def recommend(
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
     """
     check_shared(options)
-    refuse_fleets(options, "what is chosen")
+    refuse_fleets(options, "what is asked for", "leave it out: replicas are chosen")
     tried = layout_axes(tps, pps, dps, eps)
     asked = Requirements.parse(slo, goodput)
     for name, number in (("max GPUs", max_gpus), ("count", count)):
