@@ -4,8 +4,8 @@ import dataclasses
 import json
 import math
 
-import numpy as np
 import pytest
+from invariants import check_replay
 from typer.testing import CliRunner
 
 import physim
@@ -15,10 +15,12 @@ from physim.inputs.fleet import pool_options
 from physim.inputs.pool_load import shared_out
 from physim.prediction.commands import serve_commands
 from physim.prediction.replayed import replay_load
+from physim.replay.cluster import Cluster
+from physim.replay.kv_cache import KVCache
 from physim.replay.routers import router_named
+from physim.replay.scheduler import Scheduler
 from physim.replay.segment import Segment
 from physim.replay.workload import Request
-from physim.service.routers import ROUTERS
 
 MODEL = "Qwen/Qwen3-8B"
 LOAD = {"input_tokens": 2000, "output_tokens": 150, "arrival": "poisson"}
@@ -263,36 +265,53 @@ def test_many_fleets_are_predicted_at_once():
         assert one.ttft_s == pytest.approx(predicted(**own).ttft_s, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_every_request_of_a_fleet_ends_once_and_again_the_same():
-    rng = np.random.default_rng(0)
-    for number in range(24):
-        apart = bool(rng.integers(2))
-        options = {
-            "input_tokens": physim.Lengths.exponential(float(rng.integers(50, 3000))),
-            "output_tokens": physim.Lengths.exponential(float(rng.integers(2, 200))),
-            "router": ROUTERS[number % len(ROUTERS)],
-            "engine": ("vllm", "sglang", "trtllm")[int(rng.integers(3))],
-            "cached_tokens": 0,
-            "requests": 300,
-        }
-        if rng.integers(2):
-            options |= {"concurrency": int(rng.integers(1, 80))}
-        else:
-            options |= {"rate": float(rng.uniform(1, 40)), "arrival": "poisson"}
-        if apart:
-            options |= {"prefill": "replicas=2", "decode": "replicas=3,max_num_seqs=12"}
-        else:
-            options |= {"replicas": int(rng.integers(1, 5)), "max_num_seqs": 12}
-        case = physim.Case.from_options(MODEL, gpu="h100_sxm", **options)
-        first, again = (replay_load(case, physim.Corrections(), 0.0, number) for _ in range(2))
-        assert len(first.requests) == 300
-        for one in first.requests:
-            assert one.generated == one.output_tokens
-            assert one.arrival_s <= one.scheduled_s <= one.first_token_s <= one.finished_s
-        assert first.samples.kv_blocks.max() <= first.kv_blocks
-        assert first.to_frame().equals(again.to_frame())
-        assert first.end_s == again.end_s
+@pytest.mark.parametrize("start", range(0, 24, 8))
+def test_what_holds_of_every_replay(start):
+    """Drafts, pools apart, routers, tiers, prefixes, conversations and loads that change."""
+    for seed in range(start, start + 8):
+        check_replay(seed)
+
+
+def takes_too_few(kv_cache, blocks):
+    TAKE(kv_cache, blocks)
+    kv_cache.free += blocks > 3
+
+
+def gives_one_too_many(scheduler, request, batch, now_s):
+    request.generated += request.output_tokens > 9
+    return BEGIN(scheduler, request, batch, now_s)
+
+
+def sends_at_once(cluster, request, place, sent_s):
+    COME(cluster, request, place, request.arrival_s if place else sent_s)
+
+
+TAKE, BEGIN, COME = KVCache.take, Scheduler._begin_decode, Cluster._come
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken", "message"),
+    [
+        (KVCache, "take", takes_too_few, "KV blocks out of bounds"),
+        (Scheduler, "_begin_decode", gives_one_too_many, "tokens out are lost on the way"),
+        (Cluster, "_come", sends_at_once, "a token before its prompt is there"),
+    ],
+)
+def test_what_does_not_hold_is_noticed(monkeypatch, where, name, broken, message):
+    monkeypatch.setattr(where, name, broken)
+    with pytest.raises(AssertionError, match=message):
+        check_replay(1)
+
+
+def test_servers_that_compute_prompts_keep_no_room_for_answers():
+    """A prompt of 100 tokens needs 7 blocks, whatever its answer; all that a server has is 20."""
+    load = {"input_tokens": 100, "output_tokens": 1000, "concurrency": 2, "requests": 8}
+    pools = {"prefill": "kv_blocks=20", "decode": "kv_blocks=400"}
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", engine="trtllm", **load, **pools)
+    found = replay_load(case, physim.Corrections(), 0.0, 0)
+    assert found.counts()["completed"] == 8
+    # Of two that come together the second does not wait until the first has left.
+    assert found.requests[1].scheduled_s == found.requests[0].scheduled_s
 
 
 def test_predict_prints_pools_apart():

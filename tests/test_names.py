@@ -585,7 +585,7 @@ def test_a_page_on_a_deployment_is_text(run, monkeypatch, tmp_path, model, place
         return axes
 
     monkeypatch.setattr(report, "predict_with_interval", lambda *_: prediction)
-    monkeypatch.setattr(report, "explain", lambda *_, **__: None)
+    monkeypatch.setattr(report, "explain", lambda *_, **__: elasticities(case))
     for name in (
         *("draw_load", "draw_breakdown", "draw_roofline", "draw_first_token"),
         "draw_elasticities",

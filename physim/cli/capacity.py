@@ -33,7 +33,9 @@ def capacity(
 ) -> None:
     """Find the highest rate of requests that keeps to objectives on latency.
 
-    Of several servers (--replicas, --prefill and --decode) it is that of all of them. For example:
+    Of several servers (--replicas, --prefill and --decode) it is that of all of them.
+
+    For example:
 
     physim capacity Qwen3-8B --gpu h100 --input 786 --output 251 --slo e2e_p99=5s
     """

@@ -40,8 +40,9 @@ def compare(
 ) -> None:
     """Predict models on GPUs in several layouts under one load, side by side.
 
-    With --replicas also as several servers, and with --prefill and --decode in pools apart. For
-    example:
+    With --replicas also as several servers, and with --prefill and --decode in pools apart.
+
+    For example:
 
     physim compare Qwen3-8B --gpus h100,a100 --rate 4 --input 786 --output 251
     """
