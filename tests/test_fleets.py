@@ -13,6 +13,7 @@ from physim.cli import app
 from physim.errors import InputError
 from physim.inputs.fleet import pool_options
 from physim.inputs.pool_load import shared_out
+from physim.plot import draw_pools
 from physim.prediction.commands import serve_commands
 from physim.prediction.replayed import replay_load
 from physim.replay.cluster import Cluster
@@ -368,5 +369,24 @@ def test_a_load_that_changes_is_replayed_in_pools_apart():
     options = LOAD | APART | {"stages": [(4, 20), (8, 20)]}
     found = physim.predict(MODEL, gpu="h100_sxm", method="replay", **options)
     assert [part.rate for part in found.stages] == [4, 8]
+    assert [one.rate for one in found.load.stages] == [4, 8]
     assert found.stages[0].latencies["ttft"]["mean"] < found.stages[1].latencies["ttft"]["mean"]
     assert found.intervals["ttft_s"][0] < found.ttft_s < found.intervals["ttft_s"][1]
+    _check_pools_over_time(found)
+
+
+def _check_pools_over_time(found):
+    """What a prediction says of its pools over time: servers are idle before and after."""
+    timeline = found.timeline
+    assert json.loads(json.dumps(found.to_dict()))["timeline"]["pools"][1]["running"]
+    # All the KV blocks in use are those of either pool, weighted by how many these have.
+    most = [max(pool.kv_use) for pool in timeline.pools]
+    assert 0 < max(timeline.kv_use) < max(most) < 1
+    for pool in timeline.pools:
+        assert (pool.running[-1], pool.waiting[-1]) == (0, 0)
+        assert max(pool.running) > 0
+    drawn = draw_pools(found)
+    assert len(drawn) == 7
+    assert drawn[3].get_title() == "decode on 2 x h100_sxm"
+    with pytest.raises(InputError, match="plot: needs pools apart over time"):
+        draw_pools(dataclasses.replace(found, timeline=dataclasses.replace(timeline, pools=())))

@@ -38,6 +38,7 @@ from physim.prediction.requests import Requests
 from physim.prediction.results import (
     FIRST_TOKEN_PARTS,
     PoolPrediction,
+    PoolTimeline,
     Prediction,
     StageLatencies,
     Timeline,
@@ -630,6 +631,7 @@ COMPOSED = {"draw_deployment", "draw_fit", "draw_folds", "draw_pareto"}
 def pictures(case, prediction):
     """Every picture of names, by what draws it."""
     timeline = Timeline(*([0.0, 1.0] for _ in range(6)))
+    over_time = PoolTimeline(*([0.0, 1.0] for _ in range(4)))
     points = Tradeoff(np.array([0, 0]), np.array([1.0, 2.0]), np.array([2.0, 1.0]))
     choice = recommended(case, prediction).choices[0]
     windows = [Window(0.0, 600.0, 1.0, 786, 251)]
@@ -657,6 +659,9 @@ def pictures(case, prediction):
         "draw_fold_errors": lambda: plot.draw_fold_errors(crossvalidated()),
         "draw_groups": lambda: plot.draw_groups(evaluated(case), ["model"]),
         "draw_load": lambda: plot.draw_load(case, **fit),
+        "draw_pools": lambda: plot.draw_pools(
+            replace(prediction, timeline=replace(timeline, pools=(over_time,)))
+        ),
         "draw_roofline": lambda: plot.draw_roofline(case, **fit),
         "draw_schedule": lambda: plot.draw_schedule(of_a_day),
         "draw_surface": lambda: plot.draw_surface(Grid((("k", knots),), np.zeros(2)), EVIL),

@@ -23,6 +23,7 @@ from physim.plot.groups import draw_groups
 from physim.plot.lengths import draw_by_length
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.pareto import draw_pareto
+from physim.plot.pools import draw_pools
 from physim.plot.schedules import draw_schedule
 from physim.plot.steps import (
     draw_breakdown,
@@ -54,6 +55,7 @@ __all__ = [
     "draw_losses",
     "draw_observed",
     "draw_pareto",
+    "draw_pools",
     "draw_roofline",
     "draw_schedule",
     "draw_surface",

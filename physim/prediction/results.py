@@ -50,6 +50,24 @@ class StageLatencies:
 
 
 @dataclass(frozen=True)
+class PoolTimeline:
+    """All servers of a pool over time.
+
+    Attributes:
+        time_s: Times, seconds.
+        waiting: Requests that wait.
+        running: Requests in the engines.
+        kv_use: Share of the KV blocks that are held, for requests on their way to the next pool
+            too.
+    """
+
+    time_s: list[float]
+    waiting: list[float]
+    running: list[float]
+    kv_use: list[float]
+
+
+@dataclass(frozen=True)
 class Timeline:
     """An engine over time.
 
@@ -60,6 +78,7 @@ class Timeline:
         kv_use: Share of the KV blocks that they hold.
         arrival_s: When some requests arrive.
         ttft_s: Their time to first token.
+        pools: Each pool, in the order in which requests pass them; empty where there is one.
     """
 
     time_s: list[float]
@@ -68,6 +87,14 @@ class Timeline:
     kv_use: list[float]
     arrival_s: list[float]
     ttft_s: list[float]
+    pools: tuple[PoolTimeline, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The engine over time as plain values, for JSON: pools where there are several."""
+        content = asdict(self)
+        if not self.pools:
+            del content["pools"]
+        return content
 
 
 FIRST_TOKEN_PARTS = {
@@ -327,7 +354,7 @@ class Prediction:
             "load": None if self.load is None else self.load.to_dict(),
             "saturation_rps": self.saturation_rps,
             "pools": [pool.to_dict() for pool in self.pools],
-            "timeline": None if self.timeline is None else asdict(self.timeline),
+            "timeline": None if self.timeline is None else self.timeline.to_dict(),
             "whole": self.whole.to_dict(),
             "stages": [part.to_dict() for part in self.stages],
         }
