@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from test_evaluation import ROW
 from typer.testing import CliRunner
 
 import physim
 from physim.cli import app
 from physim.errors import InputError
+from physim.fitting.observations import observe
 from physim.page.build import predicted
+from physim.prediction.fleets import predict_fleets
 from physim.questions import service_explanation
 from physim.questions.capacity import Capacity
 from physim.questions.elasticities import METRICS, Elasticities
@@ -290,3 +293,70 @@ def test_a_page_on_pools(tmp_path):
     ):
         assert f"{word}</h2>" in page
     assert page.count("vllm serve") == 2
+
+
+# ---- measured rows ----
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Writes rows of runs that differ in some columns, under 32 clients."""
+
+    def written(*changes):
+        row = ROW | {"prompt_groups": 0, "concurrency": 32, "requests": 320}
+        some = [{**row, "experiment": f"run {n}", **own} for n, own in enumerate(changes)]
+        path = tmp_path / "runs.csv"
+        pd.DataFrame(some).to_csv(path, index=False)
+        return path
+
+    return written
+
+
+REPLICAS = {"replicas": 4, "router": "random"}
+POOLS = {"prefill": "replicas=2", "decode": "tp=2"}
+
+
+def test_rows_of_several_servers_are_predicted(rows):
+    found = physim.evaluate([rows({}, REPLICAS, POOLS)], fit="none", intervals=False)
+    assert [row["layout"] for row in found.rows] == ["tp1", "tp1 x4", "tp1"]
+    load = {"concurrency": 32, "requests": 320, "input_tokens": 575, "output_tokens": 248}
+    server = {"max_model_len": 4096, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+    for row, fleet in zip(found.rows, ({}, REPLICAS, POOLS), strict=True):
+        alone = physim.predict(MODEL, **GPU, **load, **server, sampling="unknown", **fleet)
+        assert row["metrics"]["e2e_mean"]["predicted"] == pytest.approx(alone.e2e_s, rel=1e-3)
+
+
+def test_rows_of_replicas_at_a_rate_are_predicted_and_those_of_pools_left_to_the_replay(rows):
+    rate = {"concurrency": None, "requests": None, "rate_rps": 8.0}
+    found = physim.evaluate([rows(REPLICAS | rate, POOLS | rate)], fit="none")
+    assert [row["experiment"] for row in found.rows] == ["run 0"]
+    (skipped,) = found.skipped
+    assert skipped["reason"].startswith("load: that ends or changes is only replayed")
+
+
+def test_a_load_of_one_stage_is_that_of_each_replica():
+    stages = [(8.0, 20.0)]
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", **LENGTHS, stages=stages, replicas=2)
+    one = physim.predict(MODEL, **GPU, **LENGTHS, rate=4.0)
+    (found,) = predict_fleets([case], [physim.Corrections()], lambda *_: [one])
+    assert (found.stages, found.whole.rate) == ((), None)
+    assert found.requests_per_s == pytest.approx(2 * one.requests_per_s)
+
+
+def test_rows_of_several_servers_are_not_fitted(rows):
+    found = observe([rows({}, REPLICAS, POOLS)])
+    assert [one.row.experiment for one in found.rows] == ["run 0"]
+    assert {one["reason"] for one in found.left_out} == {"was served by several servers"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({**POOLS, "replicas": 2}, "replicas: are of servers that do both"),
+        ({"replicas": 0}, "replicas: "),
+        ({"router": "mine"}, "router: mine is unknown; use one of round_robin, "),
+    ],
+)
+def test_rows_of_servers_that_cannot_be(rows, changes, complaint):
+    with pytest.raises(InputError, match=complaint):
+        physim.evaluate([rows(changes)])

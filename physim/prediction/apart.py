@@ -58,16 +58,28 @@ def predict_apart(
     of_clients = [row for row, case in enumerate(cases) if case.demanded.concurrency is not None]
     coming = [row for row in range(len(cases)) if row not in of_clients]
     for row in coming:
-        load = cases[row].demanded
-        if load.dispersion is not None or not load.endless:
-            problem = "that ends or changes is only replayed where prefill and decode are apart"
-            raise InputError("load", problem, "use --method replay, or a rate without end")
+        check_stays(cases[row])
     found: dict[int, Prediction] = {}
     for rows, predicted in ((coming, _of_rates), (of_clients, _of_clients)):
         if rows:
             own = [cases[row] for row in rows], [corrections[row] for row in rows]
             found.update(zip(rows, predicted(*own, predict), strict=True))
     return [found[row] for row in range(len(cases))]
+
+
+def check_stays(case: Case) -> None:
+    """Refuses a load that pools apart are not predicted under.
+
+    Args:
+        case: Pools apart and their load.
+
+    Raises:
+        InputError: It comes at a rate, and ends or changes.
+    """
+    load = case.demanded
+    if load.concurrency is None and (load.dispersion is not None or not load.endless):
+        problem = "that ends or changes is only replayed where prefill and decode are apart"
+        raise InputError("load", problem, "use --method replay, or a rate without end")
 
 
 class _Services:
