@@ -258,6 +258,23 @@ def test_more_than_pools_can_do_is_said():
     assert found.requests_per_s == pytest.approx(found.saturation_rps, rel=1e-3)
 
 
+def test_a_slow_link_saturates_before_the_pools():
+    """A prompt's 2,000 tokens of 147,456 bytes take 0.59 s at 0.5 GB/s: 1.7 a second."""
+    slow = LOAD | {"prefill": "tp=1", "decode": "tp=1", "transfer_bandwidth": 0.5e9}
+    most = 0.5e9 / (2000 * 147_456)
+    found = predicted(**slow, rate=4.0)
+    assert found.saturated
+    assert found.saturation_rps == found.link_rps == pytest.approx(most, rel=1e-3)
+    assert found.requests_per_s == pytest.approx(most, rel=1e-3)
+    assert found.describe_pools().endswith("the link is what saturates first")
+    assert found.to_dict()["link_rps"] == found.link_rps
+    light = predicted(**slow, rate=1.0)
+    assert light.requests_per_s / light.saturation_rps == pytest.approx(1.0 / most, rel=1e-3)
+    assert "link_rps" not in predicted(**LOAD, rate=1.0).to_dict()
+    with pytest.raises(InputError, match="above the saturation throughput of 1.7 requests/s"):
+        physim.explain_service(MODEL, gpu="h100_sxm", fit="none", **slow, rate=4.0)
+
+
 def test_many_fleets_are_predicted_at_once():
     some = [LOAD | {"rate": 4.0}, LOAD | APART | {"rate": 4.0}, LOAD | {"rate": 4.0, "replicas": 2}]
     cases = [physim.Case.from_options(MODEL, gpu="h100_sxm", **one) for one in some]

@@ -305,6 +305,10 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
         rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
     for pool in prediction.pools:
         rows += _of_pool(pool, prediction)
+    if prediction.link_rps is not None:
+        rows.append(
+            ("the link", f"{prediction.link_rps:.3g} req/s", "sent from pool to pool at most")
+        )
     return rows
 
 

@@ -327,6 +327,7 @@ def _prediction(
         output_tokens_per_s=rate * load.mean_output,
         saturated=not known,
         pools=pools,
+        link_rps=one.way.most_rps,
         whole=replace(whole, latencies=latencies),
         scenario=(*case.taken, *taken_of_load(load)),
         assumptions=tuple(dict.fromkeys((*first.assumptions, *one.second.assumptions))),

@@ -254,6 +254,8 @@ class Prediction:
             lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
             be above capacity.
         extrapolations: In what the case is beyond the runs that the fit knows, one line each.
+        link_rps: Requests whose KV blocks are sent from pool to pool per second, at most; None
+            where there is one pool.
     """
 
     model: str
@@ -275,6 +277,7 @@ class Prediction:
     assumptions: tuple[str, ...]
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extrapolations: tuple[str, ...] = ()
+    link_rps: float | None = None
 
     @property
     def pool(self) -> PoolPrediction:
@@ -290,9 +293,10 @@ class Prediction:
     def saturation_rps(self) -> float:
         """Requests that are completed per second when there are always more of them.
 
-        The pool that saturates first bounds them.
+        The pool that saturates first bounds them, or what is sent from pool to pool.
         """
-        return min(pool.saturation_rps for pool in self.pools)
+        most = min(pool.saturation_rps for pool in self.pools)
+        return most if self.link_rps is None else min(most, self.link_rps)
 
     @property
     def limiting_pool(self) -> PoolPrediction:
@@ -300,14 +304,17 @@ class Prediction:
         return min(self.pools, key=lambda pool: pool.saturation_rps)
 
     def describe_pools(self) -> str:
-        """How much of what each pool can do at most the load takes, and which can do least."""
+        """How much of what pools and the link can do at most the load takes, and of what first."""
+        most = {" and ".join(pool.phases): pool.saturation_rps for pool in self.pools}
+        if self.link_rps is not None:
+            most["the link"] = self.link_rps
         uses = [
-            f"{' and '.join(pool.phases)} {self.requests_per_s / pool.saturation_rps:.0%} of "
-            f"{pool.saturation_rps:.4g} requests/s"
-            for pool in self.pools
+            f"{what} {self.requests_per_s / rps:.0%} of {rps:.4g} requests/s"
+            for what, rps in most.items()
         ]
-        least = " and ".join(self.limiting_pool.phases)
-        return f"in use: {', '.join(uses)}; {least} is what saturates first"
+        return (
+            f"in use: {', '.join(uses)}; {min(most, key=most.__getitem__)} is what saturates first"
+        )
 
     @property
     def tpot_s(self) -> float | None:
@@ -358,6 +365,8 @@ class Prediction:
             "whole": self.whole.to_dict(),
             "stages": [part.to_dict() for part in self.stages],
         }
+        if self.link_rps is None:
+            del content["link_rps"]
         # JSON knows no infinity.
         content["intervals"] = {
             name: [low, high if math.isfinite(high) else None]

@@ -90,6 +90,12 @@ class ServiceExplanation:
     pools: tuple[ExplainedPool, ...]
 
     @property
+    def link_use(self) -> float | None:
+        """Share that the load takes of what can be sent from pool to pool; None of one pool."""
+        most = self.prediction.link_rps
+        return None if most is None else self.prediction.requests_per_s / most
+
+    @property
     def limiting(self) -> ExplainedPool:
         """The pool that saturates first."""
         return max(self.pools, key=lambda one: one.use)
@@ -109,6 +115,7 @@ class ServiceExplanation:
             },
             "ttft_parts_s": dict(one.ttft_parts_s),
             "limiting": list(self.limiting.pool.phases),
+            "link_use": self.link_use,
             "pools": [pool.to_dict() for pool in self.pools],
         }
 
