@@ -306,9 +306,8 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
     for pool in prediction.pools:
         rows += _of_pool(pool, prediction)
     if prediction.link_rps is not None:
-        rows.append(
-            ("the link", f"{prediction.link_rps:.3g} req/s", "sent from pool to pool at most")
-        )
+        most = f"{prediction.link_rps:.3g} req/s"
+        rows.append(("link", most, "sent from pool to pool at most"))
     return rows
 
 
