@@ -326,9 +326,9 @@ def test_rows_of_several_servers_are_predicted(rows):
         assert row["metrics"]["e2e_mean"]["predicted"] == pytest.approx(alone.e2e_s, rel=1e-3)
 
 
-def test_rows_of_replicas_at_a_rate_are_predicted_and_those_of_pools_left_to_the_replay(rows):
+def test_rows_of_pools_at_a_rate_are_left_to_the_replay(rows):
     rate = {"concurrency": None, "requests": None, "rate_rps": 8.0}
-    found = physim.evaluate([rows(REPLICAS | rate, POOLS | rate)], fit="none")
+    found = physim.evaluate([rows(REPLICAS, POOLS | rate)], fit="none")
     assert [row["experiment"] for row in found.rows] == ["run 0"]
     (skipped,) = found.skipped
     assert skipped["reason"].startswith("load: that ends or changes is only replayed")

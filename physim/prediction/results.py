@@ -312,9 +312,8 @@ class Prediction:
             f"{what} {self.requests_per_s / rps:.0%} of {rps:.4g} requests/s"
             for what, rps in most.items()
         ]
-        return (
-            f"in use: {', '.join(uses)}; {min(most, key=most.__getitem__)} is what saturates first"
-        )
+        least = min(most, key=most.__getitem__)
+        return f"in use: {', '.join(uses)}; {least} is what saturates first"
 
     @property
     def tpot_s(self) -> float | None:
