@@ -121,7 +121,7 @@ def drawn_case(seed: int, attempt: int = 0) -> Drawn:
         options |= {"transfer_bandwidth": float(math.exp(rng.uniform(19, 26)))}
     else:
         options["replicas"] = int(rng.integers(1, 5))
-    options |= _load(rng, is_apart)
+    options |= _load(rng)
     options |= _caches(rng, prompt, "turns" in options)
     # Turns may come to the longest that there is.
     most = longest if "turns" in options else rng.uniform(1, 6) * (prompt + answer)
@@ -148,7 +148,7 @@ def _draft(rng: Rng) -> dict[str, Any]:
     }
 
 
-def _load(rng: Rng, is_apart: bool) -> dict[str, Any]:
+def _load(rng: Rng) -> dict[str, Any]:
     """Requests at a rate, in stages that change and drain, or of clients; turns and giving up."""
     kind = rng.integers(3)
     arrival = {"arrival": str(rng.choice(["constant", "poisson"]))}
@@ -164,7 +164,7 @@ def _load(rng: Rng, is_apart: bool) -> dict[str, Any]:
         # A stage of hardly any requests lets servers drain.
         rates = [float(math.exp(rng.uniform(-1, 4.5))), 0.2, float(math.exp(rng.uniform(-1, 4)))]
         load = {"stages": [(rate, 50 / max(rate, 5.0)) for rate in rates], **arrival}
-    if not is_apart and kind < 2 and rng.random() < 0.3:
+    if kind < 2 and rng.random() < 0.3:
         load |= {"turns": float(rng.integers(2, 6)), "think_s": float(rng.exponential(2.0))}
     elif kind > 0 and rng.random() < 0.25:
         load["timeout_s"] = float(rng.exponential(5.0) + 0.05)

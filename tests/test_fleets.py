@@ -12,7 +12,7 @@ import physim
 from physim.cli import app
 from physim.errors import InputError
 from physim.inputs.fleet import pool_options
-from physim.inputs.pool_load import shared_out
+from physim.inputs.pool_load import pool_load, shared_out
 from physim.plot import draw_pools
 from physim.prediction.commands import serve_commands
 from physim.prediction.replayed import replay_load
@@ -256,6 +256,46 @@ def test_more_than_pools_can_do_is_said():
     found = predicted(**LOAD | APART, rate=1e3)
     assert (found.saturated, found.ttft_s, found.e2e_s) == (True, None, None)
     assert found.requests_per_s == pytest.approx(found.saturation_rps, rel=1e-3)
+
+
+TALK = {"input_tokens": 700, "cached_tokens": 512, "output_tokens": 150, "turns": 5, "think_s": 5.0}
+
+
+def test_turns_of_pools_apart_by_hand():
+    """Of 40 common tokens and 60 new ones a turn: what each pool has of the second turn."""
+    load = physim.Load(100, 11, rate=2.0, arrival="poisson", cached_tokens=40, turns=2)
+    first, second = (pool_load(load, [phase]) for phase in ("prefill", "decode"))
+    prompts, found, answers = first.lengths.arrays
+    assert sorted(zip(prompts, found, answers, strict=True)) == [(100, 40, 1), (171, 100, 1)]
+    # The token of the prompt comes with it, and is the first that is computed.
+    contexts, held, given = second.lengths.arrays
+    assert sorted(zip(contexts, held, given, strict=True)) == [(101, 100, 10), (172, 171, 10)]
+    assert not any(one.conversing for one in (first, second))
+    assert (first.rate, first.arrival) == (2.0, "poisson")
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"rate": 8.0, "arrival": "poisson"},
+        pytest.param({"concurrency": 60}, marks=pytest.mark.slow),
+    ],
+)
+def test_conversations_in_pools_apart_are_those_of_the_replay(load):
+    found = differences(**TALK, **load, prefill="tp=1", decode="tp=1")
+    assert abs(found["ttft", "mean"]) < 0.02
+    assert abs(found["itl", "mean"]) < 0.01
+    assert abs(found["e2e", "mean"]) < 0.01
+
+
+def test_what_is_taken_of_turns_is_said():
+    pools = {"prefill": "replicas=2", "decode": "tp=2", "rate": 8.0}
+    stays = (
+        "of turns the prompts before are taken to stay where they were computed, without answers"
+    )
+    assert stays in predicted(**TALK, **pools, router="cache_aware").assumptions
+    line = f"{stays}, and to come back there, which a router random does not see to"
+    assert line in predicted(**TALK, **pools, router="random").assumptions
 
 
 def test_a_slow_link_saturates_before_the_pools():

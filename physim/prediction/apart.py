@@ -21,6 +21,7 @@ from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.prediction.arrays import step_model_of
 from physim.prediction.journeys import Journey, PromptQueue, Way
 from physim.prediction.results import Prediction
+from physim.service.routers import BY_PREFIX
 from physim.service.server import Server
 from physim.service.service import Pool
 from physim.step.batch import Batch
@@ -330,5 +331,18 @@ def _prediction(
         link_rps=one.way.most_rps,
         whole=replace(whole, latencies=latencies),
         scenario=(*case.taken, *taken_of_load(load)),
-        assumptions=tuple(dict.fromkeys((*first.assumptions, *one.second.assumptions))),
+        assumptions=tuple(
+            dict.fromkeys((*first.assumptions, *one.second.assumptions, *_of_turns(case)))
+        ),
     )
+
+
+def _of_turns(case: Case) -> tuple[str, ...]:
+    """What is taken of turns of conversations, a line, or none."""
+    service = case.service
+    if not case.demanded.conversing:
+        return ()
+    line = "of turns the prompts before are taken to stay where they were computed, without answers"
+    if service.pools[0].replicas > 1 and service.router not in BY_PREFIX:
+        line += f", and to come back there, which a router {service.router} does not see to"
+    return (line,)
