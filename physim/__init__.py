@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from physim.questions.objectives import Objective
     from physim.questions.recommendation import Choice, Recommendation, recommend
     from physim.questions.scaling import ScaledDay, scale
+    from physim.questions.service_explanation import ServiceExplanation, explain_service
     from physim.questions.sweep import CaseGrid, sweep
     from physim.replay.workload import Conversations
     from physim.step.batch import Batch
@@ -82,6 +83,7 @@ _HOME = {
     "Recommendation": "physim.questions.recommendation",
     "RequestLengths": "physim.inputs.request_lengths",
     "ScaledDay": "physim.questions.scaling",
+    "ServiceExplanation": "physim.questions.service_explanation",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",
     "capacity": "physim.questions.capacity",
@@ -91,6 +93,7 @@ _HOME = {
     "crossval": "physim.validation.crossval",
     "evaluate": "physim.validation.evaluation",
     "explain": "physim.questions.elasticities",
+    "explain_service": "physim.questions.service_explanation",
     "fit": "physim.fitting.fit",
     "load_fit": "physim.corrections.files",
     "predict": "physim.api",
@@ -137,6 +140,7 @@ __all__ = [
     "Recommendation",
     "RequestLengths",
     "ScaledDay",
+    "ServiceExplanation",
     "Stage",
     "StepModel",
     "StepTime",
@@ -148,6 +152,7 @@ __all__ = [
     "drift",
     "evaluate",
     "explain",
+    "explain_service",
     "fit",
     "identified",
     "load_fit",

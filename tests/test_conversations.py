@@ -72,6 +72,8 @@ def test_two_turns_by_hand():
     # The last token of an answer is never computed.
     assert turns.known_tokens.tolist() == [40, 110]
     assert turns.context.tolist() == [110, 181]
+    # A server that only computes prompts has those of the prompt before.
+    assert turns.asked_tokens.tolist() == [40, 100]
     assert turns.found_tokens(16).tolist() == [32, 96]
     assert turns.followed.tolist() == [True, False]
     assert turns.mean_turns == 2

@@ -4,21 +4,24 @@ import dataclasses
 import json
 import math
 
-import numpy as np
 import pytest
+from invariants import check_replay
 from typer.testing import CliRunner
 
 import physim
 from physim.cli import app
 from physim.errors import InputError
 from physim.inputs.fleet import pool_options
-from physim.inputs.pool_load import shared_out
+from physim.inputs.pool_load import pool_load, shared_out
+from physim.plot import draw_pools
 from physim.prediction.commands import serve_commands
 from physim.prediction.replayed import replay_load
+from physim.replay.cluster import Cluster
+from physim.replay.kv_cache import KVCache
 from physim.replay.routers import router_named
+from physim.replay.scheduler import Scheduler
 from physim.replay.segment import Segment
 from physim.replay.workload import Request
-from physim.service.routers import ROUTERS
 
 MODEL = "Qwen/Qwen3-8B"
 LOAD = {"input_tokens": 2000, "output_tokens": 150, "arrival": "poisson"}
@@ -255,6 +258,63 @@ def test_more_than_pools_can_do_is_said():
     assert found.requests_per_s == pytest.approx(found.saturation_rps, rel=1e-3)
 
 
+TALK = {"input_tokens": 700, "cached_tokens": 512, "output_tokens": 150, "turns": 5, "think_s": 5.0}
+
+
+def test_turns_of_pools_apart_by_hand():
+    """Of 40 common tokens and 60 new ones a turn: what each pool has of the second turn."""
+    load = physim.Load(100, 11, rate=2.0, arrival="poisson", cached_tokens=40, turns=2)
+    first, second = (pool_load(load, [phase]) for phase in ("prefill", "decode"))
+    prompts, found, answers = first.lengths.arrays
+    assert sorted(zip(prompts, found, answers, strict=True)) == [(100, 40, 1), (171, 100, 1)]
+    # The token of the prompt comes with it, and is the first that is computed.
+    contexts, held, given = second.lengths.arrays
+    assert sorted(zip(contexts, held, given, strict=True)) == [(101, 100, 10), (172, 171, 10)]
+    assert not any(one.conversing for one in (first, second))
+    assert (first.rate, first.arrival) == (2.0, "poisson")
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"rate": 8.0, "arrival": "poisson"},
+        pytest.param({"concurrency": 60}, marks=pytest.mark.slow),
+    ],
+)
+def test_conversations_in_pools_apart_are_those_of_the_replay(load):
+    found = differences(**TALK, **load, prefill="tp=1", decode="tp=1")
+    assert abs(found["ttft", "mean"]) < 0.02
+    assert abs(found["itl", "mean"]) < 0.01
+    assert abs(found["e2e", "mean"]) < 0.01
+
+
+def test_what_is_taken_of_turns_is_said():
+    pools = {"prefill": "replicas=2", "decode": "tp=2", "rate": 8.0}
+    stays = (
+        "of turns the prompts before are taken to stay where they were computed, without answers"
+    )
+    assert stays in predicted(**TALK, **pools, router="cache_aware").assumptions
+    line = f"{stays}, and to come back there, which a router random does not see to"
+    assert line in predicted(**TALK, **pools, router="random").assumptions
+
+
+def test_a_slow_link_saturates_before_the_pools():
+    """A prompt's 2,000 tokens of 147,456 bytes take 0.59 s at 0.5 GB/s: 1.7 a second."""
+    slow = LOAD | {"prefill": "tp=1", "decode": "tp=1", "transfer_bandwidth": 0.5e9}
+    most = 0.5e9 / (2000 * 147_456)
+    found = predicted(**slow, rate=4.0)
+    assert found.saturated
+    assert found.saturation_rps == found.link_rps == pytest.approx(most, rel=1e-3)
+    assert found.requests_per_s == pytest.approx(most, rel=1e-3)
+    assert found.describe_pools().endswith("the link is what saturates first")
+    assert found.to_dict()["link_rps"] == found.link_rps
+    light = predicted(**slow, rate=1.0)
+    assert light.requests_per_s / light.saturation_rps == pytest.approx(1.0 / most, rel=1e-3)
+    assert "link_rps" not in predicted(**LOAD, rate=1.0).to_dict()
+    with pytest.raises(InputError, match="above the saturation throughput of 1"):
+        physim.explain_service(MODEL, gpu="h100_sxm", fit="none", **slow, rate=4.0)
+
+
 def test_many_fleets_are_predicted_at_once():
     some = [LOAD | {"rate": 4.0}, LOAD | APART | {"rate": 4.0}, LOAD | {"rate": 4.0, "replicas": 2}]
     cases = [physim.Case.from_options(MODEL, gpu="h100_sxm", **one) for one in some]
@@ -263,36 +323,53 @@ def test_many_fleets_are_predicted_at_once():
         assert one.ttft_s == pytest.approx(predicted(**own).ttft_s, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_every_request_of_a_fleet_ends_once_and_again_the_same():
-    rng = np.random.default_rng(0)
-    for number in range(24):
-        apart = bool(rng.integers(2))
-        options = {
-            "input_tokens": physim.Lengths.exponential(float(rng.integers(50, 3000))),
-            "output_tokens": physim.Lengths.exponential(float(rng.integers(2, 200))),
-            "router": ROUTERS[number % len(ROUTERS)],
-            "engine": ("vllm", "sglang", "trtllm")[int(rng.integers(3))],
-            "cached_tokens": 0,
-            "requests": 300,
-        }
-        if rng.integers(2):
-            options |= {"concurrency": int(rng.integers(1, 80))}
-        else:
-            options |= {"rate": float(rng.uniform(1, 40)), "arrival": "poisson"}
-        if apart:
-            options |= {"prefill": "replicas=2", "decode": "replicas=3,max_num_seqs=12"}
-        else:
-            options |= {"replicas": int(rng.integers(1, 5)), "max_num_seqs": 12}
-        case = physim.Case.from_options(MODEL, gpu="h100_sxm", **options)
-        first, again = (replay_load(case, physim.Corrections(), 0.0, number) for _ in range(2))
-        assert len(first.requests) == 300
-        for one in first.requests:
-            assert one.generated == one.output_tokens
-            assert one.arrival_s <= one.scheduled_s <= one.first_token_s <= one.finished_s
-        assert first.samples.kv_blocks.max() <= first.kv_blocks
-        assert first.to_frame().equals(again.to_frame())
-        assert first.end_s == again.end_s
+@pytest.mark.parametrize("start", range(0, 24, 8))
+def test_what_holds_of_every_replay(start):
+    """Drafts, pools apart, routers, tiers, prefixes, conversations and loads that change."""
+    for seed in range(start, start + 8):
+        check_replay(seed)
+
+
+def takes_too_few(kv_cache, blocks):
+    TAKE(kv_cache, blocks)
+    kv_cache.free += blocks > 3
+
+
+def gives_one_too_many(scheduler, request, batch, now_s):
+    request.generated += request.output_tokens > 9
+    return BEGIN(scheduler, request, batch, now_s)
+
+
+def sends_at_once(cluster, request, place, sent_s):
+    COME(cluster, request, place, request.arrival_s if place else sent_s)
+
+
+TAKE, BEGIN, COME = KVCache.take, Scheduler._begin_decode, Cluster._come
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken", "message"),
+    [
+        (KVCache, "take", takes_too_few, "KV blocks out of bounds"),
+        (Scheduler, "_begin_decode", gives_one_too_many, "tokens out are lost on the way"),
+        (Cluster, "_come", sends_at_once, "a token before its prompt is there"),
+    ],
+)
+def test_what_does_not_hold_is_noticed(monkeypatch, where, name, broken, message):
+    monkeypatch.setattr(where, name, broken)
+    with pytest.raises(AssertionError, match=message):
+        check_replay(1)
+
+
+def test_servers_that_compute_prompts_keep_no_room_for_answers():
+    """A prompt of 100 tokens needs 7 blocks, whatever its answer; all that a server has is 20."""
+    load = {"input_tokens": 100, "output_tokens": 1000, "concurrency": 2, "requests": 8}
+    pools = {"prefill": "kv_blocks=20", "decode": "kv_blocks=400"}
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", engine="trtllm", **load, **pools)
+    found = replay_load(case, physim.Corrections(), 0.0, 0)
+    assert found.counts()["completed"] == 8
+    # Of two that come together the second does not wait until the first has left.
+    assert found.requests[1].scheduled_s == found.requests[0].scheduled_s
 
 
 def test_predict_prints_pools_apart():
@@ -349,5 +426,24 @@ def test_a_load_that_changes_is_replayed_in_pools_apart():
     options = LOAD | APART | {"stages": [(4, 20), (8, 20)]}
     found = physim.predict(MODEL, gpu="h100_sxm", method="replay", **options)
     assert [part.rate for part in found.stages] == [4, 8]
+    assert [one.rate for one in found.load.stages] == [4, 8]
     assert found.stages[0].latencies["ttft"]["mean"] < found.stages[1].latencies["ttft"]["mean"]
     assert found.intervals["ttft_s"][0] < found.ttft_s < found.intervals["ttft_s"][1]
+    _check_pools_over_time(found)
+
+
+def _check_pools_over_time(found):
+    """What a prediction says of its pools over time: servers are idle before and after."""
+    timeline = found.timeline
+    assert json.loads(json.dumps(found.to_dict()))["timeline"]["pools"][1]["running"]
+    # All the KV blocks in use are those of either pool, weighted by how many these have.
+    most = [max(pool.kv_use) for pool in timeline.pools]
+    assert 0 < max(timeline.kv_use) < max(most) < 1
+    for pool in timeline.pools:
+        assert (pool.running[-1], pool.waiting[-1]) == (0, 0)
+        assert max(pool.running) > 0
+    drawn = draw_pools(found)
+    assert len(drawn) == 7
+    assert drawn[3].get_title() == "decode on 2 x h100_sxm"
+    with pytest.raises(InputError, match="plot: needs pools apart over time"):
+        draw_pools(dataclasses.replace(found, timeline=dataclasses.replace(timeline, pools=())))

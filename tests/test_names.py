@@ -39,6 +39,7 @@ from physim.prediction.requests import Requests
 from physim.prediction.results import (
     FIRST_TOKEN_PARTS,
     PoolPrediction,
+    PoolTimeline,
     Prediction,
     StageLatencies,
     Timeline,
@@ -330,7 +331,8 @@ def compared(model):
         **dict.fromkeys(("ttft_s", "itl_s", "e2e_s", "saturation_rps", "use"), 0.5),
         "model": model,
         "gpu": EVIL,
-        **dict.fromkeys(("tp", "pp", "dp", "ep"), 1),
+        **dict.fromkeys(("tp", "pp", "dp", "ep", "servers", "gpus"), 1),
+        "layout": "tp 1",
         "output_tokens_per_s": 9.0,
         "cost_per_million_tokens": None,
         "extrapolations": [EVIL],
@@ -592,7 +594,7 @@ def test_a_page_on_a_deployment_is_text(run, monkeypatch, tmp_path, model, place
         return axes
 
     monkeypatch.setattr(report, "predict_with_interval", lambda *_: prediction)
-    monkeypatch.setattr(report, "explain", lambda *_, **__: None)
+    monkeypatch.setattr(report, "explain", lambda *_, **__: elasticities(case))
     for name in (
         *("draw_load", "draw_breakdown", "draw_roofline", "draw_first_token"),
         "draw_elasticities",
@@ -651,6 +653,7 @@ COMPOSED = {"draw_deployment", "draw_fit", "draw_folds", "draw_pareto"}
 def pictures(case, prediction):
     """Every picture of names, by what draws it."""
     timeline = Timeline(*([0.0, 1.0] for _ in range(6)))
+    over_time = PoolTimeline(*([0.0, 1.0] for _ in range(4)))
     points = Tradeoff(np.array([0, 0]), np.array([1.0, 2.0]), np.array([2.0, 1.0]))
     choice = recommended(case, prediction).choices[0]
     windows = [Window(0.0, 600.0, 1.0, 786, 251)]
@@ -679,6 +682,9 @@ def pictures(case, prediction):
         "draw_groups": lambda: plot.draw_groups(evaluated(case), ["model"]),
         "draw_load": lambda: plot.draw_load(case, **fit),
         "draw_measured_steps": lambda: plot.draw_measured_steps(of_steps()),
+        "draw_pools": lambda: plot.draw_pools(
+            replace(prediction, timeline=replace(timeline, pools=(over_time,)))
+        ),
         "draw_roofline": lambda: plot.draw_roofline(case, **fit),
         "draw_schedule": lambda: plot.draw_schedule(of_a_day),
         "draw_surface": lambda: plot.draw_surface(Grid((("k", knots),), np.zeros(2)), EVIL),

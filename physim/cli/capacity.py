@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import stdout, styled, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.fleet_options import FLEET
 from physim.cli.load_options import load_bundle, load_options
 from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, Plot, print_json, write
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from physim.questions.capacity import Capacity
 
 
-@with_bundles(load=load_bundle(arrival="poisson"), engine={**LAYOUT, **ENGINE})
+@with_bundles(load=load_bundle(arrival="poisson"), engine={**LAYOUT, **ENGINE, **FLEET})
 def capacity(
     model: Model,
     gpu: Gpu,
@@ -31,6 +32,8 @@ def capacity(
     engine: Given,
 ) -> None:
     """Find the highest rate of requests that keeps to objectives on latency.
+
+    Of several servers (--replicas, --prefill and --decode) it is that of all of them.
 
     For example:
 
@@ -97,9 +100,12 @@ def _print_capacity(found: Capacity) -> None:
         )
         console.print(f"{found.goodput:.1%} of the requests keep to {each}")
     assert prediction.load is not None
+    servers = sum(pool.replicas for pool in prediction.pools)
     console.print(
-        f"{prediction.output_tokens_per_s:.0f} tokens/s; the server can serve "
+        f"{prediction.output_tokens_per_s:.0f} tokens/s; the server{'s' * (servers > 1)} can serve "
         f"{prediction.saturation_rps:.4g} requests/s in all ({prediction.load.arrival} arrivals)"
     )
+    if len(prediction.pools) > 1:
+        console.print(prediction.describe_pools())
     for line in prediction.extrapolations:
         console.print(f"Beyond what was measured: {line}.", style="yellow")

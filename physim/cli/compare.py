@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,17 +11,19 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, stdout, table_of
 from physim.cli.engine_options import ENGINE, layout_lists
+from physim.cli.fleet_options import FLEETS, fleets_in
 from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Models
-from physim.models.parallelism import layout_name, on_gpus
+from physim.models.parallelism import on_gpus
+from physim.service.phases import PHASES
 
 if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS), layouts=layout_lists(), engine=ENGINE)
+@with_bundles(load=load_bundle(RATE, CLIENTS), layouts=layout_lists(), fleets=FLEETS, engine=ENGINE)
 def compare(
     models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
@@ -32,9 +35,12 @@ def compare(
     *,
     load: Given,
     layouts: Given,
+    fleets: Given,
     engine: Given,
 ) -> None:
     """Predict models on GPUs in several layouts under one load, side by side.
+
+    With --replicas also as several servers, and with --prefill and --decode in pools apart.
 
     For example:
 
@@ -50,6 +56,7 @@ def compare(
             models,
             names_in(gpus),
             **degrees_in(layouts),
+            fleets=fleets_in(fleets),
             prices=prices,
             order=sort,
             fit=fit,
@@ -81,9 +88,19 @@ def _print_comparison(found: Comparison) -> None:
     console.print("; ".join(notes), style="dim")
     for line in sorted(common):
         console.print(f"All are beyond what was measured: {line}.", style="yellow")
-    for row in found.refused:
-        subject = f"{row['model']} on {on_gpus(row['gpu'], row)}: "
-        console.print(f"left out {subject}{row['reason'].removeprefix(subject)}", style="yellow")
+    for line in dict.fromkeys(_left_out(row) for row in found.refused):
+        console.print(f"left out {line}", style="yellow")
+
+
+def _left_out(row: Mapping[str, Any]) -> str:
+    """What cannot be deployed, and why."""
+    subject = f"{row['model']} on {on_gpus(row['gpu'], row)}"
+    reason = row["reason"].removeprefix(f"{subject}: ")
+    fleet = ", ".join(f"{name} {row[name]}" for name in FLEETS if row.get(name))
+    if any(row.get(phase) for phase in PHASES):
+        # Pools have layouts of their own.
+        subject = f"{row['model']} on {row['gpu']}"
+    return f"{subject} ({fleet}): {reason}" if fleet else f"{subject}: {reason}"
 
 
 def _has_costs(found: Comparison) -> bool:
@@ -93,12 +110,14 @@ def _has_costs(found: Comparison) -> bool:
 def _compared(found: Comparison) -> Any:
     columns = ["model", "GPU", "layout", "TTFT ms", "ITL ms", "E2E s", "tok/s", "use", "most/s"]
     costs, common = _has_costs(found), found.common_extrapolations()
+    several = any(row["servers"] > 1 for row in found.rows)
+    columns += ["GPUs", "tok/s/GPU"] if several else []
     rows = []
     for row in found.rows:
         cells = [
             row["model"].split("/")[-1] + (" *" if set(row["extrapolations"]) - common else ""),
             row["gpu"],
-            layout_name(row),
+            row["layout"],
             milliseconds(row["ttft_s"]),
             milliseconds(row["itl_s"]),
             "-" if row["e2e_s"] is None else f"{row['e2e_s']:.2f}",
@@ -106,6 +125,8 @@ def _compared(found: Comparison) -> Any:
             f"{row['use']:.0%}",
             f"{row['saturation_rps']:.3g}",
         ]
+        if several:
+            cells += [str(row["gpus"]), f"{row['output_tokens_per_s_per_gpu']:.0f}"]
         if costs:
             cost = row["cost_per_million_tokens"]
             cells.append("-" if cost is None else f"{cost:.2f}")

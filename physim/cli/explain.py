@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import stdout, table_of
 from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.fleet_options import FLEET
 from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from physim.questions.elasticities import Elasticities
+    from physim.questions.service_explanation import ServiceExplanation
+
+# Components of a step that are printed, and the least share of its time that is.
+_COMPONENTS, _LEAST = 6, 0.01
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS), engine={**LAYOUT, **ENGINE})
+@with_bundles(load=load_bundle(RATE, CLIENTS), engine={**LAYOUT, **ENGINE, **FLEET})
 def explain(
     model: Model,
     gpu: Gpu,
@@ -30,7 +37,8 @@ def explain(
 ) -> None:
     """Say what the time to first token is spent on, and what latencies and capacity depend on.
 
-    The latter in percent for one percent of each part.
+    The latter in percent for one percent of each part. Of several servers it says which pool
+    saturates first, and all of this of a server of each.
 
     For example:
 
@@ -39,17 +47,81 @@ def explain(
     load = load_options(load)
     import physim
     from physim.cli.progress import running
+    from physim.inputs.case import Case
 
-    with running("differentiating"):
-        found = physim.explain(model, fit=fit, gpu=gpu, tp=tp, **load, **engine)
-    if as_json:
-        print_json(found.to_dict())
+    case = Case.from_options(model, gpu=gpu, tp=tp, **load, **engine)
+    if not case.service.is_single:
+        with running("differentiating"):
+            service = physim.explain_service(case, fit=fit)
+        if as_json:
+            print_json(service.to_dict())
+        else:
+            _print_service(service)
+        found = service.limiting.server
     else:
-        _print_elasticities(found)
+        with running("differentiating"):
+            found = physim.explain(case, fit=fit)
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            _print_elasticities(found)
     if plot is not None:
         from physim.plot import draw_explanation
 
         write(lambda: draw_explanation(found), plot)
+
+
+def _print_service(found: ServiceExplanation) -> None:
+    from physim.prediction.evictions import evictions
+    from physim.prediction.results import FIRST_TOKEN_PARTS, WAY_PARTS
+
+    console, one = stdout(), found.prediction
+    itl = "-" if one.itl_s is None else f"{one.itl_s * 1e3:.1f} ms"
+    console.print(
+        f"{one.model} on {one.gpus}: TTFT {(one.ttft_s or 0.0) * 1e3:.1f} ms, ITL {itl}, E2E "
+        f"{one.e2e_s or 0.0:.3f} s, saturation {one.saturation_rps:.3g} requests/s"
+    )
+    if len(one.pools) > 1:
+        console.print(one.describe_pools())
+    parts = FIRST_TOKEN_PARTS | WAY_PARTS
+    console.print("time to first token, ms")
+    console.print(
+        table_of(
+            ("", "TTFT"),
+            [
+                [parts[part], f"{seconds * 1e3:.1f}"]
+                for part, seconds in one.ttft_parts_s.items()
+                if seconds
+            ],
+        )
+    )
+    for own in found.pools:
+        console.print()
+        if len(one.pools) > 1:
+            console.print(f"{' and '.join(own.pool.phases)} on {own.pool.pool.where}", style="bold")
+        shares = [(name, share) for name, share in own.step_shares.items() if share >= _LEAST]
+        parted = ", ".join(
+            f"{name.replace('_', ' ')} {share:.0%}" for name, share in shares[:_COMPONENTS]
+        )
+        what = "a mean step" if "decode" in own.pool.phases else "a step of a mean prompt"
+        console.print(f"{what} of {own.step_s * 1e3:.2f} ms: {parted}")
+        if own.server.speculation is not None:
+            console.print(own.server.speculation.describe())
+        for line in evictions(own.server.case, own.server.hit_rate, own.server.host_hit_rate):
+            console.print(f"Note: {line}.", style="yellow")
+        console.print("of a server, percent that each follows one percent more of")
+        console.print(_slopes(own.server, own.metrics))
+
+
+def _slopes(found: Elasticities, metrics: Sequence[str]) -> RenderableType:
+    """What some metrics depend on."""
+    rows = [
+        # Adding zero takes the sign from one that is rounded away.
+        [part, *(f"{round(row[metric], 2) + 0.0:+.2f}" for metric in metrics)]
+        for part, row in found.notable(metrics).items()
+    ]
+    names = (one if one == "saturation" else one.upper() for one in metrics)
+    return table_of(("", *names), rows)
 
 
 def _print_elasticities(found: Elasticities) -> None:
@@ -80,9 +152,4 @@ def _print_elasticities(found: Elasticities) -> None:
     for line in evictions(found.case, found.hit_rate, found.host_hit_rate):
         console.print(f"Note: {line}.", style="yellow")
     console.print("percent that each follows one percent more of")
-    rows = [
-        # Adding zero takes the sign from one that is rounded away.
-        [part, *(f"{round(row[metric], 2) + 0.0:+.2f}" for metric in METRICS)]
-        for part, row in found.notable().items()
-    ]
-    console.print(table_of(("", *(metric.upper() for metric in METRICS[:3]), "saturation"), rows))
+    console.print(_slopes(found, METRICS))

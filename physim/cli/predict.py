@@ -163,10 +163,18 @@ def predict(
             # To be pasted, so in one piece.
             print_line(line)
     if plot is not None:
-        from physim.plot import draw_by_length, draw_deployment, draw_timeline, draw_way
+        from physim.plot import (
+            draw_by_length,
+            draw_deployment,
+            draw_pools,
+            draw_timeline,
+            draw_way,
+        )
 
         if by_length:
             write(lambda: draw_by_length(prediction), plot)
+        elif prediction.timeline is not None and prediction.timeline.pools:
+            write(lambda: draw_pools(prediction), plot)
         elif prediction.timeline is not None:
             write(lambda: draw_timeline(prediction), plot)
         elif len(prediction.pools) > 1:
@@ -297,6 +305,9 @@ def _numbers(prediction: Prediction) -> list[tuple[str, str, RenderableType]]:
         rows.append(("saturation", f"{capacity:.3g} req/s", "served at most"))
     for pool in prediction.pools:
         rows += _of_pool(pool, prediction)
+    if prediction.link_rps is not None:
+        most = f"{prediction.link_rps:.3g} req/s"
+        rows.append(("link", most, "sent from pool to pool at most"))
     return rows
 
 

@@ -10,12 +10,13 @@ import typer
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import print_line
 from physim.cli.engine_options import ENGINE, LAYOUT
+from physim.cli.fleet_options import FLEET
 from physim.cli.load_options import ONE_RATE, load_bundle, load_options
 from physim.cli.output_options import html_file
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 
-@with_bundles(load=load_bundle(ONE_RATE), engine={**LAYOUT, **ENGINE})
+@with_bundles(load=load_bundle(ONE_RATE), engine={**LAYOUT, **ENGINE, **FLEET})
 def report(
     model: Model,
     gpu: Gpu,

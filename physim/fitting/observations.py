@@ -123,8 +123,8 @@ class Observed:
 def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
     """Reads the stages of measured runs that have a steady state.
 
-    A row is left out if its table says so, if its server decodes speculatively, if it is the
-    overall row of a run with stages, if more than 1% of its requests
+    A row is left out if its table says so, if its server decodes speculatively, if there were
+    several servers, if it is the overall row of a run with stages, if more than 1% of its requests
     failed, if more than half of the time of its requests passed before the first token, or if the
     bare physics puts its load above capacity: what it shows is a queue that grew.
 
@@ -145,6 +145,9 @@ def observe(tables: Sequence[str | Path], where: str | None = None) -> Observed:
             case = case_of(run, None)
         except InputError as error:
             left_out += [_left_out(one.row, str(error)) for one in run]
+            continue
+        if not case.service.is_single:
+            left_out += [_left_out(one.row, "was served by several servers") for one in run]
             continue
         for one in stages_of(run):
             reason = one.row.left_out or _speculative(one.row) or _overloaded(one.row)

@@ -9,10 +9,12 @@ from typing import Any
 
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions, check_names
+from physim.inputs.fleet_request import FleetRequest
 from physim.models.parallelism import Parallelism, check_degree
 from physim.options import options_of
 
 _DEGREES = tuple(options_of(Parallelism))
+_FLEET = tuple(options_of(FleetRequest))
 _OWN = ("gpu", *_DEGREES)
 # What is asked for beside lists of these, which are named after them.
 _SHARED = tuple(f"{name}s" if name in _OWN else name for name in CaseOptions.__annotations__)
@@ -74,6 +76,26 @@ def check_shared(options: Iterable[str]) -> None:
         InputError: There is such an option.
     """
     check_names(options, _SHARED)
+
+
+def refuse_fleets(
+    options: Iterable[str],
+    what: str,
+    remedy: str = "ask about one server, under its share of the load",
+) -> None:
+    """Refuses options of several servers where one is asked about.
+
+    Args:
+        options: Names of options.
+        what: What is made of one server, in words.
+        remedy: What to do instead.
+
+    Raises:
+        InputError: There is such an option.
+    """
+    for name in options:
+        if name in _FLEET:
+            raise InputError(name, f"is of several servers, and {what} is of one", remedy)
 
 
 def attempts(

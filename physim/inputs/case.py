@@ -66,6 +66,10 @@ class LoadAndEngineOptions(LoadOptions, ModelOptions, EngineOptions, total=False
     """What a case is beside its model, its GPU and how many of them share it."""
 
 
+class SharedOptions(LoadAndEngineOptions, FleetOptions, total=False):
+    """The same, of services that may have several servers."""
+
+
 _LOAD, _CASE = (tuple(options.__annotations__) for options in (LoadOptions, CaseOptions))
 _ENGINE, _DEGREES = tuple(options_of(Deployment)), tuple(options_of(Parallelism))
 _FLEET = tuple(options_of(Fleet))

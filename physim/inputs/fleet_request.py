@@ -31,9 +31,14 @@ class FleetRequest:
         transfer_by_layer: Whether a layer's blocks are sent as soon as it has computed them.
     """
 
-    replicas: int = option(1, "Servers that are alike, behind a router.", panel=_PANEL)
+    replicas: int = option(
+        1, "Servers that are alike, behind a router.", panel=_PANEL, column="optional"
+    )
     router: str = option(
-        ROUTERS[0], f"How requests are spread: {', '.join(ROUTERS)}.", panel=_PANEL
+        ROUTERS[0],
+        f"How requests are spread: {', '.join(ROUTERS)}.",
+        panel=_PANEL,
+        column="optional",
     )
     prefill: str | Mapping[str, Any] | None = option(
         None,

@@ -399,6 +399,24 @@ class Load(LoadRequest):
         """Whether it goes on for ever."""
         return not self.stages and self.requests is None
 
+    def in_open_loop(self, rate: float) -> Load:
+        """The load with its clients' requests coming by chance; itself where it has no clients.
+
+        Args:
+            rate: Requests of clients, per second.
+        """
+        if self.concurrency is None:
+            return self
+        return replace(
+            self,
+            concurrency=None,
+            requests=None,
+            warm_up_s=0.0,
+            think_s=0.0,
+            rate=rate,
+            arrival="poisson",
+        )
+
     def staying(self) -> Load:
         """The load without end: at its highest rate where it ends or changes."""
         if self.concurrency is not None or (self.endless and self.dispersion is None):

@@ -21,20 +21,20 @@ def pool_load(load: Load, phases: Collection[str], hands_first_token: bool = Tru
     """The load of a pool that runs some phases.
 
     Requests come as they do to the service. What they have in the KV cache when they start is each
-    request's own, unless the pool computes their prompts and they share prefixes.
+    request's own, unless the pool computes their prompts and they share prefixes. Of turns of
+    conversations servers that only compute prompts have the prompt before, which is taken to stay;
+    the answers to it are elsewhere.
 
     Args:
         load: The load of the service.
         phases: Phases that the pool runs, of `physim.service.phases.PHASES`.
         hands_first_token: Whether the token that the prompt gave comes with it to the pool that
             decodes.
-
-    Raises:
-        InputError: The load is of conversations, and the pool does not run all phases.
     """
     if set(phases) == set(PHASES):
         return load
-    load.refuse_turns("part that prefills or decodes alone")
+    if load.conversing:
+        return pool_load(_as_requests(load), phases, hands_first_token)
     if load.lengths is None and DECODE not in phases:
         # Prefixes that requests share stay shared.
         return replace(load, output_tokens=1)
@@ -47,6 +47,24 @@ def pool_load(load: Load, phases: Collection[str], hands_first_token: bool = Tru
     return replace(load, prefixes=1, popularity=IN_TURN).with_lengths(
         RequestLengths.from_columns(*columns, recorded=lengths.recorded)
     )
+
+
+def _as_requests(load: Load) -> Load:
+    """Turns as requests whose prompts, what is cached of them, and answers go together."""
+    turns, cv2 = load.turn_sample, load.arrival_cv2
+    requests = turns.requests(np.minimum(turns.asked_tokens, turns.input_tokens - 1.0))
+    own = replace(load, turns=1, think_s=0.0, prefixes=1, popularity=IN_TURN)
+    if load.rate is not None:
+        own = replace(own, **_arriving(cv2))
+    return own.with_lengths(requests)
+
+
+def _arriving(cv2: float) -> dict[str, Any]:
+    """How requests come whose times between arrivals vary so much, as options of a load."""
+    if cv2 == 0.0:
+        return {"arrival": "constant", "burstiness": 1.0}
+    kind = ("poisson", 1.0) if cv2 == 1.0 else ("gamma", 1.0 / cv2)
+    return {"arrival": kind[0], "burstiness": kind[1]}
 
 
 def shared_out(load: Load, servers: int, router: str) -> Load:

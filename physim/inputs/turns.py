@@ -34,6 +34,8 @@ class TurnSample:
         number: Its place in its conversation, from 1 on.
         followed: Whether another turn of its conversation comes after it.
         prefix_tokens: Tokens that all conversations begin with.
+        asked_tokens: Of the known tokens, those of the prompt before, which is all that a server
+            that does not generate has computed.
     """
 
     input_tokens: Requests
@@ -42,6 +44,7 @@ class TurnSample:
     number: Int[np.ndarray, " requests"]
     followed: Bool[np.ndarray, " requests"]
     prefix_tokens: float
+    asked_tokens: Requests
 
     @property
     def mean_turns(self) -> float:
@@ -136,17 +139,18 @@ def sample_turns(
     own, answers = (_parts(one.fine, len(last)) for one in (inputs, outputs))
     own = np.maximum(own, prefix_tokens + 1.0) - prefix_tokens
     context, known = np.full(len(last), prefix_tokens), np.full(len(last), prefix_tokens)
-    columns: list[list[Any]] = [[], [], [], [], []]
+    asked = known
+    columns: list[list[Any]] = [[], [], [], [], [], []]
     for turn in range(1, int(last.max()) + 1):
         new, output = rng.permutation(own), rng.permutation(answers)
         there, prompt = last >= turn, context + new
         number = np.full(len(last), turn)
-        every = prompt, known, output, number, last > turn
+        every = prompt, known, output, number, last > turn, asked
         for column, values in zip(columns, every, strict=True):
             column.append(values[there])
-        context, known = prompt + output, prompt + decode_steps(output)
-    prompts, founds, answered, places, followed = (np.concatenate(column) for column in columns)
-    return TurnSample(prompts, founds, answered, places, followed, prefix_tokens)
+        context, known, asked = prompt + output, prompt + decode_steps(output), prompt
+    prompts, founds, answered, places, followed, asks = map(np.concatenate, columns)
+    return TurnSample(prompts, founds, answered, places, followed, prefix_tokens, asks)
 
 
 def _parts(fine: Float[np.ndarray, " points"], count: int) -> Requests:

@@ -11,6 +11,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.deployment import Deployment
 from physim.inputs.fleet import Fleet
+from physim.inputs.fleet_request import FleetRequest
 from physim.inputs.lengths import Lengths, Tokens
 from physim.inputs.load import Load
 from physim.inputs.stages import Stage
@@ -18,9 +19,12 @@ from physim.measured.recorded_traffic import arrival_named, lengths_named
 from physim.measured.runs_csv import TableRow
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS, SHARED, RunRow
 from physim.models.parallelism import Parallelism
+from physim.options import options_of
 from physim.service.phases import decode_steps
 
 WHOLE_RUN = -1
+# What rows say of several servers.
+_FLEET = tuple(name for name, one in options_of(FleetRequest).items() if one.column != "none")
 
 # Least number of different prompts where groups have one prompt each, which evict one another where
 # those of 23 groups would not. Of the seven runs of this kind (the ``reasoning`` ones of
@@ -96,10 +100,12 @@ def case_of(run: Sequence[TableRow], timeout_s: float | None) -> Case:
         prefixes=different_prompts(row),
         timeout_s=timeout_s,
     )
-    if row.prefill is None:
+    given = {name: getattr(row, name) for name in _FLEET}
+    fleet = {name: value for name, value in given.items() if value is not None}
+    if not fleet:
         return Case.from_parts(row.model, row.hardware, deployment, load)
     shared = {"gpu": row.hardware, **degrees_of(row), **options}
-    return Case.of_fleet(row.model, shared, Fleet(prefill=row.prefill, decode=row.decode), load)
+    return Case.of_fleet(row.model, shared, Fleet(**fleet), load)
 
 
 def _check_shared(stages: Sequence[RunRow]) -> None:

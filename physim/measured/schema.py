@@ -30,6 +30,7 @@ from physim.records import (
     required,
 )
 from physim.service.phases import decode_steps
+from physim.service.routers import ROUTERS
 
 # No server takes a second for each token: such times are milliseconds, or another column's.
 _LONGEST_ITL_S = 1.0
@@ -53,6 +54,13 @@ def _pool(text: str) -> str:
         where = error.where.removeprefix(": ")
         raise disagreement("", f"{where} {error.what}".strip(), error.remedy) from None
     return text
+
+
+def _router(text: str) -> str:
+    if text in ROUTERS:
+        return text
+    known = ", ".join(ROUTERS)
+    raise disagreement("", f"{text[:40]} is unknown; use one of {known}", "correct it")
 
 
 class _Subject(Record):
@@ -118,6 +126,9 @@ class RunRow(_Server):
         prefill: The servers that compute prompts, where others decode: options that differ from
             those of the columns, and ``replicas``, as `physim.inputs.fleet.pool_text` writes them.
         decode: The servers that decode, likewise.
+        replicas: Servers that are alike, behind a router, where there are several.
+        router: How requests were spread over them, or over the servers of each kind; one of
+            `physim.service.routers.ROUTERS`, in turn if not there.
         kv_host_bytes: The host's memory for KV blocks, of the whole server; none if not there.
         kv_host_bandwidth: At which they come up to each GPU, bytes/s; see `physim.Deployment`.
         prefix_caching: Whether prefixes are cached.
@@ -151,6 +162,8 @@ class RunRow(_Server):
 
     prefill: Annotated[Text, AfterValidator(_pool)] | None = None
     decode: Annotated[Text, AfterValidator(_pool)] | None = None
+    replicas: Whole | None = None
+    router: Annotated[Text, AfterValidator(_router)] | None = None
     prefix_caching: bool
     prompt_groups: Count
     prompts_per_group: Whole | None = None
@@ -222,6 +235,9 @@ class RunRow(_Server):
                 raise disagreement(
                     "prompt_groups", "say what is cached, as cached_len_mean does", "set them to 0"
                 )
+        if self.prefill is not None and self.replicas is not None:
+            problem = "are of servers that do both, and prefill and decode are given"
+            raise disagreement("replicas", problem, "give them in each: tp=2,replicas=4")
         if self.lengths is not None and self.prompt_groups:
             raise disagreement(
                 "prompt_groups", "say what is cached, as lengths do", "set them to 0"

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
-from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
+from physim.inputs.attempts import attempts, check_shared, choices, layout_axes, refuse_fleets
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.parallelism import on_gpus
@@ -135,6 +135,7 @@ def predicted(
         InputError: Some input cannot be used, or no server can be.
     """
     check_shared(options)
+    refuse_fleets(options, "a page")
     tried = layout_axes(tps, pps, dps, eps)
     for name, (first, last), least in (("input", inputs, 1), ("output", outputs, 2)):
         if not (math.isfinite(last) and least <= first < last):

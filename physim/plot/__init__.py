@@ -24,6 +24,7 @@ from physim.plot.lengths import draw_by_length
 from physim.plot.loads import draw_load, draw_timeline
 from physim.plot.measured_steps import draw_measured_steps
 from physim.plot.pareto import draw_pareto
+from physim.plot.pools import draw_pools
 from physim.plot.scaling import draw_scaling
 from physim.plot.schedules import draw_schedule
 from physim.plot.steps import (
@@ -57,6 +58,7 @@ __all__ = [
     "draw_measured_steps",
     "draw_observed",
     "draw_pareto",
+    "draw_pools",
     "draw_roofline",
     "draw_scaling",
     "draw_schedule",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def draw_comparison(comparison: Comparison) -> list[Axes]:
         panels.append(("saturation, requests/s", "saturation_rps", 1.0, "C4"))
     figure = new_figure(11, 1.4 + 0.32 * len(rows))
     drawn = list(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)))
-    names = [literal(f"{row['model'].split('/')[-1]}, {on_gpus(row['gpu'], row)}") for row in rows]
+    names = [literal(f"{row['model'].split('/')[-1]}, {_servers(row)}") for row in rows]
     places = np.arange(len(rows))
     for axes, (label, column, scale, color) in zip(drawn, panels, strict=True):
         values = [scale * (row[column] or 0.0) for row in rows]
@@ -52,3 +53,10 @@ def draw_comparison(comparison: Comparison) -> list[Axes]:
     drawn[0].set_yticks(places, names)
     drawn[0].invert_yaxis()
     return drawn
+
+
+def _servers(row: Mapping[str, Any]) -> str:
+    """The servers of a deployment, as people write them."""
+    if row["servers"] == 1:
+        return on_gpus(row["gpu"], row)
+    return f"{row['gpu']}: {row['layout']}"

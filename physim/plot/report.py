@@ -23,14 +23,20 @@ from physim.plot.steps import (
     draw_first_token,
     draw_roofline,
 )
-from physim.prediction.commands import bench_command, serve_command
+from physim.plot.way import draw_way
+from physim.prediction.commands import bench_command, serve_commands
 from physim.prediction.html import Html, element, escaped, joined, prediction_tables
 from physim.prediction.intervals import predict_with_interval
-from physim.prediction.results import Prediction
-from physim.questions.elasticities import explain
+from physim.prediction.results import PoolPrediction, Prediction
+from physim.questions.elasticities import Elasticities, explain
+from physim.questions.service_explanation import explain_service
+from physim.service.phases import DECODE, PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    # What a picture shows, and its axes.
+    Picture = tuple[str, Axes | Sequence[Axes]]
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -62,7 +68,7 @@ def write_report(
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[CaseOptions],
 ) -> Prediction:
-    """Writes a page on a model on a GPU under a load that stays.
+    """Writes a page on a model on a GPU, or on several servers, under a load that stays.
 
     Args:
         model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
@@ -83,22 +89,44 @@ def write_report(
     if rate is None or case.demanded.requests is not None:
         raise InputError("report", "needs an open-ended rate", "give --rate")
     prediction = predict_with_interval(case, load_fit(fit).on(case))
-    found = explain(case, fit=fit)
-    pictures: list[tuple[str, Axes | Sequence[Axes]]] = [
-        ("Latency against the load", draw_load(case, mark=rate, fit=fit)),
-        ("Where the time of a decode step goes", draw_breakdown(case, fit=fit)),
-        ("The operations on the roofline", draw_roofline(case, fit=fit)),
-        ("What the time to first token is spent on", draw_first_token(found)),
-        ("What latency and capacity depend on", draw_elasticities(found)),
-    ]
+    pictures: list[Picture] = [("Latency against the load", draw_load(case, mark=rate, fit=fit))]
+    if len(case.service.pools) > 1:
+        pictures.append(("What a request passes", draw_way(prediction)))
+        for own in explain_service(case, fit=fit).pools:
+            pictures += _of_server(own.server.case, own.server, own.pool.phases, fit)
+    else:
+        # Of replicas one under its share of the load.
+        server = case.of_pool(case.service.pools[0])
+        pictures += _of_server(server, explain(server, fit=fit), PHASES, fit)
     with data.replacing(path) as temporary:
         temporary.write_text(_page(case, prediction, pictures), encoding="utf-8")
     return prediction
 
 
-def _page(
-    case: Case, prediction: Prediction, pictures: Sequence[tuple[str, Axes | Sequence[Axes]]]
-) -> str:
+def _of_server(
+    case: Case, found: Elasticities, phases: Sequence[str], fit: str | Path
+) -> list[Picture]:
+    """Pictures of one server.
+
+    Args:
+        case: The server under its load.
+        found: What it depends on.
+        phases: What requests do there.
+        fit: A fit.
+    """
+    what = "" if len(phases) > 1 else f", {phases[0]}"
+    pictures: list[Picture] = [
+        (f"The operations on the roofline{what}", draw_roofline(case, fit=fit)),
+        (f"What the time to first token is spent on{what}", draw_first_token(found)),
+        (f"What latency and capacity depend on{what}", draw_elasticities(found)),
+    ]
+    if DECODE in phases:
+        drawn = draw_breakdown(case, fit=fit)
+        pictures.insert(0, (f"Where the time of a decode step goes{what}", drawn))
+    return pictures
+
+
+def _page(case: Case, prediction: Prediction, pictures: Sequence[Picture]) -> str:
     title = f"{prediction.model} on {prediction.gpus}"
     load = prediction.describe().removeprefix(f"{title}, ")
     made = f"physim {version('physim-llm')}, fit {prediction.fit}, {date.today().isoformat()}"
@@ -110,8 +138,7 @@ def _page(
         element("div", prediction_tables(prediction.to_dict()), class_="wide tables"),
         *(one for name, drawn in pictures for one in (element("h2", name), _picture(name, drawn))),
         element("h2", "The engine"),
-        element("p", f"{prediction.pool.describe_engine()}."),
-        element("p", f"{prediction.pool.describe_memory()}."),
+        *(one for pool in prediction.pools for one in _engine(pool, len(prediction.pools) > 1)),
         element("p", "Such a server, and this load:"),
         element("pre", joined(_commands(case))),
         element("h2", "What the words mean"),
@@ -134,11 +161,20 @@ def _page(
     return f"<!doctype html>\n{page}\n"
 
 
+def _engine(pool: PoolPrediction, is_one_of_several: bool) -> Iterator[Html]:
+    """What there is to say of the servers of a pool."""
+    if is_one_of_several:
+        yield element("p", f"{pool.pool.where}: {' and '.join(pool.phases)}.")
+    yield element("p", f"{pool.describe_engine()}.")
+    yield element("p", f"{pool.describe_memory()}.")
+
+
 def _commands(case: Case) -> Iterator[str]:
-    """The commands that there are for such a server and load."""
-    for command in (serve_command, bench_command):
-        with contextlib.suppress(InputError):
-            yield command(case)
+    """The commands that there are for such servers and load, one below the other."""
+    with contextlib.suppress(InputError):
+        yield from serve_commands(case).values()
+    with contextlib.suppress(InputError):
+        yield bench_command(case)
 
 
 def _picture(name: str, drawn: Axes | Sequence[Axes]) -> Html:

@@ -16,12 +16,12 @@ import numpy as np
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.load import Load
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.prediction.arrays import step_model_of
 from physim.prediction.journeys import Journey, PromptQueue, Way
 from physim.prediction.results import Prediction
+from physim.service.routers import BY_PREFIX
 from physim.service.server import Server
 from physim.service.service import Pool
 from physim.step.batch import Batch
@@ -59,16 +59,28 @@ def predict_apart(
     of_clients = [row for row, case in enumerate(cases) if case.demanded.concurrency is not None]
     coming = [row for row in range(len(cases)) if row not in of_clients]
     for row in coming:
-        load = cases[row].demanded
-        if load.dispersion is not None or not load.endless:
-            problem = "that ends or changes is only replayed where prefill and decode are apart"
-            raise InputError("load", problem, "use --method replay, or a rate without end")
+        check_stays(cases[row])
     found: dict[int, Prediction] = {}
     for rows, predicted in ((coming, _of_rates), (of_clients, _of_clients)):
         if rows:
             own = [cases[row] for row in rows], [corrections[row] for row in rows]
             found.update(zip(rows, predicted(*own, predict), strict=True))
     return [found[row] for row in range(len(cases))]
+
+
+def check_stays(case: Case) -> None:
+    """Refuses a load that pools apart are not predicted under.
+
+    Args:
+        case: Pools apart and their load.
+
+    Raises:
+        InputError: It comes at a rate, and ends or changes.
+    """
+    load = case.demanded
+    if load.concurrency is None and (load.dispersion is not None or not load.endless):
+        problem = "that ends or changes is only replayed where prefill and decode are apart"
+        raise InputError("load", problem, "use --method replay, or a rate without end")
 
 
 class _Services:
@@ -85,7 +97,7 @@ class _Services:
         corrections: Sequence[Corrections],
         predict: Predict,
     ) -> None:
-        self.cases = [replace(case, load=_at_rate(case.demanded)) for case in cases]
+        self.cases = [replace(case, load=case.demanded.in_open_loop(1.0)) for case in cases]
         self._corrections, self._predict = corrections, predict
         self._ways = [Way.of_case(case) for case in cases]
         # Clients of a data-parallel rank that generates, were all of them there at once.
@@ -185,21 +197,6 @@ def _with_slots(server: Server, requests: int) -> Server:
     """A server whose ranks have slots for so many requests, however these come."""
     slots = max(server.sizes.max_num_seqs, _MORE_SLOTS * requests)
     return replace(server, sizes=replace(server.sizes, max_num_seqs=slots))
-
-
-def _at_rate(load: Load) -> Load:
-    """A load as requests that come at a rate: those of clients by chance."""
-    if load.concurrency is None:
-        return load
-    return replace(
-        load,
-        concurrency=None,
-        requests=None,
-        warm_up_s=0.0,
-        think_s=0.0,
-        rate=1.0,
-        arrival="poisson",
-    )
 
 
 def _of_rates(
@@ -331,7 +328,21 @@ def _prediction(
         output_tokens_per_s=rate * load.mean_output,
         saturated=not known,
         pools=pools,
+        link_rps=one.way.most_rps,
         whole=replace(whole, latencies=latencies),
         scenario=(*case.taken, *taken_of_load(load)),
-        assumptions=tuple(dict.fromkeys((*first.assumptions, *one.second.assumptions))),
+        assumptions=tuple(
+            dict.fromkeys((*first.assumptions, *one.second.assumptions, *_of_turns(case)))
+        ),
     )
+
+
+def _of_turns(case: Case) -> tuple[str, ...]:
+    """What is taken of turns of conversations, a line, or none."""
+    service = case.service
+    if not case.demanded.conversing:
+        return ()
+    line = "of turns the prompts before are taken to stay where they were computed, without answers"
+    if service.pools[0].replicas > 1 and service.router not in BY_PREFIX:
+        line += f", and to come back there, which a router {service.router} does not see to"
+    return (line,)

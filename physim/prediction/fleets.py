@@ -61,7 +61,9 @@ def _of_replicas(case: Case, one: Prediction) -> Prediction:
             f"turns are taken to stay with a server, which a router {case.service.router} does not "
             "see to",
         )
-    stages = zip(load.stages or (None,) * len(one.stages), one.stages, strict=True)
+    # One stage is all that there is.
+    own = load.stages if len(load.stages) == len(one.stages) else (None,) * len(one.stages)
+    stages = zip(own, one.stages, strict=True)
     return replace(
         one,
         load=load,

@@ -65,12 +65,18 @@ def prediction_tables(prediction: Content) -> Html:
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),
             _table(("ms", *STATISTICS), _percentiles(prediction)),
             *(
-                _table(("component of a step", "ms", "share"), _parts(pool))
+                _table((f"component of a step{own}", "ms", "share"), _parts(pool))
                 for pool in prediction["pools"]
+                for own in [_of_pool(prediction, pool)]
             ),
             *(element("p", note, class_="note") for note in notes),
         ]
     )
+
+
+def _of_pool(prediction: Content, pool: Content) -> str:
+    """Which pool something is of, where there are several."""
+    return f", {'+'.join(pool['phases'])}" if len(prediction["pools"]) > 1 else ""
 
 
 def _means(prediction: Content) -> list[list[str]]:
@@ -90,13 +96,14 @@ def _means(prediction: Content) -> list[list[str]]:
         rows.append([label, f"{scale * value:.4g}", *(shown or ["-", "-"]), unit])
     rows.append(["throughput", f"{prediction['output_tokens_per_s']:.4g}", "-", "-", "tokens/s"])
     for pool in prediction["pools"]:
-        rows.append(["KV cache", f"{100 * pool['kv_use']:.3g}", "-", "-", "% of its blocks"])
+        of = _of_pool(prediction, pool)
+        rows.append([f"KV cache{of}", f"{100 * pool['kv_use']:.3g}", "-", "-", "% of its blocks"])
         if pool["hit_rate"]:
             hits = f"{100 * pool['hit_rate']:.3g}"
-            rows.append(["prefix cache hits", hits, "-", "-", "% of prompt tokens"])
+            rows.append([f"prefix cache hits{of}", hits, "-", "-", "% of prompt tokens"])
         if pool["host_hit_rate"]:
             loaded = f"{100 * pool['host_hit_rate']:.3g}"
-            rows.append(["of them from host memory", loaded, "-", "-", "% of prompt tokens"])
+            rows.append([f"of them from host memory{of}", loaded, "-", "-", "% of prompt tokens"])
     return rows
 
 

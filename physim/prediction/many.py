@@ -116,8 +116,12 @@ def _predicted(
     if method == "replay":
         from physim.prediction.replayed import replayed
 
+        # What was predicted is how the load would stay.
         found = {
-            row: replayed(one, cases[row], corrections[row], seed) for row, one in found.items()
+            row: replayed(
+                replace(one, load=cases[row].demanded), cases[row], corrections[row], seed
+            )
+            for row, one in found.items()
         }
     single = [row for row in range(len(cases)) if row not in found]
     others = [cases[row] for row in single], [corrections[row] for row in single]

@@ -16,10 +16,16 @@ from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
-from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
+from physim.prediction.results import (
+    PoolTimeline,
+    Prediction,
+    StageLatencies,
+    Timeline,
+    over_time,
+)
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.config import ReplayConfig
-from physim.replay.outcome import Replayed, completed_of
+from physim.replay.outcome import EngineSamples, Replayed, completed_of
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn
 from physim.service.phases import DECODE, PREFILL
@@ -214,16 +220,12 @@ def prediction_of(
         for number, (rate, duration) in enumerate(stages)
     ]
     rate, duration = stages[0] if len(stages) == 1 else (None, sum(d for _, d in stages) or None)
-    samples = result.samples
-    some = np.unique(np.linspace(0, len(samples.time_s) - 1, _POINTS).astype(int))
     sent = completed.iloc[np.unique(np.linspace(0, len(completed) - 1, _POINTS).astype(int))]
     timeline = Timeline(
-        time_s=samples.time_s[some].tolist(),
-        waiting=samples.waiting[some].tolist(),
-        running=samples.running[some].tolist(),
-        kv_use=(samples.kv_blocks[some] / result.kv_blocks).tolist(),
+        **dataclasses.asdict(_over_time(result.samples, result.kv_blocks)),
         arrival_s=sent["arrival_s"].tolist(),
         ttft_s=sent["ttft_s"].tolist(),
+        pools=tuple(_over_time(samples, blocks) for samples, blocks in result.pools),
     )
     span = float(completed["finished_s"].max() - frame["arrival_s"].min())
     ran = [one for one in result.requests if one.scheduled_s is not None]
@@ -245,6 +247,22 @@ def prediction_of(
         timeline,
         len(completed) / span,
         float(completed["output_tokens"].sum()) / span,
+    )
+
+
+def _over_time(samples: EngineSamples, kv_blocks: int) -> PoolTimeline:
+    """Some of the looks at servers.
+
+    Args:
+        samples: All of them.
+        kv_blocks: KV blocks of the servers.
+    """
+    some = np.unique(np.linspace(0, len(samples.time_s) - 1, _POINTS).astype(int))
+    return PoolTimeline(
+        time_s=samples.time_s[some].tolist(),
+        waiting=samples.waiting[some].tolist(),
+        running=samples.running[some].tolist(),
+        kv_use=(samples.kv_blocks[some] / kv_blocks).tolist(),
     )
 
 

@@ -50,6 +50,24 @@ class StageLatencies:
 
 
 @dataclass(frozen=True)
+class PoolTimeline:
+    """All servers of a pool over time.
+
+    Attributes:
+        time_s: Times, seconds.
+        waiting: Requests that wait.
+        running: Requests in the engines.
+        kv_use: Share of the KV blocks that are held, for requests on their way to the next pool
+            too.
+    """
+
+    time_s: list[float]
+    waiting: list[float]
+    running: list[float]
+    kv_use: list[float]
+
+
+@dataclass(frozen=True)
 class Timeline:
     """An engine over time.
 
@@ -60,6 +78,7 @@ class Timeline:
         kv_use: Share of the KV blocks that they hold.
         arrival_s: When some requests arrive.
         ttft_s: Their time to first token.
+        pools: Each pool, in the order in which requests pass them; empty where there is one.
     """
 
     time_s: list[float]
@@ -68,6 +87,14 @@ class Timeline:
     kv_use: list[float]
     arrival_s: list[float]
     ttft_s: list[float]
+    pools: tuple[PoolTimeline, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The engine over time as plain values, for JSON: pools where there are several."""
+        content = asdict(self)
+        if not self.pools:
+            del content["pools"]
+        return content
 
 
 FIRST_TOKEN_PARTS = {
@@ -227,6 +254,8 @@ class Prediction:
             lies in nine of ten cases; empty without a fit that knows. Infinite where the load may
             be above capacity.
         extrapolations: In what the case is beyond the runs that the fit knows, one line each.
+        link_rps: Requests whose KV blocks are sent from pool to pool per second, at most; None
+            where there is one pool.
     """
 
     model: str
@@ -248,6 +277,7 @@ class Prediction:
     assumptions: tuple[str, ...]
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     extrapolations: tuple[str, ...] = ()
+    link_rps: float | None = None
 
     @property
     def pool(self) -> PoolPrediction:
@@ -263,9 +293,27 @@ class Prediction:
     def saturation_rps(self) -> float:
         """Requests that are completed per second when there are always more of them.
 
-        The pool that saturates first bounds them.
+        The pool that saturates first bounds them, or what is sent from pool to pool.
         """
-        return min(pool.saturation_rps for pool in self.pools)
+        most = min(pool.saturation_rps for pool in self.pools)
+        return most if self.link_rps is None else min(most, self.link_rps)
+
+    @property
+    def limiting_pool(self) -> PoolPrediction:
+        """The pool that saturates first."""
+        return min(self.pools, key=lambda pool: pool.saturation_rps)
+
+    def describe_pools(self) -> str:
+        """How much of what pools and the link can do at most the load takes, and of what first."""
+        most = {" and ".join(pool.phases): pool.saturation_rps for pool in self.pools}
+        if self.link_rps is not None:
+            most["the link"] = self.link_rps
+        uses = [
+            f"{what} {self.requests_per_s / rps:.0%} of {rps:.4g} requests/s"
+            for what, rps in most.items()
+        ]
+        least = min(most, key=most.__getitem__)
+        return f"in use: {', '.join(uses)}; {least} is what saturates first"
 
     @property
     def tpot_s(self) -> float | None:
@@ -312,10 +360,12 @@ class Prediction:
             "load": None if self.load is None else self.load.to_dict(),
             "saturation_rps": self.saturation_rps,
             "pools": [pool.to_dict() for pool in self.pools],
-            "timeline": None if self.timeline is None else asdict(self.timeline),
+            "timeline": None if self.timeline is None else self.timeline.to_dict(),
             "whole": self.whole.to_dict(),
             "stages": [part.to_dict() for part in self.stages],
         }
+        if self.link_rps is None:
+            del content["link_rps"]
         # JSON knows no infinity.
         content["intervals"] = {
             name: [low, high if math.isfinite(high) else None]

@@ -68,9 +68,10 @@ def capacity(
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[CaseOptions],
 ) -> Capacity:
-    """The highest rate at which a server keeps to objectives on its latencies.
+    """The highest rate at which a server, or a service of several, keeps to objectives.
 
-    All rates below keep to them too.
+    All rates below keep to them too. Of pools apart ``prediction.limiting_pool`` is the one that
+    can do least.
 
     Args:
         model: A case, whose rate is of no account; or a path of a ``config.json``, shipped name or

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -72,13 +72,17 @@ class Elasticities:
     speculation: Speculation | None = None
     host_hit_rate: float = 0.0
 
-    def notable(self) -> dict[str, Mapping[str, float]]:
-        """The values of parts on which anything depends, by what the parts are in words."""
+    def notable(self, metrics: Sequence[str] = METRICS) -> dict[str, Mapping[str, float]]:
+        """The values of parts on which a metric depends, by what the parts are in words.
+
+        Args:
+            metrics: The metrics, of `METRICS`.
+        """
         words = RATES | ROOM | {name: one.meaning for name, one in CORRECTIONS.items()}
         return {
             words[part]: row
             for part, row in self.values.items()
-            if any(abs(value) >= _NOTABLE for value in row.values())
+            if any(abs(row[metric]) >= _NOTABLE for metric in metrics)
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.questions.objectives import Requirements
 from physim.service.phases import DECODE, PREFILL
-from physim.service.service import Pool
 
 # GPUs that share every layer of a server, and the most servers of a pool that are tried.
 _TPS, _MOST = (1, 2, 4, 8), 16
@@ -45,7 +44,7 @@ class Split:
         """The pools, such as ``2 x (tp 1) prefill : 1 x (tp 2) decode on h100_sxm``."""
         first, second = (self.case.service.pool_of(phase) for phase in (PREFILL, DECODE))
         gpu = first.server.gpu.key
-        return f"{_servers(first)} prefill : {_servers(second)} decode on {gpu}"
+        return f"{first.layout} prefill : {second.layout} decode on {gpu}"
 
     def to_dict(self) -> dict[str, Any]:
         """The pools as plain values, for JSON."""
@@ -61,10 +60,6 @@ class Split:
             "e2e_s": one.e2e_s,
             "saturation_rps": one.saturation_rps,
         }
-
-
-def _servers(pool: Pool) -> str:
-    return f"{pool.replicas} x (tp {pool.server.parallelism.tp})"
 
 
 def best_split(

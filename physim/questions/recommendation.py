@@ -18,7 +18,7 @@ from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.grids.store import measured_gpus
-from physim.inputs.attempts import check_shared, layout_axes
+from physim.inputs.attempts import check_shared, layout_axes, refuse_fleets
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.models.lookup import load_model
@@ -31,7 +31,7 @@ from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirements
 from physim.questions.pareto import Tradeoff, tradeoff
 from physim.questions.pools_apart import Split, best_split
-from physim.questions.prices import hourly_prices, per_million_tokens
+from physim.questions.prices import hourly_price, hourly_prices, per_million_tokens
 from physim.questions.schedule import Arrivals, ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.service.hardware import load_hardware
@@ -214,6 +214,7 @@ def recommend(
         InputError: Some input cannot be used, or no deployment keeps to the objectives.
     """
     check_shared(options)
+    refuse_fleets(options, "what is asked for", "leave it out: replicas are chosen")
     tried = layout_axes(tps, pps, dps, eps)
     asked = Requirements.parse(slo, goodput)
     for name, number in (("max GPUs", max_gpus), ("count", count)):
@@ -401,8 +402,7 @@ def _choices(
     found = []
     for own_choice, one in zip(chosen, predictions, strict=True):
         case, schedule = own_choice.case, own_choice.schedule
-        tokens_per_s, hour = one.output_tokens_per_s, hourly.get(case.server.gpu.key)
-        gpus = case.server.parallelism.gpus
+        tokens_per_s, hour = one.output_tokens_per_s, hourly_price(hourly, case.service)
         if schedule is not None:
             tokens_per_s = schedule.tokens_per_s / own_choice.replicas
         rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}
@@ -417,8 +417,8 @@ def _choices(
                 _chances(one, rooms),
                 min(1 - one.requests_per_s / one.saturation_rps, *left.values()),
                 _limit(case, known.name, tightest.metric),
-                per_million_tokens(hour, gpus, tokens_per_s),
-                None if hour is None else hour * gpus * own_choice.replicas,
+                per_million_tokens(hour, tokens_per_s),
+                None if hour is None else hour * own_choice.replicas,
                 schedule,
             )
         )

@@ -35,10 +35,13 @@ from physim.errors import InputError
 from physim.inputs.arrivals import arrivals_named
 from physim.inputs.attempts import attempts
 from physim.inputs.case import Case, check_names
+from physim.inputs.fleet import pool_text
+from physim.inputs.fleet_request import FleetRequest
 from physim.inputs.lengths import Lengths
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.service.phases import PHASES, PREFILL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +84,8 @@ class CaseGrid:
         """A grid from a YAML file: for each option a value, a list, or a range.
 
         Options are ``model``, ``fit`` and those of `physim.predict`. A range is ``{from: 1, to: 20,
-        steps: 5}``, evenly spaced, or with ``scale: log`` in equal ratios.
+        steps: 5}``, evenly spaced, or with ``scale: log`` in equal ratios. What pools apart have of
+        their own (``prefill``, ``decode``) is text such as ``tp=2,replicas=4``, or ``{tp: 2}``.
 
         Raises:
             InputError: The file cannot be read, an option is unknown, or it has no values.
@@ -107,7 +111,8 @@ class CaseGrid:
             raise InputError(f"{path}: model", "is missing", "name one, or a list")
         if "stages" in content:
             raise InputError(f"{path}: stages", "cannot be swept", "give rates")
-        axes = {str(k): _values(f"{path}: {k}", value) for k, value in content.items()}
+        content = {str(k): _as_text(v) if k in PHASES else v for k, v in content.items()}
+        axes = {k: _values(f"{path}: {k}", value) for k, value in content.items()}
         cases = math.prod(len(values) for values in axes.values())
         if cases > _MOST_CASES:
             raise InputError(str(path), f"has {cases:.3g} cases", "give fewer values")
@@ -150,6 +155,13 @@ class _Range(BaseModel):
         return [float(one) for one in spaced(self.first, self.last, self.steps)]
 
 
+def _as_text(pools: Any) -> Any:
+    """What pools have of their own, one or a list, as text where it is a mapping."""
+    if isinstance(pools, list):
+        return [_as_text(one) for one in pools]
+    return pool_text(pools) if isinstance(pools, dict) else pools
+
+
 def _values(where: str, value: Any) -> list[Value]:
     try:
         if isinstance(value, dict):
@@ -182,7 +194,9 @@ def sweep(
     """Predicts every case of a grid and writes a folder of Parquet files.
 
     A row has the case's options, its mean latencies and their 99th percentiles in seconds,
-    throughputs and the batch; or under ``problem`` why there is no prediction.
+    throughputs and the batch; or under ``problem`` why there is no prediction. Of services of
+    several servers it has the number of GPUs, and the state of a server; where prefill and decode
+    are apart, of one that generates, beside what each pool saturates at and one that prefills.
 
     Args:
         grid: The grid, or the YAML file that holds it; see `CaseGrid.read`.
@@ -319,7 +333,7 @@ def _part(grid: CaseGrid, place: int, size: int) -> tuple[int, list[Row]]:
         except InputError as error:
             row["problem"] = str(error)
     for (row, _), one in zip(cases, _predictions([c for _, c in cases], fits), strict=True):
-        row |= {"problem": one} if isinstance(one, str) else _columns(one)
+        row |= {"problem": one} if isinstance(one, str) else _columns(grid, one)
     return place, rows
 
 
@@ -360,13 +374,29 @@ _OF_A_POOL = ("batch", "kv_use", "step_s")
 _OTHERS = (*_RATES, *_OF_A_POOL)
 
 
-def _columns(one: Prediction) -> Row:
+def _of_fleets(grid: CaseGrid) -> list[str]:
+    """Columns of a grid whose services may have several servers."""
+    if not grid.axes.keys() & FleetRequest.__dataclass_fields__.keys():
+        return []
+    pools = [f"{phase}_saturation_rps" for phase in PHASES]
+    first = [f"{PREFILL}_{name}" for name in _OF_A_POOL]
+    return ["gpus", *(pools + first if PREFILL in grid.axes else [])]
+
+
+def _columns(grid: CaseGrid, one: Prediction) -> Row:
     latencies = {
         name: one.whole.latencies.get(metric, {}).get(which)
         for name, (metric, which) in _LATENCIES.items()
     }
     rates = {name: getattr(one, name) for name in _RATES}
-    return latencies | rates | {name: getattr(one.pool, name) for name in _OF_A_POOL}
+    # Requests have most of their tokens of the last.
+    state = {name: getattr(one.pools[-1], name) for name in _OF_A_POOL}
+    found = latencies | rates | state | {"gpus": sum(pool.pool.gpus for pool in one.pools)}
+    for pool in one.pools:
+        for name in ("saturation_rps", *_OF_A_POOL):
+            found |= {f"{phase}_{name}": getattr(pool, name) for phase in pool.phases}
+    wanted = (*_LATENCIES, *_OTHERS, *_of_fleets(grid))
+    return {name: found[name] for name in wanted}
 
 
 def _kind(types: set[type]) -> str:
@@ -383,7 +413,8 @@ def _frame(grid: CaseGrid, rows: Sequence[Row]) -> pd.DataFrame:
     kinds: dict[str, str] = {"case": "int64"}
     for name, values in grid.axes.items():
         kinds[name] = _kind({type(value) for value in values})
-    kinds |= dict.fromkeys((*_LATENCIES, *_OTHERS), "float64") | {"problem": "string"}
+    numbers = (*_LATENCIES, *_OTHERS, *_of_fleets(grid))
+    kinds |= dict.fromkeys(numbers, "float64") | {"problem": "string"}
     columns = {name: [row.get(name) for row in rows] for name in kinds}
     for name, kind in kinds.items():
         if kind == "string":

@@ -116,6 +116,11 @@ def outcome_of(
         pools: Its pools.
         horizon_s: When it stopped, seconds.
     """
+    apart = []
+    if len(pools) > 1:
+        for pool, alike in zip(pools, cluster.pools, strict=True):
+            looks = EngineSamples.of_servers([np.frombuffer(one.samples) for one in alike])
+            apart.append((looks, pool.replicas * pool.config.kv_blocks))
     arrived = [request for request in cluster.sent if request.arrival_s <= horizon_s]
     return Replayed(
         requests=sorted(arrived, key=lambda request: (request.arrival_s, request.number)),
@@ -127,6 +132,7 @@ def outcome_of(
         entry=pools[0].config,
         config=pools[-1].config,
         kv_blocks=sum(pool.replicas * pool.config.kv_blocks for pool in pools),
+        pools=apart,
     )
 
 
@@ -255,6 +261,9 @@ class Cluster:
                 break
             self._route(server.now)
             server.act(self, horizon_s)
+            if server.asleep and len(self.servers) > 1:
+                # Sums over servers have it as it was last looked at.
+                server.look()
         for server in self.servers:
             end_s = min(server.now, horizon_s)
             self._route(end_s)

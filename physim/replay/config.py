@@ -83,7 +83,8 @@ class ReplayConfig:
             input_tokens: Tokens of its prompt.
             output_tokens: Tokens that it is given.
         """
-        steps = decode_steps(output_tokens)
+        # Where none decodes they leave with their first token.
+        steps = decode_steps(output_tokens) if DECODE in self.phases else 0
         tokens = input_tokens + steps
         # Its last step may begin with one token missing, and computes all that are proposed.
         computed = tokens + self.query_tokens - 1 if steps else tokens

@@ -147,6 +147,8 @@ class Replayed:
         entry: A server of the pool that requests come to,
         config: and one of the pool that gives them their tokens.
         kv_blocks: KV blocks of all servers.
+        pools: The servers of each pool over time, and how many KV blocks they have; empty where
+            there is one pool.
     """
 
     requests: list[Request]
@@ -158,6 +160,7 @@ class Replayed:
     entry: ReplayConfig
     config: ReplayConfig
     kv_blocks: int
+    pools: Sequence[tuple[EngineSamples, int]] = ()
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each request: times in seconds, empty where there is none.

@@ -193,7 +193,7 @@ class ReplayServer:
             alone = self._form(self._idle[0])
             self._release()
             if any(batch.chunks or batch.decoding for batch in self._idle[0]):
-                self._look()
+                self.look()
                 comes_s = outside.next_arrival_s(self)
                 if self._inbox:
                     comes_s = min(comes_s, self._inbox[0][0])
@@ -244,7 +244,7 @@ class ReplayServer:
             if rank.done or rank.handovers:
                 rank.release(self.now)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
         if self._runs % self._apart == 0:
             ranks = self._ranks

@@ -42,6 +42,11 @@ class Pool:
         return self.replicas * self.server.parallelism.gpus
 
     @property
+    def layout(self) -> str:
+        """How many servers of which layout, such as ``2 x (tp 4)``."""
+        return f"{self.replicas} x ({self.server.parallelism})"
+
+    @property
     def where(self) -> str:
         """How many of which servers, such as ``2 servers of 4 x h100_sxm (tp 4)``."""
         where = self.server.where
@@ -192,6 +197,25 @@ class Service:
     def where(self) -> str:
         """What the model runs on: the servers of each pool."""
         return where_of(self.pools)
+
+    @property
+    def layout(self) -> str:
+        """The layout of its servers, such as ``tp 2``, ``4 x (tp 2)`` with a router that is named.
+
+        Of pools apart ``3 x (tp 1) prefill : 2 x (tp 2) decode``.
+        """
+        if self.is_single:
+            return str(self.pools[0].server.parallelism)
+        pools = self.pools
+        layout = pools[0].layout
+        if len(pools) > 1:
+            layout = " : ".join(f"{pool.layout} {'+'.join(pool.phases)}" for pool in pools)
+        return layout if self.router == ROUTERS[0] else f"{layout}, {self.router}"
+
+    @property
+    def gpu_keys(self) -> tuple[str, ...]:
+        """Keys of the GPUs that its pools have, each once."""
+        return tuple(dict.fromkeys(pool.server.gpu.key for pool in self.pools))
 
     @property
     def server(self) -> Server:

@@ -17,7 +17,7 @@ from physim.batching.demand import Demand
 from physim.corrections.fields import Corrections, flat
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
+from physim.inputs.attempts import attempts, check_shared, choices, layout_axes, refuse_fleets
 from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions
 from physim.models.lookup import config_path
 from physim.models.parallelism import on_gpus, telling
@@ -164,6 +164,7 @@ def write_tables(
     """
     _check(kind, tolerance)
     check_shared(options)
+    refuse_fleets(options, "a table")
     tried = layout_axes(tps, pps, dps, eps)
     for gpu in gpus:
         load_hardware(gpu)

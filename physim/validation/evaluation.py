@@ -22,6 +22,7 @@ from physim.measured.run_cases import (
 )
 from physim.measured.runs_csv import TableRow, grouped, read_tables
 from physim.measured.schema import RunRow
+from physim.prediction.apart import check_stays
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction, StageLatencies
@@ -124,7 +125,10 @@ def evaluate(
     cases, skipped, wanted = [], [], []
     for key, some in grouped(table.where(where), _run).items():
         try:
-            cases.append(case_of(runs[key], timeout_s))
+            case = case_of(runs[key], timeout_s)
+            if method == "fluid" and len(case.service.pools) > 1:
+                check_stays(case)
+            cases.append(case)
             wanted.append(some)
         except InputError as error:
             skipped += [_identity(one.row) | {"reason": str(error)} for one in some]
@@ -172,13 +176,14 @@ def _part_of(row: RunRow, run: Sequence[TableRow], prediction: Prediction) -> St
 def _identity(row: RunRow) -> dict[str, Any]:
     """What a row is of."""
     degrees = {name: degree for name, degree in degrees_of(row).items() if degree > 1}
+    layout = " ".join(f"{name}{degree}" for name, degree in degrees.items()) or "tp1"
     return {
         "experiment": row.experiment,
         "stage": row.stage,
         "model": row.model,
         "hardware": row.hardware,
         "tp": row.tp,
-        "layout": " ".join(f"{name}{degree}" for name, degree in degrees.items()) or "tp1",
+        "layout": layout if row.replicas in (None, 1) else f"{layout} x{row.replicas}",
         "engine": row.engine or DEFAULT_ENGINE,
         "engine_version": row.engine_version,
         "concurrency": row.concurrency,
