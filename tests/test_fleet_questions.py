@@ -83,7 +83,7 @@ def test_compare_prints_fleets():
     text = printed(*words, "--price", "h100=2", "--price", "l40s=1")
     for word in ("3 x (tp 1)", "2 x (tp 1) prefill : 1 x (tp 2) decode", "tok/s/GPU", "per 1M"):
         assert word in text
-    line = "left out Qwen/Qwen3-8B on l40s (router round_robin, prefill replicas=2, decode tp=2): "
+    line = "left out Qwen/Qwen3-8B on l40s (prefill replicas=2, decode tp=2): "
     assert f"{line}transfer_bandwidth: is not given" in text
     rows = json.loads(printed(*words, "--json"))["rows"]
     assert [row["servers"] for row in rows if row["gpu"] == "l40s"] == [3, 1]

@@ -11,13 +11,12 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, stdout, table_of
 from physim.cli.engine_options import ENGINE, layout_lists
-from physim.cli.fleet_options import FLEETS, fleets_in
+from physim.cli.fleet_options import FLEETS, POOLS, fleets_in
 from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Models
 from physim.models.parallelism import on_gpus
-from physim.service.phases import PHASES
 
 if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
@@ -97,7 +96,7 @@ def _left_out(row: Mapping[str, Any]) -> str:
     subject = f"{row['model']} on {on_gpus(row['gpu'], row)}"
     reason = row["reason"].removeprefix(f"{subject}: ")
     fleet = ", ".join(f"{name} {row[name]}" for name in FLEETS if row.get(name))
-    if any(row.get(phase) for phase in PHASES):
+    if any(row.get(pool) for pool in POOLS):
         # Pools have layouts of their own.
         subject = f"{row['model']} on {row['gpu']}"
     return f"{subject} ({fleet}): {reason}" if fleet else f"{subject}: {reason}"

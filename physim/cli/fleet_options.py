@@ -10,11 +10,13 @@ from physim.cli.bundles import CommandOption, Given, shown
 from physim.cli.comma_lists import degrees_in
 from physim.inputs.fleet_request import FleetOptions, FleetRequest
 from physim.options import options_of
-from physim.service.phases import PHASES
+from physim.service.routers import ROUTERS
 
 FLEET: Mapping[str, CommandOption] = {
     name: shown(option) for name, option in options_of(FleetRequest).items()
 }
+# Options of which each says what a pool of its own has.
+POOLS = ("prefill", "decode")
 # Fleets beside one server: the numbers of replicas by commas, and pools apart.
 FLEETS: Mapping[str, CommandOption] = {
     name: shown(
@@ -36,7 +38,10 @@ def fleets_in(given: Given) -> list[FleetOptions]:
         InputError: A number of replicas is none.
     """
     (counts,) = degrees_in({"replicas": given["replicas"]}).values()
-    others: Any = {name: value for name, value in given.items() if value and name != "replicas"}
-    is_apart = any(others.get(phase) for phase in PHASES)
-    alike: Any = {"router": given["router"]} if is_apart else others
-    return [{**alike, "replicas": count} for count in counts] + [others] * is_apart
+    router: Any = {} if given["router"] == ROUTERS[0] else {"router": given["router"]}
+    own = {name: given[name] for name in given if name not in ("replicas", "router")}
+    others: Any = {name: value for name, value in own.items() if value} | router
+    is_apart = any(others.get(pool) for pool in POOLS)
+    alike = router if is_apart else others
+    some = [alike | ({} if count == 1 else {"replicas": count}) for count in counts]
+    return [*some, others] if is_apart else some
