@@ -261,8 +261,8 @@ def test_explain_prints_pools(monkeypatch, explained):
 
 def test_replicas_depend_on_what_one_of_them_depends_on(explained):
     del explained
-    found = physim.explain_service(MODEL, **GPU, **LENGTHS, concurrency=30, replicas=3)
-    assert found.limiting.server.case.demanded.concurrency == 10
+    found = physim.explain_service(MODEL, **GPU, **LENGTHS, rate=6.0, replicas=3)
+    assert found.limiting.server.case.demanded.rate == 2
     assert found.limiting.server.case.service.is_single
     assert found.limiting.metrics == METRICS
 

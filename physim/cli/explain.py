@@ -73,7 +73,6 @@ def explain(
 
 def _print_service(found: ServiceExplanation) -> None:
     from physim.prediction.evictions import evictions
-    from physim.prediction.results import FIRST_TOKEN_PARTS, WAY_PARTS
 
     console, one = stdout(), found.prediction
     itl = "-" if one.itl_s is None else f"{one.itl_s * 1e3:.1f} ms"
@@ -83,18 +82,8 @@ def _print_service(found: ServiceExplanation) -> None:
     )
     if len(one.pools) > 1:
         console.print(one.describe_pools())
-    parts = FIRST_TOKEN_PARTS | WAY_PARTS
     console.print("time to first token, ms")
-    console.print(
-        table_of(
-            ("", "TTFT"),
-            [
-                [parts[part], f"{seconds * 1e3:.1f}"]
-                for part, seconds in one.ttft_parts_s.items()
-                if seconds
-            ],
-        )
-    )
+    console.print(_first_token(one.ttft_parts_s))
     for own in found.pools:
         console.print()
         if len(one.pools) > 1:
@@ -113,6 +102,15 @@ def _print_service(found: ServiceExplanation) -> None:
         console.print(_slopes(own.server, own.metrics))
 
 
+def _first_token(parts_s: Mapping[str, float]) -> RenderableType:
+    """What the time to first token is spent on."""
+    from physim.prediction.results import FIRST_TOKEN_PARTS, WAY_PARTS
+
+    words = FIRST_TOKEN_PARTS | WAY_PARTS
+    rows = [[words[part], f"{seconds * 1e3:.1f}"] for part, seconds in parts_s.items() if seconds]
+    return table_of(("", "TTFT"), rows)
+
+
 def _slopes(found: Elasticities, metrics: Sequence[str]) -> RenderableType:
     """What some metrics depend on."""
     rows = [
@@ -126,7 +124,6 @@ def _slopes(found: Elasticities, metrics: Sequence[str]) -> RenderableType:
 
 def _print_elasticities(found: Elasticities) -> None:
     from physim.prediction.evictions import evictions
-    from physim.prediction.results import FIRST_TOKEN_PARTS
     from physim.questions.elasticities import METRICS
 
     console = stdout()
@@ -137,16 +134,7 @@ def _print_elasticities(found: Elasticities) -> None:
         f"{metrics['e2e']:.3f} s, saturation {metrics['saturation']:.3g} requests/s"
     )
     console.print("time to first token, ms")
-    console.print(
-        table_of(
-            ("", "TTFT"),
-            [
-                [FIRST_TOKEN_PARTS[part], f"{seconds * 1e3:.1f}"]
-                for part, seconds in found.ttft_parts_s.items()
-                if seconds
-            ],
-        )
-    )
+    console.print(_first_token(found.ttft_parts_s))
     if found.speculation is not None:
         console.print(found.speculation.describe())
     for line in evictions(found.case, found.hit_rate, found.host_hit_rate):
