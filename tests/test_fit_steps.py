@@ -9,6 +9,7 @@ from physim.cli import app
 from physim.corrections.fields import CORRECTIONS, Corrections, flat
 from physim.corrections.files import load_fit
 from physim.errors import InputError
+from physim.fitting.drift import drift
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.fit import fit
 from physim.fitting.objective import Problem
@@ -118,6 +119,23 @@ def test_the_noise_of_steps_is_learned(case):
         problem, _, _ = solve(problem, learns_widths=False)
         # Student's distribution has its scale below the standard deviation of normal noise.
         assert problem.step_noise[CLOCK_NAMES.index("loop")] == pytest.approx(noise, rel=0.3)
+
+
+@pytest.mark.slow
+def test_a_slower_server_is_told_by_its_steps(outcome, case, tmp_path):
+    today = steps_of(case, "loop", 1000, seed=5)
+    same, slower = tmp_path / "same.csv", tmp_path / "slower.csv"
+    step_table.write(same, today)
+    columns = {name: one for name, one in today.columns.items() if not np.isnan(one).any()}
+    # Clocks that are 10% lower make everything longer.
+    columns["seconds"] = columns["seconds"] * 1.1
+    step_table.write(slower, MeasuredSteps.from_columns(columns, "loop", "slower.csv"))
+    (found,) = drift(fit=outcome.fit, steps=[same], server=case)
+    assert not found.changed
+    (found,) = drift(fit=outcome.fit, steps=[slower], server=case)
+    assert found.changed
+    assert found.errors["step"] == pytest.approx(-9, abs=1)
+    assert all(one.factor > 1 for one in found.shifts)
 
 
 @pytest.mark.slow

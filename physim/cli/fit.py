@@ -122,7 +122,8 @@ def fit(
     """
     tables, steps = tables or [], steps or []
     if check:
-        _check(tables, base, where, false_alarms, as_json)
+        asked_of = None if server is None else _server(server)
+        _check(tables, base, where, false_alarms, steps, asked_of, context, as_json)
         return
     if out is None:
         raise InputError("--out", "is missing", "name the fit file to write")
@@ -236,25 +237,34 @@ def _percents(halves: Mapping[str, float]) -> list[str]:
 
 
 def _check(
-    tables: Sequence[Path], base: str, where: str | None, false_alarms: float, as_json: bool
+    tables: Sequence[Path],
+    base: str,
+    where: str | None,
+    false_alarms: float,
+    steps: Sequence[Path],
+    server: Case | None,
+    context: float | None,
+    as_json: bool,
 ) -> None:
     from physim.corrections.fields import CORRECTIONS
     from physim.fitting.drift import drift
 
-    found = drift(tables, base, where, false_alarms)
+    found = drift(tables, base, where, false_alarms, steps, server, context)
     if as_json:
         print_json([one.to_dict() for one in found])
         return
     console = stdout()
     for one in found:
         errors = ", ".join(
-            f"{METRICS[metric].label} {error:+.1f}%" for metric, error in one.errors.items()
+            f"{METRICS[name].label if name in METRICS else name} {error:+.1f}%"
+            for name, error in one.errors.items()
         )
         chance = f"{one.p_value:.2g}" if one.p_value >= 1e-6 else "less than one in a million"
-        console.print(f"{one.where}, {one.rows} runs; {base} predicts {errors}")
+        what = "runs and steps" if tables and steps else "steps" if steps else "runs"
+        console.print(f"{one.where}, {one.rows} {what}; {base} predicts {errors}")
         if not one.changed:
             console.print(
-                f"  as before: runs so far off have a chance of {chance} where nothing changed"
+                f"  as before: {what} so far off have a chance of {chance} where nothing changed"
             )
             continue
         console.print(f"  changed: where nothing did, the chance of that is {chance}", style="red")

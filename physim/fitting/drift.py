@@ -28,8 +28,12 @@ from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import Branch, branch_of
 from physim.errors import InputError
 from physim.fitting.next_runs import spread_of
-from physim.fitting.objective import latencies_along, pulled
+from physim.fitting.objective import cycles_along, latencies_along, pulled
 from physim.fitting.observations import METRICS, NOISE, Observed, observe
+from physim.fitting.step_cycles import CLOCK_NAMES, observe_served
+from physim.fitting.step_cycles import NOISE as STEP_NOISE
+from physim.inputs.case import Case
+from physim.measured.step_files import read_step_files
 
 # False alarms in so many checks.
 FALSE_ALARMS = 0.01
@@ -38,7 +42,8 @@ _ROUNDS = 4
 # Another correction explains a change as well if its likelihood ratio is so near the best.
 _AS_WELL = 2.0
 
-Vector = Float[np.ndarray, " n"]
+_COUNT = len(CORRECTIONS)
+
 Matrix = Float[np.ndarray, "n n"]
 
 
@@ -63,10 +68,11 @@ class Drift:
 
     Attributes:
         where: The GPU, engine, version and family of models.
-        rows: How many runs.
+        rows: How many runs and steps.
         p_value: The chance of runs so far off where nothing changed.
         false_alarms: The chance at which it is called a change.
-        errors: Mean error of the fit today by metric, percent; positive where it predicts too much.
+        errors: Mean error of the fit today by metric, and of a ``step``, percent; positive where it
+            predicts too much.
         shifts: Corrections that would explain the change, the best first, with those that explain
             it as well; empty where there is none.
     """
@@ -100,10 +106,13 @@ class Drift:
 
 
 def drift(
-    tables: Sequence[str | Path],
+    tables: Sequence[str | Path] = (),
     fit: str | Path | Fit = DEFAULT_FIT,
     where: str | None = None,
     false_alarms: float = FALSE_ALARMS,
+    steps: Sequence[str | Path] = (),
+    server: Case | None = None,
+    context: float | None = None,
 ) -> list[Drift]:
     """Whether servers have changed since a fit was made, one answer for each kind of server.
 
@@ -112,6 +121,9 @@ def drift(
         fit: The fit, its name or its path.
         where: Keeps only rows for which this expression over the columns holds.
         false_alarms: The chance of an alarm where nothing changed, over all answers together.
+        steps: Files of today's steps of ``server`` (`physim.measured.step_files.read_step_files`).
+        server: The server that they are of; its load is of no account.
+        context: Mean tokens of context of its requests, where the steps say nothing of them.
 
     Raises:
         InputError: A file or an option cannot be used, no row is left, or nothing is known of how
@@ -122,22 +134,48 @@ def drift(
     known = fit if isinstance(fit, Fit) else load_fit(fit)
     if known.evidence is None:
         raise InputError(f"fit {known.name}", "says not how certain it is", "fit one to runs")
-    observed = observe(tables, where)
-    branches = [branch_of(case, known.common[-1]) for case in observed.cases]
-    several = list(dict.fromkeys(branches))
+    if not tables and (not steps or server is None):
+        raise InputError("data", "is missing", "give tables of runs, or steps with their server")
+    found: dict[Branch, list[_Deviations]] = {}
+    if tables:
+        observed = observe(tables, where)
+        branches = [branch_of(case, known.common[-1]) for case in observed.cases]
+        for branch in dict.fromkeys(branches):
+            own = observed.pick([one == branch for one in branches])
+            found[branch] = [_of_runs(own, known)]
+    if steps and server is not None:
+        branch = branch_of(server, known.common[-1])
+        found.setdefault(branch, []).append(_of_steps(steps, server, context, known))
     return [
-        _of_branch(observed, branch, branches, known, false_alarms / len(several))
-        for branch in several
+        _of_branch(branch, parts, known, false_alarms / len(found))
+        for branch, parts in found.items()
     ]
 
 
-def _of_branch(
-    observed: Observed, branch: Branch, branches: Sequence[Branch], known: Fit, chance: float
-) -> Drift:
-    own = observed.pick([one == branch for one in branches])
+@dataclass(frozen=True)
+class _Deviations:
+    """Predictions beside what was measured of one kind of server.
+
+    Attributes:
+        case: The server.
+        count: How many runs or steps.
+        sizes: Deviations, in standard deviations,
+        slopes: their slopes in the corrections,
+        weights: and how much each counts.
+        errors: Mean error by what was measured, percent.
+    """
+
+    case: Case
+    count: int
+    sizes: Float[np.ndarray, " rows"]
+    slopes: Float[np.ndarray, "rows n"]
+    weights: Float[np.ndarray, " rows"]
+    errors: Mapping[str, float]
+
+
+def _of_runs(own: Observed, known: Fit) -> _Deviations:
     corrections = flat(known.on(own.cases[0]).corrections)
-    count = len(CORRECTIONS)
-    directions = np.eye(len(corrections))[:count]
+    directions = np.eye(len(corrections))[:_COUNT]
     numbers = np.tile(corrections, (len(own.rows), 1))
     logs, slopes = latencies_along(own.stages.chunks, numbers, directions)
     off = logs - own.stages.observed
@@ -145,21 +183,55 @@ def _of_branch(
     if not counts.any():
         raise InputError("data", "holds no run that the fit predicts", "run lower loads")
     noise = np.array([known.noise.get(metric, NOISE[m]) for m, metric in enumerate(METRICS)])
-    weights = np.broadcast_to(np.asarray(own.stages.weight)[:, None], counts.shape)[counts]
-    p_value, shifts = changed(
-        (off / noise)[counts],
-        (slopes[..., :count] / noise[:, None])[counts],
-        weights,
-        spread_of(known, own.cases[0]),
-    )
+    weights = np.broadcast_to(np.asarray(own.stages.weight)[:, None], counts.shape)
     errors = {
         metric: float(100 * np.mean(np.expm1(off[counts[:, column], column])))
         for column, metric in enumerate(METRICS)
         if counts[:, column].any()
     }
+    return _Deviations(
+        own.cases[0],
+        len(own.rows),
+        (off / noise)[counts],
+        (slopes[..., :_COUNT] / noise[:, None])[counts],
+        weights[counts],
+        errors,
+    )
+
+
+def _of_steps(
+    files: Sequence[str | Path], server: Case, context: float | None, known: Fit
+) -> _Deviations:
+    tokens = server.server.kv.tokens
+    measured = [read_step_files([file]).completed(tokens, context) for file in files]
+    cycles = observe_served(measured, server, known.common[-1]).cycles
+    corrections = flat(known.on(server).corrections)
+    directions = np.eye(len(corrections))[:_COUNT]
+    logs, slopes = cycles_along(cycles, corrections[None], directions)
+    off, clock = logs - np.asarray(cycles.observed), np.asarray(cycles.clock)
+    of_clocks = known.record.get("step_noise", {})
+    noise = np.array([of_clocks.get(name, STEP_NOISE) for name in CLOCK_NAMES])[clock]
+    return _Deviations(
+        server,
+        len(off),
+        off / noise,
+        slopes[:, :_COUNT] / noise[:, None],
+        np.asarray(cycles.weight),
+        {"step": float(100 * np.mean(np.expm1(off)))},
+    )
+
+
+def _of_branch(branch: Branch, parts: Sequence[_Deviations], known: Fit, chance: float) -> Drift:
+    p_value, shifts = changed(
+        np.concatenate([one.sizes for one in parts]),
+        np.concatenate([one.slopes for one in parts]),
+        np.concatenate([one.weights for one in parts]),
+        spread_of(known, parts[0].case),
+    )
+    errors = {name: error for one in parts for name, error in one.errors.items()}
     named = ", ".join(filter(None, branch[1:-1]))
-    found = shifts if p_value < chance else ()
-    return Drift(named, len(own.rows), p_value, chance, errors, found)
+    count = sum(one.count for one in parts)
+    return Drift(named, count, p_value, chance, errors, shifts if p_value < chance else ())
 
 
 def changed(
@@ -176,7 +248,7 @@ def changed(
         weights: How much each counts.
         spread: Covariance of the corrections.
     """
-    width = flat(PRIOR_WIDTHS)[: len(CORRECTIONS)]
+    width = flat(PRIOR_WIDTHS)[:_COUNT]
     scaled, own, pull = slopes * width, spread / np.outer(width, width), np.ones(len(sizes))
     for _ in range(_ROUNDS):
         curvature = scaled.T @ ((weights * pull)[:, None] * scaled)

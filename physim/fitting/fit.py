@@ -23,7 +23,7 @@ from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups, observe
-from physim.fitting.step_cycles import Trace, alike, observe_served, observe_steps
+from physim.fitting.step_cycles import CLOCK_NAMES, Trace, alike, observe_served, observe_steps
 from physim.fitting.uncertainty import LEAST_SCATTER, unseen
 from physim.inputs.case import Case
 from physim.inputs.load import Load
@@ -272,6 +272,7 @@ def concluded(
                 for source, own in zip(sources, problem.noise, strict=True)
             },
             "in_sample_mape": metrics,
+            "step_noise": {} if trace is None else _noise_of_steps(problem),
             "distrusted": distrusted,
             "left_out": list(observed.left_out),
             "losses": [round(loss, 3) for loss in losses],
@@ -287,6 +288,13 @@ def concluded(
         losses,
         _typical(result, observed, trace),
     )
+
+
+def _noise_of_steps(problem: Problem) -> dict[str, float]:
+    """The noise of steps by the name of their clock."""
+    assert problem.cycles is not None  # there are steps
+    clocks = np.unique(np.asarray(problem.cycles.clock)).tolist()
+    return {CLOCK_NAMES[clock]: round(float(problem.step_noise[clock]), 4) for clock in clocks}
 
 
 def _scatter_of_steps(problem: Problem, found: Deviations) -> dict[str, float]:
