@@ -4,12 +4,20 @@ import json
 
 import numpy as np
 import pytest
+import yaml
 
 from physim.errors import InputError
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
-from physim.exports.form_error import FormStepTimes, form_error, walk_of
+from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
+from physim.exports.llm_d import (
+    Iteration,
+    fake_server,
+    iteration_of,
+    peak_prefill_tokens_per_s,
+    transfer_us_per_token,
+)
 from physim.exports.subject import Subject
-from physim.exports.writer import export_dynamo
+from physim.exports.writer import export_dynamo, export_llm_d
 from physim.step.many_batches import total_seconds
 
 OPTIONS = {"gpu": "h100_sxm", "tp": 2, "input_tokens": 575, "output_tokens": 248}
@@ -159,3 +167,83 @@ def test_a_folder_of_others_is_not_replaced(tmp_path):
     (tmp_path / "mine").write_text("x")
     with pytest.raises(InputError, match="no export"):
         export_dynamo(QWEN, tmp_path, fit="none", force=True, **OPTIONS)
+
+
+def test_an_iteration_by_hand():
+    three = Iteration(6.0, 0.02, 1e-4)
+    # 10 requests of 500 in, 99 out: 6 + 10 (0.02 x 599 / 100 + 1e-4 x 549.5)
+    assert three.mean_ms(10, 500, 99) == pytest.approx(7.7475)
+    # A step: 10 + 500 tokens, 5,500 attended to and 500 of the prompt
+    assert three.seconds(*rows(10, 5500, 1, 500))[0] == pytest.approx(16.8e-3)
+    # 3 x 6 + 0.0201 x 500, and 18 + 0.02 + 1e-4 x 550
+    assert three.targets_ms(500, 99) == pytest.approx((28.05, 18.075))
+
+
+def test_a_straight_walk_gives_its_three_numbers():
+    rng = np.random.default_rng(0)
+    decodes, context, tokens = rng.uniform(1, (100, 1000, 2000), (200, 3)).T
+    attended, share = decodes * context, np.full(200, 1 / 200)
+    three = Iteration(5.0, 0.03, 2e-5)
+    seconds = three.seconds(decodes, attended, tokens, tokens)
+    found = iteration_of(Walk(decodes, attended, tokens, tokens, seconds, share))
+    assert vars(found) == pytest.approx(vars(three), rel=1e-4)
+
+
+def test_peak_prefill_is_a_full_step_and_the_front_end(subject):
+    tokens = subject.case.server.sizes.max_num_batched_tokens
+    batch = subject.steps.batch(prefill_requests=np.ones(1), chunk=float(tokens))
+    step = total_seconds(subject.steps, batch)[0]
+    # Zero-shot: 5 ms of a request, and half of 20 us of its token; no handover beyond the step.
+    assert peak_prefill_tokens_per_s(subject) == pytest.approx(
+        tokens / (step + 5e-3 + 10e-6), rel=1e-5
+    )
+
+
+def test_a_token_is_transferred_by_every_gpu(subject):
+    # 40 layers of 8 KV heads of 128, keys and values, 2 bytes each, half of it on each GPU.
+    bytes_of_gpu = 40 * 8 * 128 * 2 * 2 / 2
+    assert transfer_us_per_token(subject, 50e9) == pytest.approx(bytes_of_gpu / 50e3)
+    for link in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="link"):
+            transfer_us_per_token(subject, link)
+
+
+def test_the_fake_server_is_as_far_off_as_it_says(subject):
+    fake, context = fake_server(subject), 575 + 124
+    for count in (1.0, 40.0, 200.0):
+        batch = subject.steps.batch(decode_requests=np.array([count]), context=context)
+        rise = 1 + (fake.factor - 1) * (count - 1) / (fake.max_num_seqs - 1)
+        off = fake.inter_token_s * rise / total_seconds(subject.steps, batch)[0] - 1
+        assert abs(100 * off) < fake.decode_pct + 0.5
+
+
+def test_llm_d_reads_what_is_written(tmp_path):
+    about = export_llm_d(
+        QWEN, tmp_path / "out", fit="none", namespace="prod", link_bytes_per_s=50e9, **OPTIONS
+    )
+    files = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.yaml")}
+    config = yaml.safe_load(files["wva-queueing-model-config.yaml"])
+    assert (config["kind"], config["metadata"]["name"]) == (
+        "ConfigMap",
+        "wva-queueing-model-config",
+    )
+    own = yaml.safe_load(config["data"]["qwen-qwen3-14b"])
+    three = Iteration(**about["iteration_ms"])
+    assert (own["model_id"], own["namespace"]) == (QWEN, "prod")
+    assert (own["targetTTFT"], own["targetITL"]) == pytest.approx(
+        three.targets_ms(575, 248), rel=1e-5
+    )
+    affinity, source = (
+        one["parameters"] for one in yaml.safe_load(files["router.yaml"])["plugins"]
+    )
+    assert affinity["peakPrefillThroughput"] == round(about["peak_prefill_tokens_per_s"])
+    assert source["costModel"]["transferMicrosecondsPerToken"] == pytest.approx(1.638, rel=1e-3)
+    fake = yaml.safe_load(files["llm-d-inference-sim.yaml"])
+    assert fake["latency-calculator"] == "per-token"
+    assert float(fake["inter-token-latency"].removesuffix("ns")) == pytest.approx(
+        1e9 * about["fake_server"]["inter_token_s"], rel=1e-6
+    )
+    for text in files.values():
+        said = json.loads(text.partition("\n")[0].removeprefix("# "))
+        assert (said["model"], said["gpu"], said["fit"]) == (QWEN, "h100_sxm", "none")
+        assert said["engine"]["engine_version"]

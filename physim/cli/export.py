@@ -68,6 +68,63 @@ def dynamo(
     stdout().print(f"written to {out}")
 
 
+@app.command("llm-d")
+@with_bundles(load=load_bundle(arrival="poisson"), engine=ENGINE)
+def llm_d(
+    model: Model,
+    gpu: Gpu,
+    out: Folder,
+    tp: Tp = 1,
+    namespace: Annotated[str, typer.Option(help="Namespace of the model's servers.")] = "default",
+    link: Annotated[
+        float | None, typer.Option(help="GB/s that carry KV from each GPU to another server.")
+    ] = None,
+    fit: FitName = "default",
+    force: Force = False,
+    as_json: AsJson = False,
+    *,
+    load: Given,
+    engine: Given,
+) -> None:
+    """Write what llm-d's autoscaler, router and fake vLLM take.
+
+    The rates at which its error is stated are 20, 60 and 90% of what the server can do.
+
+    For example:
+
+    physim export llm-d Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out llm-d/qwen
+    """
+    load = load_options(load)
+    from physim.cli.progress import running
+    from physim.exports.writer import export_llm_d
+
+    with running("exporting"):
+        about = export_llm_d(
+            model,
+            out,
+            namespace=namespace,
+            link_bytes_per_s=None if link is None else link * 1e9,
+            fit=fit,
+            force=force,
+            gpu=gpu,
+            tp=tp,
+            **load,
+            **engine,
+        )
+    if as_json:
+        print_json(about)
+        return
+    console, three, fake = stdout(), about["iteration_ms"], about["fake_server"]
+    console.print("alpha {alpha:g}, beta {beta:g}, gamma {gamma:g} ms".format(**three))
+    _print_error("iterations", about["error"])
+    console.print(f"peakPrefillThroughput: {about['peak_prefill_tokens_per_s']:.0f} tokens/s")
+    console.print(
+        f"fake vLLM: decode within {fake['decode_pct']}% of physim's steps, prompts alone within "
+        f"{fake['prefill_pct']}%"
+    )
+    console.print(f"written to {out}")
+
+
 def _print_error(name: str, error: Mapping[str, Any]) -> None:
     """Says how far a form is off."""
     console = stdout()
