@@ -157,7 +157,9 @@ def transfer_us_per_token(subject: Subject, link_bytes_per_s: float) -> float:
         InputError: It is not positive.
     """
     if not 0 < link_bytes_per_s < np.inf:
-        raise InputError("link", f"{link_bytes_per_s:g} is no bandwidth", "give GB/s of a GPU")
+        raise InputError(
+            "link", f"{link_bytes_per_s / 1e9:g} GB/s is no bandwidth", "give GB/s of a GPU"
+        )
     kv = subject.case.server.kv
     return _US * kv.block_bytes / kv.block_size / link_bytes_per_s
 
