@@ -145,11 +145,17 @@ def test_a_plain_profile_counts_weights_twice(subject, walk):
 
 @pytest.mark.parametrize(
     ("more", "field"),
-    [({"rate": 2.0}, "rate"), ({"pp": 2}, "pp"), ({"concurrency": 3}, "concurrency")],
+    [
+        ({"rate": 2.0}, "rate"),
+        ({"pp": 2}, "pp"),
+        ({"concurrency": 3}, "concurrency"),
+        ({"output_tokens": 1}, "output"),
+        ({"max_num_batched_tokens": 1, "max_num_seqs": 1}, "max_num_batched_tokens"),
+    ],
 )
 def test_what_has_no_place_is_said(more, field):
     with pytest.raises(InputError, match=field):
-        Subject.from_options(QWEN, "none", **OPTIONS, **more)
+        Subject.from_options(QWEN, "none", **(OPTIONS | more))
 
 
 def test_other_files_are_no_profiles(tmp_path):

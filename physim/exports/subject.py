@@ -73,6 +73,12 @@ class Subject:
                 )
         if case.server.draft is not None:
             raise InputError("draft", "has no place in these formats", "leave it out")
+        if case.demanded.mean_output <= 1:
+            raise InputError(
+                "output", "is one token, after which none comes", "ask for two or more"
+            )
+        if case.server.sizes.max_num_batched_tokens < 2:
+            raise InputError("max_num_batched_tokens", "leaves prompts one length", "use 2 or more")
         case.demanded.refuse_turns("export of step times")
         known = load_fit(fit).on(case)
         (found,) = steady([case], [known.corrections], known.name)
