@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from physim.cli import data, grids, show
+from physim.cli import data, export, grids, show
 from physim.cli.capacity import capacity
 from physim.cli.compare import compare
 from physim.cli.console import print_line
@@ -60,6 +60,7 @@ app.command()(fit)
 app.command()(crossval)
 app.command()(table)
 app.command()(sweep)
+app.add_typer(export.app, name="export")
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
 app.add_typer(grids.app, name="grids")

@@ -1,0 +1,134 @@
+"""Folders of exported files, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Unpack
+
+from physim import data
+from physim.corrections.files import DEFAULT_FIT
+from physim.errors import InputError
+from physim.exports.dynamo import mocker_profile, planner_arrays, write_dynamo
+from physim.exports.form_error import form_error, walk_of
+from physim.exports.llm_d import (
+    config_map,
+    fake_server,
+    fake_server_yaml,
+    iteration_of,
+    peak_prefill_tokens_per_s,
+    prefill_us_per_token,
+    router_yaml,
+    transfer_us_per_token,
+)
+from physim.exports.subject import Subject
+from physim.inputs.case import CaseOptions
+
+METADATA = "metadata.json"
+
+
+def export_dynamo(
+    model: str | Path,
+    folder: Path,
+    *,
+    apart: bool = False,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes the profile of Dynamo's mocker and the folders of its planner.
+
+    Args:
+        model: A path of a ``config.json``, shipped name or hub id.
+        folder: The folder to make.
+        apart: Whether prefill and decode run on servers of their own. Then prompts take what they
+            take alone; else what they add to a step that decodes.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
+
+    Returns:
+        The metadata: where the files are from, and how far they are off.
+
+    Raises:
+        InputError: Some input cannot be used, or the folder is there and not empty.
+    """
+    _check(folder, force)
+    subject = Subject.from_options(model, fit, **options)
+    profile = mocker_profile(subject, apart)
+    about = {
+        **subject.about(),
+        "prefill": "alone" if apart else "increment over a decode step",
+        "error": form_error(subject, profile.seconds, walk_of(subject)).to_dict(),
+    }
+    with data.replacing_folder(folder, force) as temporary:
+        write_dynamo(temporary, profile, planner_arrays(subject), about)
+        _write_json(temporary / METADATA, about)
+    return about
+
+
+def export_llm_d(
+    model: str | Path,
+    folder: Path,
+    *,
+    namespace: str = "default",
+    link_bytes_per_s: float | None = None,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes what llm-d's autoscaler, router and fake vLLM take.
+
+    Args:
+        model: A path of a ``config.json``, shipped name or hub id.
+        folder: The folder to make.
+        namespace: Namespace of the model's servers.
+        link_bytes_per_s: What carries KV from each GPU to another server; None leaves its costs
+            out.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
+
+    Returns:
+        The metadata: where the files are from, their numbers, and how far they are off.
+
+    Raises:
+        InputError: Some input cannot be used, or the folder is there and not empty.
+    """
+    _check(folder, force)
+    subject = Subject.from_options(model, fit, **options)
+    transfer = (
+        None if link_bytes_per_s is None else transfer_us_per_token(subject, link_bytes_per_s)
+    )
+    walk = walk_of(subject)
+    iteration, fake, own = iteration_of(walk), fake_server(subject), subject.about()
+    peak, prefill = peak_prefill_tokens_per_s(subject), prefill_us_per_token(subject)
+    about = {
+        **own,
+        "iteration_ms": vars(iteration).copy(),
+        "error": form_error(subject, iteration.seconds, walk).to_dict(),
+        "peak_prefill_tokens_per_s": peak,
+        "prefill_us_per_token": prefill,
+        "transfer_us_per_token": transfer,
+        "fake_server": vars(fake).copy(),
+    }
+    files = {
+        "wva-queueing-model-config.yaml": config_map(subject, iteration, namespace, own),
+        "router.yaml": router_yaml(peak, prefill, transfer, own),
+        "llm-d-inference-sim.yaml": fake_server_yaml(fake, transfer, own),
+    }
+    with data.replacing_folder(folder, force) as temporary:
+        for name, text in files.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        _write_json(temporary / METADATA, about)
+    return about
+
+
+def _check(folder: Path, force: bool) -> None:
+    """Refuses to replace what no export made."""
+    if force and folder.is_dir() and any(folder.iterdir()) and not (folder / METADATA).is_file():
+        raise InputError(str(folder), "holds no export that could be replaced", "name another")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
