@@ -110,6 +110,29 @@ def read_json_list(path: Path) -> list[Any]:
     return content
 
 
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON objects of a file that has one on each line, with their places for messages.
+
+    Raises:
+        InputError: The file cannot be read, or a line that is not empty is no JSON object.
+    """
+    try:
+        with opened(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                place = f"{path}, line {number}"
+                try:
+                    content = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise InputError(place, "is no JSON", "correct it") from error
+                if not isinstance(content, dict):
+                    raise InputError(place, "holds no JSON object", "pass one on each line")
+                yield place, content
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not UTF-8 text", "pass a file of JSON lines") from error
+
+
 def _json_in(path: Path) -> Any:
     """What a JSON file holds.
 

@@ -361,6 +361,10 @@ FORMATS: dict[str, Format] = {
         _of_report("vllm-bench"),
     ),
     "blis-trace": Format(("blis.csv",), _of_report("blis-trace"), beside=".yaml"),
+    "aiperf": Format(
+        ("aiperf.json", "aiperf_clients.json", "aiperf_gamma.json"), _of_report("aiperf")
+    ),
+    "aiperf-requests": Format(("aiperf.jsonl",), _of_report("aiperf")),
     "vllm-log": Format(("vllm.log", "vllm_newer.log"), _log),
     "ml-energy": Format(("ml_energy.csv",), _public(ml_energy.read)),
     "silicon": Format(("silicon.csv",), _public(silicon.read)),
@@ -451,6 +455,22 @@ IGNORED: dict[str, dict[str, str]] = {
         "num_chunks": "chunks may hold several tokens",
         "prefix_group": "--prompt-groups says what is sent again",
     },
+    "aiperf": {
+        **dict.fromkeys(("*.p50", "*.min", "*.max"), _MEANS),
+        **dict.fromkeys(("request_latency.std", "*_token*.std"), _MEANS),
+        **dict.fromkeys(("*_version", "benchmark_id", "start_time", "end_time"), _ABOUT),
+        **dict.fromkeys(("*.name", "*.type"), "names alone"),
+        "input_config.phases*.kind": "the last phase that warms nothing up is the one measured",
+        "input_config.models*": _NAMED,
+        "input_config.phases*.requests": "the report counts those that were answered",
+        "input_config.phases*.duration": "the report says how long it took",
+        "input_config.datasets*.isl.*": "the report has the prompts that were sent",
+        "inter_token_latency.*": "E2E without TTFT says it",
+        "time_to_second_token.*": "E2E without TTFT says it",
+        "output_token_throughput.*": _FOLLOWS,
+        "*.unit": "lengths and counts have one unit",
+    },
+    "aiperf-requests": {},
     "vllm-log": {
         "model": _NAMED,
         "seed": "no times depend on it",
