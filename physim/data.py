@@ -133,6 +133,35 @@ def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InputError(str(path), "is not UTF-8 text", "pass a file of JSON lines") from error
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping from a file, or a JSON object, which is one too.
+
+    Raises:
+        InputError: The file cannot be read, is no YAML, or holds something else than a mapping; or
+            PyYAML is not installed.
+    """
+    if path.suffix == ".json":
+        return read_json(path)
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise InputError(
+            str(path), "needs PyYAML", 'install it: pip install "physim-llm[sweep]"'
+        ) from error
+    try:
+        with reading(path):
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except InputError:
+        raise
+    # Dates and numbers that are none, and what is nested too deeply, are not YAML's own errors.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise InputError(str(path), f"is no YAML: {said}", "correct it") from error
+    if not isinstance(content, dict):
+        raise InputError(str(path), "holds no YAML mapping", "write lines such as `key: value`")
+    return content
+
+
 def _json_in(path: Path) -> Any:
     """What a JSON file holds.
 

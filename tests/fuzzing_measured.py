@@ -51,7 +51,9 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
     """Reads a report, and makes a case of each of its stages."""
 
     def read(path: Path) -> Any:
-        frame = physim.read_report(kind, path, model="Qwen/Qwen3-8B", gpu="h100_sxm")
+        # llm-d's say of what they are.
+        about = {} if kind == "llm-d" else {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm"}
+        frame = physim.read_report(kind, path, **about)
         rows = frame.to_dict("records")
         for row in rows:
             assert 0 < row["ttft_mean"] <= row["e2e_mean"] <= 1e9
@@ -365,6 +367,8 @@ FORMATS: dict[str, Format] = {
         ("aiperf.json", "aiperf_clients.json", "aiperf_gamma.json"), _of_report("aiperf")
     ),
     "aiperf-requests": Format(("aiperf.jsonl",), _of_report("aiperf")),
+    "llm-d": Format(("llm_d.json", "llm_d_apart.json"), _of_report("llm-d")),
+    "llm-d-yaml": Format(("llm_d.yaml",), _of_report("llm-d")),
     "vllm-log": Format(("vllm.log", "vllm_newer.log"), _log),
     "ml-energy": Format(("ml_energy.csv",), _public(ml_energy.read)),
     "silicon": Format(("silicon.csv",), _public(silicon.read)),
@@ -471,6 +475,30 @@ IGNORED: dict[str, dict[str, str]] = {
         "*.unit": "lengths and counts have one unit",
     },
     "aiperf-requests": {},
+    "llm-d": {
+        **dict.fromkeys(("*.p50", "*.p99"), _MEANS),
+        **dict.fromkeys(("run.*", "*.metadata.*"), _ABOUT),
+        **dict.fromkeys(("*.tool_version", "*.source"), "of the load generator"),
+        **dict.fromkeys(("*.normalized_time_per_output_token.*",), _FOLLOWS),
+        "*.inter_token_latency.*": "of chunks, which may hold several tokens; TPOT is read",
+        "*.throughput.*_token_rate.*": _FOLLOWS,
+        "*.request_rate.units": "rates have one unit",
+        "*_length.units": "lengths are in tokens",
+        "*.distribution": "physim takes a mean and a spread",
+        "*.output_seq_len.std_dev": "the spread of what was generated is read",
+        **dict.fromkeys(("*.prefix.num_*", "*.prefix.prefix_len.*"), "the native load says it"),
+        "*.load.standardized.parallelism": "how the client asks, not what serves",
+        "*.native.config.data.type": "its name alone",
+        "*.native.config.load.stages*": "a report is of one stage, which is read",
+        "*.native.config.kind": "of the router",
+        "*.native.args.rate": "the standardised load says it",
+        "*.native.args.--tensor-parallel-size": "the standardised server says it",
+        "*.native.envars.*": "physim has no option of them",
+        "*.accelerator.count": _FOLLOWS,
+        "*.parallelism.dp_local": "ranks on one machine or several work alike",
+        "*.parallelism.workers": _FOLLOWS,
+    },
+    "llm-d-yaml": {"*": "the same report in JSON says why"},
     "vllm-log": {
         "model": _NAMED,
         "seed": "no times depend on it",

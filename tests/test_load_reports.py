@@ -86,3 +86,89 @@ def test_rows_of_aiperf():
     )
     (row,) = frame.to_dict("records")
     assert (row["cached_len_mean"], row["arrival"]) == (128.0, "poisson")
+
+
+def of_llm_d(name):
+    frame = physim.read_report("llm-d", REPORTS / name)
+    (row,) = frame.to_dict("records")
+    return row
+
+
+def test_a_report_of_llm_d_is_a_whole_case():
+    """Each of two replicas gets half of ten requests a second; prompts of groups come again."""
+    row = of_llm_d("llm_d.json")
+    assert (row["model"], row["hardware"], row["tp"]) == ("Qwen/Qwen3-8B", "h100_sxm", 1)
+    assert (row["engine"], row["engine_version"]) == ("vllm", "0.11.0")
+    assert (row["max_model_len"], row["max_num_seqs"]) == (16384, 128)
+    assert (row["max_num_batched_tokens"], row["gpu_memory_utilization"]) == (4096, 0.92)
+    assert (row["rate_rps"], row["duration_s"], row["arrival"]) == (5.0, 60.0, "poisson")
+    assert (row["n_success"], row["n_failed"], row["stage"]) == (594, 6, 3)
+    assert (row["prompt_groups"], row["prompts_per_group"]) == (32, 8)
+    assert (row["ttft_mean"], row["e2e_mean"]) == (0.061, 1.9)
+    assert "one of 2 replicas" in row["note"]
+    assert "outputs have 201 tokens of the 1000" in row["note"]
+
+
+def test_pools_of_llm_d():
+    """E2E is TTFT and 200 gaps: 0.061 + 200 x 0.0092 s."""
+    row = of_llm_d("llm_d_apart.json")
+    assert row["prefill"] == "tp=1,pp=1,dp=1,ep=1,replicas=2,max_num_seqs=64"
+    assert row["decode"].startswith("tp=2,pp=1,dp=1,ep=1,replicas=1,max_num_seqs=128")
+    assert (row["concurrency"], row["rate_rps"]) == (64, 9.8)
+    assert row["e2e_mean"] == pytest.approx(0.061 + 200 * 0.0092)
+
+
+def test_a_report_of_llm_d_in_yaml():
+    row = of_llm_d("llm_d.yaml")
+    assert (row["rate_rps"], row["arrival"], row["prompt_groups"]) == (10.0, "poisson", 0)
+    assert "are taken to compute prompts too" in row["note"]
+    assert "vllm 0.33 takes by default" in row["note"]
+
+
+def test_what_is_given_counts_before_a_report_of_llm_d():
+    (row,) = physim.read_report(
+        "llm-d", REPORTS / "llm_d.json", model="Qwen/Qwen3-14B", tp=2, max_num_seqs=64
+    ).to_dict("records")
+    assert (row["model"], row["tp"], row["max_num_seqs"]) == ("Qwen/Qwen3-14B", 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "said"),
+    [
+        (("version",), "0.1", "version: 0.1 is unknown"),
+        (("scenario", "stack"), [], "stack"),
+        (("scenario", "stack", 0, "standardized", "role"), "router", "role"),
+        (("scenario", "stack", 0, "standardized", "role"), "prefill", "compute prompts alone"),
+        (("scenario", "stack", 0, "standardized", "kind"), "generic", "has no inference_engine"),
+        (("scenario", "stack", 0, "native", "args"), {"--max-num-seqs": "x"}, "max-num-seqs"),
+        (
+            ("results", "request_performance", "aggregate", "requests", "failures"),
+            601,
+            "600 are fewer than failed, 601",
+        ),
+    ],
+)
+def test_what_is_no_report_of_llm_d(tmp_path, way, value, said):
+    report = json.loads((REPORTS / "llm_d.json").read_text())
+    place = report
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = value
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    with pytest.raises(InputError, match=said) as caught:
+        physim.read_report("llm-d", path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a", "3", "a: 2026-99-99"])
+def test_what_is_no_yaml(tmp_path, text):
+    path = tmp_path / "report.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="YAML"):
+        physim.read_report("llm-d", path)
+
+
+def test_other_reports_do_not_name_the_model():
+    with pytest.raises(InputError, match="model: is missing, and the report does not say it"):
+        physim.read_report("aiperf", REPORTS / "aiperf.json", gpu="h100_sxm")

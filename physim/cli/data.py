@@ -13,7 +13,7 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import print_line, stdout, table_of
 from physim.cli.engine_options import RECORDED
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
-from physim.cli.subject_options import FitName, Gpu, OptionalGpu
+from physim.cli.subject_options import FitName, OptionalGpu
 from physim.measured.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -36,9 +36,12 @@ def read(
             help="The report's file, or inference-perf's folder; of metrics two scrapes."
         ),
     ],
-    model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
-    gpu: Gpu,
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Name or hub id of the model; as an llm-d report says if not given."),
+    ] = None,
+    gpu: OptionalGpu = None,
     server_log: Annotated[
         Path | None,
         typer.Option(help="The server's log, for its engine's version, limits and KV blocks."),
@@ -76,7 +79,7 @@ def read(
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
-    A report does not say how the server was started: pass its log, or its options.
+    A report does not say how the server was started, but for llm-d's: pass its log, or its options.
 
     For example:
 

@@ -1,3 +1,3 @@
 """The reports that are read: a module of this folder for each, named like its format."""
 
-FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace", "aiperf", "metrics")
+FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace", "aiperf", "llm-d", "metrics")

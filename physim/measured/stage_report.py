@@ -77,8 +77,8 @@ def cut_short(generated: float, asked: float) -> str:
     if generated >= _ENDED * asked:
         return ""
     return (
-        f"outputs have {generated:.0f} tokens of the {asked:.0f} that were asked for: answers ended "
-        "by themselves (no ignore_eos)"
+        f"outputs have {generated:.0f} tokens of the {asked:.0f} that were asked for: answers "
+        "ended by themselves (no ignore_eos)"
     )
 
 
