@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import physim
 from physim.errors import InputError
 from physim.measured import aiperf
+from physim.measured.llm_d_report import as_report, write_report
 
 REPORTS = Path(__file__).parent / "reports"
 
@@ -172,3 +176,57 @@ def test_what_is_no_yaml(tmp_path, text):
 def test_other_reports_do_not_name_the_model():
     with pytest.raises(InputError, match="model: is missing, and the report does not say it"):
         physim.read_report("aiperf", REPORTS / "aiperf.json", gpu="h100_sxm")
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    return physim.predict(
+        "Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        rate=4.0,
+        arrival="poisson",
+        input_tokens=800,
+        output_tokens=200,
+        replicas=2,
+        max_num_seqs=64,
+    )
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rate=st.floats(0.1, 1e3),
+    ttft=st.floats(1e-3, 10.0),
+    gap=st.floats(1e-4, 0.5),
+    arrival=st.sampled_from(["constant", "poisson"]),
+)
+def test_a_prediction_that_is_written_is_read_back(predicted, tmp_path, rate, ttft, gap, arrival):
+    load = replace(predicted.load, rate=rate, arrival=arrival)
+    e2e = ttft + 199 * gap
+    times = {"ttft": {"mean": ttft}, "tpot": {"mean": gap}, "e2e": {"mean": e2e}}
+    one = replace(
+        predicted,
+        load=load,
+        requests_per_s=rate,
+        whole=replace(predicted.whole, latencies=times),
+    )
+    path = tmp_path / "report.json"
+    write_report(one, path)
+    (row,) = physim.read_report("llm-d", path).to_dict("records")
+    server = predicted.pools[0].server
+    assert (row["ttft_mean"], row["e2e_mean"], row["rate_rps"]) == (ttft, e2e, rate / 2)
+    assert (row["arrival"], row["input_len_mean"], row["output_len"]) == (arrival, 800, 200)
+    assert (row["model"], row["hardware"], row["tp"]) == (predicted.model, "h100_sxm", 1)
+    assert (row["engine"], row["engine_version"]) == ("vllm", server.profile.version)
+    assert (row["max_num_seqs"], row["max_model_len"]) == (64, server.sizes.max_model_len)
+    assert row["note"] == "the row is what one of 2 replicas gets of the load"
+
+
+def test_what_llm_d_has_no_report_of(predicted):
+    for load, said in ((None, "is a trace"), (replace(predicted.load, turns=3), "conversation")):
+        with pytest.raises(InputError, match=said):
+            as_report(replace(predicted, load=load))
+    over = replace(predicted, whole=replace(predicted.whole, latencies={}))
+    with pytest.raises(InputError, match="above capacity"):
+        as_report(over)

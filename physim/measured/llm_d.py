@@ -35,10 +35,10 @@ from physim.service.phases import DECODE, PREFILL, decode_steps
 
 _SOURCE = "a Benchmark Report of llm-d"
 _ENGINE = "inference_engine"
-_AGGREGATE = "aggregate"
 # Of load generators: the one that repeats whole prompts where they share prefixes, and the one
 # whose arrivals are Poisson's unless it is told otherwise.
 _REPEATS = "inference-perf"
+_OURS = "physim"
 _POISSON = ("vllm-benchmark", "vllm-bench")
 # A version, alone or as the tag of an image.
 _VERSION = re.compile(r"(?:^|:)v?(\d+\.\d+[\w.+-]*)$")
@@ -84,7 +84,7 @@ class _Kind(Document):
 class _Standardized(Document):
     tool: Text
     tool_version: Text | None = None
-    role: Literal["prefill", "decode", "aggregate"] = "aggregate"
+    role: Literal["replica", "aggregate", "prefill", "decode"] = "replica"
     replicas: Whole = 1
     model: _Name
     accelerator: _Accelerator
@@ -325,7 +325,7 @@ def _load_config(load: _Load, where: str) -> _LoadConfig:
 
 def _arrival(load: _Load, where: str) -> str:
     tool = load.standardized.tool
-    if tool == _REPEATS and _load_config(load, where).load.type == "poisson":
+    if tool in (_REPEATS, _OURS) and _load_config(load, where).load.type == "poisson":
         return "poisson"
     return "poisson" if tool in _POISSON else "constant"
 
