@@ -396,6 +396,10 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.ml_energy": ("ml-energy",),
     "physim.measured.profiles": ("profile-of-trace",),
     "physim.measured.prometheus": ("prometheus-vllm", "prometheus-sglang"),
+    "physim.measured.recognised": (
+        *("aiperf", "aiperf-requests", "llm-d", "llm-d-yaml", "guidellm", "vllm-bench"),
+        *("inference-perf", "blis-trace"),
+    ),
     "physim.measured.row_rules": _OURS,
     "physim.measured.runs_csv": ("table",),
     "physim.measured.scrapes": ("scrapes",),

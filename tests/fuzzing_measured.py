@@ -37,6 +37,7 @@ from physim.inputs.load import ARRIVALS
 from physim.inputs.request_traces import read_requests, read_turns
 from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
 from physim.measured.metrics import read_metrics
+from physim.measured.recognised import format_of
 from physim.measured.run_cases import case_of, measured
 from physim.measured.runs_csv import TableRow, read_tables
 from physim.measured.schema import RunRow
@@ -54,6 +55,9 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
         # llm-d's say of what they are.
         about = {} if kind == "llm-d" else {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm"}
         frame = physim.read_report(kind, path, **about)
+        # Whoever can read it also tells what it is, if it is called as such files are.
+        if path.suffix in (".json", ".jsonl", ".yaml", ".csv") or path.is_dir():
+            assert format_of([path]) == kind
         rows = frame.to_dict("records")
         for row in rows:
             assert 0 < row["ttft_mean"] <= row["e2e_mean"] <= 1e9

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import physim
 from physim.errors import InputError
 from physim.measured import aiperf
+from physim.measured.formats import FORMATS
 from physim.measured.llm_d_report import as_report, write_report
+from physim.measured.recognised import format_of
 
 REPORTS = Path(__file__).parent / "reports"
 
@@ -230,3 +232,47 @@ def test_what_llm_d_has_no_report_of(predicted):
     over = replace(predicted, whole=replace(predicted.whole, latencies={}))
     with pytest.raises(InputError, match="above capacity"):
         as_report(over)
+
+
+LOOKS = {
+    "inference-perf": [["inference-perf"]],
+    "guidellm": [["guidellm.json"], ["guidellm_strategies.json"]],
+    "vllm-bench": [["vllm_bench.json"], ["vllm_bench_older.json"], ["vllm_bench_detailed.json"]],
+    "blis-trace": [["blis.csv"]],
+    "aiperf": [["aiperf.json"], ["aiperf_clients.json"], ["aiperf.jsonl"]],
+    "llm-d": [["llm_d.json"], ["llm_d_apart.json"], ["llm_d.yaml"]],
+    "metrics": [
+        ["metrics_before.txt", "metrics_after.txt"],
+        ["metrics_sglang_before.txt", "metrics_sglang_after.txt"],
+        ["prometheus_vllm.json"],
+    ],
+}
+
+
+def test_reports_tell_their_format():
+    assert set(LOOKS) == set(FORMATS)
+    for kind, examples in LOOKS.items():
+        for names in examples:
+            assert format_of([REPORTS / name for name in names]) == kind
+
+
+def test_a_report_is_read_as_what_it_looks_like():
+    frame, same = (
+        physim.read_report(kind, REPORTS / "llm_d.json").to_dict("records")
+        for kind in ("auto", "llm-d")
+    )
+    assert str(frame) == str(same)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *([], ["runs.csv"], ["vllm.log"], ["steps.csv"], ["mooncake.jsonl"]),
+        *(["vllm_bench_forward.json"], ["guidellm.json", "metrics_after.txt"]),
+        *(["."], ["missing.json"]),
+    ],
+)
+def test_what_is_no_report_is_said_in_one_line(names):
+    with pytest.raises(InputError) as caught:
+        format_of([REPORTS / name for name in names])
+    assert "\n" not in str(caught.value)

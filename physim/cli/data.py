@@ -14,7 +14,7 @@ from physim.cli.console import print_line, stdout, table_of
 from physim.cli.engine_options import RECORDED
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.subject_options import FitName, OptionalGpu
-from physim.measured.formats import FORMATS
+from physim.measured.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:
     from physim.measured.steps import MeasuredSteps
@@ -29,7 +29,9 @@ app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into 
 @app.command()
 @with_bundles(server=RECORDED)
 def read(
-    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(FORMATS)}.")],
+    kind: Annotated[
+        str, typer.Argument(help=f"{AUTO} (what it looks like), {', '.join(FORMATS)}.")
+    ],
     paths: Annotated[
         list[Path],
         typer.Argument(
@@ -86,9 +88,13 @@ def read(
     physim data read vllm-bench r.json --model Qwen3-8B --gpu h100 --out runs.csv
     """
     from physim.errors import InputError
+    from physim.measured.recognised import format_of
     from physim.measured.reports import read_report
     from physim.measured.stage_report import write_rows
 
+    if kind == AUTO:
+        kind = format_of(paths)
+        print_line(f"read as {kind}")
     if counted is not None and kind != "metrics":
         raise InputError("--counted", f"says nothing of {kind}", "leave it out")
     found = read_report(

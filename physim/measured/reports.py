@@ -14,7 +14,8 @@ from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
 from physim.measured import llm_d, metrics
 from physim.measured import server_log as server_logs
-from physim.measured.formats import FORMATS
+from physim.measured.formats import AUTO, FORMATS
+from physim.measured.recognised import format_of
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS
 from physim.measured.stage_report import StageReport, rows
 from physim.models.lookup import load_model
@@ -59,7 +60,7 @@ def read_report(
     so.
 
     Args:
-        kind: One of `physim.measured.formats.FORMATS`.
+        kind: One of `physim.measured.formats.FORMATS`, or ``auto`` for what the file looks like.
         path: The report's file, or inference-perf's folder; of ``metrics`` two scrapes of an
             engine's ``/metrics`` or one range query, as `physim.read_metrics` takes them.
         model: Name or hub id of the model; what the report says if None, as only llm-d's do.
@@ -90,12 +91,14 @@ def read_report(
 
     if output_tokens is not None and not 1 <= output_tokens < math.inf:
         raise InputError("output", f"{output_tokens} is below 1 or no number", "correct it")
+    files = [path] if isinstance(path, str | Path) else list(path)
+    kind = format_of([Path(one) for one in files]) if kind == AUTO else kind
     if kind not in FORMATS:
-        raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
+        known = ", ".join((AUTO, *FORMATS))
+        raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
     asked = {} if server_log is None else dict(server_logs.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
-    files = [path] if isinstance(path, str | Path) else list(path)
     stages, shown = _stages(kind, files, output_tokens, interval_s)
     of_report = {name: shown.pop(name) for name in _OF_A_REPORT if name in shown}
     model, gpu = (
