@@ -110,6 +110,19 @@ def read_json_list(path: Path) -> list[Any]:
     return content
 
 
+def read_json_objects(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file: the one that it holds, or those of its list.
+
+    Raises:
+        InputError: The file cannot be read, is no JSON, or holds neither.
+    """
+    content = _json_in(path)
+    found = content if isinstance(content, list) else [content]
+    if not found or not all(isinstance(one, dict) for one in found):
+        raise InputError(str(path), "holds no JSON object", "pass a JSON object {...}")
+    return found
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The JSON objects of a file that has one on each line, with their places for messages.
 

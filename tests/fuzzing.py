@@ -432,6 +432,7 @@ _READING = {
         "opened",
         "read_json_list",
         "read_json_lines",
+        "read_json_objects",
         "read_yaml",
         "reading",
         "literal_eval",

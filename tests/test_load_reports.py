@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import physim
 from physim.errors import InputError
-from physim.measured import aiperf
+from physim.measured import aiperf, vllm_bench
 from physim.measured.formats import FORMATS
 from physim.measured.llm_d_report import as_report, write_report
 from physim.measured.recognised import format_of
@@ -234,10 +234,25 @@ def test_what_llm_d_has_no_report_of(predicted):
         as_report(over)
 
 
+def test_a_sweep_of_vllm_has_a_row_for_each_run(tmp_path):
+    frame = physim.read_report(
+        "vllm-bench", REPORTS / "vllm_bench_sweep.json", model="Qwen/Qwen3-8B", gpu="h100_sxm"
+    )
+    assert list(frame["stage"]) == [0, 1]
+    assert list(frame["rate_rps"]) == [2.0, 4.0]
+    runs = json.loads((REPORTS / "vllm_bench_sweep.json").read_text())
+    del runs[1]["duration"]
+    path = tmp_path / "summary.json"
+    for content, said in ((runs, r"\[1\]: duration: is missing"), ([], "holds no JSON object")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=said):
+            vllm_bench.read(path)
+
+
 LOOKS = {
     "inference-perf": [["inference-perf"]],
     "guidellm": [["guidellm.json"], ["guidellm_strategies.json"]],
-    "vllm-bench": [["vllm_bench.json"], ["vllm_bench_older.json"], ["vllm_bench_detailed.json"]],
+    "vllm-bench": [["vllm_bench.json"], ["vllm_bench_older.json"], ["vllm_bench_sweep.json"]],
     "blis-trace": [["blis.csv"]],
     "aiperf": [["aiperf.json"], ["aiperf_clients.json"], ["aiperf.jsonl"]],
     "llm-d": [["llm_d.json"], ["llm_d_apart.json"], ["llm_d.yaml"]],

@@ -71,7 +71,9 @@ def _format(path: Path) -> str:
             return "aiperf"
         raise _unknown(path)
     if path.suffix in (".json", ".yaml", ".yml"):
-        content = data.read_yaml(path)
+        # Only a sweep of vLLM is a list.
+        is_json = path.suffix == ".json"
+        content = data.read_json_objects(path)[0] if is_json else data.read_yaml(path)
         kinds = [kind for kind, is_so in _OBJECTS.items() if is_so(content)]
         if not kinds:
             raise _unknown(path)
