@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -291,3 +292,12 @@ def test_what_is_no_report_is_said_in_one_line(names):
     with pytest.raises(InputError) as caught:
         format_of([REPORTS / name for name in names])
     assert "\n" not in str(caught.value)
+
+
+def test_a_command_says_which_format_it_took(tmp_path):
+    out = tmp_path / "runs.csv"
+    done = run("data", "read", "auto", REPORTS / "llm_d.json", "--out", out)
+    assert done.stdout.startswith("read as llm-d"), done.stderr
+    assert out.is_file()
+    refused = run("data", "read", "auto", REPORTS / "aiperf.json", "--out", out)
+    assert "model: is missing" in refused.stderr
