@@ -110,6 +110,71 @@ def read_json_list(path: Path) -> list[Any]:
     return content
 
 
+def read_json_objects(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file: the one that it holds, or those of its list.
+
+    Raises:
+        InputError: The file cannot be read, is no JSON, or holds neither.
+    """
+    content = _json_in(path)
+    found = content if isinstance(content, list) else [content]
+    if not found or not all(isinstance(one, dict) for one in found):
+        raise InputError(str(path), "holds no JSON object", "pass a JSON object {...}")
+    return found
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON objects of a file that has one on each line, with their places for messages.
+
+    Raises:
+        InputError: The file cannot be read, or a line that is not empty is no JSON object.
+    """
+    try:
+        with opened(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                place = f"{path}, line {number}"
+                try:
+                    content = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise InputError(place, "is no JSON", "correct it") from error
+                if not isinstance(content, dict):
+                    raise InputError(place, "holds no JSON object", "pass one on each line")
+                yield place, content
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), "is not UTF-8 text", "pass a file of JSON lines") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping from a file, or a JSON object, which is one too.
+
+    Raises:
+        InputError: The file cannot be read, is no YAML, or holds something else than a mapping; or
+            PyYAML is not installed.
+    """
+    if path.suffix == ".json":
+        return read_json(path)
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise InputError(
+            str(path), "needs PyYAML", 'install it: pip install "physim-llm[sweep]"'
+        ) from error
+    try:
+        with reading(path):
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except InputError:
+        raise
+    # Dates and numbers that are none, and what is nested too deeply, are not YAML's own errors.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise InputError(str(path), f"is no YAML: {said}", "correct it") from error
+    if not isinstance(content, dict):
+        raise InputError(str(path), "holds no YAML mapping", "write lines such as `key: value`")
+    return content
+
+
 def _json_in(path: Path) -> Any:
     """What a JSON file holds.
 

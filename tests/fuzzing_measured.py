@@ -37,6 +37,7 @@ from physim.inputs.load import ARRIVALS
 from physim.inputs.request_traces import read_requests, read_turns
 from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
 from physim.measured.metrics import read_metrics
+from physim.measured.recognised import format_of
 from physim.measured.run_cases import case_of, measured
 from physim.measured.runs_csv import TableRow, read_tables
 from physim.measured.schema import RunRow
@@ -51,7 +52,12 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
     """Reads a report, and makes a case of each of its stages."""
 
     def read(path: Path) -> Any:
-        frame = physim.read_report(kind, path, model="Qwen/Qwen3-8B", gpu="h100_sxm")
+        # llm-d's say of what they are.
+        about = {} if kind == "llm-d" else {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm"}
+        frame = physim.read_report(kind, path, **about)
+        # Whoever can read it also tells what it is, if it is called as such files are.
+        if path.suffix in (".json", ".jsonl", ".yaml", ".csv") or path.is_dir():
+            assert format_of([path]) == kind
         rows = frame.to_dict("records")
         for row in rows:
             assert 0 < row["ttft_mean"] <= row["e2e_mean"] <= 1e9
@@ -361,6 +367,12 @@ FORMATS: dict[str, Format] = {
         _of_report("vllm-bench"),
     ),
     "blis-trace": Format(("blis.csv",), _of_report("blis-trace"), beside=".yaml"),
+    "aiperf": Format(
+        ("aiperf.json", "aiperf_clients.json", "aiperf_gamma.json"), _of_report("aiperf")
+    ),
+    "aiperf-requests": Format(("aiperf.jsonl",), _of_report("aiperf")),
+    "llm-d": Format(("llm_d.json", "llm_d_apart.json"), _of_report("llm-d")),
+    "llm-d-yaml": Format(("llm_d.yaml",), _of_report("llm-d")),
     "vllm-log": Format(("vllm.log", "vllm_newer.log"), _log),
     "ml-energy": Format(("ml_energy.csv",), _public(ml_energy.read)),
     "silicon": Format(("silicon.csv",), _public(silicon.read)),
@@ -451,6 +463,46 @@ IGNORED: dict[str, dict[str, str]] = {
         "num_chunks": "chunks may hold several tokens",
         "prefix_group": "--prompt-groups says what is sent again",
     },
+    "aiperf": {
+        **dict.fromkeys(("*.p50", "*.min", "*.max"), _MEANS),
+        **dict.fromkeys(("request_latency.std", "*_token*.std"), _MEANS),
+        **dict.fromkeys(("*_version", "benchmark_id", "start_time", "end_time"), _ABOUT),
+        **dict.fromkeys(("*.name", "*.type"), "names alone"),
+        "input_config.phases*.kind": "the last phase that warms nothing up is the one measured",
+        "input_config.models*": _NAMED,
+        "input_config.phases*.requests": "the report counts those that were answered",
+        "input_config.phases*.duration": "the report says how long it took",
+        "input_config.datasets*.isl.*": "the report has the prompts that were sent",
+        "inter_token_latency.*": "E2E without TTFT says it",
+        "time_to_second_token.*": "E2E without TTFT says it",
+        "output_token_throughput.*": _FOLLOWS,
+        "*.unit": "lengths and counts have one unit",
+    },
+    "aiperf-requests": {},
+    "llm-d": {
+        **dict.fromkeys(("*.p50", "*.p99"), _MEANS),
+        **dict.fromkeys(("run.*", "*.metadata.*"), _ABOUT),
+        **dict.fromkeys(("*.tool_version", "*.source"), "of the load generator"),
+        **dict.fromkeys(("*.normalized_time_per_output_token.*",), _FOLLOWS),
+        "*.inter_token_latency.*": "of chunks, which may hold several tokens; TPOT is read",
+        "*.throughput.*_token_rate.*": _FOLLOWS,
+        "*.request_rate.units": "rates have one unit",
+        "*_length.units": "lengths are in tokens",
+        "*.distribution": "physim takes a mean and a spread",
+        "*.output_seq_len.std_dev": "the spread of what was generated is read",
+        **dict.fromkeys(("*.prefix.num_*", "*.prefix.prefix_len.*"), "the native load says it"),
+        "*.load.standardized.parallelism": "how the client asks, not what serves",
+        "*.native.config.data.type": "its name alone",
+        "*.native.config.load.stages*": "a report is of one stage, which is read",
+        "*.native.config.kind": "of the router",
+        "*.native.args.rate": "the standardised load says it",
+        "*.native.args.--tensor-parallel-size": "the standardised server says it",
+        "*.native.envars.*": "physim has no option of them",
+        "*.accelerator.count": _FOLLOWS,
+        "*.parallelism.dp_local": "ranks on one machine or several work alike",
+        "*.parallelism.workers": _FOLLOWS,
+    },
+    "llm-d-yaml": {"*": "the same report in JSON says why"},
     "vllm-log": {
         "model": _NAMED,
         "seed": "no times depend on it",

@@ -156,7 +156,7 @@ def test_ray_gives_the_same(grid, whole, tmp_path):
             "input_tokens: {from: 1, to: 2, steps: 100000}",
             "has 1e[+]10 cases; give fewer values",
         ),
-        ("- 1", "holds no options"),
+        ("- 1", "holds no YAML mapping"),
     ],
 )
 def test_what_is_no_grid(text, complaint, tmp_path):

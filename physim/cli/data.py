@@ -13,8 +13,8 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.console import print_line, stdout, table_of
 from physim.cli.engine_options import RECORDED
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
-from physim.cli.subject_options import FitName, Gpu, OptionalGpu
-from physim.measured.formats import FORMATS
+from physim.cli.subject_options import FitName, OptionalGpu
+from physim.measured.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:
     from physim.measured.steps import MeasuredSteps
@@ -29,16 +29,21 @@ app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into 
 @app.command()
 @with_bundles(server=RECORDED)
 def read(
-    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(FORMATS)}.")],
+    kind: Annotated[
+        str, typer.Argument(help=f"{AUTO} (what it looks like), {', '.join(FORMATS)}.")
+    ],
     paths: Annotated[
         list[Path],
         typer.Argument(
             help="The report's file, or inference-perf's folder; of metrics two scrapes."
         ),
     ],
-    model: Annotated[str, typer.Option(help="Name or hub id of the model.")],
-    gpu: Gpu,
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
+    model: Annotated[
+        str | None,
+        typer.Option(help="Name or hub id of the model; as an llm-d report says if not given."),
+    ] = None,
+    gpu: OptionalGpu = None,
     server_log: Annotated[
         Path | None,
         typer.Option(help="The server's log, for its engine's version, limits and KV blocks."),
@@ -76,16 +81,20 @@ def read(
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
-    A report does not say how the server was started: pass its log, or its options.
+    A report does not say how the server was started, but for llm-d's: pass its log, or its options.
 
     For example:
 
     physim data read vllm-bench r.json --model Qwen3-8B --gpu h100 --out runs.csv
     """
     from physim.errors import InputError
+    from physim.measured.recognised import format_of
     from physim.measured.reports import read_report
     from physim.measured.stage_report import write_rows
 
+    if kind == AUTO:
+        kind = format_of(paths)
+        print_line(f"read as {kind}")
     if counted is not None and kind != "metrics":
         raise InputError("--counted", f"says nothing of {kind}", "leave it out")
     found = read_report(

@@ -22,7 +22,7 @@ from physim.cli.load_options import (
     load_options,
     says_a_load,
 )
-from physim.cli.output_options import AsJson, Plot, print_json, write
+from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
 
 if TYPE_CHECKING:
@@ -88,6 +88,12 @@ def predict(
         bool,
         typer.Option("--serve-command", help="Also print the commands of server and load."),
     ] = False,
+    llm_d_report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the prediction here as llm-d's Benchmark Report, JSON.", callback=writable
+        ),
+    ] = None,
     as_json: AsJson = False,
     plot: Plot = None,
     *,
@@ -141,6 +147,10 @@ def predict(
                 if checked is not None
                 else physim.predict(case, method=method, seed=seed, fit=fit)
             )
+    if llm_d_report is not None:
+        from physim.measured.llm_d_report import write_report
+
+        write_report(prediction, llm_d_report)
     goodput = _goodput(prediction, slo or [])
     commands = _commands(case) if serve_command else {}
     groups = prediction.by_length() if by_length else []

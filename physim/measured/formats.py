@@ -1,3 +1,5 @@
 """The reports that are read: a module of this folder for each, named like its format."""
 
-FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace", "metrics")
+FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace", "aiperf", "llm-d", "metrics")
+# Whichever of them a file looks like.
+AUTO = "auto"

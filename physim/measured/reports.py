@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
-from physim.measured import metrics
+from physim.measured import llm_d, metrics
 from physim.measured import server_log as server_logs
-from physim.measured.formats import FORMATS
+from physim.measured.formats import AUTO, FORMATS
+from physim.measured.recognised import format_of
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS
 from physim.measured.stage_report import StageReport, rows
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
+from physim.service.phases import DECODE, PREFILL
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,14 +34,16 @@ _UNQUANTISED_BYTES = 2
 # Options that rows may record, but for those that reports and logs leave open.
 _LEFT_OPEN = ("sampling", "async_scheduling", "receive_every", "captured_tokens")
 _OPTIONS = tuple(name for name in ENGINE_COLUMNS if name not in _LEFT_OPEN)
+# What a report may say besides, that is no option of a server.
+_OF_A_REPORT = ("model", "gpu", "prompt_groups", "prompts_per_group", PREFILL, DECODE)
 
 
 def read_report(
     kind: str,
     path: str | Path | Sequence[str | Path],
     *,
-    model: str,
-    gpu: str,
+    model: str | None = None,
+    gpu: str | None = None,
     output_tokens: float | None = None,
     experiment: str | None = None,
     server_log: str | Path | None = None,
@@ -51,15 +55,16 @@ def read_report(
 ) -> pd.DataFrame:
     """Reads a load generator's report into rows that `physim.fit` and `physim.evaluate` take.
 
-    Such a report does not say how the server was started. What neither its log nor an option says
-    is what the engine takes by default on the GPU, and the rows' ``note`` says so.
+    Such a report does not say how the server was started, but for llm-d's. What neither its log
+    nor an option says is what the engine takes by default on the GPU, and the rows' ``note`` says
+    so.
 
     Args:
-        kind: One of `physim.measured.formats.FORMATS`.
+        kind: One of `physim.measured.formats.FORMATS`, or ``auto`` for what the file looks like.
         path: The report's file, or inference-perf's folder; of ``metrics`` two scrapes of an
             engine's ``/metrics`` or one range query, as `physim.read_metrics` takes them.
-        model: Name or hub id of the model.
-        gpu: Key of the GPU.
+        model: Name or hub id of the model; what the report says if None, as only llm-d's do.
+        gpu: Key of the GPU, likewise.
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
             text again count too few.
         experiment: Name of the run; the report's if None.
@@ -86,13 +91,23 @@ def read_report(
 
     if output_tokens is not None and not 1 <= output_tokens < math.inf:
         raise InputError("output", f"{output_tokens} is below 1 or no number", "correct it")
+    files = [path] if isinstance(path, str | Path) else list(path)
+    kind = format_of([Path(one) for one in files]) if kind == AUTO else kind
     if kind not in FORMATS:
-        raise InputError("format", f"{kind!r} is unknown", f"use one of {', '.join(FORMATS)}")
+        known = ", ".join((AUTO, *FORMATS))
+        raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
     asked = {} if server_log is None else dict(server_logs.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
-    files = [path] if isinstance(path, str | Path) else list(path)
     stages, shown = _stages(kind, files, output_tokens, interval_s)
+    of_report = {name: shown.pop(name) for name in _OF_A_REPORT if name in shown}
+    model, gpu = (
+        _known(name, given or of_report.get(name))
+        for name, given in (("model", model), ("gpu", gpu))
+    )
+    if not prompt_groups and "prompt_groups" in of_report:
+        prompt_groups = of_report["prompt_groups"]
+        prompts_per_group = of_report["prompts_per_group"]
     asked = {**shown, **asked}
     accepted = next((one.draft_acceptance for one in stages if one.draft_acceptance), None)
     if accepted is not None and "draft" in asked:
@@ -128,6 +143,7 @@ def read_report(
         "prompt_groups": prompt_groups,
         "prompts_per_group": prompts_per_group,
         "lengths": None if lengths is None else _wherever_written(lengths),
+        **{name: of_report[name] for name in (PREFILL, DECODE) if name in of_report},
     }
     found = pd.DataFrame(rows(about, stages, ", ".join(map(str, files))))
     assumed = [f"{name} {options[name]}" for name in _LIMITS if name not in asked]
@@ -141,17 +157,26 @@ def read_report(
 
 def _stages(
     kind: str, files: Sequence[str | Path], output_tokens: float | None, interval_s: float | None
-) -> tuple[Sequence[StageReport], Mapping[str, Any]]:
+) -> tuple[Sequence[StageReport], dict[str, Any]]:
     """The stages of a report, and how the server was started as far as the report shows it."""
     if kind == "metrics":
         counted = metrics.read_metrics(files, interval_s)
-        return [metrics.stage_of(counted, output_tokens)], counted.settings
+        return [metrics.stage_of(counted, output_tokens)], dict(counted.settings)
     if interval_s is not None:
         raise InputError("interval", f"says nothing of {kind}", "leave it out")
     if len(files) != 1:
         raise InputError("files", f"are {len(files)}, of {kind}", "pass one")
+    if kind == "llm-d":
+        stages, about = llm_d.read_run(Path(files[0]), output_tokens)
+        return stages, dict(about)
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     return reader.read(Path(files[0]), output_tokens), {}
+
+
+def _known(name: str, value: str | None) -> str:
+    if value is None:
+        raise InputError(name, "is missing, and the report does not say it", "give it")
+    return value
 
 
 def _wherever_written(lengths: str | Path) -> str:

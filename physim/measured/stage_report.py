@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# Share of the tokens that were asked for below which outputs ended by themselves.
+_ENDED = 0.8
+
+
 @dataclass(frozen=True)
 class StageReport:
     """What a load generator reports of one stage. Times in seconds, lengths in tokens.
@@ -59,6 +63,23 @@ class StageReport:
     burstiness: float | None = None
     draft_acceptance: str | None = None
     cached_len_mean: float | None = None
+
+
+def cut_short(generated: float, asked: float) -> str:
+    """A note where outputs are far shorter than was asked for, else nothing.
+
+    Models end their answers by themselves unless the load generator has them ignore that.
+
+    Args:
+        generated: Mean tokens that were generated.
+        asked: Mean tokens that requests asked for.
+    """
+    if generated >= _ENDED * asked:
+        return ""
+    return (
+        f"outputs have {generated:.0f} tokens of the {asked:.0f} that were asked for: answers "
+        "ended by themselves (no ignore_eos)"
+    )
 
 
 def rows(

@@ -1,4 +1,7 @@
-"""Results of ``vllm bench serve --save-result`` (the form of vLLM 0.33, unchanged since 0.10)."""
+"""Results of ``vllm bench serve --save-result`` (the form of vLLM 0.33, unchanged since 0.10).
+
+``vllm bench sweep serve`` writes a list of them for each combination, ``summary.json``.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
+from physim import data
 from physim.errors import InputError
 from physim.measured.stage_report import StageReport
-from physim.records import Count, Document, Positive, Spread, Whole, disagreement, read_document
+from physim.records import Count, Document, Positive, Spread, Whole, checked, disagreement
 from physim.service.phases import decode_steps
 
 # Spread of lengths that are known to differ, as a share of their mean: enough that clients do not
 # stay in step, and of hardly any account beyond that.
 _GUESS = 0.1
+_SOURCE = "a result of vllm bench serve"
 
 
 def _limited(rate: Any) -> Any:
@@ -64,7 +69,7 @@ class _Result(Document):
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
-    """The one stage of a result.
+    """The one stage of a result, or a stage for each of a sweep's summary.
 
     E2E is what was reported (``--percentile-metrics e2el``), or else follows from TTFT and TPOT.
     Without a rate but with ``--max-concurrency`` it is one of clients; without either, or with
@@ -78,7 +83,15 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     Raises:
         InputError: The file is no such result, or a field is missing.
     """
-    result = read_document(_Result, path, "a result of vllm bench serve")
+    results = data.read_json_objects(path)
+    places = [f"{path}: [{run}]" if len(results) > 1 else str(path) for run in range(len(results))]
+    return [
+        _stage(run, checked(_Result, one, place, _SOURCE), place, output_len)
+        for run, (one, place) in enumerate(zip(results, places, strict=True))
+    ]
+
+
+def _stage(run: int, result: _Result, path: str, output_len: float | None) -> StageReport:
     completed = result.completed
     if completed < 1:
         raise InputError(f"{path}: completed", "no request was answered", "measure again")
@@ -92,28 +105,26 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
         (result.num_prompts or completed) - completed if result.failed is None else result.failed
     )
     is_gamma = paced and result.burstiness != 1.0
-    return [
-        StageReport(
-            stage=0,
-            rate_rps=offered,
-            duration_s=(completed + failed) / offered if paced else result.duration,
-            arrival="gamma" if is_gamma else "poisson" if paced else "constant",
-            burstiness=result.burstiness if is_gamma else None,
-            input_len_mean=result.total_input_tokens / completed,
-            output_len=generated,
-            ttft_mean=result.mean_ttft_ms / 1e3,
-            e2e_mean=_e2e_s(result, path, generated),
-            n_success=completed,
-            n_failed=failed,
-            note=""
-            if paced or streams
-            else f"no open rate: it enters with the {achieved:.3g}/s achieved",
-            concurrency=streams,
-            output_len_std=_spread(result, generated),
-            input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,
-            draft_acceptance=_acceptance(result),
-        )
-    ]
+    return StageReport(
+        stage=run,
+        rate_rps=offered,
+        duration_s=(completed + failed) / offered if paced else result.duration,
+        arrival="gamma" if is_gamma else "poisson" if paced else "constant",
+        burstiness=result.burstiness if is_gamma else None,
+        input_len_mean=result.total_input_tokens / completed,
+        output_len=generated,
+        ttft_mean=result.mean_ttft_ms / 1e3,
+        e2e_mean=_e2e_s(result, path, generated),
+        n_success=completed,
+        n_failed=failed,
+        note=""
+        if paced or streams
+        else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+        concurrency=streams,
+        output_len_std=_spread(result, generated),
+        input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,
+        draft_acceptance=_acceptance(result),
+    )
 
 
 def _acceptance(result: _Result) -> str | None:
@@ -123,7 +134,7 @@ def _acceptance(result: _Result) -> str | None:
     return None if result.accepted_length is None else f"{result.accepted_length:.6g}"
 
 
-def _e2e_s(result: _Result, path: Path, generated: float) -> float:
+def _e2e_s(result: _Result, path: str, generated: float) -> float:
     if result.mean_e2el_ms is not None:
         return result.mean_e2el_ms / 1e3
     if result.mean_tpot_ms is None:

@@ -91,20 +91,8 @@ class CaseGrid:
             InputError: The file cannot be read, an option is unknown, or it has no values.
         """
         path = Path(path)
-        try:
-            import yaml
-        except ModuleNotFoundError as error:
-            raise InputError("sweep", "needs PyYAML, joblib and pyarrow", _EXTRA) from error
-        try:
-            with data.reading(path):
-                content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except InputError:
-            raise
-        # Dates and numbers that are none, and what is nested too deeply, are not YAML's own errors.
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            said = " ".join(str(error).split())[:200]
-            raise InputError(str(path), f"is no YAML: {said}", "correct it") from error
-        if not isinstance(content, dict) or not content:
+        content = data.read_yaml(path)
+        if not content:
             raise InputError(str(path), "holds no options", "write lines such as `tp: [1, 2]`")
         check_names(str(name) for name in content if name not in _OWN)
         if "model" not in content:

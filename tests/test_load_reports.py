@@ -1,0 +1,303 @@
+"""Reports that say more than latencies: AIPerf's and llm-d's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import physim
+from physim.errors import InputError
+from physim.measured import aiperf, vllm_bench
+from physim.measured.formats import FORMATS
+from physim.measured.llm_d_report import as_report, write_report
+from physim.measured.recognised import format_of
+
+REPORTS = Path(__file__).parent / "reports"
+
+
+def test_the_summary_of_aiperf():
+    (stage,) = aiperf.read(REPORTS / "aiperf.json")
+    assert (stage.rate_rps, stage.arrival, stage.concurrency) == (4.0, "poisson", None)
+    assert (stage.ttft_mean, stage.e2e_mean) == pytest.approx((0.0413, 1.6512))
+    assert (stage.input_len_mean, stage.input_len_std, stage.output_len) == (512.5, 31.2, 201.0)
+    assert (stage.n_success, stage.n_failed, stage.cached_len_mean) == (234, 6, 128.0)
+    assert stage.note.startswith("outputs have 201 tokens of the 1024 that were asked for")
+
+
+def test_how_aiperf_sends_requests():
+    (clients,) = aiperf.read(REPORTS / "aiperf_clients.json")
+    assert (clients.concurrency, clients.rate_rps) == (16, 3.9)
+    assert clients.note.startswith("outputs have 201 tokens of the 256 that were asked for")
+    assert clients.draft_acceptance == "2.4"
+    (bursts,) = aiperf.read(REPORTS / "aiperf_gamma.json")
+    assert (bursts.arrival, bursts.burstiness, bursts.rate_rps) == ("gamma", 0.5, 4.0)
+
+
+def test_a_rate_that_aiperf_held_back_is_none(tmp_path):
+    """3.9 requests a second of 1.65 s are 6.4 under way: of at most 7 the bound decides."""
+    report = json.loads((REPORTS / "aiperf_gamma.json").read_text())
+    report["input_config"]["phases"][-1]["concurrency"] = 7
+    path = tmp_path / "profile_export_aiperf.json"
+    path.write_text(json.dumps(report))
+    (stage,) = aiperf.read(path)
+    assert (stage.rate_rps, stage.concurrency) == (3.9, None)
+    assert "no open rate" in stage.note
+
+
+def test_the_requests_of_aiperf():
+    """Three requests are answered and one fails, a second apart; one that warms up is left out."""
+    (stage,) = aiperf.read(REPORTS / "aiperf.jsonl")
+    assert (stage.rate_rps, stage.duration_s, stage.arrival) == (1.0, 3.0, "constant")
+    assert (stage.n_success, stage.n_failed) == (3, 1)
+    assert stage.ttft_mean == pytest.approx(0.050)
+    assert stage.e2e_mean == pytest.approx(0.470)
+    assert (stage.input_len_mean, stage.output_len) == (520, 60)
+    assert "outputs have 60 tokens of the 100" in stage.note
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "request_count: is missing"),
+        ('{"request_count": {"avg": 3}}', "request_throughput: is missing"),
+        ("[]", "holds no JSON object"),
+    ],
+)
+def test_what_is_no_summary_of_aiperf(tmp_path, text, said):
+    path = tmp_path / "profile_export_aiperf.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        aiperf.read(path)
+
+
+def test_lines_that_are_no_requests_of_aiperf(tmp_path):
+    path = tmp_path / "profile_export.jsonl"
+    for text, said in (("{", "line 1: is no JSON"), ("[1]", "line 1: holds no JSON object")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=said):
+            aiperf.read(path)
+    path.write_text("")
+    with pytest.raises(InputError, match="fewer than two answered requests"):
+        aiperf.read(path)
+
+
+def test_rows_of_aiperf():
+    frame = physim.read_report(
+        "aiperf", REPORTS / "aiperf.json", model="Qwen/Qwen3-8B", gpu="h100_sxm"
+    )
+    (row,) = frame.to_dict("records")
+    assert (row["cached_len_mean"], row["arrival"]) == (128.0, "poisson")
+
+
+def of_llm_d(name):
+    frame = physim.read_report("llm-d", REPORTS / name)
+    (row,) = frame.to_dict("records")
+    return row
+
+
+def test_a_report_of_llm_d_is_a_whole_case():
+    """Each of two replicas gets half of ten requests a second; prompts of groups come again."""
+    row = of_llm_d("llm_d.json")
+    assert (row["model"], row["hardware"], row["tp"]) == ("Qwen/Qwen3-8B", "h100_sxm", 1)
+    assert (row["engine"], row["engine_version"]) == ("vllm", "0.11.0")
+    assert (row["max_model_len"], row["max_num_seqs"]) == (16384, 128)
+    assert (row["max_num_batched_tokens"], row["gpu_memory_utilization"]) == (4096, 0.92)
+    assert (row["rate_rps"], row["duration_s"], row["arrival"]) == (5.0, 60.0, "poisson")
+    assert (row["n_success"], row["n_failed"], row["stage"]) == (594, 6, 3)
+    assert (row["prompt_groups"], row["prompts_per_group"]) == (32, 8)
+    assert (row["ttft_mean"], row["e2e_mean"]) == (0.061, 1.9)
+    assert "one of 2 replicas" in row["note"]
+    assert "outputs have 201 tokens of the 1000" in row["note"]
+
+
+def test_pools_of_llm_d():
+    """E2E is TTFT and 200 gaps: 0.061 + 200 x 0.0092 s."""
+    row = of_llm_d("llm_d_apart.json")
+    assert row["prefill"] == "tp=1,pp=1,dp=1,ep=1,replicas=2,max_num_seqs=64"
+    assert row["decode"].startswith("tp=2,pp=1,dp=1,ep=1,replicas=1,max_num_seqs=128")
+    assert (row["concurrency"], row["rate_rps"]) == (64, 9.8)
+    assert row["e2e_mean"] == pytest.approx(0.061 + 200 * 0.0092)
+
+
+def test_a_report_of_llm_d_in_yaml():
+    row = of_llm_d("llm_d.yaml")
+    assert (row["rate_rps"], row["arrival"], row["prompt_groups"]) == (10.0, "poisson", 0)
+    assert "are taken to compute prompts too" in row["note"]
+    assert "vllm 0.33 takes by default" in row["note"]
+
+
+def test_what_is_given_counts_before_a_report_of_llm_d():
+    (row,) = physim.read_report(
+        "llm-d", REPORTS / "llm_d.json", model="Qwen/Qwen3-14B", tp=2, max_num_seqs=64
+    ).to_dict("records")
+    assert (row["model"], row["tp"], row["max_num_seqs"]) == ("Qwen/Qwen3-14B", 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "said"),
+    [
+        (("version",), "0.1", "version: 0.1 is unknown"),
+        (("scenario", "stack"), [], "stack"),
+        (("scenario", "stack", 0, "standardized", "role"), "router", "role"),
+        (("scenario", "stack", 0, "standardized", "role"), "prefill", "compute prompts alone"),
+        (("scenario", "stack", 0, "standardized", "kind"), "generic", "has no inference_engine"),
+        (("scenario", "stack", 0, "native", "args"), {"--max-num-seqs": "x"}, "max-num-seqs"),
+        (
+            ("results", "request_performance", "aggregate", "requests", "failures"),
+            601,
+            "600 are fewer than failed, 601",
+        ),
+    ],
+)
+def test_what_is_no_report_of_llm_d(tmp_path, way, value, said):
+    report = json.loads((REPORTS / "llm_d.json").read_text())
+    place = report
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = value
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    with pytest.raises(InputError, match=said) as caught:
+        physim.read_report("llm-d", path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a", "3", "a: 2026-99-99"])
+def test_what_is_no_yaml(tmp_path, text):
+    path = tmp_path / "report.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match="YAML"):
+        physim.read_report("llm-d", path)
+
+
+def test_other_reports_do_not_name_the_model():
+    with pytest.raises(InputError, match="model: is missing, and the report does not say it"):
+        physim.read_report("aiperf", REPORTS / "aiperf.json", gpu="h100_sxm")
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    return physim.predict(
+        "Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        rate=4.0,
+        arrival="poisson",
+        input_tokens=800,
+        output_tokens=200,
+        replicas=2,
+        max_num_seqs=64,
+    )
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    rate=st.floats(0.1, 1e3),
+    ttft=st.floats(1e-3, 10.0),
+    gap=st.floats(1e-4, 0.5),
+    arrival=st.sampled_from(["constant", "poisson"]),
+)
+def test_a_prediction_that_is_written_is_read_back(predicted, tmp_path, rate, ttft, gap, arrival):
+    load = replace(predicted.load, rate=rate, arrival=arrival)
+    e2e = ttft + 199 * gap
+    times = {"ttft": {"mean": ttft}, "tpot": {"mean": gap}, "e2e": {"mean": e2e}}
+    one = replace(
+        predicted,
+        load=load,
+        requests_per_s=rate,
+        whole=replace(predicted.whole, latencies=times),
+    )
+    path = tmp_path / "report.json"
+    write_report(one, path)
+    (row,) = physim.read_report("llm-d", path).to_dict("records")
+    server = predicted.pools[0].server
+    assert (row["ttft_mean"], row["e2e_mean"], row["rate_rps"]) == (ttft, e2e, rate / 2)
+    assert (row["arrival"], row["input_len_mean"], row["output_len"]) == (arrival, 800, 200)
+    assert (row["model"], row["hardware"], row["tp"]) == (predicted.model, "h100_sxm", 1)
+    assert (row["engine"], row["engine_version"]) == ("vllm", server.profile.version)
+    assert (row["max_num_seqs"], row["max_model_len"]) == (64, server.sizes.max_model_len)
+    assert row["note"] == "the row is what one of 2 replicas gets of the load"
+
+
+def test_what_llm_d_has_no_report_of(predicted):
+    for load, said in ((None, "is a trace"), (replace(predicted.load, turns=3), "conversation")):
+        with pytest.raises(InputError, match=said):
+            as_report(replace(predicted, load=load))
+    over = replace(predicted, whole=replace(predicted.whole, latencies={}))
+    with pytest.raises(InputError, match="above capacity"):
+        as_report(over)
+
+
+def test_a_sweep_of_vllm_has_a_row_for_each_run(tmp_path):
+    frame = physim.read_report(
+        "vllm-bench", REPORTS / "vllm_bench_sweep.json", model="Qwen/Qwen3-8B", gpu="h100_sxm"
+    )
+    assert list(frame["stage"]) == [0, 1]
+    assert list(frame["rate_rps"]) == [2.0, 4.0]
+    runs = json.loads((REPORTS / "vllm_bench_sweep.json").read_text())
+    del runs[1]["duration"]
+    path = tmp_path / "summary.json"
+    for content, said in ((runs, r"\[1\]: duration: is missing"), ([], "holds no JSON object")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=said):
+            vllm_bench.read(path)
+
+
+LOOKS = {
+    "inference-perf": [["inference-perf"]],
+    "guidellm": [["guidellm.json"], ["guidellm_strategies.json"]],
+    "vllm-bench": [["vllm_bench.json"], ["vllm_bench_older.json"], ["vllm_bench_sweep.json"]],
+    "blis-trace": [["blis.csv"]],
+    "aiperf": [["aiperf.json"], ["aiperf_clients.json"], ["aiperf.jsonl"]],
+    "llm-d": [["llm_d.json"], ["llm_d_apart.json"], ["llm_d.yaml"]],
+    "metrics": [
+        ["metrics_before.txt", "metrics_after.txt"],
+        ["metrics_sglang_before.txt", "metrics_sglang_after.txt"],
+        ["prometheus_vllm.json"],
+    ],
+}
+
+
+def test_reports_tell_their_format():
+    assert set(LOOKS) == set(FORMATS)
+    for kind, examples in LOOKS.items():
+        for names in examples:
+            assert format_of([REPORTS / name for name in names]) == kind
+
+
+def test_a_report_is_read_as_what_it_looks_like():
+    frame, same = (
+        physim.read_report(kind, REPORTS / "llm_d.json").to_dict("records")
+        for kind in ("auto", "llm-d")
+    )
+    assert str(frame) == str(same)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *([], ["runs.csv"], ["vllm.log"], ["steps.csv"], ["mooncake.jsonl"]),
+        *(["vllm_bench_forward.json"], ["guidellm.json", "metrics_after.txt"]),
+        *(["."], ["missing.json"]),
+    ],
+)
+def test_what_is_no_report_is_said_in_one_line(names):
+    with pytest.raises(InputError) as caught:
+        format_of([REPORTS / name for name in names])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_command_says_which_format_it_took(tmp_path):
+    out = tmp_path / "runs.csv"
+    done = run("data", "read", "auto", REPORTS / "llm_d.json", "--out", out)
+    assert done.stdout.startswith("read as llm-d"), done.stderr
+    assert out.is_file()
+    refused = run("data", "read", "auto", REPORTS / "aiperf.json", "--out", out)
+    assert "model: is missing" in refused.stderr
