@@ -369,6 +369,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.compiled": "is tried bit by bit in tests/test_kept.py",
     "physim.corrections.files": ("fit",),
     "physim.data": _BELOW,
+    "physim.exports.dynamo": _OURS,
     "physim.fitting.fit": "hashes files that others read",
     "physim.grids.aiconfigurator": _THEIRS,
     "physim.grids.mixer_tables": _THEIRS,

@@ -370,7 +370,7 @@ def test_runs_are_read_fitted_validated_and_used(tmp_path):
         (["show", "fit", "best"], "fit 'best': is unknown"),
         (
             ["data", "read", "excel", "x", "--model", "m", "--gpu", "h100", "--out", "o.csv"],
-            "format: 'excel' is unknown; use one of inference-perf",
+            "format: 'excel' is unknown; use one of auto",
         ),
     ],
 )
