@@ -263,7 +263,9 @@ def test_on_the_command_line(tmp_path):
     today = table(tmp_path / "today.csv", Corrections(gemm_memory=0.5))
     done = run(app, ["fit", "--from", str(mine), "--data", str(today), "--check"])
     assert done.exit_code == 0, done.output
-    assert "changed" in done.output
+    assert "  changed: runs of the same server are as far off in one check of " in done.output
+    same = run(app, ["fit", "--from", str(mine), "--data", str(runs), "--check"])
+    assert "  no change: runs of the same server are at least as far off in " in same.output
     assert run(app, ["show", "fit", str(mine)]).output.count("h100_sxm") >= 2
 
 

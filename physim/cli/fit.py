@@ -259,15 +259,17 @@ def _check(
             f"{METRICS[name].label if name in METRICS else name} {error:+.1f}%"
             for name, error in one.errors.items()
         )
-        chance = f"{one.p_value:.2g}" if one.p_value >= 1e-6 else "less than one in a million"
         what = "runs and steps" if tables and steps else "steps" if steps else "runs"
         console.print(f"{one.where}, {one.rows} {what}; {base} predicts {errors}")
         if not one.changed:
-            console.print(
-                f"  as before: {what} so far off have a chance of {chance} where nothing changed"
-            )
+            often = f"in {one.p_value:.0%} of checks"
+            console.print(f"  no change: {what} of the same server are at least as far off {often}")
             continue
-        console.print(f"  changed: where nothing did, the chance of that is {chance}", style="red")
+        rarely = f"{1 / max(one.p_value, 1e-9):,.0f}"
+        console.print(
+            f"  changed: {what} of the same server are as far off in one check of {rarely}",
+            style="red",
+        )
         best, *others = one.shifts
         console.print(
             f"  {CORRECTIONS[best.name].meaning} ({best.name}) takes {best.factor:.2f} times as "

@@ -22,6 +22,8 @@ _TOLD, _UNTOLD = 0.5, 0.1
 # Two corrections cannot be told apart whose errors are correlated so far, whatever the sign.
 _ALIKE = 0.7
 _MOST_PAIRS = 5
+# A measurement tells two apart that leaves less than so much of the variance.
+_HELPS = 0.8
 # What no measurement follows by so many standard deviations is no part of the case.
 _MATTERS = 0.01
 
@@ -163,7 +165,3 @@ def _confusions(spread: Float[np.ndarray, "n n"], found: Candidates) -> Iterator
             float(correlation[one, other]),
             *((found.names[place], found.commands[place]) if left[0] < _HELPS * before else ()),
         )
-
-
-# A measurement tells two apart that leaves less than so much of the variance.
-_HELPS = 0.8

@@ -41,6 +41,8 @@ _SHARES, _LENGTHS = (0.1, 0.3, 0.5, 0.7, 0.85), ((1.0, 1.0), (0.25, 1.0), (4.0, 
 _REQUESTS, _CONTEXTS = (1, 8, 32, 128, 256), (128, 1024, 4096, 16384)
 _PROMPTS, _CACHED = (128, 512, 2048, 8192), (0, 8192)
 
+# More than anybody makes before looking again.
+_MOST = 100
 STEPS, LOADS = KINDS = ("steps", "loads")
 
 Slopes = Float[np.ndarray, "numbers corrections"]
@@ -159,10 +161,6 @@ def next_runs(
         name, batch, command = found.names[place], found.batches[place], found.commands[place]
         runs.append(Measurement(name, batch, command, _halves(left)))
     return NextRuns(case, _halves(_variances(target, spread)), tuple(runs), _commands(case, runs))
-
-
-# More than anybody makes before looking again.
-_MOST = 100
 
 
 def spread_of(fit: Fit, case: Case) -> Covariance:
