@@ -98,7 +98,7 @@ class Fit:
         # Runs of several campaigns are of too many servers to say what is new.
         news = tuple(elsewhere(self.made_on, case)) if self.common[-1] else ()
         scatter = self._scatter(population_of(case))
-        if any(kind.is_like(case) for kind in self.made_on):
+        if self.own_scatter and any(kind.is_like(case) for kind in self.made_on):
             scatter = {**scatter, **self.own_scatter}
         return dataclasses.replace(found, scatter=scatter, elsewhere=news)
 
@@ -177,8 +177,16 @@ class Fit:
         content = self.to_dict()
         for one in content.get("evidence", []):
             one["curvature"] = json.dumps(one["curvature"])
-        # Each matrix on a line. Within a name the quotation marks have backslashes.
+        content["made_on"] = [json.dumps(kind) for kind in content["made_on"]]
+        # Each matrix and each kind of server on a line. Within a name the quotation marks have
+        # backslashes.
         text = re.sub(r'"curvature": "([^"]*)"', r'"curvature": \1', json.dumps(content, indent=1))
+        text = re.sub(
+            r'^  ("\{.*\}")(,?)$',
+            lambda found: f"  {json.loads(found[1])}{found[2]}",
+            text,
+            flags=re.M,
+        )
         with data.replacing(path) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
 
