@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from physim import data
+from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.measured.formats import FORMATS
 
@@ -82,7 +83,9 @@ def _format(path: Path) -> str:
         lines = [file.readline(_WIDEST) for _ in itertools.repeat(None, _LOOKED_AT)]
     if _COLUMN in [name.strip() for name in lines[0].split(",")]:
         return "blis-trace"
-    if any(line.startswith(("# TYPE ", "vllm:", "sglang:")) for line in lines):
+    # What an engine shows to Prometheus begins with its name.
+    starts = ("# TYPE ", *(f"{engine.name}:" for engine in engines()))
+    if any(line.startswith(starts) for line in lines):
         return "metrics"
     raise _unknown(path)
 
