@@ -119,8 +119,8 @@ def llm_d(
     _print_error("iterations", about["error"])
     console.print(f"peakPrefillThroughput: {about['peak_prefill_tokens_per_s']:.0f} tokens/s")
     console.print(
-        f"llm-d-inference-sim: decode within {fake['decode_pct']}% of physim's steps, prompts alone within "
-        f"{fake['prefill_pct']}%"
+        f"llm-d-inference-sim: decode within {fake['decode_pct']}% of physim's steps, prompts "
+        f"alone within {fake['prefill_pct']}%"
     )
     console.print(f"written to {out}")
 
