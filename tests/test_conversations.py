@@ -248,6 +248,7 @@ def test_so_it_does_over_think_times_and_sizes_of_the_cache(load, think_s, kv_bl
 
 
 @pytest.mark.parametrize("turns", [1, 5])
+@pytest.mark.slow
 def test_clients_who_think_keep_to_littles_law(turns):
     """64 clients each have a request under way, or think for ten seconds."""
     found = fluid_of(case_of(**{**CLIENTS, "turns": turns}))
@@ -341,6 +342,7 @@ def test_what_conversations_cannot_be_is_refused_in_one_line(options, line):
     assert str(error.value).startswith(line)
 
 
+@pytest.mark.slow
 def test_the_command_knows_them():
     words = "predict Qwen3-8B --gpu h100 --input 700 --cached 512 --output 150 --fit none"
     load = "--rate 4 --turns 5 --think 10"

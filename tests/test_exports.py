@@ -121,6 +121,7 @@ def test_loads_count_alike(walk):
     assert (walk.prompts == 0).any()
 
 
+@pytest.mark.slow
 def test_the_written_profile_is_read_back_alike(tmp_path, subject):
     about = export_dynamo(QWEN, tmp_path / "out", fit="none", **OPTIONS)
     read = read_mocker_profile(tmp_path / "out" / "perf_data.npz")
@@ -136,6 +137,7 @@ def test_the_written_profile_is_read_back_alike(tmp_path, subject):
     assert abs(itl[2]) < 6
 
 
+@pytest.mark.slow
 def test_a_plain_profile_counts_weights_twice(subject, walk):
     """Dynamo's own replay of one had +4, +22 and +58% of ITL."""
     low, _, high = form_error(subject, mocker_profile(subject, True).seconds, walk).loads

@@ -162,6 +162,7 @@ def test_slopes_agree_with_differences(runs):
         assert slopes[:, place] == pytest.approx(differences, rel=0.03, abs=0.01 * scale + 1e-4)
 
 
+@pytest.mark.slow
 def test_the_losses_slopes_are_those_of_its_parts(runs):
     problem = Problem.from_observed(observe([runs]))
     parameters = 0.1 * np.random.default_rng(0).normal(size=len(problem.centre))

@@ -114,6 +114,7 @@ def test_replicas_behind_chance_can_do_as_many_times_what_one_can():
     assert (three.limited_by, three.prediction.pool.replicas) == ("e2e_p99", 3)
 
 
+@pytest.mark.slow
 def test_what_pools_apart_can_do_is_what_the_smaller_can():
     asked = {**GPU, **LENGTHS, "slo": ["ttft_p99=2s", "itl_mean=1s"], "decode": "replicas=2"}
     found = physim.capacity(MODEL, prefill="tp=1", **asked)

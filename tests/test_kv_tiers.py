@@ -229,6 +229,7 @@ def test_a_tier_changes_nothing_until_something_is_evicted(kept):
             assert np.array_equal(numbers, second[what])
 
 
+@pytest.mark.slow
 def test_nor_does_it_in_the_fluid():
     plain, tiered = predicted(prefixes=100), predicted(prefixes=100, kv_host_bytes=5e10)
     assert tiered.pool.host_hit_rate == 0.0

@@ -80,6 +80,7 @@ def test_a_load_that_is_served_is_within_capacity():
     assert p.saturation_rps >= p.requests_per_s
 
 
+@pytest.mark.slow
 def test_a_closed_loop_is_never_saturated():
     p = qwen(rate=None, concurrency=5000)
     assert not p.saturated

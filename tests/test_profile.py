@@ -430,6 +430,7 @@ def test_a_profile_says_the_load_in_python_too(day):
         physim.recommend("Qwen/Qwen3-14B", slo=["itl_mean=15ms"], profile=day, rate=3.0)
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_day_needs_a_day(found):
     from dataclasses import replace
 

@@ -103,6 +103,7 @@ def test_a_capacity_of_requests_that_keep_to_bounds():
     "slo",
     ["itl_mean=12ms", "ttft_p99=200ms", pytest.param("e2e_mean=60s", marks=pytest.mark.slow)],
 )
+@pytest.mark.slow
 def test_a_capacity_has_the_interval_of_what_limits_it(slo):
     found = physim.capacity(MODEL, gpu="h100_sxm", slo=[slo], **LOAD, **DEPLOYMENT)
     low, high = found.interval_rps
