@@ -13,7 +13,7 @@ from jaxtyping import Float
 from physim.exports.subject import SHARES, Subject, case_at
 from physim.prediction.replayed import config_of
 from physim.replay.cluster import replay
-from physim.replay.step_times import ModelStepTimes, StepTimes, run_of_decodes
+from physim.replay.step_times import DecodeRuns, ModelStepTimes, StepTimes
 from physim.replay.workload import drawn
 from physim.tables.operating_region import operating_region
 
@@ -92,8 +92,7 @@ class FormStepTimes:
 
     def __init__(self, form: Form, max_context: int) -> None:
         self._form = form
-        self._contexts = np.arange(max_context + 3, dtype=float)
-        self._sums: dict[int, list[float]] = {}
+        self._decodes = DecodeRuns(self._seconds, max_context)
 
     def step(
         self,
@@ -117,11 +116,11 @@ class FormStepTimes:
         elsewhere: int = 0,  # noqa: ARG002
     ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
-        if requests not in self._sums:
-            count, none = np.full_like(self._contexts, requests), np.zeros_like(self._contexts)
-            seconds = self._form(count, requests * self._contexts, none, none)
-            self._sums[requests] = np.append(0.0, np.cumsum(seconds)).tolist()
-        return run_of_decodes(self._sums[requests], context / requests, steps, until_s)
+        return self._decodes.run(requests, context, steps, until_s)
+
+    def _seconds(self, requests: int, contexts: Steps) -> Steps:
+        none = np.zeros_like(contexts)
+        return self._form(np.full_like(contexts, requests), requests * contexts, none, none)
 
 
 def walk_of(subject: Subject) -> Walk:

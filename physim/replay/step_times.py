@@ -417,6 +417,34 @@ def run_of_decodes(
     return _run(ended, steps, until_s)
 
 
+class DecodeRuns:
+    """Runs of decode-only steps, for whose batches the time at every context is asked for once.
+
+    Args:
+        seconds: Time of steps of so many requests at each of some mean contexts, seconds.
+        max_context: Longest context, tokens.
+    """
+
+    def __init__(
+        self,
+        seconds: Callable[[int, Float[np.ndarray, " n"]], Float[np.ndarray, " n"]],
+        max_context: int,
+    ) -> None:
+        self._seconds = seconds
+        self._contexts = np.arange(max_context + 3, dtype=float)
+        self._sums: dict[int, list[float]] = {}
+
+    def run(
+        self, requests: int, context: int, steps: int, until_s: float
+    ) -> tuple[int, float, float]:
+        """A run of steps, as `StepTimes.decode` has it."""
+        sums = self._sums.get(requests)
+        if sums is None:
+            sums = np.append(0.0, np.cumsum(self._seconds(requests, self._contexts))).tolist()
+            self._sums[requests] = sums
+        return run_of_decodes(sums, context / requests, steps, until_s)
+
+
 def _run(ended: Callable[[int], float], steps: int, until_s: float) -> tuple[int, float, float]:
     """A run of steps, by when each of them ends, until a time."""
     seconds = ended(steps)

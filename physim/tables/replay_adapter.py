@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Float
 
-from physim.replay.step_times import run_of_decodes
+from physim.replay.step_times import DecodeRuns
 from physim.tables.table import Table, prefill_context
 
 
@@ -18,8 +19,7 @@ class TableStepTimes:
 
     def __init__(self, table: Table, max_context: int) -> None:
         self._table = table
-        self._contexts = np.arange(max_context + 3, dtype=float)
-        self._sums: dict[int, list[float]] = {}
+        self._decodes = DecodeRuns(self._seconds, max_context)
 
     def step(
         self,
@@ -48,10 +48,9 @@ class TableStepTimes:
         elsewhere: int = 0,  # noqa: ARG002
     ) -> tuple[int, float, float]:
         """A run of decode-only steps."""
-        sums = self._sums.get(requests)
-        if sums is None:
-            where = np.zeros((len(self._contexts), 4))
-            where[:, 0], where[:, 1] = requests, self._contexts
-            sums = np.append(0.0, np.cumsum(self._table.many(where))).tolist()
-            self._sums[requests] = sums
-        return run_of_decodes(sums, context / requests, steps, until_s)
+        return self._decodes.run(requests, context, steps, until_s)
+
+    def _seconds(self, requests: int, contexts: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        where = np.zeros((len(contexts), 4))
+        where[:, 0], where[:, 1] = requests, contexts
+        return self._table.many(where)
