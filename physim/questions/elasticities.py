@@ -19,6 +19,7 @@ from physim.errors import InputError
 from physim.fluid.first_token import FirstToken
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case, CaseOptions
+from physim.inputs.load import Load
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.prediction.results import FIRST_TOKEN_PARTS
@@ -124,9 +125,7 @@ def explain(
         InputError: Some input cannot be used, the load ends, or it is above capacity.
     """
     case = Case.from_options(model, **options)
-    load = case.demanded
-    if not load.endless or load.stages:
-        raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
+    check_stays(case.demanded)
     known = load_fit(fit).on(case)
     numbers, names = flat(known.corrections), np.array(labels())
     system = row_of(CaseArrays.from_cases([case]), 0)
@@ -144,11 +143,7 @@ def explain(
     )
     if not np.all(np.isfinite(logs)):
         capacity = float(np.exp(logs[METRICS.index("saturation")]))
-        raise InputError(
-            "load",
-            f"is above the saturation throughput of {capacity:.3g} requests/s",
-            "give a lighter one",
-        )
+        raise above(capacity)
     rows = dict(zip((*RATES, *room, *CORRECTIONS), slopes, strict=True))
     hit_rate, host_hit_rate = hit_rates
     return Elasticities(
@@ -164,6 +159,22 @@ def explain(
         speculation(case, known.corrections) if case.server.draft else None,
         host_hit_rate=float(host_hit_rate),
     )
+
+
+def check_stays(load: Load) -> None:
+    """Refuses a load that ends or changes.
+
+    Raises:
+        InputError: It does.
+    """
+    if not load.endless or load.stages:
+        raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
+
+
+def above(most_rps: float) -> InputError:
+    """What is said of a load above the saturation throughput, requests per second."""
+    problem = f"is above the saturation throughput of {most_rps:.3g} requests/s"
+    return InputError("load", problem, "give a lighter one")
 
 
 def _lowered(case: Case, gpu: Hardware) -> StepOps:

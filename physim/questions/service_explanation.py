@@ -10,12 +10,11 @@ from typing import Any, Unpack
 
 from physim.corrections.fields import Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
-from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.prediction.arrays import step_model_of
 from physim.prediction.many import predict_cases
 from physim.prediction.results import PoolPrediction, Prediction
-from physim.questions.elasticities import Elasticities, explain
+from physim.questions.elasticities import Elasticities, above, check_stays, explain
 from physim.service.phases import DECODE, PREFILL
 from physim.step.many_batches import named_seconds
 
@@ -142,17 +141,11 @@ def explain_service(
         InputError: Some input cannot be used, the load ends, or it is above capacity.
     """
     case = Case.from_options(model, **options)
-    load = case.demanded
-    if not load.endless or load.stages:
-        raise InputError("load", "ends or changes", "give an open-ended rate or number of clients")
+    check_stays(case.demanded)
     known = load_fit(fit).on(case)
     (found,) = predict_cases([case], known.corrections, known.name)
     if found.ttft_s is None:
-        raise InputError(
-            "load",
-            f"is above the saturation throughput of {found.saturation_rps:.3g} requests/s",
-            "give a lighter one",
-        )
+        raise above(found.saturation_rps)
     pools = []
     for pool in found.pools:
         server = _server(case, pool, found.requests_per_s)
