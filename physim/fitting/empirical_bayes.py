@@ -138,7 +138,7 @@ def _noise_of_steps(
     """The noise that makes the deviations of steps likely, by clock."""
     if problem.cycles is None:
         return first.step_noise
-    steps = slice(problem.stages.observed.size, None)
+    steps = problem.of_steps
     slopes, branches = found.slopes[steps], found.branch[steps]
     own = np.zeros(len(slopes))
     for branch in np.unique(branches).tolist():
@@ -161,8 +161,12 @@ def _rescaled(
 ) -> Deviations:
     """The same deviations in units of another noise."""
     clock = np.zeros(0, int) if problem.cycles is None else np.asarray(problem.cycles.clock)
-    of_each = (problem.step_noise / of_steps)[clock]
-    factor = np.append(np.ones(problem.stages.observed.size), of_each)
-    ratio = (problem.noise / noise)[problem.source]
-    factor[: ratio.size] = ratio.ravel()
+    of_bins = problem.noise_of_bins / replace(problem, noise=noise).noise_of_bins
+    factor = np.concatenate(
+        [
+            (problem.noise / noise)[problem.source].ravel(),
+            of_bins,
+            (problem.step_noise / of_steps)[clock],
+        ]
+    )
     return replace(found, sizes=found.sizes * factor, slopes=found.slopes * factor[:, None])

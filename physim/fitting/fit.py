@@ -307,7 +307,7 @@ def _scatter_of_steps(problem: Problem, found: Deviations) -> dict[str, float]:
     cycles = problem.cycles
     noise = problem.step_noise[np.asarray(cycles.clock)]
     own = alike(cycles.batch, cycles.clock)
-    errors = found.sizes[problem.stages.observed.size :] * noise
+    errors = found.sizes[problem.of_steps] * noise
     counts = np.bincount(own)
     means = np.bincount(own, errors) / counts
     # Of its square, the noise of a mean is no error of the physics.
@@ -380,8 +380,9 @@ def _estimates(
 
     An experiment's share is that of the curvature along the correction which its rows make up.
     """
-    count = problem.stages.observed.size
-    experiments = np.repeat(groups(observed.rows, "experiment"), len(METRICS))
+    count = problem.of_steps.start
+    of_rows = np.array(groups(observed.rows, "experiment"))
+    experiments = np.append(np.repeat(of_rows, len(METRICS)), of_rows[problem.stages.bins.row])
     known = result.at_branch(result.common)
     assert known.covariance is not None  # rows tell how well
     values, spreads = flat(known.corrections), np.sqrt(np.diag(known.covariance))

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from physim.corrections.fields import CORRECTIONS, labels
 from physim.corrections.files import Fit
 from physim.corrections.levels import Evidence, Spread, Tree, Widths, prior_widths
+from physim.fitting.bins import COARSER, log_percentiles
 from physim.fitting.observations import (
     METRICS,
     NOISE,
@@ -32,8 +33,6 @@ from physim.step.lowering import StepOps
 from physim.step.mixed_steps import Mixing
 from physim.types import AnyArray
 
-# ITL and E2E of a stage are nearly one number, so each counts half.
-_SHARES = np.array([1.0, 0.5, 0.5])
 # The network of the residual takes so many campaigns: fewer do not tell it from their own ways.
 _CAMPAIGNS = 3
 # Degrees of freedom of Student's distribution of deviations: a few rows are far off whatever is
@@ -63,7 +62,7 @@ class Deviations:
     """Errors of predictions, in standard deviations, and their slopes in their own corrections.
 
     Attributes:
-        sizes: Deviations: those of stages metric by metric, then those of steps.
+        sizes: Deviations: those of stages metric by metric, of ends of bins, then of steps.
         slopes: Their derivatives in the corrections of their branch.
         weights: How much each counts.
         branch: The branch of each, by its place in the tree.
@@ -73,6 +72,15 @@ class Deviations:
     slopes: Slopes
     weights: Sizes
     branch: Int[np.ndarray, " deviations"]
+
+    def joined(self, others: Deviations) -> Deviations:
+        """These, and others after them."""
+        return Deviations(
+            np.append(self.sizes, others.sizes),
+            np.concatenate([self.slopes, others.slopes]),
+            np.append(self.weights, others.weights),
+            np.append(self.branch, others.branch),
+        )
 
     @property
     def loss(self) -> float:
@@ -237,9 +245,29 @@ class Problem:
         return found if self.opened is None else found & self.opened
 
     @property
+    def of_bins(self) -> slice:
+        """Where deviations of ends of bins are."""
+        start = self.stages.observed.size
+        return slice(start, start + len(self.stages.bins.row))
+
+    @property
+    def of_steps(self) -> slice:
+        """Where deviations of steps are."""
+        return slice(self.of_bins.stop, None)
+
+    @property
+    def noise_of_bins(self) -> Float[np.ndarray, " ends"]:
+        """Standard deviation of each percentile's logarithm: the model's error, and chance."""
+        bins = self.stages.bins
+        coarse = COARSER * self.noise[self.source[bins.row], bins.metric]
+        found: Float[np.ndarray, " ends"] = np.hypot(coarse, bins.sampling)
+        return found
+
+    @property
     def models_of_deviations(self) -> list[str]:
         """The model of each deviation."""
         found = [model for model in self.models for _ in METRICS]
+        found += [self.models[row] for row in self.stages.bins.row.tolist()]
         steps = [] if self.cycles is None else np.asarray(self.cycles.run).tolist()
         return found + [self.run_models[run] for run in steps]
 
@@ -369,7 +397,7 @@ class Problem:
         stages = self.stages
         values, slopes = latencies_along(stages.chunks, corrections[self.branch], directions)
         noise = self.noise[self.source]
-        weights = stages.known * stages.weight[:, None] * _SHARES
+        weights = stages.weights
         sizes = np.where(weights > 0, (values - stages.observed) / noise, 0.0)
         slopes = np.where(weights[..., None] > 0, slopes / noise[..., None], 0.0)
         found = Deviations(
@@ -378,16 +406,36 @@ class Problem:
             weights.ravel(),
             np.repeat(self.branch, len(METRICS)),
         )
+        if len(stages.bins.row):
+            found = found.joined(self._of_bins(corrections, directions))
         if self.cycles is None:
             return found
         steps, of_runs = self.cycles, corrections[self.run_branch]
         logs, of_steps = cycles_along(steps, of_runs, directions)
         noise = self.step_noise[steps.clock]
+        return found.joined(
+            Deviations(
+                (logs - steps.observed) / noise,
+                of_steps / noise[:, None],
+                np.asarray(steps.weight),
+                self.run_branch[steps.run],
+            )
+        )
+
+    def _of_bins(
+        self, corrections: Float[np.ndarray, "b n"], directions: Float[np.ndarray, "k n"] | None
+    ) -> Deviations:
+        bins, noise = self.stages.bins, self.noise_of_bins
+        values, slopes = percentiles_along(
+            self.stages.chunks, bins.shares, corrections[self.branch], directions
+        )
+        own = bins.row, bins.metric, bins.place
+        weights, counts = self.stages.weights_of_bins, self.stages.weights_of_bins > 0
         return Deviations(
-            np.append(found.sizes, (logs - steps.observed) / noise),
-            np.concatenate([found.slopes, of_steps / noise[:, None]]),
-            np.append(found.weights, steps.weight),
-            np.append(found.branch, self.run_branch[steps.run]),
+            np.where(counts, (values[own] - bins.observed) / noise, 0.0),
+            np.where(counts[:, None], slopes[own] / noise[:, None], 0.0),
+            weights,
+            self.branch[bins.row],
         )
 
 
@@ -407,6 +455,32 @@ def latencies_along(
     slopes = np.zeros((*values.shape, numbers.shape[1]))
     for chunk in chunks:
         logs, slope = _of_stages(chunk.filled(numbers), directions, chunk.systems)
+        count = len(chunk.places)
+        values[chunk.places] = logs[:count]
+        if slope is not None:
+            slopes[chunk.places] = slope[:count] @ directions
+    return values, slopes
+
+
+def percentiles_along(
+    chunks: Sequence[ObservedChunk],
+    shares: Float[np.ndarray, "rows metrics most"],
+    numbers: Float[np.ndarray, "rows n"],
+    directions: Float[np.ndarray, "k n"] | None,
+) -> tuple[Float[np.ndarray, "rows metrics most"], Float[np.ndarray, "rows metrics most n"]]:
+    """Logarithms of percentiles of TTFT, ITL and E2E of loads that stay, and their slopes.
+
+    Args:
+        chunks: The loads.
+        shares: Which percentiles of each, as shares.
+        numbers: The corrections of each, flat.
+        directions: The corrections that slopes are wanted in; without any, slopes are zero.
+    """
+    values = np.zeros(shares.shape)
+    slopes = np.zeros((*values.shape, numbers.shape[1]))
+    for chunk in chunks:
+        own = chunk.filled(shares.reshape(len(shares), -1)).reshape(-1, *shares.shape[1:])
+        logs, slope = _of_percentiles(chunk.filled(numbers), directions, chunk.systems, own)
         count = len(chunk.places)
         values[chunk.places] = logs[:count]
         if slope is not None:
@@ -462,6 +536,16 @@ def _of_stages(
         return _along(lambda moved: log_predicted(moved, system), own, directions)
 
     return jax.vmap(one)(numbers, systems)
+
+
+@kept
+def _of_percentiles(
+    numbers: AnyArray, directions: AnyArray | None, systems: CaseArrays, shares: AnyArray
+) -> tuple[AnyArray, AnyArray | None]:
+    def one(own: AnyArray, system: CaseArrays, share: AnyArray) -> tuple[AnyArray, AnyArray | None]:
+        return _along(lambda moved: log_percentiles(moved, system, share), own, directions)
+
+    return jax.vmap(one)(numbers, systems, shares)
 
 
 @kept

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from physim.corrections.fields import Corrections, unflat
 from physim.corrections.levels import Branch, branch_of, population_of
 from physim.errors import InputError
+from physim.fitting.bins import Bins
 from physim.fluid.steady import steady_state
 from physim.inputs.case import Case
 from physim.measured.run_cases import case_of, degrees_of, lasting, measured, stages_of
@@ -30,6 +31,8 @@ METRICS = ("ttft", "itl", "e2e")
 # Standard deviation of the logarithm of what is measured of a stage: what repeated
 # runs and the physics' own coarseness leave.
 NOISE = np.array([0.06, 0.03, 0.03])
+# ITL and E2E of a stage are nearly one number, so each counts half.
+_SHARES = np.array([1.0, 0.5, 0.5])
 # A queue, if so much of the time of a request is spent before its first token.
 _QUEUE_SHARE = 0.5
 _FAILED_SHARE = 0.01
@@ -68,12 +71,32 @@ class Stages(eqx.Module):
         observed: Logarithms of the measured TTFT, ITL and E2E, seconds.
         known: Which of them were measured.
         weight: Weight of each row.
+        bins: Ends of the bins in which latencies were counted, where they were.
     """
 
     chunks: tuple[ObservedChunk, ...]
     observed: Float[AnyArray, "rows metrics"]
     known: Bool[AnyArray, "rows metrics"]
     weight: Float[AnyArray, " rows"]
+    bins: Bins
+
+    @property
+    def weights(self) -> Float[np.ndarray, "rows metrics"]:
+        """Weight of each mean.
+
+        A mean and the ends of bins are looks at one distribution, and count as one together.
+        """
+        found: Float[np.ndarray, "rows metrics"] = (
+            self.known * np.asarray(self.weight)[:, None] * _SHARES / (1 + self.bins.looks)
+        )
+        return found
+
+    @property
+    def weights_of_bins(self) -> Float[np.ndarray, " ends"]:
+        """Weight of each end of a bin."""
+        whole = np.asarray(self.weight)[:, None] * _SHARES / (1 + self.bins.looks)
+        found: Float[np.ndarray, " ends"] = whole[self.bins.row, self.bins.metric]
+        return found
 
 
 @dataclass(frozen=True)
@@ -231,6 +254,7 @@ def _stages(rows: Sequence[TableRow], cases: Sequence[Case]) -> Stages:
         observed=np.log(values.reshape(shape)),
         known=known.reshape(shape),
         weight=weights_of(rows),
+        bins=Bins.of_rows([one.row for one in rows], METRICS),
     )
 
 

@@ -136,6 +136,7 @@ class Unseen:
         asked = left_out if np.any(left_out) else np.ones(len(left_out), bool)
         weights = self.found.weights.copy()
         weights[: np.prod(shape)][np.repeat(left_out, len(METRICS))] = 0.0
+        weights[problem.of_bins][left_out[problem.stages.bins.row]] = 0.0
         others = replace(self.found, weights=weights)
         step = problem.about(others, self.parameters).step()
         moved = problem.offsets(self.parameters + step) - problem.offsets(self.parameters)

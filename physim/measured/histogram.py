@@ -76,6 +76,11 @@ class Histogram:
         inside = (rank - self.counts[:place].sum()) / self.counts[place]
         return float(lower + (self.edges[place] - lower) * np.clip(inside, 0.0, 1.0))
 
+    def to_text(self) -> str:
+        """Its bins, as a column of measured rows has them; see `bins_in`."""
+        own = zip(self.edges.tolist(), self.counts.tolist(), strict=True)
+        return " ".join(f"{edge:g}:{count:.17g}" for edge, count in own)
+
     def to_dict(self) -> dict[str, Any]:
         """Its bins, as JSON takes them: the last upper end, which is none, is null."""
         return {
@@ -83,3 +88,29 @@ class Histogram:
             "counts": self.counts.tolist(),
             "sum": self.total,
         }
+
+
+def bins_in(
+    text: str,
+) -> tuple[Float[np.ndarray, " bins"], Float[np.ndarray, " bins"]]:
+    """Upper ends of bins and the counts in them, of text such as ``0.1:0 0.25:31 inf:2``.
+
+    Args:
+        text: Pairs of an upper end and a count, in order, apart by spaces; the last end is ``inf``.
+
+    Raises:
+        InputError: The text is otherwise, or counts nothing.
+    """
+    try:
+        pairs = [
+            (float(edge), float(count))
+            for edge, count in (pair.split(":") for pair in text.split())
+        ]
+    except ValueError:
+        raise InputError("", f"{text[:40]!r} is no bins", "write 0.1:0 0.25:31 inf:2") from None
+    edges, counts = np.array(pairs, float).reshape(-1, 2).T
+    if not len(edges) or edges[-1] != np.inf or (np.diff(edges) <= 0).any() or not edges[0] > 0:
+        raise InputError("", "do not rise from above 0 to inf", "write 0.1:0 0.25:31 inf:2")
+    if not np.isfinite(counts).all() or (counts < 0).any() or not counts.any():
+        raise InputError("", "count nothing, or less", "write 0.1:0 0.25:31 inf:2")
+    return edges, counts

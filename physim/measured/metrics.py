@@ -171,6 +171,7 @@ def stage_of(counted: Counted, output_tokens: float | None = None) -> StageRepor
         )
     acceptance = ",".join(f"{chance:.4g}" for chance in counted.acceptance)
     length = counted.accepted_length
+    bins = {name: one.to_text() for name, one in counted.times.items() if one.count}
     return StageReport(
         stage=0,
         rate_rps=counted.rate,
@@ -185,6 +186,9 @@ def stage_of(counted: Counted, output_tokens: float | None = None) -> StageRepor
         note="; ".join(notes),
         draft_acceptance=acceptance or (None if math.isnan(length) else f"{length:.4g}"),
         cached_len_mean=counted.hit_rate * prompt,
+        ttft_bins=bins.get("ttft"),
+        itl_bins=bins.get("itl"),
+        e2e_bins=bins.get("e2e"),
     )
 
 

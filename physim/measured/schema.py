@@ -14,6 +14,7 @@ from physim import records
 from physim.errors import InputError
 from physim.inputs.deployment import Deployment
 from physim.inputs.fleet import pool_options
+from physim.measured.histogram import bins_in
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.records import (
@@ -63,6 +64,14 @@ def _router(text: str) -> str:
     raise disagreement("", f"{text[:40]} is unknown; use one of {known}", "correct it")
 
 
+def _bins(text: str) -> str:
+    try:
+        bins_in(text)
+    except InputError as error:
+        raise disagreement("", error.what, error.remedy) from None
+    return text
+
+
 class _Subject(Record):
     experiment: Text
     stage: Annotated[int, Field(ge=-1)]
@@ -91,6 +100,9 @@ DEGREES, ENGINE_COLUMNS = (
 _Server: Any = create_model(
     "_Server", __base__=_Subject, **dict([*_columns(Parallelism), *_columns(Deployment)])
 )
+
+
+Bins = Annotated[Text, AfterValidator(_bins)]
 
 
 class RunRow(_Server):
@@ -155,6 +167,10 @@ class RunRow(_Server):
         ttft_mean: Mean time to first token.
         e2e_mean: Mean time of a request.
         itl_mean: Mean time between tokens.
+        ttft_bins: How many requests had a TTFT up to each of some ends, as
+            `physim.measured.histogram.bins_in` reads them,
+        itl_bins: likewise for the time from a token to the next,
+        e2e_bins: and for that of a request.
         left_out: Why fits and errors leave the row out, if they do.
         n_success: Requests that were answered.
         n_failed: Requests that were not.
@@ -183,6 +199,9 @@ class RunRow(_Server):
     ttft_mean: Positive | None = None
     e2e_mean: Positive | None = None
     itl_mean: Positive | None = None
+    ttft_bins: Bins | None = None
+    itl_bins: Bins | None = None
+    e2e_bins: Bins | None = None
     left_out: Text | None = None
     n_success: Count | None = None
     n_failed: Count | None = None
@@ -248,7 +267,8 @@ class RunRow(_Server):
 # What the stages of one run share: whatever does not say how much came, or what was measured.
 _OF_A_STAGE = (
     *("stage", "rate_rps", "duration_s", "concurrency", "requests", "warm_up_s"),
-    *("ttft_mean", "e2e_mean", "itl_mean", "left_out", "n_success", "n_failed"),
+    *("ttft_mean", "e2e_mean", "itl_mean", "ttft_bins", "itl_bins", "e2e_bins"),
+    *("left_out", "n_success", "n_failed"),
 )
 COLUMNS = tuple(RunRow.model_fields)
 REQUIRED = required(RunRow)

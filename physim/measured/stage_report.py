@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Share of the tokens that were asked for below which outputs ended by themselves.
 _ENDED = 0.8
+# What few reports say.
+_RARE = ("cached_len_mean", "ttft_bins", "itl_bins", "e2e_bins")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class StageReport:
             length; None where nothing is said of drafts.
         cached_len_mean: Mean tokens of a prompt that were found in the prefix cache; None where
             groups of prompts say it.
+        ttft_bins: How many requests had a TTFT up to each of some ends, as
+            `physim.measured.histogram.bins_in` reads them; None where only means are known,
+        itl_bins: likewise for times between tokens,
+        e2e_bins: and for those of requests.
     """
 
     stage: int
@@ -63,6 +69,9 @@ class StageReport:
     burstiness: float | None = None
     draft_acceptance: str | None = None
     cached_len_mean: float | None = None
+    ttft_bins: str | None = None
+    itl_bins: str | None = None
+    e2e_bins: str | None = None
 
 
 def cut_short(generated: float, asked: float) -> str:
@@ -99,9 +108,10 @@ def rows(
     # What is known of the server counts before the report, which may say it too.
     found = [{**server, **asdict(report), **server} for report in reports]
     for row in found:
-        # Of a column of its own that few reports fill.
-        if row["cached_len_mean"] is None:
-            del row["cached_len_mean"]
+        # Columns of their own that few reports fill.
+        for name in _RARE:
+            if row[name] is None:
+                del row[name]
     places = [f"{where}, stage {report.stage}" for report in reports]
     meant = checked(found, lambda number: places[number])
     for one, place in zip(meant, places, strict=True):

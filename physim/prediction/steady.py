@@ -94,14 +94,15 @@ def _solve(systems: CaseArrays, corrections: Corrections) -> Solved:
     )
     states = jax.vmap(_state)(*both)
     count = systems.demand.rate.shape[0]
-    return states, _latencies(jax.tree.map(lambda x: x[:count], states), systems.demand)
+    offered = jax.tree.map(lambda x: x[:count], states)
+    return states, jax.vmap(latencies_in)(offered, systems.demand)
 
 
 @kept
 def solve_offered(systems: CaseArrays, corrections: Corrections) -> Solved:
     """Steady states of the loads, and their latencies at points that stand for all."""
     states = jax.vmap(_state)(systems, corrections)
-    return states, _latencies(states, systems.demand)
+    return states, jax.vmap(latencies_in)(states, systems.demand)
 
 
 @kept
@@ -118,13 +119,17 @@ def _unending(systems: CaseArrays) -> CaseArrays:
     return replace(systems, demand=jax.vmap(Demand.unending)(systems.demand))
 
 
-def _latencies(offered: SteadyState, demand: Demand) -> Drawn:
-    demand = jax.vmap(Demand.with_hit_rate)(demand, offered.hit_rate)
-    if offered.host_hit_rate is not None:
-        loading = offered.first_token.loading, offered.host_hit_rate
-        demand = jax.vmap(Demand.with_loads)(demand, *loading)
-    found: Drawn = jax.vmap(steady_latencies)(offered.chances, offered.itl, demand)
-    return found
+def latencies_in(state: SteadyState, demand: Demand) -> Drawn:
+    """Latencies at points that stand for all requests of a load in its steady state.
+
+    Args:
+        state: The steady state.
+        demand: The load.
+    """
+    demand = demand.with_hit_rate(state.hit_rate)
+    if state.host_hit_rate is not None:
+        demand = demand.with_loads(state.first_token.loading, state.host_hit_rate)
+    return steady_latencies(state.chances, state.itl, demand)
 
 
 def _prediction(

@@ -167,7 +167,9 @@ def _predictor(
         found = replace(own, stages=problem.stages, cycles=None).deviations(parameters)
         noise = own.noise[own.source]
         off = found.sizes[stages].reshape(shape) * noise
-        variance = variance_of(known_of, observed.branches, found.slopes.reshape(*shape, -1))
+        variance = variance_of(
+            known_of, observed.branches, found.slopes[stages].reshape(*shape, -1)
+        )
         scatters = merged(before.scatter, unseen(own, parameters, observed))
         scattered = np.array(
             [[scatters.get(one, {}).get(m, 0.0) for m in METRICS] for one in populations]
