@@ -414,6 +414,46 @@ def test_gaps_between_tokens_are_the_replays(load):
 
 
 @pytest.mark.parametrize(
+    ("budget", "tokens", "rate"),
+    # A prompt and a quarter of a step, two and a half, and 0.6, of which two need two steps.
+    [
+        (2048, 2500.0, 1.6),
+        pytest.param(2048, 5000.0, 0.75, marks=pytest.mark.slow),
+        pytest.param(8192, 5000.0, 1.2, marks=pytest.mark.slow),
+    ],
+)
+def test_prompts_that_share_few_steps_are_the_replays(budget, tokens, rate):
+    case = {"gpu": "a100_sxm", "tp": 2, "max_num_batched_tokens": budget, "fit": "none"}
+    case |= {"input_tokens": tokens, "output_tokens": 150.0, "rate": rate, "arrival": "poisson"}
+    fluid, replayed = (
+        physim.predict("Qwen/Qwen3-14B", method=method, **case).whole.latencies["ttft"]
+        for method in ("fluid", "replay")
+    )
+    for statistic, within in (("mean", 0.04), ("p50", 0.2), ("p90", 0.15)):
+        assert fluid[statistic] == pytest.approx(replayed[statistic], rel=within), statistic
+
+
+def test_a_handover_that_takes_longer_does_so_in_the_replay_too():
+    # The correction adds steps when requests arrive, not the longer ones of their own prompts.
+    from physim.prediction.checked import checked
+    from physim.prediction.many import predict_cases
+
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-8B",
+        gpu="h100_sxm",
+        input_tokens=2500.0,
+        output_tokens=150.0,
+        rate=7.0,
+        arrival="poisson",
+    )
+    corrections = Corrections(handover=0.5)
+    (prediction,) = predict_cases([case], [corrections])
+    found = checked(prediction, case, corrections, seed=1)
+    (ttft,) = [row for row in found.rows if (row.quantity, row.statistic) == ("ttft", "mean")]
+    assert ttft.fluid == pytest.approx(ttft.replay, rel=0.04)
+
+
+@pytest.mark.parametrize(
     "load", [{"rate": 6}, {"rate": 6, "arrival": "poisson"}, {"concurrency": 8}]
 )
 @pytest.mark.parametrize("output", [1.2, 3.7, 100.3])

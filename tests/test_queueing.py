@@ -13,7 +13,7 @@ from physim.batching.batch_statistics import decoding, following, met_while_deco
 from physim.batching.demand import PARTS
 from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
-from physim.batching.queueing import peakedness, wait_for_a_slot, wait_for_tokens
+from physim.batching.queueing import peakedness, together, wait_for_a_slot, wait_for_tokens
 from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
@@ -98,10 +98,27 @@ def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
 
 def test_prompts_that_fit_a_step_wait_for_none():
     found = wait_for_tokens(np.full(len(PARTS), 400.0), 1000.0, 0.1, 1.0, 0.9, 2.0, 1.0, 1.0)
-    assert found.wait_s == found.later == 0.0
-    # Two of 600 tokens do not fit: the second ends a step later, and it is half of the tenth.
-    found = wait_for_tokens(np.full(len(PARTS), 600.0), 1000.0, 0.1, 1.0, 0.9, 2.0, 1.0, 1.0)
-    assert found.later == pytest.approx(0.05)
+    assert found.wait_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "others", "expected"),
+    [
+        # Two fit into a step: each has the other beside it.
+        (400.0, 1.0, (1.0, 0.0, 0.0)),
+        # Of two of 600 the first has 400 of the other's beside it, and the second ends a step
+        # later, beside none, with 600 tokens before it.
+        (600.0, 1.0, ((400 + 0) / 2 / 600, 0.5, 0.3)),
+        # Of two of 1,200 the first has 800 beside its last 200, and the second 0 beside its own.
+        (1200.0, 1.0, ((800 + 0) / 2 / 1200, 0.5, 0.6)),
+        # Of three of 600 the first has 400 beside it; after the second 600 of the third come in
+        # the step in which both end.
+        (600.0, 2.0, ((400 + 2 * 600 + 0) / 4 / 1200, 0.75, (2 * 0.6 + 1.2) / 4)),
+    ],
+)
+def test_prompts_that_come_together_share_steps(tokens, others, expected):
+    found = together(np.full(len(PARTS), tokens), 1000.0, others)
+    assert tuple(found) == pytest.approx(expected, rel=1e-5)
 
 
 def test_numbers_in_bursts_begin_as_their_gamma_distances_do():

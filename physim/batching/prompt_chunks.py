@@ -111,19 +111,25 @@ class PromptsOfStep(NamedTuple):
     several: Nodes
 
     def none_and_one(
-        self, longer: Float[AnyArray, "*n"], share: Float[AnyArray, "*n"]
+        self,
+        longer: Float[AnyArray, "*n"],
+        share: Float[AnyArray, "*n"],
+        filled: Scalar | float = 0.0,
+        filled_longer: Scalar | float = 1.0,
     ) -> tuple[Scalar, Scalar]:
         """Chances that there are none, and that there is just one.
 
         A look that finds any is followed by a step with prompts and the next look; one that finds
         none by as many steps that only decode as there are between looks. So there are steps of
         both in proportion to the looks that find any after some that only decode, and to those that
-        find none after a step with prompts.
+        find none after a step with prompts. Before some there is a step that a long prompt fills.
 
         Args:
             longer: Times of kinds of steps in which they come, over the mean step's: of those with
-                prompts, and last of one that only decodes.
+                prompts that leave room, and last of one that only decodes.
             share: Shares of the steps that are of each kind.
+            filled: Share of the steps before which is one that a long prompt fills,
+            filled_longer: and what comes in that one, over the mean.
         """
         seen = (self.mean * longer).at[-1].multiply(self.every)
         empty = jnp.exp(-seen * self.clumps)
@@ -132,8 +138,14 @@ class PromptsOfStep(NamedTuple):
         after, single_after = (
             jnp.sum(with_prompts * x[:-1]) / jnp.sum(with_prompts) for x in (empty, single)
         )
-        none = after / (after + (1.0 - empty[-1]) / self.every)
-        one = none * single[-1] / self.every + (1.0 - none) * single_after
+        in_filled = self.mean * filled_longer
+        empty_filled = jnp.exp(-in_filled * self.clumps)
+        single_filled = empty_filled * in_filled / self.burst
+        rest, begin = 1.0 - filled, (1.0 - empty[-1]) / self.every
+        none = filled * empty_filled + rest * after
+        none /= filled + rest * (after + begin)
+        one = rest * (none * single[-1] / self.every + (1.0 - none) * single_after)
+        one += filled * single_filled
         evenly_none = 1.0 - jnp.minimum(self.mean, 1.0 / self.every)
         evenly_one = jnp.maximum(1.0 - jnp.abs(self.mean * self.every - 1.0), 0.0) / self.every
         return (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import GOLDEN, following
 from physim.batching.demand import PARTS
-from physim.batching.guards import FULLEST, HARDLY, ROOT, TINY
+from physim.batching.guards import FULLEST, HARDLY, ROOT, SMALL, TINY
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 
@@ -24,6 +25,8 @@ _OF_EACH = 4
 _PAIRS = np.arange(_OF_EACH * len(PARTS))
 _PAIRS = np.stack([_PAIRS // _OF_EACH, _PAIRS * (int(STRATA * GOLDEN) | 1) % STRATA])
 _OF_PAIRS = PARTS[_PAIRS[0]] / _OF_EACH
+# Shares of those that came with a prompt that are before it, to be rounded to whole ones.
+_TURNS = np.arange(4) / 3
 
 
 def peakedness(arrival_cv2: Scalar, evenness: Scalar) -> Scalar:
@@ -99,13 +102,11 @@ class TokenQueue(NamedTuple):
         wait_s: Wait for tokens that are left over when it comes, mean, seconds.
         chance: Chance that there are any.
         cv: Coefficient of variation of the wait where there are some.
-        later: Steps by which it ends later for the prompts before it that came in the same step.
     """
 
     wait_s: Scalar
     chance: Scalar
     cv: Scalar
-    later: Scalar
 
 
 def wait_for_tokens(
@@ -175,12 +176,55 @@ def wait_for_tokens(
     number = jnp.maximum(wait / jnp.maximum(sums, TINY), 1.0)
     cv = jnp.sqrt((cv2 + number - 1.0) / number + ROOT)
     wait *= more * come * full_s
-    with_one = size[_PAIRS[0]] + half * _strata(size)[_PAIRS[1]]
-    later = jnp.sum(_OF_PAIRS * (jnp.ceil(with_one) - jnp.ceil(size[_PAIRS[0]])))
     # The queue begins where there is none.
-    return TokenQueue(
-        wait / (1.0 + chance), chance / (1.0 + chance), cv, (1 - lone) * (1 - 1 / several) * later
+    return TokenQueue(wait / (1.0 + chance), chance / (1.0 + chance), cv)
+
+
+class Together(NamedTuple):
+    """What a prompt that comes with others in a step has of them, mean.
+
+    Attributes:
+        beside: Tokens of theirs in the step in which it ends, over all of theirs.
+        later: Steps by which it ends later, for those before it.
+        before: Tokens of those before it where it ends later, over the room of a step.
+    """
+
+    beside: Scalar
+    later: Scalar
+    before: Scalar
+
+
+def together(prompts: Float[AnyArray, " parts"], room: Scalar, others: Scalar) -> Together:
+    """What a prompt that comes with others has of them, if a step has room for so many tokens.
+
+    Any of them is before it as likely as after it. Where all fit into a step, all end with it.
+    Else those before it may take the room, so that it ends some full steps later, and those after
+    it have what it leaves of its last step.
+
+    Args:
+        prompts: Tokens of the parts of all prompts (`physim.batching.demand.PARTS`).
+        room: Tokens that a step has room for.
+        others: How many come with it, one at least, mean.
+    """
+    size = prompts / room
+    mean = jnp.sum(PARTS * size)
+    own, other = size[_PAIRS[0]][:, None], _strata(size)[_PAIRS[1]][:, None]
+    first = jnp.ceil(own - SMALL)
+
+    def of(count: Scalar) -> Together:
+        every = jnp.maximum(count * mean + jnp.sqrt(count) * (other - mean), 0.0)
+        before = every * jnp.round(_TURNS * count) / count
+        end = jnp.ceil(own + before - SMALL)
+        is_later = end > first
+        beside = jnp.minimum(own + every, end) - own - is_later * before
+        columns = (beside / (count * mean), end - first, is_later * before)
+        return Together(*(jnp.sum(_OF_PAIRS * jnp.mean(x, axis=1)) for x in columns))
+
+    fewer = jnp.floor(others)
+    found: Together = jax.tree.map(
+        lambda low, high: low + (others - fewer) * (high - low), of(fewer), of(fewer + 1.0)
     )
+    return found
 
 
 def _strata(of_parts: Float[AnyArray, " parts"]) -> Float[AnyArray, " strata"]:

@@ -164,7 +164,8 @@ class StepKinds(NamedTuple):
             alone_s: Time of a step without prompts.
         """
         times = jnp.append(seconds, alone_s)
-        share = self._shares(self.come.mean, jnp.ones(2), jnp.ones(2))
+        even = jnp.ones(KINDS + 1)
+        share = self._shares(self.come.mean, even, even.at[FULL].set(0.0))
         for _ in range(_ROUNDS):
             every = jnp.append(share, 1.0 - jnp.sum(share))
             share = self._shares(*self._after(times / jnp.sum(every * times), every))
@@ -212,7 +213,9 @@ class StepKinds(NamedTuple):
     ) -> Float[AnyArray, " kinds"]:
         come, rest = self.come._replace(mean=mean), 1.0 - self.filled
         few, many = come.several.low, come.several.high
-        none, one = come.none_and_one(longer, share)
+        none, one = come.none_and_one(
+            jnp.delete(longer, FULL), jnp.delete(share, FULL), share[FULL], longer[FULL]
+        )
         others = jnp.maximum(1.0 - none - one, SMALL)
         # Steps with many of them have what is left of the prompts.
         apart = jnp.maximum(many - few, HARDLY)

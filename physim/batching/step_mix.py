@@ -99,9 +99,16 @@ class Steps(eqx.Module):
     @property
     def own_s(self) -> Scalar:
         """Time of a step in which an arriving request is prefilled, mean."""
-        beside = jnp.minimum(self.same_step, jnp.maximum(self.budget - 1.0, 0.0))
+        return self.own_s_beside(jnp.minimum(self.same_step, jnp.maximum(self.budget - 1.0, 0.0)))
+
+    def own_s_beside(self, others: Scalar) -> Scalar:
+        """The same beside so many other prompts.
+
+        Args:
+            others: How many are in it, mean.
+        """
         prefill_s = jnp.sum(GROUPS * self.prefill_s) + self.hidden_s
-        return (prefill_s + beside * self.adding_s) / self.chunks
+        return (prefill_s + others * self.adding_s) / self.chunks
 
 
 def steps_at(

@@ -18,7 +18,7 @@ import numpy as np
 from physim.errors import InputError
 from physim.exports.form_error import Steps, Walk
 from physim.exports.subject import Subject
-from physim.step.front_end import handover_beyond_steps, output_s, outside_s
+from physim.step.front_end import output_s, outside_s
 from physim.step.many_batches import total_seconds
 from physim.tables.linear_models import nonnegative
 
@@ -132,9 +132,7 @@ def peak_prefill_tokens_per_s(subject: Subject) -> float:
     sizes, corrections = subject.case.server.sizes, subject.corrections
     tokens = min(sizes.max_num_batched_tokens, sizes.max_model_len - 1)
     step = float(_prompts_s(subject, np.array([float(tokens)]))[0])
-    ahead = subject.case.server.policy.async_scheduling
-    ttft = float(outside_s(corrections)) + float(output_s(corrections, 1.0)) + step
-    return tokens / (ttft + float(handover_beyond_steps(corrections, ahead)) * step)
+    return tokens / (float(outside_s(corrections)) + float(output_s(corrections, 1.0)) + step)
 
 
 def prefill_us_per_token(subject: Subject) -> float:

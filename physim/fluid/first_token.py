@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.demand import Demand
-from physim.batching.guards import LITTLE
+from physim.batching.guards import LITTLE, TINY
 from physim.batching.limits import Limits
 from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
-from physim.batching.queueing import wait_for_tokens
+from physim.batching.queueing import together, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
@@ -89,9 +89,9 @@ class Local(NamedTuple):
         queue: Wait for tokens of prompts that came in earlier steps.
         queued: Chance that there are any.
         queue_cv: Coefficient of variation of the wait where there are.
-        later: Wait for those that came in the same step, and are before it.
+        later: How much later it ends for those that came in the same step and are before it.
         own_prefill: A prefill step of its own, mean.
-        same_step: Other prompts in that step, a number, at most.
+        same_step: Other prompts in that step, a number.
         adding: What each of them adds to it.
         decode_only: A step that only decodes.
         prefill_share: Share of a decoding request's steps with prefill.
@@ -164,15 +164,26 @@ def local(
     # Prompts that came at the very same time wait for each other in another place.
     stamped = demand.stamped(demand.burst_cv2)
     apart = 1.0 - stamped / jnp.maximum(demand.burst_cv2 - 1.0, LITTLE)
+    prompts, joined = demand.parts * occupancy.scale, apart * (1.0 - steps.lone)
+    joined = jnp.where(ranks > 1, 0.0, joined)
     tokens = wait_for_tokens(
-        demand.parts * occupancy.scale,
+        prompts,
         occupancy.room,
         steps.kind_s[FULL],
         coming / ranks,
-        jnp.where(ranks > 1, 1.0, 1.0 - apart * (1.0 - steps.lone)),
+        1.0 - joined,
         steps.several,
         demand.arrival_cv2,
         demand.burst_cv2 - stamped,
+    )
+    others = jnp.maximum(steps.same_step / jnp.maximum(1.0 - steps.lone, TINY), 1.0)
+    shared = together(prompts, occupancy.room, others)
+    # A step takes what one without prompts does, and more by its tokens.
+    more_s = steps.kind_s[FULL] - steps.alone_s
+    later_s = joined * (shared.later * steps.alone_s + shared.before * more_s)
+    same_step = jnp.minimum(steps.same_step, jnp.maximum(steps.budget - 1.0, 0.0))
+    same_step = jnp.where(
+        (ranks > 1) | demand.in_rounds, same_step, steps.same_step * shared.beside
     )
     outside = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
     if demand.loading_s is not None:
@@ -186,9 +197,9 @@ def local(
         queue=tokens.wait_s,
         queued=tokens.chance,
         queue_cv=tokens.cv,
-        later=tokens.later * steps.kind_s[FULL],
-        own_prefill=steps.own_s,
-        same_step=jnp.minimum(steps.same_step, jnp.maximum(steps.budget - 1.0, 0.0)),
+        later=later_s,
+        own_prefill=steps.own_s_beside(same_step),
+        same_step=same_step,
         adding=steps.adding_s,
         decode_only=steps.alone_s,
         prefill_share=steps.prefill_share,

@@ -29,7 +29,7 @@ class ReplayConfig:
         front_end_per_token_s: What each prompt token adds to it, seconds.
         output_s: Time from the end of a step until its tokens are out, seconds; the engine does
             not wait for it.
-        output_steps: What is added to it, in units of the step that gave the first token.
+        output_steps: What is added to it, in units of steps when requests arrive.
         output_per_token_s: Time that every token of a request adds to that of the others, seconds.
         warm_up_s: Time before its first step, seconds.
 

@@ -185,8 +185,8 @@ class Replayed:
         frame = pd.DataFrame({name: column(name, kind) for name, kind in kinds.items()}, copy=False)
         entry, config, arrival = self.entry, self.config, frame["arrival_s"]
         before = entry.front_end_s + entry.front_end_per_token_s * frame["input_tokens"]
-        steps = column("first_step_s", float)
-        after = config.output_s + config.output_steps * steps + config.output_per_token_s
+        beside = column("beside_s", float)
+        after = config.output_s + config.output_steps * beside + config.output_per_token_s
         decoded = decode_steps(frame["output_tokens"].to_numpy())
         more = config.output_per_token_s * decoded
         frame["wait_s"] = frame["scheduled_s"] - arrival - before

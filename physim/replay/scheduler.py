@@ -280,24 +280,22 @@ class Scheduler:
             self.cache.grow(segment, filled)
             request.shared += filled
 
-    def ran(self, batch: Microbatch, steps: int, now_s: float, last_s: float) -> list[Request]:
+    def ran(self, batch: Microbatch, steps: int, now_s: float) -> list[Request]:
         """Steps of a batch have run; gives the requests that are done.
 
         Args:
             batch: The batch.
             steps: How many steps.
             now_s: When the last ended.
-            last_s: How long it took.
         """
         batch.ran(steps)
         done = []
         for request, tokens, before, started in batch.chunks:
             # It may have lost its blocks while the step was under way.
             is_there = request in self.prefilling and request.started == started
-            if is_there and before + tokens == request.target:
-                request.first_step_s = request.first_step_s or last_s
-                if self._begin_decode(request, batch, now_s):
-                    done.append(request)
+            is_computed = is_there and before + tokens == request.target
+            if is_computed and self._begin_decode(request, batch, now_s):
+                done.append(request)
         finished = batch.finished()
         for request in finished:
             self.stop(request)

@@ -120,6 +120,8 @@ class ReplayServer:
         self._began: float | None = None
         # Steps that only decode since a look at what has arrived; any prompt's step counts for all.
         self._unseen = 0
+        # How long the two steps before took, where the engine did not pause.
+        self._lasted_s = (0.0, 0.0)
         self._runs, self._apart = 0, 1
 
     @property
@@ -204,13 +206,13 @@ class ReplayServer:
             self._began = self._land(self._flights.popleft(), outside)
         elif any(rank.waiting or rank.prefilling for rank in self._ranks):
             # All is held by requests that were done when this step was formed, or that have left.
-            self._began = None
+            self._began, self._lasted_s = None, (0.0, 0.0)
             if not any(rank.done for rank in self._ranks):
                 held = [one.until_s for rank in self._ranks for one in rank.handovers]
                 held += self._next_events(outside)
                 self.now = max(self.now, min(held, default=self.now))
         else:
-            self._began = None
+            self._began, self._lasted_s = None, (0.0, 0.0)
             if self._inbox:
                 self.now = max(self.now, self._inbox[0][0])
             else:
@@ -273,6 +275,9 @@ class ReplayServer:
                 rank = min(self._ranks, key=lambda one: one.load)
             if self.content_is_shared:
                 request.path = tuple(rank.own_segment(segment) for segment in request.path)
+            # One of the last two it found under way; the other is as long as any, where steps that
+            # are found are longer. What is known up to a step's start came in the one before it.
+            request.beside_s = self._lasted_s[1 if self.config.policy.async_scheduling else 0]
             rank.waiting.append(request)
             if self._timeout_s is not None:
                 self._deadlines.append(request)
@@ -392,6 +397,7 @@ class ReplayServer:
         """A step, or the last of a run, has ended; gives the time at which it began."""
         lane, ended, steps, last = flight
         began, self.now = self.now, ended
+        self._lasted_s = self._lasted_s[1], last
         decoding = given = waiting = 0
         for batch in lane:
             decoding += batch.stepping
@@ -416,7 +422,7 @@ class ReplayServer:
         self._unseen += self.config.policy.receive_every if has_prompt else steps
         for rank, batch in zip(self._ranks, lane, strict=True):
             late, each = self.config.output_s, self.config.output_per_token_s
-            for request in rank.ran(batch, steps, ended, last):
+            for request in rank.ran(batch, steps, ended):
                 if request.is_complete:
                     outside.follow(request, ended + late + each * request.output_tokens)
                 else:

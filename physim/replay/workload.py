@@ -46,7 +46,7 @@ class Request:
         cached_tokens: Prompt tokens found in the prefix cache when it first ran.
         scheduled_s: When it first ran; None if it never did. So with the next two.
         first_token_s: When its first token was ready.
-        first_step_s: Time of the step that gave it.
+        beside_s: Time of the step beside the one that was under way when it came; 0 if none was.
         finished_s: When its last token was ready.
         dropped_s: When the client gave up.
         preemptions: How often it lost its KV blocks and had to start over.
@@ -64,12 +64,12 @@ class Request:
         "ahead",
         "arrival_s",
         "began",
+        "beside_s",
         "cached_tokens",
         "computed",
         "conversation",
         "dropped_s",
         "finished_s",
-        "first_step_s",
         "first_token_s",
         "fixed",
         "generated",
@@ -117,7 +117,7 @@ class Request:
         self.preemptions = self.fixed = self.kept = self.handed_tokens = self.ahead = 0
         self.loaded_tokens = 0
         self.stopped_s = 0.0
-        self.first_step_s = 0.0
+        self.beside_s = 0.0
         self.held: tuple[Segment, ...] = ()
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
@@ -148,7 +148,7 @@ class Request:
             hands_token: Whether the token that the prompt gave goes with it; else the last token of
                 the prompt is computed again, and gives it.
         """
-        self.first_token_s, self.first_step_s = None, 0.0
+        self.first_token_s = None
         self.generated = 1 if hands_token else 0
         self.target = self.input_tokens + self.generated
         self.handed_tokens = self.target - 1

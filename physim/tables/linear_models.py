@@ -164,9 +164,8 @@ def alphas(region: Region, corrections: Corrections, server: Server) -> tuple[fl
 
     All that a request spends outside of steps comes once, and so before the queue: the front end's
     time, that in which a step's tokens leave it, and what the correction of the handover adds, in
-    units of the step that gives the first token. BLIS starts a request with the step that is formed
-    next; under asynchronous scheduling that one is formed already, so a step is added, as long as
-    steps are when requests arrive.
+    units of the steps when requests arrive. BLIS starts a request with the step that is formed
+    next; under asynchronous scheduling that one is formed already, so such a step is added.
 
     Args:
         region: The steps of a load.
@@ -175,9 +174,9 @@ def alphas(region: Region, corrections: Corrections, server: Server) -> tuple[fl
     """
     ahead = server.policy.async_scheduling
     once = float(outside_s(corrections)) + float(output_s(corrections, region.met_requests))
-    once += float(handover_beyond_steps(corrections, ahead)) * region.first_step_s
+    steps = ahead + float(handover_beyond_steps(corrections, ahead))
     # BLIS takes no negative coefficient.
-    return max(once + ahead * region.met_step_s, 0.0) / MICROSECOND, 0.0, 0.0
+    return max(once + steps * region.met_step_s, 0.0) / MICROSECOND, 0.0, 0.0
 
 
 def nonnegative(

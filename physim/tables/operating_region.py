@@ -58,12 +58,6 @@ class Region:
         """Requests of a mean step when a request arrives."""
         return self._met(np.asarray(self.batches.requests))
 
-    @property
-    def first_step_s(self) -> float:
-        """Time of the step that gives a request its first token, mean over requests."""
-        prompts = self.share * np.asarray(self.batches.prefill_requests)
-        return float(prompts @ self.seconds / prompts.sum())
-
     def _met(self, values: Float[np.ndarray, " rows"]) -> float:
         arrivals = self.share * self.starts
         return float(arrivals @ values / arrivals.sum())
