@@ -26,7 +26,7 @@ _PAIRS = np.arange(_OF_EACH * len(PARTS))
 _PAIRS = np.stack([_PAIRS // _OF_EACH, _PAIRS * (int(STRATA * GOLDEN) | 1) % STRATA])
 _OF_PAIRS = PARTS[_PAIRS[0]] / _OF_EACH
 # Shares of those that came with a prompt that are before it, to be rounded to whole ones.
-_TURNS = np.arange(4) / 3
+_TURNS = np.linspace(0.0, 1.0, _OF_EACH)
 
 
 def peakedness(arrival_cv2: Scalar, evenness: Scalar) -> Scalar:
