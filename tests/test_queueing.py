@@ -105,15 +105,15 @@ def test_prompts_that_fit_a_step_wait_for_none():
     ("tokens", "others", "expected"),
     [
         # Two fit into a step: each has the other beside it.
-        (400.0, 1.0, (1.0, 0.0, 0.0)),
+        (400.0, 1.0, (1.0, 0.0, 0.0, 0.0)),
         # Of two of 600 the first has 400 of the other's beside it, and the second ends a step
         # later, beside none, with 600 tokens before it.
-        (600.0, 1.0, ((400 + 0) / 2 / 600, 0.5, 0.3)),
+        (600.0, 1.0, ((400 + 0) / 2 / 600, 0.5, 0.5, 0.3)),
         # Of two of 1,200 the first has 800 beside its last 200, and the second 0 beside its own.
-        (1200.0, 1.0, ((800 + 0) / 2 / 1200, 0.5, 0.6)),
+        (1200.0, 1.0, ((800 + 0) / 2 / 1200, 0.5, 0.5, 0.6)),
         # Of three of 600 the first has 400 beside it; after the second 600 of the third come in
         # the step in which both end.
-        (600.0, 2.0, ((400 + 2 * 600 + 0) / 4 / 1200, 0.75, (2 * 0.6 + 1.2) / 4)),
+        (600.0, 2.0, ((400 + 2 * 600 + 0) / 4 / 1200, 0.75, 0.75, (2 * 0.6 + 1.2) / 4)),
     ],
 )
 def test_prompts_that_come_together_share_steps(tokens, others, expected):

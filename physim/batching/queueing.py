@@ -186,11 +186,13 @@ class Together(NamedTuple):
     Attributes:
         beside: Tokens of theirs in the step in which it ends, over all of theirs.
         later: Steps by which it ends later, for those before it.
+        is_later: Chance that it does.
         before: Tokens of those before it where it ends later, over the room of a step.
     """
 
     beside: Scalar
     later: Scalar
+    is_later: Scalar
     before: Scalar
 
 
@@ -217,7 +219,7 @@ def together(prompts: Float[AnyArray, " parts"], room: Scalar, others: Scalar) -
         end = jnp.ceil(own + before - SMALL)
         is_later = end > first
         beside = jnp.minimum(own + every, end) - own - is_later * before
-        columns = (beside / (count * mean), end - first, is_later * before)
+        columns = (beside / (count * mean), end - first, is_later, is_later * before)
         return Together(*(jnp.sum(_OF_PAIRS * jnp.mean(x, axis=1)) for x in columns))
 
     fewer = jnp.floor(others)

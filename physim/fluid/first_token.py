@@ -90,6 +90,7 @@ class Local(NamedTuple):
         queued: Chance that there are any.
         queue_cv: Coefficient of variation of the wait where there are.
         later: How much later it ends for those that came in the same step and are before it.
+        is_later: Chance that it does.
         own_prefill: A prefill step of its own, mean.
         same_step: Other prompts in that step, a number.
         adding: What each of them adds to it.
@@ -116,6 +117,7 @@ class Local(NamedTuple):
     queued: Scalar
     queue_cv: Scalar
     later: Scalar
+    is_later: Scalar
     own_prefill: Scalar
     same_step: Scalar
     adding: Scalar
@@ -198,6 +200,7 @@ def local(
         queued=tokens.chance,
         queue_cv=tokens.cv,
         later=later_s,
+        is_later=joined * shared.is_later,
         own_prefill=steps.own_s_beside(same_step),
         same_step=same_step,
         adding=steps.adding_s,

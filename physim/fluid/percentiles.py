@@ -217,7 +217,8 @@ def first_tokens(
         * drawn(points[:, _BESIDE], jnp.sqrt((1 + demand.prompt_cv2) / (count + SMALL)))
     )
     queue = local.queue * drawn_at_times(fullest, local.queued, local.queue_cv)
-    later = local.later * jnp.where((points[:, _BEFORE] + points[:, _BESIDE]) % 1.0 > 0.5, 2.0, 0.0)
+    turn = (points[:, _BEFORE] + points[:, _BESIDE]) % 1.0
+    later = local.later * drawn_at_times(turn, local.is_later, local.queue_cv)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
     loading = _beyond_mean_load(demand, points)
     return local.outside + loading + met * (under_way + several) + own + queue + later + waiting
