@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import physim
 from physim.errors import InputError
-from physim.measured import aiperf, mlperf, vllm_bench
+from physim.measured import aiperf, guidellm, inference_perf, mlperf, vllm_bench
 from physim.measured.formats import FORMATS
 from physim.measured.llm_d_report import as_report, write_report
 from physim.measured.recognised import format_of
@@ -357,3 +357,44 @@ def test_what_is_no_summary_of_mlperf(tmp_path, change, complaint):
     with pytest.raises(InputError, match=complaint) as caught:
         physim.read_report("mlperf", path, input_tokens=294, **LLAMA)
     assert "\n" not in str(caught.value)
+
+
+SHORT = "of the 1000 that were asked for: answers ended by themselves"
+
+
+def test_guidellm_says_what_it_asked_for(tmp_path):
+    report = json.loads((REPORTS / "guidellm.json").read_text())
+    path = tmp_path / "benchmarks.json"
+    for data, short in (
+        ([{"kind": "synthetic_text", "prompt_tokens": 9, "output_tokens": 1000}], True),
+        ([{"kind": "synthetic_text", "prompt_tokens": 9, "output_tokens": 1}], False),
+        ([{"kind": "synthetic_text", "prompt_tokens": 9}], False),
+        ([{"output_tokens": 1000}, {"output_tokens": 1000}], False),
+    ):
+        path.write_text(json.dumps({**report, "config": {"spec": {"data": data}}}))
+        assert [SHORT in one.note for one in guidellm.read(path)] == [short] * len(
+            report["benchmarks"]
+        )
+
+
+def test_a_sweep_of_vllm_says_what_it_asked_for(tmp_path):
+    result = json.loads((REPORTS / "vllm_bench.json").read_text())
+    path = tmp_path / "summary.json"
+    for name in ("random_output_len", "random-output-len"):
+        path.write_text(json.dumps([{**result, name: 1000}, {**result, name: 1}, result]))
+        assert [SHORT in one.note for one in vllm_bench.read(path)] == [True, False, False]
+
+
+def test_the_configuration_beside_a_report_says_what_was_asked_for(tmp_path):
+    for source in (REPORTS / "inference-perf").iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    plain = inference_perf.read(tmp_path)
+    load = "load: {type: constant, stages: [{rate: 1, duration: 9}]}"
+    for output, short in ((1000, True), (1, False)):
+        fixed = f"{{type: fixed, min: 1, max: 2000, mean: {output}}}"
+        data = f"data: {{type: random, input_distribution: {fixed}, output_distribution: {fixed}}}"
+        (tmp_path / "config.yaml").write_text(f"{load}\n{data}\n")
+        assert [SHORT in one.note for one in inference_perf.read(tmp_path)] == [short] * len(plain)
+    for text in ("data: {type: mock}", "{", ""):
+        (tmp_path / "config.yaml").write_text(f"{load}\n{text}\n")
+        assert inference_perf.read(tmp_path) == plain
