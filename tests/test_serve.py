@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from unittest.mock import patch
 
+import httpx2
 import numpy as np
 import pytest
 from fuzzing import config_of
@@ -374,6 +376,36 @@ def test_a_worker_that_takes_too_long_is_replaced():
         assert client.post("/predict", content=b"{").json()["problem"] == "is busy"
         workers.waiting = 0
     assert not workers._workers[0]._process.is_alive()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+def test_the_command_serves_until_it_is_stopped():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = "from physim.cli import main; main()"
+    words = [sys.executable, "-c", code, "serve", "--port", str(port), "--workers", "1"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        assert f"http://127.0.0.1:{port}" in server.stderr.readline()
+        address = f"http://127.0.0.1:{port}"
+        with httpx2.Client(
+            base_url=address, timeout=60, transport=httpx2.HTTPTransport(retries=5)
+        ) as client:
+            assert client.post("/predict", json=CASE).status_code == 200
+            (worker,) = children(server.pid)
+            begun = time.monotonic()
+            server.terminate()
+            assert server.wait(30) != 0
+        assert time.monotonic() - begun < 10
+        assert not Path(f"/proc/{worker}").exists()
+        assert server.stderr.read() == ""
+
+
+def children(process):
+    """The processes that a process started which take part in its work."""
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    found = [one for own in lists for one in own.read_text().split()]
+    return [one for one in found if "spawn_main" in Path(f"/proc/{one}/cmdline").read_text()]
 
 
 def test_a_body_that_does_not_come_is_not_waited_for():

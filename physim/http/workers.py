@@ -16,14 +16,12 @@ from physim.errors import InputError
 from physim.http.bounds import Bounds
 from physim.http.replies import BUSY, Reply, refusal, reply
 
-# Seconds in which a worker ends by itself.
-_ENDING_S = 5.0
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 def _work(pipe: Connection, bounds: Bounds) -> None:
     """Answers what comes through a pipe until it is closed."""
-    # Whoever stops the server from a terminal stops the workers by closing their pipes.
+    # Whoever stops the server from a terminal has it stop the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (bounds.memory_bytes, bounds.memory_bytes))
@@ -43,7 +41,7 @@ class _Worker:
     """A process that answers one body after the other."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
+        self._bounds, self._is_stopped = bounds, False
         self._start()
 
     def _start(self) -> None:
@@ -73,16 +71,21 @@ class _Worker:
             problem = f"takes more than {self._bounds.seconds:g} s"
         except (EOFError, OSError):
             problem = "asks for more than a worker has"
-        self.stop(0.0)
+        if self._is_stopped:
+            return refusal(BUSY, InputError("server", "is stopping", "ask another"))
+        self._end()
         self._start()
         return refusal(BUSY, InputError("body", problem, "ask for less"))
 
-    def stop(self, within_s: float) -> None:
-        """Ends the process: by itself within some seconds, or else at once."""
-        self._pipe.close()
-        self._process.join(within_s)
+    def stop(self) -> None:
+        """Ends the process for good, whatever it works on."""
+        self._is_stopped = True
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.join()
+        self._pipe.close()
 
 
 class Workers:
@@ -131,5 +134,5 @@ class Workers:
     def stop(self) -> None:
         """Ends the processes."""
         for worker in self._workers:
-            worker.stop(_ENDING_S)
+            worker.stop()
         self._threads.shutdown(wait=False, cancel_futures=True)
