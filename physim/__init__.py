@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from physim.inputs.deployment import Deployment
     from physim.inputs.lengths import Lengths
     from physim.inputs.load import Load
+    from physim.inputs.load_file import read_load
     from physim.inputs.profile import LoadProfile
     from physim.inputs.request_lengths import RequestLengths
     from physim.inputs.stages import Stage
@@ -99,6 +100,7 @@ _HOME = {
     "predict": "physim.api",
     "predict_cases": "physim.prediction.many",
     "predict_trace": "physim.api",
+    "read_load": "physim.inputs.load_file",
     "read_metrics": "physim.measured.metrics",
     "read_profile": "physim.measured.profiles",
     "read_report": "physim.measured.reports",
@@ -160,6 +162,7 @@ __all__ = [
     "predict",
     "predict_cases",
     "predict_trace",
+    "read_load",
     "read_metrics",
     "read_profile",
     "read_report",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, CaseOptions, ServerOptions
+from physim.models.architecture import ModelArch
 from physim.prediction.arrays import step_model_of
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: str | Path | Case,
+    model: str | Path | ModelArch | Case,
     *,
     fit: str | Path = DEFAULT_FIT,
     method: str = "fluid",
@@ -27,8 +28,8 @@ def predict(
     """Predicts latency and throughput of a model on a GPU under a load.
 
     Args:
-        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
-            case beside it.
+        model: A case; or a path of a ``config.json``, shipped name, hub id or shape, with the rest
+            of the case beside it.
         fit: Name or path of a fit, ``default`` for the shipped one, or ``none`` for the physics
             alone.
         method: ``fluid``, or ``replay`` for a request-by-request simulation.
@@ -43,7 +44,7 @@ def predict(
 
 
 def check(
-    model: str | Path | Case,
+    model: str | Path | ModelArch | Case,
     *,
     fit: str | Path = DEFAULT_FIT,
     seed: int = 0,
@@ -55,8 +56,8 @@ def check(
     tenth of them are left out, while the engine fills up and empties.
 
     Args:
-        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
-            case beside it.
+        model: A case; or a path of a ``config.json``, shipped name, hub id or shape, with the rest
+            of the case beside it.
         fit: Name or path of a fit, ``default`` or ``none``; both use it.
         seed: Seed of the replay's requests.
         **options: GPU, deployment and load; see `CaseOptions`.
@@ -72,7 +73,7 @@ def check(
 
 
 def predict_trace(
-    model: str | Path | Case,
+    model: str | Path | ModelArch | Case,
     trace: str | Path,
     *,
     timeout_s: float | None = None,
@@ -110,7 +111,7 @@ def predict_trace(
 
 
 def step_model(
-    model: str | Path | Case,
+    model: str | Path | ModelArch | Case,
     *,
     fit: str | Path = DEFAULT_FIT,
     **options: Unpack[ServerOptions],
@@ -122,8 +123,8 @@ def step_model(
     of products come out wrong on a CPU (JAX's issue 39103). Whatever physim compiles has it.
 
     Args:
-        model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
-            case beside it. A load is of no account.
+        model: A case; or a path of a ``config.json``, shipped name, hub id or shape, with the rest
+            of the case beside it. A load is of no account.
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: GPU and deployment; see `ServerOptions`.
 

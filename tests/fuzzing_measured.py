@@ -33,7 +33,8 @@ from odd_files import (
 import physim
 from physim.errors import InputError
 from physim.inputs.lengths import lengths
-from physim.inputs.load import ARRIVALS
+from physim.inputs.load import ARRIVALS, Load
+from physim.inputs.load_file import read_load, staying
 from physim.inputs.request_traces import read_requests, read_turns
 from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
 from physim.measured.metrics import read_metrics
@@ -54,6 +55,8 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
     def read(path: Path) -> Any:
         # llm-d's say of what they are.
         about = {} if kind == "llm-d" else {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm"}
+        if kind == "mlperf":
+            about["input_tokens"] = 294.0
         frame = physim.read_report(kind, path, **about)
         # Whoever can read it also tells what it is, if it is called as such files are.
         if path.suffix in (".json", ".jsonl", ".yaml", ".csv") or path.is_dir():
@@ -68,6 +71,17 @@ def _of_report(kind: str) -> Callable[[Path], Any]:
         return rows
 
     return read
+
+
+def _workload(path: Path) -> Any:
+    """The options of a load, and the load."""
+    options = read_load(path)
+    load = Load(**{**options, "stages": tuple(options.get("stages", ()))})
+    assert 1 <= load.mean_input <= 2e9
+    assert 1 <= load.mean_output <= 1e9
+    assert load.concurrency is not None or load.stages
+    assert staying(options).keys() >= {"input_tokens", "output_tokens"}
+    return load
 
 
 def _runs(path: Path) -> Any:
@@ -373,6 +387,8 @@ FORMATS: dict[str, Format] = {
     "aiperf-requests": Format(("aiperf.jsonl",), _of_report("aiperf")),
     "llm-d": Format(("llm_d.json", "llm_d_apart.json"), _of_report("llm-d")),
     "llm-d-yaml": Format(("llm_d.yaml",), _of_report("llm-d")),
+    "mlperf": Format(("mlperf.txt",), _of_report("mlperf")),
+    "workload": Format(("workload.yaml", "workload_prefix.yaml"), _workload),
     "vllm-log": Format(("vllm.log", "vllm_newer.log"), _log),
     "ml-energy": Format(("ml_energy.csv",), _public(ml_energy.read)),
     "silicon": Format(("silicon.csv",), _public(silicon.read)),
@@ -503,6 +519,17 @@ IGNORED: dict[str, dict[str, str]] = {
         "*.parallelism.workers": _FOLLOWS,
     },
     "llm-d-yaml": {"*": "the same report in JSON says why"},
+    "mlperf": {
+        "satisfied": "the result says it",
+    },
+    "workload": {
+        "streaming": "how the client asks, not what serves",
+        "interval": "seconds between batches of a client's work",
+        "total_count": "lengths are drawn from the distribution",
+        "model_name": _NAMED,
+        "base_url": _NAMED,
+        "ignore_eos": "lengths are those that are asked for",
+    },
     "vllm-log": {
         "model": _NAMED,
         "seed": "no times depend on it",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import physim
 from physim.errors import InputError
-from physim.measured import aiperf, vllm_bench
+from physim.measured import aiperf, guidellm, inference_perf, mlperf, vllm_bench
 from physim.measured.formats import FORMATS
 from physim.measured.llm_d_report import as_report, write_report
 from physim.measured.recognised import format_of
@@ -257,6 +257,7 @@ LOOKS = {
     "blis-trace": [["blis.csv"]],
     "aiperf": [["aiperf.json"], ["aiperf_clients.json"], ["aiperf.jsonl"]],
     "llm-d": [["llm_d.json"], ["llm_d_apart.json"], ["llm_d.yaml"]],
+    "mlperf": [["mlperf.txt"]],
     "metrics": [
         ["metrics_before.txt", "metrics_after.txt"],
         ["metrics_sglang_before.txt", "metrics_sglang_after.txt"],
@@ -301,3 +302,99 @@ def test_a_command_says_which_format_it_took(tmp_path):
     assert out.is_file()
     refused = run("data", "read", "auto", REPORTS / "aiperf.json", "--out", out)
     assert "model: is missing" in refused.stderr
+
+
+MLPERF = REPORTS / "mlperf.txt"
+LLAMA = {"model": "meta-llama/Llama-2-70b-chat-hf", "gpu": "h100_sxm", "tp": 8}
+
+
+def test_the_summary_of_mlperf(tmp_path):
+    (stage,) = mlperf.read(MLPERF, input_len=294.0)
+    assert (stage.rate_rps, stage.arrival, stage.duration_s) == (101.3, "poisson", 600.0)
+    assert stage.output_len == 28541.80 / 98.42
+    assert (stage.ttft_mean, stage.e2e_mean) == (0.921440873, 36.518220442)
+    assert stage.n_success == 60780
+    assert stage.note == "the number of queries is the least that the test allows"
+    behind = tmp_path / "mlperf_log_summary.txt"
+    text = MLPERF.read_text().replace(": VALID", ": INVALID").replace(": 98.42", ": 90.00")
+    text = text.replace("tokens per second: 28541.80", "tokens per second (inferred): 28541.80")
+    text = text.replace("Completed tokens per second                 : 28541.80\n", "")
+    behind.write_text(text.replace("min_query_count : 100", "min_query_count : 202600"))
+    (stage,) = mlperf.read(behind, input_len=294.0)
+    assert stage.output_len == 28541.80 / 90
+    assert (stage.duration_s, stage.n_success) == (2000.0, 202600)
+    assert "MLPerf calls it INVALID; 90/s of the 101/s scheduled were completed" in stage.note
+
+
+def test_rows_of_mlperf(tmp_path):
+    (row,) = physim.read_report("auto", MLPERF, input_tokens=294, **LLAMA).to_dict("records")
+    assert (row["input_len_mean"], row["tp"], row["concurrency"]) == (294, 8, None)
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("input_tokens,output_tokens\n200,290\n388,290\n")
+    (row,) = physim.read_report("mlperf", MLPERF, lengths=lengths, **LLAMA).to_dict("records")
+    assert row["input_len_mean"] == 294
+    with pytest.raises(InputError, match="input: is not given, and the summary does not say"):
+        physim.read_report("mlperf", MLPERF, **LLAMA)
+    with pytest.raises(InputError, match="input: is said by aiperf"):
+        physim.read_report("aiperf", REPORTS / "aiperf.json", input_tokens=3, **LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("Scenario : Server", "Scenario : Offline"), "'Offline' has no times of first tokens"),
+        (("PerformanceOnly", "AccuracyOnly"), "Mode"),
+        (("Mean First Token latency (ns)", "First"), "Mean First Token latency .* is missing"),
+        ((": 921440873", ": soon"), "Mean First Token latency"),
+        ((": 921440873", ": 99921440873"), "e2e_mean"),
+        (("MLPerf Results Summary", "Results"), "is no summary of MLPerf"),
+        (("min_query_count : 100", "min_query_count : -1"), "min_query_count"),
+    ],
+)
+def test_what_is_no_summary_of_mlperf(tmp_path, change, complaint):
+    path = tmp_path / "mlperf_log_summary.txt"
+    path.write_text(MLPERF.read_text().replace(*change))
+    with pytest.raises(InputError, match=complaint) as caught:
+        physim.read_report("mlperf", path, input_tokens=294, **LLAMA)
+    assert "\n" not in str(caught.value)
+
+
+SHORT = "of the 1000 that were asked for: answers ended by themselves"
+
+
+def test_guidellm_says_what_it_asked_for(tmp_path):
+    report = json.loads((REPORTS / "guidellm.json").read_text())
+    path = tmp_path / "benchmarks.json"
+    for data, short in (
+        ([{"kind": "synthetic_text", "prompt_tokens": 9, "output_tokens": 1000}], True),
+        ([{"kind": "synthetic_text", "prompt_tokens": 9, "output_tokens": 1}], False),
+        ([{"kind": "synthetic_text", "prompt_tokens": 9}], False),
+        ([{"output_tokens": 1000}, {"output_tokens": 1000}], False),
+    ):
+        path.write_text(json.dumps({**report, "config": {"spec": {"data": data}}}))
+        assert [SHORT in one.note for one in guidellm.read(path)] == [short] * len(
+            report["benchmarks"]
+        )
+
+
+def test_a_sweep_of_vllm_says_what_it_asked_for(tmp_path):
+    result = json.loads((REPORTS / "vllm_bench.json").read_text())
+    path = tmp_path / "summary.json"
+    for name in ("random_output_len", "random-output-len"):
+        path.write_text(json.dumps([{**result, name: 1000}, {**result, name: 1}, result]))
+        assert [SHORT in one.note for one in vllm_bench.read(path)] == [True, False, False]
+
+
+def test_the_configuration_beside_a_report_says_what_was_asked_for(tmp_path):
+    for source in (REPORTS / "inference-perf").iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    plain = inference_perf.read(tmp_path)
+    load = "load: {type: constant, stages: [{rate: 1, duration: 9}]}"
+    for output, short in ((1000, True), (1, False)):
+        fixed = f"{{type: fixed, min: 1, max: 2000, mean: {output}}}"
+        data = f"data: {{type: random, input_distribution: {fixed}, output_distribution: {fixed}}}"
+        (tmp_path / "config.yaml").write_text(f"{load}\n{data}\n")
+        assert [SHORT in one.note for one in inference_perf.read(tmp_path)] == [short] * len(plain)
+    for text in ("data: {type: mock}", "{", ""):
+        (tmp_path / "config.yaml").write_text(f"{load}\n{text}\n")
+        assert inference_perf.read(tmp_path) == plain

@@ -30,6 +30,7 @@ from physim.cli.predict import predict
 from physim.cli.recommend import recommend
 from physim.cli.report import report
 from physim.cli.scale import scale
+from physim.cli.serve import serve
 from physim.cli.sweep import sweep
 from physim.cli.table import table
 from physim.data import FULL
@@ -60,6 +61,7 @@ app.command()(fit)
 app.command()(crossval)
 app.command()(table)
 app.command()(sweep)
+app.command()(serve)
 app.add_typer(export.app, name="export")
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")

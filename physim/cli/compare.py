@@ -12,7 +12,7 @@ from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, stdout, table_of
 from physim.cli.engine_options import ENGINE, layout_lists
 from physim.cli.fleet_options import FLEETS, POOLS, fleets_in
-from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
+from physim.cli.load_options import CLIENTS, RATE, WORKLOAD, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Models
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from physim.questions.comparison import Comparison
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS), layouts=layout_lists(), fleets=FLEETS, engine=ENGINE)
+@with_bundles(
+    load=load_bundle(RATE, CLIENTS, WORKLOAD),
+    layouts=layout_lists(),
+    fleets=FLEETS,
+    engine=ENGINE,
+)
 def compare(
     models: Models,
     gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],

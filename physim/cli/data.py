@@ -54,6 +54,9 @@ def read(
     output: Annotated[
         float | None, typer.Option(help="Tokens generated, if all requests had as many.")
     ] = None,
+    input_tokens: Annotated[
+        float | None, typer.Option("--input", help="Mean prompt tokens, of mlperf.")
+    ] = None,
     prefix_caching: Annotated[
         bool | None, typer.Option(help="Whether prefixes were cached; yes if not given.")
     ] = None,
@@ -103,6 +106,7 @@ def read(
         model=model,
         gpu=gpu,
         output_tokens=output,
+        input_tokens=input_tokens,
         experiment=experiment,
         server_log=server_log,
         prefix_caching=prefix_caching,

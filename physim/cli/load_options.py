@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from physim.cli.bundles import CommandOption, shown
 from physim.inputs.load_request import LoadRequest
 from physim.options import options_of
@@ -17,12 +19,23 @@ if TYPE_CHECKING:
 _DECLARED = options_of(LoadRequest)
 _LENGTHS = ("input_tokens", "output_tokens", "lengths")
 _WAYS = ("rate", "concurrency", "stages")
+_FILE = "workload"
 # Only `physim predict` takes these, beside a trace.
 _OF_PREDICT = ("requests", "timeout_s", "warm_up_s")
 
 LOAD: Mapping[str, CommandOption] = {name: shown(option) for name, option in _DECLARED.items()}
 # Ways in which requests come, of which commands take some.
 RATE, CLIENTS, STAGES = ({name: LOAD[name]} for name in _WAYS)
+WORKLOAD = {
+    _FILE: CommandOption(
+        str | None,
+        None,
+        typer.Option(
+            help="inference-perf's configuration (YAML) instead of rate, stages and lengths.",
+            rich_help_panel="Load",
+        ),
+    )
+}
 ONE_RATE = {
     "rate": shown(
         replace(
@@ -76,16 +89,22 @@ def says_a_load(given: Mapping[str, Any]) -> bool:
         given: What its options are given; a rate of zero is one.
     """
     # Typer gives an option that may be repeated, and is not there, as an empty list.
-    return any(given.get(name) not in (None, []) for name in (*_LENGTHS, *_WAYS))
+    return any(given.get(name) not in (None, []) for name in (*_LENGTHS, *_WAYS, _FILE))
 
 
 def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The load that a bundle of options is given, as a case takes it.
 
+    A workload of stages is that of its highest rate where a command takes no stages.
+
     Raises:
-        InputError: Lengths are missing, given twice or cannot be read; or a stage, or a trace of
-            arrivals, cannot.
+        InputError: Lengths are missing, given twice or cannot be read; or a stage, a workload, or a
+            trace of arrivals, cannot.
     """
+    given = dict(given)
+    workload = given.pop(_FILE, None)
+    if workload is not None:
+        return _of_file(workload, given)
     from physim.inputs.arrivals import arrivals_named
     from physim.inputs.lengths import Lengths
     from physim.inputs.stages import Stage
@@ -97,6 +116,26 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
         **arrivals_named(given["arrival"]),
         "stages": tuple(Stage.parse(text) for text in given.get("stages", ())),
     }
+
+
+def _of_file(workload: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The load of a file and what is given beside it."""
+    from physim.errors import InputError
+    from physim.inputs.lengths import Lengths
+    from physim.inputs.load_file import read_load, staying
+
+    found: dict[str, Any] = dict(read_load(workload))
+    if "stages" not in given:
+        found = dict(staying(read_load(workload)))
+    for name in (*_LENGTHS, *_WAYS, *found):
+        default = _DECLARED[name].default
+        # Where commands take text, so is the default that they give.
+        if given.get(name) not in (None, [], default, str(default)):
+            problem = "is said by --workload too"
+            raise InputError(_DECLARED[name].flag, problem, "leave one of the two out")
+    turns = Lengths.parse(str(given["turns"]), "--turns")
+    beside = {name: value for name, value in given.items() if name not in (*_LENGTHS, *_WAYS)}
+    return {**beside, "turns": turns, **found}
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:

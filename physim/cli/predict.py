@@ -18,6 +18,7 @@ from physim.cli.load_options import (
     LOAD,
     RATE,
     STAGES,
+    WORKLOAD,
     load_bundle,
     load_options,
     says_a_load,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from physim.prediction.results import PoolPrediction, Prediction, StageLatencies
 
 
-@with_bundles(load=load_bundle(RATE, CLIENTS, STAGES), engine={**LAYOUT, **ENGINE, **FLEET})
+@with_bundles(
+    load=load_bundle(RATE, CLIENTS, STAGES, WORKLOAD), engine={**LAYOUT, **ENGINE, **FLEET}
+)
 def predict(
     model: Model,
     gpu: Gpu,
@@ -129,14 +132,12 @@ def predict(
                 case, trace, timeout_s=timeout, fit=fit, method=method
             )
     else:
-        load = load_options(load)
+        beside = {"requests": requests, "timeout_s": timeout, "warm_up_s": warm_up}
+        load = load_options({**load, **beside})
         case = Case.from_options(
             model,
             gpu=gpu,
             **load,
-            requests=requests,
-            timeout_s=timeout,
-            warm_up_s=warm_up,
             mixed=mixed,
             **engine,
         )

@@ -13,7 +13,13 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
 from physim.cli.engine_options import ENGINE, layout_lists
-from physim.cli.load_options import CLIENTS, RATE, load_bundle, load_options
+from physim.cli.load_options import (
+    CLIENTS,
+    RATE,
+    WORKLOAD,
+    load_bundle,
+    load_options,
+)
 from physim.cli.objective_options import Goodput, Slo
 from physim.cli.output_options import AsJson, drawable, print_json, writable, write
 from physim.cli.prices import Price, prices_in
@@ -30,7 +36,7 @@ _OF_A_DAY = ("arrival", "burstiness")
 
 
 @with_bundles(
-    load=load_bundle(RATE, CLIENTS, arrival=None),
+    load=load_bundle(RATE, CLIENTS, WORKLOAD, arrival=None),
     layouts=layout_lists(default=None),
     engine=ENGINE,
 )
@@ -104,8 +110,10 @@ def recommend(
         load = {name: load[name] for name in _OF_A_DAY}
         day = physim.read_profile(*profile, window_s=window)
     else:
-        if load["rate"] is None and load["concurrency"] is None:
-            raise InputError("load", "is missing", "give --rate, --concurrency or --profile")
+        if all(load[name] is None for name in ("rate", "concurrency", "workload")):
+            problem = "is missing"
+            remedy = "give --rate, --concurrency, --workload or --profile"
+            raise InputError("load", problem, remedy)
         load = load_options(load)
     with running("searching"):
         found = physim.recommend(
@@ -152,6 +160,8 @@ def recommend(
 
 def _check_no_load(given: Mapping[str, Any]) -> None:
     """Refuses a load beside a profile."""
+    if given["workload"] is not None:
+        raise InputError("--workload", "is said by --profile", "leave it out")
     for name, option in options_of(LoadRequest).items():
         # Where commands take text, so is the default that they give.
         own = given.get(name, option.default)

@@ -104,11 +104,13 @@ class Case:
     taken: tuple[str, ...] = ()
 
     @classmethod
-    def from_options(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
+    def from_options(
+        cls, model: str | Path | ModelArch | Case, **options: Unpack[CaseOptions]
+    ) -> Case:
         """A case by names; a case that is given with nothing beside it is taken as it is.
 
         Args:
-            model: Path of a ``config.json``, shipped name or hub id
+            model: Path of a ``config.json``, shipped name, hub id or shape
                 (`physim.models.lookup.load_model`).
             **options: GPU, deployment and load; see `CaseOptions`.
 
@@ -144,7 +146,7 @@ class Case:
     @classmethod
     def of_fleet(
         cls,
-        model: str | Path,
+        model: str | Path | ModelArch,
         options: Mapping[str, Any],
         fleet: Fleet,
         load: Load | None = None,
@@ -177,13 +179,13 @@ class Case:
     @classmethod
     def from_parts(
         cls,
-        model: str | Path,
+        model: str | Path | ModelArch,
         gpu: str,
         deployment: Deployment,
         load: Load | None = None,
         read_as: str | None = None,
     ) -> Case:
-        """A case of a model and a GPU by names, and the rest as records.
+        """A case of a model as `from_options` takes it, a GPU by name and the rest as records.
 
         Raises:
             InputError: Some part cannot be used, or they do not go together.

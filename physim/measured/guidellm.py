@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from physim.measured.stage_report import StageReport
+from physim.measured.stage_report import StageReport, cut_short
 from physim.records import (
     Count,
     Document,
@@ -80,8 +80,28 @@ class _Benchmark(Document):
     metrics: _Metrics
 
 
+class _Data(Document):
+    # Of prompts that GuideLLM makes, the mean output that they ask for.
+    output_tokens: Whole | None = None
+
+
+class _Spec(Document):
+    data: list[_Data] = Field(default_factory=list)
+
+
+class _Scenario(Document):
+    spec: _Spec | None = None
+
+
 class _Report(Document):
     benchmarks: Annotated[list[_Benchmark], Field(min_length=1)]
+    config: _Scenario | None = None
+
+    @property
+    def asked(self) -> float:
+        """Mean tokens of an output that are asked for; 0 where that is not said."""
+        data = self.config.spec.data if self.config and self.config.spec else []
+        return float(data[0].output_tokens or 0) if len(data) == 1 else 0.0
 
 
 def read(path: Path, output_len: float | None = None) -> list[StageReport]:
@@ -98,11 +118,14 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """
     report = read_document(_Report, path, "GuideLLM's JSON report")
     return [
-        _stage(stage, benchmark, output_len) for stage, benchmark in enumerate(report.benchmarks)
+        _stage(stage, benchmark, output_len, report.asked)
+        for stage, benchmark in enumerate(report.benchmarks)
     ]
 
 
-def _stage(stage: int, benchmark: _Benchmark, output_len: float | None) -> StageReport:
+def _stage(
+    stage: int, benchmark: _Benchmark, output_len: float | None, asked: float
+) -> StageReport:
     metrics, strategy = benchmark.metrics, benchmark.config.strategy
     kind, achieved = strategy.type_, metrics.requests_per_second.successful.mean
     clients = {"synchronous": 1, "concurrent": strategy.streams}.get(kind)
@@ -111,6 +134,13 @@ def _stage(stage: int, benchmark: _Benchmark, output_len: float | None) -> Stage
     # By Little's law so many requests were under way; at the most that may be, a rate is none.
     held = achieved * latency > _HELD * (strategy.max_concurrency or math.inf)
     rate = strategy.rate if kind in ("constant", "poisson") and not held else None
+    notes = [
+        ""
+        if rate or clients
+        else f"{kind} load{' held back by max_concurrency' if held else ''}: it enters with the "
+        f"{achieved:.3g}/s that it achieved",
+        cut_short(output_len or outputs.mean, asked),
+    ]
     return StageReport(
         stage=stage,
         rate_rps=rate or achieved,
@@ -123,10 +153,7 @@ def _stage(stage: int, benchmark: _Benchmark, output_len: float | None) -> Stage
         e2e_mean=latency,
         n_success=metrics.request_totals.successful,
         n_failed=metrics.request_totals.errored,
-        note=""
-        if rate or clients
-        else f"{kind} load{' held back by max_concurrency' if held else ''}: it enters with the "
-        f"{achieved:.3g}/s that it achieved",
+        note="; ".join(filter(None, notes)),
         concurrency=clients,
         output_len_std=outputs.std_dev,
     )

@@ -6,13 +6,16 @@ which call the prompt's and the output's tokens ``prompt_len`` and ``output_len`
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 from pydantic import model_validator
 
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport
+from physim.inputs.lengths import lengths
+from physim.inputs.load_file import read_load
+from physim.measured.stage_report import StageReport, cut_short
 from physim.records import (
     Count,
     Document,
@@ -25,6 +28,8 @@ from physim.records import (
 )
 from physim.service.phases import decode_steps
 
+# What inference-perf writes beside its reports.
+_CONFIGURATION = "config.yaml"
 _NAME = re.compile(r"stage_(\d+)_lifecycle_metrics\.json")
 # Chunks of a token from which on, and up to which, a server is taken to send two of each.
 _TWO_CHUNKS = (1.7, 2.3)
@@ -132,17 +137,32 @@ def read(folder: Path, output_len: float | None = None) -> list[StageReport]:
         raise InputError(
             str(folder), "holds no stage_N_lifecycle_metrics.json", "pass inference-perf's reports"
         )
-    return [_stage(stage, path, output_len) for stage, path in files]
+    asked = _asked(folder / _CONFIGURATION)
+    return [_stage(stage, path, output_len, asked) for stage, path in files]
 
 
-def _stage(stage: int, path: Path, output_len: float | None) -> StageReport:
+def _asked(path: Path) -> float:
+    """Mean tokens of an output that the run's configuration asks for; 0 where it does not say."""
+    if not path.is_file():
+        return 0.0
+    # The report stands for itself: a configuration of other data says no lengths.
+    with contextlib.suppress(InputError):
+        return lengths(read_load(path)["output_tokens"]).mean
+    return 0.0
+
+
+def _stage(stage: int, path: Path, output_len: float | None, asked: float) -> StageReport:
     report = read_document(_Report, path, "inference-perf's reports")
     done, load = report.successes, report.load_summary
     prompt, generated = done.tokens("prompt"), output_len or done.tokens("output")
     assert prompt is not None  # so with the next: the report's own check
     assert generated is not None
     rate = load.requested_rate
-    notes = [_chunks(done.latency, generated), _cached(done.prompt_tokens)]
+    notes = [
+        _chunks(done.latency, generated),
+        _cached(done.prompt_tokens),
+        cut_short(generated, asked),
+    ]
     if load.achieved_rate is not None and load.achieved_rate < _KEPT_UP * rate:
         rate = load.achieved_rate
         notes.append(f"{rate:.3g}/s were sent instead of {load.requested_rate:g}, and are taken")

@@ -11,6 +11,7 @@ from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.measured.formats import FORMATS
+from physim.measured.mlperf import TITLE
 
 # Lines in which something of a file shows, and characters of a line that are looked at.
 _LOOKED_AT = 200
@@ -83,6 +84,8 @@ def _format(path: Path) -> str:
         lines = [file.readline(_WIDEST) for _ in itertools.repeat(None, _LOOKED_AT)]
     if _COLUMN in [name.strip() for name in lines[0].split(",")]:
         return "blis-trace"
+    if any(TITLE in line for line in lines):
+        return "mlperf"
     # What an engine shows to Prometheus begins with its name.
     starts = ("# TYPE ", *(f"{engine.name}:" for engine in engines()))
     if any(line.startswith(starts) for line in lines):

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from physim.errors import InputError
 from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
-from physim.measured import llm_d, metrics
+from physim.inputs.lengths import lengths as distribution
+from physim.inputs.request_lengths import RequestLengths
+from physim.measured import llm_d, metrics, mlperf
 from physim.measured import server_log as server_logs
 from physim.measured.formats import AUTO, FORMATS
 from physim.measured.recognised import format_of
@@ -45,6 +47,7 @@ def read_report(
     model: str | None = None,
     gpu: str | None = None,
     output_tokens: float | None = None,
+    input_tokens: float | None = None,
     experiment: str | None = None,
     server_log: str | Path | None = None,
     prompt_groups: int = 0,
@@ -67,6 +70,7 @@ def read_report(
         gpu: Key of the GPU, likewise.
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
             text again count too few.
+        input_tokens: Mean prompt, tokens, of MLPerf's summaries, which do not say it.
         experiment: Name of the run; the report's if None.
         server_log: What the engine wrote when it started, for its version, limits and KV blocks.
         prompt_groups: Groups of prompts that were sent again and again; 0 if all differed.
@@ -89,8 +93,9 @@ def read_report(
     """
     import pandas as pd
 
-    if output_tokens is not None and not 1 <= output_tokens < math.inf:
-        raise InputError("output", f"{output_tokens} is below 1 or no number", "correct it")
+    for name, tokens in (("output", output_tokens), ("input", input_tokens)):
+        if tokens is not None and not 1 <= tokens < math.inf:
+            raise InputError(name, f"{tokens} is below 1 or no number", "correct it")
     files = [path] if isinstance(path, str | Path) else list(path)
     kind = format_of([Path(one) for one in files]) if kind == AUTO else kind
     if kind not in FORMATS:
@@ -99,7 +104,11 @@ def read_report(
     asked = {} if server_log is None else dict(server_logs.read(Path(server_log)))
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
-    stages, shown = _stages(kind, files, output_tokens, interval_s)
+    if input_tokens is not None and kind != "mlperf":
+        raise InputError("input", f"is said by {kind}", "leave it out")
+    if input_tokens is None and kind == "mlperf" and lengths is not None:
+        input_tokens = distribution(RequestLengths.read(lengths).inputs).mean
+    stages, shown = _stages(kind, files, output_tokens, input_tokens, interval_s)
     of_report = {name: shown.pop(name) for name in _OF_A_REPORT if name in shown}
     model, gpu = (
         _known(name, given or of_report.get(name))
@@ -156,7 +165,11 @@ def read_report(
 
 
 def _stages(
-    kind: str, files: Sequence[str | Path], output_tokens: float | None, interval_s: float | None
+    kind: str,
+    files: Sequence[str | Path],
+    output_tokens: float | None,
+    input_tokens: float | None,
+    interval_s: float | None,
 ) -> tuple[Sequence[StageReport], dict[str, Any]]:
     """The stages of a report, and how the server was started as far as the report shows it."""
     if kind == "metrics":
@@ -169,6 +182,8 @@ def _stages(
     if kind == "llm-d":
         stages, about = llm_d.read_run(Path(files[0]), output_tokens)
         return stages, dict(about)
+    if kind == "mlperf":
+        return mlperf.read(Path(files[0]), output_tokens, input_tokens), {}
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     return reader.read(Path(files[0]), output_tokens), {}
 

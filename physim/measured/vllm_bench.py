@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from physim import data
 from physim.errors import InputError
-from physim.measured.stage_report import StageReport
+from physim.measured.stage_report import StageReport, cut_short
 from physim.records import Count, Document, Positive, Spread, Whole, checked, disagreement
 from physim.service.phases import decode_steps
 
@@ -46,6 +46,11 @@ class _Result(Document):
     total_output_tokens: Whole
     input_lens: list[Count] | None = None
     output_lens: list[Count] | None = None
+    # Of random prompts, where a sweep varies it: the mean that was asked for.
+    random_output_len: Annotated[
+        Whole | None,
+        Field(validation_alias=AliasChoices("random_output_len", "random-output-len")),
+    ] = None
     mean_ttft_ms: Positive
     mean_tpot_ms: Spread | None = None
     mean_e2el_ms: Positive | None = None
@@ -105,6 +110,10 @@ def _stage(run: int, result: _Result, path: str, output_len: float | None) -> St
         (result.num_prompts or completed) - completed if result.failed is None else result.failed
     )
     is_gamma = paced and result.burstiness != 1.0
+    notes = [
+        "" if paced or streams else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+        cut_short(generated, result.random_output_len or 0.0),
+    ]
     return StageReport(
         stage=run,
         rate_rps=offered,
@@ -117,9 +126,7 @@ def _stage(run: int, result: _Result, path: str, output_len: float | None) -> St
         e2e_mean=_e2e_s(result, path, generated),
         n_success=completed,
         n_failed=failed,
-        note=""
-        if paced or streams
-        else f"no open rate: it enters with the {achieved:.3g}/s achieved",
+        note="; ".join(filter(None, notes)),
         concurrency=streams,
         output_len_std=_spread(result, generated),
         input_len_std=statistics.pstdev(result.input_lens) if result.input_lens else None,

@@ -28,19 +28,24 @@ def shipped_models() -> tuple[str, ...]:
     return tuple(name.replace("--", "/") for name in data.names("model_configs", _SUFFIX))
 
 
-def load_model(model: str | Path, read_as: str | None = None) -> ModelArch:
+def load_model(model: str | Path | ModelArch, read_as: str | None = None) -> ModelArch:
     """A model's shape.
 
     Args:
         model: Path of a ``config.json`` or of the folder that holds one, the name of a shipped
             model or of one that is laid out the same (with or without its organisation), or a
             HuggingFace hub id, which is fetched where the optional package ``huggingface-hub`` is
-            installed and the hub is reached.
+            installed and the hub is reached; or a shape, which is taken as it is.
         read_as: The architecture class whose layout it is read by, whatever it says it is.
 
     Raises:
         InputError: The model is not found, or is one that physim does not model.
     """
+    if isinstance(model, ModelArch):
+        if read_as is not None:
+            problem = "is said of a model that has been read"
+            raise InputError("read_as", problem, "give it where the model is read")
+        return model
     path = config_path(model)
     # The file's time is part of the key, so that an edited file is read anew.
     return _load(path, data.modified_ns(path), str(model), read_as)
@@ -125,8 +130,19 @@ def config_path(model: str | Path) -> Path:
     return _shipped(model) or _from_hub(model)
 
 
-def formats_of(model: str | Path) -> list[str]:
+def is_shipped(model: str) -> bool:
+    """Whether a name is that of a model that ships with physim, or of one that is laid out alike.
+
+    Args:
+        model: The name, with or without its organisation.
+    """
+    return _known(model) is not None
+
+
+def formats_of(model: str | Path | ModelArch) -> list[str] | list[ModelArch]:
     """A model and, of a shipped one, the shipped checkpoints that hold it in fewer bits."""
+    if isinstance(model, ModelArch):
+        return [model]
     path = config_path(model)
     if path.parent != data.folder("model_configs"):
         return [str(model)]

@@ -25,7 +25,7 @@ NODE = 8
 
 
 def servers(
-    model: str | Path,
+    model: str | Path | ModelArch,
     gpus: Sequence[str],
     max_gpus: int,
     tried: Mapping[str, Sequence[int]],
@@ -34,7 +34,7 @@ def servers(
     """Every server that can be; how many cannot, by the reason.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
+        model: As `load_model` takes it.
         gpus: GPUs to choose from.
         max_gpus: Most GPUs of a server.
         tried: Degrees of parallelism to try, by name; where none is named they are searched.
@@ -43,23 +43,13 @@ def servers(
     Raises:
         InputError: There is none.
     """
-    read_as = options.get("read_as")
     found: list[Case] = []
     errors: list[InputError] = []
-    for name in formats_of(model):
-        own = layouts_of(load_model(name, read_as), max_gpus, tried)
-        wanted = (
-            {"model": name, "gpu": gpu, **layout, **limits, **drafts}
-            for gpu in gpus
-            for layout in own
-            for limits in _limits(options)
-            for drafts in _drafts(options)
-        )
-        for attempt in attempts(wanted, options):
-            if attempt.case is not None:
-                found.append(attempt.case)
-            if attempt.refusal is not None:
-                errors.append(attempt.refusal)
+    for attempt in attempts(wanted(model, gpus, max_gpus, tried, options), options):
+        if attempt.case is not None:
+            found.append(attempt.case)
+        if attempt.refusal is not None:
+            errors.append(attempt.refusal)
     refused = Counter(map(str, errors))
     if found:
         return found, dict(refused.most_common())
@@ -70,11 +60,29 @@ def servers(
     if errors:
         last = errors[-1]
         problem = f"cannot be served; of the largest layout: {last.where}: {last.what}"
+    name = model.name if isinstance(model, ModelArch) else model
     raise InputError(
-        f"{model} on up to {max_gpus} of {', '.join(gpus)}",
+        f"{name} on up to {max_gpus} of {', '.join(gpus)}",
         problem,
         "allow more GPUs (--max-gpus), or others",
     )
+
+
+def wanted(
+    model: str | Path | ModelArch,
+    gpus: Sequence[str],
+    max_gpus: int,
+    tried: Mapping[str, Sequence[int]],
+    options: Mapping[str, Any],
+) -> Iterator[dict[str, Any]]:
+    """Options of every server to try, beside those of all; see `servers`."""
+    for name in formats_of(model):
+        own = layouts_of(load_model(name, options.get("read_as")), max_gpus, tried)
+        for gpu in gpus:
+            for layout in own:
+                for limits in _limits(options):
+                    for drafts in _drafts(options):
+                        yield {"model": name, "gpu": gpu, **layout, **limits, **drafts}
 
 
 def layouts_of(

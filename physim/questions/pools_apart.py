@@ -10,6 +10,7 @@ from typing import Any
 from physim.corrections.files import Fit
 from physim.errors import InputError
 from physim.inputs.case import Case
+from physim.models.architecture import ModelArch
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.questions.objectives import Requirements
@@ -63,7 +64,7 @@ class Split:
 
 
 def best_split(
-    model: str | Path,
+    model: str | Path | ModelArch,
     gpus: Sequence[str],
     most_gpus: int,
     asked: Requirements,
@@ -94,7 +95,10 @@ def best_split(
 
 
 def _pools(
-    model: str | Path, gpus: Sequence[str], most_gpus: int, options: Mapping[str, Any]
+    model: str | Path | ModelArch,
+    gpus: Sequence[str],
+    most_gpus: int,
+    options: Mapping[str, Any],
 ) -> Iterator[Case]:
     """Pools of every size and degree that fit in so many GPUs, and whose model fits in memory."""
     servers = [

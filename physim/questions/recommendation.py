@@ -21,6 +21,7 @@ from physim.grids.store import measured_gpus
 from physim.inputs.attempts import check_shared, layout_axes, refuse_fleets
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.profile import LoadProfile, Window
+from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
@@ -163,7 +164,7 @@ class Recommendation:
 
 
 def recommend(
-    model: str | Path,
+    model: str | Path | ModelArch,
     *,
     slo: Sequence[str | Objective],
     gpus: Sequence[str] = (),
@@ -187,7 +188,7 @@ def recommend(
     to the objectives is replayed request by request, and gets a server more where it misses them.
 
     Args:
-        model: Path of a ``config.json``, shipped name or hub id.
+        model: Path of a ``config.json``, shipped name, hub id or shape.
         slo: Objectives; see `physim.capacity`.
         gpus: GPUs to choose from; those with a price if none are given, or all with measured
             kernels.

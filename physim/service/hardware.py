@@ -114,6 +114,15 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
     )
 
 
+def is_shipped_gpu(gpu: str) -> bool:
+    """Whether a name is that of a GPU that ships with physim.
+
+    Args:
+        gpu: Its key, its name or one of its aliases.
+    """
+    return _bare(gpu) in _keys_by_name()
+
+
 def _shipped(gpu: str) -> Path:
     """The file of a shipped GPU, by its key, its name or one of its aliases.
 

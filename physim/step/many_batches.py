@@ -9,7 +9,7 @@ from jaxtyping import Float
 from physim.kept import kept
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES
-from physim.step.model import Families, StepModel
+from physim.step.model import Families, StepModel, StepTime
 from physim.types import AnyArray, Number
 
 # Batches that are evaluated together.
@@ -26,6 +26,22 @@ def part_seconds(model: StepModel, batches: Batch) -> Float[np.ndarray, "steps p
     return np.concatenate([np.asarray(_parts(model, block)) for block in _blocks(batches)])[
         : _count(batches)
     ].astype(float)
+
+
+def step_times(model: StepModel, batches: Batch) -> StepTime:
+    """The times of each step: `StepTime` with a leading axis of steps in each of its fields.
+
+    Args:
+        model: The step model.
+        batches: As `part_seconds` takes them.
+    """
+    blocks = [_times(model, block) for block in _blocks(batches)]
+
+    def joined(*leaves: AnyArray) -> np.ndarray:
+        return np.concatenate([np.asarray(leaf) for leaf in leaves])[: _count(batches)]
+
+    found: StepTime = jax.tree.map(joined, *blocks)
+    return found
 
 
 def named_seconds(model: StepModel, batches: Batch) -> dict[str, Float[np.ndarray, " steps"]]:
@@ -80,6 +96,11 @@ def _blocks(batches: Batch) -> list[Batch]:
 @kept
 def _parts(model: StepModel, batches: Batch) -> Float[AnyArray, "steps parts"]:
     return jax.vmap(lambda batch: model(batch).seconds)(batches)
+
+
+@kept
+def _times(model: StepModel, batches: Batch) -> StepTime:
+    return jax.vmap(model)(batches)
 
 
 @kept

@@ -1,0 +1,37 @@
+"""``physim serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Annotated
+
+import typer
+
+from physim.cli.console import print_line
+from physim.errors import InputError
+
+
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Where it is served; 127.0.0.1 is this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where on it; 0 for any.")] = 8642,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Processes that answer; as many as cores."),
+    ] = None,
+) -> None:
+    """Serve predictions over HTTP: /predict, /recommend and /step on JSON (extra `serve`).
+
+    Names are those of Python; /openapi.json describes them. For example:
+
+    physim serve --port 8642
+    """
+    for name in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise InputError("physim serve", f"needs {name}", "pip install 'physim-llm[serve]'")
+    from physim.http.serving import serve_on
+
+    print_line(f"serving on http://{host}:{port}; Ctrl-C ends it", err=True)
+    serve_on(host, port, workers or os.cpu_count() or 1)

@@ -1,0 +1,1 @@
+"""Predictions over HTTP: JSON of the names that Python has."""
