@@ -1,6 +1,7 @@
 """Predictions over HTTP are those of Python, and whatever a body holds gets an answer."""
 
 import asyncio
+import itertools
 import json
 import socket
 import subprocess
@@ -64,6 +65,13 @@ class Inline:
 
     def stop(self):
         pass
+
+
+@contextmanager
+def without_searches():
+    with patch("physim.http.verbs.recommend") as search:
+        search.return_value.to_dict.return_value = {}
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +255,35 @@ def test_of_several_cases_the_wrong_one_is_named(client):
     assert client.post("/predict", json={"cases": [no_load]}).json()["field"] == "cases[0]: load"
 
 
+def test_no_file_of_a_client_is_touched(client, tmp_path):
+    """Whatever names a file of the machine, which lies there, is neither opened nor listed."""
+    secret = tmp_path / "config.json"
+    secret.write_text(json.dumps(config_of(MODEL)))
+    touched = []
+
+    def watch(event, arguments):
+        # Hooks cannot be taken away again.
+        if is_watched and event in ("open", "os.listdir", "os.scandir", "socket.connect"):
+            touched.append(str(arguments[0]))
+
+    is_watched = True
+    sys.addaudithook(watch)
+    paths = (secret, tmp_path, f"file:{secret}", f"trace:{secret}", "nobody/of-the-hub")
+    for place, names in (
+        ("/predict", bodies.PredictBody),
+        ("/recommend", bodies.RecommendBody),
+        ("/step", bodies.StepBody),
+    ):
+        for path, name in itertools.product(map(str, paths), names.__annotations__):
+            value = {"gpu": path, "draft_model": path} if name in ("prefill", "decode") else path
+            value = [path] if name in ("gpus", "slo") else value
+            with without_searches():
+                body = {**BODIES[place], name: value}
+                assert client.post(place, json=body).status_code in (200, 422)
+    is_watched = False
+    assert [one for one in touched if str(tmp_path) in one or "socket" in one] == []
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"3", b"\xff", b'{"a": NaN}', b"[" * 50_000, b'{"a":"\\ud800"}']
 )
@@ -326,13 +363,6 @@ def answered(seed, bounds):
 
 
 FUZZED = Bounds(replayed=500, candidates=30, stages=2)
-
-
-@contextmanager
-def without_searches():
-    with patch("physim.http.verbs.recommend") as search:
-        search.return_value.to_dict.return_value = {}
-        yield
 
 
 @given(st.integers(0, 2**32))

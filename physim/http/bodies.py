@@ -24,6 +24,8 @@ from physim.step.batch import Batch
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _Content = dict[str, Any]
+# What pydantic calls the types of a choice.
+_KINDS = ("float", "int", "str", "bool", "list", "dict")
 
 
 @with_config(_STRICT)
@@ -120,7 +122,7 @@ def _arguments(function: Callable[..., Any], left_out: tuple[str, ...] = ()) -> 
         if name in left_out or own.kind is inspect.Parameter.VAR_KEYWORD:
             continue
         required = own.default is inspect.Parameter.empty
-        found[name] = _declared(name, hints[name], told[name], required)
+        found[name] = _declared(name, hints[name], told.get(name, ""), required)
     return found
 
 
@@ -133,7 +135,7 @@ _batch = dict.fromkeys(inspect.signature(Batch.summarised).parameters, _Column)
 del _batch["windows"]
 _Batches: Any = _body(
     "Batches",
-    **{name: _declared(name, _Column, _told(Batch.summarised)[name]) for name in _batch},
+    **{name: _declared(name, _Column, _told(Batch.summarised).get(name, "")) for name in _batch},
 )
 PredictBody: Any = _body("Case", **_arguments(api.predict), **_options(CaseOptions))
 CasesBody: Any = _body("Cases", cases=Required[Annotated[list[PredictBody], Field(min_length=1)]])
@@ -179,7 +181,7 @@ def checked(body: Any, content: Any) -> dict[str, Any]:
         first = error.errors(include_url=False, include_input=False)[0]
     where = _place(first["loc"])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        check_names([where[:80]], list(body.__annotations__))
+        check_names([str(first["loc"][0])[:80]], list(body.__annotations__))
     said = first["msg"][:1].lower() + first["msg"][1:]
     raise InputError(where[:200] or "body", said, "correct it; /openapi.json says what there is")
 
@@ -193,7 +195,3 @@ def _place(way: tuple[str | int, ...]) -> str:
         elif key.isidentifier() and not key[:1].isupper() and key not in _KINDS:
             found += f".{key}"
     return found.lstrip(".")
-
-
-# What pydantic calls the types of a choice.
-_KINDS = ("float", "int", "str", "bool", "list", "dict")
