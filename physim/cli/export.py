@@ -64,8 +64,12 @@ def dynamo(
         print_json(about)
         return
     _print_error("profile", about["error"])
-    if apart:
-        stdout().print("Note: replays are of a server that does both, which it is not meant for.")
+    note = (
+        "replays are of a server that does both, which it is not meant for."
+        if apart
+        else "Dynamo gives first tokens before the decodes of their step, so its TTFT is shorter."
+    )
+    stdout().print(f"Note: {note}")
     _print_folder(subject)
 
 

@@ -87,7 +87,8 @@ def mocker_profile(subject: Subject, apart: bool) -> MockerProfile:
     Dynamo adds the time of prompts to that of decodes in a step that has both, and so counts
     weights and the host's work twice. Together, prompts are therefore what they add to a step of
     the requests that decode at 60% of saturation; a step of prompts alone is then too short by what
-    every step takes.
+    every step takes. Dynamo gives first tokens before the decodes of their step, so that its own
+    TTFT is shorter by these (benchmarks/dynamo_replay.py).
 
     Args:
         subject: What is exported.
