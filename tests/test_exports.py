@@ -1,5 +1,6 @@
 """Files for planners, autoscalers and routers: their forms by hand, and what they say of errors."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -9,9 +10,12 @@ import numpy as np
 import pytest
 import yaml
 
+import physim
 from physim.errors import InputError
+from physim.exports import llmservingsim
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
 from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
+from physim.exports.interpolation import between
 from physim.exports.llm_d import (
     Iteration,
     fake_server,
@@ -29,7 +33,12 @@ from physim.exports.sglang_simulator import (
     write_sglang,
 )
 from physim.exports.subject import Subject
-from physim.exports.writer import export_dynamo, export_llm_d, export_sglang_simulator
+from physim.exports.writer import (
+    export_dynamo,
+    export_llm_d,
+    export_llmservingsim,
+    export_sglang_simulator,
+)
 from physim.step.many_batches import total_seconds
 from physim.tables.batch_times import batch_seconds
 from physim.tables.table import Table
@@ -450,3 +459,123 @@ def test_a_folder_for_sglangs_simulator(tmp_path):
     assert (
         len(read_replay_table(tmp_path / "out" / "replay_table.json").batches) == about["batches"]
     )
+
+
+# ---- LLMServingSim ----
+
+
+def test_lines_between_knots_go_on():
+    knots = [np.array([0.0, 2.0]), np.array([0.0, 10.0, 20.0])]
+    values = 3 * knots[0][:, None] + knots[1] ** 2
+    # 3 x and y squared, straight from 100 to 400 between 10 and 20.
+    where = [np.array([1.0, 4.0, 0.0]), np.array([15.0, 10.0, 30.0])]
+    np.testing.assert_allclose(between(knots, values, where), [253.0, 112.0, 700.0])
+
+
+def layers_by_hand():
+    """Two layers: each dense layer takes 1 ms and 10 us a token; attention 1 us a cached token."""
+    tokens, dense = np.array([1.0, 1001.0]), np.array([1.01e-3, 11.01e-3])
+    axes = tuple(np.array([0.0, 1000.0]) for _ in range(4))
+    chunk, _, count, each = np.meshgrid(*axes, indexing="ij")
+    attention = 1e-6 * chunk + 1e-9 * count * each
+    names = ("embedding", "layernorm", "qkv_proj")
+    lm_head = {"lm_head": np.array([0.5e-3, 0.5e-3])}
+    return llmservingsim.LayerProfile(
+        2, tokens, dict.fromkeys(names, dense), tokens, lm_head, axes, attention
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "ms"),
+    [
+        # Of 10 tokens a dense layer takes 1.1 ms: once, four times and twice; 0.5 ms for lm_head;
+        # and attention to 5,000 tokens twice, 5 us each.
+        ((10, 5000, 0, 0), 7 * 1.1 + 0.5 + 0.01),
+        # 90 more tokens of a prompt: 2 ms; and their attention, 90 us.
+        ((10, 5000, 1, 90), 7 * 2.0 + 0.5 + 0.01 + 0.18),
+        ((0, 0, 0, 0), 0.0),
+    ],
+)
+def test_layers_add_up_to_a_step(step, ms):
+    assert layers_by_hand().seconds(*rows(*step))[0] == pytest.approx(ms / 1e3)
+
+
+def test_a_profile_of_layers_is_the_models_steps(subject, walk, tmp_path):
+    llmservingsim.check_subject(subject)
+    profile = llmservingsim.layer_profile(subject)
+    steps = (walk.decodes, walk.attended, walk.prompts, walk.tokens)
+    found = llmservingsim.with_all_reduces(subject, profile)(*steps)
+    off = np.abs(found / walk.seconds - 1)[walk.share > 1e-3]
+    assert np.median(off) < 0.01
+    assert off.max() < 0.03
+    # What is written is read back alike.
+    place = tmp_path / llmservingsim.folder_of(subject.case.server)
+    assert place.relative_to(tmp_path).parts == ("H100_SXM", "Qwen", "Qwen3-14B", "bf16")
+    llmservingsim.write_profile(place, subject, profile, {"fit": "none"})
+    read = llmservingsim.read_profile(place / "tp2", profile.layers)
+    for name in ("tokens", "sequences", "attention"):
+        np.testing.assert_allclose(getattr(read, name), getattr(profile, name), rtol=1e-5)
+    for name in ("dense", "per_sequence"):
+        own = getattr(profile, name)
+        assert getattr(read, name).keys() == own.keys()
+        for layer, seconds in getattr(read, name).items():
+            np.testing.assert_allclose(seconds, own[layer], rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(read.seconds(*steps), profile.seconds(*steps), rtol=1e-4)
+    meta = yaml.safe_load((place / "meta.yaml").read_text())
+    assert (meta["tp_degrees"], meta["variant"], meta["physim"]) == ([2], "bf16", {"fit": "none"})
+    head = (place / "tp2" / "attention.csv").read_text().partition("\n")[0]
+    assert head == "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "line"),
+    [
+        (QWEN, {"engine": "sglang"}, "sglang has steps of prompts alone"),
+        ("Qwen/Qwen3-30B-A3B", {}, "has experts, whose table is of how many of them"),
+        ("google/gemma-3-12b-it", {}, "has layers that differ"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", {}, "has other attention than that of all tokens"),
+    ],
+)
+def test_layers_without_a_place_are_refused(model, more, line, subject):
+    case = physim.Case.from_options(model, rate=1.0, **(OPTIONS | more))
+    with pytest.raises(InputError, match=line):
+        llmservingsim.check_subject(dataclasses.replace(subject, case=case))
+
+
+def test_names_stay_within_the_folder(subject):
+    server = subject.case.server
+    for name, kept in (("/etc/x/../y", ("x", "y")), ("../..", ()), ("a/b/c", ("b", "c"))):
+        model = dataclasses.replace(server.model, name=name)
+        found = llmservingsim.folder_of(dataclasses.replace(server, model=model))
+        assert found.parts == ("H100_SXM", *kept, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("dense.csv", "layer,tokens\nx,1\n", "is no table of layer, tokens, time_us"),
+        ("dense.csv", "layer,tokens,time_us\nx,1,-1\n", "is no table of layer"),
+        ("dense.csv", "layer,tokens,time_us\nx,1,1\n", "has layers of different knots"),
+        ("attention.csv", "", "is no table of prefill_chunk"),
+        (
+            "attention.csv",
+            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,1,1\n",
+            "one knot",
+        ),
+    ],
+)
+def test_other_tables_are_no_profiles_of_layers(tmp_path, name, text, line):
+    (tmp_path / "dense.csv").write_text("layer,tokens,time_us\nx,1,1\nx,2,1\n")
+    (tmp_path / "per_sequence.csv").write_text("layer,sequences,time_us\nx,1,1\nx,2,1\n")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=line):
+        llmservingsim.read_profile(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_a_folder_for_llmservingsim(tmp_path):
+    about = export_llmservingsim(QWEN, tmp_path / "out", fit="none", **OPTIONS)
+    assert (tmp_path / "out" / about["folder"] / "meta.yaml").is_file()
+    assert about["error"]["median_pct"] < 1
+    for one in about["error"]["loads"]:
+        assert max(abs(one["itl_pct"]), abs(one["ttft_pct"])) < 3

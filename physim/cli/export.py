@@ -144,6 +144,37 @@ def sglang_simulator(
     _print_folder(subject)
 
 
+@app.command("llmservingsim")
+@with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
+def llmservingsim(
+    as_json: AsJson = False,
+    *,
+    subject: Given,
+    load: Given,
+    engine: Given,
+) -> None:
+    """Write the profile of a model's layers for LLMServingSim.
+
+    The rates at which its error is stated are 20, 60 and 90% of what the server can do.
+
+    For example:
+
+    physim export llmservingsim Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out sim/qwen
+    """
+    from physim.exports.writer import export_llmservingsim
+
+    about = _exported(export_llmservingsim, subject, load, engine)
+    if as_json:
+        print_json(about)
+        return
+    _print_error("layers", about["error"])
+    if about["gpus"] > 1:
+        stdout().print(
+            "Note: all-reduces are physim's here; the simulator has them of its network."
+        )
+    _print_folder(subject)
+
+
 def _exported(
     export: Callable[..., dict[str, Any]], subject: Given, load: Given, engine: Given, **own: Any
 ) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from physim import data
 from physim.corrections.files import DEFAULT_FIT
 from physim.errors import InputError
+from physim.exports import llmservingsim, sglang_simulator
 from physim.exports.dynamo import mocker_profile, planner_arrays, write_dynamo
 from physim.exports.form_error import Form, form_error, walk_of
 from physim.exports.llm_d import (
@@ -23,7 +24,6 @@ from physim.exports.llm_d import (
     transfer_us_per_token,
 )
 from physim.exports.sglang_simulator import (
-    check_subject,
     predictor_seconds,
     replay_table,
     step_table,
@@ -157,7 +157,7 @@ def export_sglang_simulator(
     """
     _check(folder, force)
     subject = Subject.from_options(model, fit, **options)
-    check_subject(subject)
+    sglang_simulator.check_subject(subject)
     replay, table, walk = replay_table(subject), step_table(subject), walk_of(subject)
     forms: dict[str, Form] = {
         "replay_table": replay.seconds_of,
@@ -171,6 +171,47 @@ def export_sglang_simulator(
     }
     with data.replacing_folder(folder, force) as temporary:
         write_sglang(temporary, subject, replay, table, about)
+        _write_json(temporary / METADATA, about)
+    return about
+
+
+def export_llmservingsim(
+    model: str | Path,
+    folder: Path,
+    *,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes the profile of a model's layers for LLMServingSim.
+
+    Args:
+        model: A path of a ``config.json``, shipped name or hub id.
+        folder: The folder to make, whose ``perf`` goes where the simulator keeps its profiles.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
+
+    Returns:
+        The metadata: where the files are from, and how far they are off with physim's all-reduces.
+
+    Raises:
+        InputError: Some input cannot be used, the files have no place for it, or the folder is
+            there and not empty.
+    """
+    _check(folder, force)
+    subject = Subject.from_options(model, fit, **options)
+    llmservingsim.check_subject(subject)
+    profile = llmservingsim.layer_profile(subject)
+    place = Path("perf") / llmservingsim.folder_of(subject.case.server)
+    form = llmservingsim.with_all_reduces(subject, profile)
+    about = {
+        **subject.about(),
+        "folder": str(place),
+        "error": form_error(subject, form, walk_of(subject)).to_dict(),
+    }
+    with data.replacing_folder(folder, force) as temporary:
+        llmservingsim.write_profile(temporary / place, subject, profile, about)
         _write_json(temporary / METADATA, about)
     return about
 
