@@ -67,7 +67,7 @@ def dynamo(
     note = (
         "replays are of a server that does both, which it is not meant for."
         if apart
-        else "Dynamo gives first tokens before the decodes of their step, so its TTFT is shorter."
+        else f"{about['note']}."
     )
     stdout().print(f"Note: {note}")
     _print_folder(subject)

@@ -11,7 +11,7 @@ from physim import data
 from physim.corrections.files import DEFAULT_FIT
 from physim.errors import InputError
 from physim.exports import llmservingsim, sglang_simulator
-from physim.exports.dynamo import mocker_profile, planner_arrays, write_dynamo
+from physim.exports.dynamo import FIRST_TOKENS, mocker_profile, planner_arrays, write_dynamo
 from physim.exports.form_error import Form, form_error, walk_of
 from physim.exports.llm_d import (
     config_map,
@@ -67,6 +67,7 @@ def export_dynamo(
     about = {
         **subject.about(),
         "prefill": "alone" if apart else "increment over a decode step",
+        "note": FIRST_TOKENS,
         "error": form_error(subject, profile.seconds, walk_of(subject)).to_dict(),
     }
     with data.replacing_folder(folder, force) as temporary:
