@@ -9,6 +9,7 @@ from __future__ import annotations
 from physim.exports.dynamo import mocker_profile
 from physim.exports.form_error import FormError, form_error, walk_of
 from physim.exports.llm_d import iteration_of
+from physim.exports.llmservingsim import layer_profile, with_all_reduces
 from physim.exports.subject import SHARES, Subject
 
 
@@ -28,6 +29,7 @@ def main() -> None:
         "Dynamo, increment": mocker_profile(subject, apart=False).seconds,
         "Dynamo, apart": mocker_profile(subject, apart=True).seconds,
         "llm-d, alpha beta gamma": iteration_of(walk).seconds,
+        "LLMServingSim, layers": with_all_reduces(subject, layer_profile(subject)),
     }
     shares = " | ".join(f"ITL, TTFT at {share:.0%}" for share in SHARES)
     print(f"| form | step, median | at most | {shares} |\n| --- | --- | --- | --- | --- | --- |")

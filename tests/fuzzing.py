@@ -370,6 +370,8 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.corrections.files": ("fit",),
     "physim.data": _BELOW,
     "physim.exports.dynamo": _OURS,
+    "physim.exports.llmservingsim": _OURS,
+    "physim.exports.sglang_simulator": _OURS,
     "physim.fitting.fit": "hashes files that others read",
     "physim.grids.aiconfigurator": _THEIRS,
     "physim.grids.mixer_tables": _THEIRS,

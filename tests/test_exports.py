@@ -1,14 +1,21 @@
 """Files for planners, autoscalers and routers: their forms by hand, and what they say of errors."""
 
+import dataclasses
 import json
+import math
+import sys
+import types
 
 import numpy as np
 import pytest
 import yaml
 
+import physim
 from physim.errors import InputError
+from physim.exports import llmservingsim
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
 from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
+from physim.exports.interpolation import between
 from physim.exports.llm_d import (
     Iteration,
     fake_server,
@@ -16,9 +23,25 @@ from physim.exports.llm_d import (
     peak_prefill_tokens_per_s,
     transfer_us_per_token,
 )
+from physim.exports.sglang_simulator import (
+    ReplayTable,
+    check_subject,
+    configuration,
+    predictor_seconds,
+    read_replay_table,
+    replay_table,
+    write_sglang,
+)
 from physim.exports.subject import Subject
-from physim.exports.writer import export_dynamo, export_llm_d
+from physim.exports.writer import (
+    export_dynamo,
+    export_llm_d,
+    export_llmservingsim,
+    export_sglang_simulator,
+)
 from physim.step.many_batches import total_seconds
+from physim.tables.batch_times import batch_seconds
+from physim.tables.table import Table
 
 OPTIONS = {"gpu": "h100_sxm", "tp": 2, "input_tokens": 575, "output_tokens": 248}
 QWEN = "Qwen/Qwen3-14B"
@@ -255,3 +278,304 @@ def test_llm_d_reads_what_is_written(tmp_path):
         said = json.loads(text.partition("\n")[0].removeprefix("# "))
         assert (said["model"], said["gpu"], said["fit"]) == (QWEN, "h100_sxm", "none")
         assert said["engine"]["engine_version"]
+
+
+# ---- SGLang's simulator ----
+
+
+@pytest.fixture(scope="module")
+def apart():
+    return Subject.from_options(QWEN, "none", **(OPTIONS | {"engine": "sglang"}))
+
+
+def found_by_hand(table, wanted):
+    """The simulator's search (time_predictor/replay.py), in plain Python."""
+    rows = [(len(b), sum(n for n, _ in b), sum(p for _, p in b)) for b in table.batches]
+    mean = [sum(row[k] for row in rows) / len(rows) for k in range(3)]
+    spread = [math.sqrt(sum((row[k] - mean[k]) ** 2 for row in rows) / len(rows)) for k in range(3)]
+    far = sorted(
+        (sum(((row[k] - wanted[k]) / (spread[k] or 1.0)) ** 2 for k in range(3)), place)
+        for place, row in enumerate(rows)
+    )
+    return sum(float(table.seconds[place]) for _, place in far[:3]) / 3
+
+
+def test_batches_are_found_as_the_simulator_finds_them():
+    rng = np.random.default_rng(0)
+    pairs = rng.integers(1, 900, (40, 2)).tolist()
+    batches = [(tuple(pair),) * int(count) for pair, count in zip(pairs, range(1, 41), strict=True)]
+    table = ReplayTable(batches, rng.uniform(0.01, 0.1, 40))
+    wanted = rng.uniform(1, [40, 9000, 9000], (30, 3))
+    expected = [found_by_hand(table, row) for row in wanted.tolist()]
+    np.testing.assert_allclose(table.nearest_s(wanted), expected)
+
+
+def test_prompts_and_decodes_of_a_table_have_steps_of_their_own():
+    batches = [((1, 10),), ((1, 10),) * 2, ((1, 10),) * 3, ((7, 0),), ((8, 0),), ((9, 0),)]
+    table = ReplayTable(batches, np.array([1.0, 2.0, 3.0, 10.0, 20.0, 60.0]))
+    # Three alike of two requests that attend to 22 tokens; of a prompt of 8 tokens the very same;
+    # of one of 8.5 the three prompts; both together take both.
+    steps = np.array([[2, 22, 0, 0], [0, 0, 1, 8], [0, 0, 1, 8.5], [2, 22, 1, 8], [0, 0, 0, 0]])
+    found = table.seconds_of(*steps.T.astype(float))
+    np.testing.assert_allclose(found, [2.0, 20.0, 30.0, 22.0, 0.0])
+
+
+def test_the_replay_table_has_times_of_the_model(apart):
+    table = replay_table(apart)
+    known = table.to_dict()
+    # What the load has, and every batch is told in the order in which the simulator sorts it.
+    model = apart.steps
+    for count in (1, 3):
+        batch = model.batch(prefill_requests=np.array([float(count)]), chunk=575.0)
+        assert known[json.dumps([[575, 0]] * count)] == pytest.approx(
+            total_seconds(model, batch)[0], rel=1e-5
+        )
+    one = next(own for own in table.batches if own[0][1] > 0 and len(own) > 3)
+    batch = model.batch(decode_requests=np.array([float(len(one))]), context=one[0][1] + 1.0)
+    assert known[json.dumps([list(pair) for pair in one])] == pytest.approx(
+        total_seconds(model, batch)[0], rel=1e-5
+    )
+    assert 1000 <= len(table.batches) <= 3000
+    assert len(known) == len(table.batches)
+    assert max(sum(new for new, _ in own) for own in table.batches) <= 8192
+
+
+# A step of 1 ms, 1 ms for each request that decodes and 10 us for each prompt token.
+AXES = [np.array([0.0, 100.0]), np.array([0.0, 1e4]), np.array([0.0, 1e4]), np.array([0.0, 1e4])]
+
+
+def small_table():
+    decode, _, tokens, _ = np.meshgrid(*AXES, indexing="ij")
+    seconds = 1e-3 * (1 + decode) + 1e-5 * tokens
+    about = {"each_more_prompt_us": 500.0, "each_more_cached_token_us": 1.0}
+    return Table(AXES, seconds, {"gemms": seconds}, about)
+
+
+def test_a_batch_by_its_requests():
+    table = small_table()
+    assert batch_seconds(table, []) == 0.0
+    assert batch_seconds(table, [(1, 30), (1, 90)]) == pytest.approx(3e-3)
+    # One token with nothing before it is a prompt. A prompt more takes 0.5 ms, and 1 us for each
+    # token that one has in the cache.
+    assert batch_seconds(table, [(1, 0)]) == pytest.approx(1.01e-3)
+    assert batch_seconds(table, [(100, 0), (300, 40), (1, 8)]) == pytest.approx(
+        2e-3 + 4e-3 + 0.5e-3 + 20e-6
+    )
+    # Requests that decode, and prompts after them.
+    found = predictor_seconds(table, 20, *rows(2, 60, 2, 400))[0]
+    assert found == pytest.approx(3e-3 + 1e-3 + 4e-3 + 0.5e-3 + 20e-6)
+
+
+def simulator():
+    """What of SGLang's simulator a predictor takes."""
+
+    class InferTimePredictor:
+        def __init__(self, model, hw, config):
+            self.asked = model, hw, config
+
+    class ConfigManager:
+        config = None
+
+        @classmethod
+        def _get_raw_config(cls):
+            return cls.config or {}
+
+        @classmethod
+        def get_inference_time_predictor(cls, *_):
+            return "another"
+
+    names = ("simulation.manager", "time_predictor.base")
+    made = {f"sglang_simulator.{name}": types.ModuleType(name) for name in names}
+    for name in (
+        "sglang_simulator",
+        "sglang_simulator.simulation",
+        "sglang_simulator.time_predictor",
+    ):
+        made[name] = types.ModuleType(name)
+    made["sglang_simulator.simulation.manager"].ConfigManager = ConfigManager
+    made["sglang_simulator.time_predictor.base"].InferTimePredictor = InferTimePredictor
+    return made, ConfigManager
+
+
+def test_the_predictor_answers_the_simulator(apart, tmp_path, monkeypatch):
+    replay = ReplayTable([((1, 3),), ((4, 0), (4, 0))], np.array([0.001, 0.01]))
+    write_sglang(tmp_path, apart, replay, small_table(), {"model": QWEN})
+    made, manager = simulator()
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    path = tmp_path / "physim_predictor.py"
+    exec(compile(path.read_text(), path, "exec"), {"__file__": str(path), "__name__": "own"})
+    asked = ("model", "hw", "config")
+    assert manager.get_inference_time_predictor(*asked) == "another"
+    manager.config = {"predictor": {"name": "physim"}}
+    predictor = manager.get_inference_time_predictor(*asked)
+    assert predictor.asked == asked
+    request = types.SimpleNamespace
+    reqs = [request(extend_length=1, past_kv_length=30), request(extend_length=1, past_kv_length=9)]
+    assert predictor.predict_infer_time(request(reqs=reqs)) == pytest.approx(3e-3)
+    read = read_replay_table(tmp_path / "replay_table.json")
+    assert read.to_dict() == replay.to_dict() == {"[[1, 3]]": 0.001, "[[4, 0], [4, 0]]": 0.01}
+
+
+def test_the_simulator_is_told_of_the_deployment(apart):
+    config = configuration(apart)
+    assert config["predictor"] == {
+        "name": "replay",
+        "database_path": "replay_table.json",
+        "miss_strategy": "knn",
+        "miss_knn_k": 3,
+    }
+    own = config["scheduler"]
+    assert (own["tp_size"], own["kv_cache_data_type"], own["backend_name"]) == (2, "BF16", "sglang")
+    gpu = config["platform"]["accelerator"]
+    assert (gpu["name"], gpu["hbm_bandwidth_gb"]) == ("h100_sxm", pytest.approx(3350, rel=0.01))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"x": 1}', '{"[[1]]": 1}', '{"[[1, -1]]": 1}', '{"[[1, 1]]": -1}', '{"[[1, 1]]": "1"}'],
+)
+def test_other_files_are_no_replay_tables(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no replay table"):
+        read_replay_table(path)
+
+
+def test_engines_that_mix_steps_are_not_sglangs(subject):
+    with pytest.raises(InputError, match="engine: vllm has no steps of prompts alone"):
+        check_subject(subject)
+
+
+@pytest.mark.slow
+def test_a_folder_for_sglangs_simulator(tmp_path):
+    options = OPTIONS | {"engine": "sglang"}
+    about = export_sglang_simulator(QWEN, tmp_path / "out", fit="none", **options)
+    for error in about["errors"].values():
+        assert error["median_pct"] < 1
+        for one in error["loads"]:
+            assert abs(one["itl_pct"]) < 1
+            assert abs(one["ttft_pct"]) < 2
+    assert (
+        len(read_replay_table(tmp_path / "out" / "replay_table.json").batches) == about["batches"]
+    )
+
+
+# ---- LLMServingSim ----
+
+
+def test_lines_between_knots_go_on():
+    knots = [np.array([0.0, 2.0]), np.array([0.0, 10.0, 20.0])]
+    values = 3 * knots[0][:, None] + knots[1] ** 2
+    # 3 x and y squared, straight from 100 to 400 between 10 and 20.
+    where = [np.array([1.0, 4.0, 0.0]), np.array([15.0, 10.0, 30.0])]
+    np.testing.assert_allclose(between(knots, values, where), [253.0, 112.0, 700.0])
+
+
+def layers_by_hand():
+    """Two layers: each dense layer takes 1 ms and 10 us a token; attention 1 us a cached token."""
+    tokens, dense = np.array([1.0, 1001.0]), np.array([1.01e-3, 11.01e-3])
+    axes = tuple(np.array([0.0, 1000.0]) for _ in range(4))
+    chunk, _, count, each = np.meshgrid(*axes, indexing="ij")
+    attention = 1e-6 * chunk + 1e-9 * count * each
+    names = ("embedding", "layernorm", "qkv_proj")
+    lm_head = {"lm_head": np.array([0.5e-3, 0.5e-3])}
+    return llmservingsim.LayerProfile(
+        2, tokens, dict.fromkeys(names, dense), tokens, lm_head, axes, attention
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "ms"),
+    [
+        # Of 10 tokens a dense layer takes 1.1 ms: once, four times and twice; 0.5 ms for lm_head;
+        # and attention to 5,000 tokens twice, 5 us each.
+        ((10, 5000, 0, 0), 7 * 1.1 + 0.5 + 0.01),
+        # 90 more tokens of a prompt: 2 ms; and their attention, 90 us.
+        ((10, 5000, 1, 90), 7 * 2.0 + 0.5 + 0.01 + 0.18),
+        ((0, 0, 0, 0), 0.0),
+    ],
+)
+def test_layers_add_up_to_a_step(step, ms):
+    assert layers_by_hand().seconds(*rows(*step))[0] == pytest.approx(ms / 1e3)
+
+
+def test_a_profile_of_layers_is_the_models_steps(subject, walk, tmp_path):
+    llmservingsim.check_subject(subject)
+    profile = llmservingsim.layer_profile(subject)
+    steps = (walk.decodes, walk.attended, walk.prompts, walk.tokens)
+    found = llmservingsim.with_all_reduces(subject, profile)(*steps)
+    off = np.abs(found / walk.seconds - 1)[walk.share > 1e-3]
+    assert np.median(off) < 0.01
+    assert off.max() < 0.03
+    # What is written is read back alike.
+    place = tmp_path / llmservingsim.folder_of(subject.case.server)
+    assert place.relative_to(tmp_path).parts == ("H100_SXM", "Qwen", "Qwen3-14B", "bf16")
+    llmservingsim.write_profile(place, subject, profile, {"fit": "none"})
+    read = llmservingsim.read_profile(place / "tp2", profile.layers)
+    for name in ("tokens", "sequences", "attention"):
+        np.testing.assert_allclose(getattr(read, name), getattr(profile, name), rtol=1e-5)
+    for name in ("dense", "per_sequence"):
+        own = getattr(profile, name)
+        assert getattr(read, name).keys() == own.keys()
+        for layer, seconds in getattr(read, name).items():
+            np.testing.assert_allclose(seconds, own[layer], rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(read.seconds(*steps), profile.seconds(*steps), rtol=1e-4)
+    meta = yaml.safe_load((place / "meta.yaml").read_text())
+    assert (meta["tp_degrees"], meta["variant"], meta["physim"]) == ([2], "bf16", {"fit": "none"})
+    head = (place / "tp2" / "attention.csv").read_text().partition("\n")[0]
+    assert head == "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "line"),
+    [
+        (QWEN, {"engine": "sglang"}, "sglang has steps of prompts alone"),
+        ("Qwen/Qwen3-30B-A3B", {}, "has experts, whose table is of how many of them"),
+        ("google/gemma-3-12b-it", {}, "has layers that differ"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", {}, "has other attention than that of all tokens"),
+    ],
+)
+def test_layers_without_a_place_are_refused(model, more, line, subject):
+    case = physim.Case.from_options(model, rate=1.0, **(OPTIONS | more))
+    with pytest.raises(InputError, match=line):
+        llmservingsim.check_subject(dataclasses.replace(subject, case=case))
+
+
+def test_names_stay_within_the_folder(subject):
+    server = subject.case.server
+    for name, kept in (("/etc/x/../y", ("x", "y")), ("../..", ()), ("a/b/c", ("b", "c"))):
+        model = dataclasses.replace(server.model, name=name)
+        found = llmservingsim.folder_of(dataclasses.replace(server, model=model))
+        assert found.parts == ("H100_SXM", *kept, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("dense.csv", "layer,tokens\nx,1\n", "is no table of layer, tokens, time_us"),
+        ("dense.csv", "layer,tokens,time_us\nx,1,-1\n", "is no table of layer"),
+        ("dense.csv", "layer,tokens,time_us\nx,1,1\n", "has layers of different knots"),
+        ("attention.csv", "", "is no table of prefill_chunk"),
+        (
+            "attention.csv",
+            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,1,1\n",
+            "one knot",
+        ),
+    ],
+)
+def test_other_tables_are_no_profiles_of_layers(tmp_path, name, text, line):
+    (tmp_path / "dense.csv").write_text("layer,tokens,time_us\nx,1,1\nx,2,1\n")
+    (tmp_path / "per_sequence.csv").write_text("layer,sequences,time_us\nx,1,1\nx,2,1\n")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=line):
+        llmservingsim.read_profile(tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_a_folder_for_llmservingsim(tmp_path):
+    about = export_llmservingsim(QWEN, tmp_path / "out", fit="none", **OPTIONS)
+    assert (tmp_path / "out" / about["folder"] / "meta.yaml").is_file()
+    assert about["error"]["median_pct"] < 1
+    for one in about["error"]["loads"]:
+        assert max(abs(one["itl_pct"]), abs(one["ttft_pct"])) < 3

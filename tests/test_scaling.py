@@ -8,6 +8,7 @@ import re
 import commands
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits_by_hand import config_of
@@ -17,17 +18,27 @@ import physim
 from physim import plot
 from physim.batching.limits import Limits
 from physim.errors import InputError
+from physim.exports.autoscalers import hpa_yaml, keda_yaml
 from physim.inputs.profile import LoadProfile, Window
 from physim.inputs.stages import Stage
+from physim.questions.objectives import Requirements
+from physim.questions.scaling import ScalingRun
 from physim.questions.schedule import Arrivals, ReplicaSchedule
+from physim.questions.thresholds import derived_hold_s, derived_threshold
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.routers import router_named
-from physim.replay.scaling import replay_scaled
+from physim.replay.scaling import Replica, replay_scaled
 from physim.replay.segment import Segment
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload, drawn_windows
 from physim.service.routers import ROUTERS
-from physim.service.scaling import Autoscaling, TargetTracking, Timetable, read_policy
+from physim.service.scaling import (
+    Autoscaling,
+    OpenTarget,
+    TargetTracking,
+    Timetable,
+    read_policy,
+)
 
 # Every step takes a tenth of a second.
 TENTH = LinearStepTimes(0.1, 0.0, 0.0)
@@ -250,6 +261,9 @@ def test_perfect_foresight_serves_as_the_timetable_says():
         (lambda: read_policy("kv=80"), "policy: target: 80 is no share"),
         (lambda: TargetTracking("kv", 0.5, look_s=0), "policy: look_s: 0 s is below 1 s"),
         (lambda: TargetTracking("kv", 0.5, hold_s=-1), "policy: hold_s: -1 is negative"),
+        (lambda: read_policy("waiting=auto"), "policy waiting=auto: does not say how full"),
+        (lambda: read_policy("cpu=auto"), "policy: 'cpu' is unknown"),
+        (lambda: OpenTarget("kv", hold_s=-1), "policy: hold_s: -1 is negative"),
         (lambda: read_policy("schedule=9s"), "timetable: has no number for each time"),
         (lambda: Timetable((0.0, 0.0), (1, 1)), "timetable: has times that do not rise"),
         (lambda: Timetable((0.0,), (0,)), "timetable: 0 is no server"),
@@ -270,6 +284,8 @@ def test_policies_are_read():
         (0.0, 60.0), (2, 3), 60.0
     )
     assert read_policy("schedule", [(0.0, 2)]).lead_s == 0.0
+    assert read_policy("kv=auto", look_s=30.0) == OpenTarget("kv", 30.0)
+    assert read_policy("kv=auto", hold_s=9.0).with_target(0.5, 7.0).hold_s == 7.0
     assert (read_policy("running = 32").name, read_policy("ttft=1").name) == (
         "running=32",
         "ttft=1s",
@@ -346,6 +362,171 @@ def test_a_day_is_drawn(scaled, tmp_path):
     plot.save([load, servers, ttft], tmp_path / "day.png")
     with pytest.raises(InputError, match="start-up: 31 s is not there; use one of 0, 30, 90"):
         plot.draw_scaling(scaled, 31.0)
+
+
+def test_servers_and_gpus_over_time():
+    # One from the beginning; one is asked for at 10 s, serves at 40 and is let go at 100.
+    replicas = [Replica(0.0, 0.0, 120.0, 120.0), Replica(10.0, 40.0, 100.0, 103.0)]
+    run = ScalingRun("x", 30.0, replicas, 2, 120.0, np.zeros(1), np.zeros(1), np.ones(1, bool), 0)
+    assert run.to_frame().to_numpy().tolist() == [
+        [0, 1, 1, 2],
+        [10, 2, 1, 4],
+        [40, 2, 2, 4],
+        [100, 1, 1, 2],
+    ]
+
+
+# ---- targets that are derived ----
+
+
+@pytest.mark.parametrize(
+    ("start_up_s", "hold_s"),
+    [
+        # Dips of 300 s at 600 s and of 90 s at 1,500 s; what falls at 2,000 s does not rise again.
+        (0.0, 15.0),
+        (40.0, 40.0),
+        (45.0, 90.0),
+        (120.0, 120.0),
+        (150.0, 300.0),
+        (9000.0, 3600.0),
+    ],
+)
+def test_a_server_is_kept_as_long_as_it_takes_to_start(start_up_s, hold_s):
+    table = [(0.0, 2), (600.0, 1), (900.0, 3), (1500.0, 2), (1590.0, 3), (2000.0, 1)]
+    assert derived_hold_s(table, start_up_s, 15.0) == hold_s
+
+
+def replays(highest, tried):
+    """Replays of a day that keeps to its objectives up to a target."""
+
+    def replayed(policy):
+        tried.append(policy.target)
+        missed = None if policy.target <= highest else "goodput"
+        none = np.zeros(1)
+        return ScalingRun(
+            policy.name, 60.0, (), 1, 1.0, none, none, np.zeros(1, bool), 0, 0, missed
+        )
+
+    return replayed
+
+
+def test_the_highest_target_that_holds_is_found():
+    load = {"rate": 1.0, "input_tokens": 500, "output_tokens": 120, "arrival": "poisson"}
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm", max_num_seqs=8, **load)
+    asked, fit = Requirements.parse(**ASKED), physim.load_fit("none")
+    found, tried = {}, []
+    for highest in (1e9, 4.0, 0.0):
+        tried.clear()
+        ask = (OpenTarget("requests", tolerance=0.0), [case], asked, fit, 77.0, 60.0)
+        if not highest:
+            with pytest.raises(InputError, match="misses goodput over the day at any target"):
+                derived_threshold(*ask, replays(highest, tried))
+            continue
+        found[highest] = derived_threshold(*ask, replays(highest, tried))
+        assert len(tried) == found[highest].replays <= 6
+    full, part = found.values()
+    assert (full.share, full.replays, full.policy.hold_s) == (1.0, 1, 77.0)
+    # What a server can take is what `physim.capacity` says.
+    most = physim.capacity(case, **ASKED, fit="none")
+    assert (full.rate_rps, full.limited_by) == (pytest.approx(most.rate_rps), most.limited_by)
+    # By Little's law all that are in the engine are those that come while one is.
+    own = physim.predict(case.under(dataclasses.replace(case.load, rate=most.rate_rps)), fit="none")
+    outside = sum(own.ttft_parts_s[name] for name in ("front_end", "output"))
+    assert full.policy.target == pytest.approx(most.rate_rps * (own.e2e_s - outside), rel=0.02)
+    assert part.policy.target <= 4.0 < full.policy.target
+    assert 0 < part.share < 1
+    # The next share's target is above what holds.
+    above = [one for one in tried if one > 4.0]
+    assert not above or min(above) > part.policy.target
+
+
+@pytest.fixture(scope="module")
+def derived():
+    windows = tuple(Window(60.0 * n, 60.0, rate, 500.0, 120.0) for n, rate in enumerate((2.0, 7.0)))
+    asked = {"policy": "requests=auto", "most": 6, "start_ups_s": (30.0,)}
+    return physim.scale(MODEL, LoadProfile(windows), **asked, **ASKED, **WHERE)
+
+
+def test_a_day_keeps_to_its_objectives_at_the_derived_target(derived, scaled):
+    (run,), threshold = derived.runs, derived.threshold
+    assert (run.missed, run.name) == (None, threshold.policy.name)
+    assert run.goodput >= 0.9
+    assert threshold.policy.hold_s == 30.0
+    assert derived.to_dict()["threshold"]["target"] == threshold.policy.target
+    assert (scaled.threshold, scaled.to_dict()["threshold"]) == (None, None)
+    late = scaled.runs[-1]
+    assert (late.missed == "goodput") == (late.goodput < 0.9)
+
+
+def test_statistics_of_the_whole_day_are_asked_too(day):
+    asked = {"slo": ["ttft=9s", "e2e_p50=1ms"], "goodput": 0.5}
+    with pytest.raises(InputError, match="slo e2e_p50=1ms: is missed at any rate"):
+        physim.scale(MODEL, day, policy="running=auto", start_ups_s=(0.0,), **asked, **WHERE)
+
+
+def test_manifests_have_the_target_that_was_replayed(derived, scaled):
+    target = f"{derived.threshold.policy.target:g}"
+    text = hpa_yaml(derived)
+    hpa, keda = (yaml.safe_load(own) for own in (text, keda_yaml(derived)))
+    # autoscaling/v2 HorizontalPodAutoscaler
+    assert (hpa["apiVersion"], hpa["kind"]) == ("autoscaling/v2", "HorizontalPodAutoscaler")
+    spec = hpa["spec"]
+    assert spec["scaleTargetRef"] == {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": "qwen3-8b",
+    }
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 6)
+    (metric,) = spec["metrics"]
+    assert metric["type"] == "External"
+    assert metric["external"] == {
+        "metric": {"name": "qwen3-8b-requests"},
+        "target": {"type": "AverageValue", "averageValue": target},
+    }
+    # What the replay does: twice as many or four more in 15 s, fewer after 30 s.
+    up, down = spec["behavior"]["scaleUp"], spec["behavior"]["scaleDown"]
+    assert up["stabilizationWindowSeconds"] == 0
+    assert [(one["type"], one["value"], one["periodSeconds"]) for one in up["policies"]] == [
+        ("Percent", 100, 15),
+        ("Pods", 4, 15),
+    ]
+    assert down["stabilizationWindowSeconds"] == 30
+    assert "tolerance" not in up
+    # keda.sh/v1alpha1 ScaledObject
+    assert (keda["apiVersion"], keda["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = keda["spec"]
+    assert (spec["scaleTargetRef"], spec["pollingInterval"]) == ({"name": "qwen3-8b"}, 15)
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 6)
+    assert spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"] == down
+    (trigger,) = spec["triggers"]
+    assert (trigger["type"], trigger["metricType"]) == ("prometheus", "AverageValue")
+    chosen = '{model_name="Qwen/Qwen3-8B"}'
+    assert trigger["metadata"]["query"] == (
+        f"sum(vllm:num_requests_running{chosen}) + sum(vllm:num_requests_waiting{chosen})"
+    )
+    assert trigger["metadata"]["threshold"] == target
+    said = json.loads(text.partition("\n")[0].removeprefix("# "))
+    assert said["threshold"]["target"] == derived.threshold.policy.target
+    assert (said["gpu"], said["fit"], said["replayed"]["missed"]) == ("h100_sxm", "none", None)
+    given = json.loads(hpa_yaml(scaled).partition("\n")[0].removeprefix("# "))
+    assert given["threshold"] == "given"
+
+
+def test_metrics_that_servers_do_not_share_are_values(scaled):
+    policy = TargetTracking("ttft", 0.25, tolerance=0.2)
+    day = dataclasses.replace(scaled, scaling=Autoscaling(policy, 1, 4))
+    (metric,) = (spec := yaml.safe_load(hpa_yaml(day))["spec"])["metrics"]
+    assert metric["external"]["target"] == {"type": "Value", "value": "0.25"}
+    assert [spec["behavior"][one]["tolerance"] for one in ("scaleUp", "scaleDown")] == ["0.2"] * 2
+    (trigger,) = yaml.safe_load(keda_yaml(day))["spec"]["triggers"]
+    chosen = '{model_name="Qwen/Qwen3-8B"}[1m]'
+    name = "vllm:time_to_first_token_seconds"
+    assert trigger["metadata"]["query"] == (
+        f"sum(rate({name}_sum{chosen})) / sum(rate({name}_count{chosen}))"
+    )
+    table = dataclasses.replace(scaled, scaling=Autoscaling(Timetable((0.0,), (1,)), 1, 4))
+    with pytest.raises(InputError, match="policy: is a timetable"):
+        keda_yaml(table)
 
 
 @pytest.mark.slow
@@ -483,3 +664,18 @@ def test_a_day_is_scaled_in_a_shell(recorded, tmp_path):
     assert (
         "--start-up 'x': is not numbers by commas" in commands.run(*words, "--start-up", "x").stderr
     )
+
+
+def test_files_for_autoscalers_in_a_shell(recorded, tmp_path):
+    hpa, keda, servers = (tmp_path / name for name in ("hpa.yaml", "keda.yaml", "servers.csv"))
+    words = ["scale", MODEL, "--gpu", "h100", "--fit", "none", "--max-num-seqs", "8"]
+    words += ["--slo", "ttft=1s", "--slo", "tpot=30ms", "--trace", str(recorded[0])]
+    words += ["--window", "120", "--start-up", "30", "--hpa", hpa, "--keda", keda]
+    found = commands.run(*words, "--servers", servers, "--policy", "running=auto")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "req/s that it can take" in found.stdout
+    kinds = [yaml.safe_load(path.read_text())["kind"] for path in (hpa, keda)]
+    assert kinds == ["HorizontalPodAutoscaler", "ScaledObject"]
+    assert servers.read_text().partition("\n")[0] == "start_s,asked,serving,gpus"
+    bad = commands.run(*words, "--policy", "schedule=30s")
+    assert "--hpa and --keda: are about a target; use --policy requests=auto" in bad.stderr

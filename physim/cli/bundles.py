@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -40,6 +40,17 @@ def shown(option: Option) -> CommandOption:
     flags = () if option.kind in (bool, bool | None) else (option.flag,)
     told = typer.Option(*flags, help=option.help, rich_help_panel=option.panel)
     return CommandOption(option.kind, option.default, told)
+
+
+def annotated(kind: Any, default: Any = inspect.Parameter.empty) -> CommandOption:
+    """An option of a command, from the type that a parameter of it has.
+
+    Args:
+        kind: Its type, ``Annotated`` with what typer is told.
+        default: Its default; left out where it must be given.
+    """
+    own, told = get_args(kind)
+    return CommandOption(own, default, told)
 
 
 def with_bundles(**bundles: Mapping[str, CommandOption]) -> Callable[[Command], Command]:

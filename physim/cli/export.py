@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from physim.cli.bundles import Given, with_bundles
+from physim.cli.bundles import CommandOption, Given, annotated, with_bundles
 from physim.cli.console import stdout
 from physim.cli.engine_options import ENGINE
 from physim.cli.load_options import load_bundle, load_options
@@ -20,26 +20,32 @@ _FAR_PCT = 10.0
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Write files for planners, autoscalers and routers, with their error.",
+    help="Write files for planners, autoscalers, routers and simulators, with their error.",
 )
-Folder = Annotated[Path, typer.Option(help="The folder to make.")]
+Folder = Annotated[Path, typer.Option("--out", help="The folder to make.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")]
+
+# What every export takes.
+SUBJECT: Mapping[str, CommandOption] = {
+    "model": annotated(Model),
+    "folder": annotated(Folder),
+    "gpu": annotated(Gpu),
+    "tp": annotated(Tp, 1),
+    "fit": annotated(FitName, "default"),
+    "force": annotated(Force, False),
+}
+LOAD = load_bundle(arrival="poisson")
 
 
 @app.command()
-@with_bundles(load=load_bundle(arrival="poisson"), engine=ENGINE)
+@with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
 def dynamo(
-    model: Model,
-    gpu: Gpu,
-    out: Folder,
-    tp: Tp = 1,
     apart: Annotated[
         bool, typer.Option("--apart", help="Prefill and decode run on servers of their own.")
     ] = False,
-    fit: FitName = "default",
-    force: Force = False,
     as_json: AsJson = False,
     *,
+    subject: Given,
     load: Given,
     engine: Given,
 ) -> None:
@@ -51,38 +57,32 @@ def dynamo(
 
     physim export dynamo Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out dynamo/qwen
     """
-    load = load_options(load)
-    from physim.cli.progress import running
     from physim.exports.writer import export_dynamo
 
-    with running("exporting"):
-        about = export_dynamo(
-            model, out, apart=apart, fit=fit, force=force, gpu=gpu, tp=tp, **load, **engine
-        )
+    about = _exported(export_dynamo, subject, load, engine, apart=apart)
     if as_json:
         print_json(about)
         return
     _print_error("profile", about["error"])
-    if apart:
-        stdout().print("Note: replays are of a server that does both, which it is not meant for.")
-    stdout().print(f"written to {out}")
+    note = (
+        "replays are of a server that does both, which it is not meant for."
+        if apart
+        else f"{about['note']}."
+    )
+    stdout().print(f"Note: {note}")
+    _print_folder(subject)
 
 
 @app.command("llm-d")
-@with_bundles(load=load_bundle(arrival="poisson"), engine=ENGINE)
+@with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
 def llm_d(
-    model: Model,
-    gpu: Gpu,
-    out: Folder,
-    tp: Tp = 1,
     namespace: Annotated[str, typer.Option(help="Namespace of the model's servers.")] = "default",
     link: Annotated[
         float | None, typer.Option(help="GB/s that carry KV from each GPU to another server.")
     ] = None,
-    fit: FitName = "default",
-    force: Force = False,
     as_json: AsJson = False,
     *,
+    subject: Given,
     load: Given,
     engine: Given,
 ) -> None:
@@ -94,23 +94,12 @@ def llm_d(
 
     physim export llm-d Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out llm-d/qwen
     """
-    load = load_options(load)
-    from physim.cli.progress import running
     from physim.exports.writer import export_llm_d
 
-    with running("exporting"):
-        about = export_llm_d(
-            model,
-            out,
-            namespace=namespace,
-            link_bytes_per_s=None if link is None else link * 1e9,
-            fit=fit,
-            force=force,
-            gpu=gpu,
-            tp=tp,
-            **load,
-            **engine,
-        )
+    carried = None if link is None else link * 1e9
+    about = _exported(
+        export_llm_d, subject, load, engine, namespace=namespace, link_bytes_per_s=carried
+    )
     if as_json:
         print_json(about)
         return
@@ -122,7 +111,83 @@ def llm_d(
         f"llm-d-inference-sim: decode within {fake['decode_pct']}% of physim's steps, prompts "
         f"alone within {fake['prefill_pct']}%"
     )
-    console.print(f"written to {out}")
+    _print_folder(subject)
+
+
+@app.command("sglang-simulator")
+@with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
+def sglang_simulator(
+    as_json: AsJson = False,
+    *,
+    subject: Given,
+    load: Given,
+    engine: Given,
+) -> None:
+    """Write a replay table for SGLang's simulator, and a predictor that asks physim's own table.
+
+    The rates at which their errors are stated are 20, 60 and 90% of what the server can do.
+
+    For example:
+
+    physim export sglang-simulator Qwen3-14B --gpu h100 --engine sglang --input 575 --output 248
+    --out sglang/qwen
+    """
+    from physim.exports.writer import export_sglang_simulator
+
+    about = _exported(export_sglang_simulator, subject, load, engine)
+    if as_json:
+        print_json(about)
+        return
+    for name, error in about["errors"].items():
+        _print_error(name.replace("_", " "), error)
+    stdout().print(f"start the simulator with --max-total-tokens {about['max_total_tokens']}")
+    _print_folder(subject)
+
+
+@app.command("llmservingsim")
+@with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
+def llmservingsim(
+    as_json: AsJson = False,
+    *,
+    subject: Given,
+    load: Given,
+    engine: Given,
+) -> None:
+    """Write the profile of a model's layers for LLMServingSim.
+
+    The rates at which its error is stated are 20, 60 and 90% of what the server can do.
+
+    For example:
+
+    physim export llmservingsim Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out sim/qwen
+    """
+    from physim.exports.writer import export_llmservingsim
+
+    about = _exported(export_llmservingsim, subject, load, engine)
+    if as_json:
+        print_json(about)
+        return
+    _print_error("layers", about["error"])
+    if about["gpus"] > 1:
+        stdout().print(
+            "Note: all-reduces are physim's here; the simulator has them of its network."
+        )
+    _print_folder(subject)
+
+
+def _exported(
+    export: Callable[..., dict[str, Any]], subject: Given, load: Given, engine: Given, **own: Any
+) -> dict[str, Any]:
+    """Exports, and says so on a terminal while it lasts."""
+    from physim.cli.progress import running
+
+    options = load_options(load)
+    with running("exporting"):
+        return export(**subject, **own, **options, **engine)
+
+
+def _print_folder(subject: Given) -> None:
+    stdout().print(f"written to {subject['folder']}")
 
 
 def _print_error(name: str, error: Mapping[str, Any]) -> None:

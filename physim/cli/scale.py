@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from physim import data
 from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import ends_in, numbers_in
 from physim.cli.console import milliseconds, print_line, stdout, table_of
@@ -14,13 +15,15 @@ from physim.cli.engine_options import ENGINE, LAYOUT
 from physim.cli.fleet_options import FLEET
 from physim.cli.load_options import LOAD, beside_lengths
 from physim.cli.objective_options import Goodput, Slo
-from physim.cli.output_options import AsJson, Plot, print_json, write
+from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.prices import Price, prices_in
 from physim.cli.subject_options import FitName, Gpu, Model, Tp
-from physim.service.scaling import HOLD_S, LOOK_S, SCHEDULE, TOLERANCE
+from physim.errors import InputError
+from physim.service.scaling import HOLD_S, LOOK_S, TOLERANCE
 
 if TYPE_CHECKING:
     from physim.questions.scaling import ScaledDay
+    from physim.questions.thresholds import Threshold
 
 _PANEL = "Scaling"
 _ARRIVALS = {
@@ -38,7 +41,8 @@ def scale(
         str,
         typer.Option(
             help="What asks for servers: a metric and its target for each, such as running=32, "
-            "waiting=2, requests=40, kv=0.8 or ttft=500ms; or schedule=60s, for the windows' "
+            "waiting=2, requests=40, kv=0.8 or ttft=500ms; requests=auto (running, kv) for the "
+            "highest target that keeps to the objectives; or schedule=60s, for the windows' "
             "servers so long before.",
             rich_help_panel=_PANEL,
         ),
@@ -77,12 +81,13 @@ def scale(
         ),
     ] = TOLERANCE,
     hold: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Seconds for which fewer must be wanted before there are fewer.",
+            help="Seconds for which fewer must be wanted before there are fewer: "
+            f"{HOLD_S:g}, or derived as the target is.",
             rich_help_panel=_PANEL,
         ),
-    ] = HOLD_S,
+    ] = None,
     window: Annotated[
         float, typer.Option(help="Seconds of a window of the day.", rich_help_panel="Load")
     ] = 600.0,
@@ -96,6 +101,23 @@ def scale(
     fit: FitName = "default",
     as_json: AsJson = False,
     plot: Plot = None,
+    hpa: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a HorizontalPodAutoscaler with this target, YAML.", callback=writable
+        ),
+    ] = None,
+    keda: Annotated[
+        Path | None,
+        typer.Option(help="Write a ScaledObject of KEDA with it, YAML.", callback=writable),
+    ] = None,
+    servers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write servers and GPUs over time, at the longest start-up, CSV.",
+            callback=writable,
+        ),
+    ] = None,
     *,
     arrivals: Given,
     fleet: Given,
@@ -110,11 +132,14 @@ def scale(
     """
     import physim
     from physim.cli.progress import running
-    from physim.service.scaling import read_policy
+    from physim.service.scaling import Timetable, read_policy
 
     span = None if hours is None else ends_in("--hours", hours, "8:10")
     starts = numbers_in("--start-up", start_up)
     asks = read_policy(policy, [(0.0, 1)], look, tolerance, hold)
+    scheduled = isinstance(asks, Timetable)
+    if scheduled and (hpa or keda):
+        raise InputError("--hpa and --keda", "are about a target", "use --policy requests=auto")
     day = physim.read_profile(*profile, window_s=window) if profile else None
     with running("replaying"):
         found = physim.scale(
@@ -123,7 +148,7 @@ def scale(
             trace=trace,
             window_s=window,
             slo=slo,
-            policy=policy if policy.partition("=")[0].strip() == SCHEDULE else asks,
+            policy=policy if scheduled else asks,
             goodput=goodput,
             least=least,
             most=most,
@@ -144,10 +169,26 @@ def scale(
         print_json(found.to_dict())
     else:
         _print_day(found)
+    _write_files(found, hpa, keda, servers)
     if plot is not None:
         from physim.plot import draw_scaling
 
         write(lambda: draw_scaling(found), plot)
+
+
+def _write_files(
+    found: ScaledDay, hpa: Path | None, keda: Path | None, servers: Path | None
+) -> None:
+    from physim.exports.autoscalers import hpa_yaml, keda_yaml
+
+    for path, text_of in ((hpa, hpa_yaml), (keda, keda_yaml)):
+        if path is not None:
+            text = text_of(found)
+            with data.replacing(path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    if servers is not None:
+        with data.replacing(servers) as temporary:
+            found.runs[-1].to_frame().to_csv(temporary, index=False)
 
 
 def _print_day(found: ScaledDay) -> None:
@@ -178,8 +219,26 @@ def _print_day(found: ScaledDay) -> None:
         "once; queue: most requests that waited at once",
         style="dim",
     )
+    if found.threshold is not None:
+        console.print(_threshold(found.threshold))
+    late = found.runs[-1]
+    if late.missed is not None:
+        console.print(
+            f"With a start-up of {late.start_up_s:g} s the day misses {late.missed}.",
+            style="yellow",
+        )
     lost = found.lost_per_minute
     if lost is not None:
         between = " to ".join(f"{run.start_up_s:g}" for run in found.runs[:2])
         points = f"{100 * lost:.3g} points of goodput (from {between} s)"
         console.print(f"A minute of start-up costs {points}.")
+
+
+def _threshold(own: Threshold) -> str:
+    """A derived target, and what it rests on."""
+    policy = own.policy
+    return (
+        f"{policy.name}, fewer after {policy.hold_s:g} s: a server then has {own.share:.0%} of the "
+        f"{own.rate_rps:.3g} req/s that it can take ({own.limited_by}), the most with which the "
+        f"day keeps to the objectives at a start-up of {own.start_up_s:g} s"
+    )

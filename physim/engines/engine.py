@@ -103,6 +103,8 @@ class Counters:
         preempted: How often a request lost its KV cache.
         sources: Prompt tokens by where they came from, by the label ``source``.
         kv_usage: Share of the KV cache in use, a gauge.
+        running: Requests that run, a gauge; empty where there is none.
+        waiting: Requests that wait, likewise.
         drafts: How often tokens were proposed for a request.
         accepted: How many of the proposed tokens were accepted.
         accepted_by_position: The same by the label ``position``.
@@ -127,6 +129,8 @@ class Counters:
     preempted: str = ""
     sources: str = ""
     kv_usage: tuple[str, ...] = ()
+    running: str = ""
+    waiting: str = ""
     drafts: str = ""
     accepted: str = ""
     accepted_by_position: str = ""

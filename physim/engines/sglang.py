@@ -83,6 +83,8 @@ ENGINE = Engine(
         failed="sglang:num_aborted_requests_total",
         preempted="sglang:num_retracted_requests_total",
         kv_usage=("sglang:token_usage",),
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
         accepted_length="sglang:spec_accept_length",
         times={
             "ttft": ("sglang:time_to_first_token_seconds",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,8 +10,9 @@ from typing import Any, Unpack
 from physim import data
 from physim.corrections.files import DEFAULT_FIT
 from physim.errors import InputError
-from physim.exports.dynamo import mocker_profile, planner_arrays, write_dynamo
-from physim.exports.form_error import form_error, walk_of
+from physim.exports import llmservingsim, sglang_simulator
+from physim.exports.dynamo import FIRST_TOKENS, mocker_profile, planner_arrays, write_dynamo
+from physim.exports.form_error import Form, form_error, walk_of
 from physim.exports.llm_d import (
     config_map,
     fake_server,
@@ -20,6 +22,12 @@ from physim.exports.llm_d import (
     prefill_us_per_token,
     router_yaml,
     transfer_us_per_token,
+)
+from physim.exports.sglang_simulator import (
+    predictor_seconds,
+    replay_table,
+    step_table,
+    write_sglang,
 )
 from physim.exports.subject import Subject
 from physim.inputs.case import CaseOptions
@@ -59,6 +67,7 @@ def export_dynamo(
     about = {
         **subject.about(),
         "prefill": "alone" if apart else "increment over a decode step",
+        "note": FIRST_TOKENS,
         "error": form_error(subject, profile.seconds, walk_of(subject)).to_dict(),
     }
     with data.replacing_folder(folder, force) as temporary:
@@ -120,6 +129,90 @@ def export_llm_d(
     with data.replacing_folder(folder, force) as temporary:
         for name, text in files.items():
             (temporary / name).write_text(text, encoding="utf-8")
+        _write_json(temporary / METADATA, about)
+    return about
+
+
+def export_sglang_simulator(
+    model: str | Path,
+    folder: Path,
+    *,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes a replay table for SGLang's simulator, and a predictor with a table of physim's.
+
+    Args:
+        model: A path of a ``config.json``, shipped name or hub id.
+        folder: The folder to make.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
+
+    Returns:
+        The metadata: where the files are from, and how far both are off.
+
+    Raises:
+        InputError: Some input cannot be used, or the folder is there and not empty.
+    """
+    _check(folder, force)
+    subject = Subject.from_options(model, fit, **options)
+    sglang_simulator.check_subject(subject)
+    replay, table, walk = replay_table(subject), step_table(subject), walk_of(subject)
+    forms: dict[str, Form] = {
+        "replay_table": replay.seconds_of,
+        "predictor": functools.partial(predictor_seconds, table, replay.cached),
+    }
+    about = {
+        **subject.about(),
+        "max_total_tokens": subject.case.server.kv.tokens,
+        "batches": len(replay.batches),
+        "errors": {name: form_error(subject, form, walk).to_dict() for name, form in forms.items()},
+    }
+    with data.replacing_folder(folder, force) as temporary:
+        write_sglang(temporary, subject, replay, table, about)
+        _write_json(temporary / METADATA, about)
+    return about
+
+
+def export_llmservingsim(
+    model: str | Path,
+    folder: Path,
+    *,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes the profile of a model's layers for LLMServingSim.
+
+    Args:
+        model: A path of a ``config.json``, shipped name or hub id.
+        folder: The folder to make, whose ``perf`` goes where the simulator keeps its profiles.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
+
+    Returns:
+        The metadata: where the files are from, and how far they are off with physim's all-reduces.
+
+    Raises:
+        InputError: Some input cannot be used, the files have no place for it, or the folder is
+            there and not empty.
+    """
+    _check(folder, force)
+    subject = Subject.from_options(model, fit, **options)
+    llmservingsim.check_subject(subject)
+    profile = llmservingsim.layer_profile(subject)
+    place = Path("perf") / llmservingsim.folder_of(subject.case.server)
+    form = llmservingsim.with_all_reduces(subject, profile)
+    about = {
+        **subject.about(),
+        "folder": str(place),
+        "error": form_error(subject, form, walk_of(subject)).to_dict(),
+    }
+    with data.replacing_folder(folder, force) as temporary:
+        llmservingsim.write_profile(temporary / place, subject, profile, about)
         _write_json(temporary / METADATA, about)
     return about
 

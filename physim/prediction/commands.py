@@ -204,7 +204,7 @@ def manifest_of(case: Case, replicas: int) -> str:
     # Releases have three numbers.
     image = engine.image.format(version if version.count(".") > 1 else f"{version}.0")
     values = {
-        "name": _resource_name(case.model.name),
+        "name": resource_name(case.model.name),
         "image": image,
         "command": ["/bin/bash", "-c", serve_command(case)],
         "gpus": server.parallelism.gpus,
@@ -215,8 +215,12 @@ def manifest_of(case: Case, replicas: int) -> str:
     return _MANIFEST.format(**{name: json.dumps(value) for name, value in values.items()})
 
 
-def _resource_name(model: str) -> str:
-    """A name as Kubernetes takes it: up to 63 small letters, digits and dashes, a letter first."""
+def resource_name(model: str) -> str:
+    """A name as Kubernetes takes it: up to 63 small letters, digits and dashes, a letter first.
+
+    Args:
+        model: The model's name.
+    """
     name = re.sub(r"[^a-z0-9]+", "-", model.split("/")[-1].lower()).strip("-")
     name = name if name[:1].isalpha() else f"model-{name}"
     return name[:_LONGEST_NAME].strip("-")

@@ -20,7 +20,7 @@ from physim.questions.objectives import GOODPUT, THROUGHPUT, Objective, Requirem
 
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
 # above it is said to hold nowhere.
-_TOGETHER, _LEAST = 64, 1e-3
+_TOGETHER, LEAST_SHARE = 64, 1e-3
 # Rounds of narrowing: each by the number of rates, so that the last is within 1e-5.
 _ROUNDS = 2
 
@@ -112,9 +112,9 @@ def capacity(
         return predict_cases(cases, known.corrections, known.name)
 
     most = predicted_at(np.array([1.0]))[0].saturation_rps
-    kept, limited_by = _highest(predicted_at, most, asked)
+    kept, limited_by = highest_rate(predicted_at, most, asked)
     if kept == 0:
-        raise _never(asked, limited_by, predicted_at(np.array([_LEAST * most]))[0])
+        raise never_met(asked, limited_by, predicted_at(np.array([LEAST_SHARE * most]))[0])
     final = predict_with_interval(case.under(replace(load, rate=kept)), known)
     # At half the rate no queue makes more of what is not known of the server.
     light = predict_with_interval(case.under(replace(load, rate=kept / 2)), known)
@@ -123,14 +123,14 @@ def capacity(
     if "saturation_rps" in light.intervals:
         least, largest = (rate / light.saturation_rps for rate in light.intervals["saturation_rps"])
         interval = (
-            least * _highest(predicted_at, most, asked.tightened(slower))[0],
-            largest * _highest(predicted_at, most, asked.tightened(faster))[0],
+            least * highest_rate(predicted_at, most, asked.tightened(slower))[0],
+            largest * highest_rate(predicted_at, most, asked.tightened(faster))[0],
         )
     share = share_within(asked.objectives, final)
     return Capacity(kept, limited_by, asked.objectives, share, interval, final)
 
 
-def _highest(
+def highest_rate(
     predicted_at: Callable[[np.ndarray], list[Prediction]], most: float, asked: Requirements
 ) -> tuple[float, str]:
     """The highest rate up to which nothing is missed, 0 if there is none, and what is then.
@@ -140,7 +140,7 @@ def _highest(
         most: Saturation throughput.
         asked: What is asked.
     """
-    rates, kept = np.geomspace(_LEAST * most, most, _TOGETHER), 0.0
+    rates, kept = np.geomspace(LEAST_SHARE * most, most, _TOGETHER), 0.0
     for _ in range(1 + _ROUNDS):
         missed = [asked.missed(prediction) for prediction in predicted_at(rates)]
         first = next((row for row, name in enumerate(missed) if name), None)
@@ -165,8 +165,14 @@ def _factors(prediction: Prediction, limited_by: str) -> tuple[float, float]:
     return low / centre, high / centre if math.isfinite(high) else centre / low
 
 
-def _never(asked: Requirements, name: str, prediction: Prediction) -> InputError:
-    """The error for an objective that is missed when hardly anything is served."""
+def never_met(asked: Requirements, name: str, prediction: Prediction) -> InputError:
+    """The error for an objective that is missed when hardly anything is served.
+
+    Args:
+        asked: What is asked.
+        name: What is missed.
+        prediction: What the server does at such a rate.
+    """
     remedy = "relax it, or take more or faster GPUs"
     if name == GOODPUT:
         share = share_within(asked.objectives, prediction)

@@ -21,14 +21,21 @@ from physim.inputs.stages import Stage
 from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
 from physim.prediction.replayed_trace import recorded_workload
-from physim.questions.objectives import EACH, Requirements
+from physim.questions.objectives import EACH, GOODPUT, Requirements
 from physim.questions.prices import hourly_prices
 from physim.questions.recommendation import shared
 from physim.questions.schedule import Arrivals, ReplicaSchedule
+from physim.questions.thresholds import Threshold, derived_hold_s, derived_threshold
 from physim.replay.cluster import ReplayPool
 from physim.replay.scaling import Replica, replay_scaled
 from physim.replay.workload import Workload, check_seed, drawn_windows
-from physim.service.scaling import Autoscaling, TargetTracking, Timetable, read_policy
+from physim.service.scaling import (
+    Autoscaling,
+    OpenTarget,
+    TargetTracking,
+    Timetable,
+    read_policy,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +78,8 @@ class ScalingRun:
         kept: Whether it keeps to all that is asked of each.
         peak_waiting: Most requests that waited at once for their first step.
         price: Price of a GPU for an hour; None if not known.
+        missed: The first objective that is missed over all of it, ``goodput`` where too few
+            requests keep to what is asked of each; None where all is kept.
     """
 
     name: str
@@ -83,6 +92,7 @@ class ScalingRun:
     kept: Bool[np.ndarray, " requests"] = field(repr=False)
     peak_waiting: int
     price: float | None = None
+    missed: str | None = None
 
     @property
     def goodput(self) -> float:
@@ -107,6 +117,24 @@ class ScalingRun:
     def serving(self) -> tuple[Float[np.ndarray, " n"], Int[np.ndarray, " n"]]:
         """When the number of servers that are given requests changes, seconds, and what it is."""
         return self._numbers([one.serves_s for one in self.replicas])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Servers and GPUs over time: a row for each change, seconds from the first window on.
+
+        ``gpus`` are those of servers that serve or start; draining servers are not among them.
+        """
+        import pandas as pd
+
+        (asked_s, asked), (serving_s, serving) = self.asked(), self.serving()
+        times = np.unique(np.concatenate([asked_s, serving_s]))
+
+        def number(moments: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+            places = np.searchsorted(moments, times, side="right") - 1
+            return np.where(places < 0, 0, numbers[np.maximum(places, 0)])
+
+        both = number(asked_s, asked)
+        columns = {"start_s": times, "asked": both, "serving": number(serving_s, serving)}
+        return pd.DataFrame(columns | {"gpus": both * self.gpus}).round(6)
 
     def _numbers(
         self, begins: Sequence[float]
@@ -133,6 +161,7 @@ class ScalingRun:
             "start_up_s": self.start_up_s,
             "requests": len(self.kept),
             "goodput": self.goodput,
+            "missed": self.missed,
             "gpu_hours": self.gpu_hours,
             "cost": self.cost,
             "most_replicas": int(asked.max()),
@@ -152,6 +181,9 @@ class ScaledDay:
         fixed: As many servers at all times as the busiest window takes.
         schedule: As many as each window takes, there in time.
         runs: The autoscaler, for each start-up time.
+        scaling: The autoscaler with its bounds, and the longest of these times.
+        fit: Name of the fit.
+        threshold: How its target was derived; None where it was given.
         notes: What is left open, one line each.
     """
 
@@ -161,6 +193,9 @@ class ScaledDay:
     fixed: ScalingRun
     schedule: ScalingRun
     runs: Sequence[ScalingRun]
+    scaling: Autoscaling
+    fit: str
+    threshold: Threshold | None = None
     notes: Sequence[str] = ()
 
     @property
@@ -190,6 +225,7 @@ class ScaledDay:
             "hours": self.profile.hours,
             "objectives": {one.name: one.seconds for one in self.asked.objectives},
             "goodput_lost_per_minute": self.lost_per_minute,
+            "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "runs": runs,
             "notes": list(self.notes),
         }
@@ -208,7 +244,7 @@ def scale(
     trace: str | Path | None = None,
     window_s: float = 600.0,
     slo: Sequence[str],
-    policy: str | TargetTracking | Timetable,
+    policy: str | TargetTracking | OpenTarget | Timetable,
     goodput: float = 0.9,
     least: int = 1,
     most: int = 8,
@@ -237,8 +273,10 @@ def scale(
         slo: Objectives; see `physim.capacity`. At least one is asked of each request, such as
             ``ttft=1s``.
         policy: A metric and the target of each server: ``running=32``, ``waiting=2``,
-            ``requests=40``, ``kv=0.8`` or ``ttft=500ms``; ``schedule=60s`` for what each window
-            takes, asked for so long before; or a record of `physim.service.scaling`.
+            ``requests=40``, ``kv=0.8`` or ``ttft=500ms``; ``requests=auto``, as ``running`` and
+            ``kv``, for the highest target with which the day keeps to the objectives at the longest
+            of the start-up times; ``schedule=60s`` for what each window takes, asked for so long
+            before; or a record of `physim.service.scaling`.
         goodput: Share of the requests that must keep to all that is asked of each, where windows
             are planned.
         least: The fewest servers,
@@ -252,7 +290,8 @@ def scale(
             ``poisson`` unless another kind is given.
 
     Raises:
-        InputError: Some input cannot be used, or there are more requests than can be replayed.
+        InputError: Some input cannot be used, there are more requests than can be replayed, or no
+            target keeps to the objectives where one is to be derived.
     """
     asked = Requirements.parse(slo, goodput)
     if not any(one.statistic == EACH for one in asked.objectives):
@@ -299,6 +338,19 @@ def scale(
     )
     table = _timetable(profile, replicas.tolist(), least)
     asks = read_policy(policy, table) if isinstance(policy, str) else policy
+    threshold = None
+    if isinstance(asks, OpenTarget):
+        last = bounds[-1]
+        threshold = derived_threshold(
+            asks,
+            [plan.cases[place] for place in plan.telling],
+            asked,
+            known,
+            derived_hold_s(table, last.start_up_s, asks.look_s),
+            last.start_up_s,
+            lambda own: day.run(own.name, last.start_up_s, replace(last, policy=own)),
+        )
+        asks = threshold.policy
     starts, numbers = zip(*table, strict=True)
     peak = int(replicas.max())
     fixed = Autoscaling(Timetable((0.0,), (peak,)), peak, peak)
@@ -310,6 +362,9 @@ def scale(
         day.run(f"{peak} at all times", None, fixed),
         day.run("schedule, in time", None, in_time),
         [day.run(asks.name, one.start_up_s, replace(one, policy=asks)) for one in bounds],
+        replace(bounds[-1], policy=asks),
+        known.name,
+        threshold,
         _notes(profile, plan, day.requests()),
     )
 
@@ -366,6 +421,7 @@ class _Day:
             if one.statistic == EACH:
                 # A request of one token keeps to any bound on what is between tokens.
                 kept &= np.nan_to_num(frame[f"{one.metric}_s"].to_numpy()) <= one.seconds
+        missed = _missed(self.asked, found.replayed.latencies(frame), float(np.mean(kept)))
         arrival_s = frame["arrival_s"].to_numpy()
         return ScalingRun(
             name,
@@ -378,7 +434,26 @@ class _Day:
             kept,
             _most_waiting(arrival_s, frame["scheduled_s"].to_numpy()),
             self.price,
+            missed,
         )
+
+
+def _missed(
+    asked: Requirements, latencies: Mapping[str, Mapping[str, float]], goodput: float
+) -> str | None:
+    """The first objective that latencies of a whole day miss.
+
+    Args:
+        asked: What is asked.
+        latencies: Statistics of each metric.
+        goodput: Share of the requests that keep to what is asked of each.
+    """
+    for one in asked.objectives:
+        # One token out has no time between tokens, which keeps any bound.
+        found = latencies.get(one.metric, {}).get(one.statistic, 0.0)
+        if one.statistic != EACH and found > one.seconds:
+            return one.name
+    return GOODPUT if goodput < asked.goodput else None
 
 
 def _start_ups(start_ups_s: Sequence[float]) -> list[float]:

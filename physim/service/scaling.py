@@ -25,8 +25,12 @@ SCALING_METRICS = (RUNNING, WAITING, REQUESTS, KV, TTFT) = (
 )
 # Those that servers share: a metric of Kubernetes' kind AverageValue; the others are Values.
 SHARED_METRICS = (RUNNING, WAITING, REQUESTS)
+# Those that say how full a server is before anybody waits: their targets follow from objectives.
+DERIVED_METRICS = (RUNNING, REQUESTS, KV)
 # What a timetable is called where a policy is text.
 SCHEDULE = "schedule"
+# What stands for a target that is derived.
+AUTO = "auto"
 
 # Defaults of Kubernetes: of `--horizontal-pod-autoscaler-sync-period`, of its tolerance, and of
 # `behavior.scaleDown.stabilizationWindowSeconds`.
@@ -108,6 +112,43 @@ class TargetTracking:
             return asked
         # Rounded up, but not for the last digit of a product.
         return math.ceil(wanted * (1.0 - 1e-12))
+
+
+@dataclass(frozen=True)
+class OpenTarget:
+    """An autoscaler whose target follows from objectives and a day: ``requests=auto``.
+
+    Attributes:
+        metric: What it watches, one of `DERIVED_METRICS`.
+        look_s: See `TargetTracking`, as for the next.
+        tolerance: Likewise.
+        hold_s: Likewise; None for what follows from the day too.
+
+    Raises:
+        InputError: The metric is unknown or has no such target, or a figure is out of range.
+    """
+
+    metric: str
+    look_s: float = LOOK_S
+    tolerance: float = TOLERANCE
+    hold_s: float | None = None
+
+    def __post_init__(self) -> None:
+        # The target stands for one that is yet to be found.
+        self.with_target(1.0, HOLD_S if self.hold_s is None else self.hold_s)
+        if self.metric not in DERIVED_METRICS:
+            problem = "does not say how full a server is until it is too late"
+            known = ", ".join(DERIVED_METRICS)
+            raise InputError(f"policy {self.metric}={AUTO}", problem, f"use one of {known}")
+
+    def with_target(self, target: float, hold_s: float) -> TargetTracking:
+        """The autoscaler with a target.
+
+        Args:
+            target: What each server should have of the metric.
+            hold_s: How long fewer must have been wanted, seconds.
+        """
+        return TargetTracking(self.metric, target, self.look_s, self.tolerance, hold_s)
 
 
 def most_after(before: int) -> int:
@@ -244,16 +285,17 @@ def read_policy(
     timetable: Sequence[tuple[float, int]] = (),
     look_s: float = LOOK_S,
     tolerance: float = TOLERANCE,
-    hold_s: float = HOLD_S,
-) -> TargetTracking | Timetable:
+    hold_s: float | None = None,
+) -> TargetTracking | OpenTarget | Timetable:
     """A policy from text: ``running=32``, ``ttft=500ms``, or ``schedule=60s`` for a timetable.
 
     Args:
-        text: A metric of `SCALING_METRICS` and its target, or ``schedule`` and its lead.
+        text: A metric of `SCALING_METRICS` and its target, ``auto`` for one that is derived; or
+            ``schedule`` and its lead.
         timetable: Times and numbers of the schedule.
         look_s: See `TargetTracking`, as for the others.
         tolerance: Likewise.
-        hold_s: Likewise.
+        hold_s: Likewise; None for `HOLD_S`, or for what is derived with the target.
 
     Raises:
         InputError: It is none.
@@ -265,8 +307,10 @@ def read_policy(
         return Timetable(starts, replicas, seconds_in(where, value) if equals else 0.0)
     if not (equals and value):
         raise InputError(where, "is no metric and its target", f"write it like {_EXAMPLE}")
+    if value == AUTO:
+        return OpenTarget(name, look_s, tolerance, hold_s)
     target = seconds_in(where, value) if name == TTFT else _number(where, value)
-    return TargetTracking(name, target, look_s, tolerance, hold_s)
+    return TargetTracking(name, target, look_s, tolerance, HOLD_S if hold_s is None else hold_s)
 
 
 def _number(where: str, text: str) -> float:
