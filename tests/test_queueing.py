@@ -13,7 +13,7 @@ from physim.batching.batch_statistics import decoding, following, met_while_deco
 from physim.batching.demand import PARTS
 from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
-from physim.batching.queueing import peakedness, together, wait_for_a_slot, wait_for_tokens
+from physim.batching.queueing import coming_together, peakedness, wait_for_a_slot, wait_for_tokens
 from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
@@ -117,7 +117,7 @@ def test_prompts_that_fit_a_step_wait_for_none():
     ],
 )
 def test_prompts_that_come_together_share_steps(tokens, others, expected):
-    found = together(np.full(len(PARTS), tokens), 1000.0, others)
+    found = coming_together(np.full(len(PARTS), tokens), 1000.0, others)
     assert tuple(found) == pytest.approx(expected, rel=1e-5)
 
 

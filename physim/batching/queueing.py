@@ -184,19 +184,19 @@ class Together(NamedTuple):
     """What a prompt that comes with others in a step has of them, mean.
 
     Attributes:
-        beside: Tokens of theirs in the step in which it ends, over all of theirs.
+        in_last_step: Tokens of theirs in the step in which it ends, over all of theirs.
         later: Steps by which it ends later, for those before it.
         is_later: Chance that it does.
-        before: Tokens of those before it where it ends later, over the room of a step.
+        tokens_before: Tokens of those before it where it ends later, over the room of a step.
     """
 
-    beside: Scalar
+    in_last_step: Scalar
     later: Scalar
     is_later: Scalar
-    before: Scalar
+    tokens_before: Scalar
 
 
-def together(prompts: Float[AnyArray, " parts"], room: Scalar, others: Scalar) -> Together:
+def coming_together(prompts: Float[AnyArray, " parts"], room: Scalar, others: Scalar) -> Together:
     """What a prompt that comes with others has of them, if a step has room for so many tokens.
 
     Any of them is before it as likely as after it. Where all fit into a step, all end with it.
@@ -213,18 +213,20 @@ def together(prompts: Float[AnyArray, " parts"], room: Scalar, others: Scalar) -
     own, other = size[_PAIRS[0]][:, None], _strata(size)[_PAIRS[1]][:, None]
     first = jnp.ceil(own - SMALL)
 
-    def of(count: Scalar) -> Together:
+    def beside_others(count: Scalar) -> Together:
         every = jnp.maximum(count * mean + jnp.sqrt(count) * (other - mean), 0.0)
         before = every * jnp.round(_TURNS * count) / count
         end = jnp.ceil(own + before - SMALL)
         is_later = end > first
-        beside = jnp.minimum(own + every, end) - own - is_later * before
-        columns = (beside / (count * mean), end - first, is_later, is_later * before)
+        in_last = jnp.minimum(own + every, end) - own - is_later * before
+        columns = (in_last / (count * mean), end - first, is_later, is_later * before)
         return Together(*(jnp.sum(_OF_PAIRS * jnp.mean(x, axis=1)) for x in columns))
 
     fewer = jnp.floor(others)
     found: Together = jax.tree.map(
-        lambda low, high: low + (others - fewer) * (high - low), of(fewer), of(fewer + 1.0)
+        lambda low, high: low + (others - fewer) * (high - low),
+        beside_others(fewer),
+        beside_others(fewer + 1.0),
     )
     return found
 

@@ -16,7 +16,7 @@ from physim.batching.limits import Limits
 from physim.batching.looks import looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
-from physim.batching.queueing import together, wait_for_tokens
+from physim.batching.queueing import coming_together, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
@@ -179,13 +179,13 @@ def local(
         demand.burst_cv2 - stamped,
     )
     others = jnp.maximum(steps.same_step / jnp.maximum(1.0 - steps.lone, TINY), 1.0)
-    shared = together(prompts, occupancy.room, others)
+    shared = coming_together(prompts, occupancy.room, others)
     # A step takes what one without prompts does, and more by its tokens.
     more_s = steps.kind_s[FULL] - steps.alone_s
-    later_s = joined * (shared.later * steps.alone_s + shared.before * more_s)
+    later_s = joined * (shared.later * steps.alone_s + shared.tokens_before * more_s)
     same_step = jnp.minimum(steps.same_step, jnp.maximum(steps.budget - 1.0, 0.0))
     same_step = jnp.where(
-        (ranks > 1) | demand.in_rounds, same_step, steps.same_step * shared.beside
+        (ranks > 1) | demand.in_rounds, same_step, steps.same_step * shared.in_last_step
     )
     outside = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
     if demand.loading_s is not None:
