@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def crossval(
     tables: Annotated[
-        list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
+        list[Path],
+        typer.Option("--data", metavar="FILE", help="CSV of measured runs; may be repeated."),
     ],
     leave_out: Annotated[
         str,

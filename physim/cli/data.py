@@ -35,7 +35,7 @@ def read(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="The report's file, or inference-perf's folder; of metrics two scrapes."
+            help="The report, or inference-perf's folder; for metrics two scrapes.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],

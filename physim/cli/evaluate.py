@@ -24,7 +24,8 @@ _SHOWN = ("e2e", "ttft", "itl")
 
 def evaluate(
     tables: Annotated[
-        list[Path], typer.Option("--data", help="CSV of measured runs; may be repeated.")
+        list[Path],
+        typer.Option("--data", metavar="FILE", help="CSV of measured runs; may be repeated."),
     ],
     fit: FitName = "default",
     where: Annotated[

@@ -36,7 +36,8 @@ _FIELDS = {
 
 def fit(
     tables: Annotated[
-        list[Path] | None, typer.Option("--data", help="CSV of measured runs; may be repeated.")
+        list[Path] | None,
+        typer.Option("--data", metavar="FILE", help="CSV of measured runs; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The fit file to write.", callback=writable)
@@ -44,8 +45,9 @@ def fit(
     steps: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="FILE",
             help="Measured steps of --server (see `physim data steps`); may be repeated. Without "
-            "--server, a trace of steps of runs in the tables."
+            "--server, a trace of steps of runs in the tables.",
         ),
     ] = None,
     server: Annotated[

@@ -58,8 +58,9 @@ def predict(
     slo: Annotated[
         list[str] | None,
         typer.Option(
-            help="What each request is held to, such as ttft=500ms or tpot=30ms, to see how many "
-            "keep to all of it. May be repeated."
+            metavar="BOUND",
+            help="A bound on each request, such as ttft=500ms or tpot=30ms, to see how many "
+            "meet them all. May be repeated.",
         ),
     ] = None,
     by_length: Annotated[

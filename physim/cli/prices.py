@@ -9,7 +9,9 @@ import typer
 
 Price = Annotated[
     list[str] | None,
-    typer.Option(help="GPU=PRICE of one GPU for an hour, such as h100_sxm=2.5; repeat it."),
+    typer.Option(
+        metavar="GPU=PRICE", help="Price of one GPU for an hour: h100_sxm=2.5. May be repeated."
+    ),
 ]
 
 

@@ -54,6 +54,7 @@ def recommend(
     profile: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="FILE",
             help="A day to plan for: a trace (CSV), or Prometheus's counters (JSON; repeat it).",
             rich_help_panel="Load",
         ),
@@ -69,7 +70,7 @@ def recommend(
     pareto: Annotated[
         Path | None,
         typer.Option(
-            help="Draw tokens/s of a GPU against those of a user: a PNG or SVG (extra `plot`).",
+            help="Draw tokens/s per GPU against tokens/s per user: a PNG or SVG (extra `plot`).",
             callback=drawable,
         ),
     ] = None,

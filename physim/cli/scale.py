@@ -57,6 +57,7 @@ def scale(
     profile: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="FILE",
             help="A day of which requests are drawn, as `physim recommend` takes it.",
             rich_help_panel="Load",
         ),

@@ -85,8 +85,8 @@ def _family(says: str, read_as: str | None, where: str) -> Family:
         raise InputError(
             f"{where}: architectures",
             f"{says} is not modelled",
-            f"if its layers are laid out like those of {near[0]}, read it as that "
-            f"(--as {near[0]}, read_as in Python); {_supported()}",
+            f"if it has {near[0]}'s layout, pass --as {near[0]} (read_as in Python); "
+            f"{_supported()}",
         )
     return family
 
