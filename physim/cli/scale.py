@@ -216,7 +216,7 @@ def _print_day(found: ScaledDay) -> None:
     requests = len(found.fixed.kept)
     console.print(
         f"{requests:,} requests in {found.profile.hours:.3g} hours, servers of {server}; goodput: "
-        "share of requests that keep to all that is asked of each; most: servers asked for at "
+        "share of requests that meet every bound; most: servers asked for at "
         "once; queue: most requests that waited at once",
         style="dim",
     )
