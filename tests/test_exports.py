@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import yaml
 
+from physim.corrections.calibration import Calibration
+from physim.corrections.fields import Corrections, labels
 from physim.errors import InputError
+from physim.exports.blis import blackbox_form, loaded, trained_physics_form
+from physim.exports.blis_documents import (
+    NAMES,
+    as_yaml,
+    coefficient_set,
+    deployment,
+    host_terms,
+    scenario,
+)
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
 from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
 from physim.exports.llm_d import (
@@ -17,8 +28,9 @@ from physim.exports.llm_d import (
     transfer_us_per_token,
 )
 from physim.exports.subject import Subject
-from physim.exports.writer import export_dynamo, export_llm_d
+from physim.exports.writer import export_blis, export_dynamo, export_llm_d
 from physim.step.many_batches import total_seconds
+from physim.tables import load as load_table
 
 OPTIONS = {"gpu": "h100_sxm", "tp": 2, "input_tokens": 575, "output_tokens": 248}
 QWEN = "Qwen/Qwen3-14B"
@@ -255,3 +267,84 @@ def test_llm_d_reads_what_is_written(tmp_path):
         said = json.loads(text.partition("\n")[0].removeprefix("# "))
         assert (said["model"], said["gpu"], said["fit"]) == (QWEN, "h100_sxm", "none")
         assert said["engine"]["engine_version"]
+
+
+def entries(known, case):
+    (document,) = yaml.safe_load_all(as_yaml([coefficient_set(case, known)], ["x"]))
+    assert document["kind"] == "CoefficientSet"
+    return {name: one for entry in document["coefficients"] for name, one in entry.items()}
+
+
+def test_host_terms_are_constants_and_their_intervals(subject):
+    """5 ms, with a standard deviation of 0.5 of its logarithm: 1.96 of it are a factor of 2.664."""
+    found = entries(Calibration("none", Corrections()), subject.case)
+    front = found["host_admission_per_request"]
+    assert (front["value"], front["units"], front["method"]) == (5000, "us_per_request", "assumed")
+    assert front["ci95"] == pytest.approx([5000 / 2.66446, 5000 * 2.66446], rel=1e-4)
+    assert front["scope"] == {"hardware": ["h100"], "model": ["qwen3-14b"], "tp": [2]}
+    assert front["sources"][0]["cite"].endswith("fit none")
+    assert found["host_completion"]["method"] == "not_charged"
+    assert found["host_output_token"]["value"] == 20
+    for entry, term in zip(found.values(), host_terms(subject.case), strict=True):
+        assert entry["value"] == pytest.approx(1e6 * term.seconds)
+        low, high = entry.get("ci95", [0, 0])
+        assert low <= entry["value"] <= high
+
+
+def test_a_fit_narrows_a_host_term(subject):
+    covariance = np.zeros((len(labels()),) * 2)
+    place = labels().index("front_end")
+    covariance[place, place] = 0.04
+    known = Calibration("mine", Corrections(front_end=np.log(2.0)), covariance)
+    front = entries(known, subject.case)["host_admission_per_request"]
+    # 10 ms, and 1.96 times 0.2.
+    assert front["value"] == pytest.approx(10_000)
+    assert front["ci95"][1] == pytest.approx(10_000 * np.exp(0.392), rel=1e-5)
+    assert "of 0.5, and of 0.2 after the fit" in front["rationale"]
+
+
+def test_documents_name_what_options_do(subject):
+    case = subject.case
+    problem, choice = yaml.safe_load_all(as_yaml([scenario(case), deployment(case)], ["x"]))
+    assert set(problem) == {
+        *("kind", "name", "model", "coefficients", "engine_version", "cluster"),
+    }
+    assert problem["cluster"] == {"hardware": "h100", "nodes": 1, "gpus_per_node": 2}
+    (pool,) = choice["pools"]
+    assert pool["parallel"] == {"tp": 2, "pp": 1, "dp": 1, "enable_expert_parallel": False}
+    told = case.server.to_dict()
+    for name, place in NAMES.items():
+        if ".engine." in place:
+            assert pool["engine"][place.rpartition(".")[2]] == told[name]
+
+
+def test_forms_of_blis_by_hand(subject):
+    form = blackbox_form({"step, us": 6000.0, "prefill token, us": 50.0, "decode token, us": 20.0})
+    # 6 ms, 100 tokens of 50 us and 10 requests of 20 us
+    assert form(*rows(10, 5000, 1, 100))[0] == pytest.approx(11.2e-3)
+    # Of trained physics the seventh is a time of the step, the sixth of each request, us.
+    beta = {str(n): one for n, one in enumerate([0.0] * 5 + [30.0, 6000.0] + [0.0] * 4)}
+    assert trained_physics_form(beta, subject)(*rows(10, 5000, 1, 100))[0] == pytest.approx(6.33e-3)
+
+
+def test_blis_gets_the_three_loads(subject):
+    stages = loaded(subject).demanded.stages
+    assert [one.rate for one in stages] == pytest.approx(
+        [share * subject.middle.saturation_rps for share in (0.2, 0.6, 0.9)]
+    )
+
+
+@pytest.mark.slow
+def test_blis_reads_what_is_written(tmp_path):
+    """A table is at most 1% off in ITL at any load, a line is further off and says so."""
+    about = export_blis(QWEN, tmp_path / "out", fit="none", **OPTIONS)
+    loads = {name: error["loads"] for name, error in about["errors"].items()}
+    assert max(abs(one["itl_pct"]) for one in loads["table"]) < 1
+    assert max(abs(one["itl_pct"]) for one in loads["blackbox"]) > 2
+    read = load_table(tmp_path / "out")
+    assert read.metadata["outside_steps"]["front_end_s"] == 5e-3
+    assert read.metadata["errors"] == about["errors"]
+    assert about["left_out"] == {}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        *("scenario.yaml", "host-overheads.yaml", "table.json", "defaults.yaml"),
+    }
