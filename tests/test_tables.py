@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import blis_reader
+import equinox as eqx
 import jax
 import numpy as np
 import pandas as pd
@@ -43,7 +44,7 @@ from physim.tables.linear_models import (
 )
 from physim.tables.operating_region import operating_region
 from physim.tables.replay_adapter import TableStepTimes
-from physim.tables.table import prefill_context
+from physim.tables.table import AXES, prefill_context
 from physim.tables.writer import write_table, write_tables
 
 slow = pytest.mark.slow
@@ -191,6 +192,31 @@ def test_a_looser_tolerance_is_a_smaller_table(general, table):
     loose = tabulate(model, Reach.from_server(case.server), 0.05)
     assert loose.seconds.size < 0.3 * table.seconds.size
     assert 1 < loose.metadata["interpolation_error_pct"]["p99"] < 6
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+def test_look_ups_are_what_a_reader_of_the_file_finds(table, kind, tmp_path):
+    write(table, tmp_path, kind)
+    rows = json.loads((tmp_path / "look_ups.json").read_text())
+    assert len(rows) == 10
+    found = load(tmp_path)
+    for row in rows:
+        seconds = found(*(row[axis] for axis in AXES))
+        seconds += found.more_prompts_s(row["prompts"], row["cached_tokens"])
+        assert row["step_us"] == pytest.approx(1e6 * seconds, rel=1e-9)
+    assert min(row["prefill_context"] for row in rows) < 0
+
+
+def test_what_tables_and_step_models_say_of_themselves(general, table):
+    assert repr(straight()) == "<Table 3 x 2 x 3 x 2 knots>"
+    assert repr(table).endswith(
+        f"99% of steps within {table.metadata['interpolation_error_pct']['p99']}%>"
+    )
+    _, model, _ = general
+    assert repr(model) == "<StepModel tp 2, 0 corrections, mixing Additive>"
+    said = []
+    jax.make_jaxpr(lambda tp: said.append(repr(eqx.tree_at(lambda m: m.ops.tp, model, tp))))(2.0)
+    assert said == ["<StepModel of several models, or of one that is traced>"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])

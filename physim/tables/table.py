@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Num
 
+from physim.printable import printable
+
 # Tokens between the knots whose slope extends the prefill context below zero, at least.
 _FAR_TOKENS = 64.0
 # The arguments of a look-up, in order, with their meaning.
@@ -91,6 +93,17 @@ class Table:
             share = (x - knots[low]) / (knots[high] - knots[low])
             block = block[low] + share * (block[high] - block[low])
         return float(block)
+
+    def __repr__(self) -> str:
+        about, knots = self.metadata, " x ".join(str(len(one)) for one in self.axes)
+        said = f"{knots} knots"
+        if "model" in about and "gpu" in about:
+            gpus = about.get("tp", about.get("gpus", 1))
+            said = printable(f"{about['model']} on {gpus} x {about['gpu']}") + f", {said}"
+        error = about.get("interpolation_error_pct")
+        if isinstance(error, Mapping) and "p99" in error:
+            said += f", 99% of steps within {error['p99']}%"
+        return f"<Table {said}>"
 
     def more_prompts_s(self, prompts: float, cached_tokens: float) -> float:
         """What the prompts of a step but the first add to what a look-up says, seconds.
