@@ -1,5 +1,7 @@
 """The reports that are read: a module of this folder for each, named like its format."""
 
 FORMATS = ("inference-perf", "guidellm", "vllm-bench", "blis-trace", "aiperf", "llm-d", "metrics")
+# Those that describe a load and no measurement.
+WORKLOADS = ("blis-workload",)
 # Whichever of them a file looks like.
 AUTO = "auto"
