@@ -1,10 +1,16 @@
 """Files for planners, autoscalers and routers: their forms by hand, and what they say of errors."""
 
+import dataclasses
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from physim.corrections.calibration import Calibration
 from physim.corrections.fields import Corrections, labels
@@ -18,6 +24,7 @@ from physim.exports.blis_documents import (
     host_terms,
     scenario,
 )
+from physim.exports.blis_trace import prefixes_of, trace_rows, write_trace
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
 from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
 from physim.exports.llm_d import (
@@ -29,6 +36,9 @@ from physim.exports.llm_d import (
 )
 from physim.exports.subject import Subject
 from physim.exports.writer import export_blis, export_dynamo, export_llm_d
+from physim.measured import blis_trace
+from physim.measured.recognised import format_of
+from physim.prediction.replayed import replay_load
 from physim.step.many_batches import total_seconds
 from physim.tables import load as load_table
 
@@ -334,6 +344,65 @@ def test_blis_gets_the_three_loads(subject):
     )
 
 
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.floats(1e-3, 10.0),
+            st.integers(1, 5000),
+            st.integers(1, 800),
+            st.floats(1e-5, 30.0),
+            st.floats(0.0, 100.0),
+            st.sampled_from(["completed", "completed", "dropped"]),
+        ),
+        min_size=3,
+        max_size=20,
+    ),
+    shared=st.integers(0, 900),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
+    gaps, new, outputs, ttft, decode, states = map(np.array, zip(*rows, strict=True))
+    states[:2] = "completed"
+    frame = pd.DataFrame(
+        {
+            "number": np.arange(len(rows)),
+            "arrival_s": np.cumsum(gaps),
+            "input_tokens": new + shared,
+            "output_tokens": outputs,
+            "ttft_s": np.where(states == "completed", ttft, np.nan),
+            "e2e_s": np.where(states == "completed", ttft + decode, np.nan),
+            "state": states,
+        }
+    )
+    done = frame[frame["state"] == "completed"]
+    prefixes = [("prefix-0" if shared else "", shared)] * len(rows)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.csv"
+        write_trace(path, trace_rows(frame, prefixes, QWEN), subject.case, ["x"])
+        (stage,) = blis_trace.read(path)
+        assert len(pd.read_csv(path).columns) == 27
+        assert format_of([path]) == "blis-trace"
+    assert (stage.n_success, stage.n_failed) == (len(done), len(frame) - len(done))
+    assert stage.input_len_mean == pytest.approx(done["input_tokens"].mean())
+    assert stage.output_len == pytest.approx(done["output_tokens"].mean())
+    # Times are whole microseconds.
+    assert stage.ttft_mean == pytest.approx(done["ttft_s"].mean(), abs=2e-6)
+    assert stage.e2e_mean == pytest.approx(done["e2e_s"].mean(), abs=2e-6)
+    assert stage.duration_s == pytest.approx(frame["arrival_s"].iloc[-1] - gaps[0], abs=2e-6)
+
+
+def test_requests_that_share_a_prefix_are_of_one_group(subject):
+    load = dataclasses.replace(
+        subject.case.demanded, cached_tokens=320, prefixes=3, requests=12, rate=5.0
+    )
+    result = replay_load(subject.case.under(load), subject.corrections, 1.0, seed=0)
+    rows = trace_rows(result.to_frame(), prefixes_of(result, 320), QWEN)
+    # In turn: of twelve requests each third has the same.
+    assert rows["prefix_group"].tolist() == ["prefix-0", "prefix-1", "prefix-2"] * 4
+    assert (rows["input_tokens"] == 575 - 320).all()
+    assert (rows["server_input_tokens"] == 575).all()
+
+
 @pytest.mark.slow
 def test_blis_reads_what_is_written(tmp_path):
     """A table is at most 1% off in ITL at any load, a line is further off and says so."""
@@ -345,6 +414,8 @@ def test_blis_reads_what_is_written(tmp_path):
     assert read.metadata["outside_steps"]["front_end_s"] == 5e-3
     assert read.metadata["errors"] == about["errors"]
     assert about["left_out"] == {}
+    (stage,) = blis_trace.read(tmp_path / "out" / "trace.csv")
+    assert stage.rate_rps == pytest.approx(0.6 * about["saturation_rps"], rel=0.1)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         *("scenario.yaml", "host-overheads.yaml", "table.json", "defaults.yaml"),
     }

@@ -11,6 +11,7 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.exports.blis import blackbox_form, loaded, said, table_form, trained_physics_form
 from physim.exports.blis_documents import NAMES, as_yaml, coefficient_set, deployment, scenario
+from physim.exports.blis_trace import prefixes_of, trace_rows, write_trace
 from physim.exports.dynamo import mocker_profile, planner_arrays, write_dynamo
 from physim.exports.form_error import form_error, walk_of
 from physim.exports.llm_d import (
@@ -23,8 +24,9 @@ from physim.exports.llm_d import (
     router_yaml,
     transfer_us_per_token,
 )
-from physim.exports.subject import Subject
+from physim.exports.subject import SHARES, Subject, case_at
 from physim.inputs.case import CaseOptions
+from physim.prediction.replayed import replay_load
 from physim.tables.blis import left_out, write_blis
 from physim.tables.build import Reach, check_tolerance, tabulate
 from physim.tables.files import write
@@ -143,7 +145,8 @@ def export_blis(
     """Writes what BLIS reads: the files of August and today's documents, beside a table.
 
     Coefficients are projected over the steps of three loads, at 20, 60 and 90% of what the server
-    can do. A file that has no place for the model is left out, and the metadata says why.
+    can do; a replay at 60% is there as a trace. A file that has no place for the model is left out,
+    and the metadata says why.
 
     Args:
         model: A path of a ``config.json``, shipped name or hub id.
@@ -183,7 +186,14 @@ def export_blis(
         "left_out": lacking,
         "names": NAMES,
     }
+    rate = SHARES[1] * subject.middle.saturation_rps
+    result = replay_load(
+        case_at(subject.case, rate), corrections, subject.middle.pools[-1].running, seed=0
+    )
+    prefixes = prefixes_of(result, int(subject.case.demanded.cached_tokens))
+    trace = trace_rows(result.to_frame(), prefixes, case.model.name)
     with data.replacing_folder(folder, force) as temporary:
+        write_trace(temporary / "trace.csv", trace, case, said(own))
         about["kernel_profile"] = write_blis(temporary, case, subject.steps, coefficients)
         documents = {
             "host-overheads.yaml": [coefficient_set(case, known.on(case))],
