@@ -2,8 +2,8 @@
 
 The time of a step is a function of four numbers (`AXES`). On each axis there are knots, and between
 them time is linear in each of the four: a step's work is nearly a sum of products of them, so that
-straight lines need fewer knots than power laws would (docs/simulators.md has the figures, and the
-look-up in ten lines of pseudo-code).
+straight lines need fewer knots than power laws would (docs/simulators.md has the figures, and
+docs/simulators the look-up in Go).
 """
 
 from __future__ import annotations
