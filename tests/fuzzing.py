@@ -392,6 +392,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.kept": _OURS,
     "physim.measured.aiperf": ("aiperf", "aiperf-requests"),
     "physim.measured.blis_trace": ("blis-trace",),
+    "physim.measured.blis_workload": ("blis-workload",),
     "physim.measured.condition": ("condition",),
     "physim.measured.exposition": ("scrapes",),
     "physim.measured.forward_pass": ("steps-forward-pass",),

@@ -37,6 +37,7 @@ from physim.inputs.load import ARRIVALS, Load
 from physim.inputs.load_file import read_load, staying
 from physim.inputs.request_traces import read_requests, read_turns
 from physim.measured import formats, ml_energy, server_log, silicon, silicon_pools
+from physim.measured.blis_workload import read_workload
 from physim.measured.metrics import read_metrics
 from physim.measured.recognised import format_of
 from physim.measured.run_cases import case_of, measured
@@ -122,6 +123,19 @@ def _requests(path: Path) -> Any:
         )
         for one in requests
     ]
+
+
+def _workload(path: Path) -> Any:
+    """The load that a workload describes, which is told by what it holds."""
+    load = read_workload(path)
+    assert format_of([path]) == "blis-workload"
+    lengths = load["lengths"]
+    assert lengths is not None
+    assert (lengths.arrays[0] - lengths.arrays[1] >= 1).all()
+    assert load["burstiness"] > 0
+    rates = [load["rate"]] if "rate" in load else [stage.rate for stage in load["stages"]]
+    assert all(0 < rate <= 1e9 for rate in rates)
+    return [column.tolist() for column in lengths.arrays], {**load, "lengths": None}
 
 
 def _turns(path: Path) -> Any:
@@ -381,6 +395,7 @@ FORMATS: dict[str, Format] = {
         _of_report("vllm-bench"),
     ),
     "blis-trace": Format(("blis.csv",), _of_report("blis-trace"), beside=".yaml"),
+    "blis-workload": Format(("blis_workload.yaml", "blis_workload_gamma.yaml"), _workload),
     "aiperf": Format(
         ("aiperf.json", "aiperf_clients.json", "aiperf_gamma.json"), _of_report("aiperf")
     ),
@@ -478,6 +493,13 @@ IGNORED: dict[str, dict[str, str]] = {
         "model": _NAMED,
         "num_chunks": "chunks may hold several tokens",
         "prefix_group": "--prompt-groups says what is sent again",
+    },
+    "blis-workload": {
+        **dict.fromkeys(("seed", "category"), _ABOUT),
+        **dict.fromkeys(("id", "tenant_id", "slo_class", "prefix_group"), "names alone"),
+        "model": _NAMED,
+        "streaming": "TTFT is of streamed answers",
+        **dict.fromkeys(("rtt_ms", "bandwidth_mbps"), "physim predicts what the server does"),
     },
     "aiperf": {
         **dict.fromkeys(("*.p50", "*.min", "*.max"), _MEANS),

@@ -5,14 +5,31 @@ import json
 import math
 import sys
 import types
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import physim
+from physim.corrections.calibration import Calibration
+from physim.corrections.fields import Corrections, labels
 from physim.errors import InputError
 from physim.exports import llmservingsim
+from physim.exports.blis import blackbox_form, loaded, trained_physics_form
+from physim.exports.blis_documents import (
+    NAMES,
+    as_yaml,
+    coefficient_set,
+    deployment,
+    host_terms,
+    scenario,
+)
+from physim.exports.blis_trace import prefixes_of, trace_rows, write_trace
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
 from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
 from physim.exports.interpolation import between
@@ -34,12 +51,17 @@ from physim.exports.sglang_simulator import (
 )
 from physim.exports.subject import Subject
 from physim.exports.writer import (
+    export_blis,
     export_dynamo,
     export_llm_d,
     export_llmservingsim,
     export_sglang_simulator,
 )
+from physim.measured import blis_trace
+from physim.measured.recognised import format_of
+from physim.prediction.replayed import replay_load
 from physim.step.many_batches import total_seconds
+from physim.tables import load as load_table
 from physim.tables.batch_times import batch_seconds
 from physim.tables.table import Table
 
@@ -579,3 +601,145 @@ def test_a_folder_for_llmservingsim(tmp_path):
     assert about["error"]["median_pct"] < 1
     for one in about["error"]["loads"]:
         assert max(abs(one["itl_pct"]), abs(one["ttft_pct"])) < 3
+
+
+def entries(known, case):
+    (document,) = yaml.safe_load_all(as_yaml([coefficient_set(case, known)], ["x"]))
+    assert document["kind"] == "CoefficientSet"
+    return {name: one for entry in document["coefficients"] for name, one in entry.items()}
+
+
+def test_host_terms_are_constants_and_their_intervals(subject):
+    """5 ms, with a standard deviation of 0.5 of its logarithm: 1.96 of it are a factor of 2.664."""
+    found = entries(Calibration("none", Corrections()), subject.case)
+    front = found["host_admission_per_request"]
+    assert (front["value"], front["units"], front["method"]) == (5000, "us_per_request", "assumed")
+    assert front["ci95"] == pytest.approx([5000 / 2.66446, 5000 * 2.66446], rel=1e-4)
+    assert front["scope"] == {"hardware": ["h100"], "model": ["qwen3-14b"], "tp": [2]}
+    assert front["sources"][0]["cite"].endswith("fit none")
+    assert found["host_completion"]["method"] == "not_charged"
+    assert found["host_output_token"]["value"] == 20
+    for entry, term in zip(found.values(), host_terms(subject.case), strict=True):
+        assert entry["value"] == pytest.approx(1e6 * term.seconds)
+        low, high = entry.get("ci95", [0, 0])
+        assert low <= entry["value"] <= high
+
+
+def test_a_fit_narrows_a_host_term(subject):
+    covariance = np.zeros((len(labels()),) * 2)
+    place = labels().index("front_end")
+    covariance[place, place] = 0.04
+    known = Calibration("mine", Corrections(front_end=np.log(2.0)), covariance)
+    front = entries(known, subject.case)["host_admission_per_request"]
+    # 10 ms, and 1.96 times 0.2.
+    assert front["value"] == pytest.approx(10_000)
+    assert front["ci95"][1] == pytest.approx(10_000 * np.exp(0.392), rel=1e-5)
+    assert "of 0.5, and of 0.2 after the fit" in front["rationale"]
+
+
+def test_documents_name_what_options_do(subject):
+    case = subject.case
+    problem, choice = yaml.safe_load_all(as_yaml([scenario(case), deployment(case)], ["x"]))
+    assert set(problem) == {
+        *("kind", "name", "model", "coefficients", "engine_version", "cluster"),
+    }
+    assert problem["cluster"] == {"hardware": "h100", "nodes": 1, "gpus_per_node": 2}
+    (pool,) = choice["pools"]
+    assert pool["parallel"] == {"tp": 2, "pp": 1, "dp": 1, "enable_expert_parallel": False}
+    told = case.server.to_dict()
+    for name, place in NAMES.items():
+        if ".engine." in place:
+            assert pool["engine"][place.rpartition(".")[2]] == told[name]
+
+
+def test_forms_of_blis_by_hand(subject):
+    form = blackbox_form({"step, us": 6000.0, "prefill token, us": 50.0, "decode token, us": 20.0})
+    # 6 ms, 100 tokens of 50 us and 10 requests of 20 us
+    assert form(*rows(10, 5000, 1, 100))[0] == pytest.approx(11.2e-3)
+    # Of trained physics the seventh is a time of the step, the sixth of each request, us.
+    beta = {str(n): one for n, one in enumerate([0.0] * 5 + [30.0, 6000.0] + [0.0] * 4)}
+    assert trained_physics_form(beta, subject)(*rows(10, 5000, 1, 100))[0] == pytest.approx(6.33e-3)
+
+
+def test_blis_gets_the_three_loads(subject):
+    stages = loaded(subject).demanded.stages
+    assert [one.rate for one in stages] == pytest.approx(
+        [share * subject.middle.saturation_rps for share in (0.2, 0.6, 0.9)]
+    )
+
+
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.floats(1e-3, 10.0),
+            st.integers(1, 5000),
+            st.integers(1, 800),
+            st.floats(1e-5, 30.0),
+            st.floats(0.0, 100.0),
+            st.sampled_from(["completed", "completed", "dropped"]),
+        ),
+        min_size=3,
+        max_size=20,
+    ),
+    shared=st.integers(0, 900),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
+    gaps, new, outputs, ttft, decode, states = map(np.array, zip(*rows, strict=True))
+    states[:2] = "completed"
+    frame = pd.DataFrame(
+        {
+            "number": np.arange(len(rows)),
+            "arrival_s": np.cumsum(gaps),
+            "input_tokens": new + shared,
+            "output_tokens": outputs,
+            "ttft_s": np.where(states == "completed", ttft, np.nan),
+            "e2e_s": np.where(states == "completed", ttft + decode, np.nan),
+            "state": states,
+        }
+    )
+    done = frame[frame["state"] == "completed"]
+    prefixes = [("prefix-0" if shared else "", shared)] * len(rows)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.csv"
+        write_trace(path, trace_rows(frame, prefixes, QWEN), subject.case, ["x"])
+        (stage,) = blis_trace.read(path)
+        assert len(pd.read_csv(path).columns) == 27
+        assert format_of([path]) == "blis-trace"
+    assert (stage.n_success, stage.n_failed) == (len(done), len(frame) - len(done))
+    assert stage.input_len_mean == pytest.approx(done["input_tokens"].mean())
+    assert stage.output_len == pytest.approx(done["output_tokens"].mean())
+    # Times are whole microseconds.
+    assert stage.ttft_mean == pytest.approx(done["ttft_s"].mean(), abs=2e-6)
+    assert stage.e2e_mean == pytest.approx(done["e2e_s"].mean(), abs=2e-6)
+    assert stage.duration_s == pytest.approx(frame["arrival_s"].iloc[-1] - gaps[0], abs=2e-6)
+
+
+def test_requests_that_share_a_prefix_are_of_one_group(subject):
+    load = dataclasses.replace(
+        subject.case.demanded, cached_tokens=320, prefixes=3, requests=12, rate=5.0
+    )
+    result = replay_load(subject.case.under(load), subject.corrections, 1.0, seed=0)
+    rows = trace_rows(result.to_frame(), prefixes_of(result, 320), QWEN)
+    # In turn: of twelve requests each third has the same.
+    assert rows["prefix_group"].tolist() == ["prefix-0", "prefix-1", "prefix-2"] * 4
+    assert (rows["input_tokens"] == 575 - 320).all()
+    assert (rows["server_input_tokens"] == 575).all()
+
+
+@pytest.mark.slow
+def test_blis_reads_what_is_written(tmp_path):
+    """A table is at most 1% off in ITL at any load, a line is further off and says so."""
+    about = export_blis(QWEN, tmp_path / "out", fit="none", **OPTIONS)
+    loads = {name: error["loads"] for name, error in about["errors"].items()}
+    assert max(abs(one["itl_pct"]) for one in loads["table"]) < 1
+    assert max(abs(one["itl_pct"]) for one in loads["blackbox"]) > 2
+    read = load_table(tmp_path / "out")
+    assert read.metadata["outside_steps"]["front_end_s"] == 5e-3
+    assert read.metadata["errors"] == about["errors"]
+    assert about["left_out"] == {}
+    (stage,) = blis_trace.read(tmp_path / "out" / "trace.csv")
+    assert stage.rate_rps == pytest.approx(0.6 * about["saturation_rps"], rel=0.1)
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        *("scenario.yaml", "host-overheads.yaml", "table.json", "defaults.yaml"),
+    }

@@ -1,6 +1,5 @@
 """Tables of step times: their look-up, their error, their files, and what BLIS makes of them."""
 
-import csv
 import json
 import math
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import blis_reader
+import equinox as eqx
 import jax
 import numpy as np
 import pandas as pd
@@ -37,13 +37,14 @@ from physim.tables.files import FORMATS, write
 from physim.tables.kernel_profile import PART_TABLES, kernel_profile
 from physim.tables.linear_models import (
     blackbox,
+    blackbox_errors,
     linear_as_trained_physics,
     nonnegative,
     trained_physics_basis,
 )
 from physim.tables.operating_region import operating_region
 from physim.tables.replay_adapter import TableStepTimes
-from physim.tables.table import prefill_context
+from physim.tables.table import AXES, prefill_context
 from physim.tables.writer import write_table, write_tables
 
 slow = pytest.mark.slow
@@ -191,6 +192,31 @@ def test_a_looser_tolerance_is_a_smaller_table(general, table):
     loose = tabulate(model, Reach.from_server(case.server), 0.05)
     assert loose.seconds.size < 0.3 * table.seconds.size
     assert 1 < loose.metadata["interpolation_error_pct"]["p99"] < 6
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
+def test_look_ups_are_what_a_reader_of_the_file_finds(table, kind, tmp_path):
+    write(table, tmp_path, kind)
+    rows = json.loads((tmp_path / "look_ups.json").read_text())
+    assert len(rows) == 10
+    found = load(tmp_path)
+    for row in rows:
+        seconds = found(*(row[axis] for axis in AXES))
+        seconds += found.more_prompts_s(row["prompts"], row["cached_tokens"])
+        assert row["step_us"] == pytest.approx(1e6 * seconds, rel=1e-9)
+    assert min(row["prefill_context"] for row in rows) < 0
+
+
+def test_what_tables_and_step_models_say_of_themselves(general, table):
+    assert repr(straight()) == "<Table 3 x 2 x 3 x 2 knots>"
+    assert repr(table).endswith(
+        f"99% of steps within {table.metadata['interpolation_error_pct']['p99']}%>"
+    )
+    _, model, _ = general
+    assert repr(model) == "<StepModel tp 2, 0 corrections, mixing Additive>"
+    said = []
+    jax.make_jaxpr(lambda tp: said.append(repr(eqx.tree_at(lambda m: m.ops.tp, model, tp))))(2.0)
+    assert said == ["<StepModel of several models, or of one that is traced>"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "json"])
@@ -504,43 +530,58 @@ def test_files_for_blis(folder):
     strict(model, [*keys, "total_kv_blocks"])
     assert model["id"] == QWEN.lower()
     assert model["total_kv_blocks"] == about["engine"]["kv_blocks"]
-    stepml = json.loads((place / "hardware_config_stepml.json").read_text())
-    strict(stepml["h100"], ["TFlopsPeak", "BwPeakTBs", "bwEfficiencyFactor", "perLayerOverhead"])
-    assert 0.5 < stepml["h100"]["bwEfficiencyFactor"] <= 1
     readme = (place / "README.md").read_text()
     commands = {
         word: next(line for line in readme.splitlines() if word in line)
-        for word in ("trained-physics", "kernel-lookup", "-model blackbox", "--roofline")
+        for word in ("trained-physics", "kernel-lookup", "-model blackbox")
     }
     for word, command in commands.items():
         main = word == "trained-physics"
         assert ("--max-num-seqs 128 --max-num-batched-tokens 2048" in command) == main
         branch = "--max-num-running-reqs 128 --max-num-scheduled-tokens 2048" in command
         assert branch == (not main)
-    assert "--defaults-filepath defaults_blackbox.yaml" in commands["--roofline"]
     assert "575 tokens in (560 cached), 248 out" in readme
 
 
-def test_mfu_is_flop_over_time_and_peak(folder):
-    place, _ = folder
-    peak = 989.4e12
-    flop = {
-        "gemm/h100/data.csv": lambda r: 2 * int(r["m"]) * int(r["k"]) * int(r["n"]),
-        "mha/prefill/h100/40-8-128.csv": lambda r: (
-            2 * int(r["seq_len"]) * (int(r["seq_len"]) + 1) * 40 * 128
-        ),
-        "mha/decode/h100/40-8-128-tp2.csv": lambda r: (
-            4 * int(r["batch_size"]) * int(r["kv_len"]) * 20 * 128
-        ),
+def test_a_model_without_kv_heads_has_the_other_files(tmp_path):
+    """Trained physics has no place for latent attention, and says so; the rest is there."""
+    load = {**LENGTHS, "stages": STAGES}
+    about = write_table(
+        *("deepseek-ai/DeepSeek-V2-Lite", tmp_path / "mla"),
+        **{"gpu": "h100_sxm", "kind": "blis", "fit": "none", **load, **ENGINE},
+    )
+    assert list(about["left_out"]) == ["defaults.yaml"]
+    assert {path.name for path in (tmp_path / "mla").iterdir()} == {
+        *("README.md", "config.json", "defaults_blackbox.yaml", "hardware_config.json"),
+        *("kernel_profile.yaml", "metadata.json"),
     }
-    for name, of in flop.items():
-        with (place / "bench_data" / name).open() as file:
-            rows = list(csv.DictReader(file))
-        assert len(rows) >= 9
-        for row in rows:
-            mfu = of(row) / (float(row["latency_us"]) * 1e-6 * peak)
-            assert float(row["mfu"]) == pytest.approx(mfu, rel=2e-3, abs=1e-6)
-            assert 0 < float(row["mfu"]) < 1
+    readme = (tmp_path / "mla" / "README.md").read_text()
+    assert "`defaults.yaml` is left out: trained physics computes attention" in readme
+    assert "--latency-model trained-physics" not in readme
+
+
+def test_what_a_request_spends_outside_of_steps(folder):
+    """5 ms, half of 20 us for each request, and a step under asynchronous scheduling."""
+    _, about = folder
+    assert about["outside_steps"] == {
+        "front_end_s": 5e-3,
+        "output_s_each_request": 1e-5,
+        "steps_ahead": 1.0,
+        "handover_steps": 0.0,
+    }
+
+
+def test_a_line_is_held_against_half_and_double_the_rate(general, folder):
+    """At its own rate it is off by what a projection says, elsewhere by what these steps say."""
+    case, model, region = general
+    _, about = folder
+    told = about["coefficients"]["error_pct_at_times_the_rate"]
+    assert list(told) == ["0.5", "2"]
+    line = blackbox(region)
+    assert blackbox_errors(line, region) == line.to_dict()["error_pct"]
+    half = operating_region(case.under(GENERAL.faster(0.5)), model, CORRECTIONS)
+    assert told["0.5"]["blackbox"] == blackbox_errors(line, half)
+    assert told["0.5"]["blackbox"] != line.to_dict()["error_pct"]
 
 
 def test_linear_steps_are_blis_blackbox(general, folder):

@@ -136,9 +136,13 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
         console.print(f"linear models over {coefficients['load']}:")
         for name in ("blackbox", "trained_physics"):
             off = coefficients[name]["error_pct"]
+            half, double = (
+                one[name]["mean"] for one in coefficients["error_pct_at_times_the_rate"].values()
+            )
             console.print(
                 f"  {name.replace('_', ' ')}: {off['mean']}% mean error of a step, "
-                f"{off['all_steps']:+}% of all together"
+                f"{off['all_steps']:+}% of all together; at half the rate {half}%, at double "
+                f"{double}%"
             )
             if off["mean"] > _USABLE_PCT:
                 console.print("  too far off to be used: a line does not fit", style="yellow")

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from physim import data
-from physim.corrections.files import DEFAULT_FIT
+from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.exports import llmservingsim, sglang_simulator
+from physim.exports.blis import blackbox_form, loaded, said, table_form, trained_physics_form
+from physim.exports.blis_documents import NAMES, as_yaml, coefficient_set, deployment, scenario
+from physim.exports.blis_trace import prefixes_of, trace_rows, write_trace
 from physim.exports.dynamo import FIRST_TOKENS, mocker_profile, planner_arrays, write_dynamo
 from physim.exports.form_error import Form, form_error, walk_of
 from physim.exports.llm_d import (
@@ -29,8 +32,14 @@ from physim.exports.sglang_simulator import (
     step_table,
     write_sglang,
 )
-from physim.exports.subject import Subject
+from physim.exports.subject import SHARES, Subject, case_at
 from physim.inputs.case import CaseOptions
+from physim.prediction.replayed import replay_load
+from physim.tables.blis import left_out, write_blis
+from physim.tables.build import Reach, check_tolerance, tabulate
+from physim.tables.files import write
+from physim.tables.outside_steps import outside_steps
+from physim.tables.writer import linear_coefficients
 
 METADATA = "metadata.json"
 
@@ -130,6 +139,79 @@ def export_llm_d(
         for name, text in files.items():
             (temporary / name).write_text(text, encoding="utf-8")
         _write_json(temporary / METADATA, about)
+    return about
+
+
+def export_blis(
+    model: str | Path,
+    folder: Path,
+    *,
+    tolerance: float = 0.01,
+    fit: str | Path = DEFAULT_FIT,
+    force: bool = False,
+    **options: Unpack[CaseOptions],
+) -> dict[str, Any]:
+    """Writes what BLIS reads: the files of August and today's documents, beside a table.
+
+    Coefficients are projected over the steps of three loads, at 20, 60 and 90% of what the server
+    can do; a replay at 60% is there as a trace. A file that has no place for the model is left out,
+    and the metadata says why.
+
+    Args:
+        model: A path of a ``config.json``, shipped name or hub id.
+        folder: The folder to make.
+        tolerance: Interpolation error of 99% of the table's steps, as a share of their time.
+        fit: Name or path of a fit, ``default`` or ``none``.
+        force: Whether a folder that is there is replaced.
+        **options: GPU, deployment and load without a rate; see `CaseOptions`.
+
+    Returns:
+        The metadata: where the files are from, and how far each form is off.
+
+    Raises:
+        InputError: Some input cannot be used, or the folder is there and not empty.
+    """
+    check_tolerance(tolerance)
+    _check(folder, force)
+    subject = Subject.from_options(model, fit, **options)
+    case, corrections, known = loaded(subject), subject.corrections, load_fit(fit)
+    coefficients = linear_coefficients(case, subject.steps, corrections)
+    table = tabulate(subject.steps, Reach.from_server(case.server), tolerance)
+    lacking, walk, own = left_out(case), walk_of(subject), subject.about()
+    forms = {
+        "table": table_form(table, subject),
+        "blackbox": blackbox_form(coefficients["blackbox"]["beta"]),
+    }
+    if not lacking:
+        beta = coefficients["trained_physics"]["beta"]
+        forms["trained physics"] = trained_physics_form(beta, subject)
+    about = {
+        **own,
+        **table.metadata,
+        "units": "columns that end in _us are microseconds",
+        "outside_steps": outside_steps(case.server, corrections),
+        "coefficients": coefficients,
+        "errors": {name: form_error(subject, form, walk).to_dict() for name, form in forms.items()},
+        "left_out": lacking,
+        "names": NAMES,
+    }
+    rate = SHARES[1] * subject.middle.saturation_rps
+    result = replay_load(
+        case_at(subject.case, rate), corrections, subject.middle.pools[-1].running, seed=0
+    )
+    prefixes = prefixes_of(result, int(subject.case.demanded.cached_tokens))
+    trace = trace_rows(result.to_frame(), prefixes, case.model.name)
+    with data.replacing_folder(folder, force) as temporary:
+        write_trace(temporary / "trace.csv", trace, case, said(own))
+        about["kernel_profile"] = write_blis(temporary, case, subject.steps, coefficients)
+        documents = {
+            "host-overheads.yaml": [coefficient_set(case, known.on(case))],
+            "scenario.yaml": [scenario(case), deployment(case)],
+        }
+        for name, content in documents.items():
+            (temporary / name).write_text(as_yaml(content, said(own)), encoding="utf-8")
+        table.metadata = about
+        write(table, temporary, "json")
     return about
 
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from physim import data
+from physim.engines.engine import engines
 from physim.errors import InputError
 from physim.measured.stage_report import StageReport
-from physim.records import Count, Record, Ticks, checked, disagreement, read_rows
+from physim.records import (
+    Count,
+    Record,
+    Share,
+    Text,
+    Ticks,
+    Whole,
+    checked,
+    disagreement,
+    read_rows,
+)
 
 # Times of a request, in their order.
 _TIMES = ("arrival_time_us", "send_time_us", "first_chunk_time_us", "last_chunk_time_us")
@@ -22,6 +34,15 @@ class _Header(Record):
     trace_version: Literal["3"]
     time_unit: Literal["microseconds"]
     warm_up_requests: Count = 0
+
+
+class _Server(Record):
+    type: Text | None = None
+    model: Text | None = None
+    tensor_parallel: Whole | None = None
+    max_num_seqs: Whole | None = None
+    gpu_memory_utilization: Share | None = None
+    max_model_len: Whole | None = None
 
 
 class _Request(Record):
@@ -68,15 +89,16 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """The requests of a trace as one stage of their mean rate.
 
     Args:
-        path: The CSV, whose header is the file of the same name that ends in ``.yaml``.
+        path: The CSV, or its header, the file of the same name that ends in ``.yaml``.
         output_len: Tokens that were generated, if known better than from the trace.
 
     Raises:
         InputError: A file is missing or of another version, lacks a field, or holds a value that
             is missing, out of range or in contradiction with another.
     """
+    path = path.with_suffix(".csv")
     requests = sorted((row for _, row in read_rows(_Request, path)), key=_arrival)
-    header = _header(path.with_suffix(".yaml"))
+    header, _ = _header(path.with_suffix(".yaml"))
     requests = requests[header.warm_up_requests :]
     answered = [request for request in requests if request.status == "ok"]
     if len(answered) < 2:
@@ -113,22 +135,56 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     ]
 
 
+def read_server(path: Path) -> Mapping[str, Any]:
+    """How the server was started, as far as a trace's header says it.
+
+    Args:
+        path: The CSV or its header.
+
+    Returns:
+        The ``model``, and options of a deployment by name.
+
+    Raises:
+        InputError: The header is missing or cannot be used.
+    """
+    _, server = _header(path.with_suffix(".yaml"))
+    told = {
+        "engine": server.type if server.type in {one.name for one in engines()} else None,
+        "model": server.model,
+        "tp": server.tensor_parallel,
+        "max_num_seqs": server.max_num_seqs,
+        "gpu_memory_utilization": server.gpu_memory_utilization,
+        "max_model_len": server.max_model_len,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
 def _arrival(request: _Request) -> int:
     return request.arrival_time_us
 
 
-def _header(path: Path) -> _Header:
-    """The fields of a header, whose YAML is one to a line but for those of records in it."""
+def _header(path: Path) -> tuple[_Header, _Server]:
+    """The fields of a header, and those of its server, whose YAML is one to a line."""
     try:
         with data.reading(path):
             lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(str(path), "is not UTF-8 text", "pass BLIS's header") from error
     fields: dict[str, str] = {}
+    nested: dict[str, dict[str, str]] = {"server": {}}
+    block = ""
     for line in lines:
         key, colon, value = line.partition(":")
-        if colon and key == key.strip():
-            if key in fields:
-                raise InputError(f"{path}: {key}", "is there twice", "remove one")
-            fields[key] = value.partition(" #")[0].strip().strip("'\"")
-    return checked(_Header, fields, str(path), "the header of a trace of version 3")
+        if not colon:
+            continue
+        if key == key.strip():
+            block, known = key, fields
+        else:
+            # Other blocks may have a name at several depths.
+            known = nested.get(block, {})
+        if key.strip() in known:
+            raise InputError(f"{path}: {key.strip()}", "is there twice", "remove one")
+        known[key.strip()] = value.partition(" #")[0].strip().strip("'\"")
+    where = "the header of a trace of version 3"
+    server = checked(_Server, nested["server"], f"{path}: server", where)
+    return checked(_Header, fields, str(path), where), server

@@ -10,7 +10,8 @@ from typing import Any
 from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
-from physim.measured.formats import FORMATS
+from physim.measured.blis_workload import is_workload
+from physim.measured.formats import FORMATS, WORKLOADS
 from physim.measured.mlperf import TITLE
 
 # Lines in which something of a file shows, and characters of a line that are looked at.
@@ -38,11 +39,13 @@ _OBJECTS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "aiperf": _is_aiperf,
     "vllm-bench": lambda content: {"request_throughput", "mean_ttft_ms"} <= set(content),
     "metrics": _is_prometheus,
+    "blis-trace": lambda content: "trace_version" in content,
+    "blis-workload": is_workload,
 }
 
 
 def format_of(paths: Sequence[Path]) -> str:
-    """The format of a report, of `physim.measured.formats.FORMATS`.
+    """The format of a report or a workload, of `physim.measured.formats`.
 
     Args:
         paths: Its files; several are scrapes of an engine's metrics.
@@ -94,5 +97,5 @@ def _format(path: Path) -> str:
 
 
 def _unknown(path: Path) -> InputError:
-    known = ", ".join(FORMATS)
+    known = ", ".join((*FORMATS, *WORKLOADS))
     return InputError(str(path), "looks like no report that is read", f"name one of {known}")

@@ -14,9 +14,9 @@ from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
 from physim.inputs.lengths import lengths as distribution
 from physim.inputs.request_lengths import RequestLengths
-from physim.measured import llm_d, metrics, mlperf
+from physim.measured import blis_trace, llm_d, metrics, mlperf
 from physim.measured import server_log as server_logs
-from physim.measured.formats import AUTO, FORMATS
+from physim.measured.formats import AUTO, FORMATS, WORKLOADS
 from physim.measured.recognised import format_of
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS
 from physim.measured.stage_report import StageReport, rows
@@ -66,7 +66,8 @@ def read_report(
         kind: One of `physim.measured.formats.FORMATS`, or ``auto`` for what the file looks like.
         path: The report's file, or inference-perf's folder; of ``metrics`` two scrapes of an
             engine's ``/metrics`` or one range query, as `physim.read_metrics` takes them.
-        model: Name or hub id of the model; what the report says if None, as only llm-d's do.
+        model: Name or hub id of the model; what the report says if None, as llm-d's do
+            and BLIS's may.
         gpu: Key of the GPU, likewise.
         output_tokens: Tokens generated, if all requests had as many: clients that tokenise the
             text again count too few.
@@ -98,6 +99,11 @@ def read_report(
             raise InputError(name, f"{tokens} is below 1 or no number", "correct it")
     files = [path] if isinstance(path, str | Path) else list(path)
     kind = format_of([Path(one) for one in files]) if kind == AUTO else kind
+    if kind in WORKLOADS:
+        problem = "describes a load, which nobody measured"
+        raise InputError(
+            str(files[0]), problem, "read it with `physim data read`, or read_workload"
+        )
     if kind not in FORMATS:
         known = ", ".join((AUTO, *FORMATS))
         raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
@@ -184,6 +190,9 @@ def _stages(
         return stages, dict(about)
     if kind == "mlperf":
         return mlperf.read(Path(files[0]), output_tokens, input_tokens), {}
+    if kind == "blis-trace":
+        trace = Path(files[0])
+        return blis_trace.read(trace, output_tokens), dict(blis_trace.read_server(trace))
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     return reader.read(Path(files[0]), output_tokens), {}
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.fields import Corrections
+from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.residual import features
 from physim.grids.efficiency import along
 from physim.step.batch import Batch
@@ -92,6 +92,16 @@ class StepModel(eqx.Module):
         """The time of a step."""
         time: StepTime = self.mixing(self._composed, batch)
         return time
+
+    def __repr__(self) -> str:
+        tp = self.ops.tp
+        corrections = [getattr(self.corrections, name) for name in CORRECTIONS]
+        traced = any(isinstance(one, jax.core.Tracer) for one in (tp, *corrections))
+        if traced or np.ndim(tp):
+            return "<StepModel of several models, or of one that is traced>"
+        corrected = sum(bool(one) for one in corrections)
+        mixing = type(self.mixing).__name__
+        return f"<StepModel tp {int(tp)}, {corrected} corrections, mixing {mixing}>"
 
     def batch(self, **means: Number) -> Batch:
         """A batch known by its means, with what the model's attention sees of it.

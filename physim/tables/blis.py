@@ -1,6 +1,9 @@
-"""A folder with everything that the BLIS simulator (inference-sim/inference-sim) reads.
+"""A folder with what the BLIS simulator of August (inference-sim/inference-sim) reads.
 
-Three generations of it read different files; the README in the folder says which, and how.
+Two generations of it read different files; the README in the folder says which, and how. A third,
+the branch of the step-time studies, reads kernel efficiencies of its own roofline: on physim's its
+TTFT and ITL were 19 to 86% off physim's replays (three models at three loads), so there is no such
+file.
 """
 
 from __future__ import annotations
@@ -11,24 +14,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from physim.corrections.fields import Corrections
 from physim.engines.engine import engine_named
 from physim.inputs.case import Case
+from physim.mixers.attention import Attention
 from physim.models.lookup import config_path
 from physim.prediction.commands import in_shell
 from physim.printable import printable
 from physim.service.hardware import Hardware
 from physim.service.server import GIB
-from physim.step.lowering import rows_of
-from physim.step.many_batches import named_seconds, total_seconds
+from physim.step.many_batches import total_seconds
 from physim.step.model import StepModel
-from physim.step.rows import SizeRow
-from physim.tables.kernel_profile import PART_TABLES, KernelProfile, as_yaml, kernel_profile
-from physim.tables.linear_models import MICROSECOND
-from physim.tables.mfu_grids import write_mfu_grids
+from physim.tables.kernel_profile import KernelProfile, as_yaml, kernel_profile
 
 _BLOCK_TOKENS = 16
-_ATTENTION_TABLES = ("context_attention", "generation_attention")
+_DEFAULTS = "defaults.yaml"
 # The steps that whole-step efficiencies are read off: a prompt, and a batch that decodes.
 _PROMPT, _BATCH, _CONTEXT = 2048.0, 64.0, 1000.0
 
@@ -38,20 +37,30 @@ def blis_gpu(gpu: Hardware) -> str:
     return gpu.key.partition("_")[0].upper()
 
 
+def left_out(case: Case) -> dict[str, str]:
+    """The files that have no place for a model, with the reason.
+
+    Args:
+        case: What is served.
+    """
+    attention = case.model.attention
+    if isinstance(attention, Attention):
+        return {}
+    return {
+        _DEFAULTS: "trained physics computes attention on keys and values of KV heads, and this "
+        f"model's is {attention.kind}"
+    }
+
+
 def write_blis(
-    folder: Path,
-    case: Case,
-    model: StepModel,
-    corrections: Corrections,
-    coefficients: dict[str, Any],
+    folder: Path, case: Case, model: StepModel, coefficients: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes the folder's files.
+    """Writes the folder's files, but for those of `left_out`.
 
     Args:
         folder: A folder that is there.
         case: What is served.
         model: The step model.
-        corrections: Its corrections.
         coefficients: Those of linear models, as `physim.tables.writer` makes them.
 
     Returns:
@@ -68,21 +77,21 @@ def write_blis(
         as_yaml(profile, arch, name, tp, engine.name, version("physim-llm")), encoding="utf-8"
     )
     _write_json(folder / "hardware_config.json", {name: _hardware(case, model)})
-    _write_json(folder / "hardware_config_stepml.json", {name.lower(): _stepml(case, model)})
     # BLIS looks models up in lower case.
     quoted, key = json.dumps(arch.name), json.dumps(arch.name.lower())
     alpha = list(coefficients["alpha_us"].values())
     physics = list(coefficients["trained_physics"]["beta"].values())
     blackbox = list(coefficients["blackbox"]["beta"].values())
-    (folder / "defaults.yaml").write_text(
-        f"defaults:\n  {key}:\n    GPU: {json.dumps(name)}\n"
-        f"    tensor_parallelism: {tp}\n    hf_repo: {quoted}\n"
-        "workloads: {}\n"
-        f"trained_physics_coefficients:\n  alpha_coeffs: {json.dumps(alpha)}\n"
-        f"  beta_coeffs: {json.dumps(physics)}\n"
-        f'version: "{version("physim-llm")}"\n',
-        encoding="utf-8",
-    )
+    if _DEFAULTS not in left_out(case):
+        (folder / _DEFAULTS).write_text(
+            f"defaults:\n  {key}:\n    GPU: {json.dumps(name)}\n"
+            f"    tensor_parallelism: {tp}\n    hf_repo: {quoted}\n"
+            "workloads: {}\n"
+            f"trained_physics_coefficients:\n  alpha_coeffs: {json.dumps(alpha)}\n"
+            f"  beta_coeffs: {json.dumps(physics)}\n"
+            f'version: "{version("physim-llm")}"\n',
+            encoding="utf-8",
+        )
     (folder / "defaults_blackbox.yaml").write_text(
         f"models:\n  - id: {key}\n    GPU: {json.dumps(name)}\n"
         f"    tensor_parallelism: {tp}\n"
@@ -91,7 +100,6 @@ def write_blis(
         f"    total_kv_blocks: {blocks}\n",
         encoding="utf-8",
     )
-    write_mfu_grids(folder / "bench_data", case, corrections, name.lower())
     (folder / "README.md").write_text(
         _readme(case, profile, coefficients, alpha, blocks), encoding="utf-8"
     )
@@ -134,34 +142,6 @@ def _matrix_efficiency(case: Case, model: StepModel, kind: str) -> float:
     return float(f"{flops / (seconds * peak):.4g}")
 
 
-def _stepml(case: Case, model: StepModel) -> dict[str, float]:
-    """The GPU as the branch of the step-time studies has it."""
-    gpu, arch = case.server.gpu, case.model
-    step = model.batch(decode_requests=1.0, context=_CONTEXT)
-    parts = {name: float(seconds[0]) for name, seconds in named_seconds(model, step).items()}
-    operations = rows_of(case.server)
-    # Matrix products read weights; what is around them is neither that nor attention.
-    weights = [
-        row for row in operations if isinstance(row, SizeRow) and (row.gemm or row.expert_bytes)
-    ]
-    busy = {row.part for row in weights}
-    reading = sum(parts[name] for name in busy)
-    moved = sum(
-        row.count * (row.fixed_bytes + row.experts_per_token * row.expert_bytes) for row in weights
-    )
-    around = sum(
-        seconds
-        for name, seconds in parts.items()
-        if name not in busy and PART_TABLES.get(name) not in _ATTENTION_TABLES
-    )
-    return {
-        "TFlopsPeak": dict(gpu.peak_flops)["bfloat16"] / 1e12,
-        "BwPeakTBs": gpu.memory_bandwidth / 1e12,
-        "bwEfficiencyFactor": float(f"{min(moved / gpu.memory_bandwidth / reading, 1.0):.4g}"),
-        "perLayerOverhead": float(f"{around / arch.layers / MICROSECOND:.4g}"),
-    }
-
-
 def _readme(
     case: Case,
     profile: KernelProfile,
@@ -186,6 +166,24 @@ def _readme(
     )
     flags = ["--model", arch.name, "--hardware", gpu, "--tp", tp, "--total-kv-blocks", blocks]
     common = in_shell(map(str, flags))
+    lacking = left_out(case)
+    physics_row = (
+        "| `config.json`, `hardware_config.json`, `defaults.yaml` | main, trained physics | "
+        f"{physics['error_pct']['mean']}% | {physics['error_pct']['all_steps']:+}% |\n"
+    )
+    physics_flags = f"""Trained physics (main):
+
+    {limits_of_main} \
+--latency-model trained-physics --model-config-folder . --hardware-config hardware_config.json \
+--defaults-filepath defaults.yaml --alpha-coeffs {flag(alpha)} --beta-coeffs \
+{flag(physics["beta"].values())}
+
+"""
+    if _DEFAULTS in lacking:
+        physics_row = ""
+        physics_flags = "".join(
+            f"`{name}` is left out: {why}.\n\n" for name, why in lacking.items()
+        )
     return f"""# {printable(arch.name)} on {tp} x {printable(gpu)} for BLIS
 
 Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear models and the
@@ -195,13 +193,11 @@ alphas, which hold what a request spends outside of steps, are those of one load
 {"".join(f"Note: {line}.{chr(10)}{chr(10)}" for line in coefficients["warnings"])}\
 | files | generation of BLIS | mean error of a step | of all steps |
 | --- | --- | --- | --- |
-| `config.json`, `hardware_config.json`, `defaults.yaml` | main, trained physics | \
-{physics["error_pct"]["mean"]}% | {physics["error_pct"]["all_steps"]:+}% |
+{physics_row}\
 | `kernel_profile.yaml` | training, kernel look-up | {profile.error_pct["decode_steps"]}% of \
 decode-only steps, {profile.error_pct["mixed_steps"]}% of others | |
 | `defaults_blackbox.yaml` | training, blackbox | {box["error_pct"]["mean"]}% | \
 {box["error_pct"]["all_steps"]:+}% |
-| `bench_data/`, `hardware_config_stepml.json` | stepml-experiments, roofline | not projected | |
 
 Flags that every run takes:
 
@@ -211,13 +207,7 @@ The engine that this is of runs at most {sizes.max_num_seqs} requests and \
 {sizes.max_num_batched_tokens} tokens in a step. BLIS is given the same limits below; \
 its main branch has other names for them than the others.
 
-Trained physics (main):
-
-    {limits_of_main} \
---latency-model trained-physics --model-config-folder . --hardware-config hardware_config.json \
---defaults-filepath defaults.yaml --alpha-coeffs {flag(alpha)} --beta-coeffs \
-{flag(physics["beta"].values())}
-
+{physics_flags}\
 Kernel look-up (training). Its tables hold prompts of which nothing is cached. BLIS takes too much
 off attention where some of a prompt is; the seventh beta has what is missing for prompts of this
 load ({profile.cached_tokens:g} tokens cached). The table of logits holds the time for one request;
@@ -233,11 +223,4 @@ Blackbox (training):
     {limits_of_branches} \
 --latency-model blackbox --defaults-filepath defaults_blackbox.yaml --alpha-coeffs \
 {flag(alpha)} --beta-coeffs {flag(box["beta"].values())}
-
-Roofline with MFU grids (stepml-experiments; its GPU folder is lower case, and so is its GPU):
-
-    {limits_of_branches} \
---defaults-filepath defaults_blackbox.yaml --roofline --bench-data-path bench_data \
---hardware-config hardware_config_stepml.json \
---hardware {in_shell([gpu.lower()])} --model-config-folder .
 """

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from physim.errors import InputError
 from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES
@@ -95,6 +96,23 @@ class Reach:
             kept.append(np.stack([decode, context, prefill, before], axis=1)[possible])
             found += len(kept[-1])
         return np.concatenate(kept)[:count]
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Refuses what `tabulate` cannot keep.
+
+    Args:
+        tolerance: Error of 99% of batches, as a share of their time.
+
+    Raises:
+        InputError: It is below `LEAST_TOLERANCE` or above `MOST_TOLERANCE`.
+    """
+    if not LEAST_TOLERANCE <= tolerance <= MOST_TOLERANCE:
+        raise InputError(
+            "tolerance",
+            f"{tolerance:g} is out of reach",
+            f"use {LEAST_TOLERANCE:g} to {MOST_TOLERANCE:g}",
+        )
 
 
 def tabulate(

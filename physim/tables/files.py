@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from physim import data
 from physim.errors import InputError
+from physim.tables.look_ups import look_ups
 from physim.tables.table import AXES, COSTS, Table
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 FORMATS = {"parquet": "table.parquet", "csv": "table.csv.gz", "json": "table.json"}
 METADATA = "metadata.json"
+# Look-ups with their answers, by which a port is tested.
+LOOK_UPS = "look_ups.json"
 _SCHEMA_VERSION = 1
 # Times are written in microseconds to five digits, far below a table's error.
 _UNIT, _DIGITS = 1e-6, 5
@@ -29,7 +32,7 @@ _STEP, _SUFFIX = "step_us", "_us"
 
 
 def write(table: Table, folder: Path, kind: str) -> None:
-    """Writes a table and its metadata into a folder.
+    """Writes a table, its metadata and ten look-ups with their answers into a folder.
 
     Args:
         table: The table.
@@ -55,6 +58,8 @@ def write(table: Table, folder: Path, kind: str) -> None:
             raise InputError(
                 "parquet", "needs pyarrow", "pip install pyarrow, or use csv or json"
             ) from error
+    answers = json.dumps(look_ups(_as_read(table, kind)), indent=1)
+    (folder / LOOK_UPS).write_text(answers + "\n", encoding="utf-8")
     content = {"schema_version": _SCHEMA_VERSION, "table": path.name, **table.metadata}
     (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -92,6 +97,14 @@ def load(folder: str | Path) -> Table:
     if path.suffix == ".json":
         return _from_json(data.read_json(path), metadata, str(path))
     return _from_frame(_frame(path), metadata, str(path))
+
+
+def _as_read(table: Table, kind: str) -> Table:
+    """A table with the rounding of its file, without its parts."""
+    digits = np.float32 if kind == "parquet" else np.float64
+    axes = [knots.astype(digits).astype(float) for knots in table.axes]
+    values = _rounded(table.seconds).astype(digits).astype(float)
+    return Table(axes, values * _UNIT, {}, table.metadata)
 
 
 def _frame(path: Path) -> pd.DataFrame:

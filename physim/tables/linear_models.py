@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +72,19 @@ class Projection:
 
 def blackbox(region: Region) -> Projection:
     """``beta0 + beta1 x prefill tokens + beta2 x decode tokens``: BLIS's blackbox."""
+    names = ("step, us", "prefill token, us", "decode token, us")
+    return _projected(names, _blackbox_basis(region), region)
+
+
+def blackbox_errors(projection: Projection, region: Region) -> dict[str, float]:
+    """How far a blackbox is off over other steps, as in `Projection.to_dict`."""
+    return _errors(projection.beta, _blackbox_basis(region), region)
+
+
+def _blackbox_basis(region: Region) -> Float[np.ndarray, "rows 3"]:
     steps = region.batches
     ones = np.ones_like(region.seconds)
-    basis = np.stack([ones, steps.prefill_tokens, steps.decode_requests], axis=1)
-    return _projected(("step, us", "prefill token, us", "decode token, us"), basis, region)
+    return np.stack([ones, steps.prefill_tokens, steps.decode_requests], axis=1)
 
 
 def trained_physics(region: Region, server: Server) -> Projection:
@@ -87,6 +97,14 @@ def trained_physics(region: Region, server: Server) -> Projection:
     basis = trained_physics_basis(region.batches, region.prompt_tokens, server)
     basis[:, [2, 4, 7, 10]] = 0.0
     return _projected(TRAINED_PHYSICS, basis, region)
+
+
+def trained_physics_errors(
+    projection: Projection, region: Region, server: Server
+) -> dict[str, float]:
+    """How far trained physics is off over other steps, as in `Projection.to_dict`."""
+    basis = trained_physics_basis(region.batches, region.prompt_tokens, server)
+    return _errors(projection.beta, basis, region)
 
 
 def trained_physics_basis(
@@ -197,17 +215,23 @@ def _projected(
     names: tuple[str, ...], basis: Float[np.ndarray, "rows terms"], region: Region
 ) -> Projection:
     microseconds = region.seconds / MICROSECOND
-    beta = nonnegative(basis, microseconds, region.share, microseconds)
-    predicted = basis @ beta
+    found = nonnegative(basis, microseconds, region.share, microseconds)
+    beta = tuple(float(f"{value:.6g}") for value in found)
+    return Projection(names, beta, *_errors(beta, basis, region).values())
+
+
+def _errors(
+    beta: Sequence[float], basis: Float[np.ndarray, "rows terms"], region: Region
+) -> dict[str, float]:
+    """Errors of a linear model over steps, percent: ``mean``, ``p95``, ``all_steps``."""
+    microseconds = region.seconds / MICROSECOND
+    predicted = basis @ np.array(beta)
     error = 100 * (predicted / microseconds - 1)
     order = np.argsort(np.abs(error))
     below = np.cumsum(region.share[order])
-    return Projection(
-        names,
-        tuple(float(f"{value:.6g}") for value in beta),
-        mean_error_pct=round(float(region.share @ np.abs(error)), 2),
-        p95_error_pct=round(float(np.abs(error)[order][np.searchsorted(below, 0.95)]), 2),
-        total_error_pct=round(
-            100 * float(region.share @ predicted / (region.share @ microseconds) - 1), 3
-        ),
-    )
+    total = region.share @ predicted / (region.share @ microseconds)
+    return {
+        "mean": round(float(region.share @ np.abs(error)), 2),
+        "p95": round(float(np.abs(error)[order][np.searchsorted(below, 0.95)]), 2),
+        "all_steps": round(100 * float(total - 1), 3),
+    }

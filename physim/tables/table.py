@@ -2,8 +2,8 @@
 
 The time of a step is a function of four numbers (`AXES`). On each axis there are knots, and between
 them time is linear in each of the four: a step's work is nearly a sum of products of them, so that
-straight lines need fewer knots than power laws would (docs/simulators.md has the figures, and the
-look-up in ten lines of pseudo-code).
+straight lines need fewer knots than power laws would (docs/simulators.md has the figures, and
+docs/simulators the look-up in Go).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Num
+
+from physim.printable import printable
 
 # Tokens between the knots whose slope extends the prefill context below zero, at least.
 _FAR_TOKENS = 64.0
@@ -91,6 +93,17 @@ class Table:
             share = (x - knots[low]) / (knots[high] - knots[low])
             block = block[low] + share * (block[high] - block[low])
         return float(block)
+
+    def __repr__(self) -> str:
+        about, knots = self.metadata, " x ".join(str(len(one)) for one in self.axes)
+        said = f"{knots} knots"
+        if "model" in about and "gpu" in about:
+            gpus = about.get("tp", about.get("gpus", 1))
+            said = printable(f"{about['model']} on {gpus} x {about['gpu']}") + f", {said}"
+        error = about.get("interpolation_error_pct")
+        if isinstance(error, Mapping) and "p99" in error:
+            said += f", 99% of steps within {error['p99']}%"
+        return f"<Table {said}>"
 
     def more_prompts_s(self, prompts: float, cached_tokens: float) -> float:
         """What the prompts of a step but the first add to what a look-up says, seconds.

@@ -26,13 +26,22 @@ from physim.prediction.steady import steady
 from physim.service.hardware import load_hardware
 from physim.step.lowering import assumptions
 from physim.step.model import StepModel
-from physim.tables.blis import write_blis
-from physim.tables.build import LEAST_TOLERANCE, MOST_TOLERANCE, Reach, tabulate
+from physim.tables.blis import left_out, write_blis
+from physim.tables.build import Reach, check_tolerance, tabulate
 from physim.tables.files import FORMATS, METADATA, write
-from physim.tables.linear_models import alphas, blackbox, trained_physics
+from physim.tables.linear_models import (
+    alphas,
+    blackbox,
+    blackbox_errors,
+    trained_physics,
+    trained_physics_errors,
+)
 from physim.tables.operating_region import operating_region
+from physim.tables.outside_steps import outside_steps
 
 BLIS = "blis"
+# Rates, in shares of the load's, at which linear models are held against its steps too.
+_OTHER_RATES = (0.5, 2.0)
 
 
 @dataclass(frozen=True)
@@ -104,16 +113,16 @@ def write_table(
         "fit": known_fit.name,
         "sha256": _hashes(case, corrections),
         "request": _request(kind, tolerance, fit, case),
+        "outside_steps": outside_steps(case.server, corrections),
         "assumptions": list(assumptions(case.server)),
     }
     with data.replacing_folder(folder, force) as temporary:
         # They are projected over the steps of one batch alone.
         if case.load is not None and layout.dp == layout.pp == 1:
-            about["coefficients"] = _coefficients(case, stepper, corrections)
+            about["coefficients"] = linear_coefficients(case, stepper, corrections)
         if kind == BLIS:
-            about["kernel_profile"] = write_blis(
-                temporary, case, stepper, corrections, about["coefficients"]
-            )
+            about["left_out"] = left_out(case)
+            about["kernel_profile"] = write_blis(temporary, case, stepper, about["coefficients"])
             text = json.dumps({"schema_version": 1, **about}, indent=1) + "\n"
             (temporary / METADATA).write_text(text, encoding="utf-8")
             return about
@@ -234,12 +243,7 @@ def _check(kind: str, tolerance: float) -> None:
     if kind not in (*FORMATS, BLIS):
         known = ", ".join((*FORMATS, BLIS))
         raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
-    if not LEAST_TOLERANCE <= tolerance <= MOST_TOLERANCE:
-        raise InputError(
-            "tolerance",
-            f"{tolerance:g} is out of reach",
-            f"use {LEAST_TOLERANCE:g} to {MOST_TOLERANCE:g}",
-        )
+    check_tolerance(tolerance)
 
 
 def _request(kind: str, tolerance: float, fit: str | Path, case: Case) -> str:
@@ -252,11 +256,28 @@ def _is_path(model: str) -> bool:
     return model.endswith(".json") or Path(model).exists()
 
 
-def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dict[str, Any]:
-    """Linear models of the step over the case's load, and their errors."""
+def linear_coefficients(case: Case, model: StepModel, corrections: Corrections) -> dict[str, Any]:
+    """Linear models of the step over the case's load, and their errors.
+
+    Args:
+        case: What is served, under an open load.
+        model: Step times.
+        corrections: Corrections of the components.
+
+    Raises:
+        InputError: The load is a closed loop, or of conversations.
+    """
     region = operating_region(case, model, corrections)
     before, after, token = alphas(region, corrections, case.server)
     load = case.demanded
+    line, physics = blackbox(region), trained_physics(region, case.server)
+    elsewhere = {}
+    for factor in _OTHER_RATES:
+        other = operating_region(case.under(load.faster(factor)), model, corrections)
+        elsewhere[f"{factor:g}"] = {
+            "blackbox": blackbox_errors(line, other),
+            "trained_physics": trained_physics_errors(physics, other, case.server),
+        }
     return {
         "load": f"{load.describe()}, {load.mean_input:g} tokens in "
         f"({load.cached_tokens:g} cached), {load.mean_output:g} out",
@@ -265,8 +286,9 @@ def _coefficients(case: Case, model: StepModel, corrections: Corrections) -> dic
             "at the end": after,
             "each output token": token,
         },
-        "blackbox": blackbox(region).to_dict(),
-        "trained_physics": trained_physics(region, case.server).to_dict(),
+        "blackbox": line.to_dict(),
+        "trained_physics": physics.to_dict(),
+        "error_pct_at_times_the_rate": elsewhere,
         "mean_step_us": round(region.mean_step_s * 1e6, 3),
         "warnings": _above_capacity(case, corrections),
     }

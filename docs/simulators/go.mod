@@ -1,0 +1,3 @@
+module steptable
+
+go 1.21

@@ -1,0 +1,28 @@
+"""What a request spends outside of steps, for whoever makes TTFT and E2E of a table."""
+
+from __future__ import annotations
+
+from physim.corrections.fields import Corrections
+from physim.service.server import Server
+from physim.step.front_end import handover_beyond_steps, output_s, outside_s
+
+
+def outside_steps(server: Server, corrections: Corrections) -> dict[str, float]:
+    """The front end, the output of tokens and the handover of a request, once each.
+
+    TTFT is ``front_end_s``, the wait until the next step is formed, ``steps_ahead`` and
+    ``handover_steps`` steps of the time of one when the request arrives, the steps of its prompt,
+    and ``output_s_each_request`` for each request of the last of them. A simulator that starts a
+    request with the step after the one that runs counts the half step of an even arrival itself.
+
+    Args:
+        server: What is served.
+        corrections: Corrections of the constants.
+    """
+    ahead = server.policy.async_scheduling
+    return {
+        "front_end_s": float(f"{float(outside_s(corrections)):.6g}"),
+        "output_s_each_request": float(f"{float(output_s(corrections, 1.0)):.6g}"),
+        "steps_ahead": float(ahead),
+        "handover_steps": float(f"{float(handover_beyond_steps(corrections, ahead)):.6g}"),
+    }
