@@ -132,5 +132,6 @@ def _related(says: str, name: str) -> bool:
     return _stem(says) == _stem(name)
 
 
-def _rank(says: str, name: str) -> tuple[bool, bool, str]:
-    return not _related(says, name), name != PLAIN, name
+def _rank(says: str, name: str) -> tuple[bool, bool, bool, str]:
+    sees_too = not name.endswith("ForCausalLM")
+    return not _related(says, name), name != PLAIN, sees_too, name
