@@ -441,7 +441,7 @@ def fitted():
     case = physim.Case.from_options(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, input_tokens=786, output_tokens=251
     )
-    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0], case)
+    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0], case, [])
 
 
 def test_a_fit_that_is_made_is_shown(run, monkeypatch, tmp_path):
