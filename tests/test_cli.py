@@ -602,7 +602,15 @@ def test_a_terminal_that_knows_ascii_alone_is_written_to():
 
 COMMANDS = [
     *([one] for one in ("predict", "capacity", "compare", "explain", "report", "evaluate", "fit")),
-    *(["crossval"], ["table"], ["data", "read"], ["data", "convert"], ["grids", "build"]),
+    *(
+        ["doctor"],
+        ["crossval"],
+        ["table"],
+        ["data", "template"],
+        ["data", "read"],
+        ["data", "convert"],
+        ["grids", "build"],
+    ),
     *(["show", one] for one in ("models", "gpus", "engines", "components", "fit", "fits")),
 ]
 

@@ -21,6 +21,7 @@ from physim.cli.capacity import capacity
 from physim.cli.compare import compare
 from physim.cli.console import print_line
 from physim.cli.crossval import crossval
+from physim.cli.doctor import doctor
 from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
 from physim.cli.fit import fit
@@ -60,6 +61,7 @@ app.command()(fit)
 app.command()(crossval)
 app.command()(table)
 app.command()(sweep)
+app.command()(doctor)
 app.add_typer(export.app, name="export")
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
