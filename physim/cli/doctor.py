@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from physim.cli.console import print_line
+from physim.cli.console import milliseconds, print_line
 
 _PACKAGES = ("jax", "jaxlib", "equinox", "diffrax", "numpy", "pandas", "pydantic", "typer", "rich")
 # Extras, the modules that each brings, and what needs them.
@@ -166,8 +166,8 @@ def _prediction() -> str:
         seconds.append(time.perf_counter() - start)
     first, again = seconds
     return (
-        f"works: Qwen3-8B on h100_sxm, TTFT {found.ttft_s * 1e3:.1f} ms, "
-        f"E2E {found.e2e_s:.2f} s; took {first:.2f} s, then {again * 1e3:.1f} ms"
+        f"works: Qwen3-8B on h100_sxm, TTFT {milliseconds(found.ttft_s)} ms, "
+        f"E2E {milliseconds(found.e2e_s)} ms; took {first:.2f} s, then {again * 1e3:.1f} ms"
     )
 
 

@@ -19,7 +19,8 @@ def name_unread_columns(tables: Sequence[Path]) -> None:
     """
     from physim.measured.runs_csv import unread_columns
 
-    found = unread_columns(tables)
+    # What is no file can be read once, or not at all, as the command itself will say.
+    found = unread_columns([path for path in tables if path.is_file()])
     meant = [f"{name} ({near}?)" for name, near in found.items() if near]
     others = [name for name, near in found.items() if not near]
     if found:

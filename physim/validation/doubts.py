@@ -9,7 +9,7 @@ import numpy as np
 
 from physim.inputs.case import Case
 from physim.inputs.load import Load
-from physim.service.hardware import load_hardware, shipped_gpus
+from physim.service.hardware import Hardware, load_hardware, shipped_gpus
 from physim.service.service import Pool
 
 # Requests that decode beyond the seats of a server by so much are no matter of rounding.
@@ -36,7 +36,7 @@ def doubts(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> list[str
         rows: Rows as `physim.evaluate` gives them, with what was observed and predicted.
         cases: The case of each, under the load of its stage.
     """
-    return [*_rates(rows, cases), *_gpus(rows)]
+    return [*_rates(rows, cases), *_gpus(rows, cases)]
 
 
 def _rates(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> Iterator[str]:
@@ -74,18 +74,18 @@ def _share_of_peak(pool: Pool, load: Load) -> float:
     return (load.rate or 0.0) * tokens * 2 * weights / (most * pool.gpus)
 
 
-def _gpus(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    by_gpu: dict[str, list[float]] = {}
-    for row in rows:
+def _gpus(rows: Sequence[Mapping[str, Any]], cases: Sequence[Case]) -> Iterator[str]:
+    by_gpu: dict[Hardware, list[float]] = {}
+    for row, case in zip(rows, cases, strict=True):
         itl = row["metrics"].get("itl_mean")
         if itl is not None:
-            by_gpu.setdefault(row["hardware"], []).append(itl["observed"] / itl["predicted"])
-    for key, ratios in by_gpu.items():
+            gpu = case.service.pools[-1].server.gpu
+            by_gpu.setdefault(gpu, []).append(itl["observed"] / itl["predicted"])
+    for said, ratios in by_gpu.items():
         factor = float(np.median(ratios))
         # Nearly all to one side.
         if max(factor, 1 / factor) < _FAR or (np.log(ratios) * np.log(factor) < 0).mean() > 0.1:
             continue
-        said = load_hardware(key)
         others = {one: load_hardware(one).memory_bandwidth for one in shipped_gpus()}
         off = {
             one: abs(np.log(said.memory_bandwidth / bandwidth / factor))
@@ -95,6 +95,6 @@ def _gpus(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         near = sorted((one for one in off if off[one] < np.log(_NEAR)), key=lambda one: off[one])
         if near:
             yield (
-                f"ITL of rows on {key} is {factor:.2f} times what is predicted: another GPU? "
+                f"ITL of rows on {said.key} is {factor:.2f} times what is predicted: another GPU? "
                 f"memory as fast as that has {', '.join(near[:_MOST_NAMED])}"
             )
