@@ -36,10 +36,12 @@ from physim.cli.table import table
 from physim.data import FULL
 from physim.errors import InputError
 from physim.trusted import doubt_of_folder
+from physim.waits import compiling
 
 # Of an error; more is of no use to anyone.
 _LONGEST_LINE = 1000
 _GARBAGE = (200_000, 50, 50)
+_COMPILING = "physim: compiling, once on this machine; the next such command starts at once"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -98,6 +100,7 @@ def main() -> None:
     # XLA's remarks on its own work are not for whoever asks for a prediction.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     _shun_cache_of_others()
+    compiling.tell(lambda: print_line(_COMPILING, err=True))
     # A terminal that cannot show a letter gets another one.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
