@@ -21,6 +21,7 @@ from physim.cli.capacity import capacity
 from physim.cli.compare import compare
 from physim.cli.console import print_line
 from physim.cli.crossval import crossval
+from physim.cli.demo import demo
 from physim.cli.doctor import doctor
 from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
@@ -49,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Predicts what an LLM server will do, from a config.json, a GPU and a load.",
 )
+app.command()(demo)
 app.command()(predict)
 app.command()(capacity)
 app.command()(compare)
