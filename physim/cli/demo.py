@@ -124,9 +124,10 @@ def _print_picture(case: Case) -> None:
             f"{one.requests_per_s:.3g} req/s ({share:.0%})",
             "-" if one.itl_s is None else f"{one.itl_s * 1e3:.1f} ms",
             "-" if one.ttft_s is None else f"{one.ttft_s * 1e3:.0f} ms",
-            f"{'█' * round(_WIDTH * (one.ttft_s or 0.0) / longest):<{_WIDTH}}",
+            ("█" * round(_WIDTH * (one.ttft_s or 0.0) / longest)).ljust(_WIDTH, "·"),
         ]
         for share, one in found
     ]
+    print_line("")
     print_line("TTFT and ITL against the load, as shares of the highest rate:")
     stdout().print(table_of(["rate", "ITL", "TTFT", ""], rows))

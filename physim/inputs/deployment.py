@@ -11,7 +11,7 @@ from numbers import Real
 
 from physim.engines.engine import Engine, engine_named, engines
 from physim.engines.host_memory import HostMemory
-from physim.engines.profile import EngineProfile, load_engine
+from physim.engines.profile import EngineProfile, load_engine, shipped_engines
 from physim.errors import InputError
 from physim.inputs.acceptance import MOST_DRAFTS, acceptance_of_family, by_position
 from physim.inputs.engine_request import EngineRequest
@@ -173,6 +173,10 @@ class Deployment(EngineRequest):
         """
         profile = load_engine(self.engine, self.engine_version)
         engine = engine_named(profile.engine)
+        if gpu.maker == "amd" and not engine.rocm_image:
+            problem = f"{engine.name} does not run on AMD's GPUs, of which {gpu.key} is one"
+            others = [one for one in shipped_engines() if engine_named(one).rocm_image]
+            raise InputError("engine", problem, f"use {' or '.join(others)}")
         check_layout(model, self.parallelism, engine)
         self._check_options(engine)
         # Layers that attend in chunks were made for contexts of many of them, which take more than
