@@ -567,6 +567,41 @@ def test_an_engine_that_would_not_start_says_what_fits():
     assert case.server.kv.tokens == 7616
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "fits"),
+    [
+        (
+            "Qwen/Qwen3-32B",
+            {"gpu": "h100_sxm"},
+            ["tp 2", "Qwen/Qwen3-32B-FP8", "kv_cache_dtype fp8"],
+        ),
+        ("Qwen/Qwen3-14B", {"gpu": "l4"}, ["tp 4"]),
+        ("meta-llama/Llama-3.3-70B-Instruct", {"gpu": "l40s", "tp": 4}, ["tp 8"]),
+        ("deepseek-ai/DeepSeek-V3", {"gpu": "h100_sxm", "tp": 4}, ["tp 16"]),
+    ],
+)
+def test_what_does_not_fit_says_what_would(model, options, fits):
+    with pytest.raises(InputError) as caught:
+        physim.Case.from_options(model, **options)
+    found = str(caught.value).partition("what fits: ")[2].split(", or ")
+    assert set(fits) <= set(found)
+    for one in found:
+        change = {"model": one}
+        if " " in one:
+            pairs = [part.split() for part in one.split(" and ")]
+            change = {name: int(told) if told.isdigit() else told for name, told in pairs}
+        physim.Case.attempted(**{"model": model, **options, **change})
+    if fits[0].startswith("tp"):
+        less = int(fits[0].split()[1]) // 2
+        with pytest.raises(InputError):
+            physim.Case.attempted(model, **{**options, "tp": less})
+
+
+def test_attempts_do_not_search_what_fits():
+    with pytest.raises(InputError, match=r"take a larger GPU$"):
+        physim.Case.attempted("Qwen/Qwen3-14B", gpu="l4")
+
+
 def test_what_memory_is_for_adds_up():
     case = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
     memory = case.server.memory

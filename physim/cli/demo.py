@@ -97,7 +97,7 @@ def _least(model: str, gpu: str, rate: float, prompt: int, answer: int) -> Case:
     refusal: InputError | None = None
     for tp in _TPS:
         try:
-            return Case.from_options(
+            return Case.attempted(
                 model, gpu=gpu, tp=tp, rate=rate, input_tokens=prompt, output_tokens=answer
             )
         except InputError as error:

@@ -22,6 +22,7 @@ from physim.inputs.pool_load import pool_load, shared_out
 from physim.inputs.request_lengths import RequestLengths
 from physim.inputs.scenario import taken_of_server
 from physim.inputs.stages import Stage
+from physim.inputs.what_fits import TooLargeError, what_fits
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
@@ -114,6 +115,30 @@ class Case:
 
         Raises:
             InputError: An option is unknown, some part cannot be used, or they do not go together.
+        """
+        try:
+            return cls.attempted(model, **options)
+        except TooLargeError as error:
+            # What pools have of their own is not searched.
+            if isinstance(model, Case) or any(name in options for name in _FLEET):
+                raise
+            given = {name: value for name, value in options.items() if value is not None}
+            fits = what_fits(str(model), given, cls.attempted)
+            if not fits:
+                raise
+            remedy = f"{error.remedy}; what fits: {', or '.join(fits)}"
+            raise InputError(error.where, error.what, remedy) from None
+
+    @classmethod
+    def attempted(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
+        """As `from_options`, without a search for what would fit: for attempts by the thousand.
+
+        Args:
+            model: As `from_options` takes it.
+            **options: Likewise.
+
+        Raises:
+            InputError: Likewise.
         """
         if isinstance(model, Case):
             if options:
