@@ -20,6 +20,7 @@ from physim.errors import InputError
 from physim.inputs.attempts import layout_axes
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
+from physim.inputs.lengths import Lengths, cached_part
 from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.measured.schema import ENGINE_COLUMNS
 from physim.models.aliases import aliases
@@ -742,3 +743,33 @@ def test_a_degree_to_try_is_a_positive_integer():
     assert [*layout_axes([1, 2], [1], [1], [1])] == ["tp", "pp", "dp", "ep"]
     with pytest.raises(InputError, match=r"^dps: 0 is not a positive integer"):
         layout_axes([1], [1], [2, 0], [1])
+
+
+@pytest.mark.parametrize(
+    ("told", "prompt", "tokens"),
+    [
+        ("600", 1000.0, 600.0),
+        (0.0, None, 0.0),
+        ("60%", 1000.0, 600.0),
+        (" 12.5 %", 800, 100.0),
+        ("50%", Lengths.normal(600, 100), 300.0),
+    ],
+)
+def test_cached_parts_are_tokens_or_hit_rates(told, prompt, tokens):
+    assert cached_part(told, "--cached", prompt) == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(
+    ("told", "prompt", "complaint"),
+    [
+        ("most", 9, "'most' is neither a number of tokens nor a hit rate; write 600, or 60%"),
+        ("%", 9, "neither a number"),
+        ("100%", 9, "'100%' is not from 0 to below 100%"),
+        ("-1%", 9, "is not from 0"),
+        ("nan%", 9, "is not from 0"),
+        ("60%", None, "is a share of prompts that differ; give tokens"),
+    ],
+)
+def test_cached_parts_that_are_none(told, prompt, complaint):
+    with pytest.raises(InputError, match=complaint):
+        cached_part(told, "--cached", prompt)

@@ -194,6 +194,16 @@ def test_a_grid_takes_the_commands_names(tmp_path, grid):
     assert read.axes == {**CaseGrid.read(grid).axes, **more}
 
 
+def test_a_hit_rate_is_of_the_prompts_of_its_case(tmp_path):
+    path = tmp_path / "grid.yaml"
+    lines = GRID.replace("tp: [1, 2, 3]", 'tp: 2\ncached: "50%"')
+    path.write_text(lines.replace("steps: 5", "steps: 1"))
+    assert physim.sweep(path, tmp_path / "out", size=8, jobs=1) == 4
+    frame = pd.read_parquet(tmp_path / "out")
+    assert set(frame["problem"]) == {""}
+    assert set(frame["cached_tokens"]) == {"50%"}
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

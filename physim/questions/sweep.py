@@ -37,7 +37,7 @@ from physim.inputs.attempts import attempts
 from physim.inputs.case import Case, check_names, option_names
 from physim.inputs.fleet import pool_text
 from physim.inputs.fleet_request import FleetRequest
-from physim.inputs.lengths import Lengths
+from physim.inputs.lengths import Lengths, cached_part
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
@@ -335,6 +335,9 @@ def _typed(options: Mapping[str, Value]) -> dict[str, Any]:
     for name in _LENGTHS:
         if isinstance(own.get(name), str):
             own[name] = Lengths.parse(own[name], name)
+    if isinstance(own.get("cached_tokens"), str):
+        prompt = own.get("input_tokens")
+        own["cached_tokens"] = cached_part(own["cached_tokens"], "cached_tokens", prompt)
     if isinstance(own.get("lengths"), str):
         own["lengths"] = RequestLengths.read(own["lengths"])
     if isinstance(own.get("arrival"), str):
