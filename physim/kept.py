@@ -26,6 +26,7 @@ import numpy as np
 from physim import compiled, sources
 from physim.printable import printable
 from physim.trusted import doubt_of_folder
+from physim.waits import compiling
 
 _log = logging.getLogger(__name__)
 
@@ -119,9 +120,10 @@ class Kept(Generic[*Arguments, Result]):
             structures.append(structure)
             return found
 
-        lowered = jax.jit(flat, compiler_options=options, keep_unused=True).lower(*leaves)
-        with _out_of_jaxs_cache():
-            made = lowered.compile()
+        with compiling.once(), _out_of_jaxs_cache():
+            made = (
+                jax.jit(flat, compiler_options=options, keep_unused=True).lower(*leaves).compile()
+            )
         (structure,) = structures
         if place is not None:
             # A tree of some other library's classes cannot be kept, nor anything on a full disk.

@@ -19,6 +19,7 @@ import typer
 
 import physim.cli
 from physim.errors import InputError
+from physim.waits import compiling
 
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -48,7 +49,7 @@ def run(*arguments: object, columns: str = "100") -> Run:
             physim.cli.main()
         except SystemExit as end:
             code = end.code
-    return Run(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+    return Run(code if isinstance(code, int) else 0, out.getvalue(), _said(err.getvalue()))
 
 
 @contextlib.contextmanager
@@ -61,6 +62,7 @@ def _as_it_was() -> Iterator[None]:
     finally:
         gc.set_threshold(*thresholds)
         signal.signal(signal.SIGTERM, handler)
+        compiling.tell(None)
 
 
 def refused(*arguments: object) -> str:
@@ -81,4 +83,10 @@ def process(*arguments: object, **environment: str) -> Run:
         check=False,
         env={**os.environ, **OFFLINE, "COLUMNS": "100", **environment},
     )
-    return Run(done.returncode, done.stdout, done.stderr)
+    return Run(done.returncode, done.stdout, _said(done.stderr))
+
+
+def _said(stderr: str) -> str:
+    """What a command said but for the wait that a machine has once, or had before."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("physim: compiling"))

@@ -362,6 +362,7 @@ _BELOW = "is what other readers read by"
 READERS: dict[str, tuple[str, ...] | str] = {
     "physim.cli": "opens what swallows output",
     "physim.cli.comma_lists": ("words",),
+    "physim.cli.doctor": "reads what the kernel says of the processor",
     "physim.cli.fleet_options": "numbers of `comma_lists`",
     "physim.cli.prices": ("words",),
     "physim.cli.sweep": _OURS,

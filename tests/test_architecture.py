@@ -226,9 +226,9 @@ def test_layers_without_a_window_among_those_with_one():
 
 def test_another_class_is_read_as_one_that_is_asked_for():
     config = dict(LLAMA) | {"architectures": ["FooForCausalLM"]}
-    with pytest.raises(InputError, match=r"if it has .*'s layout, pass --as") as caught:
+    with pytest.raises(InputError, match="fit the layouts of LlamaForCausalLM") as caught:
         read_architecture(config, "foo")
-    assert "--as " in str(caught.value)
+    assert "pass --as LlamaForCausalLM" in str(caught.value)
     model = read_architecture(config, "foo", "LlamaForCausalLM")
     plain = read_architecture(dict(LLAMA) | {"architectures": ["LlamaForCausalLM"]}, "foo")
     assert model.parameters == plain.parameters
@@ -239,6 +239,60 @@ def test_another_class_is_read_as_one_that_is_asked_for():
         read_architecture(config | {"num_experts": 8}, "foo", "LlamaForCausalLM")
     with pytest.raises(InputError, match="multi-head latent attention"):
         read_architecture(config | {"kv_lora_rank": 8}, "foo", "LlamaForCausalLM")
+
+
+PLAIN_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+MIXED = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024}
+
+
+@pytest.mark.parametrize(
+    ("says", "more", "first", "others"),
+    [
+        ("AfooForCausalLM", {}, "LlamaForCausalLM", "ArceeForCausalLM .*no gate in its MLP"),
+        ("Qwen9ForCausalLM", {}, "Qwen3ForCausalLM", "Qwen2ForCausalLM .*a bias of queries"),
+        (
+            "AfooForCausalLM",
+            {"sliding_window": 512},
+            "MistralForCausalLM",
+            "norms of queries and keys",
+        ),
+        ("AfooForCausalLM", MIXED, "Glm4MoeForCausalLM", "norms of queries and keys"),
+        ("Qwen9ForCausalLM", MIXED, "Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM"),
+        ("AfooForCausalLM", {"foo_rank": 4}, "LlamaForCausalLM", "no class reads foo_rank"),
+    ],
+)
+def test_an_unknown_class_is_likened_by_its_fields(says, more, first, others):
+    config = PLAIN_8B | more | {"architectures": [says]}
+    with pytest.raises(InputError, match=others) as caught:
+        read_architecture(config, "foo")
+    line = str(caught.value)
+    assert f"fit the layouts of {first}" in line
+    assert f"pass --as {first}" in line
+    assert len(line) < 1000
+
+
+def test_fields_without_a_reader_are_named():
+    config = PLAIN_8B | {"architectures": ["LlamaForCausalLM"]}
+    assert read_architecture(config, "foo").note == ""
+    plain = config | {"rope_theta": 1e4, "hidden_act": "silu", "foo_rank": 0}
+    assert read_architecture(plain, "foo").note == ""
+    odd = config | {"foo_rank": 4, "gate_mix": True}
+    assert "no reader of foo_rank, gate_mix, left out" in read_architecture(odd, "foo").note
+    windowed = config | {"architectures": ["FooForCausalLM"], "sliding_window": 512}
+    assert (
+        "no reader of sliding_window" in read_architecture(windowed, "foo", "LlamaForCausalLM").note
+    )
+    none = windowed | {"num_attention_heads": None}
+    with pytest.raises(InputError, match="as LlamaForCausalLM, num_attention_heads is missing"):
+        read_architecture(none, "foo")
 
 
 LLAMA4 = {"num_local_experts": 4, "num_experts_per_tok": 1}

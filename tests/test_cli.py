@@ -37,6 +37,11 @@ def test_predict_prints_json():
     assert prediction["ttft_s"] < prediction["e2e_s"]
 
 
+def test_a_hit_rate_is_said_in_percent():
+    share, tokens = (physim(*PREDICT, "--cached", one, "--json").stdout for one in ("50%", "393"))
+    assert json.loads(share) == json.loads(tokens)
+
+
 def test_saturation_is_no_error():
     run = physim(*PREDICT, "--rate", "100000")
     assert run.returncode == 0
@@ -602,7 +607,15 @@ def test_a_terminal_that_knows_ascii_alone_is_written_to():
 
 COMMANDS = [
     *([one] for one in ("predict", "capacity", "compare", "explain", "report", "evaluate", "fit")),
-    *(["crossval"], ["table"], ["data", "read"], ["data", "convert"], ["grids", "build"]),
+    *(
+        ["doctor"],
+        ["crossval"],
+        ["table"],
+        ["data", "template"],
+        ["data", "read"],
+        ["data", "convert"],
+        ["grids", "build"],
+    ),
     *(["show", one] for one in ("models", "gpus", "engines", "components", "fit", "fits")),
 ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from limits_by_hand import config_of
 
 import physim
@@ -22,8 +23,10 @@ from physim.engines.engine import LaunchCommand, engine_named
 from physim.engines.profile import load_engine, shipped_engines
 from physim.errors import InputError
 from physim.grids.store import load_grid, tables
+from physim.inputs.case import Case
+from physim.models.lookup import checkpoint_of
 from physim.prediction.arrays import step_model_of
-from physim.prediction.commands import manifest_of, serve_command
+from physim.prediction.commands import bench_command, manifest_of, missing_for, serve_command
 from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, Workload
@@ -302,6 +305,51 @@ def test_an_engine_that_is_added_predicts_recommends_and_launches(added, monkeyp
     found = physim.recommend("Qwen/Qwen3-8B", slo=["ttft_mean=1s"], **where, **limits, **options)
     assert found.to_dict()["choices"][0]["command"] == "newest Qwen/Qwen3-8B"
     assert "newest/newest:1.0.0" in manifest_of(found.choices[0].case, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "image"),
+    [
+        ("h100_sxm", "vllm", "vllm/vllm-openai:v"),
+        ("mi300x", "vllm", "vllm/vllm-openai-rocm:v"),
+        ("mi325x", "sglang", "lmsysorg/sglang:v0.5.14-rocm700-mi30x"),
+        ("mi355x", "sglang", "lmsysorg/sglang:v0.5.14-rocm700-mi35x"),
+    ],
+)
+def test_manifests_ask_for_the_makers_gpus_and_image(gpu, engine, image):
+    case = Case.from_options("Qwen/Qwen3-8B", gpu=gpu, engine=engine, tp=2)
+    server, _ = yaml.safe_load_all(manifest_of(case, 1))
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith(image)
+    maker = "amd" if gpu.startswith("mi") else "nvidia"
+    assert container["resources"]["limits"] == {f"{maker}.com/gpu": 2}
+
+
+def test_an_engine_that_does_not_run_on_a_gpu_is_refused():
+    with pytest.raises(InputError) as caught:
+        Case.from_options("Qwen/Qwen3-8B", gpu="mi300x", engine="trtllm")
+    told = "engine: trtllm does not run on AMD's GPUs, of which mi300x is one; use sglang or vllm"
+    assert str(caught.value) == told
+
+
+def test_the_command_of_a_config_file_is_its_folders(tmp_path):
+    config = data.folder("model_configs") / "Qwen--Qwen3-8B.json"
+    path = tmp_path / "config.json"
+    path.write_text(config.read_text())
+    case = Case.from_options(str(path), gpu="h100_sxm", rate=1.0, input_tokens=9, output_tokens=9)
+    assert serve_command(case).startswith(f"vllm serve {tmp_path} ")
+    assert f"--model {tmp_path} " in bench_command(case)
+    told = f"{tmp_path} lacks weights (*.safetensors) and a tokenizer: add that, or name the"
+    assert missing_for(case).startswith(told)
+    other = path.rename(tmp_path / "mine.json")
+    assert "lacks mine.json under the name config.json and" in checkpoint_of(str(other))[1]
+    path.write_text(config.read_text())
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
+    for name in (path, tmp_path):
+        assert checkpoint_of(str(name)) == (str(tmp_path), "")
+    for name in ("Qwen/Qwen3-8B", "x" * 999, "\0"):
+        assert checkpoint_of(name) == (name, "")
 
 
 def test_the_largest_cuda_graph_is_a_choice():

@@ -1,6 +1,8 @@
 """Predictions against measured runs, and tables that are not in order."""
 
 import json
+import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -8,11 +10,14 @@ import pytest
 
 import physim
 from physim.errors import InputError
+from physim.inputs.case import Case
 from physim.measured.run_cases import cached_tokens, case_of, different_prompts
-from physim.measured.runs_csv import read_tables
-from physim.measured.schema import RunRow
+from physim.measured.runs_csv import read_tables, unread_columns
+from physim.measured.schema import REQUIRED, RunRow
+from physim.measured.template import template
 from physim.plot import draw_groups
 from physim.validation.by_group import by_group
+from physim.validation.doubts import doubts
 from physim.validation.evaluation import batch_of
 from physim.validation.suspects import suspect
 
@@ -178,7 +183,6 @@ def test_where(tmp_path):
         ({"max_num_seqs": "9" * 5000}, "line 3: max_num_seqs: 999"),
         ({"gpu_memory_utilization": 90}, "line 3: gpu_memory_utilization: 90"),
         ({"prefix_caching": "maybe"}, "line 3: prefix_caching: maybe is neither true nor false"),
-        ({"prefix_caching": ""}, "line 3: prefix_caching: is empty"),
         ({"async_scheduling": "2"}, "line 3: async_scheduling: 2 is neither true nor false"),
         ({"prompt_groups": -1}, "line 3: prompt_groups: -1 is below 0"),
         ({"arrival": "bursty"}, "line 3: arrival: bursty is unknown; use one of 'constant'"),
@@ -220,6 +224,85 @@ def test_stages_of_a_run_share_a_server(tmp_path, change, complaint):
     rows = read_tables([table(tmp_path, {}, {"stage": 1, **change})]).rows
     with pytest.raises(InputError, match=complaint):
         case_of(rows, None)
+
+
+MINIMAL = {
+    name: value
+    for name, value in ROW.items()
+    if name
+    not in (
+        *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"),
+        *("prefix_caching", "prompt_groups"),
+    )
+}
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt_groups": math.nan, "prefix_caching": math.nan}])
+def test_what_has_a_default_need_not_be_given(tmp_path, given):
+    path = tmp_path / "runs.csv"
+    pd.DataFrame([MINIMAL | given]).to_csv(path, index=False)
+    ((one,),) = (read_tables([path]).rows,)
+    assert (one.row.prefix_caching, one.row.prompt_groups) == (True, 0)
+    case = case_of([one], None)
+    assert case.server.sizes.max_num_seqs == 1024
+    assert case.demanded.cached_tokens == 0
+
+
+def test_a_table_to_fill_in_is_the_least_that_is_read(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(template())
+    assert [one.row.rate_rps for one in read_tables([path]).rows] == [2, 8]
+    assert set(pd.read_csv(path)) == {*REQUIRED, "ttft_mean", "e2e_mean"}
+    assert unread_columns([path]) == {}
+
+
+def test_columns_that_are_not_read_are_named(tmp_path):
+    path = table(tmp_path, {"kv_dtype": "fp8", "colour": "red", "ttft_p99": 1, "note": "?"})
+    assert unread_columns([path]) == {"kv_dtype": "kv_cache_dtype", "colour": ""}
+
+
+def _compared(gpu="h100_sxm", itl=1.0, rate=2.0, ttft=0.02, seats=128):
+    case = Case.from_options(
+        "Qwen/Qwen3-8B",
+        gpu=gpu,
+        rate=rate,
+        input_tokens=575,
+        output_tokens=248,
+        max_num_seqs=seats,
+    )
+    pairs = {"e2e": (ttft + 1.8 * itl, 1.82), "ttft": (ttft, 0.02), "itl": (0.0073 * itl, 0.0073)}
+    metrics = {
+        f"{name}_mean": {"observed": seen, "predicted": told}
+        for name, (seen, told) in pairs.items()
+    }
+    return {"experiment": "run", "stage": 0, "hardware": gpu, "metrics": metrics}, case
+
+
+@pytest.mark.parametrize(
+    ("given", "doubt"),
+    [
+        ({}, None),
+        # 120 a minute: 120 x 1.8 s = 216 requests in 128 seats.
+        (
+            {"rate": 120},
+            r"216 requests decoding \(Little's law\) in 128 seats; is rate_rps per min",
+        ),
+        # 900 x 823 tokens x 2 x 6.95e9 FLOP is 5.2 times the 1.979e15 FLOP/s of fp8.
+        ({"rate": 900, "seats": 4096}, r"takes 5\.2 times the peak FLOP/s of its GPUs"),
+        # They may have queued.
+        ({"rate": 120, "ttft": 30.0}, None),
+        ({"rate": 70}, None),
+        # 3.35 TB/s of an H100 SXM, 2.0 of an A100.
+        ({"itl": 1.66}, "1.66 times what is predicted: another GPU"),
+        ({"itl": 1.2}, None),
+    ],
+)
+def test_rows_that_cannot_be_are_doubted(given, doubt):
+    row, case = _compared(**given)
+    found = doubts([row], [case])
+    assert len(found) == (doubt is not None)
+    if doubt:
+        assert re.search(doubt, found[0])
 
 
 def test_a_stage_is_there_once(tmp_path):

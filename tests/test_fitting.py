@@ -1,5 +1,6 @@
 """Fits: runs made with known corrections are recovered, bad rows resisted, files kept in order."""
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -490,6 +491,22 @@ def test_crossvals_refuse_to_freeze_what_is_no_correction(runs):
         crossval_in_time([runs], "steps.csv", frozen=("experts", "typo"))
     with pytest.raises(InputError, match="prior scale: -1 is not positive"):
         crossval([runs], prior_scale=-1.0)
+
+
+def test_crossval_compares_with_the_fit_that_it_starts_from(runs, tmp_path):
+    path = tmp_path / "truth.json"
+    Fit("truth", offsets={("shared", "all"): flat(TRUTH)}).write(path)
+    found = crossval([runs], "model", methods=("unfitted", "zero-shot"), base=path)
+    errors = {(one["method"], one["metric"]): one["mape"] for one in found.summary}
+    assert errors["unfitted", "itl"] == pytest.approx(0, abs=0.1)
+    assert errors["zero-shot", "itl"] > 2
+
+
+def test_crossval_refuses_rows_that_its_fit_knows(runs, tmp_path):
+    path, known = tmp_path / "fit.json", hashlib.sha256(runs.read_bytes()).hexdigest()
+    Fit("mine", record={"data": {"runs.csv": known}}).write(path)
+    with pytest.raises(InputError, match="already; start from another"):
+        crossval([runs], base=path)
 
 
 def test_crossval_refuses_what_it_cannot_do(runs):

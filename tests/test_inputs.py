@@ -20,6 +20,7 @@ from physim.errors import InputError
 from physim.inputs.attempts import layout_axes
 from physim.inputs.deployment import Deployment
 from physim.inputs.engine_request import EngineOptions
+from physim.inputs.lengths import Lengths, cached_part
 from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.measured.schema import ENGINE_COLUMNS
 from physim.models.aliases import aliases
@@ -567,6 +568,41 @@ def test_an_engine_that_would_not_start_says_what_fits():
     assert case.server.kv.tokens == 7616
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "fits"),
+    [
+        (
+            "Qwen/Qwen3-32B",
+            {"gpu": "h100_sxm"},
+            ["tp 2", "Qwen/Qwen3-32B-FP8", "kv_cache_dtype fp8"],
+        ),
+        ("Qwen/Qwen3-14B", {"gpu": "l4"}, ["tp 4"]),
+        ("meta-llama/Llama-3.3-70B-Instruct", {"gpu": "l40s", "tp": 4}, ["tp 8"]),
+        ("deepseek-ai/DeepSeek-V3", {"gpu": "h100_sxm", "tp": 4}, ["tp 16"]),
+    ],
+)
+def test_what_does_not_fit_says_what_would(model, options, fits):
+    with pytest.raises(InputError) as caught:
+        physim.Case.from_options(model, **options)
+    found = str(caught.value).partition("what fits: ")[2].split(", or ")
+    assert set(fits) <= set(found)
+    for one in found:
+        change = {"model": one}
+        if " " in one:
+            pairs = [part.split() for part in one.split(" and ")]
+            change = {name: int(told) if told.isdigit() else told for name, told in pairs}
+        physim.Case.attempted(**{"model": model, **options, **change})
+    if fits[0].startswith("tp"):
+        less = int(fits[0].split()[1]) // 2
+        with pytest.raises(InputError):
+            physim.Case.attempted(model, **{**options, "tp": less})
+
+
+def test_attempts_do_not_search_what_fits():
+    with pytest.raises(InputError, match=r"take a larger GPU$"):
+        physim.Case.attempted("Qwen/Qwen3-14B", gpu="l4")
+
+
 def test_what_memory_is_for_adds_up():
     case = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", tp=2)
     memory = case.server.memory
@@ -707,3 +743,33 @@ def test_a_degree_to_try_is_a_positive_integer():
     assert [*layout_axes([1, 2], [1], [1], [1])] == ["tp", "pp", "dp", "ep"]
     with pytest.raises(InputError, match=r"^dps: 0 is not a positive integer"):
         layout_axes([1], [1], [2, 0], [1])
+
+
+@pytest.mark.parametrize(
+    ("told", "prompt", "tokens"),
+    [
+        ("600", 1000.0, 600.0),
+        (0.0, None, 0.0),
+        ("60%", 1000.0, 600.0),
+        (" 12.5 %", 800, 100.0),
+        ("50%", Lengths.normal(600, 100), 300.0),
+    ],
+)
+def test_cached_parts_are_tokens_or_hit_rates(told, prompt, tokens):
+    assert cached_part(told, "--cached", prompt) == pytest.approx(tokens)
+
+
+@pytest.mark.parametrize(
+    ("told", "prompt", "complaint"),
+    [
+        ("most", 9, "'most' is neither a number of tokens nor a hit rate; write 600, or 60%"),
+        ("%", 9, "neither a number"),
+        ("100%", 9, "'100%' is not from 0 to below 100%"),
+        ("-1%", 9, "is not from 0"),
+        ("nan%", 9, "is not from 0"),
+        ("60%", None, "is a share of prompts that differ; give tokens"),
+    ],
+)
+def test_cached_parts_that_are_none(told, prompt, complaint):
+    with pytest.raises(InputError, match=complaint):
+        cached_part(told, "--cached", prompt)

@@ -30,6 +30,7 @@ from physim.grids.efficiency import Grid
 from physim.inputs.profile import Window
 from physim.measured.steps import MeasuredSteps
 from physim.metrics import METRICS
+from physim.models.lookup import checkpoint_of
 from physim.plot import loads, report
 from physim.plot.figures import literal, new_figure
 from physim.plot.pareto import draw_tradeoff
@@ -292,7 +293,8 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
     monkeypatch.setattr(physim, "predict", lambda *_, **__: prediction, raising=False)
     words = ["predict", model, "--gpu", place / "gpu.json", *LOAD]
     code, out, err = run(*words, "--slo", "ttft=500ms", "--serve-command")
-    assert (code, err) == (0, "")
+    named, lacks = checkpoint_of(str(model))
+    assert (code, err) == (0, f"physim: note: {printable(lacks)}\n" if lacks else "")
     lines = out.splitlines()
     assert lines[0].startswith(f"{printable(model)} on 1 x {SHOWN}, 6 req/s constant")
     assert lines[0].endswith(f"fit: {SHOWN}")
@@ -300,8 +302,8 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
     assert f"Note: a {SHOWN}." in lines
     assert f"Beyond what was measured: a {SHOWN}, of which no kernel was measured." in lines
     serve, bench = lines[-2:]
-    assert serve.startswith(f"vllm serve {in_shell([model])} --tensor")
-    assert bench.startswith(f"vllm bench serve --model {in_shell([model])} --dataset")
+    assert serve.startswith(f"vllm serve {in_shell([named])} --tensor")
+    assert bench.startswith(f"vllm bench serve --model {in_shell([named])} --dataset")
     found = json.loads(run(*words, "--json")[1])
     assert (found["model"], found["pools"][0]["gpu"], found["fit"]) == (model, EVIL, EVIL)
 
@@ -441,7 +443,7 @@ def fitted():
     case = physim.Case.from_options(
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, input_tokens=786, output_tokens=251
     )
-    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0], case)
+    return Outcome(known, [estimate], [row], [row], left, [2.0, 1.0], case, [])
 
 
 def test_a_fit_that_is_made_is_shown(run, monkeypatch, tmp_path):
@@ -534,6 +536,8 @@ def test_commands_print_through_the_console_alone():
         "progress.py": {"rich"},
         # Of which nothing is anybody else's.
         "__init__.py": {"typer.echo"},
+        # Questions, whose words are its own.
+        "demo.py": {"rich"},
         # Tables without headings.
         "predict.py": {"rich"},
         # JSON is escaped as JSON is.

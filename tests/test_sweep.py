@@ -183,3 +183,39 @@ def test_what_cannot_be_swept(grid, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="already exists and holds no sweep"):
         physim.sweep(grid, tmp_path, resume=True)
+
+
+def test_a_grid_takes_the_commands_names(tmp_path, grid):
+    path = tmp_path / "grid.yaml"
+    lines = GRID.replace("input_tokens", "input").replace("output_tokens", "--output")
+    path.write_text(lines + "max-num-seqs: 64\nas: LlamaForCausalLM\n")
+    read = CaseGrid.read(path)
+    more = {"max_num_seqs": [64], "read_as": ["LlamaForCausalLM"]}
+    assert read.axes == {**CaseGrid.read(grid).axes, **more}
+
+
+def test_a_hit_rate_is_of_the_prompts_of_its_case(tmp_path):
+    path = tmp_path / "grid.yaml"
+    lines = GRID.replace("tp: [1, 2, 3]", 'tp: 2\ncached: "50%"')
+    path.write_text(lines.replace("steps: 5", "steps: 1"))
+    assert physim.sweep(path, tmp_path / "out", size=8, jobs=1) == 4
+    frame = pd.read_parquet(tmp_path / "out")
+    assert set(frame["problem"]) == {""}
+    assert set(frame["cached_tokens"]) == {"50%"}
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("input: 5", "option 'input': is input_tokens, which is there already; give one"),
+        ("inputs: 5", "option 'inputs': is unknown; did you mean input_tokens?"),
+        ("max-num-seq: 5", "option 'max_num_seq': is unknown; did you mean max_num_seqs?"),
+        ("enable-lora: true", "option 'enable_lora': adapters .LoRA. are not modelled; leave"),
+        ("max_loras: 4", "option 'max_loras': adapters .LoRA. are not modelled"),
+    ],
+)
+def test_names_that_a_grid_does_not_take(tmp_path, line, complaint):
+    path = tmp_path / "grid.yaml"
+    path.write_text(f"{GRID}{line}\n")
+    with pytest.raises(InputError, match=complaint):
+        CaseGrid.read(path)

@@ -21,6 +21,8 @@ from physim.cli.capacity import capacity
 from physim.cli.compare import compare
 from physim.cli.console import print_line
 from physim.cli.crossval import crossval
+from physim.cli.demo import demo
+from physim.cli.doctor import doctor
 from physim.cli.evaluate import evaluate
 from physim.cli.explain import explain
 from physim.cli.fit import fit
@@ -36,10 +38,12 @@ from physim.cli.table import table
 from physim.data import FULL
 from physim.errors import InputError
 from physim.trusted import doubt_of_folder
+from physim.waits import compiling
 
 # Of an error; more is of no use to anyone.
 _LONGEST_LINE = 1000
 _GARBAGE = (200_000, 50, 50)
+_COMPILING = "physim: compiling, once on this machine; the next such command starts at once"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Predicts what an LLM server will do, from a config.json, a GPU and a load.",
 )
+app.command()(demo)
 app.command()(predict)
 app.command()(capacity)
 app.command()(compare)
@@ -62,6 +67,7 @@ app.command()(crossval)
 app.command()(table)
 app.command()(sweep)
 app.command()(serve)
+app.command()(doctor)
 app.add_typer(export.app, name="export")
 app.add_typer(data.app, name="data")
 app.add_typer(show.app, name="show")
@@ -98,6 +104,7 @@ def main() -> None:
     # XLA's remarks on its own work are not for whoever asks for a prediction.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     _shun_cache_of_others()
+    compiling.tell(lambda: print_line(_COMPILING, err=True))
     # A terminal that cannot show a letter gets another one.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

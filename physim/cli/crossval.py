@@ -10,6 +10,7 @@ import typer
 from physim.cli.comma_lists import names_in
 from physim.cli.console import stdout, table_of
 from physim.cli.output_options import AsJson, Out, Plot, print_json, writable, write
+from physim.cli.run_tables import name_unread_columns
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,18 +36,21 @@ def crossval(
     methods: Annotated[
         str,
         typer.Option(
-            help="By commas: physim, zero-shot, all levels; blackbox, ridge, boosted; "
-            "or an ablation: no residual, constant MFU, additive host; unfitted: weighted-average, "
-            "smooth-weighted."
+            help="By commas: physim, unfitted (what it starts from), zero-shot, all levels; "
+            "blackbox, ridge, boosted; or an ablation: no residual, constant MFU, additive host; "
+            "or of zero-shot: weighted-average, smooth-weighted."
         ),
-    ] = "physim,zero-shot",
+    ] = "physim,unfitted,zero-shot",
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
     base: Annotated[
         str,
-        typer.Option("--from", help="The fit that each starts from; it must not know the rows."),
-    ] = "none",
+        typer.Option(
+            "--from",
+            help="The fit that each starts from, as `physim fit`; it must not know the rows.",
+        ),
+    ] = "default",
     freeze: Annotated[str, typer.Option(help="Corrections that stay as they are, by commas.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     csv_out: Annotated[
@@ -69,6 +73,7 @@ def crossval(
     from physim.validation.crossval import crossval as validate
     from physim.validation.temporal_holdout import crossval_in_time
 
+    name_unread_columns(tables)
     frozen = names_in(freeze)
     with running("cross-validating") as say:
         if leave_out == "time":

@@ -193,6 +193,25 @@ def _print_counted(paths: Sequence[Path], interval: float | None, out: Path | No
 
 
 @app.command()
+def template(
+    out: Annotated[Path, typer.Option(help="CSV to write.", callback=writable)],
+) -> None:
+    """Write a table of measured runs to fill in, with the columns that it needs and no others.
+
+    For example:
+
+    physim data template --out runs.csv
+    """
+    from physim.data import replacing
+    from physim.measured import template as runs
+
+    with replacing(out) as temporary:
+        temporary.write_text(runs.template())
+    print_line(f"written to {out}: seconds, tokens, and requests per second")
+    print_line(f"columns that may be added: {', '.join(runs.OPTIONAL)}")
+
+
+@app.command()
 def convert(
     kind: Annotated[
         str,

@@ -11,6 +11,7 @@ import typer
 from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Out, Plot, print_json, write
+from physim.cli.run_tables import name_unread_columns
 from physim.cli.subject_options import FitName
 from physim.metrics import METRICS
 
@@ -70,6 +71,7 @@ def evaluate(
 
     names = names_in(by)
     check_names(names)
+    name_unread_columns(tables)
     with running("predicting"):
         evaluation = physim.evaluate(tables, fit, where, method, timeout, seed, intervals)
     content = evaluation.to_dict()
@@ -101,6 +103,8 @@ def _print_evaluation(
     groups: Sequence[Mapping[str, Any]],
     explain: bool,
 ) -> None:
+    from physim.validation.doubts import doubts
+
     console = stdout()
     if worst > 0:
         count = len(evaluation.rows)
@@ -113,6 +117,8 @@ def _print_evaluation(
     if groups:
         console.print("mean errors by group, percent, and rows within their interval")
         console.print(_groups(names, groups))
+    for line in doubts(evaluation.rows, evaluation.cases):
+        console.print(line, style="yellow")
     for line in by_reason(evaluation.skipped):
         console.print(f"skipped {line}", style="yellow")
     for line in _left_out(evaluation):

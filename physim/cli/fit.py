@@ -11,6 +11,7 @@ import typer
 from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
+from physim.cli.run_tables import name_unread_columns
 from physim.cli.subject_options import known_fits
 from physim.errors import InputError
 from physim.metrics import METRICS
@@ -123,6 +124,7 @@ def fit(
     physim fit --data runs.csv --freeze residual,experts --out my-gpu.json
     """
     tables, steps = tables or [], steps or []
+    name_unread_columns(tables)
     if check:
         asked_of = None if server is None else _server(server)
         _check(tables, base, where, false_alarms, steps, asked_of, context, as_json)
@@ -310,7 +312,8 @@ def _print_outcome(outcome: Outcome, told: Identified, out: Path) -> None:
             f"{one['gain']:.1%} (standard error {one['error']:.1%})"
         )
     console.print("scatter of unseen runs, beyond the fit's own uncertainty:")
-    for name, own in outcome.fit.scatter.items():
+    for name in outcome.populations:
+        own = outcome.fit.scatter.get(name, {})
         values = ", ".join(f"{METRICS[metric].label} {value:.1%}" for metric, value in own.items())
         console.print(f"  {name}: {values}")
     console.print(f"written to {out}")

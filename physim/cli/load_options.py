@@ -106,12 +106,15 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if workload is not None:
         return _of_file(workload, given)
     from physim.inputs.arrivals import arrivals_named
-    from physim.inputs.lengths import Lengths
+    from physim.inputs.lengths import Lengths, cached_part
     from physim.inputs.stages import Stage
 
+    requests = _lengths(given)
+    prompt = requests.get("input_tokens")
     return {
         **{name: value for name, value in given.items() if name not in _LENGTHS},
-        **_lengths(given),
+        **requests,
+        "cached_tokens": cached_part(given["cached_tokens"], "--cached", prompt),
         "turns": Lengths.parse(str(given["turns"]), "--turns"),
         **arrivals_named(given["arrival"]),
         "stages": tuple(Stage.parse(text) for text in given.get("stages", ())),
@@ -162,7 +165,7 @@ def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"lengths": joint.with_means(*means)}
 
 
-def requests_named(name: str | None, cached: float) -> RequestLengths | None:
+def requests_named(name: str | None, cached: str | float) -> RequestLengths | None:
     """The requests of ``--lengths``, if it is given.
 
     Args:
@@ -177,6 +180,6 @@ def requests_named(name: str | None, cached: float) -> RequestLengths | None:
 
     if name is None:
         return None
-    if cached:
+    if str(cached) not in ("0", "0.0"):
         raise InputError("--cached", "is said by --lengths too", "leave one of the two out")
     return RequestLengths.read(name)

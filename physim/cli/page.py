@@ -53,11 +53,14 @@ def page(
     physim page Qwen3-14B --gpus h100_sxm,a100_sxm --price h100_sxm=2.5 --out page.html
     """
     from physim.cli.progress import running
+    from physim.inputs.lengths import cached_part
     from physim.page.build import predicted
     from physim.page.document import write_page
 
     lengths = load.pop("lengths")
     joint = requests_named(lengths, load["cached_tokens"])
+    # Of sliders no share is known.
+    load["cached_tokens"] = cached_part(load["cached_tokens"], "--cached")
     with running("predicting"):
         found = predicted(
             model,

@@ -174,6 +174,8 @@ def predict(
         for line in commands.values():
             # To be pasted, so in one piece.
             print_line(line)
+        if serve_command:
+            _print_missing(case)
     if plot is not None:
         from physim.plot import (
             draw_by_length,
@@ -214,6 +216,15 @@ def _commands(case: Case) -> dict[str, str]:
 
     commands = serve_commands(case)
     return commands | ({"bench_command": bench_command(case)} if case.load else {})
+
+
+def _print_missing(case: Case) -> None:
+    """Prints what the command that starts a server lacks."""
+    from physim.prediction.commands import missing_for
+
+    missing = missing_for(case)
+    if missing:
+        print_line(f"physim: note: {missing}", err=True)
 
 
 def _goodput(prediction: Prediction, slo: list[str]) -> float | None:

@@ -212,6 +212,8 @@ class Engine:
         name: Its name, as in its profiles.
         launch: Makes the command that starts a server.
         image: Its container image, with ``{}`` for the version.
+        rocm_image: The same for AMD's GPUs, with another ``{}`` for their series where it goes by
+            that, such as ``mi30x``; empty where it does not run on them.
         port: The port that it listens on by default.
         kernels: Its measured kernels.
         check_layout: Refuses degrees of parallelism that it does not offer, by an `InputError`.
@@ -238,6 +240,7 @@ class Engine:
     image: str
     port: int
     kernels: KernelTables
+    rocm_image: str = ""
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
     hands_first_token: bool = True
@@ -250,6 +253,19 @@ class Engine:
     step_line: str = ""
     host_memory: HostMemory | None = None
     times_batches: bool = False
+
+    def image_for(self, version: str, gpu: str, maker: str) -> str:
+        """The container image of a version for a GPU.
+
+        Args:
+            version: The version, of three numbers.
+            gpu: The key of the GPU.
+            maker: Who made it; AMD only where ``rocm_image`` is not empty.
+        """
+        if maker != "amd":
+            return self.image.format(version)
+        # Of MI300X and MI325X (gfx942), and of MI350X and MI355X (gfx950).
+        return self.rocm_image.format(version, "mi35x" if gpu.startswith("mi35") else "mi30x")
 
     def padding(self, capability: float | None, kernel: str | None) -> tuple[int, int]:
         """What the hidden size and the width of experts in mxfp4 are padded to a multiple of.

@@ -66,6 +66,8 @@ ENGINE = Engine(
     name="sglang",
     launch=_launch,
     image="lmsysorg/sglang:v{}",
+    # docs/hardware-platforms/amd_gpu.md: images by the series of the GPU.
+    rocm_image="lmsysorg/sglang:v{}-rocm700-{}",
     port=30000,
     # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
     handover_s=0.2,

@@ -84,6 +84,7 @@ ENGINE = Engine(
     name="vllm",
     launch=_launch,
     image="vllm/vllm-openai:v{}",
+    rocm_image="vllm/vllm-openai-rocm:v{}",
     port=8000,
     check_layout=_check_layout,
     # Prompts are sent on with max_tokens 1, whose token is dropped (docs/features/disagg_prefill).

@@ -16,7 +16,7 @@ from physim import data
 from physim.corrections.calibration import TWO_SIDED_90, Scatter
 from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, unflat
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
-from physim.corrections.levels import common
+from physim.corrections.levels import common, population_of
 from physim.corrections.passport import made_on
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
@@ -70,6 +70,7 @@ class Outcome:
         left_out: Rows that were not used, each with the reason.
         losses: The loss after each step.
         case: The busiest run of the kind of server that most runs are of.
+        populations: The kinds of servers that the runs and steps are of.
     """
 
     fit: Fit
@@ -79,6 +80,7 @@ class Outcome:
     left_out: Sequence[Mapping[str, Any]]
     losses: Sequence[float]
     case: Case
+    populations: Sequence[str]
 
 
 def fit(
@@ -133,12 +135,7 @@ def fit(
     files = [Path(one) for one in ([steps] if isinstance(steps, str | Path) else steps or ())]
     before = load_fit(base)
     observed = observe(tables, where) if tables else Observed.nothing()
-    hashes = {Path(path).name: _hash(Path(path)) for path in (*tables, *files)}
-    for name_of, own in hashes.items():
-        if own in before.record.get("data", {}).values():
-            raise InputError(
-                name_of, f"is in the fit {before.name} already", "start from another (--from none)"
-            )
+    hashes = unknown_to(before, [*map(Path, tables), *files])
     trace = None
     if server is not None:
         tokens = server.server.kv.tokens
@@ -170,6 +167,25 @@ def fit(
         "seed": seed,
     }
     return concluded(observed, problem, parameters, losses, name, record, before, trace)
+
+
+def unknown_to(before: Fit, files: Sequence[Path]) -> dict[str, str]:
+    """The SHA-256 of each file, by name.
+
+    Args:
+        before: A fit.
+        files: Measurements that it must not know.
+
+    Raises:
+        InputError: It knows one, or one cannot be read.
+    """
+    hashes = {path.name: _hash(path) for path in files}
+    for name, own in hashes.items():
+        if own in before.record.get("data", {}).values():
+            raise InputError(
+                name, f"is in the fit {before.name} already", "start from another (--from none)"
+            )
+    return hashes
 
 
 def check_options(frozen: Sequence[str], prior_scale: float) -> None:
@@ -287,6 +303,7 @@ def concluded(
         observed.left_out,
         losses,
         _typical(result, observed, trace),
+        tuple(dict.fromkeys(population_of(case) for case in (*observed.cases, *served))),
     )
 
 

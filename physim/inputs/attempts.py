@@ -113,7 +113,7 @@ def attempts(
     for choice in wanted:
         try:
             own = read({**options, **choice})
-            found = Attempt(choice, Case.from_options(own.pop("model"), **own))
+            found = Attempt(choice, Case.attempted(own.pop("model"), **own))
         except InputError as error:
             found = Attempt(choice, refusal=error)
         yield found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +14,17 @@ from typing import Any, TypedDict, Unpack, get_type_hints
 from physim.errors import InputError
 from physim.inputs.arrivals import ArrivalDispersion
 from physim.inputs.deployment import Deployment
-from physim.inputs.engine_request import EngineOptions
+from physim.inputs.engine_request import EngineOptions, EngineRequest
 from physim.inputs.fleet import Fleet
-from physim.inputs.fleet_request import FleetOptions
+from physim.inputs.fleet_request import FleetOptions, FleetRequest
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
-from physim.inputs.load_request import LoadOptions
+from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.inputs.pool_load import pool_load, shared_out
 from physim.inputs.request_lengths import RequestLengths
 from physim.inputs.scenario import taken_of_server
 from physim.inputs.stages import Stage
+from physim.inputs.what_fits import TooLargeError, what_fits
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
@@ -80,6 +83,8 @@ _TEXT, _WHOLE = (
 _RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 # Options that are True or False; the last is of measured runs alone.
 _FLAGS = ("async_scheduling", "prefix_caching", "transfer_by_layer")
+# What engines have an option for and physim knows nothing of, by words of their names.
+_NOT_MODELLED = {"lora": "adapters (LoRA) are", "loras": "adapters (LoRA) are"}
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
 APART = "apart"
@@ -116,6 +121,30 @@ class Case:
 
         Raises:
             InputError: An option is unknown, some part cannot be used, or they do not go together.
+        """
+        try:
+            return cls.attempted(model, **options)
+        except TooLargeError as error:
+            # What pools have of their own is not searched.
+            if isinstance(model, Case) or any(name in options for name in _FLEET):
+                raise
+            given = {name: value for name, value in options.items() if value is not None}
+            fits = what_fits(str(model), given, cls.attempted)
+            if not fits:
+                raise
+            remedy = f"{error.remedy}; what fits: {', or '.join(fits)}"
+            raise InputError(error.where, error.what, remedy) from None
+
+    @classmethod
+    def attempted(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
+        """As `from_options`, without a search for what would fit: for attempts by the thousand.
+
+        Args:
+            model: As `from_options` takes it.
+            **options: Likewise.
+
+        Raises:
+            InputError: Likewise.
         """
         if isinstance(model, Case):
             if options:
@@ -317,6 +346,35 @@ def check_types(options: Mapping[str, Any]) -> None:
             raise InputError(name, f"{shown} is not {what}", "correct it")
 
 
+@functools.lru_cache
+def _by_flag() -> dict[str, str]:
+    """Options of a case by how commands call them, where that is not their name."""
+    flags = {"as": "read_as"}
+    for record in (LoadRequest, EngineRequest, Parallelism, FleetRequest):
+        for name, option in options_of(record).items():
+            flags[option.flag.removeprefix("--").replace("-", "_")] = name
+    return {flag: name for flag, name in flags.items() if flag != name}
+
+
+def option_names(names: Iterable[str]) -> dict[str, str]:
+    """Options as `Case.from_options` calls them, by names that may be the command line's.
+
+    Args:
+        names: Such as ``input``, ``max-num-seqs`` or ``input_tokens``.
+
+    Raises:
+        InputError: Two are of one option.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        own = name.removeprefix("--").replace("-", "_")
+        own = _by_flag().get(own, own)
+        if own in found.values():
+            raise InputError(f"option {name!r}", f"is {own}, which is there already", "give one")
+        found[name] = own
+    return found
+
+
 def check_names(options: Iterable[str], known: Sequence[str] = _CASE) -> None:
     """Refuses options that are unknown.
 
@@ -329,6 +387,9 @@ def check_names(options: Iterable[str], known: Sequence[str] = _CASE) -> None:
     """
     for name in options:
         if name not in known:
+            for word, what in _NOT_MODELLED.items():
+                if word in re.split(r"[_-]", name.lower()):
+                    raise InputError(f"option {name!r}", f"{what} not modelled", "leave it out")
             near = difflib.get_close_matches(name, known, n=1)
             remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
             raise InputError(f"option {name!r}", "is unknown", remedy)

@@ -11,12 +11,13 @@ from numbers import Real
 
 from physim.engines.engine import Engine, engine_named, engines
 from physim.engines.host_memory import HostMemory
-from physim.engines.profile import EngineProfile, load_engine
+from physim.engines.profile import EngineProfile, load_engine, shipped_engines
 from physim.errors import InputError
 from physim.inputs.acceptance import MOST_DRAFTS, acceptance_of_family, by_position
 from physim.inputs.engine_request import EngineRequest
 from physim.inputs.host_tier import host_tier
 from physim.inputs.layouts import check_layout
+from physim.inputs.what_fits import TooLargeError
 from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
 from physim.models.drafts import METHODS, drafting_layers
@@ -173,6 +174,10 @@ class Deployment(EngineRequest):
         """
         profile = load_engine(self.engine, self.engine_version)
         engine = engine_named(profile.engine)
+        if gpu.maker == "amd" and not engine.rocm_image:
+            problem = f"{engine.name} does not run on AMD's GPUs, of which {gpu.key} is one"
+            others = [one for one in shipped_engines() if engine_named(one).rocm_image]
+            raise InputError("engine", problem, f"use {' or '.join(others)}")
         check_layout(model, self.parallelism, engine)
         self._check_options(engine)
         # Layers that attend in chunks were made for contexts of many of them, which take more than
@@ -402,7 +407,7 @@ class Deployment(EngineRequest):
         if blocks < 1:
             self._check_sizes(model, profile, sizes, memory)
             needed = (taken + memory.kv_block) / GIB
-            raise InputError(
+            raise TooLargeError(
                 f"{model.name} on {self.parallelism.on(gpu.key)}",
                 f"needs {needed:.1f} GiB a GPU ({memory.weights / GIB:.1f} of weights) and may use "
                 f"{memory.usable / GIB:.1f} GiB",
@@ -415,7 +420,7 @@ class Deployment(EngineRequest):
         longest, kv = server.sizes.max_model_len, server.kv
         held = max(kv.blocks - kv.fixed_blocks(longest), 0) * self.block_size
         if held < longest:
-            raise InputError(
+            raise TooLargeError(
                 "max_model_len",
                 f"{longest} tokens do not fit in the KV cache of {held} tokens that "
                 f"{server.model.name} has on {server.where}, and {self.engine} would not start",

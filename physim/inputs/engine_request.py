@@ -22,11 +22,11 @@ class EngineRequest:
     engine_version: str | None = option(
         None, "Its version; the newest known if not given.", column="optional"
     )
-    max_num_seqs: int | None = option(None, "Requests that run at once.", column="required")
-    max_num_batched_tokens: int | None = option(None, "Tokens of a step.", column="required")
-    max_model_len: int | None = option(None, "Longest context, tokens.", column="required")
+    max_num_seqs: int | None = option(None, "Requests that run at once.", column="optional")
+    max_num_batched_tokens: int | None = option(None, "Tokens of a step.", column="optional")
+    max_model_len: int | None = option(None, "Longest context, tokens.", column="optional")
     gpu_memory_utilization: float | None = option(
-        None, "Share of memory the engine may use.", column="required"
+        None, "Share of memory the engine may use.", column="optional"
     )
     block_size: int = option(16, "Tokens of a KV block.")
     kv_blocks: int | None = option(None, "KV blocks, instead of computing them.", column="optional")

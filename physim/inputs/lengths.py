@@ -246,6 +246,33 @@ def lengths(tokens: Tokens) -> Lengths:
     return tokens if isinstance(tokens, Lengths) else Lengths.fixed(tokens)
 
 
+def cached_part(told: str | float, where: str, prompt: Tokens | None = None) -> float:
+    """Cached tokens of a prompt, said as a number or as a hit rate, such as ``60%``.
+
+    Args:
+        told: The number, or the share of the mean prompt.
+        where: The option, for messages.
+        prompt: The prompts; None where no share can be taken of them.
+
+    Raises:
+        InputError: It is neither, or a share where there are no prompts.
+    """
+    text = str(told).strip()
+    share = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        problem = f"{text[:40]!r} is neither a number of tokens nor a hit rate"
+        raise InputError(where, problem, "write 600, or 60%") from None
+    if not share:
+        return number
+    if prompt is None:
+        raise InputError(where, f"{text!r} is a share of prompts that differ", "give tokens")
+    if not 0 <= number < 100:
+        raise InputError(where, f"{text!r} is not from 0 to below 100%", "correct it")
+    return number / 100 * lengths(prompt).mean
+
+
 def observed(tokens: Sequence[float]) -> Tokens:
     """Some lengths that were observed: a number if they are one."""
     if min(tokens) == max(tokens):

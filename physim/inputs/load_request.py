@@ -39,9 +39,11 @@ class LoadRequest:
     )
     cached_tokens: float = option(
         0.0,
-        "Prompt tokens of a prefix that is found in the prefix cache, while there is room for it.",
+        "Prompt tokens of a prefix that is found in the prefix cache, while there is room for it; "
+        "or the hit rate, such as 60% (of the mean prompt).",
         panel=_PANEL,
         flag="--cached",
+        kind=str,
     )
     prefixes: int = option(1, "Different prefixes of so many tokens.", panel=_PANEL)
     popularity: str = option(

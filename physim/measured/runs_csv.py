@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MEASURED = ("ttft_mean", "e2e_mean", "itl_mean")
+# Columns that are for people, or for conditions: remarks, and percentiles beside the means.
+_FOR_PEOPLE = re.compile(r"note|part|\w+_p\d+")
 
 Key = TypeVar("Key")
 
@@ -122,6 +126,27 @@ def _read(path: Path) -> RunTable:
         )
     found = [TableRow(row, path) for row in rows]
     return RunTable(frame.assign(table=str(path), run=[one.run for one in found]), found)
+
+
+def unread_columns(paths: Iterable[str | Path]) -> dict[str, str]:
+    """Columns of tables that nothing is taken from but by conditions, and what each may stand for.
+
+    Args:
+        paths: CSV files.
+
+    Returns:
+        For each such column the one that is read and has nearly its name; empty where none has.
+
+    Raises:
+        InputError: A file cannot be read.
+    """
+    found = {}
+    for path in paths:
+        _, first = next(read_cells(Path(path)))
+        for name in first:
+            if name not in COLUMNS and not _FOR_PEOPLE.fullmatch(name):
+                found[name] = next(iter(difflib.get_close_matches(name, COLUMNS, n=1)), "")
+    return found
 
 
 def grouped(rows: Iterable[TableRow], key: Callable[[TableRow], Key]) -> dict[Key, list[TableRow]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from physim import records
 from physim.errors import InputError
@@ -105,6 +105,11 @@ _Server: Any = create_model(
 Bins = Annotated[Text, AfterValidator(_bins)]
 
 
+def _unless_given(default: Any) -> BeforeValidator:
+    """What an empty cell means."""
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
 class RunRow(_Server):
     """A load stage of a measured run. Times in seconds, rates per second, lengths in tokens.
 
@@ -119,10 +124,10 @@ class RunRow(_Server):
         ep: GPUs over which experts are spread whole; 1 if not there.
         engine: The engine; the default one if not there.
         engine_version: Its version; the newest that is known if not there.
-        max_num_seqs: Requests that run at once.
-        max_num_batched_tokens: Tokens of a step.
-        max_model_len: Longest context.
-        gpu_memory_utilization: Share of the memory that the engine may use.
+        max_num_seqs: Requests that run at once; the engine's default if not there.
+        max_num_batched_tokens: Tokens of a step, likewise.
+        max_model_len: Longest context, likewise.
+        gpu_memory_utilization: Share of the memory that the engine may use, likewise.
         kv_cache_dtype: Number format of the KV cache; what the checkpoint says if not there.
         kv_blocks: KV blocks as the engine reported them; computed if not there.
         moe_kernel: Kernel of expert layers; what the engine prefers if not there.
@@ -143,8 +148,9 @@ class RunRow(_Server):
             `physim.service.routers.ROUTERS`, in turn if not there.
         kv_host_bytes: The host's memory for KV blocks, of the whole server; none if not there.
         kv_host_bandwidth: At which they come up to each GPU, bytes/s; see `physim.Deployment`.
-        prefix_caching: Whether prefixes are cached.
-        prompt_groups: Groups of prompts that are sent again and again; 0 if all differ.
+        prefix_caching: Whether prefixes are cached; they are if not there.
+        prompt_groups: Groups of prompts that are sent again and again; 0 if all differ, or if not
+            there.
         prompts_per_group: Different prompts of a group.
         arrival: How requests arrive: ``constant``, ``poisson``, ``gamma``, or ``trace:PATH`` as
             those of a trace, run faster or slower to come at the rate; means nothing of clients.
@@ -180,8 +186,8 @@ class RunRow(_Server):
     decode: Annotated[Text, AfterValidator(_pool)] | None = None
     replicas: Whole | None = None
     router: Annotated[Text, AfterValidator(_router)] | None = None
-    prefix_caching: bool
-    prompt_groups: Count
+    prefix_caching: Annotated[bool, _unless_given(True)] = True
+    prompt_groups: Annotated[Count, _unless_given(0)] = 0
     prompts_per_group: Whole | None = None
     arrival: Annotated[Text, AfterValidator(_arrival)]
     burstiness: Positive | None = None

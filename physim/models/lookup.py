@@ -15,6 +15,7 @@ from physim.models.families import read_architecture
 
 _SUFFIX = ".json"
 _MODELOPT = "hf_quant_config.json"
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
 _HUB_TIMEOUT_S = 10.0
 # Of fields of generation_config.json: what holds where they are not there, and their range.
 _SAMPLING = {"top_p": (1.0, 0, 1), "top_k": (0, -1, 1e9), "repetition_penalty": (1.0, 0, 1e9)}
@@ -137,6 +138,32 @@ def is_shipped(model: str) -> bool:
         model: The name, with or without its organisation.
     """
     return _known(model) is not None
+
+
+def checkpoint_of(model: str) -> tuple[str, str]:
+    """What engines take for a model as `load_model` does, and what they lack; empty if nothing.
+
+    Engines take the id of a hub or the folder of a checkpoint, not its ``config.json``.
+
+    Args:
+        model: A model, as `load_model` takes it.
+    """
+    path = Path(model).expanduser()
+    try:
+        if not path.exists():
+            return model, ""
+    except (OSError, ValueError):  # a name too long, or with a null in it
+        return model, ""
+    folder = path.parent if path.is_file() else path
+    lacks = []
+    if path.is_file() and path.name != "config.json":
+        lacks.append(f"{path.name} under the name config.json")
+    if not any(any(folder.glob(f"*{ending}")) for ending in _WEIGHTS):
+        lacks.append("weights (*.safetensors)")
+    if not any(folder.glob("*tokenizer*")):
+        lacks.append("a tokenizer")
+    told = f"{folder} lacks {' and '.join(lacks)}: add that, or name the model's hub id instead"
+    return str(folder), told if lacks else ""
 
 
 def formats_of(model: str | Path | ModelArch) -> list[str] | list[ModelArch]:

@@ -13,6 +13,7 @@ from physim.inputs.case import Case
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.popularity import UNIFORM
+from physim.models.lookup import checkpoint_of
 from physim.models.parallelism import ALL2ALL
 from physim.service.server import Server
 
@@ -74,7 +75,7 @@ def serve_command(case: Case, phase: str | None = None) -> str:
     is_default = server.kv_cache_dtype == case.model.kv_cache_dtype
     found = engine_named(server.profile.engine).launch(
         Launch(
-            model=case.model.name,
+            model=checkpoint_of(case.model.name)[0],
             parallelism=server.parallelism,
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
@@ -100,6 +101,15 @@ def serve_command(case: Case, phase: str | None = None) -> str:
     return command
 
 
+def missing_for(case: Case) -> str:
+    """What the command of a case's server lacks to start it; empty if physim sees nothing.
+
+    Args:
+        case: The case.
+    """
+    return checkpoint_of(case.model.name)[1]
+
+
 def forward_command(server: Server, batches: Mapping[str, str]) -> str:
     """The ``vllm bench forward`` command that times batches, which needs no weights of the model.
 
@@ -109,7 +119,7 @@ def forward_command(server: Server, batches: Mapping[str, str]) -> str:
             each, after which 2,048 are in the KV cache of each; by name.
     """
     layout = server.parallelism
-    words = [*_FORWARD, "--model", server.model.name, "--load-format", "dummy"]
+    words = [*_FORWARD, "--model", checkpoint_of(server.model.name)[0], "--load-format", "dummy"]
     words += ["--tensor-parallel-size", str(layout.tp)]
     if layout.ep > 1:
         words.append("--enable-expert-parallel")
@@ -147,7 +157,7 @@ def bench_command(case: Case) -> str:
                 "vllm bench serve draws no lengths of such a distribution",
                 "give a number",
             )
-    words = [*_BENCH, "--model", case.model.name]
+    words = [*_BENCH, "--model", checkpoint_of(case.model.name)[0]]
     dataset, requests = _requests(load)
     words += ["--dataset-name", dataset, "--ignore-eos"]
     for flag, value in (*requests, ("num-prompts", load.requests or _PROMPTS), *_arrivals(load)):
@@ -202,17 +212,19 @@ def manifest_of(case: Case, replicas: int) -> str:
     server = case.server
     engine, version = engine_named(server.profile.engine), server.profile.version
     # Releases have three numbers.
-    image = engine.image.format(version if version.count(".") > 1 else f"{version}.0")
+    release = version if version.count(".") > 1 else f"{version}.0"
     values = {
         "name": resource_name(case.model.name),
-        "image": image,
+        "image": engine.image_for(release, server.gpu.key, server.gpu.maker),
         "command": ["/bin/bash", "-c", serve_command(case)],
         "gpus": server.parallelism.gpus,
         "replicas": replicas,
         "port": engine.port,
     }
     # Whatever is JSON is YAML.
-    return _MANIFEST.format(**{name: json.dumps(value) for name, value in values.items()})
+    resource = f"{server.gpu.maker}.com/gpu"
+    told = {name: json.dumps(value) for name, value in values.items()}
+    return _MANIFEST.format(resource=resource, **told)
 
 
 def resource_name(model: str) -> str:
@@ -248,7 +260,7 @@ spec:
             - containerPort: {port}
           resources:
             limits:
-              nvidia.com/gpu: {gpus}
+              {resource}: {gpus}
           readinessProbe:
             httpGet: {{path: /health, port: {port}}}
           volumeMounts:

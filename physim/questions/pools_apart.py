@@ -116,7 +116,7 @@ def _pools(
                     DECODE: {"tp": other, "replicas": more},
                 }
                 try:
-                    yield Case.from_options(model, gpu=gpu, **{**options, **pools})
+                    yield Case.attempted(model, gpu=gpu, **{**options, **pools})
                 except InputError as error:
                     # What does not fit at a degree does not fit in any number.
                     phase = error.where.partition(":")[0]

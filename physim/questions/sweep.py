@@ -34,10 +34,10 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.arrivals import arrivals_named
 from physim.inputs.attempts import attempts
-from physim.inputs.case import Case, check_names
+from physim.inputs.case import Case, check_names, option_names
 from physim.inputs.fleet import pool_text
 from physim.inputs.fleet_request import FleetRequest
-from physim.inputs.lengths import Lengths
+from physim.inputs.lengths import Lengths, cached_part
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
@@ -83,7 +83,8 @@ class CaseGrid:
     def read(cls, path: str | Path) -> CaseGrid:
         """A grid from a YAML file: for each option a value, a list, or a range.
 
-        Options are ``model``, ``fit`` and those of `physim.predict`. A range is ``{from: 1, to: 20,
+        Options are ``model``, ``fit`` and those of `physim.predict`, by these names or the command
+        line's (``input`` for ``input_tokens``). A range is ``{from: 1, to: 20,
         steps: 5}``, evenly spaced, or with ``scale: log`` in equal ratios. What pools apart have of
         their own (``prefill``, ``decode``) is text such as ``tp=2,replicas=4``, or ``{tp: 2}``.
 
@@ -94,7 +95,9 @@ class CaseGrid:
         content = data.read_yaml(path)
         if not content:
             raise InputError(str(path), "holds no options", "write lines such as `tp: [1, 2]`")
-        check_names(str(name) for name in content if name not in _OWN)
+        names = option_names(map(str, content))
+        content = {names[str(name)]: value for name, value in content.items()}
+        check_names(name for name in content if name not in _OWN)
         if "model" not in content:
             raise InputError(f"{path}: model", "is missing", "name one, or a list")
         if "stages" in content:
@@ -332,6 +335,9 @@ def _typed(options: Mapping[str, Value]) -> dict[str, Any]:
     for name in _LENGTHS:
         if isinstance(own.get(name), str):
             own[name] = Lengths.parse(own[name], name)
+    if isinstance(own.get("cached_tokens"), str):
+        prompt = own.get("input_tokens")
+        own["cached_tokens"] = cached_part(own["cached_tokens"], "cached_tokens", prompt)
     if isinstance(own.get("lengths"), str):
         own["lengths"] = RequestLengths.read(own["lengths"])
     if isinstance(own.get("arrival"), str):

@@ -63,6 +63,11 @@ class Hardware:
     multiprocessor_cycles: float | None = None
     host_bandwidth: float | None = None
 
+    @property
+    def maker(self) -> str:
+        """Who makes it: ``amd`` or ``nvidia``, whose software and resources in clusters differ."""
+        return "amd" if "amd" in self.name.lower().split() else "nvidia"
+
     def peak(self, number_format: str) -> float | None:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
         return dict(self.peak_flops).get(number_format)

@@ -17,7 +17,7 @@ from physim.corrections.levels import population_of
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
-from physim.fitting.fit import check_options, merged
+from physim.fitting.fit import check_options, merged, unknown_to
 from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, Observed, groups, observe, weights_of
 from physim.fitting.step_cycles import Trace, observe_steps
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # A fit whose levels are all open, whether they help rows left out or not.
 ALL_LEVELS = "all levels"
+# The fit that each starts from, as it is.
+UNFITTED = "unfitted"
 LEAVE_OUT = ("campaign", "model", "workload", "tp", "hardware", "experiment")
 
 
@@ -80,8 +82,8 @@ def crossval(
         leave_out: ``campaign`` (the rows of a table), ``model``, ``workload`` (runs of equal prompt
             and output lengths), ``tp``, ``hardware`` or ``experiment``.
         where: Keeps only rows for which this expression over the columns holds.
-        methods: ``physim``, ``zero-shot``, ``all levels`` (a fit none of whose levels had to be
-            earned), a baseline of
+        methods: ``physim``, ``zero-shot``, ``unfitted`` (the base as it is), ``all levels`` (a fit
+            none of whose levels had to be earned), a baseline of
             `physim.validation.baselines.BASELINES`, or an ablation of
             `physim.validation.ablations.ABLATIONS` or, without a fit, of ``BLENDS``.
         frozen: Corrections that stay at zero.
@@ -99,11 +101,12 @@ def crossval(
             "leave-out", f"{leave_out!r} is unknown", f"use one of {', '.join(LEAVE_OUT)}"
         )
     check_options(frozen, prior_scale)
-    known = ("physim", "zero-shot", ALL_LEVELS, *BASELINES, *ABLATIONS, *BLENDS)
+    known = ("physim", "zero-shot", UNFITTED, ALL_LEVELS, *BASELINES, *ABLATIONS, *BLENDS)
     for method in methods:
         if method not in known:
             raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(known)}")
         require_packages(method)
+    unknown_to(load_fit(base), [Path(one) for one in tables])
     observed = observe(tables, where)
     folds = groups(observed.rows, leave_out)
     if len(set(folds)) < 2:
@@ -145,8 +148,10 @@ def _predictor(
         problem = ablated(method, problem)
     shape, stages = observed.stages.observed.shape, slice(observed.stages.observed.size)
     populations = [population_of(case) for case in observed.cases]
-    if method in ("zero-shot", *BLENDS):
-        bare = replace(problem, start=np.zeros_like(problem.start))
+    if method in ("zero-shot", UNFITTED, *BLENDS):
+        bare = problem
+        if method != UNFITTED:
+            bare = replace(problem, start=np.zeros_like(problem.start))
         values = bare.deviations(bare.centre).sizes[stages].reshape(shape)
         return lambda _: (observed.stages.observed + values * problem.noise[problem.source], None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,8 @@ from physim.models.architecture import ModelArch
 from physim.models.config_fields import ConfigFields
 from physim.models.families import latent, mixtures, recurrent, standard
 from physim.models.families.family import Family, Reading, grouped, layer_of
+from physim.models.families.likeness import PLAIN, advice, likenesses
+from physim.models.families.unread import ReadFields, listed, unread
 from physim.models.layers import LayerGroup
 from physim.models.quantization import OneLayer, Quantization
 
@@ -67,28 +68,50 @@ def read_architecture(
     text = ConfigFields(config, where).part("text_config").fields
     merged = {**config, **text}
     says = str(architectures[0])
-    family = _family(says, read_as, where)
-    fields = ConfigFields(merged, where)
-    _check_fields(fields, read_as or says)
-    model = _read(fields, read_as or says, family)
-    if read_as and read_as != says:
-        model = replace(model, note=f"{says} is read as {read_as}, as was asked for")
-    return model
+    name = read_as or says
+    if name not in FAMILIES:
+        raise _unknown(says, read_as, merged, where)
+    model, passed_over = _read_as(name, merged, where, says)
+    notes = [f"{says} is read as {name}, as was asked for"] if name != says else []
+    if passed_over:
+        notes.append(f"{name} has no reader of {listed(passed_over)}, left out of the prediction")
+    return replace(model, note="; ".join(notes))
 
 
-def _family(says: str, read_as: str | None, where: str) -> Family:
-    family = FAMILIES.get(read_as or says)
-    if family is None and read_as:
-        raise InputError(f"as {read_as}", "is not modelled", _supported())
-    if family is None:
-        near = difflib.get_close_matches(says, FAMILIES, n=1) or ["LlamaForCausalLM"]
-        raise InputError(
-            f"{where}: architectures",
-            f"{says} is not modelled",
-            f"if it has {near[0]}'s layout, pass --as {near[0]} (read_as in Python); "
-            f"{_supported()}",
-        )
-    return family
+def _read_as(
+    name: str, config: Mapping[str, Any], where: str, says: str
+) -> tuple[ModelArch, tuple[str, ...]]:
+    """A model as a class reads it, and the fields that the class passes over.
+
+    Raises:
+        InputError: The class cannot read it.
+    """
+    given = ReadFields(dict(config))
+    fields = ConfigFields(given, where)
+    _check_fields(fields, name)
+    model = _read(fields, name, FAMILIES[name])
+    return model, unread(given, of_its_class=name == says)
+
+
+def _unknown(says: str, read_as: str | None, config: Mapping[str, Any], where: str) -> InputError:
+    """The error for a class that is not known, with the layouts that its fields fit."""
+    if read_as:
+        return InputError(f"as {read_as}", "is not modelled", _supported())
+    found = likenesses(says, FAMILIES, lambda name: _read_as(name, config, where, says))
+    if found:
+        remedy = advice(found)
+    else:
+        remedy = f"no known class reads its fields ({_why_not_plain(config, where)})"
+    return InputError(f"{where}: architectures", f"{says} is not modelled", remedy)
+
+
+def _why_not_plain(config: Mapping[str, Any], where: str) -> str:
+    """Why the commonest class does not read a configuration."""
+    try:
+        _read_as(PLAIN, config, where, PLAIN)
+    except InputError as error:
+        return f"as {PLAIN}, {error.where.removeprefix(where + ': ')} {error.what}"
+    return ""
 
 
 def _check_fields(config: ConfigFields, name: str) -> None:
