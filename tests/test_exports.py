@@ -706,9 +706,13 @@ def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
         (stage,) = blis_trace.read(path)
         assert len(pd.read_csv(path).columns) == 27
         assert format_of([path]) == "blis-trace"
+        server = blis_trace.read_server(path)
     assert (stage.n_success, stage.n_failed) == (len(done), len(frame) - len(done))
     assert stage.input_len_mean == pytest.approx(done["input_tokens"].mean())
     assert stage.output_len == pytest.approx(done["output_tokens"].mean())
+    told = subject.case.server.to_dict()
+    for name in ("max_num_seqs", "max_model_len", "gpu_memory_utilization"):
+        assert server[name] == told[name]
     # Times are whole microseconds.
     assert stage.ttft_mean == pytest.approx(done["ttft_s"].mean(), abs=2e-6)
     assert stage.e2e_mean == pytest.approx(done["e2e_s"].mean(), abs=2e-6)

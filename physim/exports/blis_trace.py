@@ -112,6 +112,7 @@ def write_trace(path: Path, rows: pd.DataFrame, case: Case, comments: Sequence[s
             "max_num_seqs": server.sizes.max_num_seqs,
             "block_size": server.kv.block_size,
             "max_model_len": server.sizes.max_model_len,
+            "gpu_memory_utilization": server.to_dict()["gpu_memory_utilization"],
         },
     }
     rows.to_csv(path, index=False)
