@@ -129,14 +129,16 @@ class Case:
             if isinstance(model, Case) or any(name in options for name in _FLEET):
                 raise
             given = {name: value for name, value in options.items() if value is not None}
-            fits = what_fits(str(model), given, cls.attempted)
+            fits = what_fits(model, given, cls.attempted)
             if not fits:
                 raise
             remedy = f"{error.remedy}; what fits: {', or '.join(fits)}"
             raise InputError(error.where, error.what, remedy) from None
 
     @classmethod
-    def attempted(cls, model: str | Path | Case, **options: Unpack[CaseOptions]) -> Case:
+    def attempted(
+        cls, model: str | Path | ModelArch | Case, **options: Unpack[CaseOptions]
+    ) -> Case:
         """As `from_options`, without a search for what would fit: for attempts by the thousand.
 
         Args:

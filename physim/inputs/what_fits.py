@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from physim.errors import InputError
+from physim.models.architecture import ModelArch
 from physim.models.lookup import formats_of
 from physim.service.hardware import load_hardware
 
@@ -18,7 +20,9 @@ class TooLargeError(InputError):
     """A model, or the KV cache of one request, that does not fit into a GPU's memory."""
 
 
-def what_fits(model: str, options: Mapping[str, Any], try_case: Callable[..., Any]) -> list[str]:
+def what_fits(
+    model: str | Path | ModelArch, options: Mapping[str, Any], try_case: Callable[..., Any]
+) -> list[str]:
     """Changes to a case each of which makes it fit, or the least two together, in words.
 
     Args:
@@ -34,8 +38,10 @@ def what_fits(model: str, options: Mapping[str, Any], try_case: Callable[..., An
             return False
         return True
 
-    forms = [{"model": name} for name in formats_of(model)[1:]]
-    smaller = [{"kv_cache_dtype": "fp8"}] if options.get("kv_cache_dtype") != "fp8" else []
+    forms: list[dict[str, Any]] = [{"model": name} for name in formats_of(model)[1:]]
+    smaller: list[dict[str, Any]] = (
+        [{"kv_cache_dtype": "fp8"}] if options.get("kv_cache_dtype") != "fp8" else []
+    )
     found = [*_least_tp(options, fits), *(one for one in (*forms, *smaller) if fits(one))]
     if not found:
         pairs = ({**one, **tp} for one in (*forms, *smaller) for tp in _tps(options))
