@@ -125,10 +125,11 @@ class Case:
         try:
             return cls.attempted(model, **options)
         except TooLargeError as error:
-            # What pools have of their own is not searched.
-            if isinstance(model, Case) or any(name in options for name in _FLEET):
-                raise
             given = {name: value for name, value in options.items() if value is not None}
+            asked: dict[str, Any] = {name: given[name] for name in _FLEET if name in given}
+            # What pools have of their own is not searched.
+            if isinstance(model, Case) or Fleet(**asked) != Fleet():
+                raise
             fits = what_fits(model, given, cls.attempted)
             if not fits:
                 raise
