@@ -53,6 +53,7 @@ def test_saturation_is_no_error():
     [
         (["predict", "nothing", *PREDICT[2:]], "model 'nothing'"),
         ([*PREDICT, "--gpu", "v100"], "GPU 'v100'"),
+        ([*PREDICT, "--enable-lora"], "--enable-lora: adapters (LoRA) are not modelled"),
         ([*PREDICT, "--tp", "3"], "tp: 3 does not divide"),
         ([*PREDICT, "--rate", "-1"], "rate: -1.0 is not positive"),
         ([*PREDICT, "--input", "0"], "--input '0': mean: 0 is below 1"),

@@ -35,6 +35,8 @@ def what_fits(model: str, options: Mapping[str, Any], try_case: Callable[..., An
         return True
 
     forms = [{"model": name} for name in formats_of(model)[1:]]
+    if not forms and options.get("quantization") is None:
+        forms = [{"quantization": "fp8"}]
     smaller = [{"kv_cache_dtype": "fp8"}] if options.get("kv_cache_dtype") != "fp8" else []
     found = [*_least_tp(options, fits), *(one for one in (*forms, *smaller) if fits(one))]
     if not found:
