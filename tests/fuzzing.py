@@ -329,6 +329,7 @@ def options(rng: Rng, _: Path) -> None:
         "think_s",
         "mixed",
         "read_as",
+        "quantization",
     )
     names += (
         "replicas",

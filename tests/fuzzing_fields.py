@@ -133,6 +133,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "prefixes": (_DENSE, 5000),
     "rate": (_DENSE, 3.0),
     "read_as": (_DENSE, "Qwen2ForCausalLM"),
+    "quantization": (_DENSE, "fp8"),
     "prefill": (_APART, "replicas=3"),
     "replicas": (_DENSE, 2),
     "router": ({**_DENSE, "replicas": 2}, "random"),

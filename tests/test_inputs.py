@@ -695,7 +695,7 @@ def test_an_option_is_declared_once():
     # Commands and rows take text for what keywords take as numbers, too.
     hints["draft_acceptance"] = str | None
     assert {name: option.kind for name, option in declared.items()} == hints
-    assert set(ENGINE) == {*declared, "read_as"}
+    assert set(ENGINE) == {*declared, "read_as", "quantization"}
     recorded = {name for name, option in declared.items() if option.column != "none"}
     assert set(ENGINE_COLUMNS) == recorded == set(RECORDED) - set(options_of(Parallelism))
     assert all(option.help.endswith(".") for option in declared.values())

@@ -3,10 +3,12 @@ import time
 
 import pytest
 
+import physim
 from physim import data
 from physim.errors import InputError
 from physim.models.lookup import config_path, load_model, shipped_models
 from physim.models.quantization import MODULES, Quantization, _names
+from physim.prediction.commands import serve_command
 
 
 def quantized(**fields):
@@ -257,3 +259,39 @@ def test_reading_leaves_the_configuration_alone():
 )
 def test_fp8_cache(fields):
     assert Quantization(quantized(**fields), 4, "c").kv_cache_dtype == "fp8"
+
+
+def test_weights_that_become_fp8_as_the_server_starts():
+    plain, small = load_model("Qwen/Qwen3-8B"), load_model("Qwen/Qwen3-8B", quantization="fp8")
+    assert (plain.quantized_to, plain.note) == ("", "")
+    assert small.note == "16-bit weights become fp8 as the server starts"
+    # All but embeddings, head and norms take half.
+    halved = plain.weight_bytes(1, 1, 1, 1) - small.weight_bytes(1, 1, 1, 1)
+    linear = sum(
+        group.layers * linear.parameters for group in plain.groups for linear in group.linears
+    )
+    assert halved == pytest.approx(linear, rel=0.01)
+    case = {"gpu": "h100_sxm", "rate": 2.0, "input_tokens": 500, "output_tokens": 200}
+    slow, fast = (
+        physim.predict("Qwen/Qwen3-8B", **case, quantization=form) for form in (None, "fp8")
+    )
+    assert fast.itl_s < 0.8 * slow.itl_s
+    assert small.note in fast.assumptions
+    for engine in ("vllm", "sglang"):
+        made = physim.Case.from_options(
+            "Qwen/Qwen3-8B", gpu="h100_sxm", engine=engine, quantization="fp8"
+        )
+        assert " --quantization fp8" in serve_command(made)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "complaint"),
+    [
+        ("Qwen/Qwen3-8B", {"quantization": "int4"}, "'int4' is not modelled of weights that are"),
+        ("Qwen/Qwen3-32B-FP8", {"quantization": "fp8"}, "is quantised already; leave it out"),
+        ("Qwen/Qwen3-8B", {"quantization": "fp8", "engine": "trtllm"}, "trtllm does not quantise"),
+    ],
+)
+def test_weights_that_cannot_become_fp8(model, options, complaint):
+    with pytest.raises(InputError, match=complaint):
+        physim.Case.from_options(model, gpu="h100_sxm", **options)

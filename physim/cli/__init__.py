@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -111,6 +112,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         try:
+            _refuse_unmodelled(sys.argv[1:])
             app()
         finally:
             sys.stdout.flush()
@@ -123,6 +125,14 @@ def main() -> None:
             _fail(f"{error.filename or 'stdout'}: the disk is full; make room on it")
         place = f"{error.filename}: " if error.filename else ""
         _fail(f"{place}{error.strerror or error}; check the path and the room on the disk")
+
+
+def _refuse_unmodelled(words: Sequence[str]) -> None:
+    """Says of options that engines have, and physim nothing for, that they are not modelled."""
+    for word in words:
+        name = word.partition("=")[0]
+        if name.startswith("--") and "lora" in name:
+            raise InputError(name, "adapters (LoRA) are not modelled", "leave it out")
 
 
 def _shun_cache_of_others() -> None:

@@ -10,6 +10,7 @@ from physim.inputs.engine_request import EngineRequest
 from physim.models.parallelism import Parallelism
 from physim.options import Option, options_of
 
+_QUANTIZATION = "What 16-bit weights become as the server starts: fp8."
 _READ_AS = "Read the model as this architecture class, such as LlamaForCausalLM."
 
 
@@ -55,6 +56,7 @@ ONE_LAYOUT: Mapping[str, CommandOption] = {
 ENGINE: Mapping[str, CommandOption] = {
     **{name: shown(option) for name, option in options_of(EngineRequest).items()},
     "read_as": shown(Option(str | None, None, _READ_AS, "Engine", "--as")),
+    "quantization": shown(Option(str | None, None, _QUANTIZATION, "Engine", "--quantization")),
 }
 # What measured rows record of a server, where nothing that is not given is known.
 RECORDED: Mapping[str, CommandOption] = {

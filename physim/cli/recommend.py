@@ -157,6 +157,9 @@ def recommend(
         from physim.plot import draw_pareto
 
         write(lambda: draw_pareto(found), pareto)
+    for path in (schedule, plot, manifest, pareto):
+        if path is not None and not as_json:
+            print_line(f"written to {path}")
 
 
 def _check_no_load(given: Mapping[str, Any]) -> None:
@@ -175,28 +178,26 @@ def _print_recommendation(found: Recommendation) -> None:
 
     console = stdout()
     costs = any(one.cost is not None for one in found.choices)
-    columns = ["", "servers", "GPUs", "TTFT ms", "ITL ms", "E2E s", "room", "chance", "limited by"]
+    columns = ["servers", "GPUs", *(["per 1M"] if costs else [])]
+    columns += ["TTFT ms", "ITL ms", "E2E s", "room", "chance"]
     rows = []
     for place, one in enumerate(found.choices, 1):
         cells = [
-            str(place),
-            _server(one),
+            f"{place}: {_server(one)}",
             str(one.gpus),
+            *(["-" if one.cost is None else f"{one.cost:.2f}"] if costs else []),
             milliseconds(one.prediction.ttft_s),
             milliseconds(one.prediction.itl_s),
             "-" if one.prediction.e2e_s is None else f"{one.prediction.e2e_s:.2f}",
             f"{one.headroom:.0%}",
             f"{min(one.chances.values()):.0%}" if one.chances else "-",
-            one.limited_by,
         ]
         if one.schedule is not None:
             hours = one.schedule.gpu_hours(one.replicas), one.schedule.gpu_hours()
             cells += [f"{own:.4g}" for own in hours]
-        if costs:
-            cells.append("-" if one.cost is None else f"{one.cost:.2f}")
         rows.append(cells)
     of_day = found.choices[0].schedule is not None
-    columns += [*(["GPU-hours", "scaled"] if of_day else []), *(["per 1M"] if costs else [])]
+    columns += ["GPU-hours", "scaled"] if of_day else []
     console.print(table_of(columns, rows))
     notes = [
         f"of {len(found.servers.cases):,} servers with every number of replicas",
@@ -211,6 +212,8 @@ def _print_recommendation(found: Recommendation) -> None:
     if costs:
         notes.append("per 1M: price of a million generated tokens")
     console.print("; ".join(notes), style="dim")
+    limits = (f"{place} {one.limited_by}" for place, one in enumerate(found.choices, 1))
+    console.print(f"limited by: {', '.join(limits)}")
     for place, one in enumerate(found.choices, 1):
         console.print(f"{place}: {serve_command(one.case)}")
     for line in dict.fromkeys(x for one in found.choices for x in one.prediction.extrapolations):

@@ -40,6 +40,7 @@ class Launch:
         captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
             default.
         kv_host_bytes: The host's memory for KV blocks of all GPUs together, bytes; None for none.
+        quantization: What 16-bit weights become as it starts; None for what they are.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Launch:
     draft_tokens: int = 0
     draft_model: str | None = None
     phase: str | None = None
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,7 @@ class Engine:
             ``milliseconds``, and those of ``rank``, ``dummy`` and ``kv_percent`` that it may
             write; empty where physim reads none.
         host_memory: How it keeps KV blocks in the host's memory; None where it cannot.
+        quantizes: Whether it quantises weights as it starts.
         times_batches: Whether it comes with a benchmark of single steps, ``vllm bench forward``.
     """
 
@@ -252,6 +255,7 @@ class Engine:
     log: Mapping[str, str] = field(default_factory=dict)
     step_line: str = ""
     host_memory: HostMemory | None = None
+    quantizes: bool = False
     times_batches: bool = False
 
     def image_for(self, version: str, gpu: str, maker: str) -> str:

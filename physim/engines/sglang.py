@@ -40,6 +40,7 @@ def _launch(server: Launch) -> LaunchCommand:
     )
     # docs/advanced_features/pd_disaggregation.md
     words += words_of({"--disaggregation-mode": server.phase})
+    words += words_of({"--quantization": server.quantization})
     if server.kv_host_bytes is not None:
         size = server.kv_host_bytes / layout.gpus / 1e9
         words += ["--enable-hierarchical-cache", "--hicache-size", f"{size:g}"]
@@ -69,6 +70,7 @@ ENGINE = Engine(
     # docs/hardware-platforms/amd_gpu.md: images by the series of the GPU.
     rocm_image="lmsysorg/sglang:v{}-rocm700-{}",
     port=30000,
+    quantizes=True,
     # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
     handover_s=0.2,
     has_receive_interval=True,

@@ -45,6 +45,7 @@ def _launch(server: Launch) -> LaunchCommand:
             "--max-cudagraph-capture-size": server.captured_tokens,
         }
     )
+    words += words_of({"--quantization": server.quantization})
     if server.kv_cache_dtype is not None:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
     if server.phase is not None:
@@ -86,6 +87,7 @@ ENGINE = Engine(
     image="vllm/vllm-openai:v{}",
     rocm_image="vllm/vllm-openai-rocm:v{}",
     port=8000,
+    quantizes=True,
     check_layout=_check_layout,
     # Prompts are sent on with max_tokens 1, whose token is dropped (docs/features/disagg_prefill).
     hands_first_token=False,

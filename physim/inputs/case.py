@@ -36,9 +36,14 @@ from physim.service.service import Pool, Service
 
 
 class ModelOptions(TypedDict, total=False):
-    """How a model is read: ``read_as`` names an architecture class that it is laid out like."""
+    """How a model is read.
+
+    ``read_as`` names an architecture class that it is laid out like, and ``quantization`` (``fp8``)
+    what the engine makes of 16-bit weights as it starts.
+    """
 
     read_as: str | None
+    quantization: str | None
 
 
 class ServerOptions(ModelOptions, EngineOptions, total=False):
@@ -171,7 +176,12 @@ class Case:
             case = cls.of_fleet(model, given, Fleet(**asked), _load_of(given))
             return replace(case, mixed=mixed)
         case = cls.from_parts(
-            model, given["gpu"], _deployment_of(given), _load_of(given), given.get("read_as")
+            model,
+            given["gpu"],
+            _deployment_of(given),
+            _load_of(given),
+            given.get("read_as"),
+            given.get("quantization"),
         )
         return replace(case, mixed=mixed)
 
@@ -194,7 +204,7 @@ class Case:
         Raises:
             InputError: Some part cannot be used, or they do not go together.
         """
-        arch = load_model(model, options.get("read_as"))
+        arch = load_model(model, options.get("read_as"), options.get("quantization"))
         taken: list[str] = []
 
         def server_of(own: Mapping[str, Any]) -> Server:
@@ -216,13 +226,14 @@ class Case:
         deployment: Deployment,
         load: Load | None = None,
         read_as: str | None = None,
+        quantization: str | None = None,
     ) -> Case:
         """A case of a model as `from_options` takes it, a GPU by name and the rest as records.
 
         Raises:
             InputError: Some part cannot be used, or they do not go together.
         """
-        arch, hardware = load_model(model, read_as), load_hardware(gpu)
+        arch, hardware = load_model(model, read_as, quantization), load_hardware(gpu)
         server = deployment.resolved(arch, hardware)
         notes: list[str] = []
         if load is not None:

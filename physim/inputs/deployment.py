@@ -178,6 +178,9 @@ class Deployment(EngineRequest):
             problem = f"{engine.name} does not run on AMD's GPUs, of which {gpu.key} is one"
             others = [one for one in shipped_engines() if engine_named(one).rocm_image]
             raise InputError("engine", problem, f"use {' or '.join(others)}")
+        if model.quantized_to and not engine.quantizes:
+            problem = f"{engine.name} does not quantise weights as it starts"
+            raise InputError("quantization", problem, "name a checkpoint that is quantised")
         check_layout(model, self.parallelism, engine)
         self._check_options(engine)
         # Layers that attend in chunks were made for contexts of many of them, which take more than

@@ -39,6 +39,8 @@ def what_fits(
         return True
 
     forms: list[dict[str, Any]] = [{"model": name} for name in formats_of(model)[1:]]
+    if not forms and options.get("quantization") is None:
+        forms = [{"quantization": "fp8"}]
     smaller: list[dict[str, Any]] = (
         [{"kv_cache_dtype": "fp8"}] if options.get("kv_cache_dtype") != "fp8" else []
     )

@@ -32,6 +32,7 @@ class ModelArch:
             ``top_k_top_p``, or empty for all.
         penalises: Whether, likewise, tokens that occurred before are made less likely.
         note: How the configuration was read, if not for what it says it is.
+        quantized_to: What an engine makes of 16-bit weights as it starts; empty for nothing.
         further: A layer that predicts further tokens (MTP), if the checkpoint has any.
     """
 
@@ -50,6 +51,7 @@ class ModelArch:
     truncation: str = ""
     penalises: bool = False
     note: str = ""
+    quantized_to: str = ""
     further: LayerGroup | None = None
 
     @property

@@ -6,6 +6,7 @@ import difflib
 import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from physim import data
 from physim.errors import InputError
@@ -15,6 +16,8 @@ from physim.models.families import read_architecture
 
 _SUFFIX = ".json"
 _MODELOPT = "hf_quant_config.json"
+# What engines make of 16-bit weights as they start.
+_ON_LOAD = ("fp8",)
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 _HUB_TIMEOUT_S = 10.0
 # Of fields of generation_config.json: what holds where they are not there, and their range.
@@ -29,7 +32,9 @@ def shipped_models() -> tuple[str, ...]:
     return tuple(name.replace("--", "/") for name in data.names("model_configs", _SUFFIX))
 
 
-def load_model(model: str | Path | ModelArch, read_as: str | None = None) -> ModelArch:
+def load_model(
+    model: str | Path | ModelArch, read_as: str | None = None, quantization: str | None = None
+) -> ModelArch:
     """A model's shape.
 
     Args:
@@ -38,22 +43,28 @@ def load_model(model: str | Path | ModelArch, read_as: str | None = None) -> Mod
             HuggingFace hub id, which is fetched where the optional package ``huggingface-hub`` is
             installed and the hub is reached; or a shape, which is taken as it is.
         read_as: The architecture class whose layout it is read by, whatever it says it is.
+        quantization: What the engine makes of 16-bit weights as it starts: ``fp8``; None for
+            nothing.
 
     Raises:
-        InputError: The model is not found, or is one that physim does not model.
+        InputError: The model is not found, is quantised already, or is one that physim does not
+            model.
     """
     if isinstance(model, ModelArch):
-        if read_as is not None:
-            problem = "is said of a model that has been read"
-            raise InputError("read_as", problem, "give it where the model is read")
+        for name, said in (("read_as", read_as), ("quantization", quantization)):
+            if said is not None:
+                problem = "is said of a model that has been read"
+                raise InputError(name, problem, "give it where the model is read")
         return model
     path = config_path(model)
     # The file's time is part of the key, so that an edited file is read anew.
-    return _load(path, data.modified_ns(path), str(model), read_as)
+    return _load(path, data.modified_ns(path), str(model), read_as, quantization)
 
 
 @functools.lru_cache(maxsize=256)
-def _load(path: Path, _modified_ns: int, name: str, read_as: str | None) -> ModelArch:
+def _load(
+    path: Path, _modified_ns: int, name: str, read_as: str | None, quantization: str | None
+) -> ModelArch:
     config = data.read_json(path)
     # Older ModelOpt checkpoints describe their quantisation in a file beside the configuration.
     beside = path.with_name(_MODELOPT)
@@ -62,7 +73,33 @@ def _load(path: Path, _modified_ns: int, name: str, read_as: str | None) -> Mode
         if found is None:
             raise InputError(f"{beside}: quantization", "is missing", "add it, or remove the file")
         config["quantization_config"] = found
-    return _with_sampling(read_architecture(config, name, read_as), _generation_path(path, name))
+    if quantization is not None:
+        _quantize(config, name, quantization)
+    found = read_architecture(config, name, read_as)
+    if quantization is not None:
+        notes = (found.note, f"16-bit weights become {quantization} as the server starts")
+        found = replace(found, quantized_to=quantization, note="; ".join(filter(None, notes)))
+    return _with_sampling(found, _generation_path(path, name))
+
+
+def _quantize(config: dict[str, Any], name: str, quantization: str) -> None:
+    """Has a checkpoint of 16 bit be one that an engine quantises as it starts.
+
+    vLLM (docs/features/quantization/fp8.md) and SGLang do so to all linear layers that a checkpoint
+    in fp8 has quantised too, with a scale for each tensor, activations likewise in each step.
+
+    Raises:
+        InputError: The format is not one that physim models, or the checkpoint is quantised.
+    """
+    if quantization not in _ON_LOAD:
+        problem = f"{quantization[:40]!r} is not modelled of weights that are 16 bit"
+        raise InputError("quantization", problem, f"use {' or '.join(_ON_LOAD)}")
+    inner = config.get("text_config")
+    parts = [config, inner] if isinstance(inner, dict) else [config]
+    if any(part.get("quantization_config") is not None for part in parts):
+        raise InputError("quantization", f"{name} is quantised already", "leave it out")
+    for part in parts:
+        part["quantization_config"] = {"quant_method": quantization}
 
 
 def _generation_path(path: Path, name: str) -> Path:

@@ -92,6 +92,7 @@ def serve_command(case: Case, phase: str | None = None) -> str:
             captured_tokens=server.captured_tokens,
             kv_host_bytes=server.host_bytes,
             phase=phase,
+            quantization=server.model.quantized_to or None,
         )
     )
     command = in_shell(found.words)
