@@ -55,7 +55,10 @@ def test_saturation_is_no_error():
         ([*PREDICT, "--gpu", "v100"], "GPU 'v100'"),
         ([*PREDICT, "--enable-lora"], "--enable-lora: adapters (LoRA) are not modelled"),
         ([*PREDICT, "--tp", "3"], "tp: 3 does not divide"),
-        (["predict", "Qwen/Qwen3-32B", "--gpu", "h100_sxm", *LOAD], "what fits: tp 2, or Qwen/Qwen3-32B-FP8"),
+        (
+            ["predict", "Qwen/Qwen3-32B", "--gpu", "h100_sxm", *LOAD],
+            "what fits: tp 2, or Qwen/Qwen3-32B-FP8",
+        ),
         ([*PREDICT, "--rate", "-1"], "rate: -1.0 is not positive"),
         ([*PREDICT, "--input", "0"], "--input '0': mean: 0 is below 1"),
         ([*PREDICT, "--output", "nan"], "--output 'nan': mean: nan is not finite"),
