@@ -400,6 +400,7 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.measured.forward_pass": ("steps-forward-pass",),
     "physim.measured.forward_table": ("steps-forward-table",),
     "physim.measured.guidellm": ("guidellm",),
+    "physim.measured.histogram": ("table",),
     "physim.measured.inference_perf": ("inference-perf",),
     "physim.measured.iteration_log": ("steps-log",),
     "physim.measured.llm_d": ("llm-d", "llm-d-yaml"),

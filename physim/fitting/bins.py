@@ -18,7 +18,7 @@ from physim.fluid.steady import steady_state
 from physim.measured.histogram import bins_in
 from physim.measured.schema import RunRow
 from physim.prediction.arrays import CaseArrays
-from physim.prediction.steady import latencies_in
+from physim.prediction.steady import latencies_at_points
 from physim.types import AnyArray
 
 # Below and above these shares percentiles are of few requests, or of steps without others.
@@ -107,7 +107,7 @@ def log_percentiles(
         shares: The shares, for TTFT, ITL and E2E.
     """
     state = steady_state(system.model(unflat(numbers)), system.demand, system.limits)
-    drawn = latencies_in(state, system.demand)
+    drawn = latencies_at_points(state, system.demand)
     values = jnp.sort(jnp.stack([drawn.ttft, drawn.itl, drawn.e2e]), axis=-1)
     middles = (jnp.arange(values.shape[-1]) + 0.5) / values.shape[-1]
     found = [jnp.interp(share, middles, own) for share, own in zip(shares, values, strict=True)]

@@ -95,14 +95,14 @@ def _solve(systems: CaseArrays, corrections: Corrections) -> Solved:
     states = jax.vmap(_state)(*both)
     count = systems.demand.rate.shape[0]
     offered = jax.tree.map(lambda x: x[:count], states)
-    return states, jax.vmap(latencies_in)(offered, systems.demand)
+    return states, jax.vmap(latencies_at_points)(offered, systems.demand)
 
 
 @kept
 def solve_offered(systems: CaseArrays, corrections: Corrections) -> Solved:
     """Steady states of the loads, and their latencies at points that stand for all."""
     states = jax.vmap(_state)(systems, corrections)
-    return states, jax.vmap(latencies_in)(states, systems.demand)
+    return states, jax.vmap(latencies_at_points)(states, systems.demand)
 
 
 @kept
@@ -119,7 +119,7 @@ def _unending(systems: CaseArrays) -> CaseArrays:
     return replace(systems, demand=jax.vmap(Demand.unending)(systems.demand))
 
 
-def latencies_in(state: SteadyState, demand: Demand) -> Drawn:
+def latencies_at_points(state: SteadyState, demand: Demand) -> Drawn:
     """Latencies at points that stand for all requests of a load in its steady state.
 
     Args:
