@@ -125,7 +125,7 @@ def _requests(path: Path) -> Any:
     ]
 
 
-def _workload(path: Path) -> Any:
+def _blis_workload(path: Path) -> Any:
     """The load that a workload describes, which is told by what it holds."""
     load = read_workload(path)
     assert format_of([path]) == "blis-workload"
@@ -395,7 +395,7 @@ FORMATS: dict[str, Format] = {
         _of_report("vllm-bench"),
     ),
     "blis-trace": Format(("blis.csv",), _of_report("blis-trace"), beside=".yaml"),
-    "blis-workload": Format(("blis_workload.yaml", "blis_workload_gamma.yaml"), _workload),
+    "blis-workload": Format(("blis_workload.yaml", "blis_workload_gamma.yaml"), _blis_workload),
     "aiperf": Format(
         ("aiperf.json", "aiperf_clients.json", "aiperf_gamma.json"), _of_report("aiperf")
     ),
