@@ -8,10 +8,11 @@ is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,9 +32,13 @@ from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.prediction.commands import bench_command, forward_command
 from physim.prediction.many import predict_cases
+from physim.printable import aligned, shown
 from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.lowering import lower, stack_ops
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Loads to run: shares of the highest, and prompts and answers as multiples of the target's.
 _SHARES, _LENGTHS = (0.1, 0.3, 0.5, 0.7, 0.85), ((1.0, 1.0), (0.25, 1.0), (4.0, 0.5))
@@ -70,6 +75,9 @@ class Measurement:
         """The measurement as plain values, for JSON."""
         return {"what": self.what, "command": self.command, "left": dict(self.left)}
 
+    def __repr__(self) -> str:
+        return shown(self, f"{self.what}: {_percents(self.left)} are left")
+
 
 @dataclass(frozen=True)
 class NextRuns:
@@ -95,6 +103,35 @@ class NextRuns:
             "runs": [run.to_dict() for run in self.runs],
             "commands": list(self.commands),
         }
+
+    def __repr__(self) -> str:
+        rows = [("measure", *self.before), ("(before)", *map(_half, self.before.values()))]
+        rows += [(run.what, *map(_half, run.left.values())) for run in self.runs]
+        return shown(self, f"{self.target.what}, how far off 90% are at most after", *aligned(rows))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each measurement, with what of each metric's uncertainty is left after it."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "what": run.what,
+                    **{f"left_{n}": v for n, v in run.left.items()},
+                    "command": run.command,
+                }
+                for run in self.runs
+            ]
+        )
+
+
+def _half(logarithm: float) -> str:
+    """Half of an interval, as percent of what it is of."""
+    return f"{100 * math.expm1(logarithm):.1f}%"
+
+
+def _percents(left: dict[str, float]) -> str:
+    return ", ".join(f"{name} {_half(own)}" for name, own in left.items())
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from physim.inputs.stages import (
     check_rate,
 )
 from physim.inputs.turns import TurnSample, sample_turns
+from physim.printable import shown_fields
 from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
@@ -476,6 +477,13 @@ class Load(LoadRequest):
         said = f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
         return said + self._conversations
 
+    def describe_lengths(self) -> str:
+        """Mean lengths, and what is cached of prompts, in a few words."""
+        cached = f"{self.cached_tokens:g} cached"
+        if self.prefixes > 1 and self.cached_tokens:
+            cached = f"{self.cached_tokens:g} in one of {self.prefixes} prefixes"
+        return f"{self.mean_input:g} tokens in ({cached}), {self.mean_output:g} out"
+
     @property
     def _conversations(self) -> str:
         """Of conversations and think times, what there is to say after the arrivals."""
@@ -554,6 +562,9 @@ class Load(LoadRequest):
                 f"{length:g} tokens exceed the KV cache of {server.kv.tokens} tokens",
                 "shorten them, raise tp, or take a larger GPU",
             )
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 def _shared(lives_s: Points) -> _Windows:

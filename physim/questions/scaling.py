@@ -21,6 +21,7 @@ from physim.inputs.stages import Stage
 from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
 from physim.prediction.replayed_trace import recorded_workload
+from physim.printable import aligned, shown
 from physim.questions.objectives import EACH, Requirements
 from physim.questions.prices import hourly_prices
 from physim.questions.recommendation import shared
@@ -140,6 +141,14 @@ class ScalingRun:
             "peak_waiting": self.peak_waiting,
         }
 
+    def __repr__(self) -> str:
+        told = "" if self.start_up_s is None else f", ready after {self.start_up_s:g} s"
+        return shown(
+            self,
+            f"{self.name}{told}: {self.goodput:.1%} of {len(self.kept):,} requests kept to what is "
+            f"asked, {self.gpu_hours:.4g} GPU-hours",
+        )
+
 
 @dataclass(frozen=True)
 class ScaledDay:
@@ -199,6 +208,21 @@ class ScaledDay:
         import pandas as pd
 
         return pd.DataFrame([one.to_dict() for one in (self.fixed, self.schedule, *self.runs)])
+
+    def __repr__(self) -> str:
+        rows = [("servers", "ready after", "goodput", "GPU-hours", "TTFT p99")]
+        for run in (self.fixed, self.schedule, *self.runs):
+            figures = run.to_dict()
+            rows.append(
+                (
+                    run.name,
+                    "-" if run.start_up_s is None else f"{run.start_up_s:g} s",
+                    f"{run.goodput:.2%}",
+                    f"{run.gpu_hours:.4g}",
+                    f"{1e3 * figures['ttft_p99_s']:.4g} ms",
+                )
+            )
+        return shown(self, f"{self.case.what}, {self.profile.hours:.4g} hours", *aligned(rows))
 
 
 def scale(

@@ -41,6 +41,7 @@ from physim.inputs.lengths import Lengths
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.printable import shown
 from physim.service.phases import PHASES, PREFILL
 
 if TYPE_CHECKING:
@@ -120,6 +121,19 @@ class CaseGrid:
             place, own = divmod(place, len(values))
             found[name] = values[own]
         return {name: found[name] for name in self.axes}
+
+    def __repr__(self) -> str:
+        axes = ", ".join(
+            f"{name} {values[0] if len(values) == 1 else f'({len(values)} values)'}"
+            for name, values in self.axes.items()
+        )
+        return shown(self, f"{len(self):,} cases", axes)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each case, with its options."""
+        import pandas as pd
+
+        return pd.DataFrame([self.options(place) for place in range(len(self))])
 
 
 class _Range(BaseModel):
