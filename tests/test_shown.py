@@ -12,13 +12,16 @@ from physim.fitting.drift import Shift
 from physim.fitting.fit import Estimate
 from physim.fitting.identified import Confusion, Known
 from physim.fitting.next_runs import Measurement
+from physim.inputs.case import CaseOptions, LoadAndEngineOptions, ServerOptions, SharedOptions
+from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import Window
 from physim.measured.histogram import Histogram
+from physim.measured.reports import _OPTIONS, DEGREES, ReportedServer
 from physim.prediction.checked import Compared
 from physim.printable import aligned, shown
 from physim.questions.objectives import Requirements
 from physim.questions.pareto import Tradeoff
-from physim.questions.scaling import ScalingRun
+from physim.questions.scaling import ScaledOptions, ScalingRun
 from physim.questions.schedule import ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.questions.service_explanation import ExplainedPool
@@ -271,3 +274,37 @@ def test_fields_are_shown_where_they_are_not_as_by_default():
 
 def test_text_that_acts_is_shown_as_text():
     assert "\x1b" not in shown(object(), "a\x1b[31m")
+
+
+FUNCTIONS = [name for name in physim.__all__ if inspect.isfunction(getattr(physim, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_signature_names_all_arguments(name):
+    kinds = {one.kind for one in inspect.signature(getattr(physim, name)).parameters.values()}
+    assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL} or (
+        name == "read_profile"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (physim.predict, CaseOptions),
+        (physim.capacity, CaseOptions),
+        (physim.predict_trace, ServerOptions),
+        (physim.recommend, LoadAndEngineOptions),
+        (physim.compare, SharedOptions),
+        (physim.scale, ScaledOptions),
+        (physim.Case.from_options, CaseOptions),
+        (physim.Load.of_requests, LoadOptions),
+        (physim.read_report, ReportedServer),
+    ],
+)
+def test_options_are_in_the_signature(function, options):
+    assert set(options.__annotations__) <= set(inspect.signature(function).parameters)
+
+
+def test_options_of_a_report_are_those_that_are_read():
+    own = {*DEGREES, "prefix_caching", *_OPTIONS}
+    assert set(ReportedServer.__annotations__) == own

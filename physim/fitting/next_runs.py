@@ -30,6 +30,7 @@ from physim.fitting.step_cycles import CLOCK_NAMES, Cycles
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
+from physim.options import named_options
 from physim.prediction.commands import bench_command, forward_command
 from physim.prediction.many import predict_cases
 from physim.printable import aligned, shown
@@ -151,6 +152,7 @@ class Candidates:
     slopes: Float[np.ndarray, "candidates metrics corrections"]
 
 
+@named_options
 def next_runs(
     model: str | Path | Case,
     *,

@@ -25,7 +25,7 @@ from physim.inputs.stages import Stage
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
-from physim.options import options_of
+from physim.options import named_options, options_of
 from physim.printable import shown
 from physim.service.hardware import load_hardware
 from physim.service.phases import DECODE, PREFILL
@@ -105,6 +105,7 @@ class Case:
     taken: tuple[str, ...] = ()
 
     @classmethod
+    @named_options
     def from_options(
         cls, model: str | Path | ModelArch | Case, **options: Unpack[CaseOptions]
     ) -> Case:

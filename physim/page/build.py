@@ -19,6 +19,7 @@ from physim.inputs.attempts import attempts, check_shared, choices, layout_axes,
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.parallelism import on_gpus
+from physim.options import named_options
 from physim.page.interpolation import Table
 from physim.page.tables import (
     FULL,
@@ -100,6 +101,7 @@ class Predicted:
     fit: Fit
 
 
+@named_options
 def predicted(
     model: str | Path,
     *,

@@ -14,6 +14,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.metrics import METRICS
+from physim.options import named_options
 from physim.plot.figures import COLORS, literal, new_figure, plain_ticks
 from physim.prediction.intervals import predict_with_interval
 
@@ -34,6 +35,7 @@ _ROOM, _BEYOND = 2.0, 1e3
 _BUSY = 0.05
 
 
+@named_options
 def draw_load(
     model: str | Path | Case,
     *,

@@ -15,6 +15,7 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.metrics import METRICS
+from physim.options import named_options
 from physim.plot.figures import write_into
 from physim.plot.loads import draw_load
 from physim.plot.steps import (
@@ -61,6 +62,7 @@ _DEFINITIONS = {
 }
 
 
+@named_options
 def write_report(
     model: str | Path | Case,
     path: Path,

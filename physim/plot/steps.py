@@ -12,6 +12,7 @@ import numpy as np
 from physim import roofline
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
+from physim.options import named_options
 from physim.plot.figures import axes_or_new, literal, new_figure, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES, PARTS, rows_of
@@ -37,6 +38,7 @@ _LABEL = 34
 _COLORS = {"all_reduce": "C9", "step_overhead": "0.4", "host": "0.1"}
 
 
+@named_options
 def draw_roofline(
     model: str | Path | Case,
     *,
@@ -136,6 +138,7 @@ def _of_row(
     return row.flops * size, row.bytes * size + row.fixed_bytes + row.expert_bytes * visited
 
 
+@named_options
 def draw_breakdown(
     model: str | Path | Case,
     *,

@@ -13,6 +13,7 @@ import numpy as np
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
+from physim.options import named_options
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
@@ -81,6 +82,7 @@ class Capacity:
         return frame.assign(rate_rps=self.rate_rps, limited_by=self.limited_by)
 
 
+@named_options
 def capacity(
     model: str | Path | Case,
     *,

@@ -13,6 +13,7 @@ from physim.errors import InputError
 from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
 from physim.inputs.case import Case, SharedOptions
 from physim.inputs.fleet_request import FleetOptions
+from physim.options import named_options
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
 from physim.printable import aligned, shown
@@ -82,6 +83,7 @@ class Comparison:
         return shown(self, said, *(aligned(rows) if self.rows else ()))
 
 
+@named_options
 def compare(
     models: Sequence[str | Path | Case],
     gpus: Sequence[str] = (),

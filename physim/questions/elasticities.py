@@ -21,6 +21,7 @@ from physim.fluid.steady import steady_state
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.kept import kept
+from physim.options import named_options
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.prediction.results import FIRST_TOKEN_PARTS
 from physim.printable import aligned, shown
@@ -130,6 +131,7 @@ def _most(row: Mapping[str, float]) -> float:
     return max(abs(row[metric]) for metric in METRICS)
 
 
+@named_options
 def explain(
     model: str | Path | Case,
     *,

@@ -23,6 +23,7 @@ from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
+from physim.options import named_options
 from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
@@ -201,6 +202,7 @@ class Recommendation:
         return shown(self, f"{self.choices[0].case.model.name}: {searched}", *aligned(rows))
 
 
+@named_options
 def recommend(
     model: str | Path | ModelArch,
     *,

@@ -18,6 +18,7 @@ from physim.inputs.case import Case, ServerOptions
 from physim.inputs.load import Load
 from physim.inputs.profile import LoadProfile
 from physim.inputs.stages import Stage
+from physim.options import named_options
 from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
 from physim.prediction.replayed_trace import recorded_workload
@@ -225,6 +226,7 @@ class ScaledDay:
         return shown(self, f"{self.case.what}, {self.profile.hours:.4g} hours", *aligned(rows))
 
 
+@named_options
 def scale(
     model: str | Path | Case,
     profile: LoadProfile | None = None,

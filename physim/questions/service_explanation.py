@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from physim.corrections.fields import Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, CaseOptions
+from physim.options import named_options
 from physim.prediction.arrays import step_model_of
 from physim.prediction.many import predict_cases
 from physim.prediction.results import PoolPrediction, Prediction
@@ -149,6 +150,7 @@ class ServiceExplanation:
         return pd.DataFrame(rows).assign(phases=phases)
 
 
+@named_options
 def explain_service(
     model: str | Path | Case,
     *,

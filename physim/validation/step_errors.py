@@ -12,6 +12,7 @@ from jaxtyping import Float
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
 from physim.measured.steps import NOT_TIMED, MeasuredSteps
+from physim.options import named_options
 from physim.prediction.arrays import step_model_of
 from physim.printable import aligned, shown
 from physim.step.lowering import PARTS
@@ -93,6 +94,7 @@ class StepComparison:
         return pd.DataFrame([asdict(one) for one in self.errors])
 
 
+@named_options
 def compare_steps(
     steps: MeasuredSteps,
     model: str | Path | Case,
