@@ -12,12 +12,14 @@ from physim.options import named_options
 from physim.prediction.arrays import step_model_of
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
+from physim.progress import told_in_notebooks
 from physim.step.model import StepModel
 
 if TYPE_CHECKING:
     from physim.prediction.checked import Check
 
 
+@told_in_notebooks("predicting")
 @named_options
 def predict(
     model: str | Path | ModelArch | Case,
@@ -45,6 +47,7 @@ def predict(
     return predict_with_interval(case, load_fit(fit).on(case), method, seed)
 
 
+@told_in_notebooks("predicting and replaying")
 @named_options
 def check(
     model: str | Path | ModelArch | Case,
@@ -75,6 +78,7 @@ def check(
     return checked(predict_with_interval(case, known), case, known.corrections, seed)
 
 
+@told_in_notebooks("replaying a trace")
 @named_options
 def predict_trace(
     model: str | Path | ModelArch | Case,

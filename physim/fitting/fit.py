@@ -32,6 +32,7 @@ from physim.measured.step_files import read_step_files
 from physim.prediction.intervals import quantities
 from physim.prediction.many import predict_cases
 from physim.printable import shown
+from physim.progress import told_in_notebooks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +111,7 @@ class Outcome:
         return pd.DataFrame(self.rows)
 
 
+@told_in_notebooks("fitting")
 def fit(
     tables: Sequence[str | Path] = (),
     steps: str | Path | Sequence[str | Path] | None = None,

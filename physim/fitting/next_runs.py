@@ -34,6 +34,7 @@ from physim.options import named_options
 from physim.prediction.commands import bench_command, forward_command
 from physim.prediction.many import predict_cases
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.lowering import lower, stack_ops
@@ -152,6 +153,7 @@ class Candidates:
     slopes: Float[np.ndarray, "candidates metrics corrections"]
 
 
+@told_in_notebooks("ranking measurements")
 @named_options
 def next_runs(
     model: str | Path | Case,

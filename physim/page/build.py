@@ -34,6 +34,7 @@ from physim.page.tables import (
 )
 from physim.page.widths import LOADS, Widths, half_widths, under
 from physim.prediction.intervals import predict_with_intervals
+from physim.progress import told_in_notebooks
 from physim.questions.prices import hourly_prices
 from physim.questions.servers import Latencies, Servers
 from physim.service.hardware import load_hardware
@@ -101,6 +102,7 @@ class Predicted:
     fit: Fit
 
 
+@told_in_notebooks("predicting tables of a page")
 @named_options
 def predicted(
     model: str | Path,

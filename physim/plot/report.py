@@ -29,6 +29,7 @@ from physim.prediction.commands import bench_command, serve_commands
 from physim.prediction.html import Html, element, escaped, joined, prediction_tables
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import PoolPrediction, Prediction
+from physim.progress import told_in_notebooks
 from physim.questions.elasticities import Elasticities, explain
 from physim.questions.service_explanation import explain_service
 from physim.service.phases import DECODE, PHASES
@@ -62,6 +63,7 @@ _DEFINITIONS = {
 }
 
 
+@told_in_notebooks("predicting and drawing")
 @named_options
 def write_report(
     model: str | Path | Case,

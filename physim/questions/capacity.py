@@ -18,6 +18,7 @@ from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.printable import shown
+from physim.progress import told_in_notebooks
 from physim.questions.objectives import GOODPUT, THROUGHPUT, Objective, Requirements, share_within
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Capacity:
         return frame.assign(rate_rps=self.rate_rps, limited_by=self.limited_by)
 
 
+@told_in_notebooks("searching the highest rate")
 @named_options
 def capacity(
     model: str | Path | Case,

@@ -17,6 +17,7 @@ from physim.options import named_options
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions.prices import hourly_price, hourly_prices, per_million_tokens
 from physim.service.hardware import load_hardware
 from physim.service.service import Service
@@ -83,6 +84,7 @@ class Comparison:
         return shown(self, said, *(aligned(rows) if self.rows else ()))
 
 
+@told_in_notebooks("comparing")
 @named_options
 def compare(
     models: Sequence[str | Path | Case],

@@ -25,6 +25,7 @@ from physim.options import named_options
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.prediction.results import FIRST_TOKEN_PARTS
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions.speculation import Speculation, speculation
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
@@ -131,6 +132,7 @@ def _most(row: Mapping[str, float]) -> float:
     return max(abs(row[metric]) for metric in METRICS)
 
 
+@told_in_notebooks("differentiating")
 @named_options
 def explain(
     model: str | Path | Case,

@@ -29,6 +29,7 @@ from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions import candidates
 from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirements
@@ -202,6 +203,7 @@ class Recommendation:
         return shown(self, f"{self.choices[0].case.model.name}: {searched}", *aligned(rows))
 
 
+@told_in_notebooks("searching servers")
 @named_options
 def recommend(
     model: str | Path | ModelArch,

@@ -23,6 +23,7 @@ from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
 from physim.prediction.replayed_trace import recorded_workload
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions.objectives import EACH, Requirements
 from physim.questions.prices import hourly_prices
 from physim.questions.recommendation import shared
@@ -226,6 +227,7 @@ class ScaledDay:
         return shown(self, f"{self.case.what}, {self.profile.hours:.4g} hours", *aligned(rows))
 
 
+@told_in_notebooks("replaying the day")
 @named_options
 def scale(
     model: str | Path | Case,

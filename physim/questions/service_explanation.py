@@ -16,6 +16,7 @@ from physim.prediction.arrays import step_model_of
 from physim.prediction.many import predict_cases
 from physim.prediction.results import PoolPrediction, Prediction
 from physim.printable import shown
+from physim.progress import told_in_notebooks
 from physim.questions.elasticities import Elasticities, above, check_stays, explain
 from physim.service.phases import DECODE, PREFILL
 from physim.step.many_batches import named_seconds
@@ -150,6 +151,7 @@ class ServiceExplanation:
         return pd.DataFrame(rows).assign(phases=phases)
 
 
+@told_in_notebooks("differentiating")
 @named_options
 def explain_service(
     model: str | Path | Case,

@@ -42,6 +42,7 @@ from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
 from physim.printable import shown
+from physim.progress import told_in_notebooks
 from physim.service.phases import PHASES, PREFILL
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ def _values(where: str, value: Any) -> list[Value]:
         raise InputError(where, "is no value, list or range", "correct it") from None
 
 
+@told_in_notebooks("predicting a grid")
 def sweep(
     grid: CaseGrid | str | Path,
     out: str | Path,

@@ -23,6 +23,7 @@ from physim.fitting.observations import METRICS, Observed, groups, observe, weig
 from physim.fitting.step_cycles import Trace, observe_steps
 from physim.fitting.uncertainty import unseen, variance_of
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.validation.ablations import ABLATIONS, BLENDS, ablated
 from physim.validation.baselines import BASELINES, require_packages
 
@@ -72,6 +73,7 @@ class Crossval:
         )
 
 
+@told_in_notebooks("cross-validating")
 def crossval(
     tables: Sequence[str | Path],
     leave_out: str = "model",

@@ -27,6 +27,7 @@ from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction, StageLatencies
 from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +93,7 @@ class Evaluation:
         return shown(self, f"{len(self.rows):,} rows, {others}", *aligned(rows))
 
 
+@told_in_notebooks("predicting measured runs")
 def evaluate(
     tables: Sequence[str | Path],
     fit: str | Path = DEFAULT_FIT,
