@@ -17,6 +17,7 @@ from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import Window
 from physim.measured.histogram import Histogram
 from physim.measured.reports import _OPTIONS, DEGREES, ReportedServer
+from physim.plot import steps as steps_pictures
 from physim.prediction.checked import Compared
 from physim.printable import aligned, shown
 from physim.questions.objectives import Requirements
@@ -308,3 +309,8 @@ def test_options_are_in_the_signature(function, options):
 def test_options_of_a_report_are_those_that_are_read():
     own = {*DEGREES, "prefix_caching", *_OPTIONS}
     assert set(ReportedServer.__annotations__) == own
+
+
+def test_no_two_parts_of_a_step_share_a_color():
+    colors = [steps_pictures._color(part) for part in range(len(PART_NAMES))]
+    assert len(set(colors)) == len(colors)
