@@ -18,6 +18,7 @@ from physim.inputs.profile import Window
 from physim.measured.histogram import Histogram
 from physim.measured.reports import _OPTIONS, DEGREES, ReportedServer
 from physim.plot import steps as steps_pictures
+from physim.plot.figures import readable_seconds
 from physim.prediction.checked import Compared
 from physim.printable import aligned, shown
 from physim.questions.objectives import Requirements
@@ -314,3 +315,11 @@ def test_options_of_a_report_are_those_that_are_read():
 def test_no_two_parts_of_a_step_share_a_color():
     colors = [steps_pictures._color(part) for part in range(len(PART_NAMES))]
     assert len(set(colors)) == len(colors)
+
+
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [([0.02, 0.9], "ms"), ([0.02, 1.5], "s"), ([math.inf, 0.1], "ms"), ([], "ms")],
+)
+def test_short_times_are_drawn_in_milliseconds(times, unit):
+    assert readable_seconds(times) == ({"ms": 1e3, "s": 1.0}[unit], unit)

@@ -16,7 +16,7 @@ from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.metrics import METRICS
 from physim.options import named_options
-from physim.plot.figures import COLORS, literal, new_figure, plain_ticks
+from physim.plot.figures import COLORS, literal, new_figure, plain_ticks, readable_seconds
 from physim.prediction.intervals import predict_with_interval
 
 if TYPE_CHECKING:
@@ -222,16 +222,20 @@ def draw_timeline(prediction: Prediction) -> list[Axes]:
     used = [100 * use for use in timeline.kv_use]
     cache.plot(time, used, color="C2", linewidth=1, drawstyle=step)
     cache.set_ylabel("KV cache\n(% of blocks)")
-    first.plot(timeline.arrival_s, timeline.ttft_s, ".", color="C1", markersize=3)
-    first.set_ylabel("TTFT (s), by\ntime of arrival")
+    scale, unit = readable_seconds(timeline.ttft_s)
+    waits = [scale * wait for wait in timeline.ttft_s]
+    first.plot(timeline.arrival_s, waits, ".", color="C1", markersize=3)
+    first.set_ylabel(f"TTFT ({unit}), by\ntime of arrival")
     first.set_xlabel("time (s)")
     for axes in (queue, batch, cache, first):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
+    # The highest points are not cut by the frame.
+    first.set_ylim(top=1.05 * first.get_ylim()[1])
     queue.set_ylim(top=max(queue.get_ylim()[1], 1.0))
     busy = [now for now, count in zip(time, timeline.running, strict=True) if count > _BUSY]
     first.set_xlim(0, 1.02 * max([*busy, *timeline.arrival_s]))
     where = f"{prediction.model} on {prediction.gpus}, {prediction.method}"
     what = prediction.load.describe() if prediction.load is not None else "a trace"
-    figure.suptitle(f"{literal(where)}\n{what}", fontsize=10)
+    figure.suptitle(f"{literal(where)}, {what}\n{prediction.figures}", fontsize=9)
     return [queue, batch, cache, first]
