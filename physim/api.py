@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Unpack
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, CaseOptions, ServerOptions
 from physim.models.architecture import ModelArch
+from physim.options import named_options
 from physim.prediction.arrays import step_model_of
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
+from physim.progress import told_in_notebooks
 from physim.step.model import StepModel
 
 if TYPE_CHECKING:
     from physim.prediction.checked import Check
 
 
+@told_in_notebooks("predicting")
+@named_options
 def predict(
     model: str | Path | ModelArch | Case,
     *,
@@ -43,6 +47,8 @@ def predict(
     return predict_with_interval(case, load_fit(fit).on(case), method, seed)
 
 
+@told_in_notebooks("predicting and replaying")
+@named_options
 def check(
     model: str | Path | ModelArch | Case,
     *,
@@ -72,6 +78,8 @@ def check(
     return checked(predict_with_interval(case, known), case, known.corrections, seed)
 
 
+@told_in_notebooks("replaying a trace")
+@named_options
 def predict_trace(
     model: str | Path | ModelArch | Case,
     trace: str | Path,
@@ -110,6 +118,7 @@ def predict_trace(
     return replay_trace(case, Path(trace), known.corrections, known.name, timeout_s)
 
 
+@named_options
 def step_model(
     model: str | Path | ModelArch | Case,
     *,

@@ -6,11 +6,13 @@ type and default, and what `option` says of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 _KEY = "option"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # Whether measured rows have a column for an option, and whether it may be empty.
 Column = Literal["none", "optional", "required"]
 
@@ -72,3 +74,33 @@ def options_of(record: type) -> Mapping[str, Option]:
             kind = kinds[own.name] if kind is None else kind
             found[own.name] = Option(kind, own.default, told, panel, flag, column)
     return found
+
+
+def named_options(function: _Function) -> _Function:
+    """Gives a function whose last argument is ``**options`` a signature that lists them.
+
+    Sessions complete the names of arguments by the signature, and know nothing of
+    ``Unpack[TypedDict]``. The default of each is ``...``: it is that of the record that declares
+    it.
+
+    Args:
+        function: The function; its options are annotated with ``Unpack`` of a `TypedDict`.
+    """
+    signature = inspect.signature(function)
+    *named, others = signature.parameters.values()
+    kind = others.annotation.removeprefix("Unpack[").removesuffix("]")
+    declared = inspect.unwrap(function).__globals__[kind].__annotations__
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=...,
+            annotation=getattr(hint, "__forward_arg__", hint),
+        )
+        for name, hint in declared.items()
+        if name not in signature.parameters
+    ]
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[*named, *options]
+    )
+    return function

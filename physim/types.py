@@ -22,3 +22,12 @@ else:
     # Of any shape, for elementwise arithmetic.
     Number = Num[AnyArray, "..."] | float | int
 Knots: TypeAlias = Float[np.ndarray, " knots"]
+
+
+def known_number(leaf: object) -> bool:
+    """Whether a leaf of a record is one number whose value is known, and not traced or an array."""
+    import jax
+
+    if isinstance(leaf, jax.core.Tracer):
+        return False
+    return isinstance(leaf, int | float | np.ndarray | np.generic | jax.Array) and not np.ndim(leaf)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import physim.cli
 from physim.errors import InputError
 from physim.waits import compiling
 
+PROGRESS = re.compile(r"physim: .*, \d+ s so far$")
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
@@ -87,6 +89,10 @@ def process(*arguments: object, **environment: str) -> Run:
 
 
 def _said(stderr: str) -> str:
-    """What a command said but for the wait that a machine has once, or had before."""
+    """What a command said but for waits, which are those of the machine."""
     lines = stderr.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("physim: compiling"))
+    return "".join(
+        line
+        for line in lines
+        if not line.startswith("physim: compiling") and not PROGRESS.match(line)
+    )

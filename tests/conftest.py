@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import pkgutil
 import platform
@@ -35,6 +36,7 @@ import typechecking  # noqa: F401
 from jaxtyping import install_import_hook
 
 import physim
+from physim import progress
 
 jax.config.update("jax_enable_x64", True)
 
@@ -89,6 +91,9 @@ def first_seed() -> int | None:
     seed = os.environ[_SEED]
     return None if seed == "fixed" else int(seed)
 
+
+# How long a command takes on a busy machine is not to change what it says.
+progress.PATIENCE_S = math.inf
 
 # Of commands typer looks at the types, which are not quite those that it passes. The replay's loop
 # is plain Python, which checks at each call would slow down twentyfold.

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,18 @@ def _log(path: Path) -> Any:
     return found, notes
 
 
+def whole(value: Any) -> str:
+    """A value as text that differs where any part of it does: sessions show less of records."""
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {one.name: getattr(value, one.name) for one in fields(value)}
+        return f"{type(value).__name__}({whole(parts)})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {whole(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(whole, value))}]"
+    return repr(value)
+
+
 @dataclass(frozen=True)
 class Format:
     """A form in which measurements come.
@@ -274,7 +286,7 @@ class Format:
         """What is made of an example's content, as text."""
         self._write(folder, name, content, beside)
         try:
-            return repr(self.read(self._argument(self._path(folder, name))))
+            return whole(self.read(self._argument(self._path(folder, name))))
         except InputError as error:
             return f"refused: {error}"
 

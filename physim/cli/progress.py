@@ -1,12 +1,18 @@
-"""A line that says what goes on: on a terminal alone, so that pipes and files stay clean."""
+"""What goes on, on stderr: a line that changes on a terminal, elsewhere one from time to time."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+from physim import progress
 from physim.cli.console import styled
 from physim.printable import printable
+
+if TYPE_CHECKING:
+    from physim.cli.terminal import Terminal
 
 
 @contextlib.contextmanager
@@ -18,13 +24,18 @@ def running(what: str) -> Iterator[Callable[[str], None]]:
     """
     from physim.cli.terminal import Terminal
 
-    with Terminal(stderr=True).status(styled(what)) as status:
+    console = Terminal(stderr=True)
+    if not console.is_terminal:
+        with _lines(what, console) as say:
+            yield say
+        return
+    with console.status(styled(what)) as status:
         yield lambda text: status.update(styled(f"{what}: {text}"))
 
 
 @contextlib.contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function to call before each of so many things: a bar, on a terminal alone.
+    """Yields a function to call before each of so many things: a bar on a terminal.
 
     Args:
         what: What goes on.
@@ -36,9 +47,26 @@ def counting(what: str, total: int) -> Iterator[Callable[[str], None]]:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     console = Terminal(stderr=True)
-    off = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=off) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda text: progress.update(
-            task, advance=1, description=printable(f"{what}: {text}")
-        )
+    if not console.is_terminal:
+        with _lines(what, console) as say:
+            numbers = itertools.count(1)
+            yield lambda text: say(f"{text} ({next(numbers)}/{total})")
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda text: bar.update(task, advance=1, description=printable(f"{what}: {text}"))
+
+
+@contextlib.contextmanager
+def _lines(what: str, console: Terminal) -> Iterator[Callable[[str], None]]:
+    """The same where lines stay: one after the first seconds, and then twice a minute."""
+    said = [what]
+
+    def tell(seconds: float) -> None:
+        console.print(f"physim: {said[0]}, {seconds:.0f} s so far", soft_wrap=True)
+
+    def say(text: str) -> None:
+        said[0] = f"{what}: {text}"
+
+    with progress.ticking(tell, progress.PATIENCE_S):
+        yield say

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.corrections.fields import PRIOR_WIDTHS, Corrections, flat, unflat
+from physim.printable import shown
 
 # How many standard deviations hold 90% of a normal distribution.
 TWO_SIDED_90 = 1.645
@@ -71,3 +72,9 @@ class Calibration:
         normal = np.random.default_rng(seed).normal(size=(pairs, len(values)))
         centre = flat(self.corrections)
         return [unflat(centre + sign * root @ row) for row in normal for sign in (1, -1)]
+
+    def __repr__(self) -> str:
+        known = (
+            "nothing is known of how certain it is" if self.covariance is None else "with spread"
+        )
+        return shown(self, f"fit {self.name}, {known}", *self.elsewhere)

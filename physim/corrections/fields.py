@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.corrections.residual import Residual
-from physim.types import AnyArray, Scalar
+from physim.printable import shown
+from physim.types import AnyArray, Scalar, known_number
 
 
 def _correction(prior: float, meaning: str, carries_over: bool = False) -> Any:
@@ -89,6 +91,18 @@ class Corrections(eqx.Module):
     def logs(self) -> Float[AnyArray, " corrections"]:
         """The scalars as one vector, in the order of `CORRECTIONS`."""
         return jnp.stack([jnp.asarray(getattr(self, name), float) for name in CORRECTIONS])
+
+    def __repr__(self) -> str:
+        values = [getattr(self, name) for name in CORRECTIONS]
+        if not all(map(known_number, values)):
+            text: str = eqx.tree_pformat(self)
+            return text
+        factors = [
+            f"{name} x {math.exp(value):.3g}"
+            for name, value in zip(CORRECTIONS, values, strict=True)
+            if value
+        ]
+        return shown(self, ", ".join(factors) or "none")
 
 
 @dataclasses.dataclass(frozen=True)

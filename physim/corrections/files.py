@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 from jaxtyping import Float
@@ -34,6 +34,10 @@ from physim.corrections.residual import Residual
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.metrics import METRICS
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_FIT = "none"
 DEFAULT_FIT = "default"
@@ -189,6 +193,31 @@ class Fit:
         )
         with data.replacing(path) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
+
+    def __repr__(self) -> str:
+        runs = sum(kind.rows for kind in self.made_on)
+        kinds = f"of {runs:,} runs on {len(self.made_on)} kinds of servers"
+        noise = ", ".join(f"{name.upper()} {100 * own:.1f}%" for name, own in self.noise.items())
+        return shown(
+            self,
+            f"{self.name}, {kinds if self.made_on else 'of no run that is known'}",
+            f"offsets of {len(self.offsets)} branches of levels"
+            + (f"; runs scatter by {noise}" if noise else ""),
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each branch that has offsets, with that of each correction, a logarithm."""
+        import pandas as pd
+
+        rows = [
+            {
+                "level": level,
+                "name": name,
+                **dict(zip(CORRECTIONS, own[:_COUNT].tolist(), strict=True)),
+            }
+            for (level, name), own in self.offsets.items()
+        ]
+        return pd.DataFrame(rows, columns=["level", "name", *CORRECTIONS])
 
 
 def shipped_fits() -> list[str]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -34,6 +34,10 @@ from physim.fitting.step_cycles import CLOCK_NAMES, observe_served
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.inputs.case import Case
 from physim.measured.step_files import read_step_files
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # False alarms in so many checks.
 FALSE_ALARMS = 0.01
@@ -103,6 +107,24 @@ class Drift:
                 for one in self.shifts
             ],
         }
+
+    def __repr__(self) -> str:
+        errors = ", ".join(f"{name} {error:+.1f}%" for name, error in self.errors.items())
+        shifts = [f"{one.name} x {one.factor:.3g} explains {one.share:.0%}" for one in self.shifts]
+        return shown(
+            self,
+            f"{self.where}: {'changed' if self.changed else 'as it was'} (p {self.p_value:.2g}, "
+            f"{self.rows} runs and steps)",
+            f"mean errors of the fit: {errors or 'none'}",
+            *shifts,
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each correction that would explain the change."""
+        import pandas as pd
+
+        rows = [{"correction": s.name, "factor": s.factor, "share": s.share} for s in self.shifts]
+        return pd.DataFrame(rows, columns=["correction", "factor", "share"])
 
 
 def drift(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -30,6 +31,11 @@ from physim.inputs.load import Load
 from physim.measured.step_files import read_step_files
 from physim.prediction.intervals import quantities
 from physim.prediction.many import predict_cases
+from physim.printable import shown
+from physim.progress import told_in_notebooks
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # From so many standard deviations of its campaign's noise on a row is distrusted.
 _DISTRUST = 3.0
@@ -57,6 +63,10 @@ class Estimate:
     high: float
     moved_by: Mapping[str, float]
 
+    def __repr__(self) -> str:
+        factor, low, high = (math.exp(own) for own in (self.value, self.low, self.high))
+        return shown(self, f"{self.name}: factor {factor:.3g}, 90% from {low:.3g} to {high:.3g}")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -82,7 +92,28 @@ class Outcome:
     case: Case
     populations: Sequence[str]
 
+    def __repr__(self) -> str:
+        errors = self.fit.record.get("in_sample_mape", {})
+        told = ", ".join(
+            f"{name.upper()} {one['before']:.1f}% to {one['after']:.1f}%"
+            for name, one in errors.items()
+        )
+        counts = f"{len(self.rows)} rows, {len(self.left_out)} left out"
+        return shown(
+            self,
+            f"fit {self.fit.name} to {counts}",
+            f"mean errors before and after, in sample: {told or 'not known'}",
+            f"{len(self.distrusted)} rows distrusted; {len(self.losses)} steps",
+        )
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each measured stage, with its errors before and after."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+
+@told_in_notebooks("fitting")
 def fit(
     tables: Sequence[str | Path] = (),
     steps: str | Path | Sequence[str | Path] | None = None,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +16,10 @@ from physim.corrections.files import Fit
 from physim.errors import InputError
 from physim.fitting.next_runs import Candidates, candidates, chosen, spread_of
 from physim.inputs.case import Case
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Of a correction's variance before any run, the share that runs took away from which on they told
 # it, and up to which they told nothing.
@@ -114,6 +119,15 @@ class Identified:
                 for one in self.confusions
             ],
         }
+
+    def __repr__(self) -> str:
+        return shown(self, *self.describe())
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each correction: its factor, how far that is off, and what runs told of it."""
+        import pandas as pd
+
+        return pd.DataFrame([dataclasses.asdict(one) for one in self.known])
 
 
 def identified(fit: Fit, case: Case, base: Fit | None = None) -> Identified:

@@ -8,10 +8,11 @@ is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,11 +30,17 @@ from physim.fitting.step_cycles import CLOCK_NAMES, Cycles
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
+from physim.options import named_options
 from physim.prediction.commands import bench_command, forward_command
 from physim.prediction.many import predict_cases
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.lowering import lower, stack_ops
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Loads to run: shares of the highest, and prompts and answers as multiples of the target's.
 _SHARES, _LENGTHS = (0.1, 0.3, 0.5, 0.7, 0.85), ((1.0, 1.0), (0.25, 1.0), (4.0, 0.5))
@@ -70,6 +77,9 @@ class Measurement:
         """The measurement as plain values, for JSON."""
         return {"what": self.what, "command": self.command, "left": dict(self.left)}
 
+    def __repr__(self) -> str:
+        return shown(self, f"{self.what}: {_percents(self.left)} are left")
+
 
 @dataclass(frozen=True)
 class NextRuns:
@@ -96,6 +106,35 @@ class NextRuns:
             "commands": list(self.commands),
         }
 
+    def __repr__(self) -> str:
+        rows = [("measure", *self.before), ("(before)", *map(_half, self.before.values()))]
+        rows += [(run.what, *map(_half, run.left.values())) for run in self.runs]
+        return shown(self, f"{self.target.what}, how far off 90% are at most after", *aligned(rows))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each measurement, with what of each metric's uncertainty is left after it."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "what": run.what,
+                    **{f"left_{n}": v for n, v in run.left.items()},
+                    "command": run.command,
+                }
+                for run in self.runs
+            ]
+        )
+
+
+def _half(logarithm: float) -> str:
+    """Half of an interval, as percent of what it is of."""
+    return f"{100 * math.expm1(logarithm):.1f}%"
+
+
+def _percents(left: dict[str, float]) -> str:
+    return ", ".join(f"{name} {_half(own)}" for name, own in left.items())
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -114,6 +153,8 @@ class Candidates:
     slopes: Float[np.ndarray, "candidates metrics corrections"]
 
 
+@told_in_notebooks("ranking measurements")
+@named_options
 def next_runs(
     model: str | Path | Case,
     *,

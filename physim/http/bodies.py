@@ -119,7 +119,7 @@ def _arguments(function: Callable[..., Any], left_out: tuple[str, ...] = ()) -> 
     told, found = _told(function), {}
     hints = get_type_hints(function)
     for name, own in inspect.signature(function).parameters.items():
-        if name in left_out or own.kind is inspect.Parameter.VAR_KEYWORD:
+        if name in left_out or name not in hints:  # The options of a case are `_options`.
             continue
         required = own.default is inspect.Parameter.empty
         found[name] = _declared(name, hints[name], told.get(name, ""), required)

@@ -8,13 +8,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from physim import data
 from physim.errors import InputError
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Windows in which arrivals are counted, and the longest, as a share of the trace.
 _WINDOWS, _LONGEST = 16, 0.1
@@ -250,6 +254,22 @@ class ArrivalDispersion:
     def _between(self, values: Sequence[float], window_s: float) -> float:
         place = math.log(max(window_s, 1e-300))
         return float(np.interp(place, np.log(self.windows_s), values))
+
+    def __repr__(self) -> str:
+        ends = ", ".join(
+            f"{self.index[place]:.3g} in windows of {self.windows_s[place]:.3g} s"
+            for place in (0, -1)
+        )
+        count = f"{len(self.arrival_s):,} arrivals, {self.rate:.4g} requests/s"
+        return shown(self, count, f"index of dispersion: {ends}")
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each length of windows, with its index of dispersion and the part of bursts."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {name: getattr(self, name) for name in ("windows_s", "index", "bursts")}
+        )
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -28,7 +28,8 @@ from physim.inputs.what_fits import TooLargeError, what_fits
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
-from physim.options import options_of
+from physim.options import named_options, options_of
+from physim.printable import shown
 from physim.service.hardware import load_hardware
 from physim.service.phases import DECODE, PREFILL
 from physim.service.server import Server
@@ -114,6 +115,7 @@ class Case:
     taken: tuple[str, ...] = ()
 
     @classmethod
+    @named_options
     def from_options(
         cls, model: str | Path | ModelArch | Case, **options: Unpack[CaseOptions]
     ) -> Case:
@@ -330,6 +332,14 @@ class Case:
         if self.load is not None and own.output_tokens == self.load.output_tokens:
             notes = list(self.notes)
         return replace(self, load=own, notes=tuple(notes))
+
+    def __repr__(self) -> str:
+        load = (
+            "no load"
+            if self.load is None
+            else f"{self.load.describe()}, {self.load.describe_lengths()}"
+        )
+        return shown(self, self.what, load, *self.notes)
 
 
 def check_types(options: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from physim.models.drafts import METHODS, drafting_layers
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
 from physim.models.parallelism import ALL2ALL
+from physim.printable import shown_fields
 from physim.service.draft import Draft
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
@@ -443,3 +444,6 @@ class Deployment(EngineRequest):
             able = " and ".join(one.name for one in engines() if one.has_receive_interval)
             problem = f"{self.receive_every} is for {able}, not {self.engine}"
             raise InputError("receive_every", problem, "use 1")
+
+    def __repr__(self) -> str:
+        return shown_fields(self)

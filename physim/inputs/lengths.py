@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from physim.errors import InputError
+from physim.printable import shown, shown_fields
 
 KINDS = ("fixed", "normal", "exponential", "lognormal", "gamma", "empirical")
 # Those that have a standard deviation of their own.
@@ -225,6 +226,13 @@ class Lengths:
         # The last quantile is infinite.
         shares[-1] = 1.0
         return shares
+
+    def __repr__(self) -> str:
+        if self.values:
+            least, most = min(self.values), max(self.values)
+            values = f"{len(self.values):,} values from {least:g} to {most:g}"
+            return shown(self, f"{self.kind}: mean {self.mean:.6g} tokens, {values}")
+        return shown_fields(self)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from physim.errors import InputError
 from physim.inputs.arrivals import Stretch
 from physim.inputs.lengths import Lengths, lengths
-from physim.inputs.load_request import LoadRequest
+from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.inputs.popularity import IN_TURN, Popularity
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.request_points import (
@@ -31,6 +31,8 @@ from physim.inputs.stages import (
     check_rate,
 )
 from physim.inputs.turns import TurnSample, sample_turns
+from physim.options import named_options
+from physim.printable import shown_fields
 from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
@@ -184,7 +186,8 @@ class Load(LoadRequest):
             raise InputError("dispersion", f"is of no account to arrival {self.arrival}", remedy)
 
     @classmethod
-    def of_requests(cls, lengths: RequestLengths, **options: Any) -> Load:
+    @named_options
+    def of_requests(cls, lengths: RequestLengths, /, **options: Unpack[LoadOptions]) -> Load:
         """A load of requests whose prompts, cached parts and outputs go together.
 
         Args:
@@ -194,7 +197,8 @@ class Load(LoadRequest):
         Raises:
             InputError: It cannot be used.
         """
-        return cls(lengths=lengths, **options)
+        given: dict[str, Any] = {**options}
+        return cls(lengths=lengths, **given)
 
     def with_lengths(self, lengths: RequestLengths) -> Load:
         """The same arrivals of other requests.
@@ -476,6 +480,13 @@ class Load(LoadRequest):
         said = f"{', then '.join(f'{rate:g}' for rate in rates)} req/s {self.arrival}"
         return said + self._conversations
 
+    def describe_lengths(self) -> str:
+        """Mean lengths, and what is cached of prompts, in a few words."""
+        cached = f"{self.cached_tokens:g} cached"
+        if self.prefixes > 1 and self.cached_tokens:
+            cached = f"{self.cached_tokens:g} in one of {self.prefixes} prefixes"
+        return f"{self.mean_input:g} tokens in ({cached}), {self.mean_output:g} out"
+
     @property
     def _conversations(self) -> str:
         """Of conversations and think times, what there is to say after the arrivals."""
@@ -554,6 +565,9 @@ class Load(LoadRequest):
                 f"{length:g} tokens exceed the KV cache of {server.kv.tokens} tokens",
                 "shorten them, raise tp, or take a larger GPU",
             )
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 def _shared(lives_s: Points) -> _Windows:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -17,6 +18,10 @@ from physim.inputs.load import Load
 from physim.inputs.popularity import IN_TURN, UNIFORM
 from physim.inputs.request_lengths import RequestLengths, filled_in
 from physim.inputs.stages import Stage
+from physim.printable import shown, shown_fields
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHORTEST_S = 1e-6
 # Windows of a profile, each of which is planned for: a year of five minutes each.
@@ -83,6 +88,9 @@ class Window:
         """Arrivals, and prompt tokens to compute and tokens to generate, per second."""
         new = lengths(self.input_tokens).mean - self.cached_tokens
         return self.rate, self.rate * new, self.rate * lengths(self.output_tokens).mean
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 @dataclass(frozen=True)
@@ -228,6 +236,31 @@ class LoadProfile:
             if not any(_covers(one, window) for one in found):
                 found.append(window)
         return found[:most]
+
+    def __repr__(self) -> str:
+        rates = [window.rate for window in self.windows]
+        windows = f"{len(self.windows)} windows over {self.hours:.4g} hours"
+        return shown(
+            self, f"{windows}, {min(rates):.4g} to {max(rates):.4g} requests/s", *self.notes
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each window: when it is, and its load in means."""
+        import pandas as pd
+
+        rows = [
+            {
+                "start_s": window.start_s,
+                "duration_s": window.duration_s,
+                "rate": window.rate,
+                "input_tokens": lengths(window.input_tokens).mean,
+                "output_tokens": lengths(window.output_tokens).mean,
+                "cached_tokens": window.cached_tokens,
+                "prefixes": window.prefixes,
+            }
+            for window in self.windows
+        ]
+        return pd.DataFrame(rows)
 
 
 def check_window(window_s: float) -> None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -24,6 +24,10 @@ from physim.inputs.request_points import (
     moments_of,
     scramble,
 )
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PRESETS = "bench_data/request_lengths"
 # Groups of prompts by which many requests are condensed, and requests that stand for each.
@@ -284,6 +288,22 @@ class RequestLengths:
         """What it is, in plain values: its name, how many requests there are and their means."""
         about = {"name": self.name, "requests": len(self.input_tokens)}
         return about | {"moments": self.moments._asdict()}
+
+    def __repr__(self) -> str:
+        inputs, cached, outputs = (float(np.mean(own)) for own in self.arrays)
+        means = f"means {inputs:.6g} tokens in ({cached:.6g} cached), {outputs:.6g} out"
+        return shown(self, f"{self.name}: {len(self.input_tokens):,} requests, {means}")
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each request of the sample: its prompt, its cached part and its output."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                name: getattr(self, name)
+                for name in ("input_tokens", "cached_tokens", "output_tokens")
+            }
+        )
 
 
 def _columns(*arrays: Float[np.ndarray, " _"]) -> dict[str, Any]:

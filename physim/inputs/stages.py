@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from physim.errors import InputError
+from physim.printable import shown_fields
 
 # Rates that mean something, requests per second: from one in thirty years.
 _RATES = (1e-9, 1e9)
@@ -61,6 +62,9 @@ class RecordedStage(Stage):
 
     prompts: float = 1.0
     outputs: float = 1.0
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 def bounded_rate(rate: float) -> float:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from physim.errors import InputError
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +92,17 @@ class Histogram:
             "counts": self.counts.tolist(),
             "sum": self.total,
         }
+
+    def __repr__(self) -> str:
+        return shown(
+            self, f"{self.count:,.6g} values, mean {self.mean:.4g}, {len(self.edges)} bins"
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each bin: its upper end, and how many values are in it."""
+        import pandas as pd
+
+        return pd.DataFrame({"edge": self.edges, "count": self.counts})
 
 
 def bins_in(

@@ -19,6 +19,7 @@ from physim.measured.histogram import Histogram
 from physim.measured.prometheus import Rise
 from physim.measured.scrapes import rises_between
 from physim.measured.stage_report import StageReport
+from physim.printable import shown
 from physim.service.phases import decode_steps
 
 # Of fewer requests means say little; of none there are no means.
@@ -119,6 +120,19 @@ class Counted:
                 for name in ("times", "lengths")
             },
         }
+
+    def __repr__(self) -> str:
+        times = ", ".join(
+            f"{name} {1e3 * one.mean:.4g} ms" for name, one in self.times.items() if one.count
+        )
+        return shown(
+            self,
+            f"{self.engine} with {self.model}: {self.requests:,.6g} requests in "
+            f"{self.duration_s:.4g} s ({self.rate:.4g}/s), {self.failed:g} failed",
+            f"means: {self.mean_prompt:.4g} tokens in ({self.hit_rate:.0%} cached), "
+            f"{self.mean_output:.4g} out; {times}",
+            *self.notes,
+        )
 
 
 def read_metrics(paths: Sequence[str | Path], interval_s: float | None = None) -> Counted:

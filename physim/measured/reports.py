@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from physim.errors import InputError
 from physim.inputs.case import check_types
@@ -22,6 +22,7 @@ from physim.measured.schema import DEGREES, ENGINE_COLUMNS
 from physim.measured.stage_report import StageReport, rows
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
+from physim.options import named_options
 from physim.service.hardware import load_hardware
 from physim.service.phases import DECODE, PREFILL
 
@@ -40,6 +41,33 @@ _OPTIONS = tuple(name for name in ENGINE_COLUMNS if name not in _LEFT_OPEN)
 _OF_A_REPORT = ("model", "gpu", "prompt_groups", "prompts_per_group", PREFILL, DECODE)
 
 
+class ReportedServer(TypedDict, total=False):
+    """How a server of a report was started, by names."""
+
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    prefix_caching: bool | None
+    engine: str
+    engine_version: str | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    gpu_memory_utilization: float | None
+    kv_blocks: int | None
+    kv_cache_dtype: str
+    moe_kernel: str | None
+    moe_activations: str
+    draft: str | None
+    draft_tokens: int | None
+    draft_acceptance: float | str | Sequence[float] | None
+    draft_model: str | None
+    kv_host_bytes: float | None
+    kv_host_bandwidth: float | None
+
+
+@named_options
 def read_report(
     kind: str,
     path: str | Path | Sequence[str | Path],
@@ -54,7 +82,7 @@ def read_report(
     prompts_per_group: int = 1,
     lengths: str | Path | None = None,
     interval_s: float | None = None,
-    **server: Any,
+    **server: Unpack[ReportedServer],
 ) -> pd.DataFrame:
     """Reads a load generator's report into rows that `physim.fit` and `physim.evaluate` take.
 

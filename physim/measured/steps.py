@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import ndtr
 
 from physim.errors import InputError
+from physim.printable import shown
 from physim.step.batch import UNLIMITED, Batch
 from physim.types import AnyArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What a clock of steps covers, from the least to the most.
 CLOCKS: Mapping[str, str] = {
@@ -277,6 +281,24 @@ class MeasuredSteps:
             value = getattr(self, name, None)
             shown = "" if value is None or np.isnan(value[step]) else f"{value[step]:g} "
             raise InputError(f"{self.source}, step {step + 1}: {name}", shown + problem, remedy)
+
+    def __repr__(self) -> str:
+        engine = (
+            f"{self.engine} {self.engine_version or ''}".strip() if self.engine else "an engine"
+        )
+        kinds = ", ".join(f"{int(own.sum()):,} {kind}" for kind, own in self.kinds.items())
+        return shown(
+            self,
+            f"{len(self):,} steps of {engine} ({self.source}): {kinds}",
+            f"mean {1e3 * float(np.mean(self.seconds)):.4g} ms by the clock {self.clock}",
+            *self.notes,
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each step; what the source does not say is NaN."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns)
 
 
 COLUMNS = tuple(one.name for one in fields(MeasuredSteps) if one.type == "Column")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from physim.errors import InputError
 from physim.options import option
+from physim.printable import shown_fields
 
 # How data-parallel ranks exchange tokens with experts.
 ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
@@ -81,6 +82,9 @@ class Parallelism:
 
     def __str__(self) -> str:
         return layout_name(asdict(self))
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 def check_degree(name: str, degree: Any) -> None:

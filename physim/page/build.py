@@ -19,6 +19,7 @@ from physim.inputs.attempts import attempts, check_shared, choices, layout_axes,
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.request_lengths import RequestLengths
 from physim.models.parallelism import on_gpus
+from physim.options import named_options
 from physim.page.interpolation import Table
 from physim.page.tables import (
     FULL,
@@ -33,6 +34,7 @@ from physim.page.tables import (
 )
 from physim.page.widths import LOADS, Widths, half_widths, under
 from physim.prediction.intervals import predict_with_intervals
+from physim.progress import told_in_notebooks
 from physim.questions.prices import hourly_prices
 from physim.questions.servers import Latencies, Servers
 from physim.service.hardware import load_hardware
@@ -100,6 +102,8 @@ class Predicted:
     fit: Fit
 
 
+@told_in_notebooks("predicting tables of a page")
+@named_options
 def predicted(
     model: str | Path,
     *,

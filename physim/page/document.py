@@ -28,6 +28,7 @@ from physim.prediction.commands import in_shell
 from physim.prediction.html import escaped
 from physim.prediction.intervals import BEYOND, SCALES, WORDS, least_s
 from physim.printable import printable
+from physim.progress import told_in_notebooks
 from physim.step.lowering import PART_NAMES, PARTS
 
 _SCRIPTS = ("tables.js", "pictures.js", "page.js")
@@ -36,6 +37,7 @@ _OPTIONS = {**options_of(Parallelism), **options_of(Deployment), **options_of(Lo
 _FIRST = {"seqs": 256, "budget": 8192, "count": 1}
 
 
+@told_in_notebooks("writing a page")
 def write_page(found: Predicted, path: Path) -> None:
     """Writes a page on a model that needs no server: it moves with its controls in any browser.
 

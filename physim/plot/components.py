@@ -16,6 +16,7 @@ from physim.corrections.fields import Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, ServerOptions
+from physim.options import named_options
 from physim.plot.figures import axes_or_new, literal, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.batch import Batch
@@ -93,6 +94,7 @@ _MOST_ON_HOST = 64
 _TITLE = 64
 
 
+@named_options
 def draw_component(
     model: str | Path | Case,
     component: str,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from physim.corrections.files import DEFAULT_FIT
 from physim.inputs.case import Case, CaseOptions
+from physim.options import named_options
 from physim.plot.figures import new_figure
 from physim.plot.loads import draw_load
 from physim.plot.steps import draw_breakdown, draw_roofline
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@named_options
 def draw_deployment(
     model: str | Path | Case,
     *,

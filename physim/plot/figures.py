@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,16 @@ def _within_a_decade(decades: float) -> tuple[float, ...]:
     if decades < 1.2:
         return (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
     return (1.0, 2.0, 5.0) if decades < 2.5 else (1.0,)
+
+
+def readable_seconds(times: Sequence[float]) -> tuple[float, str]:
+    """How many of a unit a second has, and the unit: milliseconds where no time is a second long.
+
+    Args:
+        times: The times to draw, seconds; those that are not finite say nothing.
+    """
+    most = max((time for time in times if math.isfinite(time)), default=0.0)
+    return (1.0, "s") if most >= 1.0 else (1e3, "ms")
 
 
 def check(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.errors import InputError
-from physim.plot.figures import COLORS, axes_or_new, literal, plain_ticks
+from physim.plot.figures import COLORS, axes_or_new, literal, plain_ticks, readable_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,9 @@ def draw_by_length(prediction: Prediction, axes: Axes | None = None) -> Axes:
     requests = prediction.whole.requests
     chosen = requests.parted([place / _GROUPS for place in range(1, _GROUPS)])
     tokens = np.array([requests.mean_tokens(one) for one in chosen])
-    low, middle, high = np.transpose([requests.percentiles("ttft", o, _PERCENTS) for o in chosen])
+    found = np.array([requests.percentiles("ttft", own, _PERCENTS) for own in chosen])
+    scale, unit = readable_seconds(found.ravel().tolist())
+    low, middle, high = scale * found.T
     own, color = axes_or_new(axes), COLORS["ttft"]
     if len(chosen) == 1:
         ends = [middle - low, high - middle]
@@ -50,7 +52,7 @@ def draw_by_length(prediction: Prediction, axes: Axes | None = None) -> Axes:
     else:
         own.fill_between(tokens, low, high, color=color, alpha=0.25, lw=0, label=_BAND)
     own.plot(tokens, middle, "o-", color=color, markersize=4, label="median")
-    own.set(xlabel="tokens of the prompt", ylabel="TTFT (s)")
+    own.set(xlabel="tokens of the prompt", ylabel=f"TTFT ({unit})")
     own.set_xscale("log" if tokens[-1] > _WIDE * tokens[0] else "linear")
     if high.max() > _WIDE * low.min():
         own.set_yscale("log")

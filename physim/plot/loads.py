@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,7 +15,8 @@ from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.metrics import METRICS
-from physim.plot.figures import COLORS, literal, new_figure, plain_ticks
+from physim.options import named_options
+from physim.plot.figures import COLORS, literal, new_figure, plain_ticks, readable_seconds
 from physim.prediction.intervals import predict_with_interval
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ _ROOM, _BEYOND = 2.0, 1e3
 _BUSY = 0.05
 
 
+@named_options
 def draw_load(
     model: str | Path | Case,
     *,
@@ -71,9 +74,12 @@ def draw_load(
     if axes is None:
         figure = new_figure(max(3.3 * len(metrics), 5.0), 3.5)
         axes = list(np.atleast_1d(figure.subplots(1, len(metrics))))
+    # With clients there is no load above capacity.
+    ends = [p.intervals["saturation_rps"][0] for p in found if "saturation_rps" in p.intervals]
+    sure = math.inf if most is None or not ends else min(ends)
     for metric, own in zip(metrics, axes, strict=True):
         bounds = [objective for objective in objectives if objective.metric == metric]
-        _draw_metric(own, metric, sizes, found, bounds)
+        _draw_metric(own, metric, sizes, found, bounds, sure)
         own.set_xlabel("clients" if most is None else "requests per second")
         if most is not None:
             own.axvline(most, color="0.5", lw=1, ls=":", label="saturation")
@@ -85,6 +91,8 @@ def draw_load(
         own.legend(fontsize=7, loc="lower right")
     plain_ticks(*axes)
     title = literal(case.what)
+    if most is not None:
+        title = f"{title}: {most:.3g} requests/s at most"
     lengths = (
         f"{one.mean_input:g} tokens in ({one.cached_tokens:g} cached), {one.mean_output:g} out"
     )
@@ -102,8 +110,12 @@ def _draw_metric(
     sizes: Sizes,
     found: Sequence[Prediction],
     objectives: Sequence[Objective],
+    sure: float,
 ) -> None:
-    """A latency against rates or clients: mean, interval, and percentiles that are bounded."""
+    """A latency against rates or clients: mean, interval, and percentiles that are bounded.
+
+    Beyond the load that is ``sure`` to be below capacity, intervals are hatched.
+    """
     label, scale, unit = METRICS[metric].label, METRICS[metric].scale, METRICS[metric].unit
     name, color = f"{metric}_s", COLORS[metric]
     served = [(x, p) for x, p in zip(sizes, found, strict=True) if getattr(p, name) is not None]
@@ -114,7 +126,7 @@ def _draw_metric(
         where, low, high = (np.array(column) for column in zip(*known, strict=True))
         # An interval without an upper end leaves the picture.
         high = np.minimum(scale * high, _BEYOND * max(means))
-        axes.fill_between(where, scale * low, high, color=color, alpha=0.2, lw=0, label="90%")
+        _draw_band(axes, where, scale * low, high, int(np.sum(where <= sure)), color)
     highest = max(means)
     for objective in objectives:
         if objective.statistic != "mean":
@@ -127,6 +139,44 @@ def _draw_metric(
     axes.set(ylabel=f"{label}, {unit}", yscale="log")
     axes.set_ylim(top=_ROOM * highest)
     axes.grid(alpha=0.3)
+
+
+def _draw_band(
+    axes: Axes,
+    where: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    sure: int,
+    color: str,
+) -> None:
+    """A 90% interval, hatched from the load on that may be above capacity.
+
+    Args:
+        axes: Where to draw.
+        where: Loads.
+        low: Lower ends.
+        high: Upper ends.
+        sure: How many of the loads are below capacity for sure.
+        color: Its colour.
+    """
+    if sure:
+        kept = slice(sure)
+        axes.fill_between(
+            where[kept], low[kept], high[kept], color=color, alpha=0.2, lw=0, label="90%"
+        )
+    if sure < len(where):
+        # From the last that is sure on, so that there is no gap.
+        kept = slice(max(sure - 1, 0), None)
+        axes.fill_between(
+            where[kept],
+            low[kept],
+            high[kept],
+            facecolor="none",
+            edgecolor=(color, 0.35),
+            hatch="////",
+            lw=0,
+            label="90%, may be above capacity",
+        )
 
 
 def _loads(case: Case, fit: Calibration) -> tuple[float | None, Sizes, list[Load]]:
@@ -172,16 +222,20 @@ def draw_timeline(prediction: Prediction) -> list[Axes]:
     used = [100 * use for use in timeline.kv_use]
     cache.plot(time, used, color="C2", linewidth=1, drawstyle=step)
     cache.set_ylabel("KV cache\n(% of blocks)")
-    first.plot(timeline.arrival_s, timeline.ttft_s, ".", color="C1", markersize=3)
-    first.set_ylabel("TTFT (s), by\ntime of arrival")
+    scale, unit = readable_seconds(timeline.ttft_s)
+    waits = [scale * wait for wait in timeline.ttft_s]
+    first.plot(timeline.arrival_s, waits, ".", color="C1", markersize=3)
+    first.set_ylabel(f"TTFT ({unit}), by\ntime of arrival")
     first.set_xlabel("time (s)")
     for axes in (queue, batch, cache, first):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
+    # The highest points are not cut by the frame.
+    first.set_ylim(top=1.05 * first.get_ylim()[1])
     queue.set_ylim(top=max(queue.get_ylim()[1], 1.0))
     busy = [now for now, count in zip(time, timeline.running, strict=True) if count > _BUSY]
     first.set_xlim(0, 1.02 * max([*busy, *timeline.arrival_s]))
     where = f"{prediction.model} on {prediction.gpus}, {prediction.method}"
     what = prediction.load.describe() if prediction.load is not None else "a trace"
-    figure.suptitle(f"{literal(where)}\n{what}", fontsize=10)
+    figure.suptitle(f"{literal(where)}, {what}\n{prediction.figures}", fontsize=9)
     return [queue, batch, cache, first]

@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from physim.errors import InputError
-from physim.plot.figures import literal, new_figure
+from physim.plot.figures import literal, new_figure, readable_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,8 +53,10 @@ def draw_pools(prediction: Prediction) -> list[Axes]:
     ):
         axes.set_ylabel(label)
     first = figure.add_subplot(grid[3, :])
-    first.plot(timeline.arrival_s, timeline.ttft_s, ".", color="C1", markersize=3)
-    first.set_ylabel("TTFT (s), by\ntime of arrival")
+    scale, unit = readable_seconds(timeline.ttft_s)
+    waits = [scale * wait for wait in timeline.ttft_s]
+    first.plot(timeline.arrival_s, waits, ".", color="C1", markersize=3)
+    first.set_ylabel(f"TTFT ({unit}), by\ntime of arrival")
     end_s = _end_s(timeline.pools, timeline.arrival_s)
     for axes in (*drawn, first):
         axes.set_ylim(bottom=0)

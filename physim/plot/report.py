@@ -15,6 +15,7 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.metrics import METRICS
+from physim.options import named_options
 from physim.plot.figures import write_into
 from physim.plot.loads import draw_load
 from physim.plot.steps import (
@@ -28,6 +29,7 @@ from physim.prediction.commands import bench_command, serve_commands
 from physim.prediction.html import Html, element, escaped, joined, prediction_tables
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import PoolPrediction, Prediction
+from physim.progress import told_in_notebooks
 from physim.questions.elasticities import Elasticities, explain
 from physim.questions.service_explanation import explain_service
 from physim.service.phases import DECODE, PHASES
@@ -61,6 +63,8 @@ _DEFINITIONS = {
 }
 
 
+@told_in_notebooks("predicting and drawing")
+@named_options
 def write_report(
     model: str | Path | Case,
     path: Path,

@@ -12,6 +12,7 @@ import numpy as np
 from physim import roofline
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
+from physim.options import named_options
 from physim.plot.figures import axes_or_new, literal, new_figure, plain_ticks
 from physim.prediction.arrays import step_model_of
 from physim.step.lowering import PART_NAMES, PARTS, rows_of
@@ -33,10 +34,14 @@ _POINTS = 60
 _MARKERS = "os^Dvp*"
 # Characters of a line of a label.
 _LABEL = 34
+# Colors of the palette, and those of parts beyond them.
+_PALETTE = 10
+_FURTHER = ("#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#dbdb8d")
 # What the palette has no good color for.
-_COLORS = {"all_reduce": "C9", "step_overhead": "0.4", "host": "0.1"}
+_COLORS = {"all_reduce": "#e7ba52", "step_overhead": "0.4", "host": "0.1"}
 
 
+@named_options
 def draw_roofline(
     model: str | Path | Case,
     *,
@@ -136,6 +141,7 @@ def _of_row(
     return row.flops * size, row.bytes * size + row.fixed_bytes + row.expert_bytes * visited
 
 
+@named_options
 def draw_breakdown(
     model: str | Path | Case,
     *,
@@ -182,7 +188,7 @@ def draw_breakdown(
     axes = axes_or_new(axes)
     names = [PARTS[PART_NAMES[part]].label for part in shown]
     # A part has one color in all pictures.
-    colors = [*(_COLORS.get(PART_NAMES[part], f"C{part}") for part in shown), "0.6"]
+    colors = [*map(_color, shown), "0.6"]
     axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"], colors=colors)
     axes.set(xscale="log", xlabel=label, ylabel="time of a step, ms", xlim=(x[0], x[-1]))
     axes.set_title(literal(case.what), fontsize=9)
@@ -190,6 +196,12 @@ def draw_breakdown(
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="upper left", fontsize=8)
     return axes
+
+
+def _color(part: int) -> str:
+    """The color of a part in all pictures, which no other part has."""
+    plain = f"C{part}" if part < _PALETTE else _FURTHER[(part - _PALETTE) % len(_FURTHER)]
+    return _COLORS.get(PART_NAMES[part], plain)
 
 
 def draw_explanation(found: Elasticities) -> tuple[Axes, Axes]:

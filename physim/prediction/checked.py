@@ -14,6 +14,7 @@ from physim.inputs.case import Case
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.replayed import replay_load, replayed_prediction
 from physim.prediction.results import Prediction, StageLatencies
+from physim.printable import aligned, shown
 from physim.replay.outcome import Replayed, completed_of
 
 if TYPE_CHECKING:
@@ -80,6 +81,22 @@ class Check:
         """The comparison as plain values, without the prediction."""
         rows = [row.to_dict() for row in self.rows]
         return {"replayed": self.replayed, "compared": self.compared, "rows": rows}
+
+    def __repr__(self) -> str:
+        rows = [("mean", "fluid", "replay", "difference")]
+        for row in self.rows:
+            if row.part == "all" and row.statistic == "mean":
+                percent = row.difference_pct
+                off = "-" if percent is None else f"{percent:+.1f}%"
+                rows.append((row.quantity, f"{row.fluid:.4g}", f"{row.replay:.4g}", off))
+        compared = f"{self.compared:,} of {self.replayed:,} replayed requests compared"
+        return shown(self, self.prediction.describe(), compared, *aligned(rows))
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each figure that both know."""
+        import pandas as pd
+
+        return pd.DataFrame([row.to_dict() for row in self.rows])
 
 
 def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Check:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from physim.metrics import PERCENTILES, STATISTICS
+from physim.printable import shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What a request has of its own; ITL is over the gaps of all.
 OF_A_REQUEST = ("ttft", "tpot", "e2e")
@@ -46,6 +50,15 @@ class LengthGroup:
         names = ("least_tokens", "most_tokens", "mean_tokens", "share")
         content: dict[str, Any] = {name: getattr(self, name) for name in names}
         return content | {"latencies": {name: dict(row) for name, row in self.latencies.items()}}
+
+    def __repr__(self) -> str:
+        tokens = f"prompts of {self.least_tokens:.6g} to {self.most_tokens:.6g} tokens"
+        means = ", ".join(
+            f"{name.upper()} {1e3 * row['mean']:.4g} ms"
+            for name, row in self.latencies.items()
+            if "mean" in row
+        )
+        return shown(self, f"{tokens}, {self.share:.3g} of the requests: {means or 'no latencies'}")
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,17 @@ class Requests:
             float(weight.sum() / self._weight.sum()),
             latencies,
         )
+
+    def __repr__(self) -> str:
+        return shown(self, f"{len(self.ttft_s):,} requests, {self.answered:.4g} of all answered")
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each request: its latencies, prompt, and how many it stands for."""
+        import pandas as pd
+
+        names = ("ttft_s", "tpot_s", "e2e_s", "input_tokens")
+        columns = {name: getattr(self, name) for name in names}
+        return pd.DataFrame({**columns, "weight": self._weight})
 
 
 def _percentiles(values: Numbers, weights: Numbers, percents: Percents) -> Percents:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from physim.errors import InputError
 from physim.inputs.load import Load
+from physim.metrics import METRICS, STATISTICS
 from physim.prediction.html import element, joined, prediction_tables
 from physim.prediction.requests import OF_A_REQUEST, LengthGroup, Requests
-from physim.printable import printable
+from physim.printable import aligned, shown
 from physim.service.phases import PHASES
 from physim.service.server import GIB, Server
 from physim.service.service import Pool, where_of
@@ -48,6 +49,14 @@ class StageLatencies:
         content = {name: getattr(self, name) for name in names}
         return content | {"latencies": {name: dict(row) for name, row in self.latencies.items()}}
 
+    def __repr__(self) -> str:
+        what = "all requests" if self.rate is None else f"{self.rate:g} requests/s"
+        rows = [("ms", *STATISTICS)]
+        for name, values in self.latencies.items():
+            cells = (f"{1e3 * values[one]:.4g}" if one in values else "-" for one in STATISTICS)
+            rows.append((METRICS[name].label, *cells))
+        return shown(self, what, *aligned(rows))
+
 
 @dataclass(frozen=True)
 class PoolTimeline:
@@ -65,6 +74,9 @@ class PoolTimeline:
     waiting: list[float]
     running: list[float]
     kv_use: list[float]
+
+    def __repr__(self) -> str:
+        return shown(self, f"{len(self.time_s):,} times")
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,20 @@ class Timeline:
         if not self.pools:
             del content["pools"]
         return content
+
+    def __repr__(self) -> str:
+        times = f"{len(self.time_s):,} times"
+        if self.time_s:
+            times += f" from {self.time_s[0]:g} to {self.time_s[-1]:g} s"
+        most = f"at most {max(self.waiting, default=0):.4g} waiting"
+        return shown(self, f"{times}, {most} and {max(self.running, default=0):.4g} running")
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each time: requests that wait and run, and the share of the KV cache held."""
+        import pandas as pd
+
+        names = ("time_s", "waiting", "running", "kv_use")
+        return pd.DataFrame({name: getattr(self, name) for name in names})
 
 
 FIRST_TOKEN_PARTS = {
@@ -216,6 +242,15 @@ class PoolPrediction:
         return (
             f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
             f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks{below}"
+        )
+
+    def __repr__(self) -> str:
+        return shown(
+            self,
+            f"{'+'.join(self.phases)} on {self.pool.where}: up to "
+            f"{self.saturation_rps:.4g} requests/s",
+            f"{self.running:.4g} requests in a server, {self.batch:.4g} of them decoding; step of "
+            f"{_ms(self.step_s)}, {self.kv_use:.3g} of the KV cache held",
         )
 
 
@@ -414,14 +449,7 @@ class Prediction:
         """What the prediction is of, in a line."""
         demand = "a trace"
         if self.load is not None:
-            load = self.load
-            cached = f"{load.cached_tokens:g} cached"
-            if load.prefixes > 1 and load.cached_tokens:
-                cached = f"{load.cached_tokens:g} in one of {load.prefixes} prefixes"
-            demand = (
-                f"{load.describe()}, {load.mean_input:g} tokens in ({cached}), "
-                f"{load.mean_output:g} out"
-            )
+            demand = f"{self.load.describe()}, {self.load.describe_lengths()}"
         return f"{self.model} on {self.gpus}, {demand}"
 
     @property
@@ -437,13 +465,17 @@ class Prediction:
         paragraphs = (element("p", line) for line in about)
         return joined([*paragraphs, prediction_tables(self.to_dict())])
 
-    def __repr__(self) -> str:
+    @property
+    def figures(self) -> str:
+        """Mean latencies and throughput, in a line."""
         if self.ttft_s is None or self.e2e_s is None:
             latency = f"above capacity ({self.saturation_rps:.3g}/s): the queue grows without end"
         else:
             latency = f"TTFT {_ms(self.ttft_s)}, ITL {_ms(self.itl_s)}, E2E {self.e2e_s:.3f} s"
-        what = printable(self.describe())
-        return f"<Prediction {what}: {latency}, {self.output_tokens_per_s:.0f} tokens/s>"
+        return f"{latency}, {self.output_tokens_per_s:.0f} tokens/s"
+
+    def __repr__(self) -> str:
+        return shown(self, f"{self.describe()}:", self.figures)
 
 
 def _ms(seconds: float | None) -> str:

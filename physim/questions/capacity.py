@@ -6,17 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
+from physim.options import named_options
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.printable import shown
+from physim.progress import told_in_notebooks
 from physim.questions.objectives import GOODPUT, THROUGHPUT, Objective, Requirements, share_within
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Rates that are looked at together, and from which share of the capacity on: what holds nowhere
 # above it is said to hold nowhere.
@@ -59,7 +65,26 @@ class Capacity:
             "prediction": self.prediction.to_dict(),
         }
 
+    def __repr__(self) -> str:
+        between = ""
+        if self.interval_rps is not None:
+            between = f" (90%: {self.interval_rps[0]:.3g} to {self.interval_rps[1]:.3g})"
+        one = self.prediction
+        return shown(
+            self,
+            f"{one.model} on {one.gpus}: up to {self.rate_rps:.4g} requests/s{between}, "
+            f"limited by {self.limited_by}",
+            f"there {one.figures}",
+        )
 
+    def to_frame(self) -> pd.DataFrame:
+        """What the server does at that rate, as `Prediction.to_frame` has it, and the rate."""
+        frame = self.prediction.to_frame()
+        return frame.assign(rate_rps=self.rate_rps, limited_by=self.limited_by)
+
+
+@told_in_notebooks("searching the highest rate")
+@named_options
 def capacity(
     model: str | Path | Case,
     *,

@@ -13,8 +13,11 @@ from physim.errors import InputError
 from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
 from physim.inputs.case import Case, SharedOptions
 from physim.inputs.fleet_request import FleetOptions
+from physim.options import named_options
 from physim.prediction.intervals import extrapolations
 from physim.prediction.many import predict_cases
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions.prices import hourly_price, hourly_prices, per_million_tokens
 from physim.service.hardware import load_hardware
 from physim.service.service import Service
@@ -61,7 +64,28 @@ class Comparison:
 
         return pd.DataFrame(self.rows)
 
+    def __repr__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("model", "on", "TTFT ms", "ITL ms", "E2E s", "requests/s", "cost")
+        ]
+        for row in self.rows:
+            cost = row.get("cost_per_million_tokens")
+            figures = ((row["ttft_s"], 1e3), (row["itl_s"], 1e3), (row["e2e_s"], 1.0))
+            rows.append(
+                (
+                    str(row["model"]).split("/")[-1],
+                    f"{row['gpu']} {row['layout']}",
+                    *("-" if value is None else f"{scale * value:.4g}" for value, scale in figures),
+                    f"{row['saturation_rps']:.4g}",
+                    "-" if cost is None else f"{cost:.3g}",
+                )
+            )
+        said = f"{len(self.rows)} deployments, {len(self.refused)} refused"
+        return shown(self, said, *(aligned(rows) if self.rows else ()))
 
+
+@told_in_notebooks("comparing")
+@named_options
 def compare(
     models: Sequence[str | Path | Case],
     gpus: Sequence[str] = (),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,18 @@ from physim.fluid.steady import steady_state
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
 from physim.kept import kept
+from physim.options import named_options
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.prediction.results import FIRST_TOKEN_PARTS
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions.speculation import Speculation, speculation
 from physim.service.hardware import Hardware
 from physim.step.lowering import StepOps, lower
 from physim.types import AnyArray, Number
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METRICS = ("ttft", "itl", "e2e", "saturation")
 # Rates of the hardware. The other parts are what corrections multiply, by their names.
@@ -102,7 +108,32 @@ class Elasticities:
             "elasticities": {name: dict(row) for name, row in self.values.items()},
         }
 
+    def __repr__(self) -> str:
+        ranked = sorted(
+            ((name, row) for name, row in self.values.items() if _most(row) >= _NOTABLE),
+            key=lambda one: -_most(one[1]),
+        )
+        rows: list[tuple[str, ...]] = [("% for 1% more of", *METRICS)]
+        rows += [
+            (name.replace("_", " "), *(f"{row[metric]:+.2f}" for metric in METRICS))
+            for name, row in ranked
+        ]
+        return shown(self, f"{self.case.what}, {self.case.demanded.describe()}", *aligned(rows))
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each part, with the elasticity of each metric."""
+        import pandas as pd
+
+        return pd.DataFrame([{"part": name, **row} for name, row in self.values.items()])
+
+
+def _most(row: Mapping[str, float]) -> float:
+    """The largest elasticity of a part, its sign left out."""
+    return max(abs(row[metric]) for metric in METRICS)
+
+
+@told_in_notebooks("differentiating")
+@named_options
 def explain(
     model: str | Path | Case,
     *,

@@ -11,6 +11,7 @@ from physim.errors import InputError
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.requests import OF_A_REQUEST
 from physim.prediction.results import Prediction
+from physim.printable import shown
 
 # What every single request is held to, rather than a statistic of all.
 EACH = "each"
@@ -96,6 +97,9 @@ class Objective:
             # One token out has no time between tokens, which keeps any bound.
             return 0.0 if self.metric in ("itl", "tpot") else math.inf
         return values["mean" if self.statistic == EACH else self.statistic]
+
+    def __repr__(self) -> str:
+        return shown(self, f"{self.name} at most {1e3 * self.seconds:g} ms")
 
 
 def objectives_of(slo: Iterable[str | Objective]) -> tuple[Objective, ...]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from physim.printable import shown
 from physim.questions.objectives import Requirements
 from physim.questions.servers import Servers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Shares of its saturation throughput that each server is put under.
 _SHARES = np.array([0.01, 0.02, 0.04, 0.07, 0.1, 0.15, *np.arange(0.2, 0.96, 0.05), 0.97])
@@ -39,6 +44,24 @@ class Tradeoff:
         users = self.of_a_user[order]
         found: Int[np.ndarray, " best"] = order[users >= np.maximum.accumulate(users)]
         return found
+
+    def __repr__(self) -> str:
+        points = f"{len(self.servers):,} points of {len(set(self.servers.tolist())):,} servers"
+        if not len(self.servers):
+            return shown(self, points)
+        return shown(
+            self,
+            f"{points}: up to {self.of_a_gpu.max():.4g} tokens/s of a GPU, and up to "
+            f"{self.of_a_user.max():.4g} of a user",
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each point."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {name: getattr(self, name) for name in ("servers", "of_a_gpu", "of_a_user")}
+        )
 
 
 def tradeoff(servers: Servers, asked: Requirements) -> Tradeoff:

@@ -13,6 +13,7 @@ from physim.inputs.case import Case
 from physim.models.architecture import ModelArch
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.printable import shown
 from physim.questions.objectives import Requirements
 from physim.service.phases import DECODE, PREFILL
 
@@ -61,6 +62,9 @@ class Split:
             "e2e_s": one.e2e_s,
             "saturation_rps": one.saturation_rps,
         }
+
+    def __repr__(self) -> str:
+        return shown(self, self.describe(), self.prediction.figures)
 
 
 def best_split(

@@ -23,10 +23,13 @@ from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.models.architecture import ModelArch
 from physim.models.lookup import load_model
+from physim.options import named_options
 from physim.prediction.commands import serve_command
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions import candidates
 from physim.questions.elasticities import explain
 from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirements
@@ -121,6 +124,15 @@ class Choice:
             "windows": schedule.to_frame().to_dict("records"),
         }
 
+    def __repr__(self) -> str:
+        servers = f"{self.replicas} x ({self.case.what})"
+        price = "" if self.price is None else f", {self.price:.4g} an hour"
+        return shown(
+            self,
+            f"{servers}: each {self.prediction.figures}",
+            f"{self.headroom:.1%} of the tightest bound left, limited by {self.limited_by}{price}",
+        )
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -162,7 +174,37 @@ class Recommendation:
 
         return pd.DataFrame([one.to_dict() for one in self.choices])
 
+    def __repr__(self) -> str:
+        asked = ", ".join(f"{one.name} {1e3 * one.seconds:g} ms" for one in self.asked.objectives)
+        searched = f"{len(self.servers.cases):,} servers searched for {asked}"
+        if not self.choices:
+            return shown(self, f"nothing that keeps to the objectives; {searched}")
+        rows: list[tuple[str, ...]] = [
+            ("servers", "GPUs", "TTFT ms", "ITL ms", "E2E s", "room", "cost")
+        ]
+        for one in self.choices:
+            found = one.prediction
+            rows.append(
+                (
+                    f"{one.replicas} x {one.case.service.where}",
+                    str(one.gpus),
+                    *(
+                        "-" if value is None else f"{scale * value:.4g}"
+                        for value, scale in (
+                            (found.ttft_s, 1e3),
+                            (found.itl_s, 1e3),
+                            (found.e2e_s, 1.0),
+                        )
+                    ),
+                    f"{one.headroom:.0%}",
+                    "-" if one.cost is None else f"{one.cost:.3g}",
+                )
+            )
+        return shown(self, f"{self.choices[0].case.model.name}: {searched}", *aligned(rows))
 
+
+@told_in_notebooks("searching servers")
+@named_options
 def recommend(
     model: str | Path | ModelArch,
     *,

@@ -18,9 +18,12 @@ from physim.inputs.case import Case, ServerOptions
 from physim.inputs.load import Load
 from physim.inputs.profile import LoadProfile
 from physim.inputs.stages import Stage
+from physim.options import named_options
 from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
 from physim.prediction.replayed_trace import recorded_workload
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.questions.objectives import EACH, GOODPUT, Requirements
 from physim.questions.prices import hourly_prices
 from physim.questions.recommendation import shared
@@ -169,6 +172,14 @@ class ScalingRun:
             "peak_waiting": self.peak_waiting,
         }
 
+    def __repr__(self) -> str:
+        told = "" if self.start_up_s is None else f", ready after {self.start_up_s:g} s"
+        return shown(
+            self,
+            f"{self.name}{told}: {self.goodput:.1%} of {len(self.kept):,} requests kept to what is "
+            f"asked, {self.gpu_hours:.4g} GPU-hours",
+        )
+
 
 @dataclass(frozen=True)
 class ScaledDay:
@@ -236,7 +247,24 @@ class ScaledDay:
 
         return pd.DataFrame([one.to_dict() for one in (self.fixed, self.schedule, *self.runs)])
 
+    def __repr__(self) -> str:
+        rows = [("servers", "ready after", "goodput", "GPU-hours", "TTFT p99")]
+        for run in (self.fixed, self.schedule, *self.runs):
+            figures = run.to_dict()
+            rows.append(
+                (
+                    run.name,
+                    "-" if run.start_up_s is None else f"{run.start_up_s:g} s",
+                    f"{run.goodput:.2%}",
+                    f"{run.gpu_hours:.4g}",
+                    f"{1e3 * figures['ttft_p99_s']:.4g} ms",
+                )
+            )
+        return shown(self, f"{self.case.what}, {self.profile.hours:.4g} hours", *aligned(rows))
 
+
+@told_in_notebooks("replaying the day")
+@named_options
 def scale(
     model: str | Path | Case,
     profile: LoadProfile | None = None,

@@ -15,6 +15,7 @@ from physim.inputs.case import Case
 from physim.inputs.lengths import lengths
 from physim.inputs.load_request import LoadOptions
 from physim.inputs.profile import LoadProfile, Window
+from physim.printable import shown
 from physim.questions.objectives import Requirements
 from physim.questions.servers import Servers
 
@@ -163,3 +164,11 @@ class ReplicaSchedule:
             for window, replicas in zip(self.windows, self.replicas.tolist(), strict=True)
         ]
         return pd.DataFrame(rows).round(6)
+
+    def __repr__(self) -> str:
+        counts = self.replicas.tolist()
+        return shown(
+            self,
+            f"{len(self.windows)} windows of {self.cases[0].what}: {min(counts)} to {max(counts)} "
+            f"servers, {self.gpu_hours():.4g} GPU-hours",
+        )

@@ -6,17 +6,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from physim.corrections.fields import Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, CaseOptions
+from physim.options import named_options
 from physim.prediction.arrays import step_model_of
 from physim.prediction.many import predict_cases
 from physim.prediction.results import PoolPrediction, Prediction
+from physim.printable import shown
+from physim.progress import told_in_notebooks
 from physim.questions.elasticities import Elasticities, above, check_stays, explain
 from physim.service.phases import DECODE, PREFILL
 from physim.step.many_batches import named_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Share of what a pool can do under which a server of it is looked at, at most: where clients fill
 # a pool, its latencies are those of a queue that has no end.
@@ -75,6 +81,14 @@ class ExplainedPool:
             "server": self.server.to_dict(),
         }
 
+    def __repr__(self) -> str:
+        name, share = next(iter(self.step_shares.items()))
+        return shown(
+            self,
+            f"{'+'.join(self.pool.phases)} on {self.pool.pool.where}: {self.use:.0%} in use, a "
+            f"step of {1e3 * self.step_s:.4g} ms, {share:.0%} of it {name.replace('_', ' ')}",
+        )
+
 
 @dataclass(frozen=True)
 class ServiceExplanation:
@@ -118,7 +132,27 @@ class ServiceExplanation:
             "pools": [pool.to_dict() for pool in self.pools],
         }
 
+    def __repr__(self) -> str:
+        one = self.prediction
+        pools = [
+            f"{'+'.join(pool.pool.phases)} on {pool.pool.pool.where}: {pool.use:.0%} of "
+            f"{pool.pool.saturation_rps:.4g} requests/s in use"
+            for pool in self.pools
+        ]
+        return shown(self, f"{one.describe()}: {one.figures}", *pools)
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each pool: where it is, what it can do, how much is in use, and its step."""
+        import pandas as pd
+
+        names = ("where", "saturation_rps", "use", "step_s")
+        rows = [{name: pool.to_dict()[name] for name in names} for pool in self.pools]
+        phases = ["+".join(pool.pool.phases) for pool in self.pools]
+        return pd.DataFrame(rows).assign(phases=phases)
+
+
+@told_in_notebooks("differentiating")
+@named_options
 def explain_service(
     model: str | Path | Case,
     *,

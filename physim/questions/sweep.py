@@ -41,6 +41,8 @@ from physim.inputs.lengths import Lengths, cached_part
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction
+from physim.printable import shown
+from physim.progress import told_in_notebooks
 from physim.service.phases import PHASES, PREFILL
 
 if TYPE_CHECKING:
@@ -124,6 +126,19 @@ class CaseGrid:
             found[name] = values[own]
         return {name: found[name] for name in self.axes}
 
+    def __repr__(self) -> str:
+        axes = ", ".join(
+            f"{name} {values[0] if len(values) == 1 else f'({len(values)} values)'}"
+            for name, values in self.axes.items()
+        )
+        return shown(self, f"{len(self):,} cases", axes)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each case, with its options."""
+        import pandas as pd
+
+        return pd.DataFrame([self.options(place) for place in range(len(self))])
+
 
 class _Range(BaseModel):
     """Numbers between two ends, evenly spaced or in equal ratios."""
@@ -171,6 +186,7 @@ def _values(where: str, value: Any) -> list[Value]:
         raise InputError(where, "is no value, list or range", "correct it") from None
 
 
+@told_in_notebooks("predicting a grid")
 def sweep(
     grid: CaseGrid | str | Path,
     out: str | Path,

@@ -22,6 +22,7 @@ from physim.inputs.request_traces import (
     prefix_lengths,
     read_turns,
 )
+from physim.printable import shown_fields
 from physim.records import read_rows
 from physim.replay.config import ReplayConfig
 from physim.replay.conversations import first_turns, turn_prompts
@@ -478,6 +479,9 @@ class Conversations:
             due[number % users].append(number)
         first = [next_request(due[u].pop(0), u, u / self.rate) for u in range(users) if due[u]]
         return Workload(first, self.max_model_len if self.turns > users else longest, following)
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 def read_trace(path: Path, block_size: int) -> Workload:

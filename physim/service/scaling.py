@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from physim.errors import InputError
+from physim.printable import shown_fields
 
 # Requests that run, that wait, and both, a server; share of the KV blocks in use; and the mean time
 # to first token, seconds, since the look before.
@@ -112,6 +113,9 @@ class TargetTracking:
             return asked
         # Rounded up, but not for the last digit of a product.
         return math.ceil(wanted * (1.0 - 1e-12))
+
+    def __repr__(self) -> str:
+        return shown_fields(self)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from physim.engines.profile import EngineProfile
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.parallelism import ALL2ALL, Parallelism
+from physim.printable import shown
 from physim.service.draft import Draft, drafted
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
@@ -207,3 +208,7 @@ class Server:
             "kv_block_bytes": memory.kv_block,
             "kv_cache_bytes": memory.kv_cache,
         }
+
+    def __repr__(self) -> str:
+        engine = f"{self.profile.engine} {self.profile.version}"
+        return shown(self, f"{self.model.name} on {self.where}, {engine}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from physim.errors import InputError
 from physim.models.architecture import ModelArch
+from physim.printable import shown
 from physim.service.phases import PHASES
 from physim.service.routers import ROUTERS
 from physim.service.server import Server
@@ -51,6 +52,9 @@ class Pool:
         """How many of which servers, such as ``2 servers of 4 x h100_sxm (tp 4)``."""
         where = self.server.where
         return f"{self.replicas} servers of {where}" if self.replicas > 1 else where
+
+    def __repr__(self) -> str:
+        return shown(self, f"{'+'.join(self.phases)} on {self.where}")
 
 
 def where_of(pools: Sequence[Pool]) -> str:
@@ -232,3 +236,6 @@ class Service:
                 "ask about one server, under its share of the load",
             )
         return self.pools[0].server
+
+    def __repr__(self) -> str:
+        return shown(self, f"{self.model.name} on {self.where}")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from physim.types import AnyArray, Number
+from physim.printable import shown
+from physim.types import AnyArray, Number, known_number
 
 MAX_REQUESTS = 1024
 # Tokens that attention looks back: all of them.
@@ -197,3 +198,11 @@ class Batch(eqx.Module):
             elsewhere=0.0 * self.elsewhere,
             prompts_elsewhere=self.prompts_elsewhere,
         )
+
+    def __repr__(self) -> str:
+        numbers = (self.decode_requests, self.prefill_requests, self.prefill_tokens)
+        if not all(map(known_number, numbers)):
+            text: str = eqx.tree_pformat(self)
+            return text
+        decode, prefill, tokens = map(float, numbers)
+        return shown(self, f"{decode:g} requests decode, {prefill:g} prefill {tokens:g} tokens")

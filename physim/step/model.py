@@ -14,6 +14,7 @@ from jaxtyping import Float
 from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.residual import features
 from physim.grids.efficiency import along
+from physim.printable import shown
 from physim.step.batch import Batch
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.drafting import PART, further_pass, passes_seconds
@@ -24,7 +25,7 @@ from physim.step.prefix_loads import StepLoads
 from physim.step.routing import independent_tokens, looked_up_tokens, spread_weights
 from physim.step.rows import DecodeRows, PrefillRows
 from physim.step.sizes import KNOTS, step_sizes
-from physim.types import AnyArray, Number, Scalar
+from physim.types import AnyArray, Number, Scalar, known_number
 
 # The context at which the correction of decode attention stands alone, tokens.
 _CONTEXT_OF_CORRECTION = 1000.0
@@ -57,6 +58,18 @@ class StepTime(eqx.Module):
     def parts(self) -> dict[str, Scalar]:
         """The parts by name. ``host`` is the CPU time that the GPU's does not hide."""
         return dict(zip(PART_NAMES, self.seconds, strict=True))
+
+    def __repr__(self) -> str:
+        if not known_number(self.latency):
+            text: str = eqx.tree_pformat(self)
+            return text
+        ranked = sorted(self.parts.items(), key=lambda part: -float(part[1]))
+        parts = [
+            f"{name.replace('_', ' ')} {1e3 * float(seconds):.3g}"
+            for name, seconds in ranked
+            if seconds
+        ]
+        return shown(self, f"{1e3 * float(self.latency):.4g} ms: {', '.join(parts)}")
 
 
 class Families(NamedTuple):

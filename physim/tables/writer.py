@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Unpack
@@ -248,7 +248,9 @@ def _check(kind: str, tolerance: float) -> None:
 
 def _request(kind: str, tolerance: float, fit: str | Path, case: Case) -> str:
     """A hash of what was asked for, by which an unfinished job knows what it has."""
-    asked = (kind, tolerance, str(fit), case.load, case.server)
+    # What sessions show of a load and of a server is not all of it.
+    load = None if case.load is None else asdict(case.load)
+    asked = (kind, tolerance, str(fit), load, asdict(case.server))
     return hashlib.sha256(repr(asked).encode()).hexdigest()
 
 

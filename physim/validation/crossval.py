@@ -22,6 +22,8 @@ from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, Observed, groups, observe, weights_of
 from physim.fitting.step_cycles import Trace, observe_steps
 from physim.fitting.uncertainty import unseen, variance_of
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 from physim.validation.ablations import ABLATIONS, BLENDS, ablated
 from physim.validation.baselines import BASELINES, require_packages
 
@@ -63,7 +65,17 @@ class Crossval:
         """Rows and summary, as JSON holds them."""
         return {"leave_out": self.leave_out, "rows": self.rows, "summary": self.summary}
 
+    def __repr__(self) -> str:
+        rows = [("method", "metric", "error %", "mean of folds %", "without")]
+        for row in self.summary:
+            errors = (f"{row['mape']:.1f}", f"{row['mean_of_folds']:.1f}")
+            rows.append((row["method"], row["metric"], *errors, str(row["refused"])))
+        return shown(
+            self, f"{self.leave_out} left out, {len(self.rows):,} predictions", *aligned(rows)
+        )
 
+
+@told_in_notebooks("cross-validating")
 def crossval(
     tables: Sequence[str | Path],
     leave_out: str = "model",

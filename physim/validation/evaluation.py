@@ -26,6 +26,8 @@ from physim.prediction.apart import check_stays
 from physim.prediction.intervals import predict_with_intervals
 from physim.prediction.many import predict_cases
 from physim.prediction.results import Prediction, StageLatencies
+from physim.printable import aligned, shown
+from physim.progress import told_in_notebooks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +83,17 @@ class Evaluation:
             "left_out": self.left_out,
         }
 
+    def __repr__(self) -> str:
+        rows: list[tuple[str, ...]] = [("metric", "rows", "mean error %", "median %", "bias %")]
+        for metric, own in self.summary.items():
+            if own.get("n"):
+                errors = (f"{own[name]:.1f}" for name in ("mape", "median_ape", "bias_pct"))
+                rows.append((metric, f"{own['n']:g}", *errors))
+        others = f"{len(self.skipped)} skipped, {len(self.left_out)} left out"
+        return shown(self, f"{len(self.rows):,} rows, {others}", *aligned(rows))
 
+
+@told_in_notebooks("predicting measured runs")
 def evaluate(
     tables: Sequence[str | Path],
     fit: str | Path = DEFAULT_FIT,

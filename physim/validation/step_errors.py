@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -12,9 +12,14 @@ from jaxtyping import Float
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
 from physim.measured.steps import NOT_TIMED, MeasuredSteps
+from physim.options import named_options
 from physim.prediction.arrays import step_model_of
+from physim.printable import aligned, shown
 from physim.step.lowering import PARTS
 from physim.step.many_batches import part_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What counts as right.
 _BOUND = 0.1
@@ -73,7 +78,23 @@ class StepComparison:
             "notes": [*self.steps.notes, *self.notes],
         }
 
+    def __repr__(self) -> str:
+        rows: list[tuple[str, ...]] = [
+            ("steps", "number", "mean error %", "bias %", "within 10% %")
+        ]
+        for one in self.errors:
+            figures = (one.mean_pct, one.bias_pct, one.within_10pct)
+            rows.append((one.kind, f"{one.steps:,}", *(f"{value:.1f}" for value in figures)))
+        return shown(self, f"{self.steps.source} by fit {self.fit}", *aligned(rows))
 
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each kind of step, and last for all of them."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(one) for one in self.errors])
+
+
+@named_options
 def compare_steps(
     steps: MeasuredSteps,
     model: str | Path | Case,
