@@ -1,4 +1,4 @@
-"""Waits that come once on a machine, and who is told of them. Light: commands start with it."""
+"""Patience that come once on a machine, and who is told of them. Light: commands start with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 _PATIENCE_S = 2.0
 
 
-class Waits:
+class Patience:
     """Time that a process spends on what it does once on a machine.
 
     Args:
@@ -52,4 +52,4 @@ class Waits:
             listener()
 
 
-compiling = Waits()
+compiling = Patience()

@@ -403,7 +403,9 @@ def test_table_from_end_to_end(tmp_path):
     assert (tmp_path / "qwen.png").read_bytes().startswith(b"\x89PNG")
     for word in ("knots; interpolation error", "blackbox:", "trained physics:", "written to"):
         assert word in run.stdout
-    assert sorted(path.name for path in out.iterdir()) == ["metadata.json", "table.json"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("look_ups.json", "metadata.json", "table.json"),
+    ]
     again = physim("table", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--out", out)
     assert again.returncode == 1
     assert again.stderr.count("\n") == 1

@@ -235,7 +235,9 @@ def test_steps_apart_take_both():
 
 
 # Names that hold an engine's and are others': a load generator's, and a field of BLIS's files.
-OTHERS = re.compile(r"vllm[ _-]bench|vllm_version")
+OTHERS = re.compile(
+    r"vllm[ _-]bench|vllm_version|sglang[-_]simulator|write_sglang|SGLang's (?:simulator|scheduler)"
+)
 ENGINES = re.compile("|".join(shipped_engines()), re.IGNORECASE)
 
 

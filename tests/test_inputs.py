@@ -713,7 +713,8 @@ def test_an_option_of_a_load_is_declared_once():
     shown = {
         param.opts[0]: (param.help, param.default or None)
         for param in typer.main.get_command(app).commands["predict"].params
-        if getattr(param, "rich_help_panel", None) == "Load" and param.name != "trace"
+        if getattr(param, "rich_help_panel", None) == "Load"
+        and param.name not in ("trace", "workload")
     }
     assert shown == {own.flag: (own.help, own.default or None) for own in declared.values()}
 

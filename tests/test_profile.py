@@ -396,7 +396,7 @@ def test_a_day_is_planned_for_in_a_shell(tmp_path):
         (["--profile", "day.csv", "--prefixes", "3"], "--prefixes: is said by --profile; leave"),
         (["--profile", "no.csv"], "no.csv: No such file"),
         (["--rate", "3"], "--input and --output: are missing; give both"),
-        (["--input", "3", "--output", "3"], "load: is missing; give --rate, --concurrency or"),
+        (["--input", "3", "--output", "3"], "load: is missing; give --rate, --concurrency,"),
         (
             ["--rate", "3", "--input", "9", "--output", "9", "--schedule", "plan.csv"],
             "--plot and --schedule: are about a day; give it with --profile",

@@ -28,7 +28,7 @@ from physim.questions.schedule import ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.questions.service_explanation import ExplainedPool
 from physim.replay.scaling import Replica
-from physim.service.scaling import TargetTracking
+from physim.service.scaling import Autoscaling, TargetTracking
 from physim.step.lowering import PART_NAMES
 from physim.validation.step_errors import StepComparison, StepErrors
 
@@ -153,7 +153,10 @@ def days(case, _):
     run = ScalingRun("running=32", 60.0, replicas, 1, 7200.0, times, times, times < 6000, 30)
     asked = Requirements((physim.Objective("ttft", "each", 0.5),), 0.9)
     schedule = ReplicaSchedule([case] * 12, windows, np.full(12, 2), np.full(12, 0.5))
-    day = physim.ScaledDay(case, physim.LoadProfile(windows), asked, run, run, [run] * 4)
+    scaling = Autoscaling(TargetTracking("running", 32.0), 1, 6, 60.0)
+    day = physim.ScaledDay(
+        case, physim.LoadProfile(windows), asked, run, run, [run] * 4, scaling, "default"
+    )
     return [run, day, schedule, TargetTracking("running", 32.0)]
 
 
@@ -171,7 +174,7 @@ def fits(case, _):
         known,
         known.on(case),
         corrections,
-        physim.Outcome(known, [estimate] * 24, rows, [], [], [1.0] * 50, case),
+        physim.Outcome(known, [estimate] * 24, rows, [], [], [1.0] * 50, case, ["dense"]),
         estimate,
         physim.Identified(told, pairs),
         physim.Drift("h100", 40, 0.001, 0.01, {"ttft": 4.0}, (Shift("lm_head", 1.1, 0.8),) * 20),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from physim.waits import Waits
+from physim.waits import Patience
 
 
 def test_long_waits_are_told_once():
-    told, waits = [], Waits(0.02)
+    told, waits = [], Patience(0.02)
     waits.tell(lambda: told.append(1))
     for _ in range(3):
         with waits.once():
@@ -21,7 +21,7 @@ def test_long_waits_are_told_once():
 
 
 def test_short_ones_add_up():
-    told, waits = [], Waits(0.08)
+    told, waits = [], Patience(0.08)
     waits.tell(lambda: told.append(1))
     with waits.once():
         pass
@@ -33,7 +33,7 @@ def test_short_ones_add_up():
 
 
 def test_nobody_is_told_where_nobody_asked():
-    waits = Waits(0.0)
+    waits = Patience(0.0)
     with pytest.raises(KeyError), waits.once():
         raise KeyError
     waits.tell(lambda: None)

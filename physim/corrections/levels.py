@@ -163,8 +163,9 @@ class Evidence:
         known = (own > 0) & (self.tree.told(self.curvature) > 0)
         some = self.tree.assembled(self.curvature, known)
         precision = some + np.diag(own[known] ** -2.0)
-        # SciPy's way by Cholesky takes longer to import than this does.
-        return Spread(self.tree, widths, known, np.linalg.inv(precision))
+        # By Cholesky, which refuses what is no precision; SciPy's takes longer to import than this.
+        root = np.linalg.inv(np.linalg.cholesky(precision))
+        return Spread(self.tree, widths, known, root.T @ root)
 
 
 @dataclass(frozen=True)

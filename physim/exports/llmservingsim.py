@@ -105,7 +105,7 @@ def check_subject(subject: Subject) -> None:
     groups, name = server.model.groups, server.model.name
     if server.policy.prompts_apart:
         problem = f"{server.profile.engine} has steps of prompts alone, as the simulator has not"
-        raise InputError("engine", problem, "use --engine vllm")
+        raise InputError("engine", problem, "use an --engine whose steps have both")
     if len(groups) > 1:
         raise InputError(name, "has layers that differ, each a table of its own", "use another")
     if groups[0].experts is not None:

@@ -147,7 +147,7 @@ def check_subject(subject: Subject) -> None:
         raise InputError(
             "engine",
             f"{server.profile.engine} has no steps of prompts alone, as SGLang's scheduler has",
-            "use --engine sglang",
+            "use an --engine that has",
         )
 
 
