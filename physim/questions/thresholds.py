@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -24,9 +24,6 @@ from physim.questions.capacity import LEAST_SHARE, highest_rate, never_met
 from physim.questions.objectives import Requirements
 from physim.service.scaling import AUTO, KV, RUNNING, OpenTarget, TargetTracking
 
-if TYPE_CHECKING:
-    from physim.questions.scaling import ScalingRun
-
 # Shares of the rate that a server can take, which it has at the targets that are tried.
 _SHARES = np.linspace(0.05, 1.0, 20)
 # The longest `stabilizationWindowSeconds` that Kubernetes takes, seconds
@@ -35,6 +32,20 @@ _SHARES = np.linspace(0.05, 1.0, 20)
 _LONGEST_HOLD_S = 3600.0
 # What of the time to first token a request waits for in the engine.
 _WAITS = ("scheduling", "queue")
+
+
+class ReplayedDay(Protocol):
+    """What a replay of the day with an autoscaler says."""
+
+    @property
+    def missed(self) -> str | None:
+        """The objective that it misses; None if it keeps to all."""
+        ...
+
+    @property
+    def goodput(self) -> float:
+        """Share of the requests that keep to what is asked of each."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ def derived_threshold(
     known: Fit,
     hold_s: float,
     start_up_s: float,
-    replayed: Callable[[TargetTracking], ScalingRun],
+    replayed: Callable[[TargetTracking], ReplayedDay],
 ) -> Threshold:
     """The highest target of a metric with which a day keeps to objectives.
 
@@ -102,7 +113,7 @@ def derived_threshold(
     tightest = int(np.argmin(levels[:, -1]))
     targets = levels.min(axis=0) / (1.0 + policy.tolerance)
     rounded = [float(f"{one:.3g}") for one in targets]
-    tried: dict[int, ScalingRun] = {}
+    tried: dict[int, ReplayedDay] = {}
 
     def holds(place: int) -> bool:
         tried[place] = replayed(policy.with_target(rounded[place], hold_s))
