@@ -204,6 +204,7 @@ def test_an_unknown_fit():
     [
         ({"max_num_seq": 64}, "option 'max_num_seq': is unknown; did you mean max_num_seqs?"),
         ({"input_token": 5}, "option 'input_token': is unknown; did you mean input_tokens?"),
+        ({"input": 5}, "option 'input': is unknown; did you mean input_tokens?"),
         ({"tensor_parallel": 2}, "option 'tensor_parallel': is unknown; use one of input_tokens, "),
         ({"pp": 37}, "pp: 37 stages for the 36 layers of Qwen/Qwen3-8B"),
         ({"dp": 2}, "dp: 2 shares experts, and Qwen/Qwen3-8B has none"),

@@ -91,6 +91,8 @@ _RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 _FLAGS = ("async_scheduling", "prefix_caching", "transfer_by_layer")
 # What engines have an option for and physim knows nothing of, by words of their names.
 _NOT_MODELLED = {"lora": "adapters (LoRA) are", "loras": "adapters (LoRA) are"}
+# How alike a name must be to be the one that was meant: the command line's --input is.
+_NEAR = 0.5
 # How steps of both prefill and decode can be composed; see `physim.step.mixed_steps`.
 MIXED = ("additive", "weighted-average", "smooth-weighted")
 APART = "apart"
@@ -414,7 +416,7 @@ def check_names(options: Iterable[str], known: Sequence[str] = _CASE) -> None:
             for word, what in _NOT_MODELLED.items():
                 if word in re.split(r"[_-]", name.lower()):
                     raise InputError(f"option {name!r}", f"{what} not modelled", "leave it out")
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
             remedy = f"did you mean {near[0]}?" if near else f"use one of {', '.join(known)}"
             raise InputError(f"option {name!r}", "is unknown", remedy)
 
