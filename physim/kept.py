@@ -104,6 +104,10 @@ class Kept(Generic[*Arguments, Result]):
         found: Result = jax.tree.unflatten(ready.result, ready.run(leaves))
         return found
 
+    def forget(self) -> None:
+        """Lets go of what this process has loaded; what is called again is loaded again."""
+        self._ready.clear()
+
     def _compiled(self, leaves: Sequence[np.ndarray], key: tuple[Any, ...]) -> _Ready:
         """Loads what was compiled for such arguments, or compiles it and keeps it."""
         options = _options(leaves)
