@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from physim.corrections.files import DEFAULT_FIT, load_fit
+from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.inputs.case import Case, CaseOptions, ServerOptions
 from physim.models.architecture import ModelArch
 from physim.options import named_options
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def predict(
     model: str | Path | ModelArch | Case,
     *,
-    fit: str | Path = DEFAULT_FIT,
+    fit: str | Path | Fit = DEFAULT_FIT,
     method: str = "fluid",
     seed: int = 0,
     **options: Unpack[CaseOptions],
@@ -52,7 +52,7 @@ def predict(
 def check(
     model: str | Path | ModelArch | Case,
     *,
-    fit: str | Path = DEFAULT_FIT,
+    fit: str | Path | Fit = DEFAULT_FIT,
     seed: int = 0,
     **options: Unpack[CaseOptions],
 ) -> Check:
@@ -85,7 +85,7 @@ def predict_trace(
     trace: str | Path,
     *,
     timeout_s: float | None = None,
-    fit: str | Path = DEFAULT_FIT,
+    fit: str | Path | Fit = DEFAULT_FIT,
     method: str = "replay",
     **options: Unpack[ServerOptions],
 ) -> Prediction:
@@ -122,7 +122,7 @@ def predict_trace(
 def step_model(
     model: str | Path | ModelArch | Case,
     *,
-    fit: str | Path = DEFAULT_FIT,
+    fit: str | Path | Fit = DEFAULT_FIT,
     **options: Unpack[ServerOptions],
 ) -> StepModel:
     """The time of an engine step as a function of its batch, for use in a simulator.

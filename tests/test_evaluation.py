@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from commands import run
 
 import physim
 from physim.errors import InputError
@@ -246,6 +247,16 @@ def test_what_has_a_default_need_not_be_given(tmp_path, given):
     case = case_of([one], None)
     assert case.server.sizes.max_num_seqs == 1024
     assert case.demanded.cached_tokens == 0
+
+
+def test_a_table_that_is_there_is_kept(tmp_path):
+    path = tmp_path / "runs.csv"
+    assert run("data", "template", "--out", path).returncode == 0
+    path.write_text(path.read_text() + "mine\n")
+    found = run("data", "template", "--out", path)
+    assert found.returncode == 1
+    assert "is there already" in found.stderr
+    assert path.read_text().endswith("mine\n")
 
 
 def test_a_table_to_fill_in_is_the_least_that_is_read(tmp_path):

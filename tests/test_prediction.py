@@ -434,6 +434,13 @@ def test_prompts_that_share_few_steps_are_the_replays(budget, tokens, rate):
         assert fluid[statistic] == pytest.approx(replayed[statistic], rel=within), statistic
 
 
+def test_a_fit_is_taken_as_it_is():
+    known = physim.load_fit("default")
+    case = {"gpu": "h100_sxm", "rate": 2.0, "input_tokens": 500, "output_tokens": 100}
+    found, named = (physim.predict("Qwen/Qwen3-8B", fit=fit, **case) for fit in (known, "default"))
+    assert found.to_dict() == named.to_dict()
+
+
 def test_a_handover_that_takes_longer_does_so_in_the_replay_too():
     # The correction adds steps when requests arrive, not the longer ones of their own prompts.
     from physim.prediction.checked import checked

@@ -203,8 +203,11 @@ def template(
     physim data template --out runs.csv
     """
     from physim.data import replacing
+    from physim.errors import InputError
     from physim.measured import template as runs
 
+    if out.exists():
+        raise InputError(str(out), "is there already", "name another file; rows may be in it")
     with replacing(out) as temporary:
         temporary.write_text(runs.template())
     print_line(f"written to {out}: seconds, tokens, and requests per second")

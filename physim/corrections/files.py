@@ -225,18 +225,20 @@ def shipped_fits() -> list[str]:
     return [NO_FIT, *data.names("fits", _SUFFIX)]
 
 
-def load_fit(fit: str | Path) -> Fit:
+def load_fit(fit: str | Path | Fit) -> Fit:
     """A fit: a shipped name, the path of a file, ``default`` or ``none``.
 
     A fit file is a JSON object with ``schema_version`` 3 and ``corrections``, an object that
     gives some or all of the fields of `Corrections`; the others stay zero.
 
     Args:
-        fit: Name or path.
+        fit: Name or path; or a fit, which is taken as it is.
 
     Raises:
         InputError: The fit is unknown, of another version, or holds a value that cannot be used.
     """
+    if isinstance(fit, Fit):
+        return fit
     name = str(fit)
     if name == DEFAULT_FIT:
         name = STANDS_FOR_DEFAULT if STANDS_FOR_DEFAULT in shipped_fits() else NO_FIT
