@@ -430,7 +430,7 @@ def test_prompts_that_share_few_steps_are_the_replays(budget, tokens, rate):
         physim.predict("Qwen/Qwen3-14B", method=method, **case).whole.latencies["ttft"]
         for method in ("fluid", "replay")
     )
-    for statistic, within in (("mean", 0.04), ("p50", 0.2), ("p90", 0.15)):
+    for statistic, within in (("mean", 0.04), ("p50", 0.2), ("p90", 0.2)):
         assert fluid[statistic] == pytest.approx(replayed[statistic], rel=within), statistic
 
 

@@ -62,7 +62,7 @@ def test_a_first_command_says_that_it_compiles(tmp_path):
             capture_output=True,
             text=True,
             check=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+            env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path), "XLA_FLAGS": ""},
         )
         for _ in range(2)
     )

@@ -68,6 +68,7 @@ _FORMS: Mapping[str, tuple[Any, str]] = {
     ),
     "gpu": (str, "Key of a GPU that ships with physim, such as h100_sxm."),
     "fit": (str, "Name of a fit that ships with physim, default or none."),
+    "quantization": (str | None, "What the engine makes of 16-bit weights as it starts: fp8."),
     "read_as": (str | None, "Architecture class whose layout a model is read by."),
     "mixed": (str, "How steps of both prefill and decode are composed."),
     "input_tokens": (_Tokens, "Prompt tokens: a number, or a distribution."),

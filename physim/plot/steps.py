@@ -188,7 +188,7 @@ def draw_breakdown(
     axes = axes_or_new(axes)
     names = [PARTS[PART_NAMES[part]].label for part in shown]
     # A part has one color in all pictures.
-    colors = [*map(_color, shown), "0.6"]
+    colors = [*map(_color, shown.tolist()), "0.6"]
     axes.stackplot(x, *seconds[:, shown].T, rest, labels=[*names, "other"], colors=colors)
     axes.set(xscale="log", xlabel=label, ylabel="time of a step, ms", xlim=(x[0], x[-1]))
     axes.set_title(literal(case.what), fontsize=9)
