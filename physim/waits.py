@@ -1,4 +1,4 @@
-"""Patience that come once on a machine, and who is told of them. Light: commands start with it."""
+"""Waits that come once on a machine, and who is told of them. Light: commands start with it."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ from physim.exports import llmservingsim
 from physim.exports.blis import blackbox_form, loaded, trained_physics_form
 from physim.exports.blis_documents import (
     NAMES,
-    as_yaml,
     coefficient_set,
     deployment,
     host_terms,
     scenario,
 )
 from physim.exports.blis_trace import prefixes_of, trace_rows, write_trace
+from physim.exports.block_yaml import as_yaml
 from physim.exports.dynamo import MockerProfile, mocker_profile, planner_arrays, read_mocker_profile
 from physim.exports.form_error import FormStepTimes, Walk, form_error, walk_of
 from physim.exports.interpolation import between

@@ -99,7 +99,12 @@ class Steps(eqx.Module):
     @property
     def own_s(self) -> Scalar:
         """Time of a step in which an arriving request is prefilled, mean."""
-        return self.own_s_beside(jnp.minimum(self.same_step, jnp.maximum(self.budget - 1.0, 0.0)))
+        return self.own_s_beside(self.beside_at_most)
+
+    @property
+    def beside_at_most(self) -> Scalar:
+        """Other prompts that come in the same step, as far as its budget has room for them."""
+        return jnp.minimum(self.same_step, jnp.maximum(self.budget - 1.0, 0.0))
 
     def own_s_beside(self, others: Scalar) -> Scalar:
         """The same beside so many other prompts.

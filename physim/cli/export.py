@@ -175,6 +175,44 @@ def llmservingsim(
     _print_folder(subject)
 
 
+@app.command()
+@with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
+def blis(
+    tolerance: Annotated[
+        float, typer.Option(help="Interpolation error of 99% of steps, as a share of their time.")
+    ] = 0.01,
+    as_json: AsJson = False,
+    *,
+    subject: Given,
+    load: Given,
+    engine: Given,
+) -> None:
+    """Write the files of BLIS, of August and of today, beside a table of step times.
+
+    The rates at which errors are stated are 20, 60 and 90% of what the server can do.
+
+    For example:
+
+    physim export blis Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out blis/qwen
+    """
+    from physim.exports.writer import export_blis
+
+    about = _exported(export_blis, subject, load, engine, tolerance=tolerance)
+    if as_json:
+        print_json(about)
+        return
+    for name, error in about["errors"].items():
+        _print_error(name, error)
+    console, profile = stdout(), about["kernel_profile"]["error_pct"]
+    console.print(
+        f"kernel profile: {profile['decode_steps']}% mean error of steps that only decode, "
+        f"{profile['mixed_steps']}% of others"
+    )
+    for name, reason in about["left_out"].items():
+        console.print(f"left out {name}: {reason}", style="yellow")
+    _print_folder(subject)
+
+
 def _exported(
     export: Callable[..., dict[str, Any]], subject: Given, load: Given, engine: Given, **own: Any
 ) -> dict[str, Any]:
@@ -188,62 +226,6 @@ def _exported(
 
 def _print_folder(subject: Given) -> None:
     stdout().print(f"written to {subject['folder']}")
-
-
-@app.command()
-@with_bundles(load=load_bundle(arrival="poisson"), engine=ENGINE)
-def blis(
-    model: Model,
-    gpu: Gpu,
-    out: Folder,
-    tp: Tp = 1,
-    tolerance: Annotated[
-        float, typer.Option(help="Interpolation error of 99% of steps, as a share of their time.")
-    ] = 0.01,
-    fit: FitName = "default",
-    force: Force = False,
-    as_json: AsJson = False,
-    *,
-    load: Given,
-    engine: Given,
-) -> None:
-    """Write the files of BLIS, of August and of today, beside a table of step times.
-
-    The rates at which errors are stated are 20, 60 and 90% of what the server can do.
-
-    For example:
-
-    physim export blis Qwen3-14B --gpu h100 --tp 2 --input 575 --output 248 --out blis/qwen
-    """
-    load = load_options(load)
-    from physim.cli.progress import running
-    from physim.exports.writer import export_blis
-
-    with running("exporting"):
-        about = export_blis(
-            model,
-            out,
-            tolerance=tolerance,
-            fit=fit,
-            force=force,
-            gpu=gpu,
-            tp=tp,
-            **load,
-            **engine,
-        )
-    if as_json:
-        print_json(about)
-        return
-    for name, error in about["errors"].items():
-        _print_error(name, error)
-    console, profile = stdout(), about["kernel_profile"]["error_pct"]
-    console.print(
-        f"kernel profile: {profile['decode_steps']}% mean error of steps that only decode, "
-        f"{profile['mixed_steps']}% of others"
-    )
-    for name, reason in about["left_out"].items():
-        console.print(f"left out {name}: {reason}", style="yellow")
-    console.print(f"written to {out}")
 
 
 def _print_error(name: str, error: Mapping[str, Any]) -> None:

@@ -127,9 +127,8 @@ def _of_file(workload: str, given: Mapping[str, Any]) -> dict[str, Any]:
     from physim.inputs.lengths import Lengths
     from physim.inputs.load_file import read_load, staying
 
-    found: dict[str, Any] = dict(read_load(workload))
-    if "stages" not in given:
-        found = dict(staying(read_load(workload)))
+    load = read_load(workload)
+    found: dict[str, Any] = dict(load if "stages" in given else staying(load))
     for name in (*_LENGTHS, *_WAYS, *found):
         default = _DECLARED[name].default
         # Where commands take text, so is the default that they give.

@@ -16,6 +16,7 @@ from typing import Any
 
 from physim.engines.engine import Counters, engine_named
 from physim.errors import InputError
+from physim.exports.block_yaml import as_yaml
 from physim.prediction.commands import resource_name
 from physim.questions.scaling import ScaledDay
 from physim.service.scaling import (
@@ -62,8 +63,9 @@ def hpa_yaml(day: ScaledDay) -> str:
         "metrics": [{"type": "External", "external": metric}],
         "behavior": _behaviour(policy),
     }
-    query = f"# {metric['metric']['name']}, by an adapter: {_query(day, policy)}\n"
-    return _told(day) + query + _document("autoscaling/v2", "HorizontalPodAutoscaler", name, spec)
+    query = f"{metric['metric']['name']}, by an adapter: {_query(day, policy)}"
+    document = _document("autoscaling/v2", "HorizontalPodAutoscaler", name, spec)
+    return as_yaml([document], [*_told(day), query])
 
 
 def keda_yaml(day: ScaledDay) -> str:
@@ -94,11 +96,8 @@ def keda_yaml(day: ScaledDay) -> str:
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behaviour(policy)}},
         "triggers": [trigger],
     }
-    return (
-        _told(day)
-        + "# Say where Prometheus is (serverAddress).\n"
-        + _document("keda.sh/v1alpha1", "ScaledObject", name, spec)
-    )
+    document = _document("keda.sh/v1alpha1", "ScaledObject", name, spec)
+    return as_yaml([document], [*_told(day), "Say where Prometheus is (serverAddress)."])
 
 
 def _target_of(day: ScaledDay) -> TargetTracking:
@@ -174,8 +173,8 @@ def _names(counters: Counters | None, metric: str) -> tuple[str, ...]:
     return gauges[metric]
 
 
-def _told(day: ScaledDay) -> str:
-    """Where the numbers are from, as a comment."""
+def _told(day: ScaledDay) -> list[str]:
+    """Where the numbers are from, as comments."""
     server, run, threshold = day.case.server, day.runs[-1], day.threshold
     told = {
         "made_by": f"physim {version('physim-llm')}",
@@ -191,29 +190,12 @@ def _told(day: ScaledDay) -> str:
     }
     held = f"misses {run.missed}" if run.missed else "keeps to every objective"
     line = f"The replayed day, with a start-up of {run.start_up_s:g} s, {held}."
-    return f"# {json.dumps(told)}\n# {line}\n"
+    return [json.dumps(told), line]
 
 
-def _document(api: str, kind: str, name: str, spec: Mapping[str, Any]) -> str:
-    """A manifest in YAML's block style, whose leaves are JSON."""
-    own = {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec}
-    return "".join(f"{line}\n" for line in _lines(own))
-
-
-def _lines(content: Any) -> list[str]:
-    """The lines of mappings and lists."""
-    found: list[str] = []
-    if isinstance(content, Mapping):
-        for name, value in content.items():
-            if isinstance(value, (Mapping, list)):
-                found += [f"{name}:", *(f"  {line}" for line in _lines(value))]
-            else:
-                found.append(f"{name}: {json.dumps(value)}")
-        return found
-    for value in content:
-        first, *rest = _lines(value)
-        found += [f"- {first}", *(f"  {line}" for line in rest)]
-    return found
+def _document(api: str, kind: str, name: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A manifest."""
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def _number(value: float) -> str:

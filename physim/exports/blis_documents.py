@@ -8,9 +8,7 @@ the names of host terms: inference-sim/blis-registry,
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -197,17 +195,6 @@ def hardware(case: Case) -> str:
     return _HARDWARE.get(key, key.partition("_")[0])
 
 
-def as_yaml(documents: Sequence[Mapping[str, Any]], comments: Sequence[str]) -> str:
-    """Documents as one YAML file.
-
-    Args:
-        documents: Mappings of plain values.
-        comments: Lines above them.
-    """
-    head = "".join(f"# {line}\n" for line in comments)
-    return head + "---\n".join("\n".join(_lines(one, "")) + "\n" for one in documents)
-
-
 def _entry(term: HostTerm, case: Case, known: Calibration) -> dict[str, Any]:
     scope = {
         "hardware": [hardware(case)],
@@ -260,19 +247,3 @@ def _stem(case: Case) -> str:
 
 def _name(case: Case) -> str:
     return f"{_stem(case)}-on-{case.server.parallelism.tp}-{hardware(case)}"
-
-
-def _lines(content: Mapping[str, Any], indent: str) -> Iterator[str]:
-    """A mapping in YAML, whose scalars and lists of scalars are written as JSON."""
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield f"{indent}{key}:"
-            yield from _lines(value, indent + "  ")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            yield f"{indent}{key}:"
-            for one in value:
-                first, *rest = _lines(one, indent + "    ")
-                yield f"{indent}  - {first.strip()}"
-                yield from rest
-        else:
-            yield f"{indent}{key}: {json.dumps(value)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from physim.exports.blis_documents import as_yaml
+from physim.exports.block_yaml import as_yaml
 from physim.inputs.case import Case
 from physim.replay.outcome import Replayed
 

@@ -12,8 +12,9 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
 from physim.exports import llmservingsim, sglang_simulator
 from physim.exports.blis import blackbox_form, loaded, said, table_form, trained_physics_form
-from physim.exports.blis_documents import NAMES, as_yaml, coefficient_set, deployment, scenario
+from physim.exports.blis_documents import NAMES, coefficient_set, deployment, scenario
 from physim.exports.blis_trace import prefixes_of, trace_rows, write_trace
+from physim.exports.block_yaml import as_yaml
 from physim.exports.dynamo import FIRST_TOKENS, mocker_profile, planner_arrays, write_dynamo
 from physim.exports.form_error import Form, form_error, walk_of
 from physim.exports.llm_d import (

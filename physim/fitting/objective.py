@@ -426,8 +426,9 @@ class Problem:
         self, corrections: Float[np.ndarray, "b n"], directions: Float[np.ndarray, "k n"] | None
     ) -> Deviations:
         bins, noise = self.stages.bins, self.noise_of_bins
+        counted = [one for one in self.stages.chunks if np.any(bins.looks[one.places])]
         values, slopes = percentiles_along(
-            self.stages.chunks, bins.shares, corrections[self.branch], directions
+            counted, bins.shares, corrections[self.branch], directions
         )
         own = bins.row, bins.metric, bins.place
         weights, counts = self.stages.weights_of_bins, self.stages.weights_of_bins > 0

@@ -183,9 +183,10 @@ def local(
     # A step takes what one without prompts does, and more by its tokens.
     more_s = steps.kind_s[FULL] - steps.alone_s
     later_s = joined * (shared.later * steps.alone_s + shared.tokens_before * more_s)
-    same_step = jnp.minimum(steps.same_step, jnp.maximum(steps.budget - 1.0, 0.0))
     same_step = jnp.where(
-        (ranks > 1) | demand.in_rounds, same_step, steps.same_step * shared.in_last_step
+        (ranks > 1) | demand.in_rounds,
+        steps.beside_at_most,
+        steps.same_step * shared.in_last_step,
     )
     outside = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
     if demand.loading_s is not None:

@@ -89,6 +89,17 @@ class Window:
         new = lengths(self.input_tokens).mean - self.cached_tokens
         return self.rate, self.rate * new, self.rate * lengths(self.output_tokens).mean
 
+    def means(self) -> dict[str, float]:
+        """When it is, seconds, its rate, and the mean tokens of its requests."""
+        return {
+            "start_s": self.start_s,
+            "duration_s": self.duration_s,
+            "rate": self.rate,
+            "input_tokens": lengths(self.input_tokens).mean,
+            "output_tokens": lengths(self.output_tokens).mean,
+            "cached_tokens": self.cached_tokens,
+        }
+
     def __repr__(self) -> str:
         return shown_fields(self)
 
@@ -248,18 +259,7 @@ class LoadProfile:
         """A row for each window: when it is, and its load in means."""
         import pandas as pd
 
-        rows = [
-            {
-                "start_s": window.start_s,
-                "duration_s": window.duration_s,
-                "rate": window.rate,
-                "input_tokens": lengths(window.input_tokens).mean,
-                "output_tokens": lengths(window.output_tokens).mean,
-                "cached_tokens": window.cached_tokens,
-                "prefixes": window.prefixes,
-            }
-            for window in self.windows
-        ]
+        rows = [{**window.means(), "prefixes": window.prefixes} for window in self.windows]
         return pd.DataFrame(rows)
 
 

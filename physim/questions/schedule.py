@@ -151,16 +151,7 @@ class ReplicaSchedule:
 
         gpus = self.cases[0].server.parallelism.gpus
         rows = [
-            {
-                "start_s": window.start_s,
-                "duration_s": window.duration_s,
-                "rate": window.rate,
-                "input_tokens": lengths(window.input_tokens).mean,
-                "output_tokens": lengths(window.output_tokens).mean,
-                "cached_tokens": window.cached_tokens,
-                "replicas": replicas,
-                "gpus": replicas * gpus,
-            }
+            {**window.means(), "replicas": replicas, "gpus": replicas * gpus}
             for window, replicas in zip(self.windows, self.replicas.tolist(), strict=True)
         ]
         return pd.DataFrame(rows).round(6)
