@@ -1,6 +1,13 @@
 """``physim doctor``, where all is well and where something is broken."""
 
+import tomllib
+from pathlib import Path
+
 from commands import process, run
+
+from physim.cli.doctor import _EXTRAS
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def _lines(stdout):
@@ -17,6 +24,13 @@ def test_all_is_well():
     assert lines["prediction"].startswith("works: Qwen3-8B on h100_sxm, TTFT ")
     assert "matplotlib" not in found.stdout  # named where it is missing alone
     assert "plot       installed, for pictures" in found.stdout
+
+
+def test_every_extra_of_a_user_is_told_of():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {name for name, *_ in _EXTRAS} == {*project["optional-dependencies"]} - {
+        *("test", "docs", "dev"),
+    }
 
 
 def test_what_is_broken_is_said_beside_what_works(tmp_path):

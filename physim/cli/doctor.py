@@ -27,6 +27,7 @@ _EXTRAS = (
     ("dask", ("distributed",), "sweeps on Dask"),
     ("ray", ("ray",), "sweeps on Ray"),
     ("app", ("marimo", "matplotlib"), "physim app"),
+    ("serve", ("starlette", "uvicorn"), "physim serve"),
     ("baselines", ("sklearn",), "baselines of physim crossval"),
     ("grids", ("aiconfigurator_core", "pyarrow"), "physim grids build"),
 )
