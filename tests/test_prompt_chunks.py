@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from physim.batching.demand import PARTS
 from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, prompts_of_step
@@ -34,8 +36,42 @@ def test_the_longest_of_two():
     # Of two drawn from 1 and 3, each as likely, the longer is 3 in three of four cases.
     prompts = np.where(np.cumsum(PARTS) > 0.5 + 1e-9, 3.0, 1.0)
     chunks = Chunks.in_room(prompts, jnp.asarray(10.0))
-    assert chunks.longest_of(jnp.asarray(1.0)) == pytest.approx(2.0)
-    assert chunks.longest_of(jnp.asarray(2.0)) == pytest.approx(2.5)
+    assert chunks.longest_of(jnp.array([1.0, 2.0])) == pytest.approx([2.0, 2.5])
+
+
+def test_prompts_together_by_hand():
+    # 1 or 3 tokens, each as likely: alone these are the two values, half and one and a half of
+    # their mean. The longer of two is 3 in three of four cases. Of two together the standard
+    # deviation is the root of a half of the mean of one.
+    prompts = np.where(np.cumsum(PARTS) > 0.5 + 1e-9, 3.0, 1.0)
+    chunks = Chunks.in_room(prompts, jnp.asarray(10.0))
+    count, apart = jnp.array([1.0, 1.0, 2.0, 2.0]), jnp.array([1.0, 2.0, 1.0, 1.0])
+    found = chunks.sums(count, apart, jnp.array([9.0, 9.0, 9.0, 1.25]))
+    root = np.sqrt(0.5) / 2
+    # Where there is room for no more than a quarter above the mean, the values are so far apart.
+    assert found.low == pytest.approx([0.5, 0.4, 1 - root, 0.75], abs=1e-5)
+    assert found.high == pytest.approx([1.5, 1.2, 1 + root, 1.25], abs=1e-5)
+    assert found.weight == pytest.approx([0.5, 0.75, 0.5, 0.5], abs=1e-5)
+
+
+@given(st.integers(0, 10**6), st.floats(1.0, 8.0), st.floats(1.0, 4.0))
+@settings(max_examples=30, deadline=None)
+def test_prompts_together_keep_mean_variance_and_skewness(seed, count, apart):
+    prompts = np.sort(np.random.default_rng(seed).lognormal(6.0, 1.0, len(PARTS)))
+    chunks = Chunks.in_room(prompts, jnp.asarray(1e6))
+    found = chunks.sums(*(jnp.array([x]) for x in (count, apart, 1e6)))
+    weights = np.diff(np.cumsum(GROUPS) ** apart, prepend=0.0)
+    last = np.asarray(chunks.last)
+    mean = weights @ last
+    more = (last - mean) / mean
+    within = np.asarray(chunks.varied) / mean**2
+    moments = [weights @ more**2 + weights @ within, weights @ (more**3 + 3 * more * within)]
+    for power, moment in zip(
+        (1, 2, 3), (0.0, moments[0] / count, moments[1] / count**2), strict=True
+    ):
+        assert found.mean((found.low - 1) ** power, (found.high - 1) ** power) == pytest.approx(
+            moment, rel=1e-3, abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("mean", [0.1, 0.7, 2.0])

@@ -236,6 +236,19 @@ def test_steps_beyond_the_largest_graph_launch_their_kernels():
     assert float(host.launching(ZERO, 513.0, 0.0)) == pytest.approx(24 * 300e-6)
 
 
+def test_a_share_of_many_steps_is_beyond_the_largest_graph():
+    # 412 to 812 tokens about a mean of 612: three in four are above 512.
+    host = TINY.ops.host
+    assert float(host.without_graph(612.0, 1.0, 400.0)) == pytest.approx(0.75, abs=2e-3)
+    batch = TINY.batch(prefill_requests=1.0, chunk=612.0)
+    small, large, mixed = (
+        float(TINY(dataclasses.replace(batch, without_graph=share)).latency)
+        for share in (0.0, 1.0, 0.75)
+    )
+    assert float(TINY(batch).latency) == large > small
+    assert mixed == pytest.approx(0.25 * small + 0.75 * large, rel=1e-6)
+
+
 def test_steps_with_prompts_launch_what_no_graph_holds():
     # TensorRT-LLM has no graphs of prompts: 36 layers with experts, at 400 and 300 us.
     host = ops_of("openai/gpt-oss-120b", engine="trtllm").host

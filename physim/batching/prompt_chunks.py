@@ -17,7 +17,7 @@ from physim.batching.batch_statistics import (
     two_counts,
 )
 from physim.batching.demand import PARTS
-from physim.batching.guards import HARDLY, LITTLE, SMALL, TINY
+from physim.batching.guards import HARDLY, LITTLE, ROOT, SMALL, TINY
 from physim.batching.looks import beside_decode
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
@@ -45,6 +45,8 @@ class Chunks(NamedTuple):
         last: Tokens of the last chunk.
         squares: Squares of the last chunk's tokens.
         products: Products of the last chunk's tokens with the tokens before.
+        sizes: Tokens of the last chunk of each part of all prompts.
+        spread: Width of the range that these are spread over, tokens.
     """
 
     number: Scalar
@@ -55,6 +57,8 @@ class Chunks(NamedTuple):
     last: Float[AnyArray, " groups"]
     squares: Float[AnyArray, " groups"]
     products: Float[AnyArray, " groups"]
+    sizes: Float[AnyArray, " parts"]
+    spread: Float[AnyArray, " parts"]
 
     @classmethod
     def in_room(cls, prompts: Float[AnyArray, " parts"], room: Scalar) -> Chunks:
@@ -79,16 +83,55 @@ class Chunks(NamedTuple):
             last=groups[2],
             squares=groups[3],
             products=groups[4],
+            sizes=last,
+            spread=jnp.maximum(jnp.gradient(prompts), 1.0),
         )
 
     def mean(self, of_group: Float[AnyArray, " groups"]) -> Scalar:
         """Mean over all prompts."""
         return jnp.sum(GROUPS * of_group)
 
-    def longest_of(self, count: Scalar) -> Scalar:
+    @property
+    def varied(self) -> Float[AnyArray, " groups"]:
+        """Variance of the last chunk's tokens within each group."""
+        return jnp.maximum(self.squares - self.last**2, 0.0)
+
+    def longest_of(self, count: Float[AnyArray, " n"]) -> Float[AnyArray, " n"]:
         """Tokens of the longest last chunk of so many, mean."""
-        edges = _EDGES**count
-        return jnp.sum(jnp.diff(edges, prepend=0.0) * self.last)
+        return _of_longest(count) @ self.last
+
+    def sums(
+        self,
+        count: Float[AnyArray, " n"],
+        apart: Float[AnyArray, " n"],
+        most: Float[AnyArray, " n"],
+    ) -> Nodes:
+        """Tokens of last chunks that are computed together, over their mean.
+
+        The two values have their sum's mean, variance and skewness (Gauss quadrature), unless there
+        is less room.
+
+        Args:
+            count: How many they are,
+            apart: each of them the longest of so many.
+            most: Room for them, over the mean of their tokens.
+        """
+        weights, mean = _of_longest(apart), self.longest_of(apart)
+        more = self.last - mean[:, None]
+        variance = jnp.sum(weights * (more**2 + self.varied), axis=1)
+        third = jnp.sum(weights * (more**3 + 3 * more * self.varied), axis=1)
+        wide = jnp.sqrt(variance + ROOT)
+        half = third / wide**3 / jnp.sqrt(count) / 2
+        root = jnp.sqrt(1 + half**2)
+        above = wide / mean / jnp.sqrt(count) * (half + root)
+        scale = jnp.minimum(above, jnp.maximum(most - 1, 0.0)) / (half + root)
+        low, high = (1 + scale * (half + sign * root) for sign in (-1.0, 1.0))
+        return Nodes(low, high, (1 - half / root) / 2)
+
+
+def _of_longest(count: Float[AnyArray, " n"]) -> Float[AnyArray, "n groups"]:
+    """Chances that the longest of so many prompts is of each group."""
+    return jnp.diff(_EDGES ** count[:, None], prepend=0.0)
 
 
 class PromptsOfStep(NamedTuple):

@@ -15,14 +15,15 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import Nodes, decoding
-from physim.batching.demand import Demand
+from physim.batching.demand import PARTS, Demand
 from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, batches_under_way
 from physim.batching.preemption import in_waves
-from physim.batching.prompt_chunks import GROUPS, Chunks, PromptsOfStep, prompts_of_step
+from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, PromptsOfStep, prompts_of_step
 from physim.batching.queueing import peakedness
 from physim.step.batch import Batch, fullest
+from physim.step.host import Host
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Number, Scalar
 
@@ -261,7 +262,7 @@ def kinds_at(
     filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
     some = jnp.stack([come.several.low, come.several.high])
-    longest = jnp.stack([chunks.longest_of(jnp.minimum(count, ranks)) for count in some])
+    longest = chunks.longest_of(jnp.minimum(some, ranks))
     anywhere = occupancy.replacing * (1.0 - in_waves(demand))
     longest = _of_fullest(some, ranks, last, longest, anywhere) / _in_turn(some, ranks)
     size = longest / last
@@ -304,6 +305,15 @@ def kinds_at(
     free = jnp.maximum(1.0 - by_rank / jnp.maximum(filled, TINY), 0.0)
     beside_full = jnp.maximum(by_rank * ranks / jnp.maximum(filled, TINY), 1.0) - 1.0
     total = total.at[_DECODING + FULL].add(beside_full * room + free * occupancy.prompts * last)
+    decoding_tokens = plain.decode_requests * limits.query_tokens
+    without_graph = _without_graph(
+        model.ops.host,
+        chunks,
+        decoding_tokens + on_one * tokens,
+        numbers,
+        on_one,
+        decoding_tokens[-1],
+    )
     batch = replace(
         plain,
         prefill_requests=on_one,
@@ -312,6 +322,7 @@ def kinds_at(
         cached_tokens=on_one * (demand.cached_tokens + before),
         cached_products=on_one * (tokens * demand.cached_before + products),
         prompts_elsewhere=jnp.maximum(total - on_one * tokens, 0.0),
+        without_graph=without_graph,
     )
     # One more step: the same as a typical one, with those that an arriving request meets in it.
     typical: Batch = jax.tree.map(lambda x: x[_DECODING + _TYPICAL][None], batch)
@@ -321,19 +332,28 @@ def kinds_at(
         decode_requests=typical.decode_requests * fewer,
         attended=typical.attended * fewer,
     )
-    every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), batch, typical)
+    # How long several prompts take bends with how many tokens they have together.
+    several: Batch = jax.tree.map(lambda x: x[_DECODING + FEW :], batch)
+    sums = chunks.sums(
+        several.prefill_requests, jnp.minimum(some, ranks), room / several.prefill_tokens
+    )
+    singles: Batch = jax.tree.map(lambda x: x[: _DECODING + FEW], batch)
+    every: Batch = jax.tree.map(
+        lambda *x: jnp.concatenate(x),
+        *(singles, _so_long(several, sums, sums.low), _so_long(several, sums, sums.high), typical),
+    )
     times = jax.vmap(model)(every)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
-    spread = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
+    cv2 = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
     of_several = jnp.maximum(chunks.mean(chunks.squares) / last**2 - 1.0, 0.0) / some
     return StepKinds(
         as_seen=beside,
         few=few,
         many=many,
         decode_only=decode_only,
-        prompts=jax.tree.map(lambda x: x[_DECODING:-1], times),
+        prompts=jax.tree.map(lambda x: _of_kinds(x, sums), times),
         numbers=numbers[_DECODING:],
-        cv2=jnp.concatenate([spread, jnp.zeros(1), of_several]),
+        cv2=jnp.concatenate([cv2, jnp.zeros(1), of_several]),
         chunks=chunks,
         filled=filled,
         follows=1.0 - (1.0 - filled) * again,
@@ -342,6 +362,56 @@ def kinds_at(
         lanes=lanes,
         alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
     )
+
+
+def _without_graph(
+    host: Host,
+    chunks: Chunks,
+    tokens: Float[AnyArray, " steps"],
+    numbers: Float[AnyArray, " steps"],
+    on_one: Float[AnyArray, " steps"],
+    decoding_tokens: Scalar,
+) -> Float[AnyArray, " steps"]:
+    """Share of the steps of each kind that are too large for a CUDA graph.
+
+    Where one prompt fits into a graph with the chance ``p``, ``n`` together do with ``p^n / n!``,
+    if the tokens of those that fit are spread evenly.
+
+    Args:
+        host: Tells which steps are too large.
+        chunks: The chunks of prompts.
+        tokens: Tokens of each kind of step, mean.
+        numbers: Prompts of each kind of step.
+        on_one: Prompts of each kind of step on one rank.
+        decoding_tokens: Tokens of requests that decode in steps with prompts.
+    """
+    by_mean = host.without_graph(tokens, numbers)
+    by_part = host.without_graph(chunks.sizes + decoding_tokens, 1.0, chunks.spread)
+    several = slice(_DECODING + FEW, None)
+    log_small = jnp.log(jnp.maximum(1.0 - jnp.sum(PARTS * by_part), TINY))
+    small = jnp.exp(numbers[several] * log_small - jax.scipy.special.gammaln(on_one[several] + 1.0))
+    by_mean = by_mean.at[several].set(1.0 - small)
+    return by_mean.at[_DECODING : _DECODING + FULL].set(MEANS @ by_part)
+
+
+def _so_long(batch: Batch, sums: Nodes, longer: Float[AnyArray, " steps"]) -> Batch:
+    """Steps with as many prompts, whose tokens are so many times the mean of such steps."""
+    return replace(
+        batch,
+        prefill_tokens=batch.prefill_tokens * longer,
+        prefill_squares=batch.prefill_squares * longer**2 / sums.mean(sums.low**2, sums.high**2),
+        cached_products=batch.cached_products * longer,
+    )
+
+
+def _of_kinds(
+    of_steps: Float[AnyArray, " steps *parts"], sums: Nodes
+) -> Float[AnyArray, " kinds *parts"]:
+    """What kinds of steps with prompts take, of all that are looked at."""
+    singles, several = jnp.split(of_steps[_DECODING:-1], [FEW])
+    shorter, longer = jnp.split(several, 2)
+    weight = sums.weight.reshape(-1, *(1,) * (of_steps.ndim - 1))
+    return jnp.concatenate([singles, (1 - weight) * shorter + weight * longer])
 
 
 def _in_turn(prompts: Float[AnyArray, " n"], ranks: Number) -> Float[AnyArray, " n"]:

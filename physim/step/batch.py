@@ -48,6 +48,8 @@ class Batch(eqx.Module):
         cached_products: Products of each chunk's tokens with its cached tokens, summed.
         elsewhere: Tokens of requests that decode on other ranks, whose experts are this one's too,
         prompts_elsewhere: and those of their prompts.
+        without_graph: Share of the steps that are too large for a CUDA graph, where these sums are
+            means of several; None for one step, whose tokens say it.
     """
 
     decode_requests: Number
@@ -60,6 +62,7 @@ class Batch(eqx.Module):
     cached_products: Number
     elsewhere: Number = 0.0
     prompts_elsewhere: Number = 0.0
+    without_graph: Number | None = None
 
     @classmethod
     def exact(
@@ -197,6 +200,7 @@ class Batch(eqx.Module):
             cached_products=self.cached_products,
             elsewhere=0.0 * self.elsewhere,
             prompts_elsewhere=self.prompts_elsewhere,
+            without_graph=self.without_graph,
         )
 
     def __repr__(self) -> str:

@@ -106,11 +106,31 @@ class Host(eqx.Module):
             tokens: Tokens of the step.
             prompts: Prompts in it.
         """
+        always, of_no_graph = self.launch_seconds(corrections, prompts)
+        return always + self.without_graph(tokens, prompts) * of_no_graph
+
+    def launch_seconds(self, corrections: Corrections, prompts: Number) -> tuple[Number, Number]:
+        """CPU time to launch what no graph holds, and what a step that is no graph has besides.
+
+        Args:
+            corrections: Corrections of the constants.
+            prompts: Prompts of the step.
+        """
+        factor = jnp.exp(corrections.host_step)
+        has_prompt = jnp.asarray(prompts) > 0
+        return has_prompt * self.prompts_launch_s * factor, self.launch_s * factor
+
+    def without_graph(self, tokens: Number, prompts: Number, spread: Number = 1.0) -> Number:
+        """Share of steps that are too large for a CUDA graph.
+
+        Args:
+            tokens: Tokens of the steps, mean.
+            prompts: Prompts of each.
+            spread: Width of the range that the tokens are spread over evenly; 1 for one step.
+        """
         has_prompt = jnp.asarray(prompts) > 0
         captured = jnp.where(has_prompt, self.captured_prompts, self.captured)
-        beyond = jnp.clip(tokens - captured, 0.0, 1.0)
-        seconds = beyond * self.launch_s + has_prompt * self.prompts_launch_s
-        return seconds * jnp.exp(corrections.host_step)
+        return jnp.clip((tokens - captured + (spread - 1.0) / 2) / spread, 0.0, 1.0)
 
 
 def host_sharpness(corrections: Corrections) -> Scalar:

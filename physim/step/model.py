@@ -136,10 +136,17 @@ class StepModel(eqx.Module):
     def _composed(self, batch: Batch) -> StepTime:
         parts = sum(self.families(batch))
         gpu = jnp.sum(parts)
-        hidden, exposed = self.ops.host.seconds(self.corrections, batch.requests)
-        launching = self.ops.host.launching(self.corrections, batch.tokens, batch.prefill_requests)
+        host, prompts = self.ops.host, batch.prefill_requests
+        hidden, exposed = host.seconds(self.corrections, batch.requests)
+        always, of_no_graph = host.launch_seconds(self.corrections, prompts)
         sharpness = host_sharpness(self.corrections)
-        busy = beside_host(gpu, hidden + launching, sharpness)
+        graph, no_graph = (
+            beside_host(gpu, hidden + always + more, sharpness) for more in (0.0, of_no_graph)
+        )
+        share = batch.without_graph
+        if share is None:
+            share = host.without_graph(batch.tokens, prompts)
+        busy = graph + share * (no_graph - graph)
         latency, launches = busy + exposed, busy - beside_host(gpu, hidden, sharpness)
         if self.loads is not None:
             latency += self.loads.seconds(batch.prefill_requests, latency)
