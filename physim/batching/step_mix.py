@@ -251,8 +251,10 @@ def _steps_apart(
 
     looks, every = looks_at(prefilling, limits), limits.receive_every
     # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
-    share = prefill_share(every * prefilling, occupancy.start_cv2(demand), budget)
-    share *= looks.share / -jnp.expm1(-every * prefilling)
+    ranks = jnp.where(demand.closed, 1.0, limits.ranks)
+    of_rank = prefilling / ranks
+    share = prefill_share(every * of_rank, occupancy.start_cv2(demand), budget)
+    share *= looks_at(of_rank, limits).share / -jnp.expm1(-every * of_rank)
     run = run_of(
         DecodeCycle(
             decode_s=decode.interval,
@@ -263,9 +265,9 @@ def _steps_apart(
             prompts=arrivals,
             arrival_cv2=cv2,
             every=every,
-            ranks=jnp.where(demand.closed, 1.0, limits.ranks),
-            least=jnp.maximum(share, prefilling / budget),
-            most=prefilling,
+            ranks=ranks,
+            least=jnp.maximum(share, of_rank / budget),
+            most=of_rank,
             room=room,
         )
     )
