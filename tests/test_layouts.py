@@ -17,6 +17,7 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.grids.store import load_grid
 from physim.prediction.arrays import step_model_of
+from physim.prediction.checked import checked
 from physim.replay.cluster import replay
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
 from physim.replay.workload import Request, Workload
@@ -279,6 +280,49 @@ def test_fluid_and_replay_agree(layout):
     )
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.055)
     assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.1)
+
+
+def errors_of_means(case):
+    """By which share the fluid's mean TTFT and ITL exceed those of a long replay."""
+    (fluid,) = physim.predict_cases([case], Corrections())
+    rows = checked(fluid, case, Corrections(), seed=1).rows
+    return {
+        row.quantity: row.fluid / row.replay - 1
+        for row in rows
+        if row.statistic == "mean" and row.quantity in ("ttft", "itl")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "within"), [(30.0, 0.03), (60.0, 0.04)])
+def test_ranks_whose_prompts_have_steps_of_their_own(rate, within):
+    # Each of four ranks has a quarter of the prompts, and decodes while another computes one.
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-30B-A3B",
+        gpu="h100_sxm",
+        engine="sglang",
+        dp=4,
+        ep=4,
+        rate=rate,
+        arrival="poisson",
+        input_tokens=1500,
+        output_tokens=150,
+    )
+    assert errors_of_means(case) == pytest.approx({"ttft": 0.0, "itl": 0.0}, abs=within)
+
+
+@pytest.mark.slow
+def test_steps_of_many_lengths_within_and_beyond_a_graph():
+    # Some prompts of a conversation fit into a graph and some do not, whose step is twice as long.
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-30B-A3B",
+        gpu="h100_sxm",
+        tp=2,
+        lengths=physim.RequestLengths.read("azure-conversation-2023"),
+        rate=27.0,
+        arrival="poisson",
+    )
+    assert errors_of_means(case) == pytest.approx({"ttft": 0.0, "itl": 0.0}, abs=0.05)
 
 
 @pytest.mark.slow
