@@ -703,7 +703,7 @@ def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
         write_trace(path, trace_rows(frame, prefixes, QWEN), subject.case, ["x"])
-        (stage,) = blis_trace.read(path)
+        (stage,), _ = blis_trace.read_run(path)
         assert len(pd.read_csv(path).columns) == 27
         assert format_of([path]) == "blis-trace"
         server = blis_trace.read_server(path)
@@ -742,7 +742,7 @@ def test_blis_reads_what_is_written(tmp_path):
     assert read.metadata["outside_steps"]["front_end_s"] == 5e-3
     assert read.metadata["errors"] == about["errors"]
     assert about["left_out"] == {}
-    (stage,) = blis_trace.read(tmp_path / "out" / "trace.csv")
+    (stage,), _ = blis_trace.read_run(tmp_path / "out" / "trace.csv")
     assert stage.rate_rps == pytest.approx(0.6 * about["saturation_rps"], rel=0.1)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         *("scenario.yaml", "host-overheads.yaml", "table.json", "defaults.yaml"),
