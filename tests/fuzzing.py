@@ -386,8 +386,6 @@ READERS: dict[str, tuple[str, ...] | str] = {
     "physim.http.verbs": _OURS,
     "physim.inputs.acceptance": ("words",),
     "physim.inputs.lengths": ("lengths",),
-    "physim.inputs.blis_workload": ("blis-workload",),
-    "physim.inputs.inference_perf": ("workload",),
     "physim.inputs.load_file": ("workload", "blis-workload"),
     "physim.inputs.popularity": ("words",),
     "physim.inputs.stages": ("words",),
