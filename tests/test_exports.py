@@ -232,9 +232,9 @@ def test_an_iteration_by_hand():
     assert three.targets_ms(500, 99) == pytest.approx((28.05, 18.075))
 
 
-# What the autoscaler's own code prints (llm-inferno/queue-analysis at 2436d94, compiled with Go 1.27,
-# in 32 bit): alpha, beta, gamma; tokens in and out; then `IterationTime` of 1, 17.5 and 160
-# requests, and `PrefillTime` and `DecodeTime` of none at three times alpha, ms.
+# What the autoscaler's own code prints, in 32 bit (llm-inferno/queue-analysis at 2436d94, Go 1.27):
+# alpha, beta, gamma; tokens in and out; then `IterationTime` of 1, 17.5 and 160 requests, and
+# `PrefillTime` and `DecodeTime` of none at three times alpha, ms.
 PRINTED_BY_GO = [
     (6.769, 0.0195, 2.28e-5, 575, 248, 6.849389, 8.175808, 19.63124, 31.53261, 20.34244),
     (6.769, 0.0195, 2.28e-5, 4096, 32, 9.302027, 51.09697, 412.0533, 100.2724, 20.42025),
@@ -712,6 +712,7 @@ def test_blis_gets_the_three_loads(subject):
 @settings(max_examples=40, deadline=None)
 def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
     gaps, new, outputs, ttft, decode, states = map(np.array, zip(*rows, strict=True))
+    states = states.astype("<U9")
     states[:2] = "completed"
     frame = pd.DataFrame(
         {
