@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from commands import run
 
 import physim
 from physim.errors import InputError
+from physim.inputs.load_file import read_load, staying
 from physim.inputs.stages import Stage
-from physim.measured.blis_workload import read_workload
 from physim.measured.recognised import format_of
 
 REPORTS = Path(__file__).parent / "reports"
@@ -42,7 +43,7 @@ def client(**change):
 
 def test_clients_of_a_workload_are_one_load():
     """Three in four requests are of the first client, with 100 tokens of a prefix before each."""
-    load = read_workload(REPORTS / "blis_workload.yaml")
+    load = read_load(REPORTS / "blis_workload.yaml")
     assert (load["rate"], load["requests"], load["arrival"]) == (8.0, 600, "poisson")
     prompts, cached, outputs = load["lengths"].arrays
     chat = cached == 100
@@ -72,7 +73,7 @@ def test_clients_of_a_workload_are_one_load():
     ],
 )
 def test_when_requests_of_a_workload_come(tmp_path, spec, wanted):
-    load = read_workload(written(tmp_path, spec))
+    load = read_load(written(tmp_path, spec))
     assert {name: load[name] for name in wanted} == wanted
     assert len({"rate", "stages"} & set(load)) == 1
 
@@ -81,7 +82,7 @@ def test_a_workload_is_predicted_as_its_options(tmp_path):
     """Fixed lengths and a prefix are what --input, --output and --cached say."""
     server = {"gpu": "h100_sxm", "fit": "none"}
     spec = client(prefix_group="a", prefix_length=100)
-    found = physim.predict("Qwen/Qwen3-8B", **server, **read_workload(written(tmp_path, spec)))
+    found = physim.predict("Qwen/Qwen3-8B", **server, **read_load(written(tmp_path, spec)))
     told = physim.predict(
         *("Qwen/Qwen3-8B",),
         **{**server, "rate": 4.0, "arrival": "poisson"},
@@ -125,29 +126,39 @@ def test_a_workload_is_predicted_as_its_options(tmp_path):
 )
 def test_workloads_that_cannot_be_used_are_one_line(tmp_path, spec, said):
     with pytest.raises(InputError, match=said) as error:
-        read_workload(written(tmp_path, spec))
+        read_load(written(tmp_path, spec))
     assert "\n" not in str(error.value)
 
 
-def test_the_command_reads_a_workload(tmp_path):
-    out = tmp_path / "requests.csv"
-    done = run("data", "read", "auto", REPORTS / "blis_workload.yaml", "--out", out)
-    assert done.returncode == 0
-    assert "read as blis-workload" in done.stdout
-    told = f"--rate 8 --requests 600 --arrival poisson --lengths {out}"
-    assert told in done.stdout.replace("\n", " ")
-    found = physim.RequestLengths.read(out)
-    for own, told in zip(
-        found.arrays, read_workload(REPORTS / "blis_workload.yaml")["lengths"].arrays, strict=True
-    ):
-        np.testing.assert_array_equal(own, told)
+COMMAND = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--fit", "none", "--json", "--workload")
 
 
-def test_a_workload_is_no_report():
-    with pytest.raises(InputError, match="describes a load"):
-        physim.read_report(
-            "auto", REPORTS / "blis_workload.yaml", model="Qwen/Qwen3-8B", gpu="h100"
-        )
+@pytest.mark.slow
+def test_the_command_takes_a_workload():
+    path = REPORTS / "blis_workload.yaml"
+    own = physim.predict("Qwen/Qwen3-8B", gpu="h100_sxm", fit="none", **read_load(path))
+    assert json.loads(run(*COMMAND, path).stdout) == json.loads(json.dumps(own.to_dict()))
+
+
+@pytest.mark.parametrize("option", ["--rate", "--input", "--cached", "--burstiness"])
+def test_what_a_workload_says_is_not_said_again(option):
+    said = run(*COMMAND, REPORTS / "blis_workload_gamma.yaml", option, "3").stderr
+    assert f"{option}: is said by --workload too" in said
+
+
+def test_commands_whose_load_stays_take_a_workload(tmp_path):
+    """Its rate and lengths, without an end."""
+    load = read_load(written(tmp_path, SPEC | {"horizon": 60_000_000}))
+    found = staying(load)
+    assert (found["rate"], found["lengths"]) == (4.0, load["lengths"])
+    assert "stages" not in found
+    assert "requests" not in staying(read_load(REPORTS / "blis_workload.yaml"))
+
+
+@pytest.mark.parametrize("name", ["blis_workload.yaml", "workload.yaml"])
+def test_a_workload_is_no_report(name):
+    with pytest.raises(InputError, match=r"describes a load.* with --workload"):
+        physim.read_report("auto", REPORTS / name, model="Qwen/Qwen3-8B", gpu="h100")
 
 
 def test_a_trace_is_read_by_its_header_too(tmp_path):

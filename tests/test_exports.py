@@ -232,6 +232,32 @@ def test_an_iteration_by_hand():
     assert three.targets_ms(500, 99) == pytest.approx((28.05, 18.075))
 
 
+# What the autoscaler's own code prints, in 32 bit (llm-inferno/queue-analysis at 2436d94, Go 1.27):
+# alpha, beta, gamma; tokens in and out; then `IterationTime` of 1, 17.5 and 160 requests, and
+# `PrefillTime` and `DecodeTime` of none at three times alpha, ms.
+PRINTED_BY_GO = [
+    (6.769, 0.0195, 2.28e-5, 575, 248, 6.849389, 8.175808, 19.63124, 31.53261, 20.34244),
+    (6.769, 0.0195, 2.28e-5, 4096, 32, 9.302027, 51.09697, 412.0533, 100.2724, 20.42025),
+    (6.769, 0.0195, 2.28e-5, 128, 1024, 6.805508, 7.407892, 12.6103, 22.80592, 20.34109),
+    (6.59, 0.0181, 3.28e-5, 575, 248, 6.672752, 8.038155, 19.83027, 30.19636, 19.81103),
+    (6.59, 0.0181, 3.28e-5, 4096, 32, 8.989019, 48.57284, 390.4331, 94.04195, 19.92298),
+    (6.59, 0.0181, 3.28e-5, 128, 1024, 6.631335, 7.313356, 13.20354, 22.091, 19.80909),
+    (14.2, 0.061, 4.4e-4, 575, 248, 14.70918, 23.11062, 95.66855, 77.928, 42.96856),
+    (14.2, 0.061, 4.4e-4, 4096, 32, 23.63983, 179.397, 1524.572, 294.2582, 44.47028),
+    (14.2, 0.061, 4.4e-4, 128, 1024, 14.55016, 20.32777, 70.22528, 50.46432, 42.9426),
+]
+
+
+@pytest.mark.parametrize("printed", PRINTED_BY_GO)
+def test_an_iteration_takes_what_the_autoscaler_computes(printed):
+    three, (inputs, outputs) = Iteration(*printed[:3]), printed[3:5]
+    found = [three.mean_ms(requests, inputs, outputs) for requests in (1, 17.5, 160)]
+    assert found == pytest.approx(printed[5:8], rel=1e-6)
+    # The context of an ITL target is half a token longer than that of its decode time.
+    ttft, itl = three.targets_ms(inputs, outputs)
+    assert (ttft, itl - three.gamma / 2) == pytest.approx(printed[8:], rel=1e-6)
+
+
 def test_a_straight_walk_gives_its_three_numbers():
     rng = np.random.default_rng(0)
     decodes, context, tokens = rng.uniform(1, (100, 1000, 2000), (200, 3)).T
@@ -686,6 +712,7 @@ def test_blis_gets_the_three_loads(subject):
 @settings(max_examples=40, deadline=None)
 def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
     gaps, new, outputs, ttft, decode, states = map(np.array, zip(*rows, strict=True))
+    states = states.astype("<U9")
     states[:2] = "completed"
     frame = pd.DataFrame(
         {
@@ -703,10 +730,9 @@ def test_a_trace_of_blis_is_read_back_alike(subject, rows, shared):
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.csv"
         write_trace(path, trace_rows(frame, prefixes, QWEN), subject.case, ["x"])
-        (stage,) = blis_trace.read(path)
+        (stage,), server = blis_trace.read_run(path)
         assert len(pd.read_csv(path).columns) == 27
         assert format_of([path]) == "blis-trace"
-        server = blis_trace.read_server(path)
     assert (stage.n_success, stage.n_failed) == (len(done), len(frame) - len(done))
     assert stage.input_len_mean == pytest.approx(done["input_tokens"].mean())
     assert stage.output_len == pytest.approx(done["output_tokens"].mean())
@@ -742,7 +768,7 @@ def test_blis_reads_what_is_written(tmp_path):
     assert read.metadata["outside_steps"]["front_end_s"] == 5e-3
     assert read.metadata["errors"] == about["errors"]
     assert about["left_out"] == {}
-    (stage,) = blis_trace.read(tmp_path / "out" / "trace.csv")
+    (stage,), _ = blis_trace.read_run(tmp_path / "out" / "trace.csv")
     assert stage.rate_rps == pytest.approx(0.6 * about["saturation_rps"], rel=0.1)
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         *("scenario.yaml", "host-overheads.yaml", "table.json", "defaults.yaml"),

@@ -1,4 +1,4 @@
-"""Loads of inference-perf's configurations."""
+"""Loads from files of load generators and simulators."""
 
 import json
 from pathlib import Path
@@ -162,7 +162,8 @@ def test_what_a_workload_says_is_not_said_again(options, complaint):
 
 def test_commands_whose_load_stays_take_the_highest_rate():
     own = dict.fromkeys(("input_tokens", "output_tokens", "lengths", "rate"))
-    given = {**own, "turns": "1", "arrival": None, "workload": REPORTS / "workload.yaml"}
+    beside = {"turns": "1", "cached_tokens": "0", "arrival": None}
+    given = {**own, **beside, "workload": REPORTS / "workload.yaml"}
     found = load_options(given)
     assert (found["rate"], found["arrival"], found["output_tokens"]) == (8.5, "poisson", 251.0)
     assert "stages" not in found

@@ -339,10 +339,26 @@ def test_rows_of_mlperf(tmp_path):
         physim.read_report("aiperf", REPORTS / "aiperf.json", input_tokens=3, **LLAMA)
 
 
+def test_a_throughput_of_mlperf_is_compared_with_a_prediction(tmp_path):
+    """All samples are sent at once, and the last is answered after 150 s: 15,000 of them."""
+    path = tmp_path / "mlperf_log_summary.txt"
+    text = MLPERF.read_text().replace("Scenario : Server", "Scenario : Offline")
+    longest = "Max latency (ns)                : 149873302118"
+    assert longest in text
+    text = text.replace(longest, "Max latency (ns) : 150000000000")
+    path.write_text(
+        text.replace("Completed samples per second    : 98.42", "Samples per second: 100")
+    )
+    command = "compare its 100 samples/s .* --concurrency 15000 --requests 15000"
+    with pytest.raises(InputError, match=command):
+        physim.read_report("mlperf", path, input_tokens=294, **LLAMA)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (("Scenario : Server", "Scenario : Offline"), "'Offline' has no times of first tokens"),
+        (("Scenario : Server", "Scenario : Offline"), "Samples per second: is missing"),
+        (("Scenario : Server", "Scenario : MultiStream"), "'MultiStream' has no .* of Server"),
         (("PerformanceOnly", "AccuracyOnly"), "Mode"),
         (("Mean First Token latency (ns)", "First"), "Mean First Token latency .* is missing"),
         ((": 921440873", ": soon"), "Mean First Token latency"),

@@ -217,12 +217,12 @@ def test_blis_trace(tmp_path):
     header.write_text(
         "trace_version: 3\ntime_unit: microseconds\nmode: real\nwarm_up_requests: 0\n"
     )
-    (stage,) = blis_trace.read(path)
+    (stage,), _ = blis_trace.read_run(path)
     assert (stage.rate_rps, stage.arrival, stage.n_failed) == (4.0, "constant", 1)
     assert (stage.ttft_mean, stage.e2e_mean) == pytest.approx((0.03, 1.0))
     header.write_text("trace_version: 2\ntime_unit: microseconds\n")
     with pytest.raises(InputError, match="trace_version: 2 is unknown"):
-        blis_trace.read(path)
+        blis_trace.read_run(path)
 
 
 STAGE = "stage_0_lifecycle_metrics.json"
@@ -575,16 +575,16 @@ def blis(tmp_path, *changes, header="trace_version: 3\ntime_unit: microseconds\n
 )
 def test_times_of_a_trace_that_cannot_be(tmp_path, change, complaint):
     with pytest.raises(InputError, match=complaint):
-        blis_trace.read(blis(tmp_path, change))
+        blis_trace.read_run(blis(tmp_path, change))
 
 
 def test_a_prompt_is_its_prefix_and_the_rest_or_what_the_server_counted(tmp_path):
     failed = {"status": "error", "first_chunk_time_us": 0, "last_chunk_time_us": 0}
     alone = [{"prefix_length": 0, "server_input_tokens": 0}] * 2
-    (stage,) = blis_trace.read(blis(tmp_path, *alone, failed))
+    (stage,), _ = blis_trace.read_run(blis(tmp_path, *alone, failed))
     assert (stage.input_len_mean, stage.n_success, stage.n_failed) == (500, 6, 1)
     counted = {"prefix_length": 100, "server_input_tokens": 620}
-    (stage,) = blis_trace.read(blis(tmp_path, {"prefix_length": 100}, counted))
+    (stage,), _ = blis_trace.read_run(blis(tmp_path, {"prefix_length": 100}, counted))
     assert stage.input_len_mean == pytest.approx((4 * 500 + 600 + 620) / 6)
     assert stage.input_len_std == pytest.approx(52.17, abs=0.01)
 
@@ -600,12 +600,12 @@ def test_a_prompt_is_its_prefix_and_the_rest_or_what_the_server_counted(tmp_path
 )
 def test_headers_of_a_trace_that_cannot_be(tmp_path, header, complaint):
     with pytest.raises(InputError, match=complaint):
-        blis_trace.read(blis(tmp_path, header=header))
+        blis_trace.read_run(blis(tmp_path, header=header))
 
 
 def test_what_a_header_says_of_the_server_is_not_of_the_trace(tmp_path):
     header = "trace_version: 3 # of 2026\ntime_unit: 'microseconds'\nserver:\n  trace_version: 9\n"
-    assert len(blis_trace.read(blis(tmp_path, header=header))) == 1
+    assert len(blis_trace.read_run(blis(tmp_path, header=header))[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,27 @@ def test_prefill_context_of_several_prompts():
     assert prefill_context(0, 0, 0) == 0
 
 
-@pytest.mark.parametrize(("model", "tp"), [pytest.param("Qwen/Qwen3-8B", 1, marks=slow), (QWEN, 2)])
+def test_prompts_that_share_a_step_are_on_the_line_through_four(general, table):
+    """Four prompts of 256 tokens are one of 1,024 with a context of -384, and an axis has it."""
+    _, model, _ = general
+    assert table.axes[3][:2].tolist() == [-64.0, 0.0]
+    batch = model.batch(decode_requests=30, context=700, prefill_requests=4, chunk=256)
+    found = table(30, 700, 1024, -384) + table.more_prompts_s(4, 0)
+    assert found == pytest.approx(total_seconds(model, batch).item(), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "most", "median"),
+    # Latent attention differs most: what is cached is multiplied up for each prompt. At 512 tokens
+    # the captured graphs end, and with them what a straight line follows.
+    [
+        pytest.param("Qwen/Qwen3-8B", 1, 0.1, 0.003, marks=slow),
+        (QWEN, 2, 0.01, 0.002),
+        ("deepseek-ai/DeepSeek-V2-Lite", 1, 0.5, 0.01),
+    ],
+)
 @pytest.mark.slow
-def test_several_prompts_at_once_are_close(model, tp, tmp_path):
+def test_several_prompts_at_once_are_close(model, tp, most, median, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
     exact = stepper(case)
@@ -154,9 +172,8 @@ def test_several_prompts_at_once_are_close(model, tp, tmp_path):
                 cached_products=count * new * before,
             )
             errors.append(abs(found / total_seconds(exact, batch).item() - 1))
-    # Beyond the captured graphs launches hide what further prompts add on the GPU.
-    assert max(errors) < 0.09
-    assert np.median(errors) < 0.011
+    assert max(errors) < most
+    assert np.median(errors) < median
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,6 @@ import (
 	"sort"
 )
 
-// Tokens between the knots whose slope extends the prefill context below zero, at least.
-const farTokens = 64
-
 var axisNames = [4]string{"decode_requests", "decode_context", "prefill_tokens", "prefill_context"}
 
 // Outside is what a request spends outside of steps.
@@ -63,7 +60,7 @@ func Load(folder string) (*Table, error) {
 	if err := read(filepath.Join(folder, "metadata.json"), &about); err != nil {
 		return nil, err
 	}
-	if about.SchemaVersion != 1 {
+	if about.SchemaVersion != 2 {
 		return nil, fmt.Errorf("%s: schema_version %d is unknown", folder, about.SchemaVersion)
 	}
 	table := &Table{
@@ -93,20 +90,20 @@ func Load(folder string) (*Table, error) {
 }
 
 // LookUp is the time of a step, microseconds: linear in each axis, constant beyond its ends, but
-// for a prefill context below zero, which stands for several prompts.
+// for a prefill context below the first knot, where the line through the first two goes on: it
+// stands for several prompts.
 func (t *Table) LookUp(query [4]float64) float64 {
 	var low, high [4]int
 	var share [4]float64
 	for axis, knots := range t.axes {
 		x, last := query[axis], len(knots)-1
-		if axis == 3 && x < 0 {
-			low[axis], high[axis] = 0, min(sort.SearchFloat64s(knots, farTokens), last)
-		} else {
-			x = min(max(x, knots[0]), knots[last])
-			above := sort.Search(len(knots), func(i int) bool { return knots[i] > x })
-			low[axis] = min(max(above-1, 0), last-1)
-			high[axis] = low[axis] + 1
+		if axis != 3 {
+			x = max(x, knots[0])
 		}
+		x = min(x, knots[last])
+		above := sort.Search(len(knots), func(i int) bool { return knots[i] > x })
+		low[axis] = min(max(above-1, 0), last-1)
+		high[axis] = low[axis] + 1
 		from := knots[low[axis]]
 		share[axis] = (x - from) / (knots[high[axis]] - from)
 	}

@@ -14,7 +14,7 @@ from physim.cli.console import print_line, stdout, table_of
 from physim.cli.engine_options import RECORDED
 from physim.cli.output_options import AsJson, Plot, print_json, writable, write
 from physim.cli.subject_options import FitName, OptionalGpu
-from physim.measured.formats import AUTO, FORMATS, WORKLOADS
+from physim.measured.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:
     from physim.measured.steps import MeasuredSteps
@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into 
 def read(
     kind: Annotated[
         str,
-        typer.Argument(help=f"{AUTO} (what it looks like), {', '.join((*FORMATS, *WORKLOADS))}."),
+        typer.Argument(help=f"{AUTO} (what it looks like), {', '.join(FORMATS)}."),
     ],
     paths: Annotated[
         list[Path],
@@ -86,7 +86,6 @@ def read(
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
     A report does not say how the server was started, but for llm-d's: pass its log, or its options.
-    Of a workload the requests are written, and the options that go with them are printed.
 
     For example:
 
@@ -100,9 +99,6 @@ def read(
     if kind == AUTO:
         kind = format_of(paths)
         print_line(f"read as {kind}")
-    if kind in WORKLOADS:
-        _write_workload(paths, out)
-        return
     if counted is not None and kind != "metrics":
         raise InputError("--counted", f"says nothing of {kind}", "leave it out")
     found = read_report(
@@ -133,32 +129,6 @@ def read(
     for note in dict.fromkeys(filter(None, found["note"])):
         print_line(f"note: {note}")
     print_line(f"written to {out}")
-
-
-def _write_workload(paths: Sequence[Path], out: Path) -> None:
-    """Writes the requests of a workload, and prints the options that go with them."""
-    from physim.errors import InputError
-    from physim.measured.blis_workload import read_workload, write_requests
-    from physim.prediction.commands import in_shell
-
-    if len(paths) != 1:
-        raise InputError("files", f"are {len(paths)}, of a workload", "pass one")
-    load = read_workload(paths[0])
-    write_requests(out, load)
-    flags: list[str] = []
-    if load.get("rate"):
-        flags += ["--rate", f"{load['rate']:g}"]
-    for stage in load.get("stages", ()):
-        rate, seconds = stage if isinstance(stage, tuple) else (stage.rate, stage.duration_s)
-        flags += ["--stage", f"{rate:g}:{seconds:g}"]
-    if load.get("requests"):
-        flags += ["--requests", f"{load['requests']}"]
-    flags += ["--arrival", load["arrival"]]
-    if load["arrival"] == "gamma":
-        flags += ["--burstiness", f"{load['burstiness']:.6g}"]
-    print_line(
-        f"requests written to {out}; the load is {in_shell([*flags, '--lengths', str(out)])}"
-    )
 
 
 def _print_counted(paths: Sequence[Path], interval: float | None, out: Path | None) -> None:

@@ -31,7 +31,7 @@ WORKLOAD = {
         str | None,
         None,
         typer.Option(
-            help="inference-perf's configuration (YAML) instead of rate, stages and lengths.",
+            help="inference-perf's configuration or BLIS's workload, instead of other options.",
             rich_help_panel="Load",
         ),
     )
@@ -124,20 +124,25 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _of_file(workload: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The load of a file and what is given beside it."""
     from physim.errors import InputError
-    from physim.inputs.lengths import Lengths
+    from physim.inputs.lengths import Lengths, cached_part
     from physim.inputs.load_file import read_load, staying
 
     load = read_load(workload)
     found: dict[str, Any] = dict(load if "stages" in given else staying(load))
-    for name in (*_LENGTHS, *_WAYS, *found):
+    # Lengths of requests have their cached parts.
+    said = [*found, "cached_tokens"] if "lengths" in found else found
+    for name in (*_LENGTHS, *_WAYS, *said):
         default = _DECLARED[name].default
         # Where commands take text, so is the default that they give.
         if given.get(name) not in (None, [], default, str(default)):
             problem = "is said by --workload too"
             raise InputError(_DECLARED[name].flag, problem, "leave one of the two out")
-    turns = Lengths.parse(str(given["turns"]), "--turns")
-    beside = {name: value for name, value in given.items() if name not in (*_LENGTHS, *_WAYS)}
-    return {**beside, "turns": turns, **found}
+    return {
+        **{name: value for name, value in given.items() if name not in (*_LENGTHS, *_WAYS)},
+        "cached_tokens": cached_part(given["cached_tokens"], "--cached", found.get("input_tokens")),
+        "turns": Lengths.parse(str(given["turns"]), "--turns"),
+        **found,
+    }
 
 
 def _lengths(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,12 +85,18 @@ class _Request(Record):
         return self.server_input_tokens or (self.prefix_length or 0) + self.input_tokens
 
 
-def read(path: Path, output_len: float | None = None) -> list[StageReport]:
-    """The requests of a trace as one stage of their mean rate.
+def read_run(
+    path: Path, output_len: float | None = None
+) -> tuple[list[StageReport], Mapping[str, Any]]:
+    """The requests of a trace as one stage of their mean rate, and the server of its header.
 
     Args:
         path: The CSV, or its header, the file of the same name that ends in ``.yaml``.
         output_len: Tokens that were generated, if known better than from the trace.
+
+    Returns:
+        The stage; and the ``model`` and options of a deployment by name, as far as the header says
+        them.
 
     Raises:
         InputError: A file is missing or of another version, lacks a field, or holds a value that
@@ -98,8 +104,12 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
     """
     path = path.with_suffix(".csv")
     requests = sorted((row for _, row in read_rows(_Request, path)), key=_arrival)
-    header, _ = _header(path.with_suffix(".yaml"))
-    requests = requests[header.warm_up_requests :]
+    header, server = _header(path.with_suffix(".yaml"))
+    stage = _stage(requests[header.warm_up_requests :], path, output_len)
+    return [stage], _options(server)
+
+
+def _stage(requests: Sequence[_Request], path: Path, output_len: float | None) -> StageReport:
     answered = [request for request in requests if request.status == "ok"]
     if len(answered) < 2:
         raise InputError(str(path), "has fewer than two answered requests", "pass a longer trace")
@@ -117,37 +127,24 @@ def read(path: Path, output_len: float | None = None) -> list[StageReport]:
         waits = (getattr(one, field) - one.send_time_us for one in answered)
         return statistics.fmean(waits) / 1e6
 
-    return [
-        StageReport(
-            stage=0,
-            rate_rps=(len(requests) - 1) / span,
-            duration_s=span,
-            arrival="poisson" if spread > 0.5 else "constant",
-            input_len_mean=mean("prompt_tokens"),
-            input_len_std=statistics.pstdev(request.prompt_tokens for request in answered),
-            output_len=output_len or mean("output_tokens"),
-            output_len_std=statistics.pstdev(request.output_tokens for request in answered),
-            ttft_mean=mean_s("first_chunk_time_us"),
-            e2e_mean=mean_s("last_chunk_time_us"),
-            n_success=len(answered),
-            n_failed=len(requests) - len(answered),
-        )
-    ]
+    return StageReport(
+        stage=0,
+        rate_rps=(len(requests) - 1) / span,
+        duration_s=span,
+        arrival="poisson" if spread > 0.5 else "constant",
+        input_len_mean=mean("prompt_tokens"),
+        input_len_std=statistics.pstdev(request.prompt_tokens for request in answered),
+        output_len=output_len or mean("output_tokens"),
+        output_len_std=statistics.pstdev(request.output_tokens for request in answered),
+        ttft_mean=mean_s("first_chunk_time_us"),
+        e2e_mean=mean_s("last_chunk_time_us"),
+        n_success=len(answered),
+        n_failed=len(requests) - len(answered),
+    )
 
 
-def read_server(path: Path) -> Mapping[str, Any]:
-    """How the server was started, as far as a trace's header says it.
-
-    Args:
-        path: The CSV or its header.
-
-    Returns:
-        The ``model``, and options of a deployment by name.
-
-    Raises:
-        InputError: The header is missing or cannot be used.
-    """
-    _, server = _header(path.with_suffix(".yaml"))
+def _options(server: _Server) -> Mapping[str, Any]:
+    """What a header says of the server, by the names of options."""
     told = {
         "engine": server.type if server.type in {one.name for one in engines()} else None,
         "model": server.model,

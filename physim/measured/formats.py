@@ -4,7 +4,5 @@ FORMATS = (
     *("inference-perf", "guidellm", "vllm-bench", "blis-trace", "aiperf", "llm-d", "mlperf"),
     "metrics",
 )
-# Those that describe a load and no measurement.
-WORKLOADS = ("blis-workload",)
 # Whichever of them a file looks like.
 AUTO = "auto"

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from pydantic import model_validator
 
+from physim import data
 from physim.errors import InputError
+from physim.inputs.inference_perf import load_of
 from physim.inputs.lengths import lengths
-from physim.inputs.load_file import read_load
 from physim.measured.stage_report import StageReport, cut_short
 from physim.records import (
     Count,
@@ -147,7 +148,7 @@ def _asked(path: Path) -> float:
         return 0.0
     # The report stands for itself: a configuration of other data says no lengths.
     with contextlib.suppress(InputError):
-        return lengths(read_load(path)["output_tokens"]).mean
+        return lengths(load_of(data.read_yaml(path), str(path))["output_tokens"]).mean
     return 0.0
 
 

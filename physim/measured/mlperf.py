@@ -5,6 +5,7 @@ The form is that of LoadGen 5.1 (``loadgen/results.cc``): lines of a name, a col
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +29,11 @@ _Nanoseconds = Annotated[float, Field(gt=0, le=1e18)]
 class _Scenario(Record):
     scenario: str = Field(alias="Scenario")
     mode: Literal["PerformanceOnly", "FindPeakPerformance"] = Field(alias="Mode")
+
+
+class _Offline(Record):
+    rate: Positive = Field(alias="Samples per second")
+    longest: _Nanoseconds = Field(alias="Max latency (ns)")
 
 
 class _Summary(Record):
@@ -61,7 +67,7 @@ def read(
     kind = checked(_Scenario, values, str(path), _SOURCE)
     if kind.scenario != "Server":
         problem = f"{kind.scenario[:40]!r} has no times of first tokens, which runs are held to"
-        raise InputError(f"{path}: Scenario", problem, "pass a summary of Server")
+        raise InputError(f"{path}: Scenario", problem, _instead(kind.scenario, values, str(path)))
     if input_len is None:
         problem = "is not given, and the summary does not say how long prompts are"
         raise InputError("input", problem, "give --input, the mean of the dataset, or --lengths")
@@ -92,6 +98,19 @@ def read(
             note="; ".join(filter(None, notes)),
         )
     ]
+
+
+def _instead(scenario: str, values: Mapping[str, str], place: str) -> str:
+    """What to do with a summary that is none of Server."""
+    if scenario != "Offline":
+        return "pass a summary of Server"
+    told = checked(_Offline, values, place, _SOURCE)
+    # The rate is the number of samples over the longest latency.
+    samples = max(round(told.rate * told.longest / 1e9), 1)
+    return (
+        f"compare its {told.rate:.4g} samples/s with those of "
+        f"`physim predict --concurrency {samples} --requests {samples}`"
+    )
 
 
 def _values(path: Path) -> dict[str, str]:

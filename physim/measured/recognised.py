@@ -10,8 +10,8 @@ from typing import Any
 from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
-from physim.measured.blis_workload import is_workload
-from physim.measured.formats import FORMATS, WORKLOADS
+from physim.inputs.load_file import describes_a_load
+from physim.measured.formats import FORMATS
 from physim.measured.mlperf import TITLE
 
 # Lines in which something of a file shows, and characters of a line that are looked at.
@@ -40,12 +40,11 @@ _OBJECTS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "vllm-bench": lambda content: {"request_throughput", "mean_ttft_ms"} <= set(content),
     "metrics": _is_prometheus,
     "blis-trace": lambda content: "trace_version" in content,
-    "blis-workload": is_workload,
 }
 
 
 def format_of(paths: Sequence[Path]) -> str:
-    """The format of a report or a workload, of `physim.measured.formats`.
+    """The format of a report, of `physim.measured.formats`.
 
     Args:
         paths: Its files; several are scrapes of an engine's metrics.
@@ -80,6 +79,9 @@ def _format(path: Path) -> str:
         is_json = path.suffix == ".json"
         content = data.read_json_objects(path)[0] if is_json else data.read_yaml(path)
         kinds = [kind for kind, is_so in _OBJECTS.items() if is_so(content)]
+        if not kinds and describes_a_load(content):
+            problem = "describes a load, which nobody measured"
+            raise InputError(str(path), problem, "pass it to `physim predict`, with --workload")
         if not kinds:
             raise _unknown(path)
         return kinds[0]
@@ -97,5 +99,5 @@ def _format(path: Path) -> str:
 
 
 def _unknown(path: Path) -> InputError:
-    known = ", ".join((*FORMATS, *WORKLOADS))
+    known = ", ".join(FORMATS)
     return InputError(str(path), "looks like no report that is read", f"name one of {known}")

@@ -16,7 +16,7 @@ from physim.inputs.lengths import lengths as distribution
 from physim.inputs.request_lengths import RequestLengths
 from physim.measured import blis_trace, llm_d, metrics, mlperf
 from physim.measured import server_log as server_logs
-from physim.measured.formats import AUTO, FORMATS, WORKLOADS
+from physim.measured.formats import AUTO, FORMATS
 from physim.measured.recognised import format_of
 from physim.measured.schema import DEGREES, ENGINE_COLUMNS
 from physim.measured.stage_report import StageReport, rows
@@ -127,11 +127,6 @@ def read_report(
             raise InputError(name, f"{tokens} is below 1 or no number", "correct it")
     files = [path] if isinstance(path, str | Path) else list(path)
     kind = format_of([Path(one) for one in files]) if kind == AUTO else kind
-    if kind in WORKLOADS:
-        problem = "describes a load, which nobody measured"
-        raise InputError(
-            str(files[0]), problem, "read it with `physim data read`, or read_workload"
-        )
     if kind not in FORMATS:
         known = ", ".join((AUTO, *FORMATS))
         raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
@@ -219,8 +214,8 @@ def _stages(
     if kind == "mlperf":
         return mlperf.read(Path(files[0]), output_tokens, input_tokens), {}
     if kind == "blis-trace":
-        trace = Path(files[0])
-        return blis_trace.read(trace, output_tokens), dict(blis_trace.read_server(trace))
+        stages, about = blis_trace.read_run(Path(files[0]), output_tokens)
+        return stages, dict(about)
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
     return reader.read(Path(files[0]), output_tokens), {}
 

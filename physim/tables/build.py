@@ -35,6 +35,12 @@ _SAY = 0.5
 # Prompts in a step, tokens of each, and tokens in the cache before, of which it is learned what
 # several prompts add.
 _PROMPTS = (8.0, 16.0, 512.0)
+# The knot below zero of the prefill context, tokens, where several prompts stand for one: far
+# enough for the slope to survive rounding, near enough for times to stay above zero.
+_BELOW = -64.0
+# Equal prompts from which that slope is taken, and tokens of all below which there is none: pairs
+# of so few tokens take no time.
+_SEVERAL, _FEW = 4.0, 16.0
 # Components that fall below this share of the step along an axis do not depend on it.
 _CONSTANT = 1e-7
 
@@ -131,7 +137,8 @@ def tabulate(
         about: More for the metadata.
     """
     axes = _knots(model, reach, tolerance)
-    parts = _at_knots(model, axes)
+    parts = np.concatenate([_below(model, axes), _at_knots(model, axes)], axis=-1)
+    axes[3] = np.append(_BELOW, axes[3])
     seconds = np.sum(parts, axis=0)
     reduced = {
         name: _reduced(values, seconds) for name, values in zip(PART_NAMES, parts, strict=True)
@@ -208,6 +215,31 @@ def _at_knots(model: StepModel, axes: list[np.ndarray]) -> Float[np.ndarray, "pa
     where = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
     parts = part_seconds(model, one_chunk(model, where.reshape(-1, 4)))
     return np.moveaxis(parts.reshape(*where.shape[:4], -1), -1, 0)
+
+
+def _below(model: StepModel, axes: list[np.ndarray]) -> Float[np.ndarray, "parts a b c 1"]:
+    """Each part at the knot below zero of the prefill context, by the line through two steps.
+
+    One has a single prompt with nothing cached, the other several that make as many tokens. What a
+    prompt more costs by itself is not in it (`_more_prompts_us`).
+    """
+    none = np.stack(np.meshgrid(*axes[:3], [0.0], indexing="ij"), axis=-1)
+    decode, context, prefill, _ = none.reshape(-1, 4).T
+    count = np.where(prefill < _FEW, 1.0, _SEVERAL)
+    prompts = model.batch(
+        decode_requests=decode,
+        context=context,
+        prefill_requests=np.minimum(prefill, count),
+        chunk=prefill / count,
+    )
+    single = part_seconds(model, one_chunk(model, none.reshape(-1, 4)))
+    several = part_seconds(model, prompts)
+    logits = PART_NAMES.index("lm_head")
+    several[:, logits] = single[:, logits]
+    before = (prefill / count - prefill) / 2
+    share = np.where(before < 0, _BELOW / np.minimum(before, -1.0), 0.0)
+    found = single + share[:, None] * (several - single)
+    return np.moveaxis(found.reshape(*none.shape[:4], -1), -1, 0)
 
 
 def _reduced(

@@ -23,7 +23,7 @@ FORMATS = {"parquet": "table.parquet", "csv": "table.csv.gz", "json": "table.jso
 METADATA = "metadata.json"
 # Look-ups with their answers, by which a port is tested.
 LOOK_UPS = "look_ups.json"
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 # Times are written in microseconds to five digits, far below a table's error.
 _UNIT, _DIGITS = 1e-6, 5
 # How far the sum of rounded parts may be from the step.

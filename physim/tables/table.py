@@ -17,8 +17,6 @@ from jaxtyping import Float, Num
 
 from physim.printable import printable
 
-# Tokens between the knots whose slope extends the prefill context below zero, at least.
-_FAR_TOKENS = 64.0
 # The arguments of a look-up, in order, with their meaning.
 AXES = {
     "decode_requests": "requests that decode a token",
@@ -27,6 +25,8 @@ AXES = {
     "prefill_context": "tokens in the cache before the chunk, mean over new tokens",
 }
 
+# The axis that has no end below, by its place.
+_OPEN = 3
 # Of prompts of a step but the first, and of tokens that these have in the cache: in a table's
 # metadata.
 COSTS = ("each_more_prompt_us", "each_more_cached_token_us")
@@ -58,10 +58,6 @@ class Table:
         }
         self.metadata = metadata
         self._knots = [knots.tolist() for knots in self.axes]
-        # The knot that with the first gives the slope below zero: a nearer one would lose it in
-        # rounding.
-        cached = self.axes[-1]
-        self._far = int(np.searchsorted(cached[:-1], _FAR_TOKENS))
 
     def __call__(
         self,
@@ -72,9 +68,9 @@ class Table:
     ) -> float:
         """Time of a step, seconds.
 
-        Beyond the ends of an axis the end holds, but for a prefill context below zero, which stands
-        for several prompts (see `prefill_context`): there the line through the first knot and the
-        first from 64 tokens on goes on.
+        Beyond the ends of an axis the end holds, but for a prefill context below the first knot,
+        which stands for several prompts (see `prefill_context`): there the line through the first
+        two knots goes on.
 
         Args:
             decode_requests: Requests that decode.
@@ -85,13 +81,10 @@ class Table:
         block = self.seconds
         where = (decode_requests, decode_context, prefill_tokens, prefill_context)
         for number, (knots, x) in enumerate(zip(self._knots, where, strict=True)):
-            if number == 3 and x < 0:
-                low, high = 0, self._far
-            else:
-                low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
-                high, x = low + 1, min(max(x, knots[0]), knots[-1])
-            share = (x - knots[low]) / (knots[high] - knots[low])
-            block = block[low] + share * (block[high] - block[low])
+            low = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
+            x = min(x if number == _OPEN else max(x, knots[0]), knots[-1])
+            share = (x - knots[low]) / (knots[low + 1] - knots[low])
+            block = block[low] + share * (block[low + 1] - block[low])
         return float(block)
 
     def __repr__(self) -> str:
@@ -142,11 +135,9 @@ class Table:
         for number, knots in enumerate(self.axes):
             x = where[:, number]
             low = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
-            below = (x < 0) & (number == 3)
-            high = np.where(below, self._far, low + 1)
-            x = np.where(below, x, np.clip(x, knots[0], knots[-1]))
-            ends.append((low, high))
-            shares.append((x - knots[low]) / (knots[high] - knots[low]))
+            x = np.clip(x, -np.inf if number == _OPEN else knots[0], knots[-1])
+            ends.append((low, low + 1))
+            shares.append((x - knots[low]) / (knots[low + 1] - knots[low]))
         total = np.zeros(len(where))
         for corner in np.ndindex(2, 2, 2, 2):
             weight = np.prod(

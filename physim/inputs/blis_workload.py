@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import ConfigDict, Field, model_validator
 
-from physim import data
 from physim.inputs.lengths import Lengths
 from physim.inputs.load_request import LoadOptions
 from physim.inputs.request_lengths import RequestLengths
@@ -175,34 +174,26 @@ def is_workload(content: Mapping[str, Any]) -> bool:
     Args:
         content: The mapping.
     """
-    return "aggregate_rate" in content
+    return not {"aggregate_rate", "clients"}.isdisjoint(content)
 
 
-def read_workload(path: str | Path) -> LoadOptions:
+def load_of(content: Mapping[str, Any], place: str) -> LoadOptions:
     """The load that a specification describes, as options of a case.
 
-    Clients whose requests come by chance are one stream, of which each request is of a client by
-    its fraction of the rate. A prefix of a group is found in the cache by each of its requests.
-
     Args:
-        path: The YAML file.
-
-    Returns:
-        Options for `physim.predict` and the other verbs: ``rate`` or ``stages``, ``requests``,
-        ``arrival``, ``burstiness`` and ``lengths``, of which 2,048 requests stand for all.
+        content: What the file holds.
+        place: The file, for messages.
 
     Raises:
-        InputError: The file cannot be read, PyYAML is not installed, or a field is missing, unknown
-            or out of range, or says what no load of physim's has: Weibull arrivals, cohorts,
-            conversations, windows of activity.
+        InputError: A field is missing, unknown or out of range, or says what no load of physim's
+            has: Weibull arrivals, cohorts, conversations, windows of activity.
     """
-    path = Path(path)
-    spec = checked(_Workload, data.read_yaml(path), str(path), "a workload of BLIS")
+    spec = checked(_Workload, content, place, "a workload of BLIS")
     arrival = spec.clients[0].arrival
     options: LoadOptions = {
         "arrival": arrival.process,
         "burstiness": arrival.shape,
-        "lengths": _lengths(spec.clients, path.stem),
+        "lengths": _lengths(spec.clients, Path(place).stem),
     }
     rate, lasts_s = spec.aggregate_rate, spec.horizon / 1e6
     if spec.num_requests and not 0 < lasts_s < spec.num_requests / rate:
@@ -210,25 +201,6 @@ def read_workload(path: str | Path) -> LoadOptions:
     if lasts_s:
         return {**options, "stages": (Stage(rate, lasts_s),)}
     return {**options, "rate": rate}
-
-
-def write_requests(path: Path, load: LoadOptions) -> None:
-    """Writes the requests of a load as a table that ``--lengths`` reads.
-
-    Args:
-        path: The CSV.
-        load: What `read_workload` gives.
-
-    Raises:
-        InputError: The file cannot be written.
-    """
-    lengths = load["lengths"]
-    # Every workload has some.
-    assert lengths is not None
-    rows = zip(*(column.astype(int).tolist() for column in lengths.arrays), strict=True)
-    lines = ["input_tokens,cached_tokens,output_tokens", *(",".join(map(str, row)) for row in rows)]
-    with data.replacing(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _lengths(clients: Sequence[_Client], name: str) -> RequestLengths:
