@@ -18,9 +18,10 @@ second there are of them. ``--where "draft_hidden == False"`` leaves out those t
 drafts.
 
 An answer takes AIConfigurator some 1.5 s and AISimulate 3. ``compare`` predicts the rows with no
-fit and with the default fit, and prints Markdown, or writes it between the two comments of
-``--page`` and ``--groups`` that name it: the first by engine, the second also by GPU and layout. Why a peer is ahead in a group of rows is said in ``against_peers.csv``,
-which is written by hand: for rows of the same ``--where``, by group, and by metric or for ``any``.
+fit and with the default fit, and prints Markdown, or writes it between the two comments that name
+it: errors by engine into ``--page``, those by GPU and layout too into ``--groups``. Why a peer is
+ahead in a group of rows is said in ``against_peers.csv``, which is written by hand: for rows of the
+same ``--where``, by group, and by metric or for ``any``.
 """
 
 from __future__ import annotations
@@ -406,9 +407,7 @@ def _leads(rows: Sequence[Compared], metric: str) -> Iterator[tuple[str, float]]
                 yield f"{title} {theirs:.1f} for {ours:.1f} in {len(both)} rows", ours - theirs
 
 
-def compare(
-    data: Path, answers: Path, where: str, page: Path | None, groups: Path | None
-) -> None:
+def compare(data: Path, answers: Path, where: str, page: Path | None, groups: Path | None) -> None:
     """Prints the tables, or writes them into pages."""
     predicted: dict[str, dict[str, dict[str, float]]] = {}
     for one in read(answers):
