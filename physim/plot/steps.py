@@ -102,9 +102,9 @@ def draw_roofline(
     axes.set_title(literal(case.what), fontsize=9)
     plain_ticks(axes)
     axes.grid(alpha=0.3)
-    # Nothing is above the roof.
+    # What computes much for each byte is near the roof, and leaves this corner.
     shown = colors | shapes
-    axes.legend(list(shown.values()), list(shown), fontsize=7, loc="upper left")
+    axes.legend(list(shown.values()), list(shown), fontsize=7, loc="lower right")
     return axes
 
 
