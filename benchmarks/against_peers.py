@@ -10,7 +10,7 @@ own, and what it answers is kept in a table; a second run goes on where the firs
     peer/bin/python benchmarks/against_peers.py ask aiconfigurator silicon.csv peers.csv
     other/bin/python benchmarks/against_peers.py ask aisimulate silicon.csv peers.csv
     python benchmarks/against_peers.py compare silicon.csv peers.csv --where "part == 'test'" \
-        --page docs/accuracy.md
+        --page docs/accuracy.md --groups docs/lab/groups.md
 
 Rows with prefill and decode apart (``physim data convert silicon-disagg --out pools.csv``) are
 asked about in the same way, with a table of answers of their own: peers say how many requests per
@@ -18,9 +18,10 @@ second there are of them. ``--where "draft_hidden == False"`` leaves out those t
 drafts.
 
 An answer takes AIConfigurator some 1.5 s and AISimulate 3. ``compare`` predicts the rows with no
-fit and with the default fit, and prints Markdown, or writes it between the two comments of
-``--page`` that name it. Why a peer is ahead in a group of rows is said in ``against_peers.csv``,
-which is written by hand: for rows of the same ``--where``, by group, and by metric or for ``any``.
+fit and with the default fit, and prints Markdown, or writes it between the two comments that name
+it: errors by engine into ``--page``, those by GPU and layout too into ``--groups``. Why a peer is
+ahead in a group of rows is said in ``against_peers.csv``, which is written by hand: for rows of the
+same ``--where``, by group, and by metric or for ``any``.
 """
 
 from __future__ import annotations
@@ -351,12 +352,12 @@ def groups_of(rows: Sequence[Compared]) -> list[Group]:
     return sorted(found, key=lambda group: [(name != "all", name) for name in _fields(group)])
 
 
-def table(rows: Sequence[Compared], metric: str) -> Iterator[str]:
+def table(rows: Sequence[Compared], metric: str, groups: Sequence[Group]) -> Iterator[str]:
     """Errors by group, in Markdown: mean (median), and of how many rows if not of all."""
     names = [*FITS.values(), *PEERS.values()]
     yield f"| {(METRICS | RATE)[metric]}, percent | GPU | layout | rows | {' | '.join(names)} |"
     yield f"| {' | '.join(['---'] * (4 + len(names)))} |"
-    for group in groups_of(rows):
+    for group in groups:
         some = [one for one in rows if group.holds(one.group)]
         cells = [_cell(some, metric, name) for name in (*FITS, *PEERS)]
         yield f"| {' | '.join((*_fields(group), str(len(some)), *cells))} |"
@@ -406,8 +407,8 @@ def _leads(rows: Sequence[Compared], metric: str) -> Iterator[tuple[str, float]]
                 yield f"{title} {theirs:.1f} for {ours:.1f} in {len(both)} rows", ours - theirs
 
 
-def compare(data: Path, answers: Path, where: str, page: Path | None) -> None:
-    """Prints the tables, or writes them into a page."""
+def compare(data: Path, answers: Path, where: str, page: Path | None, groups: Path | None) -> None:
+    """Prints the tables, or writes them into pages."""
     predicted: dict[str, dict[str, dict[str, float]]] = {}
     for one in read(answers):
         if one["tpot_s"]:
@@ -426,11 +427,15 @@ def compare(data: Path, answers: Path, where: str, page: Path | None) -> None:
         for row in read(data)
         if counts(row) and row["experiment"] in asked
     ]
-    text = "\n".join(_page(rows, where))
-    if page is None:
-        print(text)
-    else:
-        fill(page, "against_peers", text)
+    by_group = groups_of(rows)
+    by_engine = [group for group in by_group if group == Group(group.engine)]
+    lead = [*_opening(rows, where), ""]
+    if page is None and groups is None:
+        print("\n".join([*lead, *_tables(rows, by_group)]))
+    if page is not None:
+        fill(page, "against_peers", "\n".join([*lead, *_tables(rows, by_engine)]))
+    if groups is not None:
+        fill(groups, "groups", "\n".join(_tables(rows, by_group)))
 
 
 def _physim(data: Path, fit: str, where: str) -> Iterator[tuple[str, dict[str, float]]]:
@@ -445,7 +450,7 @@ def _physim(data: Path, fit: str, where: str) -> Iterator[tuple[str, dict[str, f
         yield row["experiment"], {}
 
 
-def _page(rows: Sequence[Compared], where: str) -> Iterator[str]:
+def _opening(rows: Sequence[Compared], where: str) -> Iterator[str]:
     with REASONS.open(encoding="utf-8") as file:
         reasons: dict[tuple[str, ...], str] = {
             (row["engine"], row["gpu"], row["layout"], row["metric"]): row["reason"]
@@ -458,10 +463,14 @@ def _page(rows: Sequence[Compared], where: str) -> Iterator[str]:
     yield f"{len(rows)} rows, `{where}`; answered: {', '.join(answered)}."
     yield ""
     yield from ahead(rows, reasons)
-    for metric in METRICS | RATE:
-        if any(metric in one.errors for one in rows):
+
+
+def _tables(rows: Sequence[Compared], groups: Sequence[Group]) -> Iterator[str]:
+    known = [name for name in METRICS | RATE if any(name in one.errors for one in rows)]
+    for place, metric in enumerate(known):
+        if place:
             yield ""
-            yield from table(rows, metric)
+        yield from table(rows, metric, groups)
 
 
 def main() -> None:
@@ -478,11 +487,12 @@ def main() -> None:
     comparing.add_argument("answers", type=Path)
     comparing.add_argument("--where", required=True)
     comparing.add_argument("--page", type=Path)
+    comparing.add_argument("--groups", type=Path)
     asked = parser.parse_args()
     if asked.verb == "ask":
         ask(asked.peer, asked.data, asked.answers, asked.processes)
     else:
-        compare(asked.data, asked.answers, asked.where, asked.page)
+        compare(asked.data, asked.answers, asked.where, asked.page, asked.groups)
 
 
 if __name__ == "__main__":

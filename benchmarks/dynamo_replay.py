@@ -9,7 +9,7 @@
 
 Qwen3-14B on two H100, zero-shot: 2,000 requests with the same arrivals in both, at 20, 60 and 90%
 of saturation. Dynamo has no front end, so physim's is left out too. Where the packages are missing
-it says so in one line. It prints a Markdown table of ITL and TTFT, which docs/howto/exports.md has.
+it says so in one line. It prints a Markdown table of ITL and TTFT, which docs/lab/exports.md has.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 80 minutes of Qwen3-14B on H100 GPUs, 44,000 requests, replayed with each policy and each start-up
 time. The picture is of the first policy with the longest. With --derived it is the target that
-`requests=auto` finds for each start-up time (docs/howto/autoscale.md).
+`requests=auto` finds for each start-up time (docs/lab/scaling.md).
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_layouts_of_few_rows_have_no_line(peers):
 
 def test_a_table_says_how_many_rows_a_peer_answers(peers):
     rows = compared(peers, 2, 4.0, None) + compared(peers, 1, 1.0, 6.0)
-    first = list(peers.table(rows, "itl"))[2]
+    first = list(peers.table(rows, "itl", [peers.Group()]))[2]
     assert first == "| all | all | all | 3 | 4.0 (5.0) | 3.0 (4.0) | 6.0 (6.0) of 1 | - |"
 
 

@@ -1,4 +1,4 @@
-"""Queues with closed forms, and the linear engine of earlier studies (docs/known_answers.md)."""
+"""Queues with closed forms, and the linear engine of studies (docs/lab/known_answers.md)."""
 
 import numpy as np
 import pytest

@@ -611,7 +611,7 @@ def test_a_page_on_a_deployment_is_text(run, monkeypatch, tmp_path, model, place
     assert out == f"written to {printable(str(out_file))}\n"
     page = Elements(out_file.read_text())
     assert {tag for tag, _ in page.found} == {
-        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "pre"),
+        *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "p", "div", "pre"),
         *("table", "tr", "th", "td", "dl", "dt", "dd"),
         *("svg", "metadata", "rdf:rdf", "cc:work", "dc:type", "dc:format", "dc:creator"),
         *("cc:agent", "dc:title", "defs", "g", "path", "use"),

@@ -1,3 +1,7 @@
+# /// script
+# [tool.marimo.display]
+# theme = "system"
+# ///
 """The live form of the page, with the full model: a marimo notebook that ``physim app`` runs."""
 
 import marimo
@@ -25,13 +29,23 @@ with app.setup:
     from physim.options import options_of
     from physim.plot import draw_breakdown, draw_elasticities, draw_load
     from physim.plot.pareto import draw_tradeoff
-    from physim.prediction.html import element
+    from physim.prediction.html import Html, element
     from physim.questions.candidates import NODE, layouts_of
     from physim.questions.objectives import NOTHING
     from physim.questions.pareto import tradeoff
     from physim.questions.servers import Servers
 
     DEGREES = (1, 2, 4, 8)
+    DEGREES_IN_WORDS = {
+        "tp": "GPUs that share every layer",
+        "pp": "pipeline stages",
+        "dp": "ranks of attention",
+        "ep": "GPUs that spread experts",
+    }
+    # Answers stand beside the form, and below it where the screen is narrow.
+    SIDES = "display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: flex-start"
+    FORM = "flex: 1 1 18rem; min-width: 0"
+    ANSWERS = "flex: 3 1 min(100%, 34rem); min-width: 0; overflow-x: auto"
 
 
 @app.function
@@ -76,7 +90,10 @@ def _(gpus):
     deployment = mo.ui.dictionary(
         {
             "gpu": mo.ui.dropdown(gpus, value=gpus[0], label="GPU"),
-            **{name: mo.ui.dropdown(degrees, "1", label=name) for name in options_of(Parallelism)},
+            **{
+                name: mo.ui.dropdown(degrees, "1", label=f"{name}, {DEGREES_IN_WORDS[name]}")
+                for name in options_of(Parallelism)
+            },
             "engine": mo.ui.dropdown([*shipped_engines()], DEFAULT_ENGINE, label="engine"),
             "max_num_seqs": mo.ui.slider(
                 steps=[16, 32, 64, 128, 256, 512, 1024],
@@ -98,17 +115,20 @@ def _(gpus):
             "rate": mo.ui.slider(
                 steps=rates, value=rates[30], label="requests per second", show_value=True
             ),
-            "input_tokens": mo.ui.text("1000", label="prompt tokens"),
-            "output_tokens": mo.ui.text("200", label="generated tokens"),
+            "input_tokens": mo.ui.text("1000", label="prompt tokens", full_width=True),
+            "output_tokens": mo.ui.text("200", label="generated tokens", full_width=True),
             "requests": mo.ui.dropdown(
                 {
                     "as typed above": "",
-                    **{f"as in {name}, of the means above": name for name in presets()},
+                    **{f"as in {name}": name for name in presets()},
                 },
                 "as typed above",
-                label="lengths",
+                label="lengths, of these means",
+                full_width=True,
             ),
-            "cached_tokens": mo.ui.number(0, 1_000_000, value=0, label="cached prompt tokens"),
+            "cached_tokens": mo.ui.number(
+                0, 1_000_000, value=0, label="cached prompt tokens", full_width=True
+            ),
             "arrival": mo.ui.dropdown(["poisson", "constant"], "poisson", label="arrivals"),
         }
     )
@@ -149,7 +169,7 @@ def _(case, fit, gpus, model, options, prediction):
 @app.cell
 def _(deployment, drawings, load, model, prediction, problem):
     controls = [
-        mo.Html(element("h2", model)),
+        mo.Html(element("h1", model)),
         *deployment.elements.values(),
         *load.elements.values(),
     ]
@@ -167,7 +187,11 @@ def _(deployment, drawings, load, model, prediction, problem):
             *(mo.callout(mo.Html(element("p", line)), kind="warn") for line in warnings),
             mo.ui.tabs(tabs),
         ]
-    mo.hstack([mo.vstack(controls), mo.vstack(results)], widths=[1, 3], gap=2)
+    sides = [
+        element("section", Html(mo.vstack(part).text), style=style)
+        for part, style in ((controls, FORM), (results, ANSWERS))
+    ]
+    mo.Html(str(element("div", *sides, style=SIDES)))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def draw_load(
     known = load_fit(fit).on(case)
     most, sizes, loads = _loads(case, known)
     found = [predict_with_interval(case.under(load), known) for load in loads]
+    figure = None
     if axes is None:
         figure = new_figure(max(3.3 * len(metrics), 5.0), 3.5)
         axes = list(np.atleast_1d(figure.subplots(1, len(metrics))))
@@ -96,11 +97,10 @@ def draw_load(
     lengths = (
         f"{one.mean_input:g} tokens in ({one.cached_tokens:g} cached), {one.mean_output:g} out"
     )
-    if len(axes) == 1:
-        axes[0].set_title(f"{title}\n{lengths}", fontsize=9)
+    if figure is not None and len(axes) > 1:
+        figure.suptitle(f"{title}; {lengths}", fontsize=9)
     else:
-        axes[0].set_title(title, fontsize=9)
-        axes[1].set_title(lengths, fontsize=9)
+        axes[0].set_title(f"{title}\n{lengths}", fontsize=9)
     return list(axes)
 
 

@@ -16,7 +16,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case, CaseOptions
 from physim.metrics import METRICS
 from physim.options import named_options
-from physim.plot.figures import write_into
+from physim.plot.figures import new_figure, write_into
 from physim.plot.loads import draw_load
 from physim.plot.steps import (
     draw_breakdown,
@@ -30,7 +30,7 @@ from physim.prediction.html import Html, element, escaped, joined, prediction_ta
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import PoolPrediction, Prediction
 from physim.progress import told_in_notebooks
-from physim.questions.elasticities import Elasticities, explain
+from physim.questions.elasticities import RATES, Elasticities, explain
 from physim.questions.service_explanation import explain_service
 from physim.service.phases import DECODE, PHASES
 
@@ -40,21 +40,49 @@ if TYPE_CHECKING:
     # What a picture shows, and its axes.
     Picture = tuple[str, Axes | Sequence[Axes]]
 
+# The colours are those of the page with sliders.
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
-.wide { overflow-x: auto; }
+:root {
+  color-scheme: light dark;
+  --paper: #fff; --ink: #1c2024; --faint: #5d6670; --line: #d5dae0; --panel: #f5f7f9;
+  --note: #8f4d00;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14171a; --ink: #e6e9ec; --faint: #9aa4ae; --line: #363d45; --panel: #1d2227;
+    --note: #f0a860;
+  }
+  svg { filter: invert(0.92) hue-rotate(180deg); }
+}
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto;
+  padding: 0 1rem 2rem; background: var(--paper); color: var(--ink); }
+h1 { font-size: 1.4rem; margin: 1rem 0 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.25rem 0 0.5rem; }
+p { margin: 0.5rem 0; }
+.made { color: var(--faint); }
+.finding { font-size: 1.1rem; background: var(--panel); border-radius: 0.5rem;
+  padding: 0.6rem 0.9rem; }
 .tables { display: flex; flex-wrap: wrap; gap: 0 3rem; align-items: start; }
 .tables p { flex-basis: 100%; }
-table { border-collapse: collapse; margin: 1rem 0; }
-td, th { padding: 0.25rem 1rem 0.25rem 0; text-align: right; border-bottom: 1px solid #8885; }
+table { border-collapse: collapse; margin: 0.75rem 0; font-variant-numeric: tabular-nums; }
+td, th { padding: 0.25rem 1rem 0.25rem 0; text-align: right;
+  border-bottom: 1px solid var(--line); }
 td:first-child, th:first-child { text-align: left; }
-svg { background: white; width: 100%; min-width: 38rem; height: auto; }
-pre { overflow-x: auto; padding: 0.75rem; background: #8882; }
+.pictures { display: grid;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1rem; }
+svg { display: block; background: white; width: 100%; max-width: 40rem; height: auto;
+  border-radius: 0.3rem; }
+pre { padding: 0.75rem; border-radius: 0.5rem; background: var(--panel); white-space: pre-wrap;
+  overflow-wrap: anywhere; font-size: 0.875rem; }
 dt { font-weight: 600; } dd { margin: 0 0 0.5rem 0; }
-.note { color: #b60; }
+.note { color: var(--note); }
+@media (max-width: 46rem) { td, th { padding-right: 0.45rem; font-size: 0.875rem; } }
 """.strip()
+# One picture each, against the load.
+_LATENCIES = ("ttft", "itl", "e2e")
+# Inches: on a phone text in a picture then is about as large as a caption.
+_WIDTH = 5.2
 _DEFINITIONS = {
     **{one.label: one.meaning for one in METRICS.values()},
     "90% from, to": "where nine of ten measurements of such a deployment lie",
@@ -93,17 +121,27 @@ def write_report(
     if rate is None or case.demanded.requests is not None:
         raise InputError("report", "needs an open-ended rate", "give --rate")
     prediction = predict_with_interval(case, load_fit(fit).on(case))
-    pictures: list[Picture] = [("Latency against the load", draw_load(case, mark=rate, fit=fit))]
+    latencies = [new_figure(_WIDTH, 4.0).subplots() for _ in _LATENCIES]
+    drawn = draw_load(case, metrics=_LATENCIES, mark=rate, fit=fit, axes=latencies)
+    pictures: list[Picture] = [("Latency against the load", drawn)]
+    found: list[str] = [_load_found(prediction)]
     if len(case.service.pools) > 1:
         pictures.append(("What a request passes", draw_way(prediction)))
-        for own in explain_service(case, fit=fit).pools:
+        explained = explain_service(case, fit=fit)
+        found.append(
+            f"The servers for {' and '.join(explained.limiting.pool.phases)} saturate first."
+        )
+        for own in explained.pools:
             pictures += _of_server(own.server.case, own.server, own.pool.phases, fit)
     else:
         # Of replicas one under its share of the load.
         server = case.of_pool(case.service.pools[0])
-        pictures += _of_server(server, explain(server, fit=fit), PHASES, fit)
+        elasticities = explain(server, fit=fit)
+        found.append(_hardware_found(elasticities))
+        pictures += _of_server(server, elasticities, PHASES, fit)
     with data.replacing(path) as temporary:
-        temporary.write_text(_page(case, prediction, pictures), encoding="utf-8")
+        page = _page(case, prediction, " ".join(filter(None, found)), pictures)
+        temporary.write_text(page, encoding="utf-8")
     return prediction
 
 
@@ -120,26 +158,58 @@ def _of_server(
     """
     what = "" if len(phases) > 1 else f", {phases[0]}"
     pictures: list[Picture] = [
-        (f"The operations on the roofline{what}", draw_roofline(case, fit=fit)),
-        (f"What the time to first token is spent on{what}", draw_first_token(found)),
+        (f"The operations on the roofline{what}", draw_roofline(case, fit=fit, axes=_axes(4.0))),
+        (f"What the time to first token is spent on{what}", draw_first_token(found, _axes(1.9))),
         (f"What latency and capacity depend on{what}", draw_elasticities(found)),
     ]
     if DECODE in phases:
-        drawn = draw_breakdown(case, fit=fit)
+        drawn = draw_breakdown(case, fit=fit, axes=_axes(3.8))
         pictures.insert(0, (f"Where the time of a decode step goes{what}", drawn))
     return pictures
 
 
-def _page(case: Case, prediction: Prediction, pictures: Sequence[Picture]) -> str:
+def _axes(height: float) -> Axes:
+    """Axes of a picture that a phone shows whole; the height is in inches."""
+    return new_figure(_WIDTH, height).subplots()
+
+
+def _load_found(prediction: Prediction) -> str:
+    """Latencies in a sentence, and how much of what can be served the load takes."""
+    said = ", ".join(
+        f"{METRICS[name].label} {METRICS[name].scale * value:.3g} {METRICS[name].unit}"
+        for name in _LATENCIES
+        if (value := getattr(prediction, f"{name}_s")) is not None
+    )
+    most = prediction.saturation_rps
+    if not most:
+        return f"{said}."
+    share = prediction.requests_per_s / most
+    return f"{said}, at {share:.0%} of the {most:.3g} requests/s that can be served."
+
+
+def _hardware_found(found: Elasticities) -> str:
+    """Which rate of the hardware the time between tokens depends on most; empty if on none."""
+    known = {
+        words: found.values[name]["itl"] for name, words in RATES.items() if name in found.values
+    }
+    if not known:
+        return ""
+    words, value = min(known.items(), key=lambda one: one[1])
+    if value > -0.05:
+        return ""
+    return f"ITL depends most on {words}: one percent more makes it {-value:.2g}% shorter."
+
+
+def _page(case: Case, prediction: Prediction, found: str, pictures: Sequence[Picture]) -> str:
     title = f"{prediction.model} on {prediction.gpus}"
     load = prediction.describe().removeprefix(f"{title}, ")
     made = f"physim {version('physim-llm')}, fit {prediction.fit}, {date.today().isoformat()}"
     body = [
         element("h1", title),
         element("p", f"Under {load}."),
-        element("p", f"Predicted by {made}."),
+        element("p", found, class_="finding"),
         element("h2", "Latencies and throughput"),
-        element("div", prediction_tables(prediction.to_dict()), class_="wide tables"),
+        element("div", prediction_tables(prediction.to_dict()), class_="tables"),
         *(one for name, drawn in pictures for one in (element("h2", name), _picture(name, drawn))),
         element("h2", "The engine"),
         *(one for pool in prediction.pools for one in _engine(pool, len(prediction.pools) > 1)),
@@ -154,6 +224,7 @@ def _page(case: Case, prediction: Prediction, pictures: Sequence[Picture]) -> st
                 for one in (element("dt", word), element("dd", meaning))
             ),
         ),
+        element("p", f"Predicted by {made}.", class_="made"),
     ]
     head = element(
         "head",
@@ -161,7 +232,7 @@ def _page(case: Case, prediction: Prediction, pictures: Sequence[Picture]) -> st
         element("title", title),
         element("style", Html(_STYLE)),
     )
-    page = element("html", head, element("body", joined(body)), lang="en")
+    page = element("html", head, element("body", element("main", joined(body))), lang="en")
     return f"<!doctype html>\n{page}\n"
 
 
@@ -182,10 +253,15 @@ def _commands(case: Case) -> Iterator[str]:
 
 
 def _picture(name: str, drawn: Axes | Sequence[Axes]) -> Html:
-    """A picture within the page, which scrolls where the screen is narrow."""
-    file = io.StringIO()
-    write_into(drawn, file, "svg", name)
-    content = file.getvalue()
-    label = f'<svg role="img" aria-label="{escaped(name)}" '
-    svg = content[content.index("<svg") :].replace("<svg ", label, 1)
-    return element("div", Html(svg), class_="wide")
+    """A picture within the page, or one for each figure of those that were drawn."""
+    axes = drawn if isinstance(drawn, Sequence) else [drawn]
+    figures = {one.get_figure(root=True): one for one in axes}
+    pictures = []
+    for number, one in enumerate(figures.values()):
+        said = name if len(figures) == 1 else f"{name}, {one.get_ylabel()}"
+        file = io.StringIO()
+        write_into(one, file, "svg", f"{name} {number}")
+        content = file.getvalue()
+        label = f'<svg role="img" aria-label="{escaped(said)}" '
+        pictures.append(Html(content[content.index("<svg") :].replace("<svg ", label, 1)))
+    return element("div", *pictures, class_="pictures")

@@ -102,9 +102,9 @@ def draw_roofline(
     axes.set_title(literal(case.what), fontsize=9)
     plain_ticks(axes)
     axes.grid(alpha=0.3)
-    # Nothing is above the roof.
+    # What computes much for each byte is near the roof, and leaves this corner.
     shown = colors | shapes
-    axes.legend(list(shown.values()), list(shown), fontsize=7, loc="upper left")
+    axes.legend(list(shown.values()), list(shown), fontsize=7, loc="lower right")
     return axes
 
 
@@ -284,7 +284,7 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
     from physim.questions.elasticities import METRICS
 
     shown = list(reversed(found.notable().items()))
-    axes = axes_or_new(axes, 7.5, 1.2 + 0.42 * len(shown))
+    axes = axes_or_new(axes, 6.2, 1.2 + 0.5 * len(shown))
     height = 0.8 / len(METRICS)
     for number, metric in enumerate(reversed(METRICS)):
         axes.barh(
@@ -297,7 +297,9 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
     axes.set_yticks(
         [place + 0.3 for place in range(len(shown))],
         [textwrap.fill(part, _LABEL) for part, _ in shown],
+        fontsize=9,
     )
+    axes.margins(y=0.01)
     axes.axvline(0, color="0.3", lw=0.8)
     axes.set_xlabel("change of each, percent, with one percent more of")
     # The legend is above, where no bar is.

@@ -128,6 +128,7 @@ def _parts(pool: Content) -> list[list[str]]:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Html:
     def line(cells: Sequence[str], tag: str) -> Html:
-        return element("tr", *(element(tag, cell) for cell in cells))
+        # A heading that says nothing is none.
+        return element("tr", *(element(tag if cell else "td", cell) for cell in cells))
 
     return element("table", line(columns, "th"), *(line(row, "td") for row in rows))
