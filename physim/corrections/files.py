@@ -28,6 +28,7 @@ from physim.corrections.levels import (
     Widths,
     branch_of,
     population_of,
+    prior_widths,
 )
 from physim.corrections.passport import MadeOn, elsewhere
 from physim.corrections.residual import Residual
@@ -113,6 +114,13 @@ class Fit:
         covariance = None if self._spread is None else self._covariance(branch)
         values = np.sum(own, axis=0) if own else flat(Corrections())
         return Calibration(self.name, unflat(values), covariance, ranges=self.ranges)
+
+    @property
+    def prior(self) -> Vector:
+        """Standard deviation of each correction before any run, of all levels together."""
+        widths = prior_widths() if self.widths is None else self.widths
+        found: Vector = np.sqrt(np.sum(widths[:, :_COUNT] ** 2, axis=0))
+        return found
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
