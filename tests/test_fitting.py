@@ -439,7 +439,7 @@ def test_a_fit_starts_from_another_and_keeps_what_that_knows(runs, outcome, tmp_
 def of_straight_lines(monkeypatch, observed, slopes):
     """Has latencies be a tenth too long, and straight lines in the corrections."""
 
-    def latencies(chunks, numbers, directions):
+    def latencies(_, numbers, directions):
         values = observed.stages.observed + 0.1 + (numbers @ slopes)[:, None]
         along = np.zeros((*values.shape, len(slopes)))
         return values, along if directions is None else along + slopes

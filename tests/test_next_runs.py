@@ -181,7 +181,9 @@ def test_a_fit_and_what_is_shown_of_it_have_the_same_priors():
         Estimate(name, prior, 0.0, 0.0, 0.0, {})
         for name, prior in zip(CORRECTIONS, known.prior.tolist(), strict=True)
     ]
-    cells = list(estimates_table([*some, Estimate("held", 0.0, 0.1, 0.1, 0.1, {})]).columns[1].cells)
+    cells = list(
+        estimates_table([*some, Estimate("held", 0.0, 0.1, 0.1, 0.1, {})]).columns[1].cells
+    )
     assert cells == [*(prior_interval(float(known.prior[place])) for place in places), "1, held"]
     shown = CliRunner().invoke(app, ["show", "fit", "default"]).output
     assert all(cell in shown for cell in cells[:-1])

@@ -99,7 +99,9 @@ class Identified:
         sure = f", with 90% intervals: {_listed(self.told)}" if self.told else " no correction"
         lines = [f"The runs determine{sure}."]
         if self.narrowed:
-            lines.append(f"They narrow by less than half of the variance: {_listed(self.narrowed)}.")
+            lines.append(
+                f"They narrow by less than half of the variance: {_listed(self.narrowed)}."
+            )
         if self.untold:
             names = ", ".join(one.name for one in self.untold)
             lines.append(f"They say next to nothing of: {names}.")
