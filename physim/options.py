@@ -80,8 +80,8 @@ def named_options(function: _Function) -> _Function:
     """Gives a function whose last argument is ``**options`` a signature that lists them.
 
     Sessions complete the names of arguments by the signature, and know nothing of
-    ``Unpack[TypedDict]``. The default of each is ``...``: it is that of the record that declares
-    it.
+    ``Unpack[TypedDict]``. The default of each is None, which stands for what the record that
+    declares it has, as if it were left out.
 
     Args:
         function: The function; its options are annotated with ``Unpack`` of a `TypedDict`.
@@ -94,7 +94,7 @@ def named_options(function: _Function) -> _Function:
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=...,
+            default=None,
             annotation=getattr(hint, "__forward_arg__", hint),
         )
         for name, hint in declared.items()

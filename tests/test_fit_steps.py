@@ -212,7 +212,7 @@ def test_on_the_command_line(log, tmp_path):
     asked = ["fit", "--steps", str(log), "--from", "none", "--out", str(out)]
     done = CliRunner().invoke(app, [*asked, "--server", f"model={MODEL},gpu={GPU}"])
     assert done.exit_code == 0, done.output
-    assert "The runs determine: " in done.output
+    assert "The runs determine, with 90% intervals: " in done.output
     assert out.exists()
 
 

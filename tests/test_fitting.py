@@ -21,8 +21,10 @@ from physim.corrections.fields import (
     unflat,
 )
 from physim.corrections.files import Fit, load_fit
-from physim.corrections.levels import prior_widths
+from physim.corrections.levels import Evidence, Tree, prior_widths
 from physim.errors import InputError
+from physim.fitting import objective
+from physim.fitting.empirical_bayes import solve
 from physim.fitting.fit import fit
 from physim.fitting.objective import Deviations, Problem
 from physim.fitting.observations import NOISE, groups, observe, weights_of
@@ -432,6 +434,52 @@ def test_a_fit_starts_from_another_and_keeps_what_that_knows(runs, outcome, tmp_
     assert len(found.fit.evidence.tree.branches) == len(MODELS) + 2
     with pytest.raises(InputError, match=r"is in the fit .* already; start from another"):
         fit([runs], base=path)
+
+
+def of_straight_lines(monkeypatch, observed, slopes):
+    """Has latencies be a tenth too long, and straight lines in the corrections."""
+
+    def latencies(_, numbers, directions):
+        values = observed.stages.observed + 0.1 + (numbers @ slopes)[:, None]
+        along = np.zeros((*values.shape, len(slopes)))
+        return values, along if directions is None else along + slopes
+
+    monkeypatch.setattr(objective, "latencies_along", latencies)
+
+
+def knowing_sums(runs):
+    """Runs, and a fit that knows the sum of two corrections far better than each."""
+    observed = observe([runs])
+    curvature = np.zeros((1, len(CORRECTIONS), len(CORRECTIONS)))
+    both = [list(CORRECTIONS).index(name) for name in ("gemm_compute", "experts_compute")]
+    curvature[0][np.ix_(both, both)] = 1e4
+    evidence = Evidence(Tree((observed.branches[0],)), curvature)
+    start = flat(Corrections(gemm_compute=0.05, experts_compute=0.1))
+    known = Fit("before", {("shared", "all"): start}, evidence=evidence)
+    return observed, known, both
+
+
+def test_what_no_run_has_stays_as_it_was(runs, monkeypatch):
+    observed, known, (dense, experts) = knowing_sums(runs)
+    of_straight_lines(monkeypatch, observed, flat(Corrections(gemm_compute=1.0)))
+    problem = Problem.from_observed(observed, base=known)
+    solved, parameters, _ = solve(problem, learns_widths=False)
+    found = solved.corrections(parameters)[solved.branch]
+    # Runs of dense models move what these have; experts are in none.
+    assert np.all(found[:, dense] < 0.03)
+    assert found[:, experts] == pytest.approx(0.1, abs=1e-12)
+    # At the minimum they would have taken back what the runs gave, as far as both are known as one.
+    minimum, _ = minimise(solved)
+    assert np.all(np.abs(solved.corrections(minimum)[solved.branch][:, experts] - 0.1) > 0.01)
+
+
+def test_runs_that_say_nothing_leave_a_fit_where_it_was(runs, monkeypatch):
+    observed, known, _ = knowing_sums(runs)
+    of_straight_lines(monkeypatch, observed, np.zeros(len(labels())))
+    problem = Problem.from_observed(observed, base=known)
+    parameters, losses = minimise(problem)
+    assert problem.offsets(parameters) == pytest.approx(problem.start, abs=1e-12)
+    assert losses[-1] == pytest.approx(problem.deviations(parameters).loss)
 
 
 def test_a_fit_without_covariance_draws_nothing():

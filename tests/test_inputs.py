@@ -774,3 +774,36 @@ def test_cached_parts_are_tokens_or_hit_rates(told, prompt, tokens):
 def test_cached_parts_that_are_none(told, prompt, complaint):
     with pytest.raises(InputError, match=complaint):
         cached_part(told, "--cached", prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"kind": "normal", "mean": 248, "std": 50}, Lengths.normal(248, 50)),
+        ({"kind": "exponential", "mean": 128}, Lengths.exponential(128)),
+        ({"kind": "empirical", "values": [100, 300]}, Lengths.empirical((100, 300))),
+    ],
+)
+def test_lengths_by_their_fields(fields, same):
+    asked = {"gpu": "h100_sxm", "rate": 1.0, "input_tokens": 300}
+    case = physim.Case.from_options("Qwen/Qwen3-8B", **asked, output_tokens=fields)
+    assert case == physim.Case.from_options("Qwen/Qwen3-8B", **asked, output_tokens=same)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"mean": 3}, "output_tokens.kind: is missing; use one of fixed,"),
+        ({"kind": "normal"}, "output_tokens.mean: is missing"),
+        ({"kind": "normal", "mean": "x"}, "output_tokens: has a figure that is no number"),
+        ({"kind": "normal", "mean": 3, "sd": 2}, "output_tokens.sd: is no field of lengths; use"),
+        ({"kind": "fixed", "values": [3]}, "output_tokens.values: are those of empirical"),
+        ({"kind": "empirical", "values": [3], "mean": 4}, "output_tokens.mean: is not that of"),
+        ({"kind": "odd", "mean": 4}, "lengths: 'odd' is unknown"),
+    ],
+)
+def test_fields_of_lengths_that_cannot_be(fields, complaint):
+    asked = {"gpu": "h100_sxm", "rate": 1.0, "input_tokens": 300, "output_tokens": fields}
+    with pytest.raises(InputError) as caught:
+        physim.Case.from_options("Qwen/Qwen3-8B", **asked)
+    assert str(caught.value).startswith(complaint)

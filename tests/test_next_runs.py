@@ -11,13 +11,15 @@ from typer.testing import CliRunner
 
 import physim
 from physim.cli import app
+from physim.cli.fit import estimates_table, prior_interval
+from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.files import Fit, load_fit
 from physim.corrections.passport import MadeOn, elsewhere
 from physim.errors import InputError
 from physim.fitting.drift import changed, drift
-from physim.fitting.fit import fit
-from physim.fitting.identified import identified
+from physim.fitting.fit import Estimate, fit
+from physim.fitting.identified import Identified, Known, identified
 from physim.fitting.next_runs import LOADS, STEPS, candidates, chosen, next_runs, spread_of
 
 MODEL = "Qwen/Qwen3-8B"
@@ -159,6 +161,35 @@ def test_what_runs_told(outcome):
     json.dumps(found.to_dict())
 
 
+def test_what_runs_told_in_words():
+    known = (Known("gemm_memory", 1.0, 1.1, 0.8), Known("gemm_compute", 0.9, 1.2, 0.34))
+    assert Identified((*known, Known("sampling", 1.0, 2.0, 0.02)), ()).describe() == [
+        "The runs determine, with 90% intervals: gemm_memory 1.00 (0.91 to 1.10).",
+        "They narrow by less than half of the variance: gemm_compute 0.90 (0.75 to 1.08).",
+        "They say next to nothing of: sampling.",
+    ]
+    assert Identified(known[1:], ()).describe() == [
+        "The runs determine no correction.",
+        "They narrow by less than half of the variance: gemm_compute 0.90 (0.75 to 1.08).",
+    ]
+
+
+def test_a_fit_and_what_is_shown_of_it_have_the_same_priors():
+    known = load_fit("default")
+    places = range(len(CORRECTIONS))
+    some = [
+        Estimate(name, prior, 0.0, 0.0, 0.0, {})
+        for name, prior in zip(CORRECTIONS, known.prior.tolist(), strict=True)
+    ]
+    cells = list(
+        estimates_table([*some, Estimate("held", 0.0, 0.1, 0.1, 0.1, {})]).columns[1].cells
+    )
+    assert cells == [*(prior_interval(float(known.prior[place])) for place in places), "1, held"]
+    shown = CliRunner().invoke(app, ["show", "fit", "default"]).output
+    assert all(cell in shown for cell in cells[:-1])
+    assert prior_interval(np.log(1.5) / TWO_SIDED_90) == "0.67 to 1.50"
+
+
 def test_of_a_fit_that_knows_nothing_nothing_is_told():
     case = physim.Case.from_options(MODEL, **TARGET)
     with pytest.raises(InputError, match="says not how certain it is; fit one to runs"):
@@ -258,7 +289,7 @@ def test_on_the_command_line(tmp_path):
     asked = ["--data", str(runs), "--from", "none", "--out", str(mine), "--freeze", "residual"]
     done = run(app, ["fit", *asked, "--next", "2", "--target", "rate=6,input=2000,output=200"])
     assert done.exit_code == 0, done.output
-    for text in ("The runs determine:", "as it is known", "vllm bench"):
+    for text in ("The runs determine, with 90% intervals: ", "as it is known", "vllm bench"):
         assert text in done.output
     today = table(tmp_path / "today.csv", Corrections(gemm_memory=0.5))
     done = run(app, ["fit", "--from", str(mine), "--data", str(today), "--check"])

@@ -18,7 +18,8 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.models.parallelism import Parallelism
-from physim.prediction.arrays import padded
+from physim.prediction import steady
+from physim.prediction.arrays import padded, stack, unstacked
 from physim.prediction.intervals import predict_with_interval
 
 HOME = Path(physim.__file__).parent
@@ -621,3 +622,23 @@ def test_what_was_not_said_of_a_scenario_is_listed():
     )
     assert two.scenario == ("prompts of one length", "outputs of one length")
     assert two.to_dict()["scenario"] == list(two.scenario)
+
+
+def test_records_are_stacked_and_taken_apart():
+    one, other = physim.Corrections(lm_head=0.1), physim.Corrections(host_step=-0.2)
+    found = unstacked(stack([one, other, one]))
+    assert [own.lm_head for own in found] == [0.1, 0.0, 0.1]
+    assert [own.host_step for own in found] == [0.0, -0.2, 0.0]
+
+
+@pytest.mark.slow
+def test_many_cases_are_solved_by_the_chunk(monkeypatch):
+    load = {"gpu": "h100_sxm", "input_tokens": 786, "output_tokens": 251}
+    cases = [
+        physim.Case.from_options("Qwen/Qwen3-8B", rate=rate, **load)
+        for rate in (1.0, 4.0, 16.0, 64.0, 256.0)
+    ]
+    whole = physim.predict_cases(cases, physim.Corrections())
+    monkeypatch.setattr(steady, "_SIZES", (1, 2))
+    by_two = physim.predict_cases(cases, physim.Corrections())
+    assert [one.to_dict() for one in by_two] == [one.to_dict() for one in whole]

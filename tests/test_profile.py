@@ -5,16 +5,23 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import physim
 from physim.cli import app
 from physim.errors import InputError
+from physim.inputs import profile
 from physim.inputs.lengths import lengths
 from physim.inputs.profile import LoadProfile, Window
+from physim.prediction.results import Prediction
+from physim.questions import recommendation
 from physim.questions.objectives import Requirements
+from physim.questions.schedule import Arrivals, ReplicaSchedule, server_hours_about
 from physim.questions.servers import Servers
 
+TELLING = {"rate": 8.0, "input_tokens": 1000, "output_tokens": 100}
 SMALL = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 
 
@@ -47,6 +54,35 @@ def test_a_window_without_requests_is_left_out(tmp_path):
     path.write_text("arrival_s,input_tokens,output_tokens\n0,9,9\n1,9,9\n100,9,9\n")
     starts = [one.start_s for one in physim.read_profile(path, window_s=10).windows]
     assert starts == [0, 90]
+
+
+def test_peaks_that_windows_hide_are_said(tmp_path):
+    # A hundred seconds a window: one request a second, but in the second window 60 within 10 s.
+    even = np.arange(0, 300, 1.0)
+    burst = np.linspace(150, 159.9, 60)
+    path = tmp_path / "day.csv"
+    for arrivals, count in ((even, 0), (np.sort(np.append(even, burst)), 1)):
+        frame = pd.DataFrame({"arrival_s": arrivals, "input_tokens": 9, "output_tokens": 9})
+        frame.to_csv(path, index=False)
+        notes = physim.read_profile(path, window_s=100).notes
+        assert len(notes) == count
+    # 70 requests in a part of a window that has 16 in the mean.
+    assert notes[0].startswith("windows average over peaks within them: in 1 of 3, requests")
+    assert "most in that at 100 s, 4.4 times as fast for 10 s; plan with windows" in notes[0]
+    assert physim.read_profile(path, window_s=10).notes == ()
+
+
+@given(seed=st.integers(0, 2**31), rate=st.floats(0.5, 30))
+@settings(max_examples=20, deadline=None)
+def test_chance_makes_no_peaks(seed, rate):
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(1 / rate, 2000))
+    windows = [
+        Window(start, 60.0, float(np.sum((arrivals >= start) & (arrivals < start + 60))) / 60, 9, 9)
+        for start in np.arange(0.0, arrivals[-1] - 60, 60.0).tolist()
+        if np.any((arrivals >= start) & (arrivals < start + 60))
+    ]
+    assert profile._peaks_in(windows, arrivals) == ()
 
 
 # ---- Prometheus ----
@@ -278,6 +314,73 @@ def test_what_is_no_profile_is_refused(tmp_path):
 # ---- what a day takes ----
 
 
+def priced_by_the_day(monkeypatch, needed, prices, misses=()):
+    """Servers by their place that are chosen for a day, with a search that computes nothing.
+
+    Args:
+        monkeypatch: Pytest's.
+        needed: What each server needs in each of two windows.
+        prices: What an hour of each costs.
+        misses: Servers and how many of them miss their objectives when they are replayed.
+    """
+    day = LoadProfile((window(0, 8.0), Window(60.0, 540.0, 1.0, 1000.0, 100.0)))
+    sizes = range(100, 100 + len(needed))
+    cases = [
+        physim.Case.from_options("Qwen/Qwen3-8B", gpu=gpu, max_num_seqs=size, **TELLING)
+        for size, gpu in zip(sizes, ("h100_sxm", "a100_sxm", "h200_sxm"), strict=False)
+    ]
+
+    def planned(case, *_):
+        replicas = np.array(needed[cases.index(case)])
+        return ReplicaSchedule([case] * 2, day.windows, replicas, np.ones(2))
+
+    def replayed(shares, *_):
+        place = next(place for place, case in enumerate(cases) if case.service == shares[0].service)
+        found = object.__new__(Prediction)
+        of[id(found)] = (place, round(8.0 / shares[0].demanded.rate))
+        return [found]
+
+    of = {}
+    asked = Requirements.parse(["ttft_mean=1s"], 0.9)
+
+    def missed(_, replay):
+        return "ttft" if of[id(replay)] in misses else None
+
+    monkeypatch.setattr(Requirements, "missed", missed)
+    monkeypatch.setattr(ReplicaSchedule, "planned", planned)
+    monkeypatch.setattr(recommendation, "predict_cases", replayed)
+    search = recommendation._Search(
+        cases,
+        np.array([max(own) for own in needed]),
+        np.full(len(cases), 9),
+        np.array(prices),
+        np.zeros(len(cases)),
+    )
+    known = physim.load_fit("none")
+    return search.checked(asked, known, 3, day, Arrivals()), cases
+
+
+def test_the_cheapest_of_a_day_is_so_with_servers_turned_off(monkeypatch):
+    # A big server at 3 an hour for ten minutes, or four small ones at 1 for one minute and one for
+    # nine: 0.5 against 13 minutes' 0.217, though the peak takes 4 against 3.
+    found, cases = priced_by_the_day(monkeypatch, [(1, 1), (4, 1)], [3.0, 1.0])
+    assert [cases.index(one.case.under(cases[0].load)) for one in found] == [1, 0]
+    assert [one.schedule.server_hours for one in found] == pytest.approx([13 / 60, 10 / 60])
+
+
+def test_a_server_more_is_in_every_window(monkeypatch):
+    found, _ = priced_by_the_day(monkeypatch, [(4, 1)], [1.0], misses=[(0, 4)])
+    assert found[0].replicas == 5
+    assert found[0].schedule.replicas.tolist() == [5, 2]
+
+
+def test_about_what_a_day_takes_by_hand():
+    day = LoadProfile((window(0, 8.0), Window(60.0, 540.0, 1.0, 4000.0, 100.0)))
+    # One minute of all four; nine of half of them, since half as many prompt tokens come.
+    assert server_hours_about(day, 4) == pytest.approx((4 * 60 + 2 * 540) / 3600)
+    assert server_hours_about(day, 1) == pytest.approx(600 / 3600)
+
+
 def test_peaks_are_the_windows_that_nothing_covers():
     loads = (1.0, 1000.0), (4.0, 1000.0), (2.0, 9000.0), (3.9, 1000.0), (0.5, 1000.0)
     windows = [window(place, *load) for place, load in enumerate(loads)]
@@ -337,7 +440,8 @@ def test_gpu_hours_are_those_of_the_windows(found, day):
     by_hand = gpus * sum(best.schedule.replicas) * 600 / 3600
     assert best.schedule.gpu_hours() == pytest.approx(by_hand)
     tokens = 251.0 * 600 * sum(own.rate for own in day.windows)
-    price = 2.5 * best.gpus * 8 * 600 / 3600
+    price = 2.5 * by_hand
+    assert best.scheduled_price == best.to_dict()["cost_scaled"] == pytest.approx(price)
     assert best.cost == pytest.approx(price / tokens * 1e6)
     frame = best.schedule.to_frame()
     assert frame["gpus"].tolist() == [gpus * own for own in best.schedule.replicas]

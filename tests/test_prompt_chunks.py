@@ -60,12 +60,10 @@ def test_prompts_together_keep_mean_variance_and_skewness(seed, count, apart):
     prompts = np.sort(np.random.default_rng(seed).lognormal(6.0, 1.0, len(PARTS)))
     chunks = Chunks.in_room(prompts, jnp.asarray(1e6))
     found = chunks.sums(*(jnp.array([x]) for x in (count, apart, 1e6)))
-    weights = np.diff(np.cumsum(GROUPS) ** apart, prepend=0.0)
-    last = np.asarray(chunks.last)
-    mean = weights @ last
-    more = (last - mean) / mean
-    within = np.asarray(chunks.varied) / mean**2
-    moments = [weights @ more**2 + weights @ within, weights @ (more**3 + 3 * more * within)]
+    weights = np.diff(np.cumsum(PARTS) ** apart, prepend=0.0)
+    mean = weights @ prompts
+    more = (prompts - mean) / mean
+    moments = [weights @ more**2, weights @ more**3]
     for power, moment in zip(
         (1, 2, 3), (0.0, moments[0] / count, moments[1] / count**2), strict=True
     ):

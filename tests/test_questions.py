@@ -12,6 +12,7 @@ from physim import roofline
 from physim.corrections.fields import CORRECTIONS
 from physim.corrections.files import load_fit
 from physim.errors import InputError
+from physim.inputs.attempts import check_lists
 from physim.inputs.case import Case
 from physim.models.lookup import load_model
 from physim.prediction.many import predict_cases
@@ -399,3 +400,27 @@ def test_a_comparison_is_drawn(tmp_path):
     assert names.count(plot.figures.literal("Qwen3-8B, 2 x a100_sxm (tp 1, pp 2)")) == 1
     plot.save(drawn, tmp_path / "compared.png")
     assert (tmp_path / "compared.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("ask", "complaint"),
+    [
+        (lambda: physim.compare([MODEL], "h100_sxm", [1]), "gpus: 'h100_sxm' is no list"),
+        (lambda: check_lists(models=MODEL, tps=1), f"models: {MODEL!r} is no list; put it into"),
+        (lambda: check_lists(models=[MODEL], tps=1), "tps: 1 is no list; put it into one: [...]"),
+        (lambda: check_lists(fleets={}), "fleets: {} is no list"),
+        (lambda: physim.recommend(MODEL, slo="ttft=1s"), "slo: 'ttft=1s' is no list"),
+        (lambda: physim.capacity(MODEL, slo="ttft=1s"), "slo: 'ttft=1s' is no list"),
+        (lambda: physim.recommend(MODEL, slo=["ttft=1s"], gpus="h100_sxm"), "gpus: 'h100_sxm'"),
+    ],
+)
+def test_one_thing_where_several_are_tried(ask, complaint):
+    with pytest.raises(InputError) as caught:
+        ask()
+    assert str(caught.value).startswith(complaint)
+
+
+def test_a_case_where_several_are_compared():
+    case = physim.Case.from_options(MODEL, gpu="h100_sxm")
+    with pytest.raises(InputError, match=r"models: the case .*Qwen.* is no list"):
+        check_lists(models=case)

@@ -301,8 +301,11 @@ def test_a_large_body_is_not_kept(client):
 
 
 def test_other_places_and_methods_are_refused(client):
-    assert client.get("/predict").status_code == 405
-    assert client.post("/health").status_code == 405
+    read = client.get("/predict")
+    assert (read.status_code, read.json()["problem"]) == (405, "takes POST, not GET")
+    assert read.json()["remedy"] == "POST a JSON body; /openapi.json describes it"
+    written = client.post("/health")
+    assert (written.status_code, written.json()["problem"]) == (405, "takes GET, not POST")
     assert client.get("/etc/passwd").json()["problem"] == "is not there"
     assert client.get("/health").json() == {"status": "ok", "waiting": 0}
 
@@ -464,7 +467,9 @@ def test_a_missing_extra_is_one_line(monkeypatch):
     from physim.cli.serve import serve
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(physim.InputError, match=r"needs starlette; pip install 'physim-llm\[serve"):
+    with pytest.raises(
+        physim.InputError, match=r"^serve: needs starlette; pip install 'physim-llm\[serve"
+    ):
         serve()
 
 

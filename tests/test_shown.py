@@ -310,6 +310,24 @@ def test_options_are_in_the_signature(function, options):
     assert set(options.__annotations__) <= set(inspect.signature(function).parameters)
 
 
+def test_a_default_in_a_signature_is_as_if_left_out():
+    for name in FUNCTIONS:
+        own = inspect.signature(getattr(physim, name)).parameters.values()
+        assert not any(one.default is ... for one in own), name
+    # Whatever has a default may be given it.
+    load = {"rate": 1.0, "input_tokens": 786, "output_tokens": 251}
+    known = inspect.signature(physim.Case.from_options).parameters
+    defaults = {one.name: one.default for one in known.values() if one.name not in ("cls", "model")}
+    asked = {"gpu": "h100_sxm", **load}
+    case = physim.Case.from_options("Qwen/Qwen3-8B", **{**defaults, **asked})
+    assert case == physim.Case.from_options("Qwen/Qwen3-8B", **asked)
+    assert physim.Case.from_options(case, **defaults) == case
+    requests = physim.RequestLengths.from_columns([786], [251])
+    assert physim.Load.of_requests(
+        requests, rate=1.0, cached_tokens=None
+    ) == physim.Load.of_requests(requests, rate=1.0)
+
+
 def test_options_of_a_report_are_those_that_are_read():
     own = {*DEGREES, "prefix_caching", *_OPTIONS}
     assert set(ReportedServer.__annotations__) == own

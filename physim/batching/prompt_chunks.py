@@ -91,14 +91,9 @@ class Chunks(NamedTuple):
         """Mean over all prompts."""
         return jnp.sum(GROUPS * of_group)
 
-    @property
-    def varied(self) -> Float[AnyArray, " groups"]:
-        """Variance of the last chunk's tokens within each group."""
-        return jnp.maximum(self.squares - self.last**2, 0.0)
-
     def longest_of(self, count: Float[AnyArray, " n"]) -> Float[AnyArray, " n"]:
         """Tokens of the longest last chunk of so many, mean."""
-        return _of_longest(count) @ self.last
+        return _of_longest(count) @ self.sizes
 
     def sums(
         self,
@@ -117,11 +112,11 @@ class Chunks(NamedTuple):
             most: Room for them, over the mean of their tokens.
         """
         weights, mean = _of_longest(apart), self.longest_of(apart)
-        more = self.last - mean[:, None]
-        variance = jnp.sum(weights * (more**2 + self.varied), axis=1)
-        third = jnp.sum(weights * (more**3 + 3 * more * self.varied), axis=1)
-        wide = jnp.sqrt(variance + ROOT)
-        half = third / wide**3 / jnp.sqrt(count) / 2
+        more = self.sizes - mean[:, None]
+        wide = jnp.sqrt(jnp.sum(weights * more**2, axis=1) + ROOT)
+        unit = more / wide[:, None]
+        skewness = jnp.sum(weights * unit**2 * unit, axis=1)
+        half = skewness / jnp.sqrt(count) / 2
         root = jnp.sqrt(1 + half**2)
         above = wide / mean / jnp.sqrt(count) * (half + root)
         scale = jnp.minimum(above, jnp.maximum(most - 1, 0.0)) / (half + root)
@@ -129,9 +124,9 @@ class Chunks(NamedTuple):
         return Nodes(low, high, (1 - half / root) / 2)
 
 
-def _of_longest(count: Float[AnyArray, " n"]) -> Float[AnyArray, "n groups"]:
-    """Chances that the longest of so many prompts is of each group."""
-    return jnp.diff(_EDGES ** count[:, None], prepend=0.0)
+def _of_longest(count: Float[AnyArray, " n"]) -> Float[AnyArray, "n parts"]:
+    """Chances that the longest of so many prompts is of each part."""
+    return jnp.diff(np.cumsum(PARTS) ** count[:, None], prepend=0.0)
 
 
 class PromptsOfStep(NamedTuple):

@@ -289,7 +289,9 @@ def _print_outcome(outcome: Outcome, told: Identified, out: Path) -> None:
     console.print(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}")
     console.print()
     console.print(
-        "factors on components of what all rows have in common: before and after the fit, 90%"
+        "factors on components, of what all rows have in common, with 90% intervals before any run "
+        "(prior) and after this fit; told by: the experiment that says most, with its share in "
+        "what is known"
     )
     console.print(estimates_table(outcome.estimates))
     console.print("mean absolute error of an experiment, percent, in sample: before and after")
@@ -335,20 +337,34 @@ def estimates_table(estimates: Sequence[Estimate]) -> Table:
     rows = []
     for one in estimates:
         if one.prior == 0:
-            rows.append([one.name, "-", "1", "held", ""])
+            rows.append([one.name, prior_interval(0.0), f"{math.exp(one.value):.3f}", "-", ""])
             continue
         most = next(iter(one.moved_by.items()), None)
         mover = "the prior" if most is None else f"{most[1]:.0%} {most[0][:20]}"
         rows.append(
             [
                 one.name,
-                f"1 x/ {math.exp(one.prior):.2f}",
+                prior_interval(one.prior),
                 f"{math.exp(one.value):.3f}",
                 f"{math.exp(one.low):.2f} to {math.exp(one.high):.2f}",
                 mover,
             ]
         )
-    return table_of(("correction", "prior", "fitted", "90%", "most by"), rows)
+    return table_of(("correction", "prior", "fitted", "90%", "told by"), rows)
+
+
+def prior_interval(deviation: float) -> str:
+    """What a factor may be before any run, 90%.
+
+    Args:
+        deviation: Standard deviation of its logarithm.
+    """
+    import math
+
+    from physim.corrections.calibration import TWO_SIDED_90
+
+    half = TWO_SIDED_90 * deviation
+    return f"{math.exp(-half):.2f} to {math.exp(half):.2f}" if half else "1, held"
 
 
 def _experiments(outcome: Outcome) -> Table:

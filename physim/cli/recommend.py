@@ -80,7 +80,7 @@ def recommend(
     ] = None,
     schedule: Annotated[
         Path | None,
-        typer.Option(help="Write these windows for the best, CSV.", callback=writable),
+        typer.Option(help="Write the windows of the cheapest, CSV.", callback=writable),
     ] = None,
     manifest: Annotated[
         Path | None,
@@ -178,13 +178,16 @@ def _print_recommendation(found: Recommendation) -> None:
 
     console = stdout()
     costs = any(one.cost is not None for one in found.choices)
-    columns = ["servers", "GPUs", *(["per 1M"] if costs else [])]
+    of_day = found.choices[0].schedule is not None
+    columns = ["servers", "GPUs", *(["day"] if costs and of_day else [])]
+    columns += ["per 1M"] if costs else []
     columns += ["TTFT ms", "ITL ms", "E2E s", "room", "chance"]
     rows = []
     for place, one in enumerate(found.choices, 1):
         cells = [
             f"{place}: {_server(one)}",
             str(one.gpus),
+            *([] if one.scheduled_price is None else [f"{one.scheduled_price:.2f}"]),
             *(["-" if one.cost is None else f"{one.cost:.2f}"] if costs else []),
             milliseconds(one.prediction.ttft_s),
             milliseconds(one.prediction.itl_s),
@@ -196,7 +199,6 @@ def _print_recommendation(found: Recommendation) -> None:
             hours = one.schedule.gpu_hours(one.replicas), one.schedule.gpu_hours()
             cells += [f"{own:.4g}" for own in hours]
         rows.append(cells)
-    of_day = found.choices[0].schedule is not None
     columns += ["GPU-hours", "scaled"] if of_day else []
     console.print(table_of(columns, rows))
     notes = [
@@ -207,10 +209,12 @@ def _print_recommendation(found: Recommendation) -> None:
     if of_day:
         notes.append(
             "latencies, room and chance: of the window that leaves least room; scaled: GPU-hours "
-            "with as many servers as each window takes"
+            "with as many servers as each window takes, by which the cheapest is first"
         )
     if costs:
-        notes.append("per 1M: price of a million generated tokens")
+        scaled = ", scaled" if of_day else ""
+        notes += [f"day: price of all windows{scaled}"] if of_day else []
+        notes.append(f"per 1M: price of a million generated tokens{scaled}")
     console.print("; ".join(notes), style="dim")
     limits = (f"{place} {one.limited_by}" for place, one in enumerate(found.choices, 1))
     console.print(f"limited by: {', '.join(limits)}")

@@ -30,7 +30,7 @@ def serve(
     """
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
-            raise InputError("physim serve", f"needs {name}", "pip install 'physim-llm[serve]'")
+            raise InputError("serve", f"needs {name}", "pip install 'physim-llm[serve]'")
     from physim.http.serving import serve_on
 
     print_line(f"serving on http://{host}:{port}; Ctrl-C ends it", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from physim.cli.console import stdout, table_of
+from physim.cli.fit import prior_interval
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import ShownFit
 
@@ -210,12 +211,13 @@ def _print_fit(known: Fit) -> None:
             half = TWO_SIDED_90 * spreads[place]
             low, high = math.exp(values[place] - half), math.exp(values[place] + half)
             interval = f"{low:.2f} to {high:.2f}"
-        prior = f"1 x/ {math.exp(one.prior):.2f}"
+        prior = prior_interval(float(known.prior[place]))
         rows.append([one.meaning, label, prior, f"{math.exp(values[place]):.3f}", interval])
     console = stdout()
     console.print(f"{known.name}: the factor on each component, without unit")
     console.print(
-        f"of {', '.join(filter(None, known.common))}; for another case like its runs, 90%"
+        f"of {', '.join(filter(None, known.common))}, for another case like its runs, with 90% "
+        "intervals before any run (prior) and after this fit"
     )
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
     if known.made_on:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
-from jaxtyping import Float
 
 from physim import data
 from physim.corrections.calibration import Calibration, Scatter
@@ -28,6 +27,7 @@ from physim.corrections.levels import (
     Widths,
     branch_of,
     population_of,
+    prior_widths,
 )
 from physim.corrections.passport import MadeOn, elsewhere
 from physim.corrections.residual import Residual
@@ -108,11 +108,26 @@ class Fit:
 
     def at_branch(self, branch: Branch) -> Calibration:
         """What the fit says of a branch, with the scatter of no engine."""
+        if branch not in self._calibrations:
+            self._calibrations[branch] = self._at_branch(branch)
+        return self._calibrations[branch]
+
+    def _at_branch(self, branch: Branch) -> Calibration:
         nodes = zip(LEVELS, branch, strict=True)
         own = [self.offsets[node] for node in nodes if node in self.offsets]
-        covariance = None if self._spread is None else self._covariance(branch)
+        covariance = None
+        if self._spread is not None:
+            covariance = np.zeros((len(labels()),) * 2)
+            covariance[:_COUNT, :_COUNT] = self._spread.at_branch(branch)
         values = np.sum(own, axis=0) if own else flat(Corrections())
         return Calibration(self.name, unflat(values), covariance, ranges=self.ranges)
+
+    @property
+    def prior(self) -> Vector:
+        """Standard deviation of each correction before any run, of all levels together."""
+        widths = prior_widths() if self.widths is None else self.widths
+        found: Vector = np.sqrt(np.sum(widths[:, :_COUNT] ** 2, axis=0))
+        return found
 
     @functools.cached_property
     def _spread(self) -> Spread | None:
@@ -126,17 +141,9 @@ class Fit:
             ) from error
 
     @functools.cached_property
-    def _covariances(self) -> dict[Branch, Float[np.ndarray, "n n"]]:
+    def _calibrations(self) -> dict[Branch, Calibration]:
+        """By branch; some are asked for often."""
         return {}
-
-    def _covariance(self, branch: Branch) -> Float[np.ndarray, "n n"]:
-        """Of all numbers of the corrections; branches are asked for often."""
-        if branch not in self._covariances:
-            assert self._spread is not None
-            found = np.zeros((len(labels()),) * 2)
-            found[:_COUNT, :_COUNT] = self._spread.at_branch(branch)
-            self._covariances[branch] = found
-        return self._covariances[branch]
 
     def _scatter(self, population: str) -> Scatter:
         """That of a population; of one that no run was of, the largest."""

@@ -37,6 +37,8 @@ def solve(
 ) -> tuple[Problem, Vector, list[float]]:
     """The problem with what was learned of it, its solution and the loss after each step.
 
+    Corrections that no row tells anything of stay as they were.
+
     Args:
         problem: The problem.
         learns_widths: Whether the levels' widths are learned too, or only the noise.
@@ -58,7 +60,7 @@ def solve(
         parameters, found = minimise(problem, start, step, optimiser)
         # With other widths and noise the loss of one round is not that of the next.
         losses += found
-    return problem, parameters, losses
+    return problem, problem.untold_as_before(parameters), losses
 
 
 def learned(first: Problem, problem: Problem, parameters: Vector, learns_widths: bool) -> Problem:

@@ -435,7 +435,6 @@ def _estimates(
     assert known.covariance is not None  # rows tell how well
     values, spreads = flat(known.corrections), np.sqrt(np.diag(known.covariance))
     squares = found.pull[:, None] * found.slopes**2
-    prior = np.sum(problem.widths**2, axis=0)
     estimates = []
     for place, label in enumerate(CORRECTIONS):
         shares = {
@@ -443,14 +442,15 @@ def _estimates(
             for experiment in dict.fromkeys(experiments)
         }
         shares["steps"] = float(np.sum(squares[count:, place]))
-        before = 1 / prior[place] if prior[place] else np.inf
+        prior = float(result.prior[place])
+        before = prior**-2 if prior else np.inf
         whole = sum(shares.values()) + before
         ranked = sorted(shares.items(), key=lambda item: -item[1])[:3]
         half = TWO_SIDED_90 * spreads[place]
         estimates.append(
             Estimate(
                 name=label,
-                prior=float(np.sqrt(prior[place])),
+                prior=prior,
                 value=float(values[place]),
                 low=float(values[place] - half),
                 high=float(values[place] + half),

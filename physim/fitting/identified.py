@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,19 +85,26 @@ class Identified:
         return [one for one in self.known if one.told >= _TOLD]
 
     @property
+    def narrowed(self) -> list[Known]:
+        """Corrections of which the runs say something, but do not determine them."""
+        return [one for one in self.known if _UNTOLD <= one.told < _TOLD]
+
+    @property
     def untold(self) -> list[Known]:
         """Corrections that are as uncertain as before."""
         return [one for one in self.known if one.told < _UNTOLD]
 
     def describe(self) -> list[str]:
         """The answer in words, a line for each thing."""
-        factors = ", ".join(
-            f"{one.name} {one.factor:.2f} x/ {one.within:.2f}"
-            for one in sorted(self.told, key=lambda one: -one.told)
-        )
-        lines = [f"The runs determine: {factors or 'nothing'}."]
+        sure = f", with 90% intervals: {_listed(self.told)}" if self.told else " no correction"
+        lines = [f"The runs determine{sure}."]
+        if self.narrowed:
+            lines.append(
+                f"They narrow by less than half of the variance: {_listed(self.narrowed)}."
+            )
         if self.untold:
-            lines.append(f"They say nothing of: {', '.join(one.name for one in self.untold)}.")
+            names = ", ".join(one.name for one in self.untold)
+            lines.append(f"They say next to nothing of: {names}.")
         for pair in self.confusions:
             one, other = pair.names
             line = f"They cannot tell {one} from {other} (correlation {pair.correlation:+.2f})"
@@ -108,6 +115,7 @@ class Identified:
         """The answer as plain values, for JSON."""
         return {
             "determined": {one.name: one.told for one in self.told},
+            "narrowed": {one.name: one.told for one in self.narrowed},
             "unknown": [one.name for one in self.untold],
             "alike": [
                 {
@@ -128,6 +136,16 @@ class Identified:
         import pandas as pd
 
         return pd.DataFrame([dataclasses.asdict(one) for one in self.known])
+
+
+def _listed(known: Sequence[Known]) -> str:
+    """Corrections as factors with what they may be, the best known first."""
+    ranked = sorted(known, key=lambda one: -one.told)
+    return ", ".join(
+        f"{one.name} {one.factor:.2f} ({one.factor / one.within:.2f} to "
+        f"{one.factor * one.within:.2f})"
+        for one in ranked
+    )
 
 
 def identified(fit: Fit, case: Case, base: Fit | None = None) -> Identified:

@@ -292,13 +292,18 @@ class Problem:
         return self.tree.along @ self.offsets(parameters)
 
     def loss(self, parameters: Vector) -> float:
-        """The loss; infinite where a stage that counts is predicted to be above capacity."""
+        """The loss; infinite where a stage that counts is predicted to be above capacity.
+
+        Its prior is about the offsets to start from, where the loss of what the fit that it starts
+        from was told, with the prior of that, is least.
+        """
         found = self._deviations(parameters, None)
         if not np.all(np.isfinite(found.sizes)):
             return np.inf
         off = self.corrections(parameters) - self.tree.along @ self.start
         before = float(np.einsum("bi,bij,bj->", off, self.base, off))
-        return found.loss + (before + float(parameters @ parameters)) / 2
+        moved = parameters - self.centre
+        return found.loss + (before + float(moved @ moved)) / 2
 
     def about(self, found: Deviations, parameters: Vector) -> Quadratic:
         """The loss near some parameters, after Gauss and Newton.
@@ -315,7 +320,8 @@ class Problem:
         scale = self.widths[self.tree.level]
         some = self.tree.assembled(curvature, free) * np.outer(scale[free], scale[free])
         return Quadratic(
-            (self.tree.along.T @ gradient)[self.moved] * scale[self.moved] + parameters,
+            (self.tree.along.T @ gradient)[self.moved] * scale[self.moved]
+            + (parameters - self.centre),
             free[self.moved],
             some + np.eye(len(some)),
         )
@@ -330,6 +336,20 @@ class Problem:
             slopes=np.where(counts[:, None], found.slopes, 0.0),
             weights=np.where(counts, found.weights, 0.0),
         )
+
+    def untold_as_before(self, parameters: Vector) -> Vector:
+        """The parameters, but for corrections that no deviation has a slope in: these as before.
+
+        The fit that it starts from knows corrections together, such as those of dense GEMMs and of
+        experts, so that what runs of a dense model tell of the one moves the other at the minimum.
+
+        Args:
+            parameters: The parameters.
+        """
+        found = self.deviations(parameters)
+        told = np.any(found.weights[:, None] * found.slopes != 0, axis=0)
+        offsets = np.where(told, self.offsets(parameters), self.start)
+        return self.standardised(offsets)
 
     def spread_of(self, near: Quadratic) -> Float[np.ndarray, "b n n"]:
         """Covariance of the corrections of each branch.

@@ -19,7 +19,8 @@ from physim.http.bounds import Bounds
 from physim.http.replies import BUSY, DESCRIBED, MALFORMED, OK, VERBS, Reply, refusal
 
 _LATE, _LARGE = 408, 413
-_SAYS = {404: "is not there", 405: "is not asked so"}
+_ABSENT, _OTHER_METHOD = 404, 405
+_READ_PLACES = (DESCRIBED, "/health")
 # Seconds after which who was refused may try again.
 _AGAIN = {"Retry-After": "1"}
 # Bodies that are so many times too large are not read.
@@ -78,10 +79,14 @@ def application(answering: Answering) -> Starlette:
 
     async def refused(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else MALFORMED
-        known = ", ".join([*VERBS, DESCRIBED, "/health"])
-        problem = _SAYS.get(status, "cannot be used")
-        said = InputError(request.url.path[:80], problem, f"POST or GET one of {known}")
-        return _response(refusal(status, said))
+        place = request.url.path[:80]
+        problem = "is not there" if status == _ABSENT else "cannot be used"
+        remedy = f"POST to {', '.join(VERBS)}; GET {', '.join(_READ_PLACES)}"
+        if status == _OTHER_METHOD:
+            method = "POST" if place in VERBS else "GET"
+            problem = f"takes {method}, not {request.method[:20]}"
+            remedy = f"POST a JSON body; {DESCRIBED} describes it" if place in VERBS else "GET it"
+        return _response(refusal(status, InputError(place, problem, remedy)))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -91,7 +96,7 @@ def application(answering: Answering) -> Starlette:
     routes = [
         *(Route(place, verb, methods=["POST"]) for place in VERBS),
         Route(DESCRIBED, description),
-        Route("/health", health),
+        Route(_READ_PLACES[-1], health),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: refused}, lifespan=lifespan)
 

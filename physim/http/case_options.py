@@ -90,18 +90,7 @@ _NAMES: Mapping[str, Callable[[str, Any], None]] = {
 def _tokens_of(field: str, value: float | Mapping[str, Any]) -> Tokens:
     if isinstance(value, int | float):
         return value
-    kind, values = value["kind"], tuple(value.get("values", ()))
-    if (kind == "empirical") != bool(values):
-        raise InputError(f"{field}.values", "are those of empirical lengths", "correct them")
-    if values:
-        found = Lengths.empirical(values)
-        if value.get("mean", found.mean) != found.mean or value.get("std", 0.0):
-            problem = "is not that of the values"
-            raise InputError(f"{field}.mean", problem, "leave it out, and the std")
-        return found
-    if "mean" not in value:
-        raise InputError(f"{field}.mean", "is missing", "give it")
-    return Lengths(kind, float(value["mean"]), float(value.get("std", 0.0)))
+    return Lengths.from_dict(value, field)
 
 
 def _stages_of(field: str, value: list[list[float]]) -> tuple[tuple[float, ...], ...]:

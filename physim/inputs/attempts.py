@@ -45,6 +45,21 @@ def choices(**axes: Sequence[Any]) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
+def check_lists(**lists: Any) -> None:
+    """Refuses a single value where several are to be tried.
+
+    Args:
+        **lists: The values of each argument, by its name.
+
+    Raises:
+        InputError: One is no list.
+    """
+    for name, values in lists.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            shown = f"the case {values.what}" if isinstance(values, Case) else repr(values)[:80]
+            raise InputError(name, f"{shown} is no list", "put it into one: [...]")
+
+
 def layout_axes(
     tps: Sequence[int], pps: Sequence[int], dps: Sequence[int], eps: Sequence[int]
 ) -> dict[str, Sequence[int]]:
@@ -57,8 +72,9 @@ def layout_axes(
         eps: Degrees ``ep``.
 
     Raises:
-        InputError: One is no positive integer.
+        InputError: One is no list of positive integers.
     """
+    check_lists(tps=tps, pps=pps, dps=dps, eps=eps)
     lists = dict(zip(_DEGREES, (tps, pps, dps, eps), strict=True))
     for name, degrees in lists.items():
         for degree in degrees:

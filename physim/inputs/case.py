@@ -86,6 +86,7 @@ _TEXT, _WHOLE = (
     {name for name, hint in get_type_hints(CaseOptions).items() if hint in (kind, kind | None)}
     for kind in (str, int)
 )
+_TOKENS = ("input_tokens", "output_tokens", "turns")
 _RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 # Options that are True or False; the last is of measured runs alone.
 _FLAGS = ("async_scheduling", "prefix_caching", "transfer_by_layer")
@@ -158,17 +159,20 @@ class Case:
         Raises:
             InputError: Likewise.
         """
+        # What is given as None is left as it is by default.
+        given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
         if isinstance(model, Case):
-            if options:
+            if given:
                 raise InputError(
-                    ", ".join(options),
+                    ", ".join(given),
                     "cannot be combined with a case",
                     "change the case, or give no case",
                 )
             return model
         check_names(options)
-        # What is given as None is left as it is by default.
-        given: dict[str, Any] = {k: v for k, v in options.items() if v is not None}
+        for name in _TOKENS:
+            if isinstance(given.get(name), Mapping):
+                given[name] = Lengths.from_dict(given[name], name)
         check_types(given)
         if "gpu" not in given:
             raise InputError("gpu", "is missing", "name one, such as h100_sxm")
@@ -359,7 +363,7 @@ def check_types(options: Mapping[str, Any]) -> None:
             known, what = isinstance(value, str), "text"
         elif name in _FLAGS:
             known, what = isinstance(value, bool), "True or False"
-        elif name in ("input_tokens", "output_tokens", "turns"):
+        elif name in _TOKENS:
             known, what = is_number or isinstance(value, Lengths), "a number or physim.Lengths"
         elif name in _RECORDS:
             known, what = isinstance(value, _RECORDS[name]), f"a physim.{_RECORDS[name].__name__}"

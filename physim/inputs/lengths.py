@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -96,6 +96,41 @@ class Lengths:
         if not values or not all(math.isfinite(value) and value >= 1 for value in values):
             raise InputError("lengths: values", "are empty or not all positive", "correct them")
         return cls("empirical", math.fsum(values) / len(values), values=tuple(map(float, values)))
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], name: str = "lengths") -> Lengths:
+        """A distribution of its fields: kind, mean and std; or of the kind ``empirical``, values.
+
+        Args:
+            fields: Such as ``{"kind": "normal", "mean": 248, "std": 50}``.
+            name: The option that they are given for, for messages.
+
+        Raises:
+            InputError: A field is missing, unknown or of another kind, or out of range.
+        """
+        for key in fields:
+            if key not in ("kind", "mean", "std", "values"):
+                problem = "is no field of lengths"
+                raise InputError(f"{name}.{key}", problem, "use kind, mean, std or values")
+        kind, values = fields.get("kind"), fields.get("values", ())
+        if not isinstance(kind, str):
+            raise InputError(f"{name}.kind", "is missing", f"use one of {', '.join(KINDS)}")
+        try:
+            values = tuple(float(value) for value in values)
+            given = {key: float(fields[key]) for key in ("mean", "std") if key in fields}
+        except (TypeError, ValueError) as error:
+            raise InputError(name, "has a figure that is no number", "correct it") from error
+        if (kind == "empirical") != bool(values):
+            raise InputError(f"{name}.values", "are those of empirical lengths", "correct them")
+        if values:
+            found = cls.empirical(values)
+            if given.get("mean", found.mean) != found.mean or given.get("std", 0.0):
+                problem = "is not that of the values"
+                raise InputError(f"{name}.mean", problem, "leave it out, and the std")
+            return found
+        if "mean" not in given:
+            raise InputError(f"{name}.mean", "is missing", "give it")
+        return cls(kind, given["mean"], given.get("std", 0.0))
 
     @classmethod
     def parse(cls, text: str, name: str = "lengths") -> Tokens:

@@ -197,7 +197,7 @@ class Load(LoadRequest):
         Raises:
             InputError: It cannot be used.
         """
-        given: dict[str, Any] = {**options}
+        given: dict[str, Any] = {name: own for name, own in options.items() if own is not None}
         return cls(lengths=lengths, **given)
 
     def with_lengths(self, lengths: RequestLengths) -> Load:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SHORTEST_S = 1e-6
+# A window has a peak where so many times its requests come in one of so many parts of it, and more
+# standard deviations more than Poisson arrivals have in a part of a day of windows.
+_PARTS, _PEAKED, _BY_CHANCE = 10, 1.5, 5.0
 # Windows of a profile, each of which is planned for: a year of five minutes each.
 _MOST_WINDOWS = 105_120
 
@@ -169,7 +172,7 @@ class LoadProfile:
                 lengths=RequestLengths.from_columns(inputs, outputs, cached, Path(path).name),
             )
             windows.append(window)
-        return cls(tuple(windows))
+        return cls(tuple(windows), _peaks_in(windows, arrivals))
 
     def in_stages(self, arrival: str = "poisson", burstiness: float = 1.0) -> Load:
         """The windows as the stages of one load, whose requests are those of all windows.
@@ -261,6 +264,35 @@ class LoadProfile:
 
         rows = [{**window.means(), "prefixes": window.prefixes} for window in self.windows]
         return pd.DataFrame(rows)
+
+
+def _peaks_in(windows: Sequence[Window], arrivals: Float[np.ndarray, " n"]) -> tuple[str, ...]:
+    """Says where requests of a window come much faster for a while than in the mean of it.
+
+    Args:
+        windows: The windows.
+        arrivals: When each request comes, seconds, in order.
+    """
+    worst, place, count = 1.0, 0, 0
+    for number, window in enumerate(windows):
+        edges = window.start_s + window.duration_s / _PARTS * np.arange(_PARTS + 1)
+        # The last request of all comes as the last window ends.
+        edges[-1] = np.nextafter(edges[-1], math.inf if window is windows[-1] else edges[-1])
+        most = float(np.max(np.diff(np.searchsorted(arrivals, edges))))
+        mean = window.rate * window.duration_s / _PARTS
+        if most > _PEAKED * mean and most > mean + _BY_CHANCE * math.sqrt(mean):
+            count += 1
+            if most / mean > worst:
+                worst, place = most / mean, number
+    if not count:
+        return ()
+    window = windows[place]
+    part = window.duration_s / _PARTS
+    return (
+        f"windows average over peaks within them: in {count} of {len(windows)}, requests come "
+        f"faster for a while, most in that at {window.start_s:g} s, {worst:.2g} times as fast for "
+        f"{part:.3g} s; plan with windows that are shorter",
+    )
 
 
 def check_window(window_s: float) -> None:

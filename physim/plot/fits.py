@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from physim.corrections.calibration import TWO_SIDED_90
-from physim.corrections.fields import PRIOR_WIDTHS, flat, labels
+from physim.corrections.fields import flat, labels
 from physim.plot.figures import COLORS, axes_or_new, literal, new_figure, plain_ticks
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ def draw_corrections(fit: Fit, axes: Axes | None = None) -> Axes:
     axes = axes_or_new(axes, 6.0, 5.0)
     about = fit.at_branch(fit.common)
     values = flat(about.corrections)
-    priors = float(fit.record.get("prior_scale", 1.0)) * flat(PRIOR_WIDTHS)
     spreads = None if about.covariance is None else np.sqrt(np.diag(about.covariance))
     frozen = fit.record.get("frozen", ())
     shown = [
@@ -67,7 +66,7 @@ def draw_corrections(fit: Fit, axes: Axes | None = None) -> Axes:
         if "[" not in name and name not in frozen
     ][::-1]
     for height, (place, _) in enumerate(shown):
-        prior = TWO_SIDED_90 * priors[place]
+        prior = TWO_SIDED_90 * fit.prior[place]
         ends = np.exp([-prior, prior])
         axes.plot(ends, [height] * 2, color="0.8", lw=7, solid_capstyle="butt")
         if spreads is not None:

@@ -88,7 +88,11 @@ class CaseArrays(eqx.Module):
                 for case in apart.values()
             ]
         )
-        limits = stack(Limits.alike([Limits.from_server(case.server) for case in apart.values()]))
+        servers = {id(case.server): case.server for case in apart.values()}
+        known = dict(
+            zip(servers, Limits.alike([*map(Limits.from_server, servers.values())]), strict=True)
+        )
+        limits = stack([known[id(case.server)] for case in apart.values()])
         found = []
         for start in range(0, len(cases), most):
             rows = [places[id(case)] for case in cases[start : start + most]]
@@ -106,12 +110,27 @@ class CaseArrays(eqx.Module):
 
 def stack(records: Sequence[Record]) -> Record:
     """Records of one shape as one with a leading axis, in NumPy."""
-    leaves, structures = zip(*(jax.tree.flatten(record) for record in records), strict=True)
-    columns = zip(*leaves, strict=True)
-    return jax.tree.unflatten(structures[0], [np.array(column, float) for column in columns])
+    # Many are one record many times over.
+    apart = {id(record): record for record in records}
+    leaves, structures = zip(*(jax.tree.flatten(record) for record in apart.values()), strict=True)
+    columns = (np.array(column, float) for column in zip(*leaves, strict=True))
+    places = {key: place for place, key in enumerate(apart)}
+    rows = [places[id(record)] for record in records]
+    return jax.tree.unflatten(structures[0], [column[rows] for column in columns])
 
 
-def row_of(records: Record, row: int | Sequence[int] | np.ndarray) -> Record:
+def unstacked(record: Record) -> list[Record]:
+    """The records that one with a leading axis holds, as plain numbers.
+
+    Args:
+        record: It.
+    """
+    leaves, structure = jax.tree.flatten(record)
+    columns = (np.asarray(leaf).tolist() for leaf in leaves)
+    return [jax.tree.unflatten(structure, row) for row in zip(*columns, strict=True)]
+
+
+def row_of(records: Record, row: int | slice | Sequence[int] | np.ndarray) -> Record:
     """One of stacked records, or some of them."""
     picked: Record = jax.tree.map(lambda leaf: leaf[row], records)
     return picked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from physim.inputs.load import Load
 from physim.inputs.scenario import taken_of_load
 from physim.kept import kept
 from physim.metrics import STATISTICS
-from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, stack
+from physim.prediction.arrays import CaseArrays, prompts_of_strata, row_of, stack, unstacked
 from physim.prediction.evictions import evictions
 from physim.prediction.requests import Requests
 from physim.prediction.results import (
@@ -34,9 +35,10 @@ from physim.types import AnyArray
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
-# Numbers of cases that are solved at once; of more, powers of two. Those between take some seconds
-# to compile, and save 10 to 30 ms a call.
-_SIZES = (1, 8, 32)
+# Numbers of cases that are solved at once; more by the last of these. Those between take some
+# seconds to compile, and save 10 to 30 ms a call; larger ones are slower, since all wait for the
+# case that takes most iterations.
+_SIZES = (1, 8, 32, 128)
 # How far clients are in step from which on it is said.
 _IN_STEP = 0.5
 _LOCKSTEP = (
@@ -53,20 +55,13 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
         corrections: Corrections of each.
         fit: Their name, for the record.
     """
-    every = stack(padded(corrections, _SIZES))
-    solved, drawn = jax.tree.map(
-        np.asarray, _solve(CaseArrays.from_cases(padded(cases, _SIZES)), every)
-    )
+    offered, unending, drawn = _solved(cases, corrections)
     percentiles = drawn.percentiles()
-    rows = len(drawn.ttft)
-    states: list[SteadyState] = [
-        jax.tree.map(lambda leaf, i=row: leaf[i].tolist(), solved) for row in range(2 * rows)
-    ]
+    states = zip(unstacked(offered)[: len(cases)], unstacked(unending)[: len(cases)], strict=True)
     return [
         _prediction(
             case,
-            states[row],
-            states[rows + row],
+            *both,
             Requests(
                 drawn.ttft[row],
                 drawn.tpot[row],
@@ -76,8 +71,26 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
             {metric: values[row] for metric, values in percentiles.items()},
             fit,
         )
-        for row, case in enumerate(cases)
+        for row, (case, both) in enumerate(zip(cases, states, strict=True))
     ]
+
+
+def _solved(
+    cases: Sequence[Case], corrections: Sequence[Corrections]
+) -> tuple[SteadyState, SteadyState, Drawn]:
+    """States of the cases' loads and of the same requests without end; latencies of the first."""
+    whole = CaseArrays.from_cases(cases), stack(corrections)
+    size = next((size for size in _SIZES if size >= len(cases)), _SIZES[-1])
+    places = np.minimum(np.arange(math.ceil(len(cases) / size) * size), len(cases) - 1)
+    parts = []
+    for rows in places.reshape(-1, size):
+        both, drawn = jax.tree.map(np.asarray, _solve(*row_of(whole, rows)))
+        offered, unending = (row_of(both, half) for half in (slice(size), slice(size, None)))
+        parts.append((offered, unending, drawn))
+    found: tuple[SteadyState, SteadyState, Drawn] = jax.tree.map(
+        lambda *own: np.concatenate(own), *parts
+    )
+    return found
 
 
 Solved = tuple[SteadyState, Drawn]

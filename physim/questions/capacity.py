@@ -118,7 +118,7 @@ def capacity(
                 raise InputError(
                     name, "cannot be given: the rate is what is asked for", "leave it out"
                 )
-        options = {"arrival": "poisson", **options, "rate": 1.0}
+        options = {**options, "arrival": options.get("arrival") or "poisson", "rate": 1.0}
     case = Case.from_options(model, **options)
     asked_load = case.demanded
     load = replace(

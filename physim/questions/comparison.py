@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.inputs.attempts import attempts, check_shared, choices, layout_axes
+from physim.inputs.attempts import attempts, check_lists, check_shared, choices, layout_axes
 from physim.inputs.case import Case, SharedOptions
 from physim.inputs.fleet_request import FleetOptions
 from physim.options import named_options
@@ -122,6 +122,7 @@ def compare(
         InputError: Nothing is compared, or an option cannot be used. A combination that cannot be
             deployed is listed in ``refused``.
     """
+    check_lists(models=models, gpus=gpus, fleets=fleets)
     prices = hourly_prices(prices)
     order = order or ("cost" if prices else "e2e")
     if order not in ORDERS or (order == "cost" and not prices):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from physim.errors import InputError
+from physim.inputs.attempts import check_lists
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.requests import OF_A_REQUEST
 from physim.prediction.results import Prediction
@@ -132,6 +133,7 @@ class Requirements:
         Raises:
             InputError: There are none, one cannot be read, or the share is none.
         """
+        check_lists(slo=slo)
         objectives = objectives_of(slo)
         if not objectives:
             raise InputError("slo", "is missing", f"give at least one, such as {_EXAMPLE}")

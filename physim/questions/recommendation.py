@@ -18,7 +18,7 @@ from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.errors import InputError
 from physim.grids.store import measured_gpus
-from physim.inputs.attempts import check_shared, layout_axes, refuse_fleets
+from physim.inputs.attempts import check_lists, check_shared, layout_axes, refuse_fleets
 from physim.inputs.case import Case, LoadAndEngineOptions
 from physim.inputs.profile import LoadProfile, Window
 from physim.models.architecture import ModelArch
@@ -36,7 +36,7 @@ from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirement
 from physim.questions.pareto import Tradeoff, tradeoff
 from physim.questions.pools_apart import Split, best_split
 from physim.questions.prices import hourly_price, hourly_prices, per_million_tokens
-from physim.questions.schedule import Arrivals, ReplicaSchedule
+from physim.questions.schedule import Arrivals, ReplicaSchedule, server_hours_about
 from physim.questions.servers import Servers
 from physim.service.hardware import load_hardware
 
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _OF_ITL = {"tpot": "itl"}
 # Windows of a profile by which servers are ranked before all are looked at.
 _PEAKS = 8
+# What a server costs, minus what it leaves of the tightest bound, its place and their number.
+_Entry = tuple[float, float, int, int]
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Choice:
         cost: Price of a million generated tokens; None without prices.
         price: Price of an hour of all GPUs; None without prices.
         schedule: What each window of a load profile takes, if that is what is planned for; case and
-            predictions are then of the window that leaves least room.
+            predictions are then of the window that leaves least room, and ``cost`` is with servers
+            that run as scheduled.
     """
 
     case: Case
@@ -84,6 +87,13 @@ class Choice:
     def gpus(self) -> int:
         """GPUs of all servers."""
         return self.replicas * self.case.server.parallelism.gpus
+
+    @property
+    def scheduled_price(self) -> float | None:
+        """Price of all windows of a profile with the servers that each takes; None without one."""
+        if self.price is None or self.schedule is None:
+            return None
+        return self.price / self.gpus * self.schedule.gpu_hours()
 
     def to_dict(self) -> dict[str, Any]:
         """The choice as plain values, for JSON."""
@@ -121,12 +131,15 @@ class Choice:
         return {
             "gpu_hours": schedule.gpu_hours(self.replicas),
             "gpu_hours_scaled": schedule.gpu_hours(),
+            "cost_scaled": self.scheduled_price,
             "windows": schedule.to_frame().to_dict("records"),
         }
 
     def __repr__(self) -> str:
         servers = f"{self.replicas} x ({self.case.what})"
         price = "" if self.price is None else f", {self.price:.4g} an hour"
+        if self.scheduled_price is not None:
+            price = f", {self.scheduled_price:.4g} as scheduled"
         return shown(
             self,
             f"{servers}: each {self.prediction.figures}",
@@ -245,7 +258,8 @@ def recommend(
         goodput: Share of the requests that must keep to all that is asked of each.
         count: Deployments wanted.
         profile: A load over a day to plan for, instead of one that stays: objectives hold in every
-            window of it. See `physim.read_profile`.
+            window of it, and what costs least is what does so with servers that run only in the
+            windows that take them. See `physim.read_profile`.
         apart: Whether pools with prefill and decode apart are searched too, of the same GPUs, of up
             to 16 servers each and without expert or pipeline parallelism.
         fit: Name or path of a fit, ``default`` or ``none``.
@@ -258,6 +272,7 @@ def recommend(
     """
     check_shared(options)
     refuse_fleets(options, "what is asked for", "leave it out: replicas are chosen")
+    check_lists(gpus=gpus)
     tried = layout_axes(tps, pps, dps, eps)
     asked = Requirements.parse(slo, goodput)
     for name, number in (("max GPUs", max_gpus), ("count", count)):
@@ -378,7 +393,8 @@ class _Search:
         """The cheapest servers that keep to what is asked when they are replayed.
 
         Of those that cost the same what leaves most room comes first. What misses an objective is
-        tried again with a server more; of a profile its telling windows are replayed.
+        tried again with a server more; of a profile its telling windows are replayed, and what it
+        costs is with servers that are off where a window does not take them.
 
         Args:
             asked: What is asked.
@@ -390,47 +406,64 @@ class _Search:
         Raises:
             InputError: The requests of a window fit on no server.
         """
+
+        def entry(place: int, number: int) -> _Entry:
+            hours = float(number) if profile is None else server_hours_about(profile, number)
+            return self._entry(place, number, hours)
+
         queue = [
-            self._entry(place, number)
-            for place, number in enumerate(self.replicas.tolist())
-            if number
+            entry(place, number) for place, number in enumerate(self.replicas.tolist()) if number
         ]
         heapq.heapify(queue)
         found: list[_Chosen] = []
-        tried, problem = set(), None
+        tried, planned = set[Any](), dict[int, ReplicaSchedule]()
+        plans, problem = dict[tuple[int, int], ReplicaSchedule](), None
         while queue and len(found) < count:
             _, _, place, number = heapq.heappop(queue)
-            case = self.cases[place]
+            case, schedule = self.cases[place], plans.get((place, number))
             key = (case.model.name, case.server.gpu.key, case.server.parallelism, number)
-            if key in tried:
+            if schedule is None and key in tried:
                 continue
             tried.add(key)
-            loads, schedule, most = [case], None, int(self.most[place])
-            if profile is not None:
+            loads, most = [case], int(self.most[place])
+            if profile is not None and schedule is None:
+                # It was in the queue by what it may take; it goes back by what it takes.
                 try:
-                    schedule = ReplicaSchedule.planned(case, profile, asked, known, most, arrivals)
+                    if place not in planned:
+                        planned[place] = ReplicaSchedule.planned(
+                            case, profile, asked, known, most, arrivals
+                        )
                 except InputError as error:
                     problem = error
                     continue
-                if not schedule.most:
-                    continue
+                schedule = planned[place]
                 if schedule.most > number:
-                    heapq.heappush(queue, self._entry(place, schedule.most))
-                    continue
+                    heapq.heappush(queue, entry(place, schedule.most))
+                elif schedule.most:
+                    schedule = plans[place, number] = schedule.raised_to(number)
+                    heapq.heappush(queue, self._entry(place, number, schedule.server_hours))
+                continue
+            if schedule is not None:
                 loads = [schedule.cases[row] for row in schedule.telling]
             shares = [shared(one, number) for one in loads]
             replays = predict_cases(shares, known.on(case).corrections, known.name, "replay")
             if all(asked.missed(replay) is None for replay in replays):
                 found.append(_Chosen(shares[0], number, replays[0], schedule))
             elif number < most:
-                heapq.heappush(queue, self._entry(place, number + 1))
+                heapq.heappush(queue, entry(place, number + 1))
         if problem is not None and not found:
             raise problem
         return found
 
-    def _entry(self, place: int, number: int) -> tuple[float, float, int, int]:
-        """What a queue of the cheapest holds."""
-        return self.price[place] * number, -self.left[place], place, number
+    def _entry(self, place: int, number: int, hours: float) -> _Entry:
+        """What a queue of the cheapest holds of a server and their number.
+
+        Args:
+            place: The server.
+            number: How many there are.
+            hours: Hours of servers that are paid for.
+        """
+        return self.price[place] * hours, -self.left[place], place, number
 
 
 def _choices(
@@ -447,7 +480,9 @@ def _choices(
         case, schedule = own_choice.case, own_choice.schedule
         tokens_per_s, hour = one.output_tokens_per_s, hourly_price(hourly, case.service)
         if schedule is not None:
-            tokens_per_s = schedule.tokens_per_s / own_choice.replicas
+            # Of a server that runs, mean over the windows.
+            running = schedule.server_hours / schedule.hours
+            tokens_per_s = schedule.tokens_per_s / running
         rooms = {own: own.seconds / _latency(own, one, asked) for own in asked.objectives}
         left = {own: 1 - 1 / room for own, room in rooms.items()}
         tightest = min(left, key=lambda own: left[own])

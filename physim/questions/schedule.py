@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,22 @@ class Arrivals:
             raise InputError(where, error.what, error.remedy) from error
 
 
+def server_hours_about(profile: LoadProfile, most: float) -> float:
+    """Hours of servers that a load profile takes, about: each window its share of the most.
+
+    It is not rounded up to whole servers, so that it is seldom above what is needed.
+
+    Args:
+        profile: The windows.
+        most: Servers that the busiest takes.
+    """
+    demands = np.array([window.demands for window in profile.windows])
+    durations = np.array([window.duration_s for window in profile.windows])
+    peaks = np.max(demands, axis=0)
+    share = np.max(demands[:, peaks > 0] / peaks[peaks > 0], axis=1)
+    return float(np.sum(np.maximum(most * share, 1.0) * durations) / _HOUR)
+
+
 @dataclass(frozen=True)
 class ReplicaSchedule:
     """How many of a server keep to objectives in each window of a load profile.
@@ -116,6 +132,14 @@ class ReplicaSchedule:
         """Servers that are enough in every window; 0 if too many are needed in one."""
         return int(self.replicas.max()) if self.replicas.all() else 0
 
+    def raised_to(self, most: int) -> ReplicaSchedule:
+        """The schedule with so many more servers in every window that the most are ``most``.
+
+        Args:
+            most: The most in a window, no fewer than there are.
+        """
+        return replace(self, replicas=self.replicas + (most - self.most))
+
     @property
     def telling(self) -> list[int]:
         """Places of windows to look at closely if no server is ever turned off.
@@ -133,6 +157,17 @@ class ReplicaSchedule:
         """Generated tokens, mean over the windows."""
         tokens = sum(one.duration_s * one.demands[2] for one in self.windows)
         return float(tokens / sum(one.duration_s for one in self.windows))
+
+    @property
+    def hours(self) -> float:
+        """Hours of all windows."""
+        return sum(window.duration_s for window in self.windows) / _HOUR
+
+    @property
+    def server_hours(self) -> float:
+        """Hours of servers, if each window has as many as it takes."""
+        durations = np.array([window.duration_s for window in self.windows])
+        return float(np.sum(self.replicas * durations) / _HOUR)
 
     def gpu_hours(self, replicas: int | None = None) -> float:
         """GPU-hours of all windows.

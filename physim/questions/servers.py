@@ -153,6 +153,9 @@ class Servers:
         clients: Numbers | None,
         asked: Requirements,
     ) -> Latencies:
+        # Numbers that were solved have fewer digits, for which all would be compiled once more.
+        rates = np.asarray(rates, float)
+
         def solved(chunk: Chunk) -> Latencies:
             places, count = chunk
             own = None if clients is None else clients[places]
