@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from physim.errors import InputError
+from physim.fitting.fit import fit
 from physim.inputs.case import Case
 from physim.measured import vllm_bench
 from physim.measured.metrics import read_metrics, stage_of
@@ -44,6 +46,10 @@ def test_iteration_log_of_a_server_that_runs_ahead():
     # All prompts, and those to warm up, but for the blocks that happened to be in the prefix cache.
     assert steps.prefill_tokens.sum() == 1024 * (24 + 260 + 520 + 788) - 2016
     assert any("0.2 ms" in note for note in steps.notes)
+    # Fitted, they made ITL 40 to 58% too short.
+    server = Case.from_options(model=LLAMA, gpu="h100_sxm")
+    with pytest.raises(InputError, match="10% of its steps took less than"):
+        fit(steps=RECORDED / "serve.log.gz", server=server, base="none")
 
 
 def test_results_of_the_load_generator(tmp_path):
