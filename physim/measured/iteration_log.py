@@ -101,8 +101,8 @@ def _table(
     measured = seconds > 0
     if not measured.all():
         notes.append(f"{int((~measured).sum())} steps of 0.00 ms are left out")
-    if short := too_short(seconds):
-        notes.append(f"{100 * short:.0f}% of the steps {WAITS}; {WHOLE_STEPS}")
+    if share := too_short(seconds):
+        notes.append(f"{100 * share:.0f}% of the steps {WAITS}; {WHOLE_STEPS}")
     restarts = sum(
         int(after["index"]) <= int(before["index"])
         for before, after in itertools.pairwise(steps)
