@@ -20,7 +20,7 @@ from physim.inputs.case import Case
 from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import grouped, read_tables
 from physim.measured.step_trace import read_steps
-from physim.measured.steps import CLOCKS, NOT_TIMED, MeasuredSteps
+from physim.measured.steps import CLOCKS, NOT_TIMED, WAITS, WHOLE_STEPS, MeasuredSteps, too_short
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES, StepOps, lower, stack_ops
 from physim.step.mixed_steps import ADDITIVE, MIXINGS, Mixing
@@ -211,10 +211,14 @@ def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -
         campaign: The campaign that the server is of.
 
     Raises:
-        InputError: Contexts are not known.
+        InputError: Contexts are not known, or the times are those that an engine which runs ahead
+            waits for tokens.
     """
     import pandas as pd
 
+    for steps in tables:
+        if steps.clock == "worker" and (short := too_short(steps.seconds)):
+            raise InputError(steps.source, f"{100 * short:.0f}% of its steps {WAITS}", WHOLE_STEPS)
     count = sum(map(len, tables))
     thinned = [steps[slice(None, None, -(-count // _MOST_STEPS))] for steps in tables]
     ops = lower(case.server)

@@ -12,19 +12,13 @@ import numpy as np
 from physim import data
 from physim.engines.engine import engines
 from physim.errors import InputError
-from physim.measured.steps import MeasuredSteps
+from physim.measured.steps import WAITS, WHOLE_STEPS, MeasuredSteps, too_short
 
 # A line that is a step's, whole or cut off: many times as fast to look for as the pattern.
 _MARK = "Iteration("
 _STAMP = re.compile(r"\b(\d\d-\d\d \d\d:\d\d:\d\d)\b")
 # Lines of several processes may run into each other, so many of a log's.
 _MOST_BROKEN = 0.01
-# No GPU computes a step so fast, seconds; and so many are in every log, when little is waited for.
-_TOO_SHORT_S, _TOO_MANY = 2e-4, 0.05
-_SHORT = (
-    "took less than 0.2 ms: the engine logs how long it waits for a step's tokens, which says "
-    "little of one that runs ahead; start it without asynchronous scheduling to see whole steps"
-)
 
 
 def read(path: Path) -> MeasuredSteps:
@@ -107,8 +101,8 @@ def _table(
     measured = seconds > 0
     if not measured.all():
         notes.append(f"{int((~measured).sum())} steps of 0.00 ms are left out")
-    if len(seconds) and np.mean(seconds < _TOO_SHORT_S) > _TOO_MANY:
-        notes.append(f"{100 * np.mean(seconds < _TOO_SHORT_S):.0f}% of the steps {_SHORT}")
+    if share := too_short(seconds):
+        notes.append(f"{100 * share:.0f}% of the steps {WAITS}; {WHOLE_STEPS}")
     restarts = sum(
         int(after["index"]) <= int(before["index"])
         for before, after in itertools.pairwise(steps)

@@ -36,10 +36,27 @@ NOT_TIMED: Mapping[str, tuple[str, ...]] = {
 KINDS = ("decode", "prompts", "mixed")
 # No step takes as long, in seconds, and none has as many tokens.
 _LONGEST_S, _MOST = 1e4, 1e9
+# No GPU computes a step so fast, seconds; and so many are in every log, when little is waited for.
+_TOO_SHORT_S, _TOO_MANY = 2e-4, 0.05
+WAITS = (
+    "took less than 0.2 ms: the engine logs how long it waits for a step's tokens, which says "
+    "little of one that runs ahead"
+)
+WHOLE_STEPS = "start it without asynchronous scheduling to see whole steps"
 # What a step must say; the rest may be unknown.
 _NEEDED = ("decode_requests", "prefill_requests", "prefill_tokens", "seconds")
 
 Column = Float[np.ndarray, " steps"]
+
+
+def too_short(seconds: Column) -> float:
+    """Share of steps that no GPU computes so fast, if it is larger than a log of whole steps has.
+
+    Args:
+        seconds: How long the steps took.
+    """
+    share = float(np.mean(seconds < _TOO_SHORT_S)) if len(seconds) else 0.0
+    return share if share > _TOO_MANY else 0.0
 
 
 @dataclass(frozen=True, eq=False)
