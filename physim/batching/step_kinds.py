@@ -314,11 +314,6 @@ def kinds_at(
         on_one,
         decoding_tokens[-1],
     )
-    others_tokens = jnp.maximum(total - on_one * tokens, 0.0)
-    if separate:
-        # Ranks that have no prompts decode meanwhile, unless all clients wait for their turn.
-        idle = jnp.where(demand.closed, 0.0, jnp.maximum(1.0 - numbers / ranks, 0.0))
-        others_tokens += jnp.where(numbers > 0.0, idle * mean * limits.query_tokens, 0.0)
     batch = replace(
         plain,
         prefill_requests=on_one,
@@ -326,7 +321,7 @@ def kinds_at(
         prefill_squares=on_one * squares,
         cached_tokens=on_one * (demand.cached_tokens + before),
         cached_products=on_one * (tokens * demand.cached_before + products),
-        prompts_elsewhere=others_tokens,
+        prompts_elsewhere=jnp.maximum(total - on_one * tokens, 0.0),
         without_graph=without_graph,
     )
     # One more step: the same as a typical one, with those that an arriving request meets in it.
