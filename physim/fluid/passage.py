@@ -15,8 +15,8 @@ from physim.types import Number, Scalar
 
 # Share of its time that a link is taken at most, beyond which a wait would have no end.
 BUSIEST = 0.95
-# Shares of the saturation throughput between which a rate of clients is looked for. Beyond the most,
-# where queues of requests that come by chance are long, as many come as are served.
+# Shares of the saturation throughput between which a rate of clients is looked for. Beyond the
+# most, where queues of requests that come by chance are long, as many come as are served.
 LEAST_SHARE, MOST_SHARE = 1e-5, 0.95
 # Requests per second of which none meets another.
 ALONE_RPS = 1e-4

@@ -174,8 +174,8 @@ class ApartArrays(eqx.Module):
         Args:
             corrections: Corrections of the components.
         """
-        pools = [
+        prompts, answers = (
             Replicas(one.model(corrections), one.demand, one.limits, count)
             for one, count in zip((self.prompts, self.answers), self.servers, strict=True)
-        ]
-        return pools_state(*pools, self.passage, self.rate, self.full_steps, self.clients)
+        )
+        return pools_state(prompts, answers, self.passage, self.rate, self.full_steps, self.clients)
