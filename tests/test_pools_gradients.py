@@ -34,7 +34,7 @@ def test_waits_between_pools_by_hand():
     assert chance_of_clients(0.0, 2.0, 1.0) == 0.0
 
 
-@pytest.mark.parametrize(("while_computed", "exposed_s"), [(0.0, 0.4), (0.75, 0.1)])
+@pytest.mark.parametrize(("while_computed", "exposed_s"), [(0.0, 0.4), (0.9, 0.1)])
 def test_the_slope_of_what_is_sent(while_computed, exposed_s):
     passage = Passage(4000.0, 1e-4, 0.025, while_computed, 1.0, 1.0, 0.0)
 
