@@ -15,29 +15,23 @@ import numpy as np
 
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE
 from physim.inputs.case import Case
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
+from physim.prediction.apart_arrays import clients_of_rank, full_steps, slots_of, with_slots
 from physim.prediction.arrays import step_model_of
 from physim.prediction.journeys import Journey, PromptQueue, Way
 from physim.prediction.results import Prediction
 from physim.service.routers import BY_PREFIX
-from physim.service.server import Server
-from physim.service.service import Pool
-from physim.step.batch import Batch
 from physim.step.many_batches import total_seconds
 
 Predict = Callable[[Sequence[Case], Sequence[Corrections]], list[Prediction]]
 """Predicts cases of one server each."""
 
-# Shares of the saturation throughput between which a rate of clients is looked for, and how many
-# halvings of what lies between, in logarithm, find it within a tenth of a percent. Beyond the most,
-# where queues of requests that come by chance are long, as many come as are served.
-_LEAST, _MOST, _HALVINGS = 1e-5, 0.95, 14
-# Requests per second of which none meets another.
-_ALONE_RPS = 1e-4
-# Slots for each client at which none waits for one, though they come by chance.
-_MORE_SLOTS = 16
+# How many halvings of the shares in which a rate of clients is looked for, in logarithm, find it
+# within a tenth of a percent.
+_HALVINGS = 14
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
@@ -102,7 +96,7 @@ class _Services:
         self._ways = [Way.of_case(case) for case in cases]
         # Clients of a data-parallel rank that generates, were all of them there at once.
         self._together = [
-            _clients_of_rank(case, way.second) for case, way in zip(cases, self._ways, strict=True)
+            clients_of_rank(case, way.second) for case, way in zip(cases, self._ways, strict=True)
         ]
         self._answers_cv2 = [
             None if case.demanded.concurrency is None else case.demanded.moments().output_cv2
@@ -111,7 +105,7 @@ class _Services:
         own = [case.of_pool(way.first) for case, way in zip(self.cases, self._ways, strict=True)]
         # Of requests that hardly come, each comes alone.
         alone = predict(
-            [replace(case, load=replace(case.demanded, rate=_ALONE_RPS)) for case in own],
+            [replace(case, load=replace(case.demanded, rate=ALONE_RPS)) for case in own],
             corrections,
         )
         self.prompts = [
@@ -137,7 +131,7 @@ class _Services:
         for (case, way, prompts, rate), together in zip(every, self._together, strict=True):
             load = replace(case.demanded, rate=min(rate, prompts.saturation_rps))
             own = replace(case, load=load).of_pool(way.second)
-            passed.append(own if slots else own.with_server(_with_slots(own.server, together)))
+            passed.append(own if slots else own.with_server(with_slots(own.server, together)))
         seconds = self._predict(passed, self._corrections)
         columns = every, seconds, self._answers_cv2
         return [
@@ -155,48 +149,17 @@ class _Services:
 
 
 def _full_steps_rps(case: Case, corrections: Corrections) -> float:
-    """Prompts per second of a server all of whose steps are full, one prompt in two of them.
-
-    Of a prompt of ``n`` tokens that a step's end cuts anywhere, a sixth of ``n ** 2`` is the mean
-    product of what is computed and what was before; as much twice is missing of the squares.
+    """Prompts per second of a server all of whose steps are full; infinite where none is known.
 
     Args:
         case: The server and its prompts.
         corrections: Corrections of its steps.
     """
-    server, moments = case.server, case.demanded.moments()
-    budget, ranks = float(server.sizes.max_num_batched_tokens), server.parallelism.dp
-    if moments.new > budget or server.parallelism.pp > 1:
-        # Prompts fill several steps, or several steps are under way.
+    full = full_steps(case)
+    if full is None:
         return math.inf
-    count, square = budget / moments.new, moments.new**2 * (1.0 + moments.new_cv2)
-    model = step_model_of(case, corrections)
-    batch = Batch(
-        decode_requests=0.0,
-        query_tokens=1.0,
-        attended=np.zeros(len(model.ops.windows)),
-        prefill_requests=count + 1.0,
-        prefill_tokens=budget,
-        prefill_squares=count * square - square / 3.0,
-        cached_tokens=count * moments.cached + moments.new / 2.0,
-        cached_products=budget * moments.cached + square / 6.0,
-        prompts_elsewhere=(ranks - 1) * budget,
-    )
-    (step_s,) = total_seconds(model, batch).tolist()
-    return float(ranks * count / step_s)
-
-
-def _clients_of_rank(case: Case, pool: Pool) -> int:
-    """Clients of a data-parallel rank of a pool, were all of them there at once."""
-    return math.ceil(
-        (case.demanded.concurrency or 0.0) / pool.replicas / pool.server.parallelism.dp
-    )
-
-
-def _with_slots(server: Server, requests: int) -> Server:
-    """A server whose ranks have slots for so many requests, however these come."""
-    slots = max(server.sizes.max_num_seqs, _MORE_SLOTS * requests)
-    return replace(server, sizes=replace(server.sizes, max_num_seqs=slots))
+    (step_s,) = total_seconds(step_model_of(case, corrections), full.batch).tolist()
+    return float(full.prompts / step_s)
 
 
 def _of_rates(
@@ -220,12 +183,12 @@ def _of_clients(
     think_s = np.array([case.demanded.think_s for case in cases])
     services = _Services(cases, corrections, predict)
     # Where next to nothing comes, all that there is to know of how much may come.
-    fewest = services.at_rates([_ALONE_RPS] * len(cases))
-    slots = np.array([_slots(one.way.second) for one in fewest], float)
+    fewest = services.at_rates([ALONE_RPS] * len(cases))
+    slots = np.array([slots_of(one.way.second) for one in fewest], float)
     # Prompts queue by chance before they are as many as can be; of slots as many wait as there are
     # more clients.
     ends = np.array([min(one.prompts.saturation_rps, one.way.most_rps) for one in fewest])
-    low, high = np.log(_LEAST * ends), np.log(_MOST * ends)
+    low, high = np.log(LEAST_SHARE * ends), np.log(MOST_SHARE * ends)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         found = services.at_rates(np.exp(middle).tolist(), slots=False)
@@ -242,16 +205,10 @@ def _of_clients(
     stays = np.array([one.e2e_s for one in found])
     all_come = np.minimum(clients / (stays + think_s), ends)
     answered = rates * np.array([one.answer_s for one in found])
-    served = np.where(answered < _MOST * slots, all_come, rates)
+    served = np.where(answered < MOST_SHARE * slots, all_come, rates)
     found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
     columns = cases, found, calm, services.firsts(rates.tolist()), served.tolist()
     return [_of_waits(*row) for row in zip(*columns, strict=True)]
-
-
-def _slots(pool: Pool) -> int:
-    """Requests that all servers of a pool let run."""
-    server = pool.server
-    return pool.replicas * server.parallelism.dp * server.sizes.max_num_seqs
 
 
 def _of_waits(

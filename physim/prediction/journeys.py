@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
+from physim.fluid.passage import chance_of_clients, for_prompts_s, on_link_s
 from physim.inputs.case import Case
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction
 from physim.service.phases import DECODE, PREFILL
 from physim.service.service import Pool, Transfer
-
-# Share of its time that a link is taken at most, beyond which a wait would have no end.
-_BUSIEST = 0.95
 
 
 @dataclass(frozen=True)
@@ -51,24 +49,17 @@ class Way:
     def between_s(self, prefill_s: float, rate: float) -> float:
         """Time from the end of a prompt until its KV blocks are in the other pool, mean, seconds.
 
-        Servers send those of one request after the other; as many wait as in an M/D/1 queue.
-
         Args:
             prefill_s: How long its prompt is computed.
             rate: Requests per second.
         """
         exposed_s = self.transfer.exposed_s(self.tokens, prefill_s)
-        busy = min(rate * exposed_s / self.first.replicas, _BUSIEST)
-        return self.transfer.latency_s + exposed_s * (1.0 + busy / (2.0 * (1.0 - busy)))
+        return float(on_link_s(exposed_s, self.transfer.latency_s, rate, self.first.replicas))
 
 
 @dataclass(frozen=True)
 class PromptQueue:
     """Servers that compute prompts: a queue of them, each before its one stay.
-
-    Their wait is that of a queue with one server, by the variation of the times between arrivals
-    and of the prompts (Allen and Cunneen's approximation; Allen, Probability, Statistics and
-    Queueing Theory, 1990): data-parallel ranks have a queue each.
 
     Attributes:
         lone: A server whose prompts come alone.
@@ -112,7 +103,7 @@ class PromptQueue:
             return math.inf
         ranks = self.lone.pool.server.parallelism.dp
         each_s = ranks / self.most_rps
-        return busy / (1.0 - busy) * each_s * (chance * self.arrival_cv2 + self.prompt_cv2) / 2.0
+        return for_prompts_s(busy, each_s, chance * self.arrival_cv2, self.prompt_cv2)
 
     def waits_s(self, rate: float, chance: float, count: int) -> Float[np.ndarray, " n"]:
         """What some prompts wait that stand for all, seconds: of a share nothing, of others longer.
@@ -189,16 +180,10 @@ class Journey:
 
     @property
     def chance(self) -> float:
-        """How far prompts come by chance, from 0 to 1.
-
-        Clients whose answers take as long come back in the order and at the distances in which
-        their prompts were computed; the more their answers differ, in times between prompts, the
-        less is left of that.
-        """
-        if self.answer_cv2 is None:
+        """How far prompts come by chance, from 0 to 1."""
+        if self.answer_cv2 is None or not math.isfinite(self.answer_s):
             return 1.0
-        apart = self.answer_cv2 * (self.rate * self.answer_s) ** 2
-        return apart / (1.0 + apart) if math.isfinite(apart) else 1.0
+        return chance_of_clients(self.answer_cv2, self.rate, self.answer_s)
 
     @property
     def ttft_s(self) -> float:

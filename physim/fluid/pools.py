@@ -1,0 +1,245 @@
+"""Steady state of pools of which one computes prompts and the other generates, differentiable.
+
+Each pool is its servers' steady state (`physim.fluid.steady`); between them are a queue for prompts
+and one for the link (`physim.fluid.passage`). The rate of clients, who wait for answers, is the
+root of Little's law: so many as there are under way or thinking, or as there are slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from physim.batching.demand import Demand
+from physim.batching.limits import Limits
+from physim.batching.root_finding import bracketed_root
+from physim.fluid.passage import (
+    ALONE_RPS,
+    LEAST_SHARE,
+    MOST_SHARE,
+    FullSteps,
+    Passage,
+    chance_of_clients,
+    for_prompts_s,
+)
+from physim.fluid.steady import steady_state
+from physim.step.model import StepModel
+from physim.types import Scalar
+
+# How far beyond the most that is looked for, in logarithm, the bracket of a rate ends.
+_BEYOND = 1e-3
+
+
+class Replicas(eqx.Module):
+    """The servers of a pool.
+
+    Attributes:
+        model: Step times of one.
+        demand: Its share of requests that come at a rate, whatever that is.
+        limits: Its limits.
+        count: How many servers there are.
+    """
+
+    model: StepModel
+    demand: Demand
+    limits: Limits
+    count: Scalar
+
+
+class ReturningClients(eqx.Module):
+    """Clients, each of whom sends its next request after an answer.
+
+    Attributes:
+        count: How many there are.
+        think_s: How long they think in between, mean, seconds.
+        first_share: Share of all requests that are somebody's first; these come at once.
+        answer_cv2: Squared coefficient of variation of the answers' lengths.
+        slots: Requests that may generate at once.
+    """
+
+    count: Scalar
+    think_s: Scalar
+    first_share: Scalar
+    answer_cv2: Scalar
+    slots: Scalar
+
+
+class PoolsState(NamedTuple):
+    """Latencies of requests that pass two pools, mean, seconds; and what is served.
+
+    Attributes:
+        ttft: Time to first token; infinite where a queue grows without end.
+        itl: Time from one token to the next.
+        e2e: Time of a request; infinite where a queue grows without end.
+        throughput: Requests completed per second.
+    """
+
+    ttft: Scalar
+    itl: Scalar
+    e2e: Scalar
+    throughput: Scalar
+
+
+class _Prompts(NamedTuple):
+    """The pool that computes prompts.
+
+    Attributes:
+        stay_s: Time to first token of a prompt that comes alone.
+        queue_s: Of it, what it waits for room.
+        computed_s: How long such a prompt is computed.
+        most_rps: Prompts per second of all servers, at most.
+        each_s: Time of a prompt on a rank, were all of them full.
+    """
+
+    stay_s: Scalar
+    queue_s: Scalar
+    computed_s: Scalar
+    most_rps: Scalar
+    each_s: Scalar
+
+
+class _Journey(NamedTuple):
+    """What becomes of requests that come at a rate. Seconds.
+
+    Attributes:
+        ttft: Mean time to first token.
+        wait: Of it, what prompts wait for others.
+        answer: From the first token to the last.
+        itl: From one token to the next.
+        too_many: Whether more come than can generate.
+    """
+
+    ttft: Scalar
+    wait: Scalar
+    answer: Scalar
+    itl: Scalar
+    too_many: Scalar
+
+
+def pools_state(
+    prompts: Replicas,
+    answers: Replicas,
+    passage: Passage,
+    rate: Scalar,
+    full_steps: FullSteps | None = None,
+    clients: ReturningClients | None = None,
+) -> PoolsState:
+    """The steady state of two pools: differentiable, and made to be vmapped.
+
+    Args:
+        prompts: Servers that compute prompts.
+        answers: Servers that generate.
+        passage: What is between them.
+        rate: Requests per second that come; of no account for clients.
+        full_steps: Full steps of a server that computes prompts; None where these bound nothing
+            beside its own steady state.
+        clients: Who comes at a rate of their own making; None for requests at ``rate``.
+    """
+    first = _prompts(prompts, full_steps)
+    ends = jnp.minimum(first.most_rps, passage.most_rps(prompts.count))
+    if clients is not None:
+        return _of_clients(clients, first, ends, (prompts.count, answers, passage))
+    found = _journey(rate, first, jnp.ones(()), (prompts.count, answers, passage))
+    above = (rate >= ends) | found.too_many
+    ttft = jnp.where(above, jnp.inf, found.ttft)
+    return PoolsState(ttft, found.itl, ttft + found.answer, jnp.minimum(rate, ends))
+
+
+# Compiled once for all pools of one shape where the rest is not.
+_steady = jax.jit(steady_state)
+
+
+def _prompts(pool: Replicas, full_steps: FullSteps | None) -> _Prompts:
+    """What servers that compute prompts take for one that comes alone, and how many they can do."""
+    lone = _steady(pool.model, replace(pool.demand, rate=ALONE_RPS), pool.limits)
+    most = _steady(pool.model, pool.demand.unending(), pool.limits).throughput
+    if full_steps is not None:
+        step_s = jnp.sum(pool.model(full_steps.batch).seconds)
+        most = jnp.minimum(most, full_steps.prompts / step_s)
+    parts = lone.first_token
+    return _Prompts(
+        stay_s=lone.ttft,
+        queue_s=parts.queue,
+        computed_s=parts.prefill + parts.launches,
+        most_rps=pool.count * most,
+        each_s=pool.limits.ranks / most,
+    )
+
+
+_Way = tuple[Scalar, Replicas, Passage]
+
+
+def _journey(
+    rate: Scalar, prompts: _Prompts, chance: Scalar | None, way: _Way, answer_cv2: Scalar = 0.0
+) -> _Journey:
+    """What becomes of requests that come at a rate.
+
+    Args:
+        rate: Requests per second.
+        prompts: The pool that computes prompts.
+        chance: How far they come by chance; None where that follows from their answers.
+        way: How many servers compute prompts, those that generate, and what is between.
+        answer_cv2: Squared coefficient of variation of the answers' lengths.
+    """
+    count, answers, passage = way
+    come = jnp.minimum(rate, prompts.most_rps)
+    demand = replace(answers.demand, rate=come / answers.count)
+    second = _steady(answers.model, demand, answers.limits)
+    parts = second.first_token
+    handed = passage.first_token_comes * (parts.prefill + parts.launches)
+    # Where more come than are served both are infinite, and so has their difference no number.
+    begin = jnp.where(second.saturated, 0.0, second.ttft)
+    answer = jnp.where(second.saturated, 0.0, second.e2e) - begin + handed
+    if chance is None:
+        chance = chance_of_clients(answer_cv2, rate, answer)
+    busy = jnp.minimum(rate / prompts.most_rps, 1.0 - jnp.finfo(jnp.asarray(rate).dtype).eps)
+    wait = for_prompts_s(busy, prompts.each_s, chance * passage.arrival_cv2, passage.prompt_cv2)
+    between = passage.between_s(prompts.computed_s, rate, count)
+    ttft = prompts.stay_s + wait + between + begin - handed
+    return _Journey(ttft, wait, answer, second.itl, second.saturated)
+
+
+def _of_clients(
+    clients: ReturningClients, prompts: _Prompts, ends: Scalar, way: _Way
+) -> PoolsState:
+    """The steady state of clients.
+
+    Args:
+        clients: The clients.
+        prompts: The pool that computes prompts.
+        ends: Requests per second that are computed and sent at most.
+        way: As `_journey` takes it.
+    """
+
+    def residual(
+        log_rate: Scalar, known: tuple[ReturningClients, _Prompts, Scalar, _Way]
+    ) -> tuple[Scalar, _Journey]:
+        """In logarithm, how many more clients, slots or prompts a rate takes than there are."""
+        clients, prompts, ends, way = known
+        rate = jnp.exp(log_rate)
+        one = _journey(rate, prompts, None, way, clients.answer_cv2)
+        stay = one.ttft + one.answer + clients.think_s
+        more = jnp.maximum(rate * stay / clients.count, rate * one.answer / clients.slots)
+        more = jnp.maximum(jnp.log(more), log_rate - jnp.log(MOST_SHARE * ends))
+        # What compares has no number to differentiate.
+        one = one._replace(too_many=1.0 * one.too_many)
+        return jnp.where(one.too_many > 0, 1.0, more), one
+
+    low, high = jnp.log(LEAST_SHARE * ends), jnp.log(MOST_SHARE * ends) + _BEYOND
+    log_rate, one = bracketed_root(
+        residual, (clients, prompts, ends, way), low, high, (low + high) / 2
+    )
+    rate = jnp.exp(log_rate)
+    all_come = jnp.minimum(clients.count / (one.ttft + one.answer + clients.think_s), ends)
+    has_slots = rate * one.answer < MOST_SHARE * clients.slots
+    served = jnp.where(has_slots, all_come, rate)
+    ttft = clients.count / served - clients.think_s - one.answer
+    # Those who send their first requests at once wait for one another's prompts.
+    at_once = (clients.count - 1.0) / (2.0 * prompts.most_rps)
+    queue = prompts.queue_s + one.wait + ttft - one.ttft
+    ttft += clients.first_share * jnp.maximum(at_once - queue, 0.0)
+    return PoolsState(ttft, one.itl, ttft + one.answer, served)

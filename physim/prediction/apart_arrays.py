@@ -1,0 +1,181 @@
+"""A case of pools apart as arrays, whose latencies are differentiable."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import equinox as eqx
+import numpy as np
+
+from physim.corrections.fields import Corrections
+from physim.errors import InputError
+from physim.fluid.passage import ALONE_RPS, FullSteps, Passage
+from physim.fluid.pools import PoolsState, Replicas, ReturningClients, pools_state
+from physim.inputs.case import Case
+from physim.prediction.arrays import CaseArrays, row_of
+from physim.service.phases import DECODE, PREFILL
+from physim.service.server import Server
+from physim.service.service import Pool
+from physim.step.batch import Batch
+from physim.step.lowering import lower
+from physim.types import Scalar
+
+# Slots for each client at which none waits for one, though they come by chance.
+_MORE_SLOTS = 16
+
+
+def full_steps(case: Case) -> FullSteps | None:
+    """Steps of a server that computes prompts, one prompt in two of them.
+
+    Of a prompt of ``n`` tokens that a step's end cuts anywhere, a sixth of ``n ** 2`` is the mean
+    product of what is computed and what was before; as much twice is missing of the squares.
+
+    Args:
+        case: The server and its prompts.
+
+    Returns:
+        None where prompts fill several steps, or several steps are under way.
+    """
+    server, moments = case.server, case.demanded.moments()
+    budget, ranks = float(server.sizes.max_num_batched_tokens), server.parallelism.dp
+    if moments.new > budget or server.parallelism.pp > 1:
+        return None
+    count, square = budget / moments.new, moments.new**2 * (1.0 + moments.new_cv2)
+    batch = Batch(
+        decode_requests=0.0,
+        query_tokens=1.0,
+        attended=np.zeros(len(lower(server).windows)),
+        prefill_requests=count + 1.0,
+        prefill_tokens=budget,
+        prefill_squares=count * square - square / 3.0,
+        cached_tokens=count * moments.cached + moments.new / 2.0,
+        cached_products=budget * moments.cached + square / 6.0,
+        prompts_elsewhere=(ranks - 1) * budget,
+    )
+    return FullSteps(ranks * count, batch)
+
+
+def clients_of_rank(case: Case, pool: Pool) -> int:
+    """Clients of a data-parallel rank of a pool, were all of them there at once.
+
+    Args:
+        case: The case.
+        pool: The pool.
+    """
+    return math.ceil(
+        (case.demanded.concurrency or 0.0) / pool.replicas / pool.server.parallelism.dp
+    )
+
+
+def with_slots(server: Server, requests: int) -> Server:
+    """A server whose ranks have slots for so many requests, however these come.
+
+    Args:
+        server: The server.
+        requests: How many of each rank.
+    """
+    slots = max(server.sizes.max_num_seqs, _MORE_SLOTS * requests)
+    return replace(server, sizes=replace(server.sizes, max_num_seqs=slots))
+
+
+def slots_of(pool: Pool) -> int:
+    """Requests that all servers of a pool let run.
+
+    Args:
+        pool: The pool.
+    """
+    server = pool.server
+    return pool.replicas * server.parallelism.dp * server.sizes.max_num_seqs
+
+
+class ApartArrays(eqx.Module):
+    """A case of pools apart as numbers.
+
+    Attributes:
+        prompts: A server that computes prompts, and its requests.
+        answers: A server that generates, and its requests.
+        servers: Servers that compute prompts, and that generate.
+        passage: What is between them.
+        rate: Requests per second that come.
+        full_steps: Full steps of a server that computes prompts, if they bound what it can do.
+        clients: Who sends the requests, if they come at no rate.
+    """
+
+    prompts: CaseArrays
+    answers: CaseArrays
+    servers: tuple[Scalar, Scalar]
+    passage: Passage
+    rate: Scalar
+    full_steps: FullSteps | None
+    clients: ReturningClients | None
+
+    @classmethod
+    def from_case(cls, case: Case) -> ApartArrays:
+        """The case as numbers.
+
+        Args:
+            case: Pools apart, and a load that stays: a rate without end, or clients.
+
+        Raises:
+            InputError: Its service has one pool.
+        """
+        service, load = case.service, case.demanded
+        if service.link is None or len(service.pools) == 1:
+            raise InputError(
+                "service", "has one pool", "give one that computes prompts for another"
+            )
+        first, second = (service.pool_of(phase) for phase in (PREFILL, DECODE))
+        opened = replace(case, load=load.in_open_loop(ALONE_RPS))
+        prompts, answers = opened.of_pool(first), opened.of_pool(second)
+        if load.concurrency is not None:
+            many = with_slots(second.server, clients_of_rank(case, second))
+            answers = answers.with_server(many)
+        transfer, moments = service.link.transfer(first.server, second.server), load.moments()
+        computed = prompts.demanded
+        passage = Passage(
+            tokens=load.mean_input,
+            token_s=transfer.per_token_s,
+            latency_s=transfer.latency_s,
+            while_computed=transfer.while_computed,
+            first_token_comes=float(second.server.policy.hands_first_token),
+            arrival_cv2=computed.arrival_cv2,
+            prompt_cv2=computed.moments().new_cv2,
+        )
+        clients = None
+        if load.concurrency is not None:
+            clients = ReturningClients(
+                count=float(load.concurrency),
+                think_s=load.think_s,
+                first_share=min(load.concurrency / (load.requests or math.inf), 1.0),
+                answer_cv2=moments.output_cv2,
+                slots=float(slots_of(second)),
+            )
+        own = prompts, answers
+        if prompts.structure == answers.structure:
+            # Of one shape, so that both are compiled once.
+            both = CaseArrays.from_cases(own)
+            arrays = [row_of(both, row) for row in range(2)]
+        else:
+            arrays = [row_of(CaseArrays.from_cases([one]), 0) for one in own]
+        return cls(
+            prompts=arrays[0],
+            answers=arrays[1],
+            servers=(float(first.replicas), float(second.replicas)),
+            passage=passage,
+            rate=float(load.rate or ALONE_RPS),
+            full_steps=full_steps(prompts),
+            clients=clients,
+        )
+
+    def state(self, corrections: Corrections) -> PoolsState:
+        """The steady state, under corrections that both pools have.
+
+        Args:
+            corrections: Corrections of the components.
+        """
+        prompts, answers = (
+            Replicas(one.model(corrections), one.demand, one.limits, count)
+            for one, count in zip((self.prompts, self.answers), self.servers, strict=True)
+        )
+        return pools_state(prompts, answers, self.passage, self.rate, self.full_steps, self.clients)
