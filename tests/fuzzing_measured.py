@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pandas as pd
 from odd_files import (
@@ -186,7 +187,7 @@ def _any_steps(path: Path) -> Any:
     if np.isnan(steps.kv_usage).any():
         steps = steps.with_mean_context(500.0)
     batches = steps.with_contexts(1e5).batches(np.array([np.inf, 1024.0]))
-    assert all(np.isfinite(leaf).all() for leaf in vars(batches).values())
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(batches))
     assert np.asarray(batches.tokens > 0).all()
     about = (steps.clock, steps.engine, steps.engine_version, steps.notes)
     return {name: values.tolist() for name, values in steps.columns.items()}, about

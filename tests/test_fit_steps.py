@@ -161,8 +161,9 @@ def test_alike_steps_count_as_some():
     )
     batch = type(batch)(
         **{
-            name: np.broadcast_to(getattr(batch, name), (100, 1) if name == "attended" else (100,))
-            for name in batch.__dataclass_fields__
+            name: np.broadcast_to(value, (100, 1) if name == "attended" else (100,))
+            for name, value in vars(batch).items()
+            if value is not None
         }
     )
     assert len(set(alike(batch, np.zeros(100, int)).tolist())) == 2

@@ -119,7 +119,8 @@ def test_timed_batches_are_exact():
         np.array([8192.0, 0.0, 4092.0]),
         decodes=np.array([False, False, True]),
     )
-    for name, value in vars(exact).items():
+    known = {name: value for name, value in vars(exact).items() if value is not None}
+    for name, value in known.items():
         np.testing.assert_allclose(
             np.ravel(np.broadcast_to(getattr(batches, name), (2, *np.shape(value)))[1]),
             np.ravel(value),

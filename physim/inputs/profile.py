@@ -172,7 +172,7 @@ class LoadProfile:
                 lengths=RequestLengths.from_columns(inputs, outputs, cached, Path(path).name),
             )
             windows.append(window)
-        return cls(tuple(windows), _peaks_in(windows, arrivals))
+        return cls(tuple(windows), _peaks_hidden(windows, arrivals))
 
     def in_stages(self, arrival: str = "poisson", burstiness: float = 1.0) -> Load:
         """The windows as the stages of one load, whose requests are those of all windows.
@@ -266,7 +266,7 @@ class LoadProfile:
         return pd.DataFrame(rows)
 
 
-def _peaks_in(windows: Sequence[Window], arrivals: Float[np.ndarray, " n"]) -> tuple[str, ...]:
+def _peaks_hidden(windows: Sequence[Window], arrivals: Float[np.ndarray, " n"]) -> tuple[str, ...]:
     """Says where requests of a window come much faster for a while than in the mean of it.
 
     Args:
