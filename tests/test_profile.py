@@ -82,7 +82,7 @@ def test_chance_makes_no_peaks(seed, rate):
         for start in np.arange(0.0, arrivals[-1] - 60, 60.0).tolist()
         if np.any((arrivals >= start) & (arrivals < start + 60))
     ]
-    assert profile._peaks_in(windows, arrivals) == ()
+    assert profile._peaks_hidden(windows, arrivals) == ()
 
 
 # ---- Prometheus ----

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import Nodes, decoding
-from physim.batching.demand import PARTS, Demand
+from physim.batching.demand import Demand
 from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, batches_under_way
@@ -306,14 +306,10 @@ def kinds_at(
     beside_full = jnp.maximum(by_rank * ranks / jnp.maximum(filled, TINY), 1.0) - 1.0
     total = total.at[_DECODING + FULL].add(beside_full * room + free * occupancy.prompts * last)
     decoding_tokens = plain.decode_requests * limits.query_tokens
-    without_graph = _without_graph(
-        model.ops.host,
-        chunks,
-        decoding_tokens + on_one * tokens,
-        numbers,
-        on_one,
-        decoding_tokens[-1],
-    )
+    host = model.ops.host
+    without_graph = host.without_graph(decoding_tokens + on_one * tokens, numbers)
+    by_part = host.without_graph(chunks.sizes + decoding_tokens[-1], 1.0, chunks.spread)
+    without_graph = without_graph.at[_DECODING : _DECODING + FULL].set(MEANS @ by_part)
     batch = replace(
         plain,
         prefill_requests=on_one,
@@ -338,10 +334,11 @@ def kinds_at(
         several.prefill_requests, jnp.minimum(some, ranks), room / several.prefill_tokens
     )
     singles: Batch = jax.tree.map(lambda x: x[: _DECODING + FEW], batch)
-    every: Batch = jax.tree.map(
-        lambda *x: jnp.concatenate(x),
-        *(singles, _so_long(several, sums, sums.low), _so_long(several, sums, sums.high), typical),
+    shorter, longer = (
+        _so_long(several, sums, value, jnp.min(chunks.sizes), host)
+        for value in (sums.low, sums.high)
     )
+    every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), singles, shorter, longer, typical)
     times = jax.vmap(model)(every)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
     cv2 = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
@@ -364,43 +361,29 @@ def kinds_at(
     )
 
 
-def _without_graph(
-    host: Host,
-    chunks: Chunks,
-    tokens: Float[AnyArray, " steps"],
-    numbers: Float[AnyArray, " steps"],
-    on_one: Float[AnyArray, " steps"],
-    decoding_tokens: Scalar,
-) -> Float[AnyArray, " steps"]:
-    """Share of the steps of each kind that are too large for a CUDA graph.
-
-    Where one prompt fits into a graph with the chance ``p``, ``n`` together do with ``p^n / n!``,
-    if the tokens of those that fit are spread evenly.
+def _so_long(
+    batch: Batch, sums: Nodes, longer: Float[AnyArray, " steps"], least: Scalar, host: Host
+) -> Batch:
+    """Steps with as many prompts, whose tokens are so many times the mean of such steps.
 
     Args:
-        host: Tells which steps are too large.
-        chunks: The chunks of prompts.
-        tokens: Tokens of each kind of step, mean.
-        numbers: Prompts of each kind of step.
-        on_one: Prompts of each kind of step on one rank.
-        decoding_tokens: Tokens of requests that decode in steps with prompts.
+        batch: Steps with several prompts.
+        sums: Tokens of the prompts together, over their mean.
+        longer: One of its values.
+        least: Tokens of the shortest prompt.
+        host: Tells which steps are too large for a CUDA graph.
     """
-    by_mean = host.without_graph(tokens, numbers)
-    by_part = host.without_graph(chunks.sizes + decoding_tokens, 1.0, chunks.spread)
-    several = slice(_DECODING + FEW, None)
-    log_small = jnp.log(jnp.maximum(1.0 - jnp.sum(PARTS * by_part), TINY))
-    small = jnp.exp(numbers[several] * log_small - jax.scipy.special.gammaln(on_one[several] + 1.0))
-    by_mean = by_mean.at[several].set(1.0 - small)
-    return by_mean.at[_DECODING : _DECODING + FULL].set(MEANS @ by_part)
-
-
-def _so_long(batch: Batch, sums: Nodes, longer: Float[AnyArray, " steps"]) -> Batch:
-    """Steps with as many prompts, whose tokens are so many times the mean of such steps."""
+    tokens = batch.prefill_tokens * longer
+    # Each value stands for a range about it, in which nothing is less than the shortest prompts.
+    wide = batch.prefill_tokens * (sums.high - sums.low)
+    above_least = jnp.maximum(tokens - batch.prefill_requests * least, 0.0)
+    spread = jnp.maximum(jnp.minimum(wide, 2 * above_least), 1.0)
+    own = replace(batch, prefill_tokens=tokens)
     return replace(
-        batch,
-        prefill_tokens=batch.prefill_tokens * longer,
+        own,
         prefill_squares=batch.prefill_squares * longer**2 / sums.mean(sums.low**2, sums.high**2),
         cached_products=batch.cached_products * longer,
+        without_graph=host.without_graph(own.tokens, 1.0, spread),
     )
 
 
