@@ -72,7 +72,7 @@ def pytest_report_header():
 _MOST_MEMORY = 4 * 2**30
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def bounded_memory():
     """Of what a worker compiles it would come to have ten gigabytes, half in pieces of glibc's."""
     yield
