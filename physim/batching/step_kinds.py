@@ -262,7 +262,9 @@ def kinds_at(
     filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
     some = jnp.stack([come.several.low, come.several.high])
-    longest = chunks.longest_of(jnp.minimum(some, ranks))
+    # Ranks that have a prompt, each one of its own.
+    sharing = jnp.minimum(some, ranks)
+    longest = chunks.longest_of(sharing)
     anywhere = occupancy.replacing * (1.0 - in_waves(demand))
     longest = _of_fullest(some, ranks, last, longest, anywhere) / _in_turn(some, ranks)
     size = longest / last
@@ -330,9 +332,7 @@ def kinds_at(
     )
     # How long several prompts take bends with how many tokens they have together.
     several: Batch = jax.tree.map(lambda x: x[_DECODING + FEW :], batch)
-    sums = chunks.sums(
-        several.prefill_requests, jnp.minimum(some, ranks), room / several.prefill_tokens
-    )
+    sums = chunks.sums(several.prefill_requests, sharing, room / several.prefill_tokens)
     singles: Batch = jax.tree.map(lambda x: x[: _DECODING + FEW], batch)
     shorter, longer = (
         _so_long(several, sums, value, jnp.min(chunks.sizes), host)

@@ -250,11 +250,11 @@ def _steps_apart(
         return time
 
     looks, every = looks_at(prefilling, limits), limits.receive_every
-    # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
     ranks = jnp.where(demand.closed, 1.0, limits.ranks)
     # What arrives goes to the rank with the fewest, so that each gets its prompts more evenly.
     in_turn = 1.0 - (1.0 - 1.0 / ranks) * (1.0 - occupancy.replacing)
     of_rank = prefilling / ranks
+    # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
     share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, budget)
     share *= looks_at(of_rank, limits).share / -jnp.expm1(-every * of_rank)
     run = run_of(

@@ -31,7 +31,7 @@ WORKLOAD = {
         str | None,
         None,
         typer.Option(
-            help="inference-perf's configuration or BLIS's workload, instead of other options.",
+            help="inference-perf's configuration or BLIS's workload, instead of rate and lengths.",
             rich_help_panel="Load",
         ),
     )

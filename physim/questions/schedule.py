@@ -156,7 +156,7 @@ class ReplicaSchedule:
     def tokens_per_s(self) -> float:
         """Generated tokens, mean over the windows."""
         tokens = sum(one.duration_s * one.demands[2] for one in self.windows)
-        return float(tokens / sum(one.duration_s for one in self.windows))
+        return float(tokens / (_HOUR * self.hours))
 
     @property
     def hours(self) -> float:
@@ -176,9 +176,7 @@ class ReplicaSchedule:
             replicas: Servers at all times; None for as many as each window takes.
         """
         gpus = self.cases[0].server.parallelism.gpus
-        number = self.replicas if replicas is None else np.full(len(self.windows), replicas)
-        durations = np.array([window.duration_s for window in self.windows])
-        return float(gpus * np.sum(number * durations) / _HOUR)
+        return gpus * (self.server_hours if replicas is None else replicas * self.hours)
 
     def to_frame(self) -> pd.DataFrame:
         """A row for each window: when it is, its load, and the servers and GPUs that it takes."""
