@@ -294,9 +294,13 @@ def errors_of_means(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rate", "within"), [(30.0, 0.03), (60.0, 0.04)])
-def test_ranks_whose_prompts_have_steps_of_their_own(rate, within):
-    # Each of four ranks has a quarter of the prompts, and decodes while another computes one.
+@pytest.mark.parametrize(
+    ("rate", "tokens", "within"),
+    [(30.0, (1500, 150), 0.03), (60.0, (1500, 150), 0.04), (80.0, (1000, 200), 0.1)],
+)
+def test_ranks_whose_prompts_have_steps_of_their_own(rate, tokens, within):
+    # Each of four ranks has a quarter of the prompts, and decodes while another computes one: the
+    # experts have the tokens of all.
     case = physim.Case.from_options(
         "Qwen/Qwen3-30B-A3B",
         gpu="h100_sxm",
@@ -305,8 +309,8 @@ def test_ranks_whose_prompts_have_steps_of_their_own(rate, within):
         ep=4,
         rate=rate,
         arrival="poisson",
-        input_tokens=1500,
-        output_tokens=150,
+        input_tokens=tokens[0],
+        output_tokens=tokens[1],
     )
     assert errors_of_means(case) == pytest.approx({"ttft": 0.0, "itl": 0.0}, abs=within)
 

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
-from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of, steps_after
+from physim.batching.prompt_runs import (
+    DecodeCycle,
+    Run,
+    all_busy,
+    prompts_of_steps,
+    run_of,
+    sole_rank,
+    steps_after,
+)
 
 MOST = 120
 
@@ -41,6 +49,9 @@ def test_a_turn_has_the_prompts_that_come_in_it():
     # A hundred prompts a second come in 11 ms of decoding and in what steps for prompts take.
     given = {"decode_s": 11e-3, "fixed_s": 9e-3, "each_s": 1.5e-3, "further_s": 0.0}
     fixed = {
+        "others_s": 5e-3,
+        "slower_s": 5e-3,
+        "dealt": 1.0,
         "several": 1e9,
         "arrival_cv2": 1.0,
         "every": 1.0,
@@ -65,3 +76,28 @@ def test_prompts_of_a_step_from_those_of_a_turn():
         assert prompts_of_steps(each * np.exp(each), 1.0) == pytest.approx(each, rel=1e-5)
     assert prompts_of_steps(0.6, 0.0) == pytest.approx(0.6)
     assert prompts_of_steps(3.0, 0.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("ranks", "prompts"), [(2, 0.6), (4, 0.5), (4, 1.7), (8, 2.0), (8, 5.0)])
+def test_a_rank_decodes_while_no_other_has_prompts(ranks, prompts):
+    # By chance each rank has a number of prompts of its own; dealt out, the first get one each.
+    def steps(busy):
+        return busy / (1 - busy)
+
+    each = -np.expm1(-prompts / ranks)
+    assert sole_rank(steps(each), ranks, 0.0) == pytest.approx((1 - each) ** (ranks - 1))
+    numbers = np.arange(200)
+    busy = np.sum(poisson.pmf(numbers, prompts) * np.minimum(numbers, ranks)) / ranks
+    exact = np.exp(-prompts) / (1 - busy)
+    assert sole_rank(steps(busy), ranks, 1.0) == pytest.approx(exact, abs=0.02)
+    assert all_busy(busy, ranks, 0.0) == pytest.approx(busy**ranks)
+    assert all_busy(busy, ranks, 1.0) == pytest.approx(poisson.sf(ranks - 1, prompts), abs=0.04)
+
+
+def test_others_decode_in_the_steps_that_are_not_theirs():
+    # Of two ranks, each with prompts in half of its steps: of the four pairs three have some, and
+    # in two of these the other decodes.
+    two = Run.from_steps(0.5, 1.0, 2.0, 0.0)
+    assert two.of_any == pytest.approx(1.5)
+    assert two.others_decode == two.any_decodes == pytest.approx(2 / 3)
+    assert Run.from_steps(0.5, 1.0, 1.0, 0.0).others_decode == 0.0

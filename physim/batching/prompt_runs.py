@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from physim.batching.batch_statistics import arrival_evenness, clumps
 from physim.batching.guards import SMALL, TINY
 from physim.batching.root_finding import NEWTON_STEPS, bracketed_root
-from physim.types import Scalar
+from physim.types import Number, Scalar
 
 # Generations of prompts that are followed.
 _GENERATIONS = 16
@@ -34,6 +34,8 @@ class DecodeCycle(NamedTuple):
         fixed_s: What a step for prompts takes however many they are.
         each_s: What each prompt adds to it.
         further_s: What each prompt beyond `several` adds beyond that.
+        others_s: What the tokens of other ranks add to it were all of them to decode meanwhile,
+        slower_s: and what one that decodes takes longer.
         several: Prompts up to which each adds as much.
         prompts: Prompts of all its steps, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
@@ -43,12 +45,15 @@ class DecodeCycle(NamedTuple):
         least: Steps for prompts were no prompts to come while others are computed.
         most: Steps for prompts were each to compute but one chunk.
         room: How far runs go on with those that come, from 0 to 1.
+        dealt: Share of the prompts that ranks get in turn, else by chance.
     """
 
     decode_s: Scalar
     fixed_s: Scalar
     each_s: Scalar
     further_s: Scalar
+    others_s: Scalar
+    slower_s: Scalar
     several: Scalar
     prompts: Scalar
     arrival_cv2: Scalar
@@ -57,6 +62,7 @@ class DecodeCycle(NamedTuple):
     least: Scalar
     most: Scalar
     room: Scalar
+    dealt: Scalar
 
 
 class Run(NamedTuple):
@@ -67,12 +73,38 @@ class Run(NamedTuple):
         steps: How many there are, mean.
         after_own: How many there are after a request's own prompt, until it decodes.
         sole_rank: Chance that no other rank has prompts in a step that decodes.
+        others_decode: Share of the other ranks that decode in a step with prompts,
+        any_decodes: and the chance that one does.
     """
 
     chance: Scalar
     steps: Scalar
     after_own: Scalar
     sole_rank: Scalar
+    others_decode: Scalar
+    any_decodes: Scalar
+
+    @classmethod
+    def from_steps(cls, chance: Scalar, steps: Scalar, ranks: Scalar, dealt: Scalar) -> Run:
+        """A run of so many steps, on each of so many ranks.
+
+        Args:
+            chance: Chance that there are any.
+            steps: How many there are, mean.
+            ranks: How many ranks there are.
+            dealt: Share of the prompts that ranks get in turn.
+        """
+        sole, busy = sole_rank(steps, ranks, dealt), steps / (1.0 + steps)
+        some = jnp.maximum(busy + (1.0 - busy) * (1.0 - sole), TINY)
+        others_decode = ranks * (1.0 - busy / some) / jnp.maximum(ranks - 1.0, 1.0)
+        any_decodes = 1.0 - all_busy(busy, ranks, dealt) / some
+        return cls(
+            chance,
+            steps,
+            steps,
+            sole,
+            *(jnp.clip(x, 0.0, 1.0) for x in (others_decode, any_decodes)),
+        )
 
     @property
     def of_any(self) -> Scalar:
@@ -96,8 +128,8 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
     """How much more, in logarithm, a rate brings than a cycle has; and the run."""
     rate, ranks = jnp.exp(log_rate), cycle.ranks
 
-    def after(step_s: Scalar) -> tuple[Scalar, Scalar]:
-        seen_s = (cycle.every * step_s, cycle.fixed_s)
+    def after(step_s: Scalar, fixed_s: Scalar) -> tuple[Scalar, Scalar]:
+        seen_s = (cycle.every * step_s, fixed_s)
         waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in seen_s)
         each = jnp.maximum(rate * cycle.each_s, 0.0)
         chance, steps = (
@@ -106,17 +138,51 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
         more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
         return chance, cycle.least + cycle.room * more
 
-    step_s = cycle.decode_s
+    step_s, fixed_s = cycle.decode_s, cycle.fixed_s
     for _ in range(_ROUNDS):
-        chance, steps = after(step_s)
-        run = Run(chance, steps, steps, (1.0 + steps) ** (1.0 - ranks))
+        run = Run.from_steps(*after(step_s, fixed_s), ranks, cycle.dealt)
+        fixed_s = cycle.fixed_s + run.others_decode * cycle.others_s
+        fixed_s += run.any_decodes * cycle.slower_s
         count = cycle.prompts / run.of_any
-        prompts_s = cycle.fixed_s + cycle.each_s * count
+        prompts_s = fixed_s + cycle.each_s * count
         prompts_s += cycle.further_s * jnp.maximum(count - cycle.several, 0.0)
         step_s = run.sole_rank * cycle.decode_s + (1.0 - run.sole_rank) * prompts_s
-    run = run._replace(after_own=after(prompts_s)[1])
+    run = run._replace(after_own=after(prompts_s, fixed_s)[1])
     seconds = jnp.log(run.sole_rank * cycle.decode_s + run.of_any * prompts_s)
     return log_rate + seconds - jnp.log(cycle.prompts), run
+
+
+def sole_rank(steps: Scalar, ranks: Number, dealt: Scalar) -> Scalar:
+    """Chance that no other rank has prompts in a step in which one decodes.
+
+    With a share ``f`` of each rank's steps for prompts it is ``(1 - f)^(R - 1)`` where they come to
+    ``R`` ranks by chance. Dealt out one by one they seldom meet on a rank, so that fewer of them
+    are in as many steps: ``exp(-(R - 1) (f - f^2 / (2 R)))`` is within 0.02 of what Poisson's
+    numbers give.
+
+    Args:
+        steps: Steps for prompts of a rank, for each in which it decodes.
+        ranks: How many ranks there are.
+        dealt: Share of the prompts that ranks get in turn.
+    """
+    busy, by_chance = steps / (1.0 + steps), jnp.log1p(steps)
+    in_turn = busy - busy**2 / (2 * ranks)
+    return jnp.exp((1.0 - ranks) * (by_chance + dealt * (in_turn - by_chance)))
+
+
+def all_busy(busy: Scalar, ranks: Number, dealt: Scalar) -> Scalar:
+    """Chance that all ranks have prompts in a step.
+
+    It is ``f^R`` where each of ``R`` has some by chance, in a share ``f`` of its steps. Dealt out
+    one by one as many come as there are ranks, or more: ``f^((R + 1) / 2)`` is within 0.04 of what
+    Poisson's numbers give.
+
+    Args:
+        busy: Share of a rank's steps in which it has prompts.
+        ranks: How many ranks there are.
+        dealt: Share of the prompts that ranks get in turn.
+    """
+    return busy ** (ranks - dealt * (ranks - 1.0) / 2)
 
 
 def steps_after(

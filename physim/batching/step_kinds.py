@@ -47,6 +47,9 @@ class StepKinds(NamedTuple):
         many: A step that only decodes, with the more of them.
         decode_only: A step that only decodes, with as many of them as steps have on average.
         prompts: Steps with prompts, by kind.
+        others: How much longer the tokens of other data-parallel ranks make these where all of them
+            decode meanwhile; zero where requests decode beside prompts.
+        slower: How much longer a rank that decodes meanwhile takes.
         numbers: Prompts of each of them.
         cv2: Squared coefficient of variation of their prompts' tokens.
         chunks: The chunks of prompts.
@@ -64,6 +67,8 @@ class StepKinds(NamedTuple):
     many: StepTime
     decode_only: StepTime
     prompts: StepTime
+    others: StepTime
+    slower: StepTime
     numbers: Float[AnyArray, " kinds"]
     cv2: Float[AnyArray, " kinds"]
     chunks: Chunks
@@ -110,6 +115,18 @@ class StepKinds(NamedTuple):
     def launches_s(self) -> Scalar:
         """What of that is because kernels are launched one by one, mean, seconds."""
         return self.chunks.mean(self.of_whole_prompts(self.prompts.launches))
+
+    def beside_ranks(self, decode: Scalar, any_decodes: Scalar) -> StepTime:
+        """How much longer a step with prompts is for other ranks, which decode meanwhile.
+
+        Args:
+            decode: Share of them that do, mean.
+            any_decodes: Chance that one does.
+        """
+        longer: StepTime = jax.tree.map(
+            lambda others, slower: decode * others + any_decodes * slower, self.others, self.slower
+        )
+        return longer
 
     def hidden_s(self, share: Float[AnyArray, " kinds"]) -> Scalar:
         """Time by which the last step of a prompt is longer for a long one on another rank, mean.
@@ -338,8 +355,19 @@ def kinds_at(
         _so_long(several, sums, value, jnp.min(chunks.sizes), host)
         for value in (sums.low, sums.high)
     )
-    every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), singles, shorter, longer, typical)
+    looked_at = [singles, shorter, longer, typical]
+    if separate:
+        looked_at += _beside_ranks(typical, jax.tree.map(lambda x: x[_DECODING - 1][None], batch))
+    every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), *looked_at)
     times = jax.vmap(model)(every)
+    others = slower = jax.tree.map(lambda x: 0.0 * x[0], times)
+    if separate:
+        alone, prompt, decodes = (jax.tree.map(lambda x, i=i: x[i], times) for i in (-3, -2, -1))
+        others = jax.tree.map(jnp.subtract, prompt, alone)
+        # A step ends with the slowest rank.
+        waits = decodes.latency > prompt.latency
+        slower = jax.tree.map(lambda d, p: jnp.where(waits, d - p, 0.0), decodes, prompt)
+        times = jax.tree.map(lambda x: x[:-2], times)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
     cv2 = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
     of_several = jnp.maximum(chunks.mean(chunks.squares) / last**2 - 1.0, 0.0) / some
@@ -349,6 +377,8 @@ def kinds_at(
         many=many,
         decode_only=decode_only,
         prompts=jax.tree.map(lambda x: _of_kinds(x, sums), times),
+        others=others,
+        slower=slower,
         numbers=numbers[_DECODING:],
         cv2=jnp.concatenate([cv2, jnp.zeros(1), of_several]),
         chunks=chunks,
@@ -359,6 +389,22 @@ def kinds_at(
         lanes=lanes,
         alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
     )
+
+
+def _beside_ranks(prompt: Batch, decodes: Batch) -> list[Batch]:
+    """A step in which one rank has a prompt and all others decode, as it and as they have it.
+
+    Args:
+        prompt: A step with a prompt and nobody who decodes.
+        decodes: A step in which all ranks decode, as one of them has it.
+    """
+    tokens = prompt.prefill_tokens + prompt.prompts_elsewhere
+    alongside = prompt.prompts_elsewhere + decodes.elsewhere
+    others = jnp.maximum(decodes.elsewhere - decodes.tokens, 0.0)
+    return [
+        replace(prompt, prompts_elsewhere=alongside),
+        replace(decodes, elsewhere=others + tokens),
+    ]
 
 
 def _so_long(

@@ -238,17 +238,6 @@ def _steps_apart(
     each = _slope(one, few, several - 1.0)
     further = _slope(few, many, most - several)
 
-    def for_prompts(count: Scalar) -> StepTime:
-        time: StepTime = jax.tree.map(
-            lambda o, e, f: (
-                o + e * (jnp.minimum(count, several) - 1.0) + f * jnp.maximum(count - several, 0.0)
-            ),
-            one,
-            each,
-            further,
-        )
-        return time
-
     looks, every = looks_at(prefilling, limits), limits.receive_every
     ranks = jnp.where(demand.closed, 1.0, limits.ranks)
     # What arrives goes to the rank with the fewest, so that each gets its prompts more evenly.
@@ -263,6 +252,8 @@ def _steps_apart(
             fixed_s=one.interval - each.interval,
             each_s=each.interval * chunks.number,
             further_s=(further.interval - each.interval) * chunks.number,
+            others_s=kinds.others.interval,
+            slower_s=kinds.slower.interval,
             several=several / chunks.number,
             prompts=arrivals,
             arrival_cv2=cv2 * in_turn,
@@ -271,8 +262,23 @@ def _steps_apart(
             least=jnp.maximum(share, of_rank / budget),
             most=of_rank,
             room=room,
+            dealt=1.0 - occupancy.replacing,
         )
     )
+    longer_beside = kinds.beside_ranks(run.others_decode, run.any_decodes)
+    kinds = kinds._replace(prompts=jax.tree.map(jnp.add, kinds.prompts, longer_beside))
+
+    def for_prompts(count: Scalar) -> StepTime:
+        time: StepTime = jax.tree.map(
+            lambda o, e, f: (
+                o + e * (jnp.minimum(count, several) - 1.0) + f * jnp.maximum(count - several, 0.0)
+            ),
+            jax.tree.map(jnp.add, one, longer_beside),
+            each,
+            further,
+        )
+        return time
+
     computed = for_prompts(prefilling / run.of_any)
     mean: StepTime = jax.tree.map(lambda d, p: run.sole_rank * d + run.of_any * p, decode, computed)
     taken = mean.interval - decode.interval
