@@ -272,6 +272,26 @@ def test_the_live_form_predicts_what_is_chosen():
     assert shown
 
 
+def test_the_live_form_prices_a_million_generated_tokens():
+    marimo = pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
+    import physim
+    from physim.page.live import app as live
+    from physim.page.live import said_cost
+
+    _, found = live.run()
+    assert (found["price"].value, found["cost"]) == (None, "")
+    _, found = live.run(defs={"price": marimo.ui.number(value=-1.0)})
+    assert found["cost"].startswith("price of a100_sxm: -1 is not positive")
+    load = {"rate": 2.0, "input_tokens": 1000, "output_tokens": 200}
+    case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", tp=2, **load)
+    prediction = physim.predict(case)
+    # Two GPUs for 3.60 an hour each cost 0.002 a second, and generate 400 tokens in it.
+    least = 5.0 * 2.0 / prediction.saturation_rps
+    assert said_cost(case, prediction, 3.6) == (
+        f"Cost of a million generated tokens: 5; {least:.3g} at saturation"
+    )
+
+
 def test_the_live_form_draws_every_layout_of_a_node():
     pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
     from physim.page.live import elsewhere
