@@ -31,9 +31,9 @@ def capacity(
     load: Given,
     engine: Given,
 ) -> None:
-    """Find the highest rate of requests that keeps to objectives on latency.
+    """Find the highest rate of requests that meets latency objectives.
 
-    Of several servers (--replicas, --prefill and --decode) it is that of all of them.
+    With several servers (--replicas, --prefill and --decode) it is the rate of all of them.
 
     For example:
 

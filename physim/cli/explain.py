@@ -35,10 +35,10 @@ def explain(
     load: Given,
     engine: Given,
 ) -> None:
-    """Say what the time to first token is spent on, and what latencies and capacity depend on.
+    """Show the parts of TTFT, and what latencies and saturation throughput depend on.
 
-    The latter in percent for one percent of each part. Of several servers it says which pool
-    saturates first, and all of this of a server of each.
+    Elasticities are in percent, for one percent more of each part. With several servers it says
+    which pool saturates first, and explains one server of each.
 
     For example:
 

@@ -77,7 +77,7 @@ def predict(
     method: Annotated[
         str | None,
         typer.Option(
-            help="fluid, or replay for every request one by one; a trace is replayed unless given."
+            help="fluid, or replay (request by request); the default for a trace is replay."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
@@ -106,9 +106,9 @@ def predict(
 ) -> None:
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
-    Options of the engine that are not given take its defaults for the GPU. A load is a --rate,
-    clients (--concurrency), or --stage after --stage; or a --trace, which is replayed. Requests may
-    be turns of conversations (--turns, --think).
+    Engine options default to the engine's own for the GPU. The load is a --rate, clients
+    (--concurrency), one --stage after another, or a --trace, which is replayed. Requests may be
+    turns of conversations (--turns, --think).
 
     For example:
 
