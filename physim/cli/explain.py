@@ -98,7 +98,7 @@ def _print_service(found: ServiceExplanation) -> None:
             console.print(own.server.speculation.describe())
         for line in evictions(own.server.case, own.server.hit_rate, own.server.host_hit_rate):
             console.print(f"Note: {line}.", style="yellow")
-        console.print("of a server, percent that each follows one percent more of")
+        console.print("change on one server, percent, for one percent more of")
         console.print(_slopes(own.server, own.metrics))
 
 
@@ -139,5 +139,5 @@ def _print_elasticities(found: Elasticities) -> None:
         console.print(found.speculation.describe())
     for line in evictions(found.case, found.hit_rate, found.host_hit_rate):
         console.print(f"Note: {line}.", style="yellow")
-    console.print("percent that each follows one percent more of")
+    console.print("change in percent, for one percent more of")
     console.print(_slopes(found, METRICS))

@@ -291,9 +291,8 @@ def _print_outcome(outcome: Outcome, told: Identified, out: Path) -> None:
     console.print(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}")
     console.print()
     console.print(
-        "factors on components, of what all rows have in common, with 90% intervals before any run "
-        "(prior) and after this fit; told by: the experiment that says most, with its share in "
-        "what is known"
+        "factors on components that all rows share, with 90% intervals; prior: before any run; "
+        "told by: the experiment that tells most, with its share of the information"
     )
     console.print(estimates_table(outcome.estimates))
     console.print("mean absolute error of an experiment, percent, in sample: before and after")

@@ -279,7 +279,7 @@ def _print_prediction(prediction: Prediction) -> None:
             style="yellow",
         )
     if prediction.scenario:
-        console.print(f"Taken, since not said: {', '.join(prediction.scenario)}.", style="dim")
+        console.print(f"Assumed, as not given: {', '.join(prediction.scenario)}.", style="dim")
     for line in prediction.assumptions:
         console.print(f"Note: {line}.", style="yellow")
     for line in prediction.extrapolations:

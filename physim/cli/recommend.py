@@ -202,9 +202,9 @@ def _print_recommendation(found: Recommendation) -> None:
     columns += ["GPU-hours", "scaled"] if of_day else []
     console.print(table_of(columns, rows))
     notes = [
-        f"of {len(found.servers.cases):,} servers with every number of replicas",
-        "room: least share of a bound, or of the throughput, that is left",
-        "chance: that the objective most in doubt is met",
+        f"searched {len(found.servers.cases):,} servers, each with every number of replicas",
+        "room: share that is left of the tightest bound, or of the saturation throughput",
+        "chance: of meeting the objective most in doubt",
     ]
     if of_day:
         notes.append(

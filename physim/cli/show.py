@@ -215,10 +215,10 @@ def _print_fit(known: Fit) -> None:
         prior = prior_interval(float(known.prior[place]))
         rows.append([one.meaning, label, prior, f"{math.exp(values[place]):.3f}", interval])
     console = stdout()
-    console.print(f"{known.name}: the factor on each component, without unit")
+    shared = ", ".join(filter(None, known.common))
     console.print(
-        f"of {', '.join(filter(None, known.common))}, for another case like its runs, with 90% "
-        "intervals before any run (prior) and after this fit"
+        f"{known.name}: factors on components for a case like its runs ({shared}), with 90% "
+        "intervals; prior: before any run"
     )
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
     if known.made_on:
