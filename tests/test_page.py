@@ -166,7 +166,7 @@ def test_errors_are_small_far_from_saturation(page):
         (["--input", "900:100"], "--input 900:100: is no range from 1 on; give FROM:TO"),
         (["--output", "1:100"], "--output 1:100: is no range from 2 on; give FROM:TO"),
         (["--lengths", "nosuch"], "'nosuch': is no preset and no file"),
-        (["--lengths", "sharegpt", "--cached", "9"], "--cached: is said by --lengths too"),
+        (["--lengths", "sharegpt", "--cached", "9"], "--cached: is given by --lengths already"),
         (["--tps", "0"], "--tps: '0': is not a positive integer"),
         (["--gpus", "h1000"], "h1000"),
         (["--gpus", "l40s", "--tps", "1", "--max-model-len", "900000"], "900000"),
@@ -229,7 +229,7 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"rate": 4.0}, "rate: is what the page varies"),
+        ({"rate": 4.0}, "rate: is varied by the page"),
         ({"pp": 2}, "option 'pp': is unknown; did you mean pps?"),
         ({"gpus": []}, "page: has nothing to show"),
     ],

@@ -100,7 +100,7 @@ def read(
         kind = format_of(paths)
         print_line(f"read as {kind}")
     if counted is not None and kind != "metrics":
-        raise InputError("--counted", f"says nothing of {kind}", "leave it out")
+        raise InputError("--counted", f"has no meaning for {kind}", "leave it out")
     found = read_report(
         kind,
         paths,

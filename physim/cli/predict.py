@@ -170,7 +170,7 @@ def predict(
         if checked is not None:
             print_check(checked)
         if goodput is not None:
-            stdout().print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
+            stdout().print(f"{goodput:.1%} of the requests meet {', '.join(slo or [])}.")
         for line in commands.values():
             # To be pasted, so in one piece.
             print_line(line)
@@ -238,7 +238,7 @@ def _goodput(prediction: Prediction, slo: list[str]) -> float | None:
             raise InputError(
                 f"slo {one.name}",
                 "is a statistic of all requests",
-                f"give what each is held to, such as tpot={one.seconds * 1e3:g}ms, or ask "
+                f"give a bound on each request, such as tpot={one.seconds * 1e3:g}ms, or ask "
                 "`physim capacity`",
             )
     return share_within(objectives, prediction)

@@ -165,12 +165,12 @@ def recommend(
 def _check_no_load(given: Mapping[str, Any]) -> None:
     """Refuses a load beside a profile."""
     if given["workload"] is not None:
-        raise InputError("--workload", "is said by --profile", "leave it out")
+        raise InputError("--workload", "is given by --profile already", "leave it out")
     for name, option in options_of(LoadRequest).items():
         # Where commands take text, so is the default that they give.
         own = given.get(name, option.default)
         if name not in _OF_A_DAY and str(own) != str(option.default):
-            raise InputError(option.flag, "is said by --profile", "leave it out")
+            raise InputError(option.flag, "is given by --profile already", "leave it out")
 
 
 def _print_recommendation(found: Recommendation) -> None:
