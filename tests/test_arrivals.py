@@ -145,8 +145,8 @@ def test_stages_come_like_a_trace_at_their_own_rates():
     ("given", "says"),
     [
         ({"rate": 1, "arrival": "trace"}, "dispersion: is missing, which arrival trace needs"),
-        ({"rate": 1, "arrival": "poisson", "dispersion": 1}, "is of no account to arrival poisson"),
-        ({"concurrency": 4, "arrival": "trace", "dispersion": 1}, "says nothing of clients"),
+        ({"rate": 1, "arrival": "poisson", "dispersion": 1}, "has no meaning for arrival poisson"),
+        ({"concurrency": 4, "arrival": "trace", "dispersion": 1}, "has no meaning for clients"),
     ],
 )
 def test_recorded_arrivals_that_do_not_go_with_the_rest(given, says):
@@ -226,7 +226,7 @@ def test_windows_that_are_no_stages(tmp_path):
     with pytest.raises(InputError, match="has lengths of each window apart"):
         apart.in_stages()
     path.write_text("arrival_s,input_tokens,output_tokens\n3,9,9\n")
-    with pytest.raises(InputError, match="has one moment alone"):
+    with pytest.raises(InputError, match="has only one point in time"):
         LoadProfile.from_trace(path, window_s=10)
     with pytest.raises(InputError, match="window: 0 s is not positive"):
         LoadProfile.from_trace(path, window_s=0)

@@ -143,7 +143,7 @@ def test_the_command_takes_a_workload():
 @pytest.mark.parametrize("option", ["--rate", "--input", "--cached", "--burstiness"])
 def test_what_a_workload_says_is_not_said_again(option):
     said = run(*COMMAND, REPORTS / "blis_workload_gamma.yaml", option, "3").stderr
-    assert f"{option}: is said by --workload too" in said
+    assert f"{option}: is given by --workload already" in said
 
 
 def test_commands_whose_load_stays_take_a_workload(tmp_path):

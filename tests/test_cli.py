@@ -456,7 +456,7 @@ def test_questions_from_end_to_end(tmp_path):
         *("--plot", picture),
     )
     assert run.returncode == 0, run.stderr
-    assert "itl_mean is reached" in run.stdout
+    assert "limited by itl_mean" in run.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     run = physim(
         *("compare", model, "--gpus", "h100_sxm,a100_sxm", "--input", "575", "--output", "248"),

@@ -321,7 +321,7 @@ def test_conversations_end_where_the_model_does():
         ({"turns": 0.5}, "turns: 0.5 is not between 1 and 1000; correct it"),
         ({"think_s": -1.0}, "think_s: -1.0 is not between 0 and"),
         ({"think_s": float("nan")}, "think_s: nan is not between 0 and"),
-        ({"turns": 1}, "think_s: says nothing of requests that wait for no answer; give turns"),
+        ({"turns": 1}, "think_s: has no meaning for requests that wait for no answer; give turns"),
         ({"prefixes": 9}, "turns: of conversations do not go with prefixes; leave one of the two"),
         (
             {"rate": None, "stages": [(1.0, 9.0)]},

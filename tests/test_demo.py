@@ -13,7 +13,7 @@ demo = importlib.import_module("physim.cli.demo")
 
 def test_it_needs_a_terminal():
     line = refused("demo")
-    assert line.startswith("demo: asks questions, for which there is no terminal; use physim pred")
+    assert line.startswith("demo: asks questions, and there is no terminal; use physim pred")
 
 
 def test_it_shows_the_command_and_its_answer(monkeypatch, tmp_path):

@@ -32,6 +32,14 @@ def test_parts_of_a_step_have_a_picture_in_the_physics(part):
     assert (ROOT / "docs" / "images" / f"{part}.png").is_file()
 
 
+def test_parts_of_the_physics_say_the_same_four_things():
+    for page in ("physics.md", "serving.md"):
+        text = (ROOT / "docs" / page).read_text()
+        for section in re.split(r"^##+ ", text, flags=re.MULTILINE):
+            said = re.findall(r"^- \*\*(\w[\w ]*)\*\*:", section, re.MULTILINE)
+            assert said in ([], ["Formula", "Source", "Constants", "Known miss"]), section[:60]
+
+
 def leaves(command, *names):
     """Every command that does something, with its words."""
     for name, own in getattr(command, "commands", {}).items():

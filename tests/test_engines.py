@@ -191,7 +191,7 @@ def test_commands():
 
 
 def test_what_tensorrt_llm_cannot_do_is_refused():
-    with pytest.raises(InputError, match="dp: 2 with tp 2 is not what trtllm can do"):
+    with pytest.raises(InputError, match="dp: 2 with tp 2 cannot be served by trtllm"):
         case_of("trtllm", model="Qwen/Qwen3-30B-A3B", dp=2, ep=4)
     # Experts may be shared and spread at once, as in vLLM they may not.
     case = case_of("trtllm", model="Qwen/Qwen3-30B-A3B", tp=4, ep=2)

@@ -412,7 +412,7 @@ def test_intervals_of_rows_are_those_of_predictions(tmp_path):
         assert (pair["low"], pair["high"]) == pytest.approx(alone.intervals[name], rel=1e-6)
     # Nine seconds are beyond any interval about two.
     assert found.summary["e2e_mean"]["in_interval_pct"] <= 50
-    with pytest.raises(InputError, match="intervals: are not known of the replay"):
+    with pytest.raises(InputError, match="intervals: are not known for the replay"):
         physim.evaluate([path], method="replay", intervals=True)
 
 

@@ -145,7 +145,7 @@ def test_capacity_prints_which_pool_saturates_first(monkeypatch):
     words = ["capacity", MODEL, "--gpu", "h100", "--input", 2000, "--output", 150, "--slo", "e2e=9"]
     text = printed(*words, "--prefill", "replicas=2", "--decode", "tp=2", "--router", "random")
     assert prediction.describe_pools() in text
-    assert "the servers can serve" in text
+    assert "saturation throughput of the servers" in text
     assert [given[name] for name in ("prefill", "decode", "router")] == [
         "replicas=2",
         "tp=2",

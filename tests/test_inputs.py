@@ -491,7 +491,7 @@ def test_a_degree_that_is_not_whole():
     ("model", "degrees", "complaint"),
     [
         ("Qwen/Qwen3-30B-A3B", {"tp": 2, "ep": 4}, "ep: 4 does not divide the 2 GPUs"),
-        ("Qwen/Qwen3-30B-A3B", {"tp": 4, "ep": 2}, "ep: 2 of 4 GPUs is not what vllm can do"),
+        ("Qwen/Qwen3-30B-A3B", {"tp": 4, "ep": 2}, "ep: 2 of 4 GPUs cannot be served by vllm"),
         ("Qwen/Qwen3-30B-A3B", {"tp": 3, "dp": 1, "ep": 3}, "tp: 3 does not divide the 32 attent"),
         ("Qwen/Qwen3-30B-A3B", {"dp": 3, "ep": 3}, "ep: 3 does not divide the 128 experts"),
         ("Qwen/Qwen3-8B", {"dp": 2}, "dp: 2 shares experts, and .* has none; divide the load"),

@@ -194,7 +194,7 @@ def test_a_pipeline_has_the_latency_of_its_stages_and_at_most_their_throughput()
     [
         ({"model": DENSE, "dp": 2}, "dp: 2 shares experts, and Qwen/Qwen3-14B has none"),
         ({"model": DENSE, "tp": 2, "ep": 2}, "ep: 2 shares experts"),
-        ({"tp": 2, "dp": 2, "ep": 2}, "ep: 2 of 4 GPUs is not what vllm can do"),
+        ({"tp": 2, "dp": 2, "ep": 2}, "ep: 2 of 4 GPUs cannot be served by vllm"),
         ({"ep": 3}, "ep: 3 does not divide the 1 GPUs"),
         ({"dp": 3, "ep": 3}, "ep: 3 does not divide the 128 experts"),
         ({"pp": 49}, "pp: 49 stages for the 48 layers"),

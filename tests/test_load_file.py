@@ -150,9 +150,9 @@ def test_a_workload_is_predicted():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--rate", "3"], "--rate: is said by --workload too"),
-        (["--requests", "3"], "--requests: is said by --workload too"),
-        (["--cached", "3"], "--cached: is said by --workload too"),
+        (["--rate", "3"], "--rate: is given by --workload already"),
+        (["--requests", "3"], "--requests: is given by --workload already"),
+        (["--cached", "3"], "--cached: is given by --workload already"),
         (["--trace", "a.csv"], "cannot be combined with a load"),
     ],
 )

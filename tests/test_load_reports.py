@@ -335,7 +335,7 @@ def test_rows_of_mlperf(tmp_path):
     assert row["input_len_mean"] == 294
     with pytest.raises(InputError, match="input: is not given, and the summary does not say"):
         physim.read_report("mlperf", MLPERF, **LLAMA)
-    with pytest.raises(InputError, match="input: is said by aiperf"):
+    with pytest.raises(InputError, match="input: is given by aiperf"):
         physim.read_report("aiperf", REPORTS / "aiperf.json", input_tokens=3, **LLAMA)
 
 

@@ -743,7 +743,7 @@ def test_stages_follow_one_another_by_their_numbers(tmp_path):
     ("row", "complaint"),
     [
         ({"arrival": "gamma"}, "burstiness: is empty; give the shape"),
-        ({"burstiness": 0.5}, "burstiness: says nothing of constant arrivals"),
+        ({"burstiness": 0.5}, "burstiness: has no meaning for constant arrivals"),
         ({"async_scheduling": "maybe"}, "async_scheduling: maybe is neither true nor false"),
         ({"n_success": 0}, "n_success: is 0 of a row with times"),
         ({"e2e_mean": 0.02}, "e2e_mean: leaves no time for 100 tokens"),

@@ -227,8 +227,8 @@ def test_files_and_options_that_do_not_go_together(tmp_path):
         (("metrics", *VLLM, "--interval", 0), "interval: 0.0 is no length of time"),
         (("metrics", *VLLM[::-1], "--interval", 9), "wrong order"),
         (("vllm-bench", *VLLM), "files: are 2, of vllm-bench; pass one"),
-        (("vllm-bench", VLLM[0], "--interval", 9), "interval: says nothing of vllm-bench"),
-        (("vllm-bench", VLLM[0], "--counted", out), "--counted: says nothing of vllm-bench"),
+        (("vllm-bench", VLLM[0], "--interval", 9), "interval: has no meaning for vllm-bench"),
+        (("vllm-bench", VLLM[0], "--counted", out), "--counted: has no meaning for vllm-bench"),
     ):
         assert message in run("data", "read", *words, *about).stderr
     assert not out.exists()

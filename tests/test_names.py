@@ -240,7 +240,7 @@ def test_models_are_shown(run, model):
 def test_a_fit_is_shown(run, place):
     code, out, err = run("show", "fit", place / EVIL / "fit.json")
     assert (code, err) == (0, "")
-    assert f"{SHOWN}/fit.json: the factor" in out
+    assert f"{SHOWN}/fit.json: factors" in out
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_prediction_is_shown(run, monkeypatch, place, model, prediction):
     lines = out.splitlines()
     assert lines[0].startswith(f"{printable(model)} on 1 x {SHOWN}, 6 req/s constant")
     assert lines[0].endswith(f"fit: {SHOWN}")
-    assert f"Taken, since not said: a {SHOWN}." in lines
+    assert f"Assumed, as not given: a {SHOWN}." in lines
     assert f"Note: a {SHOWN}." in lines
     assert f"Beyond what was measured: a {SHOWN}, of which no kernel was measured." in lines
     serve, bench = lines[-2:]
@@ -323,7 +323,7 @@ def test_a_capacity_is_shown(run, monkeypatch, place, model, prediction):
     code, out, err = run(*words)
     assert (code, err) == (0, "")
     assert out.startswith(
-        f"{printable(model)} on 1 x {SHOWN}: up to 9 requests/s (90%: 8 to 10), then {SHOWN} is"
+        f"{printable(model)} on 1 x {SHOWN}: up to 9 requests/s (90%: 8 to 10), limited by {SHOWN}"
     )
     assert json.loads(run(*words, "--json")[1])["prediction"]["model"] == model
 
@@ -587,7 +587,7 @@ def test_a_prediction_in_a_notebook_is_text(prediction):
     assert page.found == Elements(plain._repr_html_()).found
     assert f"{prediction.model.replace(EVIL, SHOWN)} on 1 x {SHOWN}" in page.text
     assert f"Note: a {SHOWN}." in page.text
-    assert f"Taken, since not said: a {SHOWN}." in page.text
+    assert f"Assumed, as not given: a {SHOWN}." in page.text
     assert all(line.isprintable() for line in repr(prediction).split("\n"))
 
 

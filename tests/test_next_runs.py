@@ -192,7 +192,7 @@ def test_a_fit_and_what_is_shown_of_it_have_the_same_priors():
 
 def test_of_a_fit_that_knows_nothing_nothing_is_told():
     case = physim.Case.from_options(MODEL, **TARGET)
-    with pytest.raises(InputError, match="says not how certain it is; fit one to runs"):
+    with pytest.raises(InputError, match="does not say how certain it is; fit one to runs"):
         identified(load_fit("none"), case)
 
 
@@ -240,7 +240,7 @@ def test_a_slower_server_is_told_from_the_same(outcome, tmp_path):
     assert found.changed
     assert found.errors["itl"] < -5
     assert "gemm_memory" in {one.name for one in found.shifts}
-    with pytest.raises(InputError, match="fit none: says not how certain it is"):
+    with pytest.raises(InputError, match="fit none: does not say how certain it is"):
         drift([same], "none")
     with pytest.raises(InputError, match="false alarms: 2 is no chance"):
         drift([same], outcome.fit, false_alarms=2)

@@ -166,7 +166,7 @@ def test_errors_are_small_far_from_saturation(page):
         (["--input", "900:100"], "--input 900:100: is no range from 1 on; give FROM:TO"),
         (["--output", "1:100"], "--output 1:100: is no range from 2 on; give FROM:TO"),
         (["--lengths", "nosuch"], "'nosuch': is no preset and no file"),
-        (["--lengths", "sharegpt", "--cached", "9"], "--cached: is said by --lengths too"),
+        (["--lengths", "sharegpt", "--cached", "9"], "--cached: is given by --lengths already"),
         (["--tps", "0"], "--tps: '0': is not a positive integer"),
         (["--gpus", "h1000"], "h1000"),
         (["--gpus", "l40s", "--tps", "1", "--max-model-len", "900000"], "900000"),
@@ -229,7 +229,7 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"rate": 4.0}, "rate: is what the page varies"),
+        ({"rate": 4.0}, "rate: is varied by the page"),
         ({"pp": 2}, "option 'pp': is unknown; did you mean pps?"),
         ({"gpus": []}, "page: has nothing to show"),
     ],
@@ -270,6 +270,26 @@ def test_the_live_form_predicts_what_is_chosen():
     assert problem["prediction"] is None
     assert "no/such-model" in problem["problem"]
     assert shown
+
+
+def test_the_live_form_prices_a_million_generated_tokens():
+    marimo = pytest.importorskip("marimo", reason="needs marimo (extra `app`)")
+    import physim
+    from physim.page.live import app as live
+    from physim.page.live import said_cost
+
+    _, found = live.run()
+    assert (found["price"].value, found["cost"]) == (None, "")
+    _, found = live.run(defs={"price": marimo.ui.number(value=-1.0)})
+    assert found["cost"].startswith("price of a100_sxm: -1 is not positive")
+    load = {"rate": 2.0, "input_tokens": 1000, "output_tokens": 200}
+    case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", tp=2, **load)
+    prediction = physim.predict(case)
+    # Two GPUs for 3.60 an hour each cost 0.002 a second, and generate 400 tokens in it.
+    least = 5.0 * 2.0 / prediction.saturation_rps
+    assert said_cost(case, prediction, 3.6) == (
+        f"Cost of a million generated tokens: 5; {least:.3g} at saturation"
+    )
 
 
 def test_the_live_form_draws_every_layout_of_a_node():

@@ -523,8 +523,8 @@ def test_what_is_no_number_does_not_leave():
     [
         ({"rate": 1e-300}, "rate: 1e-300 is not between 1e-09 and 1e"),
         ({"stages": [(1e300, 10)]}, "stage: rate: 1e.300 is not between"),
-        ({"concurrency": 4, "arrival": "poisson"}, "arrival: says nothing of clients"),
-        ({"concurrency": 4, "burstiness": 0.5}, "arrival: says nothing of clients"),
+        ({"concurrency": 4, "arrival": "poisson"}, "arrival: has no meaning for clients"),
+        ({"concurrency": 4, "burstiness": 0.5}, "arrival: has no meaning for clients"),
     ],
 )
 def test_loads_without_a_meaning_are_refused(load, complaint):

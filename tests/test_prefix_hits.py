@@ -163,7 +163,7 @@ def test_one_prefix_and_own_prefixes_are_found():
 
 
 def test_a_popularity_of_one_prefix_is_refused():
-    with pytest.raises(InputError, match="popularity: says nothing of one prefix; say how many"):
+    with pytest.raises(InputError, match="popularity: has no meaning for one prefix; say how many"):
         physim.Load(400, 10, rate=1.0, cached_tokens=300, popularity="uniform")
 
 

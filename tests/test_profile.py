@@ -275,7 +275,7 @@ def test_more_windows_than_anybody_plans_for_are_refused(tmp_path):
 def test_requests_of_one_moment_have_no_rate(tmp_path):
     path = tmp_path / "day.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n5,9,9\n5,9,9\n")
-    with pytest.raises(InputError, match="has one moment alone"):
+    with pytest.raises(InputError, match="has only one point in time"):
         physim.read_profile(path)
 
 
@@ -495,9 +495,18 @@ def test_a_day_is_planned_for_in_a_shell(tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--profile", "day.csv", "--rate", "3"], "--rate: is said by --profile; leave it out"),
-        (["--profile", "day.csv", "--input", "3"], "--input: is said by --profile; leave it out"),
-        (["--profile", "day.csv", "--prefixes", "3"], "--prefixes: is said by --profile; leave"),
+        (
+            ["--profile", "day.csv", "--rate", "3"],
+            "--rate: is given by --profile already; leave it out",
+        ),
+        (
+            ["--profile", "day.csv", "--input", "3"],
+            "--input: is given by --profile already; leave it out",
+        ),
+        (
+            ["--profile", "day.csv", "--prefixes", "3"],
+            "--prefixes: is given by --profile already; leave",
+        ),
         (["--profile", "no.csv"], "no.csv: No such file"),
         (["--rate", "3"], "--input and --output: are missing; give both"),
         (["--input", "3", "--output", "3"], "load: is missing; give --rate, --concurrency,"),
@@ -530,7 +539,7 @@ def test_a_window_that_does_not_fit_is_named(rate):
 
 
 def test_a_profile_says_the_load_in_python_too(day):
-    with pytest.raises(InputError, match="rate: is said by the load profile"):
+    with pytest.raises(InputError, match="rate: is given by the load profile already"):
         physim.recommend("Qwen/Qwen3-14B", slo=["itl_mean=15ms"], profile=day, rate=3.0)
 
 

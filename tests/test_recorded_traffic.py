@@ -93,7 +93,7 @@ def test_stages_of_a_trace_need_not_have_its_means_to_the_token(tmp_path):
         ({"arrival": "bursty"}, "arrival: bursty is unknown; use one of .* or trace:PATH"),
         (
             {"arrival": "trace:gone.csv", "burstiness": 2.0},
-            "burstiness: says nothing of trace:gone.csv arrivals",
+            "burstiness: has no meaning for trace:gone.csv arrivals",
         ),
     ],
 )

@@ -219,9 +219,15 @@ def test_a_load_of_requests():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"input_tokens": 5}, "load: input_tokens: is said by lengths too; leave one of the two"),
-        ({"output_tokens": Lengths.exponential(5)}, "load: output_tokens: is said by lengths too"),
-        ({"cached_tokens": 3.0}, "load: cached_tokens: is said by lengths too"),
+        (
+            {"input_tokens": 5},
+            "load: input_tokens: is given by lengths already; leave one of the two",
+        ),
+        (
+            {"output_tokens": Lengths.exponential(5)},
+            "load: output_tokens: is given by lengths already",
+        ),
+        ({"cached_tokens": 3.0}, "load: cached_tokens: is given by lengths already"),
         ({"prefixes": 3}, "prefixes: are each request's own where lengths are given"),
     ],
 )
@@ -613,7 +619,7 @@ def test_lengths_on_the_command_line(tmp_path):
             ["--lengths", "sharegpt", "--input", "0.5", "--output", "9"],
             "--input '0.5': mean: 0.5 is below 1",
         ),
-        (["--lengths", "sharegpt", "--cached", "5"], "--cached: is said by --lengths too"),
+        (["--lengths", "sharegpt", "--cached", "5"], "--cached: is given by --lengths already"),
         (["--input", "5"], "--output: is missing; give both, or --lengths"),
         ([], "--input and --output: are missing; give both, or --lengths"),
     ],

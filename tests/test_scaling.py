@@ -580,7 +580,7 @@ def test_requests_of_windows_share_prefixes():
         ({"start_ups_s": (-1.0,)}, "start-up: -1 s is no time"),
         ({"least": 9}, "most: 8 are fewer than 9"),
         ({"hours": (3.0, 4.0)}, "load profile: has no request from 10800 to 14400 s"),
-        ({"rate": 3.0}, "rate: is said by the load profile"),
+        ({"rate": 3.0}, "rate: is given by the load profile already"),
         ({"replicas": 2}, "service: has 2 servers"),
         ({"prefill": "tp=1", "decode": "tp=1"}, "service: has 2 servers in 2 pools"),
         ({"router": "fastest"}, "router"),

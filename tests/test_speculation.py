@@ -97,7 +97,7 @@ def test_measured_acceptance_lengths_are_kept():
     found, content = acceptance_of_family("GlmMoeDsaForCausalLM", "mtp", 3)
     assert 1 + sum(found) == pytest.approx(2.99)
     assert "code" in content
-    with pytest.raises(InputError, match="is not known of LlamaForCausalLM with eagle3 and 3"):
+    with pytest.raises(InputError, match="is not known for LlamaForCausalLM with eagle3 and 3"):
         acceptance_of_family("LlamaForCausalLM", "eagle3", 3)
 
 
@@ -114,7 +114,7 @@ def test_measured_acceptance_lengths_are_kept():
         ({"draft_model": "Qwen/Nothing"}, "model 'Qwen/Nothing'"),
         ({"draft": "ngram", "draft_model": "Qwen/Qwen3-8B"}, "draft_model: is no part of ngram"),
         ({"tp": 1, "pp": 2}, "draft: is not predicted over a pipeline"),
-        ({"draft_acceptance": None}, "draft_acceptance: is not known of Qwen3ForCausalLM"),
+        ({"draft_acceptance": None}, "draft_acceptance: is not known for Qwen3ForCausalLM"),
     ],
 )
 def test_drafts_that_cannot_be(options, message):

@@ -235,7 +235,7 @@ def test_options_that_say_nothing_of_a_format():
         read("iterations.log", kind="x")
     with pytest.raises(InputError, match="where: chooses rows of tables, not of iteration-log"):
         read("iterations.log", where="tp == 2")
-    with pytest.raises(InputError, match="clock: is known of iteration-log"):
+    with pytest.raises(InputError, match="clock: is given by iteration-log already"):
         read("iterations.log", clock="gpu")
     with pytest.raises(InputError, match="clock: 'x' is unknown"):
         read("forward_pass.jsonl", clock="x")

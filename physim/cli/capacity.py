@@ -31,9 +31,9 @@ def capacity(
     load: Given,
     engine: Given,
 ) -> None:
-    """Find the highest rate of requests that keeps to objectives on latency.
+    """Find the highest rate of requests that meets latency objectives.
 
-    Of several servers (--replicas, --prefill and --decode) it is that of all of them.
+    With several servers (--replicas, --prefill and --decode) it is the rate of all of them.
 
     For example:
 
@@ -82,7 +82,7 @@ def _print_capacity(found: Capacity) -> None:
         styled(
             f"{prediction.model} on {prediction.gpus}: up to ",
             (f"{found.rate_rps:.4g} requests/s", "bold"),
-            f"{between}, then {found.limited_by} is reached",
+            f"{between}, limited by {found.limited_by}",
         )
     )
     rows = [
@@ -98,12 +98,13 @@ def _print_capacity(found: Capacity) -> None:
             for one in found.objectives
             if one.statistic == EACH
         )
-        console.print(f"{found.goodput:.1%} of the requests keep to {each}")
+        console.print(f"{found.goodput:.1%} of the requests meet {each}")
     assert prediction.load is not None
     servers = sum(pool.replicas for pool in prediction.pools)
     console.print(
-        f"{prediction.output_tokens_per_s:.0f} tokens/s; the server{'s' * (servers > 1)} can serve "
-        f"{prediction.saturation_rps:.4g} requests/s in all ({prediction.load.arrival} arrivals)"
+        f"{prediction.output_tokens_per_s:.0f} tokens/s; saturation throughput of the "
+        f"server{'s' * (servers > 1)} {prediction.saturation_rps:.4g} requests/s "
+        f"({prediction.load.arrival} arrivals)"
     )
     if len(prediction.pools) > 1:
         console.print(prediction.describe_pools())

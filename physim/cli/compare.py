@@ -44,7 +44,7 @@ def compare(
 ) -> None:
     """Predict models on GPUs in several layouts under one load, side by side.
 
-    With --replicas also as several servers, and with --prefill and --decode in pools apart.
+    --replicas adds several servers, --prefill and --decode separate pools.
 
     For example:
 

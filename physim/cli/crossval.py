@@ -48,7 +48,7 @@ def crossval(
         str,
         typer.Option(
             "--from",
-            help="The fit that each starts from, as `physim fit`; it must not know the rows.",
+            help="The fit to start from, as in `physim fit`; it must not know the rows.",
         ),
     ] = "default",
     freeze: Annotated[str, typer.Option(help="Corrections that stay as they are, by commas.")] = "",

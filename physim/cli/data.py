@@ -31,7 +31,7 @@ app = typer.Typer(no_args_is_help=True, help="Turn reports and public data into 
 def read(
     kind: Annotated[
         str,
-        typer.Argument(help=f"{AUTO} (what it looks like), {', '.join(FORMATS)}."),
+        typer.Argument(help=f"{AUTO} (recognises it), {', '.join(FORMATS)}."),
     ],
     paths: Annotated[
         list[Path],
@@ -42,7 +42,7 @@ def read(
     out: Annotated[Path, typer.Option(help="CSV to write, or to append to.", callback=writable)],
     model: Annotated[
         str | None,
-        typer.Option(help="Name or hub id of the model; as an llm-d report says if not given."),
+        typer.Option(help="Name or hub id of the model; an llm-d report may name it."),
     ] = None,
     gpu: OptionalGpu = None,
     server_log: Annotated[
@@ -53,21 +53,21 @@ def read(
         str | None, typer.Option(help="Name of the run; the report's if not given.")
     ] = None,
     output: Annotated[
-        float | None, typer.Option(help="Tokens generated, if all requests had as many.")
+        float | None, typer.Option(help="Tokens of each answer, if all had the same.")
     ] = None,
     input_tokens: Annotated[
-        float | None, typer.Option("--input", help="Mean prompt tokens, of mlperf.")
+        float | None, typer.Option("--input", help="Mean prompt tokens (mlperf).")
     ] = None,
     prefix_caching: Annotated[
         bool | None, typer.Option(help="Whether prefixes were cached; yes if not given.")
     ] = None,
     prompt_groups: Annotated[
-        int, typer.Option(help="Groups of prompts sent again and again; 0 if all differed.")
+        int, typer.Option(help="Groups of prompts that were repeated; 0 if all prompts differed.")
     ] = 0,
-    prompts_per_group: Annotated[int, typer.Option(help="Different prompts of a group.")] = 1,
+    prompts_per_group: Annotated[int, typer.Option(help="Different prompts in a group.")] = 1,
     lengths: Annotated[
         str | None,
-        typer.Option(help="Preset or file of the requests that were sent, as `physim predict`."),
+        typer.Option(help="Preset or file of the sent requests, as for `physim predict`."),
     ] = None,
     interval: Annotated[
         float | None, typer.Option(help="Seconds between two scrapes of metrics.")
@@ -75,17 +75,17 @@ def read(
     counted: Annotated[
         Path | None,
         typer.Option(
-            help="Write all that metrics counted here as JSON, with the bins of histograms.",
+            help="Write all counts of metrics as JSON, with the bins of histograms.",
             callback=writable,
         ),
     ] = None,
-    append: Annotated[bool, typer.Option(help="Keep what the CSV holds already.")] = False,
+    append: Annotated[bool, typer.Option(help="Append to the CSV.")] = False,
     *,
     server: Given,
 ) -> None:
     """Read a report and write its stages as rows for `physim fit` and `physim evaluate`.
 
-    A report does not say how the server was started, but for llm-d's: pass its log, or its options.
+    Only llm-d's report says how the server was started. For others pass its log, or its options.
 
     For example:
 
@@ -100,7 +100,7 @@ def read(
         kind = format_of(paths)
         print_line(f"read as {kind}")
     if counted is not None and kind != "metrics":
-        raise InputError("--counted", f"says nothing of {kind}", "leave it out")
+        raise InputError("--counted", f"has no meaning for {kind}", "leave it out")
     found = read_report(
         kind,
         paths,
@@ -192,13 +192,13 @@ def convert(
             help="silicon or silicon-disagg (in aiconfigurator-core), or ml-energy with its file."
         ),
     ],
-    path: Annotated[Path | None, typer.Argument(help="The file, of ml-energy.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="The file (ml-energy).")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV to write.", callback=writable)] = None,
 ) -> None:
     """Write public measurements as rows for `physim evaluate` and `physim fit`.
 
-    silicon-disagg has the rows of NVIDIA's table whose prompts are computed on other GPUs than
-    their answers; silicon has all others.
+    silicon-disagg has the rows of NVIDIA's table with separate prefill and decode; silicon has
+    all others.
 
     For example:
 
@@ -265,7 +265,7 @@ def steps(
     ] = None,
     context: Annotated[
         float | None,
-        typer.Option(help="Mean tokens of context, where the file says nothing of them."),
+        typer.Option(help="Mean context in tokens, if the file has none."),
     ] = None,
     fit: FitName = "default",
     as_json: AsJson = False,
@@ -273,7 +273,7 @@ def steps(
     *,
     server: Given,
 ) -> None:
-    """Read measured steps, sum them up, and say how far predictions are from them.
+    """Read measured steps, summarise them, and compare predictions with them.
 
     For example:
 

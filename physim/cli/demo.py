@@ -44,7 +44,7 @@ def demo() -> None:
     if not _in_terminal():
         raise InputError(
             "demo",
-            "asks questions, for which there is no terminal",
+            "asks questions, and there is no terminal",
             "use physim predict Qwen3-8B --gpu h100 --rate 4 --input 500 --output 250",
         )
     import typer

@@ -32,9 +32,7 @@ def evaluate(
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
     ] = None,
-    method: Annotated[
-        str, typer.Option(help="fluid, or replay for every request one by one.")
-    ] = "fluid",
+    method: Annotated[str, typer.Option(help="fluid, or replay (request by request).")] = "fluid",
     timeout: Annotated[
         float | None, typer.Option(help="Seconds after which the clients gave up.")
     ] = None,

@@ -35,10 +35,10 @@ def explain(
     load: Given,
     engine: Given,
 ) -> None:
-    """Say what the time to first token is spent on, and what latencies and capacity depend on.
+    """Show the parts of TTFT, and what latencies and saturation throughput depend on.
 
-    The latter in percent for one percent of each part. Of several servers it says which pool
-    saturates first, and all of this of a server of each.
+    Elasticities are in percent, for one percent more of each part. With several servers it says
+    which pool saturates first, and explains one server of each.
 
     For example:
 
@@ -98,7 +98,7 @@ def _print_service(found: ServiceExplanation) -> None:
             console.print(own.server.speculation.describe())
         for line in evictions(own.server.case, own.server.hit_rate, own.server.host_hit_rate):
             console.print(f"Note: {line}.", style="yellow")
-        console.print("of a server, percent that each follows one percent more of")
+        console.print("change on one server, percent, for one percent more of")
         console.print(_slopes(own.server, own.metrics))
 
 
@@ -139,5 +139,5 @@ def _print_elasticities(found: Elasticities) -> None:
         console.print(found.speculation.describe())
     for line in evictions(found.case, found.hit_rate, found.host_hit_rate):
         console.print(f"Note: {line}.", style="yellow")
-    console.print("percent that each follows one percent more of")
+    console.print("change in percent, for one percent more of")
     console.print(_slopes(found, METRICS))

@@ -41,7 +41,7 @@ LOAD = load_bundle(arrival="poisson")
 @with_bundles(subject=SUBJECT, load=LOAD, engine=ENGINE)
 def dynamo(
     apart: Annotated[
-        bool, typer.Option("--apart", help="Prefill and decode run on servers of their own.")
+        bool, typer.Option("--apart", help="Prefill and decode run on separate servers.")
     ] = False,
     as_json: AsJson = False,
     *,
@@ -49,9 +49,9 @@ def dynamo(
     load: Given,
     engine: Given,
 ) -> None:
-    """Write the profile of Dynamo's mocker, and the folders of its planner.
+    """Write profiles for Dynamo's mocker and planner.
 
-    The rates at which its error is stated are 20, 60 and 90% of what the server can do.
+    It states its error at 20, 60 and 90% of saturation throughput.
 
     For example:
 
@@ -86,9 +86,9 @@ def llm_d(
     load: Given,
     engine: Given,
 ) -> None:
-    """Write what llm-d's autoscaler, router and fake vLLM take.
+    """Write files for llm-d's autoscaler, router and fake vLLM.
 
-    The rates at which its error is stated are 20, 60 and 90% of what the server can do.
+    It states its error at 20, 60 and 90% of saturation throughput.
 
     For example:
 
@@ -125,7 +125,7 @@ def sglang_simulator(
 ) -> None:
     """Write a replay table for SGLang's simulator, and a predictor that asks physim's own table.
 
-    The rates at which their errors are stated are 20, 60 and 90% of what the server can do.
+    It states their errors at 20, 60 and 90% of saturation throughput.
 
     For example:
 
@@ -153,9 +153,9 @@ def llmservingsim(
     load: Given,
     engine: Given,
 ) -> None:
-    """Write the profile of a model's layers for LLMServingSim.
+    """Write layer profiles for LLMServingSim.
 
-    The rates at which its error is stated are 20, 60 and 90% of what the server can do.
+    It states its error at 20, 60 and 90% of saturation throughput.
 
     For example:
 
@@ -189,7 +189,7 @@ def blis(
 ) -> None:
     """Write the files of BLIS, of August and of today, beside a table of step times.
 
-    The rates at which errors are stated are 20, 60 and 90% of what the server can do.
+    It states errors at 20, 60 and 90% of saturation throughput.
 
     For example:
 

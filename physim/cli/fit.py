@@ -53,11 +53,11 @@ def fit(
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(help="What the steps are of: model=Qwen/Qwen3-8B,gpu=h100_sxm,tp=1,..."),
+        typer.Option(help="The server of the steps: model=Qwen/Qwen3-8B,gpu=h100_sxm,tp=1,..."),
     ] = None,
     context: Annotated[
         float | None,
-        typer.Option(help="Mean tokens of context, where the steps say nothing of them."),
+        typer.Option(help="Mean context in tokens, if the steps have none."),
     ] = None,
     where: Annotated[
         str | None, typer.Option(help='Only rows for which this holds, such as "tp == 2".')
@@ -75,20 +75,22 @@ def fit(
     optimiser: Annotated[
         str, typer.Option(help="levenberg-marquardt, lbfgs or adam.")
     ] = "levenberg-marquardt",
-    seed: Annotated[int, typer.Option(help="Where to start; 0 where the fit before is.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of a random start; 0 starts from the earlier fit.")
+    ] = 0,
     count: Annotated[
         int | None,
         typer.Option(
             "--next",
-            help="Name so many measurements to make next.",
+            help="How many measurements to propose.",
             rich_help_panel=_NEXT,
         ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            help="What they should make certain: rate=8,input=2000,output=200, or concurrency=64,"
-            "...; the busiest run if not given.",
+            help="The load to make certain: rate=8,input=2000,output=200, or concurrency=64,...; "
+            "the busiest run if not given.",
             rich_help_panel=_NEXT,
         ),
     ] = None,
@@ -102,22 +104,22 @@ def fit(
         bool,
         typer.Option(
             "--check",
-            help="Fit nothing: say whether the server is still as --from has it.",
+            help="Fit nothing: say whether the server has changed since --from.",
             rich_help_panel=_DRIFT,
         ),
     ] = False,
     false_alarms: Annotated[
         float,
-        typer.Option(help="Chance of an alarm where nothing changed.", rich_help_panel=_DRIFT),
+        typer.Option(help="Chance of an alarm if nothing has changed.", rich_help_panel=_DRIFT),
     ] = 0.01,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Fit the corrections to measured runs and steps and write them with what is known of them.
+    """Fit the corrections to measured runs and steps, and write them with their uncertainty.
 
-    It starts from the default fit, and moves it as far as the runs can tell beside those that it
-    knows. Rows of overloaded stages are left out, and listed. The errors printed are in sample: for
-    those on unseen runs use `physim crossval`.
+    It starts from the default fit, and weighs your runs against the runs that this fit knows. It
+    leaves out overloaded stages, and lists them. The errors that it prints are in sample;
+    `physim crossval` has errors on unseen runs.
 
     For example:
 
@@ -289,9 +291,8 @@ def _print_outcome(outcome: Outcome, told: Identified, out: Path) -> None:
     console.print(f"{len(outcome.rows)} rows, {len(losses) - 1} iterations, loss {_curve(losses)}")
     console.print()
     console.print(
-        "factors on components, of what all rows have in common, with 90% intervals before any run "
-        "(prior) and after this fit; told by: the experiment that says most, with its share in "
-        "what is known"
+        "factors on components that all rows share, with 90% intervals; prior: before any run; "
+        "told by: the experiment that tells most, with its share of the information"
     )
     console.print(estimates_table(outcome.estimates))
     console.print("mean absolute error of an experiment, percent, in sample: before and after")

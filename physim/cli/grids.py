@@ -32,8 +32,8 @@ def build(
 ) -> None:
     """Build the grids of GPUs from NVIDIA's measured tables (extra `grids`).
 
-    Each table is built twice: from all rows, which is what is written, and without a tenth of
-    them, on which the look-up's error is then measured and printed.
+    Each table is built twice: from all rows, which is written, and without a tenth of them, which
+    measures the look-up's error.
 
     For example:
 

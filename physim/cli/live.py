@@ -17,17 +17,17 @@ from physim.errors import InputError
 def live(
     model: Model,
     gpus: Annotated[
-        str | None, typer.Option(help="GPUs to choose from; all that were measured if not given.")
+        str | None, typer.Option(help="GPUs to choose from; by default all measured ones.")
     ] = None,
     fit: FitName = "default",
-    port: Annotated[int, typer.Option(help="Where it is served, on this machine.")] = 2718,
+    port: Annotated[int, typer.Option(help="Port on this machine.")] = 2718,
     open_browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open it in a browser.")
     ] = True,
 ) -> None:
-    """Serve the page in its live form, with the full model behind its controls (extra `app`).
+    """Open a form with the full model behind its controls (extra `app`).
 
-    It also has every layout and engine, and distributions of lengths. For example:
+    It has every layout and engine, distributions of lengths, and a price. For example:
 
     physim app Qwen3-14B --gpus h100_sxm,a100_sxm
     """

@@ -135,7 +135,7 @@ def _of_file(workload: str, given: Mapping[str, Any]) -> dict[str, Any]:
         default = _DECLARED[name].default
         # Where commands take text, so is the default that they give.
         if given.get(name) not in (None, [], default, str(default)):
-            problem = "is said by --workload too"
+            problem = "is given by --workload already"
             raise InputError(_DECLARED[name].flag, problem, "leave one of the two out")
     return {
         **{name: value for name, value in given.items() if name not in (*_LENGTHS, *_WAYS)},
@@ -185,5 +185,5 @@ def requests_named(name: str | None, cached: str | float) -> RequestLengths | No
     if name is None:
         return None
     if str(cached) not in ("0", "0.0"):
-        raise InputError("--cached", "is said by --lengths too", "leave one of the two out")
+        raise InputError("--cached", "is given by --lengths already", "leave one of the two out")
     return RequestLengths.read(name)

@@ -77,7 +77,7 @@ def predict(
     method: Annotated[
         str | None,
         typer.Option(
-            help="fluid, or replay for every request one by one; a trace is replayed unless given."
+            help="fluid, or replay (request by request); the default for a trace is replay."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
@@ -106,9 +106,9 @@ def predict(
 ) -> None:
     """Predict TTFT, ITL, E2E and throughput of a model on a GPU under a load.
 
-    Options of the engine that are not given take its defaults for the GPU. A load is a --rate,
-    clients (--concurrency), or --stage after --stage; or a --trace, which is replayed. Requests may
-    be turns of conversations (--turns, --think).
+    Engine options default to the engine's own for the GPU. The load is a --rate, clients
+    (--concurrency), one --stage after another, or a --trace, which is replayed. Requests may be
+    turns of conversations (--turns, --think).
 
     For example:
 
@@ -170,7 +170,7 @@ def predict(
         if checked is not None:
             print_check(checked)
         if goodput is not None:
-            stdout().print(f"{goodput:.1%} of the requests keep to {', '.join(slo or [])}.")
+            stdout().print(f"{goodput:.1%} of the requests meet {', '.join(slo or [])}.")
         for line in commands.values():
             # To be pasted, so in one piece.
             print_line(line)
@@ -238,7 +238,7 @@ def _goodput(prediction: Prediction, slo: list[str]) -> float | None:
             raise InputError(
                 f"slo {one.name}",
                 "is a statistic of all requests",
-                f"give what each is held to, such as tpot={one.seconds * 1e3:g}ms, or ask "
+                f"give a bound on each request, such as tpot={one.seconds * 1e3:g}ms, or ask "
                 "`physim capacity`",
             )
     return share_within(objectives, prediction)
@@ -279,7 +279,7 @@ def _print_prediction(prediction: Prediction) -> None:
             style="yellow",
         )
     if prediction.scenario:
-        console.print(f"Taken, since not said: {', '.join(prediction.scenario)}.", style="dim")
+        console.print(f"Assumed, as not given: {', '.join(prediction.scenario)}.", style="dim")
     for line in prediction.assumptions:
         console.print(f"Note: {line}.", style="yellow")
     for line in prediction.extrapolations:

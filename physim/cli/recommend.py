@@ -46,7 +46,7 @@ def recommend(
     goodput: Goodput = 0.9,
     gpus: Annotated[
         str | None,
-        typer.Option(help="GPUs, by commas; those with a price, or all that were measured."),
+        typer.Option(help="GPUs, by commas; by default those with a price, or all measured ones."),
     ] = None,
     price: Price = None,
     max_gpus: Annotated[int, typer.Option(help="Most GPUs in all.")] = 8,
@@ -60,10 +60,10 @@ def recommend(
         ),
     ] = None,
     window: Annotated[
-        float, typer.Option(help="Seconds of a window of the day.", rich_help_panel="Load")
+        float, typer.Option(help="Length of a window of the day, seconds.", rich_help_panel="Load")
     ] = 600.0,
     apart: Annotated[
-        bool, typer.Option("--apart", help="Also search pools with prefill and decode apart.")
+        bool, typer.Option("--apart", help="Also search separate prefill and decode pools.")
     ] = False,
     fit: FitName = "default",
     as_json: AsJson = False,
@@ -76,11 +76,11 @@ def recommend(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Draw the GPUs that each window of the day takes.", callback=drawable),
+        typer.Option(help="Draw the GPUs that each window of the day needs.", callback=drawable),
     ] = None,
     schedule: Annotated[
         Path | None,
-        typer.Option(help="Write the windows of the cheapest, CSV.", callback=writable),
+        typer.Option(help="Write the servers of each window for the best, CSV.", callback=writable),
     ] = None,
     manifest: Annotated[
         Path | None,
@@ -91,10 +91,10 @@ def recommend(
     layouts: Given,
     engine: Given,
 ) -> None:
-    """Find the cheapest deployments that keep to objectives on latency.
+    """Find the cheapest deployments that meet latency objectives.
 
-    Searched are GPUs, layouts, limits, formats and numbers of servers. With --tps, --pps, --dps or
-    --eps layouts have these degrees alone. For example:
+    It searches GPUs, layouts, limits, formats and numbers of servers. --tps, --pps, --dps and --eps
+    restrict the layouts to these degrees. For example:
 
     physim recommend Qwen3-32B --rate 20 --input 2000 --output 300 --slo ttft_p99=2s
 
@@ -165,12 +165,12 @@ def recommend(
 def _check_no_load(given: Mapping[str, Any]) -> None:
     """Refuses a load beside a profile."""
     if given["workload"] is not None:
-        raise InputError("--workload", "is said by --profile", "leave it out")
+        raise InputError("--workload", "is given by --profile already", "leave it out")
     for name, option in options_of(LoadRequest).items():
         # Where commands take text, so is the default that they give.
         own = given.get(name, option.default)
         if name not in _OF_A_DAY and str(own) != str(option.default):
-            raise InputError(option.flag, "is said by --profile", "leave it out")
+            raise InputError(option.flag, "is given by --profile already", "leave it out")
 
 
 def _print_recommendation(found: Recommendation) -> None:
@@ -202,9 +202,9 @@ def _print_recommendation(found: Recommendation) -> None:
     columns += ["GPU-hours", "scaled"] if of_day else []
     console.print(table_of(columns, rows))
     notes = [
-        f"of {len(found.servers.cases):,} servers with every number of replicas",
-        "room: least share of a bound, or of the throughput, that is left",
-        "chance: that the objective most in doubt is met",
+        f"searched {len(found.servers.cases):,} servers, each with every number of replicas",
+        "room: share that is left of the tightest bound, or of the saturation throughput",
+        "chance: of meeting the objective most in doubt",
     ]
     if of_day:
         notes.append(

@@ -25,4 +25,4 @@ def name_unread_columns(tables: Sequence[Path]) -> None:
     others = [name for name, near in found.items() if not near]
     if found:
         names = ", ".join([*meant, *others])
-        print_line(f"physim: columns that are not read, but for --where: {names}", err=True)
+        print_line(f"physim: columns that only --where reads: {names}", err=True)

@@ -40,17 +40,17 @@ def scale(
     policy: Annotated[
         str,
         typer.Option(
-            help="What asks for servers: a metric and its target for each, such as running=32, "
-            "waiting=2, requests=40, kv=0.8 or ttft=500ms; requests=auto (running, kv) for the "
-            "highest target that keeps to the objectives; or schedule=60s, for the windows' "
-            "servers so long before.",
+            help="A metric and its target on each server, such as running=32, waiting=2, "
+            "requests=40, kv=0.8 or ttft=500ms; requests=auto (running, kv) for the highest "
+            "target that meets the objectives; or schedule=60s, for each window's servers so "
+            "much earlier.",
             rich_help_panel=_PANEL,
         ),
     ],
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="A day whose requests are replayed, as `physim predict` takes it.",
+            help="Trace of a day to replay, as for `physim predict`.",
             rich_help_panel="Load",
         ),
     ] = None,
@@ -58,7 +58,7 @@ def scale(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="A day of which requests are drawn, as `physim recommend` takes it.",
+            help="A day from which to draw requests, as for `physim recommend`.",
             rich_help_panel="Load",
         ),
     ] = None,
@@ -73,24 +73,22 @@ def scale(
         ),
     ] = "0,60,120,300",
     look: Annotated[
-        float, typer.Option(help="Seconds from a look to the next.", rich_help_panel=_PANEL)
+        float, typer.Option(help="Seconds between looks at the metric.", rich_help_panel=_PANEL)
     ] = LOOK_S,
     tolerance: Annotated[
         float,
-        typer.Option(
-            help="Share by which the metric may be off its target.", rich_help_panel=_PANEL
-        ),
+        typer.Option(help="Share by which the metric may miss its target.", rich_help_panel=_PANEL),
     ] = TOLERANCE,
     hold: Annotated[
         float | None,
         typer.Option(
-            help="Seconds for which fewer must be wanted before there are fewer: "
-            f"{HOLD_S:g}, or derived as the target is.",
+            help="Seconds for which fewer servers must do before any is turned off: "
+            f"{HOLD_S:g}, or derived if the target is.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
     window: Annotated[
-        float, typer.Option(help="Seconds of a window of the day.", rich_help_panel="Load")
+        float, typer.Option(help="Length of a window of the day, seconds.", rich_help_panel="Load")
     ] = 600.0,
     hours: Annotated[
         str | None,
@@ -126,8 +124,8 @@ def scale(
 ) -> None:
     """Replay a day with an autoscaler: goodput and GPU-hours, by start-up time of servers.
 
-    Beside it are the servers that each window takes, there in time, and the most of these at all
-    times. For example:
+    It compares the autoscaler with a schedule that knows each window's need, and with a fixed
+    number of servers. For example:
 
     physim scale Qwen3-8B --gpu h100 --trace day.csv --policy running=32 --slo ttft=1s
     """

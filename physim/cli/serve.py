@@ -14,17 +14,17 @@ from physim.errors import InputError
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Where it is served; 127.0.0.1 is this machine alone.")
+        str, typer.Option(help="Address to listen on; 127.0.0.1 is this machine alone.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where on it; 0 for any.")] = 8642,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any.")] = 8642,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="Processes that answer; as many as cores."),
+        typer.Option(min=1, max=1024, help="Processes that answer; by default one per core."),
     ] = None,
 ) -> None:
     """Serve predictions over HTTP: /predict, /recommend and /step on JSON (extra `serve`).
 
-    Names are those of Python; /openapi.json describes them. For example:
+    Names are as in Python; /openapi.json describes them. For example:
 
     physim serve --port 8642
     """

@@ -25,19 +25,20 @@ def models(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="Models, as predict takes them; all that ship if none."
+            metavar="MODEL",
+            help="Models, as for `physim predict`; by default all shipped ones.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what models are: their size, attention, experts, formats and KV cache.
+    """List models with their size, attention, experts, formats and KV cache.
 
     For example:
 
     physim show models
 
-    A model that is named is said more of, whether it ships or not. Some are laid out as one that
-    ships, such as a base model and its instruct model: those are known by their own names too.
+    Name models, shipped or not, to learn more about each. Some have the layout of a shipped one, as
+    an instruct model has its base model's: those are known by their own names too.
     """
     from physim.models.aliases import aliases
     from physim.models.lookup import load_model, shipped_models
@@ -109,9 +110,9 @@ def gpus(as_json: AsJson = False) -> None:
 
 @app.command()
 def engines(as_json: AsJson = False) -> None:
-    """List the engines and their versions with what sets them apart.
+    """List the engines and their versions, with their differences.
 
-    A version between two of them takes the one before.
+    A version between two of these counts as the earlier one.
 
     For example:
 
@@ -214,10 +215,10 @@ def _print_fit(known: Fit) -> None:
         prior = prior_interval(float(known.prior[place]))
         rows.append([one.meaning, label, prior, f"{math.exp(values[place]):.3f}", interval])
     console = stdout()
-    console.print(f"{known.name}: the factor on each component, without unit")
+    shared = ", ".join(filter(None, known.common))
     console.print(
-        f"of {', '.join(filter(None, known.common))}, for another case like its runs, with 90% "
-        "intervals before any run (prior) and after this fit"
+        f"{known.name}: factors on components for a case like its runs ({shared}), with 90% "
+        "intervals; prior: before any run"
     )
     console.print(table_of(("what", "correction", "prior", "fitted", "90%"), rows))
     if known.made_on:

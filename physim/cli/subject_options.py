@@ -61,7 +61,7 @@ Model = Annotated[str, _model]
 OptionalModel = Annotated[str | None, _model]
 Models = Annotated[
     list[str],
-    typer.Argument(help="Models, as `physim predict` takes them.", autocompletion=_models),
+    typer.Argument(help="Models, as for `physim predict`.", autocompletion=_models),
 ]
 Gpu = Annotated[str, _gpu]
 OptionalGpu = Annotated[str | None, _gpu]

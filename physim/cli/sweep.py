@@ -15,17 +15,19 @@ from physim.cli.console import print_line, stdout
 def sweep(
     grid: Annotated[Path, typer.Argument(help="YAML: for each option a value, a list or a range.")],
     out: Annotated[Path, typer.Option(help="Folder for the Parquet files.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep finished parts and add the missing ones.")
+    ] = False,
     backend: Annotated[str, typer.Option(help="loky (this machine), dask or ray.")] = "loky",
     jobs: Annotated[
-        int | None, typer.Option(help="Parts at once; as many as cores if not given.")
+        int | None, typer.Option(help="Parts at once; by default one per core.")
     ] = None,
-    address: Annotated[str | None, typer.Option(help="Of the cluster's scheduler.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Cases of a part.")] = 256,
+    address: Annotated[str | None, typer.Option(help="Address of the cluster's scheduler.")] = None,
+    size: Annotated[int, typer.Option(min=1, help="Cases in a part.")] = 256,
 ) -> None:
     """Predict a whole grid of cases, on all cores or on a cluster.
 
-    A folder of Parquet files is written, one for each part of the grid. For example:
+    It writes a folder of Parquet files, one for each part of the grid. For example:
 
     physim sweep grid.yaml --out results --resume
     """

@@ -62,10 +62,9 @@ def table(
 ) -> None:
     """Write a model's step times as a table for a serving simulator, with its error.
 
-    Under a load, which blis needs, linear models come with it. They hold for that load alone: its
-    rates, its lengths, and what of its prompts is cached. With --models and --gpus there is a
-    folder for each combination of these with --tps, --pps, --dps and --eps, and what is there
-    already is kept. Degrees that are not given are 1.
+    With a load, which blis needs, it adds linear models. They hold for that load alone: its rates,
+    lengths and cached tokens. --models and --gpus make a folder for each combination of these with
+    --tps, --pps, --dps and --eps (by default 1), and keep folders that exist.
 
     For example:
 

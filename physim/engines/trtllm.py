@@ -67,7 +67,7 @@ def _speculative(server: Launch) -> str:
 def _check_layout(layout: Parallelism) -> None:
     if layout.tp > 1 and layout.dp > 1:
         raise InputError(
-            "dp", f"{layout.dp} with tp {layout.tp} is not what trtllm can do", "use tp 1"
+            "dp", f"{layout.dp} with tp {layout.tp} cannot be served by trtllm", "use tp 1"
         )
 
 

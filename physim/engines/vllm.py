@@ -76,7 +76,7 @@ def _check_layout(layout: Parallelism) -> None:
     if layout.ep not in (1, layout.stage_gpus):
         raise InputError(
             "ep",
-            f"{layout.ep} of {layout.stage_gpus} GPUs is not what vllm can do",
+            f"{layout.ep} of {layout.stage_gpus} GPUs cannot be served by vllm",
             f"use 1 or {layout.stage_gpus} (tp x dp)",
         )
 

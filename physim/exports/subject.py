@@ -61,7 +61,7 @@ class Subject:
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
                 raise InputError(
-                    name, "cannot be given: rates are shares of what the server can do", "leave it"
+                    name, "cannot be given: rates are shares of saturation throughput", "leave it"
                 )
         options = {"arrival": "poisson", **options, "rate": 1.0}
         case = Case.from_options(model, **options)

@@ -155,7 +155,7 @@ def drift(
         raise InputError("false alarms", f"{false_alarms:g} is no chance", "use one such as 0.01")
     known = fit if isinstance(fit, Fit) else load_fit(fit)
     if known.evidence is None:
-        raise InputError(f"fit {known.name}", "says not how certain it is", "fit one to runs")
+        raise InputError(f"fit {known.name}", "does not say how certain it is", "fit one to runs")
     if not tables and (not steps or server is None):
         raise InputError("data", "is missing", "give tables of runs, or steps with their server")
     found: dict[Branch, list[_Deviations]] = {}

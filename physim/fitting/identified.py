@@ -160,7 +160,7 @@ def identified(fit: Fit, case: Case, base: Fit | None = None) -> Identified:
         InputError: Nothing is known of how certain the fit is.
     """
     if fit.evidence is None:
-        raise InputError(f"fit {fit.name}", "says not how certain it is", "fit one to runs")
+        raise InputError(f"fit {fit.name}", "does not say how certain it is", "fit one to runs")
     about, spread = fit.on(case), spread_of(fit, case)
     before = np.diag(spread_of(Fit("priors") if base is None else base, case))
     told = 1 - np.diag(spread) / before

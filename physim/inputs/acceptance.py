@@ -94,7 +94,7 @@ def acceptance_of_family(family: str, method: str, tokens: int) -> tuple[tuple[f
             return one.by_position(tokens), one.content
     raise InputError(
         "draft_acceptance",
-        f"is not known of {family} with {method} and {tokens} draft tokens: it depends on the "
+        f"is not known for {family} with {method} and {tokens} draft tokens: it depends on the "
         "model and on what is written",
         f"{_REMEDY}; engines log it as the mean acceptance length",
     )

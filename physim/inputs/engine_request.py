@@ -43,16 +43,16 @@ class EngineRequest:
     )
     expert_load: float | None = option(
         None,
-        "Spread over experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
+        "Unevenness of experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
     )
     # A flag and its opposite would leave the other options' names no room.
     async_scheduling: bool | None = option(
-        None, "Schedule a step while one runs.", panel="Scheduling", column="optional"
+        None, "Schedule a step while another runs.", panel="Scheduling", column="optional"
     )
     all2all: str = option(
-        ALL2ALL[0], "Ranks to experts: allgather or deepep_{high_throughput,low_latency}."
+        ALL2ALL[0], "How tokens reach experts: allgather or deepep_{high_throughput,low_latency}."
     )
-    receive_every: int = option(1, "Steps between looks at what has arrived.", column="optional")
+    receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
     draft: str | None = option(
         None,
         "What proposes tokens: mtp, eagle3, draft_model or ngram.",
@@ -80,7 +80,7 @@ class EngineRequest:
         column="optional",
     )
     captured_tokens: int | None = option(
-        None, "Tokens of the largest step that is a CUDA graph.", column="optional"
+        None, "Most tokens of a step in a CUDA graph.", column="optional"
     )
     kv_host_bytes: float | None = option(
         None,
@@ -90,7 +90,7 @@ class EngineRequest:
     )
     kv_host_bandwidth: float | None = option(
         None,
-        "What brings them up to a GPU, bytes/s; the GPU's if known.",
+        "Bandwidth from host memory to a GPU, bytes/s; the GPU's if known.",
         panel="KV tiers",
         column="optional",
     )

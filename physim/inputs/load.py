@@ -133,12 +133,12 @@ class Load(LoadRequest):
         Popularity.parse(self.popularity)
         if self.popularity != IN_TURN and self.prefixes == 1:
             remedy = "say how many there are, or leave it out"
-            raise InputError("popularity", "says nothing of one prefix", remedy)
+            raise InputError("popularity", "has no meaning for one prefix", remedy)
         self._check_recorded()
         if self.concurrency is not None and (self.arrival != "constant" or self.burstiness != 1.0):
             raise InputError(
                 "arrival",
-                "says nothing of clients, who send when they are answered",
+                "has no meaning for clients, who send when they are answered",
                 "leave it out, with its burstiness",
             )
         if not 0 <= self.warm_up_s <= MOST:
@@ -146,7 +146,9 @@ class Load(LoadRequest):
             raise InputError("warm_up_s", problem, "correct it")
         if self.warm_up_s and (self.concurrency is None or self.requests is None):
             raise InputError(
-                "warm_up_s", "is of clients who send a number of requests", "give both, or leave it"
+                "warm_up_s",
+                "is for clients who send a number of requests",
+                "give both, or leave it",
             )
         if self.requests is not None and self.stages:
             raise InputError("requests", "are set by the stages", "leave one of the two out")
@@ -162,7 +164,7 @@ class Load(LoadRequest):
             problem = f"{str(self.think_s)[:60]} is not between 0 and {MOST:g}"
             raise InputError("think_s", problem, "correct it")
         if self.think_s and not self.conversing and self.concurrency is None:
-            problem = "says nothing of requests that wait for no answer"
+            problem = "has no meaning for requests that wait for no answer"
             raise InputError("think_s", problem, "give turns or concurrency, or leave it out")
         if not self.conversing:
             return
@@ -183,7 +185,7 @@ class Load(LoadRequest):
                 raise InputError("dispersion", "is missing, which arrival trace needs", remedy)
         elif self.dispersion is not None:
             remedy = "set arrival to trace, or leave it out"
-            raise InputError("dispersion", f"is of no account to arrival {self.arrival}", remedy)
+            raise InputError("dispersion", f"has no meaning for arrival {self.arrival}", remedy)
 
     @classmethod
     @named_options

@@ -39,21 +39,21 @@ class LoadRequest:
     )
     cached_tokens: float = option(
         0.0,
-        "Prompt tokens of a prefix that is found in the prefix cache, while there is room for it; "
+        "Prompt tokens that are found in the prefix cache, while there is room for them; "
         "or the hit rate, such as 60% (of the mean prompt).",
         panel=_PANEL,
         flag="--cached",
         kind=str,
     )
-    prefixes: int = option(1, "Different prefixes of so many tokens.", panel=_PANEL)
+    prefixes: int = option(1, "How many different prefixes of --cached tokens.", panel=_PANEL)
     popularity: str = option(
         "in-turn",
-        "How requests come to one of them: in-turn, uniform or zipf:EXPONENT.",
+        "How requests choose a prefix: in-turn, uniform or zipf:EXPONENT.",
         panel=_PANEL,
     )
     arrival: str = option(
         "constant",
-        "constant, poisson, gamma, or trace:PATH for arrivals as a trace has them.",
+        "constant, poisson, gamma, or trace:PATH for the arrivals of a trace.",
         panel=_PANEL,
     )
     burstiness: float = option(1.0, "Shape of gamma arrivals; 1 is Poisson.", panel=_PANEL)
@@ -64,7 +64,9 @@ class LoadRequest:
         flag="--stage",
         kind=list[str],
     )
-    requests: int | None = option(None, "Requests in all, of one rate or of clients.", panel=_PANEL)
+    requests: int | None = option(
+        None, "Requests in all, at one rate or from clients.", panel=_PANEL
+    )
     timeout_s: float | None = option(
         None, "Seconds after which clients give up.", panel=_PANEL, flag="--timeout"
     )
@@ -76,7 +78,7 @@ class LoadRequest:
     )
     lengths: RequestLengths | None = option(
         None,
-        "Prompts and outputs as they go together: a CSV or trace of requests, "
+        "Prompts and outputs of real requests, kept together: a CSV or trace, "
         "azure-conversation-2023, mooncake-conversation or sharegpt; --input and --output are "
         "then their means, or left out.",
         panel=_PANEL,
@@ -84,16 +86,16 @@ class LoadRequest:
     )
     turns: Tokens = option(
         1.0,
-        "Turns of a conversation, a number or a distribution as of --input. A turn's prompt is all "
-        "that was said before and what --input has beside --cached, which all conversations begin "
-        "with; --rate counts turns.",
+        "Turns of a conversation, a number or a distribution as for --input. Each prompt repeats "
+        "all before it and adds the --input tokens beyond --cached, the prefix that all "
+        "conversations share; --rate counts turns.",
         panel=_PANEL,
         kind=str,
     )
     think_s: float = option(
         0.0,
-        "Seconds from an answer to the next turn of its conversation, or request of its client: "
-        "the mean of an exponential distribution.",
+        "Mean seconds from an answer to the next turn of its conversation, or request of its "
+        "client (exponential).",
         panel=_PANEL,
         flag="--think",
     )

@@ -155,7 +155,7 @@ class LoadProfile:
         columns = trace.input_tokens, trace.cached_tokens, trace.output_tokens
         assert arrivals is not None
         if not arrivals[-1] > 0:
-            raise InputError(str(path), "has one moment alone", "give a trace of some time")
+            raise InputError(str(path), "has only one point in time", "give a trace of some time")
         edges = window_edges(0.0, float(arrivals[-1]), window_s, str(path))
         # The last window ends with the trace, so that its rate is not that of an empty rest.
         edges[-1] = arrivals[-1]

@@ -338,7 +338,7 @@ def filled_in(where: str, record: Any) -> None:
         given = getattr(record, name)
         if given != missing and given != value:
             remedy = "leave one of the two out"
-            raise InputError(f"{where}: {name}", "is said by lengths too", remedy)
+            raise InputError(f"{where}: {name}", "is given by lengths already", remedy)
         object.__setattr__(record, name, value)
 
 

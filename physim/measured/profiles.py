@@ -63,7 +63,7 @@ def profile_of_trace(path: str | Path, window_s: float) -> LoadProfile:
     requests = read_trace(Path(path), _BLOCK).requests
     arrivals = np.array([request.arrival_s for request in requests])
     if not arrivals[-1] > arrivals[0]:
-        raise InputError(str(path), "has one moment alone", "give a trace of some time")
+        raise InputError(str(path), "has only one point in time", "give a trace of some time")
     edges = window_edges(arrivals[0], arrivals[-1], window_s, str(path))
     # The last window ends with the trace, so that its rate is not that of an empty rest.
     edges[-1] = arrivals[-1]

@@ -122,7 +122,7 @@ def read_prometheus(paths: Sequence[str | Path], window_s: float) -> LoadProfile
     edges = window_edges(start, end, window_s, where)
     edges[-1] = min(edges[-1], end)
     if not edges[-1] > edges[-2]:
-        raise InputError(where, "has one moment alone", "query a range of time")
+        raise InputError(where, "has only one point in time", "query a range of time")
     rises = {what: _rise(own, edges) for what, own in counters.items()}
     shapes = {
         what: _buckets(series, _names(lengths), edges, where)
@@ -185,7 +185,7 @@ def read_rises(path: Path) -> tuple[list[Rise], float]:
         path: JSON as the API returns it.
 
     Raises:
-        InputError: The file cannot be read, is no range query, or has one moment alone.
+        InputError: The file cannot be read, is no range query, or has only one point in time.
     """
     series = read_document(_Answer, path, "what query_range returns").data.result
     rises, ends = [], []
@@ -199,7 +199,7 @@ def read_rises(path: Path) -> tuple[list[Rise], float]:
         (start for start, _ in ends), default=0.0
     )
     if not duration > 0:
-        raise InputError(str(path), "has one moment alone", "query a range of time")
+        raise InputError(str(path), "has only one point in time", "query a range of time")
     return rises, float(duration)
 
 

@@ -134,7 +134,7 @@ def read_report(
     notes, quantization = asked.pop("notes", []), asked.pop("quantization", None)
     asked |= {name: value for name, value in server.items() if value is not None}
     if input_tokens is not None and kind != "mlperf":
-        raise InputError("input", f"is said by {kind}", "leave it out")
+        raise InputError("input", f"is given by {kind} already", "leave it out")
     if input_tokens is None and kind == "mlperf" and lengths is not None:
         input_tokens = distribution(RequestLengths.read(lengths).inputs).mean
     stages, shown = _stages(kind, files, output_tokens, input_tokens, interval_s)
@@ -205,7 +205,7 @@ def _stages(
         counted = metrics.read_metrics(files, interval_s)
         return [metrics.stage_of(counted, output_tokens)], dict(counted.settings)
     if interval_s is not None:
-        raise InputError("interval", f"says nothing of {kind}", "leave it out")
+        raise InputError("interval", f"has no meaning for {kind}", "leave it out")
     if len(files) != 1:
         raise InputError("files", f"are {len(files)}, of {kind}", "pass one")
     if kind == "llm-d":

@@ -243,7 +243,7 @@ class RunRow(_Server):
         if self.arrival != "gamma" and self.burstiness is not None:
             raise disagreement(
                 "burstiness",
-                f"says nothing of {self.arrival} arrivals",
+                f"has no meaning for {self.arrival} arrivals",
                 "leave it empty, or make them gamma",
             )
         if (self.prefill is None) != (self.decode is None):

@@ -70,7 +70,7 @@ def _read(path: Path, kind: str | None, where: str, clock: str | None) -> Measur
         options["where"] = where
     if clock is not None:
         if kind != "forward-pass-metrics":
-            raise InputError("clock", f"is known of {kind}", "leave it out")
+            raise InputError("clock", f"is given by {kind} already", "leave it out")
         options["clock"] = clock
     return _READERS[kind](path, **options)
 

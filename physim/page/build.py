@@ -148,7 +148,7 @@ def predicted(
             )
     for name in ("rate", "concurrency", "input_tokens", "output_tokens"):
         if options.get(name) is not None:
-            raise InputError(name, "is what the page varies", "leave it out")
+            raise InputError(name, "is varied by the page", "leave it out")
     if options.get("turns") not in (None, 1):
         raise InputError("turns", "of conversations have no page", "leave them out")
     hourly = hourly_prices(prices)

@@ -33,6 +33,7 @@ with app.setup:
     from physim.questions.candidates import NODE, layouts_of
     from physim.questions.objectives import NOTHING
     from physim.questions.pareto import tradeoff
+    from physim.questions.prices import hourly_price, hourly_prices, per_million_tokens
     from physim.questions.servers import Servers
 
     DEGREES = (1, 2, 4, 8)
@@ -67,6 +68,26 @@ def elsewhere(model: str, gpus: Sequence[str], options: Mapping[str, Any]) -> li
     layouts = layouts_of(load_model(model), NODE, {})
     wanted = ({"model": model, "gpu": gpu, **layout} for gpu in gpus for layout in layouts)
     return [one.case for one in attempts(wanted, options) if one.case is not None]
+
+
+@app.function
+def said_cost(case: Case, prediction: physim.Prediction, price: float) -> str:
+    """The price of a million generated tokens, at this load and at saturation.
+
+    Args:
+        case: What is predicted.
+        prediction: Of the case.
+        price: Of one GPU for an hour, in any currency.
+
+    Raises:
+        InputError: The price is not positive.
+    """
+    hour = hourly_price(hourly_prices({case.server.gpu.key: price}), case.service)
+    most = prediction.saturation_rps * case.demanded.mean_output
+    here, least = (
+        per_million_tokens(hour, tokens) for tokens in (prediction.output_tokens_per_s, most)
+    )
+    return f"Cost of a million generated tokens: {here:.3g}; {least:.3g} at saturation"
 
 
 @app.function
@@ -136,6 +157,12 @@ def _(gpus):
 
 
 @app.cell
+def _():
+    price = mo.ui.number(label="price of a GPU for an hour", full_width=True)
+    return (price,)
+
+
+@app.cell
 def _(deployment, fit, load, model):
     try:
         options = options_chosen(deployment.value, load.value)
@@ -167,11 +194,21 @@ def _(case, fit, gpus, model, options, prediction):
 
 
 @app.cell
-def _(deployment, drawings, load, model, prediction, problem):
+def _(case, prediction, price):
+    try:
+        cost = said_cost(case, prediction, price.value) if prediction and price.value else ""
+    except InputError as error:
+        cost = str(error)
+    return (cost,)
+
+
+@app.cell
+def _(cost, deployment, drawings, load, model, prediction, price, problem):
     controls = [
         mo.Html(element("h1", model)),
         *deployment.elements.values(),
         *load.elements.values(),
+        price,
     ]
     if prediction is None:
         results: list[Any] = [mo.callout(mo.Html(element("p", problem)), kind="danger")]
@@ -183,6 +220,7 @@ def _(deployment, drawings, load, model, prediction, problem):
             name: mo.lazy(lambda draw=draw: figure_of(draw())) for name, draw in drawings.items()
         }
         results = [
+            *(mo.Html(element("p", line)) for line in [cost] if line),
             mo.Html(prediction._repr_html_()),
             *(mo.callout(mo.Html(element("p", line)), kind="warn") for line in warnings),
             mo.ui.tabs(tabs),

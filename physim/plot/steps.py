@@ -301,7 +301,7 @@ def draw_elasticities(found: Elasticities, axes: Axes | None = None) -> Axes:
     )
     axes.margins(y=0.01)
     axes.axvline(0, color="0.3", lw=0.8)
-    axes.set_xlabel("change of each, percent, with one percent more of")
+    axes.set_xlabel("change in percent, for one percent more")
     # The legend is above, where no bar is.
     axes.set_title(
         literal(f"{found.case.what}, {found.case.demanded.describe()}"), fontsize=9, pad=24

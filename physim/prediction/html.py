@@ -59,7 +59,7 @@ def prediction_tables(prediction: Content) -> Html:
     notes += [f"Beyond what was measured: {line}." for line in prediction["extrapolations"]]
     notes += [f"Note: {line}." for line in prediction["assumptions"]]
     if prediction["scenario"]:
-        notes.append(f"Taken, since not said: {', '.join(prediction['scenario'])}.")
+        notes.append(f"Assumed, as not given: {', '.join(prediction['scenario'])}.")
     return joined(
         [
             _table(("", "mean", "90% from", "to", ""), _means(prediction)),

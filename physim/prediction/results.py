@@ -126,12 +126,12 @@ class Timeline:
 FIRST_TOKEN_PARTS = {
     "front_end": "API server",
     "warm_up": "engine warming up",
-    "scheduling": "steps under way",
-    "queue": "waiting for room",
-    "loading": "its prefix coming up from host memory",
+    "scheduling": "wait for the steps under way",
+    "queue": "wait for room",
+    "loading": "loading its prefix from host memory",
     "launches": "launching its kernels one by one",
     "prefill": "its own prefill steps",
-    "output": "first token on its way out",
+    "output": "detokenisation",
 }
 """What the time to first token is spent on, in the order of time, and what that is for people."""
 

@@ -115,9 +115,7 @@ def capacity(
     if not isinstance(model, Case):
         for name in ("rate", "concurrency", "stages"):
             if options.get(name):
-                raise InputError(
-                    name, "cannot be given: the rate is what is asked for", "leave it out"
-                )
+                raise InputError(name, "cannot be given: capacity finds the rate", "leave it out")
         options = {**options, "arrival": options.get("arrival") or "poisson", "rate": 1.0}
     case = Case.from_options(model, **options)
     asked_load = case.demanded
@@ -203,7 +201,7 @@ def never_met(asked: Requirements, name: str, prediction: Prediction) -> InputEr
         share = share_within(asked.objectives, prediction)
         return InputError(
             f"goodput {asked.goodput:g}",
-            f"is missed at any rate: {share:.3g} of the requests keep to all objectives on an idle "
+            f"is missed at any rate: {share:.3g} of the requests meet all objectives on an idle "
             "server",
             remedy,
         )

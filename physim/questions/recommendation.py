@@ -316,7 +316,7 @@ def recommend(
     if not chosen:
         raise InputError(
             "objectives",
-            "are missed by every deployment that is replayed, if by little",
+            "are narrowly missed by every deployment that was replayed",
             "relax them, or allow more GPUs (--max-gpus)",
         )
     choices = _choices(chosen, known, asked, hourly)

@@ -50,7 +50,7 @@ class Arrivals:
         own = [name for name in LoadOptions.__annotations__ if name in options]
         for name in own:
             if name not in ("arrival", "burstiness"):
-                raise InputError(name, "is said by the load profile", "leave it out")
+                raise InputError(name, "is given by the load profile already", "leave it out")
         return cls(**{name: options.pop(name) for name in own})
 
     def under(self, server: Case, window: Window) -> Case:

@@ -131,7 +131,7 @@ def evaluate(
             of range or in contradiction with another; or the replay is asked for intervals.
     """
     if intervals and method != "fluid":
-        raise InputError("intervals", f"are not known of the {method}", "use --method fluid")
+        raise InputError("intervals", f"are not known for the {method}", "use --method fluid")
     table = read_tables(tables)
     runs = grouped(table.rows, _run)
     cases, skipped, wanted = [], [], []
