@@ -40,6 +40,7 @@ class Launch:
         captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
             default.
         kv_host_bytes: The host's memory for KV blocks of all GPUs together, bytes; None for none.
+        kv_disk_bytes: Its disk for them, bytes; None for none.
         quantization: What 16-bit weights become as it starts; None for what they are.
     """
 
@@ -56,6 +57,7 @@ class Launch:
     receive_every: int
     captured_tokens: int | None
     kv_host_bytes: float | None = None
+    kv_disk_bytes: float | None = None
     draft: str | None = None
     draft_tokens: int = 0
     draft_model: str | None = None

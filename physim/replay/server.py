@@ -219,13 +219,19 @@ class ReplayServer:
                 self.asleep = True
 
     def _next_loaded_s(self) -> float:
-        """When blocks that come up from the host's memory are next there, seconds."""
+        """When blocks that come up from a lower tier are next there, seconds."""
         return min(
-            (ready_s for rank in self._ranks for ready_s in rank.loading.values()), default=math.inf
+            (
+                ready_s
+                for rank in self._ranks
+                for coming in (rank.loading, rank.fetching)
+                for ready_s in coming.values()
+            ),
+            default=math.inf,
         )
 
     def _next_events(self, outside: Outside) -> list[float]:
-        """When somebody may run again, where all who run wait for their blocks to come up."""
+        """When somebody may run again, where all there are wait for their blocks to come up."""
         loaded_s = self._next_loaded_s()
         if loaded_s == math.inf:
             return []
@@ -278,7 +284,7 @@ class ReplayServer:
             # One of the last two it found under way; the other is as long as any, where steps that
             # are found are longer. What is known up to a step's start came in the one before it.
             request.beside_s = self._lasted_s[1 if self.config.policy.async_scheduling else 0]
-            rank.waiting.append(request)
+            rank.receive(request, self.now)
             if self._timeout_s is not None:
                 self._deadlines.append(request)
         while self._deadlines and (
@@ -303,6 +309,7 @@ class ReplayServer:
                 break
             if request in rank.waiting:
                 rank.waiting.remove(request)
+                rank.fetching.pop(request, None)
                 break
         else:
             # It goes on at another server.
