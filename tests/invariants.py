@@ -409,6 +409,9 @@ def _check_conservation(found: Replayed, servers: WatchedCluster, router: str) -
     assert all(times == 1 for times in servers.passed.values()), "a request goes on twice"
     for pool in received[1:]:
         assert sum(pool) == len(servers.passed), "a link loses requests"
+    if servers.pools[-1][0].config.makes_room_first and len(servers.passed) < len(servers.sent):
+        # Who does not go on has had its turn.
+        received = received[:1]
     if router == ROUND_ROBIN:
         assert all(max(pool) - min(pool) <= 1 for pool in received), "in turn is not in turn"
     firsts = sum(one.first_token_s is not None for one in found.requests)

@@ -80,6 +80,8 @@ ENGINE = Engine(
     rocm_image="lmsysorg/sglang:v{}-rocm700-{}",
     port=30000,
     quantizes=True,
+    # disaggregation/decode.py of 0.5: DecodePreallocQueue, and --num-reserved-decode-tokens.
+    reserved_tokens=512,
     # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
     handover_s=0.2,
     has_receive_interval=True,

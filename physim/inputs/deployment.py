@@ -223,6 +223,7 @@ class Deployment(EngineRequest):
             # A pipeline has other batches under way instead of one that is formed ahead.
             async_scheduling=self.parallelism.pp == 1 and is_async,
             hands_first_token=engine.hands_first_token,
+            reserved_tokens=engine.reserved_tokens,
         )
         kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
         stage = model.fullest_stage(self.parallelism.pp)

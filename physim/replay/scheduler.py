@@ -24,6 +24,7 @@ from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache
 from physim.replay.lower_cache import LowerCache
 from physim.replay.microbatch import Microbatch, PromptChunk
+from physim.replay.room import Room
 from physim.replay.segment import Segment
 from physim.replay.workload import Request
 from physim.service.phases import DECODE
@@ -58,6 +59,7 @@ class Scheduler:
         loading: Running requests some of whose blocks come up from the host's memory, and when they
             are there, seconds.
         fetching: Waiting requests some of whose blocks come up from the disk, likewise.
+        room: Who has room here before it comes; None where no such room is made.
     """
 
     def __init__(self, config: ReplayConfig, gaps: array[float]) -> None:
@@ -67,6 +69,7 @@ class Scheduler:
         self._decodes = DECODE in config.phases
         lower = [LowerCache(tier.blocks, self.kv.host_memory) for tier in self.kv.tiers[1:]]
         self.cache = KVCache(self.kv.blocks, *lower)
+        self.room = Room(config, self.cache) if config.makes_room_first else None
         self.loading: dict[Request, float] = {}
         self.fetching: dict[Request, float] = {}
         # Up to when what has come up is known, and until when the link and the disk are taken.
@@ -204,14 +207,21 @@ class Scheduler:
             blocks = self.blocks(cached + chunk) - held + request.fixed
             whole = self.blocks(request.target) - held + request.fixed
             needed = whole if policy.whole_prompts else blocks
+            kept = 0 if self.room is None else self.room.of(request)
             if policy.whole_requests:
                 most = self._most_blocks(request.input_tokens, request.output_tokens)
                 request.kept = most - held
                 if self._kept + request.kept > self.kv.blocks:
                     break
-            if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
+            if needed + (cache.unused(request.path, found) if found else 0) > cache.free + kept:
+                if self.room is not None and not kept:
+                    # Whoever has room goes before who has lost it.
+                    passed.append(waiting.popleft())
+                    continue
                 break
             waiting.popleft()
+            if self.room is not None:
+                self.room.leave(request)
             self._kept += request.kept
             self._start(request, found, cached, now_s)
             if rising or waits:
