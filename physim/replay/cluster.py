@@ -187,8 +187,8 @@ class Cluster:
         # Whether what servers do brings requests: clients who are answered, or another pool.
         self._servers_send = len(pools) > 1 or workload.follows
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
-        # Where requests have room or wait for it; of the latter, who is to compute their prompts, and
-        # since when they wait.
+        # Where requests have room or wait for it; of the latter, who is to compute their prompts,
+        # and since when they wait.
         self._room_at: dict[Request, ReplayServer] = {}
         self._held: dict[Request, tuple[ReplayServer, float]] = {}
         self._makes_room = len(pools) > 1 and pools[1][0].config.makes_room_first
