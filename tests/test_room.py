@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from limits_by_hand import config_of
 
 import physim
 from physim.batching.limits import Limits
+from physim.prediction.apart import room_rps
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.kv_cache import KVCache
 from physim.replay.room import Room
@@ -127,3 +129,56 @@ def test_sglang_makes_room_first_and_others_do_not():
         options = {**lengths, "engine": engine, "prefill": "tp=1", "decode": "tp=1"}
         case = physim.Case.from_options(MODEL, **options)
         assert case.server_of(DECODE).policy.reserved_tokens == reserved
+
+
+def test_how_many_have_room_by_hand():
+    """Of 64,000 tokens a request has 2,512 for 0.3 s, and then 2,612 for 2 s."""
+    options = {"engine": "sglang", "prefill": "tp=1", "decode": "tp=1,kv_blocks=4000"}
+    case = physim.Case.from_options(
+        MODEL, gpu="h100_sxm", input_tokens=2000, output_tokens=201, rate=1.0, **options
+    )
+    one: Any = SimpleNamespace(
+        way=SimpleNamespace(second=case.service.pool_of(DECODE)),
+        prompts=SimpleNamespace(stay_s=0.1),
+        between_s=0.2,
+        second=SimpleNamespace(itl_s=0.01),
+    )
+    assert room_rps(case, one) == pytest.approx(64_000 / (0.3 * 2512 + 2.0 * 2612.5))
+    others = physim.Case.from_options(
+        MODEL,
+        gpu="h100_sxm",
+        input_tokens=2000,
+        output_tokens=201,
+        rate=1.0,
+        **{**options, "engine": "vllm"},
+    )
+    one.way.second = others.service.pool_of(DECODE)
+    assert room_rps(others, one) == np.inf
+
+
+@pytest.mark.slow
+def test_the_fluid_says_where_prompts_wait_for_room():
+    options = {"gpu": "h100_sxm", "engine": "sglang", "prefill": "tp=1,replicas=3", "fit": "none"}
+    options |= {"input_tokens": 2000, "output_tokens": 200, "arrival": "poisson"}
+    told = "has room for it, which about "
+
+    def lines(rate: float, blocks: int, **others: Any) -> list[str]:
+        decode = f"tp=1,kv_blocks={blocks}"
+        found = physim.predict(MODEL, **{**options, **others}, rate=rate, decode=decode)
+        return [line for line in found.assumptions if told in line]
+
+    # Of 64,000 tokens a request has some 2,600 for two seconds, and 2,500 for 0.3 s before.
+    (line,) = lines(11.0, 4000)
+    assert 9.0 < float(line.split(told)[1].split()[0]) < 13.0
+    assert not lines(4.0, 4000)
+    assert not lines(11.0, 4000, engine="vllm")
+
+
+@pytest.mark.slow
+def test_the_replay_serves_about_as_many_as_have_room():
+    options = {"gpu": "h100_sxm", "engine": "sglang", "prefill": "tp=1,replicas=3"}
+    options |= {"decode": "tp=1,kv_blocks=4000", "rate": 16.0, "arrival": "poisson"}
+    lengths = {"input_tokens": 2000, "output_tokens": 200, "requests": 3000}
+    found = physim.predict(MODEL, **options, **lengths, method="replay", fit="none")
+    # All come in 188 s, and it takes as much longer as there is no room.
+    assert found.requests_per_s == pytest.approx(11.0, rel=0.1)
