@@ -69,6 +69,8 @@ _TIERED = {
     "kv_blocks": 9000,
     "kv_host_bytes": 1e11,
 }
+# Nor has the host's.
+_DISK = {**_TIERED, "kv_host_bytes": 3e10, "kv_disk_bytes": 1e11, "kv_disk_bandwidth": 1e10}
 _DRAFTED = {**_DENSE, "draft": "eagle3", "draft_tokens": 3, "draft_acceptance": 0.7}
 # More GPUs than a node has.
 _NODES = {**_EXPERTS, "tp": 4, "dp": 4, "ep": 16}
@@ -107,6 +109,10 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "input_tokens": (_DENSE, 900),
     "kv_blocks": (_DENSE, 5000),
     "kv_cache_dtype": (_DENSE, "fp8"),
+    "kv_disk_bandwidth": (_DISK, 1e9),
+    "kv_disk_bytes": (_DISK, 5e10),
+    "kv_disk_latency_s": (_DISK, 0.01),
+    "kv_disk_write_bandwidth": (_DISK, 1e6),
     "kv_host_bandwidth": (_TIERED, 1e9),
     "kv_host_bytes": (_TIERED, 3e10),
     "lengths": (
@@ -269,7 +275,7 @@ IGNORED: dict[str, dict[str, str]] = {
         "link": "is shown; link_bandwidth_bytes_per_s is what counts",
         "peak_flops.int8.value": "is of checkpoints in int8, of which none is tried",
     },
-    "option": {},
+    "option": {"kv_disk_write_bandwidth": "is what a note compares what is written with"},
 }
 
 

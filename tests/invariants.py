@@ -66,7 +66,9 @@ class Drawn(NamedTuple):
         """What is on in it."""
         given = self.options
         found = {
-            name for name in ("draft", "prefill", "kv_host_bytes", "timeout_s") if name in given
+            name
+            for name in ("draft", "prefill", "kv_host_bytes", "kv_disk_bytes", "timeout_s")
+            if name in given
         }
         found |= {name for name in ("turns", "cached_tokens", "stages") if given.get(name)}
         found |= {"clients"} if "concurrency" in given else set()
@@ -122,7 +124,7 @@ def drawn_case(seed: int, attempt: int = 0) -> Drawn:
     else:
         options["replicas"] = int(rng.integers(1, 5))
     options |= _load(rng)
-    options |= _caches(rng, prompt, "turns" in options)
+    options |= _caches(rng, prompt, "turns" in options, engine)
     # Turns may come to the longest that there is.
     most = longest if "turns" in options else rng.uniform(1, 6) * (prompt + answer)
     options["kv_blocks"] = round((most / 16 + 4) * math.exp(rng.uniform(0.0, 1.5)))
@@ -171,8 +173,8 @@ def _load(rng: Rng) -> dict[str, Any]:
     return load
 
 
-def _caches(rng: Rng, prompt: int, is_talk: bool) -> dict[str, Any]:
-    """Prefixes that requests share, and host memory below the KV cache."""
+def _caches(rng: Rng, prompt: int, is_talk: bool, engine: str) -> dict[str, Any]:
+    """Prefixes that requests share, and host memory and a disk below the KV cache."""
     caches: dict[str, Any] = {}
     if not is_talk and prompt > 64 and rng.random() < 0.6:
         caches |= {"cached_tokens": int(rng.integers(16, prompt // 2))}
@@ -181,6 +183,10 @@ def _caches(rng: Rng, prompt: int, is_talk: bool) -> dict[str, Any]:
     if rng.random() < 0.5:
         caches |= {"kv_host_bytes": float(math.exp(rng.uniform(18, 24)))}
         caches |= {"kv_host_bandwidth": float(math.exp(rng.uniform(20, 24)))}
+        if engine != "trtllm" and rng.random() < 0.5:
+            caches |= {"kv_disk_bytes": float(math.exp(rng.uniform(20, 26)))}
+            caches |= {"kv_disk_bandwidth": float(math.exp(rng.uniform(20, 23)))}
+            caches |= {"kv_disk_latency_s": float(rng.choice([0.0, 1e-3]))}
     return caches
 
 
@@ -188,19 +194,21 @@ def _caches(rng: Rng, prompt: int, is_talk: bool) -> dict[str, Any]:
 
 
 def _check_blocks(rank: Scheduler, whole: bool) -> None:
-    """KV blocks of a rank and of the host's memory below it are within bounds, and add up."""
+    """KV blocks of a rank and of the tiers below it are within bounds, and add up."""
     cache = rank.cache
     assert 0 <= cache.free <= rank.kv.blocks, "KV blocks out of bounds"
-    host, tier = cache.host, rank.kv.host
-    assert (host is None) == (tier is None)
-    if host is not None:
-        assert 0 <= host.used <= host.blocks == tier.blocks, "host blocks out of bounds"
+    for lower, tier in ((cache.host, rank.kv.host), (cache.disk, rank.kv.disk)):
+        assert (lower is None) == (tier is None)
+        if lower is not None:
+            assert 0 <= lower.used <= lower.blocks == tier.blocks, "lower blocks out of bounds"
+    assert all(request in rank.waiting for request in rank.fetching), "only who waits fetches"
     if not whole:
         return
     assert sum(cache._queue.values()) == cache.free, "unused blocks do not add up"
     assert min(cache._queue.values(), default=1) >= 0
-    if host is not None:
-        assert sum(host._queue.values()) == host.used, "host blocks do not add up"
+    for lower in (cache.host, cache.disk):
+        if lower is not None:
+            assert sum(lower._queue.values()) == lower.used, "lower blocks do not add up"
     for segment in rank._own.values():
         assert 0 <= segment.present <= max(segment.end - segment.first, 0), "segment out of bounds"
         assert segment.holders >= 0, "a segment is held by fewer than none"
@@ -401,6 +409,9 @@ def _check_conservation(found: Replayed, servers: WatchedCluster, router: str) -
     assert all(times == 1 for times in servers.passed.values()), "a request goes on twice"
     for pool in received[1:]:
         assert sum(pool) == len(servers.passed), "a link loses requests"
+    if servers.pools[-1][0].config.makes_room_first and len(servers.passed) < len(servers.sent):
+        # Who does not go on has had its turn.
+        received = received[:1]
     if router == ROUND_ROBIN:
         assert all(max(pool) - min(pool) <= 1 for pool in received), "in turn is not in turn"
     firsts = sum(one.first_token_s is not None for one in found.requests)

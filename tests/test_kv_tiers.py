@@ -17,20 +17,20 @@ from limits_by_hand import config_of
 import physim
 from physim.batching.demand import Demand
 from physim.batching.kv_capacity import prefix_hits
-from physim.batching.limits import HostTier, Limits
-from physim.batching.prefix_loads import Loads, found_anywhere
+from physim.batching.limits import Limits, LowerTier, LowerTiers
+from physim.batching.prefix_loads import Loads, found_down_to
 from physim.corrections.fields import Corrections
 from physim.engines.engine import engine_named
 from physim.engines.host_memory import ASYNCHRONOUS, LAYERED, SERIAL, HostMemory
 from physim.errors import InputError
 from physim.fluid.steady import steady_state
-from physim.inputs.host_tier import COPIED_SHARE
+from physim.inputs.lower_tiers import COPIED_SHARE
 from physim.inputs.popularity import Popularity
 from physim.prediction.arrays import step_model_of
 from physim.prediction.commands import serve_command
 from physim.replay.cluster import Cluster, replay
-from physim.replay.host_cache import HostCache
 from physim.replay.kv_cache import KVCache
+from physim.replay.lower_cache import LowerCache
 from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, WalkedStepTimes
@@ -57,7 +57,7 @@ def engine_with(kv: KVStore, **limits: Any) -> Any:
 
 
 def test_what_the_gpu_evicts_moves_down_and_comes_up_again():
-    host = HostCache(6, MOVES)
+    host = LowerCache(6, MOVES)
     cache, one, two = KVCache(8, host), Segment(0, 16, 4), Segment(0, 16, 4)
     for segment in (one, two):
         cache.hold(segment)
@@ -82,7 +82,7 @@ def test_what_the_gpu_evicts_moves_down_and_comes_up_again():
 
 
 def test_copies_stay_below_whatever_the_gpu_has():
-    host = HostCache(6, COPIES)
+    host = LowerCache(6, COPIES)
     cache, one = KVCache(8, host), Segment(0, 16, 4)
     cache.hold(one)
     cache.take(5)
@@ -109,7 +109,7 @@ def test_copies_stay_below_whatever_the_gpu_has():
 )
 def test_blocks_of_every_tier_are_within_its_bounds(blocks, below, copies, seed):
     rng = np.random.default_rng(seed)
-    host = HostCache(below, HostMemory(copies, outputs=not copies))
+    host = LowerCache(below, HostMemory(copies, outputs=not copies))
     cache = KVCache(blocks, host)
     paths = [(Segment(0, 20, 4), Segment(20, 20 + 4 * n, 4)) for n in range(1, 6)]
     running: list[tuple[tuple[Segment, ...], int]] = []
@@ -340,9 +340,9 @@ def demand_of(number: int, popularity: str) -> Demand:
 @jax.jit
 def tiers(demand: Demand, blocks: float, host: float, copies: float, running: float) -> Any:
     limits = Limits(64, 2048, 10_000, blocks)
-    below = HostTier(blocks=host, copies=copies, outputs=1.0 - copies)
+    below = LowerTiers((LowerTier(blocks=host),), copies=copies, outputs=1.0 - copies)
     on_gpu = prefix_hits(limits, demand, running, demand.rate, 0.0)
-    return on_gpu, found_anywhere(limits, below, demand, running, on_gpu)
+    return on_gpu, *found_down_to(limits, below, demand, running, on_gpu)
 
 
 def exact(number: int, popularity: str, blocks: int, below: int, kept: HostMemory) -> Any:
@@ -351,7 +351,7 @@ def exact(number: int, popularity: str, blocks: int, below: int, kept: HostMemor
     rng = np.random.default_rng(number)
     which = Popularity.parse(popularity).drawn(rng, number, count).tolist()
     segments = [Segment(0, PREFIX * 16, 16) for _ in range(number)]
-    host = HostCache(below, kept)
+    host = LowerCache(below, kept)
     cache, found = KVCache(blocks, host), []
     for one in which:
         path = [segments[one]]
@@ -405,24 +405,24 @@ def test_the_wait_for_a_load_by_hand():
     """Half of the requests load for 40 ms each, 10 a second: the link is busy a fifth of a time."""
     demand, limits = demand_of(9, "uniform"), Limits(64, 2048, 10_000, 1000, async_scheduling=False)
     demand = dataclasses.replace(demand, arrival_cv2=1.0)
-    loads = Loads(0.5, 0.04, HostTier(1000.0, latency_s=0.001))
+    loads = Loads((0.5,), (0.04,), LowerTiers((LowerTier(1000.0, latency_s=0.001),)))
     # M/D/1: 0.04 x 0.2 / (2 x 0.8).
     load = 0.04 + 0.005 + 0.001
     assert loads.most(1) == pytest.approx(50.0)
-    assert loads.wait_s(10.0, 0.02, 0.0, demand, limits) == pytest.approx(0.5 * load)
+    assert loads.loading_s(10.0, 0.02, 0.0, demand, limits) == pytest.approx(0.5 * load)
     # Beside steps of 20 ms half of one is lost, and one more where the next is formed already.
-    assert loads.wait_s(10.0, 0.02, 1.0, demand, limits) == pytest.approx(0.5 * (load + 0.01))
+    assert loads.loading_s(10.0, 0.02, 1.0, demand, limits) == pytest.approx(0.5 * (load + 0.01))
     ahead = dataclasses.replace(limits, async_scheduling=True)
-    assert loads.wait_s(10.0, 0.02, 1.0, demand, ahead) == pytest.approx(0.5 * (load + 0.03))
+    assert loads.loading_s(10.0, 0.02, 1.0, demand, ahead) == pytest.approx(0.5 * (load + 0.03))
     # At least a step.
-    assert loads.wait_s(10.0, 0.2, 1.0, demand, limits) == pytest.approx(0.5 * 0.2)
+    assert loads.loading_s(10.0, 0.2, 1.0, demand, limits) == pytest.approx(0.5 * 0.2)
     # Evenly spaced, half of them by chance: half as varied.
     even = dataclasses.replace(demand, arrival_cv2=0.0)
-    assert loads.wait_s(10.0, 0.02, 0.0, even, limits) == pytest.approx(0.5 * (load - 0.0025))
+    assert loads.loading_s(10.0, 0.02, 0.0, even, limits) == pytest.approx(0.5 * (load - 0.0025))
     # Beyond what the link has time for it is as long as it gets, and finite.
-    assert math.isfinite(loads.wait_s(1000.0, 0.02, 1.0, demand, limits))
-    layered = dataclasses.replace(loads.host, asynchronous=0.0)
-    assert loads._replace(host=layered).wait_s(10.0, 0.02, 1.0, demand, limits) == 0.0
+    assert math.isfinite(loads.loading_s(1000.0, 0.02, 1.0, demand, limits))
+    layered = dataclasses.replace(loads.lower, asynchronous=0.0)
+    assert loads._replace(lower=layered).loading_s(10.0, 0.02, 1.0, demand, limits) == 0.0
 
 
 def predicted(engine: str = "vllm", **options: Any) -> physim.Prediction:
@@ -521,7 +521,7 @@ def test_the_size_of_a_server_is_shared_by_its_gpus():
     server = case_of("vllm", tp=2, kv_host_bytes=200 * 2**30).server
     # 100 GiB each for blocks of half as many bytes.
     assert server.kv.host == KVTier(81_920, COPIED_SHARE * 64e9, size_bytes=100 * 2**30)
-    assert server.kv.load_block_s == pytest.approx(BLOCK_BYTES / 2 / 50e9)
+    assert server.kv.load_block_s(server.kv.host) == pytest.approx(BLOCK_BYTES / 2 / 50e9)
     assert case_of("vllm", kv_host_bytes=1e11, kv_host_bandwidth=2e10).server.kv.host.bandwidth == (
         2e10
     )
@@ -661,8 +661,10 @@ def test_the_slope_of_ttft_in_host_memory(engine):
 
     @jax.jit
     def ttft(blocks: Any) -> Any:
-        host = dataclasses.replace(limits.host, blocks=blocks)
-        return steady_state(model, demand, dataclasses.replace(limits, host=host)).ttft
+        (host,) = limits.lower.tiers
+        tiers = (dataclasses.replace(host, blocks=blocks),)
+        lower = dataclasses.replace(limits.lower, tiers=tiers)
+        return steady_state(model, demand, dataclasses.replace(limits, lower=lower)).ttft
 
     slope = jax.jit(jax.grad(ttft))(19_200.0)
     assert slope < 0

@@ -1,4 +1,4 @@
-"""Pools apart as one differentiable function: waits by hand, and slopes by differences."""
+"""Pools apart and replicas as differentiable functions: waits by hand, slopes by differences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import physim
@@ -14,6 +15,7 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.passage import Passage, chance_of_clients, for_prompts_s, on_link_s
 from physim.prediction.apart_arrays import ApartArrays
+from physim.prediction.replica_arrays import ReplicaArrays
 
 MODEL = "Qwen/Qwen3-14B"
 POOLS: dict[str, Any] = {
@@ -76,3 +78,40 @@ def test_slopes_of_pools_apart_are_those_of_their_prediction():
     for place, step in enumerate(1e-3 * jnp.eye(3)):
         by_differences = float(value(step) - value(-step)) / 2e-3
         assert slopes[place] == pytest.approx(by_differences, rel=1e-2)
+
+
+@pytest.mark.parametrize("router", ["round_robin", pytest.param("random", marks=pytest.mark.slow)])
+def test_slopes_of_replicas_are_those_of_their_prediction(router):
+    lengths = {"input_tokens": 1500, "output_tokens": 200}
+    load = {"rate": 30.0, "arrival": "poisson", **lengths}
+    options: dict[str, Any] = {"gpu": "h100_sxm", "replicas": 3, "router": router, **load}
+    case = physim.Case.from_options(MODEL, **options)
+    (found,) = physim.predict_cases([case], Corrections())
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), ReplicaArrays.from_case(case))
+
+    @jax.jit
+    def logs(moved: Any) -> Any:
+        faster = dataclasses.replace(arrays, rate=arrays.rate * jnp.exp(moved[2]))
+        own = Corrections(gemm_memory=moved[0], decode_attention=moved[1])
+        state = faster.state(own)
+        latencies = jnp.stack([state.ttft, state.itl, state.e2e])
+        return jnp.log(latencies), jnp.append(latencies, state.throughput)
+
+    # Values and slopes of one function, compiled once.
+    at = jax.jit(lambda moved, along: jax.jvp(logs, (moved,), (along,)))
+    none, steps = jnp.zeros(3), jnp.eye(3)
+    (_, state), _ = at(none, steps[0])
+    wanted = found.ttft_s, found.itl_s, found.e2e_s, found.requests_per_s
+    assert np.asarray(state) == pytest.approx(wanted, rel=1e-6)
+    for along in steps:
+        _, (slopes, _) = at(none, along)
+        more, less = (at(sign * 1e-3 * along, along)[0][0] for sign in (1.0, -1.0))
+        by_differences = np.asarray(more - less) / 2e-3
+        assert np.abs(slopes).max() > 0.01
+        assert np.asarray(slopes) == pytest.approx(by_differences, rel=2e-2, abs=1e-4)
+
+
+def test_several_pools_are_no_replicas():
+    case = physim.Case.from_options(MODEL, rate=1.0, **POOLS)
+    with pytest.raises(InputError, match="service: has several pools"):
+        ReplicaArrays.from_case(case)

@@ -193,9 +193,11 @@ class Demand(eqx.Module):
         burst_cv2: Squared coefficient of variation of counts in times as short as steps.
         follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
-        loading_s: Time that a request waits for its prefix to come up from the host's memory, mean,
-            seconds. None where nothing is kept there, for which less is compiled.
+        loading_s: Time that a request waits for its prefix to come up to the GPU's memory, mean,
+            seconds. None where nothing is kept below, for which less is compiled.
         loaded: Share of the requests that do; None where nothing is kept there.
+        fetching_s: Of ``loading_s``, what comes before a slot: for the disk; None for nothing.
+        fetched: Share of the requests that wait for the disk; None where there is none.
     """
 
     rate: Scalar
@@ -222,6 +224,8 @@ class Demand(eqx.Module):
     at_once: Scalar
     loading_s: Scalar | None = None
     loaded: Scalar | None = None
+    fetching_s: Scalar | None = None
+    fetched: Scalar | None = None
 
     @classmethod
     def from_load(cls, load: Load, block_size: int, draft: Draft | None = None) -> Demand:
@@ -385,15 +389,27 @@ class Demand(eqx.Module):
             prompt_cv2=jnp.maximum(squares / new**2 - 1.0, 0.0),
         )
 
-    def with_loads(self, loading_s: Scalar, host_hit_rate: Scalar) -> Demand:
-        """The same requests, which wait for prefixes to come up from the host's memory.
+    def with_loads(
+        self,
+        loading_s: Scalar,
+        host_hit_rate: Scalar,
+        fetching_s: Scalar | None = None,
+        disk_hit_rate: Scalar | None = None,
+    ) -> Demand:
+        """The same requests, which wait for prefixes to come up from tiers below the GPU's memory.
 
         Args:
             loading_s: For how long, mean over all of them, seconds.
             host_hit_rate: Share of the prompt tokens that come up.
+            fetching_s: Of that time, what they wait for the disk; None for none.
+            disk_hit_rate: Share of the prompt tokens that come from the disk; None for none.
         """
-        loaded = host_hit_rate * self.input_tokens / jnp.maximum(self.prefixes.tokens, TINY)
-        return replace(self, loading_s=loading_s, loaded=loaded)
+        tokens = jnp.maximum(self.prefixes.tokens, TINY)
+        loaded = host_hit_rate * self.input_tokens / tokens
+        fetched = None if disk_hit_rate is None else disk_hit_rate * self.input_tokens / tokens
+        return replace(
+            self, loading_s=loading_s, loaded=loaded, fetching_s=fetching_s, fetched=fetched
+        )
 
     def with_hit_rate(self, rate: Scalar) -> Demand:
         """The same requests, of whose prompt tokens a share is found in the prefix cache.

@@ -13,26 +13,45 @@ from physim.service.server import Server
 from physim.types import Scalar
 
 
-class HostTier(eqx.Module):
-    """The host's memory below the KV cache of all ranks.
+class LowerTier(eqx.Module):
+    """A tier below the KV cache of all ranks: the host's memory, or a disk.
 
     Attributes:
         blocks: KV blocks that it has room for.
-        copies: Whether it has copies of what is computed, else what the GPU evicts, 0 or 1.
-        outputs: Whether it has generated tokens too, 0 or 1.
-        asynchronous: Whether requests wait for loads while steps of others run, 0 or 1.
-        layered: Whether loads with a step go on while it is computed, 0 or 1.
         latency_s: Time until the first block of a load is there, seconds.
-        token_s: Time in which a token's keys and values come up, seconds.
+        token_s: Time in which a token's keys and values come up to the tier above, seconds.
     """
 
     blocks: Scalar = 0.0
+    latency_s: Scalar = 0.0
+    token_s: Scalar = 0.0
+
+
+class LowerTiers(eqx.Module):
+    """The tiers below the KV cache of all ranks, and how the engine uses them.
+
+    Attributes:
+        tiers: The host's memory, and a disk below it if there is one.
+        copies: Whether they have copies of what is computed, else what the GPU evicts, 0 or 1.
+        outputs: Whether they have generated tokens too, 0 or 1.
+        asynchronous: Whether requests wait for loads from the host while others' steps run, 0 or 1.
+        layered: Whether loads with a step go on while it is computed, 0 or 1.
+    """
+
+    tiers: tuple[LowerTier, ...]
     copies: Scalar = 1.0
     outputs: Scalar = 0.0
     asynchronous: Scalar = 1.0
     layered: Scalar = 0.0
-    latency_s: Scalar = 0.0
-    token_s: Scalar = 0.0
+
+    def padded(self, number: int) -> LowerTiers:
+        """The same with so many tiers, the last of them empty.
+
+        Args:
+            number: How many, at least as many as there are.
+        """
+        empty = (LowerTier(),) * (number - len(self.tiers))
+        return replace(self, tiers=(*self.tiers, *empty))
 
 
 class Limits(eqx.Module):
@@ -55,7 +74,7 @@ class Limits(eqx.Module):
         query_tokens: Tokens of each decoding request that a step computes.
         ranks: Ranks with batches of their own.
         stages: Stages of layers between which requests are shared out.
-        host: The host's memory below the KV cache. None where no server has any, for which less is
+        lower: The tiers below the KV cache. None where no server has any, for which less is
             compiled.
     """
 
@@ -75,7 +94,7 @@ class Limits(eqx.Module):
     query_tokens: Scalar = 1
     ranks: Scalar = 1
     stages: Scalar = 1
-    host: HostTier | None = None
+    lower: LowerTiers | None = None
 
     @classmethod
     def from_server(cls, server: Server) -> Limits:
@@ -103,27 +122,33 @@ class Limits(eqx.Module):
             query_tokens=server.query_tokens,
             ranks=dp,
             stages=pp,
-            host=_host_tier(server),
+            lower=_lower_tiers(server),
         )
 
     @classmethod
     def alike(cls, limits: Sequence[Limits]) -> list[Limits]:
-        """The same of one shape: if any server has a host tier, the others have an empty one."""
-        if all(one.host is None for one in limits):
+        """The same of one shape: as many lower tiers as any server has, the others' empty."""
+        most = max((len(one.lower.tiers) for one in limits if one.lower), default=0)
+        if not most:
             return list(limits)
-        return [replace(one, host=one.host or HostTier()) for one in limits]
+        return [replace(one, lower=(one.lower or LowerTiers(())).padded(most)) for one in limits]
 
 
-def _host_tier(server: Server) -> HostTier | None:
+def _lower_tiers(server: Server) -> LowerTiers | None:
     kv = server.kv
     if kv.host is None:
         return None
-    return HostTier(
-        blocks=float(server.parallelism.dp * kv.host.blocks),
+    return LowerTiers(
+        tiers=tuple(
+            LowerTier(
+                blocks=float(server.parallelism.dp * tier.blocks),
+                latency_s=tier.latency_s,
+                token_s=kv.load_block_s(tier) / kv.block_size,
+            )
+            for tier in kv.tiers[1:]
+        ),
         copies=float(kv.host_memory.copies),
         outputs=float(kv.host_memory.outputs),
         asynchronous=float(kv.host_memory.loads == ASYNCHRONOUS),
         layered=float(kv.host_memory.loads == LAYERED),
-        latency_s=kv.host.latency_s,
-        token_s=kv.load_block_s / kv.block_size,
     )

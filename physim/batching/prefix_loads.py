@@ -1,14 +1,17 @@
-"""What it takes to load prefixes that the GPU's memory has lost and the host's has kept.
+"""What it takes to load prefixes that the GPU's memory has lost and tiers below it have kept.
 
 A rank's loads follow one another on the link, so that they queue as customers of one server whose
 service takes a time that hardly varies. An engine finds a prefix in the host's memory as a step is
 formed. Where it loads asynchronously it finds that the prefix has come up as a later one is; else
-the load is a part of the step (`physim.step.prefix_loads`).
+the load is a part of the step (`physim.step.prefix_loads`). What only the disk has comes up to the
+host's memory before, in line likewise, and always asynchronously.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +19,7 @@ import jax.numpy as jnp
 from physim.batching.demand import Demand
 from physim.batching.guards import FULLEST, TINY
 from physim.batching.kv_capacity import private_blocks
-from physim.batching.limits import HostTier, Limits
+from physim.batching.limits import Limits, LowerTiers
 from physim.batching.prefix_cache import hits
 from physim.step.model import StepModel
 from physim.step.prefix_loads import StepLoads
@@ -24,17 +27,18 @@ from physim.types import Scalar
 
 
 class Loads(NamedTuple):
-    """Prefixes that come up from the host's memory.
+    """Prefixes that come up from tiers below the GPU's memory.
 
     Attributes:
-        share: Share of the requests whose prefix does.
-        link_s: How long one takes the link, seconds.
-        host: What they come from.
+        shares: Share of the requests whose prefix comes up from each tier to the one above, the
+            host's memory first: what comes from the disk passes both.
+        links_s: How long one takes the link of each, seconds.
+        lower: What they come from.
     """
 
-    share: Scalar
-    link_s: Scalar
-    host: HostTier
+    shares: tuple[Scalar, ...]
+    links_s: tuple[Scalar, ...]
+    lower: LowerTiers
 
     def with_steps(self, model: StepModel) -> StepModel:
         """Step times with the loads that are a part of steps.
@@ -42,30 +46,28 @@ class Loads(NamedTuple):
         Args:
             model: Those without.
         """
-        share = (1.0 - self.host.asynchronous) * self.share
-        load_s = self.link_s + self.host.latency_s
-        return replace(model, loads=StepLoads(share, load_s, self.host.layered))
+        share = (1.0 - self.lower.asynchronous) * self.shares[0]
+        load_s = self.links_s[0] + self.lower.tiers[0].latency_s
+        return replace(model, loads=StepLoads(share, load_s, self.lower.layered))
 
     def most(self, ranks: Scalar) -> Scalar:
         """Requests per second that the links have time for.
 
         Args:
-            ranks: Ranks, each with a link of its own.
+            ranks: Ranks, each with links of its own.
         """
-        return ranks / jnp.maximum(self.share * self.link_s, TINY)
+        each = (self._most(place, ranks) for place in range(len(self.shares)))
+        return reduce(jnp.minimum, each)
 
-    def wait_s(
+    def _most(self, place: int, ranks: Scalar) -> Scalar:
+        return ranks / jnp.maximum(self.shares[place] * self.links_s[place], TINY)
+
+    def loading_s(
         self, rate: Scalar, step_s: Scalar, busy: Scalar, demand: Demand, limits: Limits
     ) -> Scalar:
-        """Time that a request waits for its prefix to come up, mean over all requests, seconds.
+        """Time that a request with a slot waits for its prefix to come up from the host's memory.
 
-        None where it comes up with a step.
-
-        Of arrivals with a squared variation ``c`` a share ``p`` by chance has ``1 + p (c - 1)``,
-        and waits in line for half of that times ``u L / (1 - u)`` (Kingman; Pollaczek and Khinchine
-        for ``c = 1``), where the link is busy a share ``u`` with loads of ``L`` seconds. A busy
-        engine takes notice at the end of a step: at least one goes by, and half of another is the
-        mean of what is left, and one more where the next is formed already.
+        The mean over all requests, seconds. None where it comes up with a step.
 
         Args:
             rate: Requests per second.
@@ -74,25 +76,58 @@ class Loads(NamedTuple):
             demand: The load.
             limits: The engine's limits.
         """
-        used = jnp.minimum(rate / self.most(limits.ranks), FULLEST)
+        return self.lower.asynchronous * self._wait_s(0, rate, step_s, busy, demand, limits)
+
+    def fetching_s(
+        self, rate: Scalar, step_s: Scalar, busy: Scalar, demand: Demand, limits: Limits
+    ) -> Scalar:
+        """Time that a request waits, before it has a slot, for its prefix to come from the disk.
+
+        The mean over all requests, seconds; none where there is no disk. Arguments are those of
+        `loading_s`.
+        """
+        if len(self.shares) == 1:
+            return 0.0
+        return self._wait_s(1, rate, step_s, busy, demand, limits)
+
+    def _wait_s(
+        self,
+        place: int,
+        rate: Scalar,
+        step_s: Scalar,
+        busy: Scalar,
+        demand: Demand,
+        limits: Limits,
+    ) -> Scalar:
+        """Time that a request waits for its prefix to come up from a tier, mean over all, seconds.
+
+        Of arrivals with a squared variation ``c`` a share ``p`` by chance has ``1 + p (c - 1)``,
+        and waits in line for half of that times ``u L / (1 - u)`` (Kingman; Pollaczek and Khinchine
+        for ``c = 1``), where the link is busy a share ``u`` with loads of ``L`` seconds. A busy
+        engine takes notice at the end of a step: at least one goes by, and half of another is the
+        mean of what is left, and one more where the next is formed already.
+        """
+        share, link_s = self.shares[place], self.links_s[place]
+        used = jnp.minimum(rate / self._most(place, limits.ranks), FULLEST)
         arrivals = jnp.where(demand.closed, 1.0, demand.arrival_cv2)
-        varied = 1.0 + self.share / limits.ranks * (arrivals - 1.0)
-        load = self.link_s * (1.0 + varied / 2 * used / (1.0 - used)) + self.host.latency_s
+        varied = 1.0 + share / limits.ranks * (arrivals - 1.0)
+        latency_s = self.lower.tiers[place].latency_s
+        load = link_s * (1.0 + varied / 2 * used / (1.0 - used)) + latency_s
         noticed = jnp.maximum(load + step_s / 2, step_s) + limits.async_scheduling * step_s
-        return self.host.asynchronous * self.share * (load + busy * (noticed - load))
+        return share * (load + busy * (noticed - load))
 
 
-def found_anywhere(
-    limits: Limits, host: HostTier, demand: Demand, running: Scalar, on_gpu: Scalar
-) -> Scalar:
-    """Share of their prefixes' tokens that requests find in the GPU's memory or the host's.
+def found_down_to(
+    limits: Limits, lower: LowerTiers, demand: Demand, running: Scalar, on_gpu: Scalar
+) -> tuple[Scalar, ...]:
+    """Shares of their prefixes' tokens that requests find down to each tier, the host's first.
 
-    What moves down when it is evicted is in one cache of both sizes. Copies are in a cache of the
-    host's size, which all prompts pass, whether the GPU has them or not.
+    What moves down when it is evicted is in one cache of all sizes together. Copies are in a cache
+    of each tier's own size, which all prompts pass, whether those above have them or not.
 
     Args:
         limits: The engine's limits.
-        host: The host's memory.
+        lower: The tiers.
         demand: The load.
         running: Requests that run.
         on_gpu: Share that they find in the GPU's memory.
@@ -100,26 +135,36 @@ def found_anywhere(
     prefixes = demand.prefixes.on(limits.ranks)
     shared = demand.prefixes.tokens / limits.block_size
     prompt = demand.private_tokens / limits.block_size
-    ended = prompt + host.outputs * demand.output_tokens / limits.block_size
-    copied = hits(prefixes, host.blocks, running, prompt, ended, shared)
-    moved = hits(
-        prefixes,
-        limits.kv_blocks + host.blocks,
-        running,
-        private_blocks(limits, demand, demand.age),
-        private_blocks(limits, demand, demand.output_tokens),
-        shared,
-    )
-    return jnp.maximum(jnp.where(host.copies > 0, copied, moved), on_gpu)
+    ended = prompt + lower.outputs * demand.output_tokens / limits.block_size
+    found, above, blocks = [], on_gpu, limits.kv_blocks
+    for tier in lower.tiers:
+        copied = hits(prefixes, tier.blocks, running, prompt, ended, shared)
+        blocks = blocks + tier.blocks
+        moved = hits(
+            prefixes,
+            blocks,
+            running,
+            private_blocks(limits, demand, demand.age),
+            private_blocks(limits, demand, demand.output_tokens),
+            shared,
+        )
+        above = jnp.maximum(jnp.where(lower.copies > 0, copied, moved), above)
+        found.append(above)
+    return tuple(found)
 
 
-def loads_of(host: HostTier, demand: Demand, on_gpu: Scalar, found: Scalar) -> Loads:
+def loads_of(lower: LowerTiers, demand: Demand, on_gpu: Scalar, found: Sequence[Scalar]) -> Loads:
     """The loads of requests that find so much of their prefixes.
 
     Args:
-        host: The host's memory.
+        lower: The tiers below the GPU's memory.
         demand: The load, as if all found their prefix.
         on_gpu: Share of the prefixes' tokens that is found in the GPU's memory.
-        found: Share that is found there or in the host's.
+        found: Share that is found down to each tier.
     """
-    return Loads(found - on_gpu, demand.prefixes.tokens * host.token_s, host)
+    above = (on_gpu, *found[:-1])
+    return Loads(
+        tuple(found[-1] - one for one in above),
+        tuple(demand.prefixes.tokens * tier.token_s for tier in lower.tiers),
+        lower,
+    )

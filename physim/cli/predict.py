@@ -359,6 +359,9 @@ def _of_pool(pool: PoolPrediction, prediction: Prediction) -> list[tuple[str, st
     if pool.server.kv.host is not None:
         what = "of prompt tokens, come up from host memory"
         rows.append(("from host", f"{pool.host_hit_rate:.1%}", what))
+    if pool.server.kv.disk is not None:
+        what = "of prompt tokens, come up from disk, through host memory"
+        rows.append(("from disk", f"{pool.disk_hit_rate:.1%}", what))
     return rows
 
 

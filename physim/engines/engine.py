@@ -40,6 +40,7 @@ class Launch:
         captured_tokens: Tokens of the largest step that is a CUDA graph; None for the engine's
             default.
         kv_host_bytes: The host's memory for KV blocks of all GPUs together, bytes; None for none.
+        kv_disk_bytes: Its disk for them, bytes; None for none.
         quantization: What 16-bit weights become as it starts; None for what they are.
     """
 
@@ -56,6 +57,7 @@ class Launch:
     receive_every: int
     captured_tokens: int | None
     kv_host_bytes: float | None = None
+    kv_disk_bytes: float | None = None
     draft: str | None = None
     draft_tokens: int = 0
     draft_model: str | None = None
@@ -223,6 +225,8 @@ class Engine:
             steps.
         hands_first_token: Whether a server that computes prompts for another hands their first
             tokens on with the KV blocks; see `physim.service.policy.Policy`.
+        reserved_tokens: Tokens that a server that decodes keeps free for each of its requests when
+            it makes room before prompts are computed elsewhere; see the same.
         handover_s: What a request waits between a server that computes prompts and one that
             generates beside the time of its KV blocks, seconds.
         counters: What it shows to Prometheus; None where physim does not know.
@@ -247,6 +251,7 @@ class Engine:
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
     hands_first_token: bool = True
+    reserved_tokens: int | None = None
     # Of rows of the fit, TensorRT-LLM with a few clients (docs/accuracy.md).
     handover_s: float = 0.05
     counters: Counters | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from physim.engines.engine import (
     Counters,
     Engine,
@@ -45,6 +47,13 @@ def _launch(server: Launch) -> LaunchCommand:
         size = server.kv_host_bytes / layout.gpus / 1e9
         words += ["--enable-hierarchical-cache", "--hicache-size", f"{size:g}"]
         words += ["--hicache-write-policy", "write_through"]
+    if server.kv_disk_bytes is not None:
+        # docs/advanced_features/hicache_best_practices.md; mem_cache/storage/file takes the size of
+        # each rank, beyond which the least recently used files go.
+        most = {"max_size": round(server.kv_disk_bytes / layout.gpus)}
+        words += ["--hicache-storage-backend", "file"]
+        words += ["--hicache-storage-prefetch-policy", "wait_complete"]
+        words += ["--hicache-storage-backend-extra-config", json.dumps(most)]
     if server.receive_every > 1:
         words += ["--scheduler-recv-interval", str(server.receive_every)]
     if server.draft is not None:
@@ -71,12 +80,22 @@ ENGINE = Engine(
     rocm_image="lmsysorg/sglang:v{}-rocm700-{}",
     port=30000,
     quantizes=True,
+    # disaggregation/decode.py of 0.5: DecodePreallocQueue, and --num-reserved-decode-tokens.
+    reserved_tokens=512,
     # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
     handover_s=0.2,
     has_receive_interval=True,
     # docs/advanced_features/hicache_design.md; mem_cache/memory_pool_host.py refuses less than the
-    # GPU has. A layer's blocks come up while the one before is computed.
-    host_memory=HostMemory(copies=True, outputs=True, above_gpu=True, loads=LAYERED),
+    # GPU has. A layer's blocks come up while the one before is computed. Those in files come up to
+    # the host's memory from when a request comes.
+    host_memory=HostMemory(
+        copies=True,
+        outputs=True,
+        above_gpu=True,
+        loads=LAYERED,
+        disk=True,
+        fetches_early=True,
+    ),
     # docs/references/production_metrics.md
     counters=Counters(
         requests="sglang:num_requests_total",

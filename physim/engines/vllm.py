@@ -23,6 +23,8 @@ from physim.models.parallelism import Parallelism
 _VALUE = r"([^\s)}\]]+?)(?=[.;]?(?:[\s)}\]]|,(?!\d)|$))"
 
 _TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+# Where blocks are kept on a disk, which each machine has elsewhere (the documentation's example).
+_DISK = "/mnt/kv_cache"
 
 
 def _launch(server: Launch) -> LaunchCommand:
@@ -48,17 +50,39 @@ def _launch(server: Launch) -> LaunchCommand:
     words += words_of({"--quantization": server.quantization})
     if server.kv_cache_dtype is not None:
         words += ["--kv-cache-dtype", server.kv_cache_dtype]
-    if server.phase is not None:
-        # docs/features/nixl_connector_usage.md: of either kind of server.
-        words += ["--kv-transfer-config", json.dumps(_TRANSFER)]
+    connectors = _connectors(server)
+    if connectors:
+        words += ["--kv-transfer-config", json.dumps(connectors)]
     if server.draft is not None:
         words += ["--speculative-config", json.dumps(_speculative(server))]
-    if server.kv_host_bytes is not None:
+    if server.kv_host_bytes is not None and server.kv_disk_bytes is None:
         # Of each engine process, which a data-parallel rank is (vllm/config/cache.py).
         size = server.kv_host_bytes / layout.dp / 2**30
         words += ["--kv-offloading-backend", "native", "--kv-offloading-size", f"{size:g}"]
     words.append("--async-scheduling" if server.async_scheduling else "--no-async-scheduling")
     return LaunchCommand(words)
+
+
+def _connectors(server: Launch) -> dict[str, object]:
+    """``--kv-transfer-config``: what passes KV blocks on, and what keeps them on a disk."""
+    found: list[dict[str, object]] = []
+    if server.phase is not None:
+        # docs/features/nixl_connector_usage.md: of either kind of server.
+        found.append(dict(_TRANSFER))
+    if server.kv_disk_bytes is not None and server.kv_host_bytes is not None:
+        # docs/features/kv_offloading_usage.md; the file system alone bounds what is on the disk.
+        tiers: dict[str, object] = {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": round(server.kv_host_bytes / server.parallelism.dp),
+            "secondary_tiers": [{"type": "fs", "root_dir": _DISK}],
+        }
+        own = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": tiers}
+        found.append({**own, "kv_role": "kv_both"})
+    if len(found) < 2:
+        return found[0] if found else {}
+    # docs/features/disagg_prefill.md
+    several = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+    return {**several, "kv_connector_extra_config": {"connectors": found}}
 
 
 def _speculative(server: Launch) -> dict[str, object]:
@@ -96,7 +120,9 @@ ENGINE = Engine(
     handover_s=0.025,
     # vllm/v1/kv_offload and its connector: blocks of prompts are stored as they are computed
     # (`offload_prompt_only` unless it is told), and loaded whenever they are found.
-    host_memory=HostMemory(copies=True, outputs=False),
+    # docs/features/kv_offloading_usage.md: what is offloaded is written to the tiers below, too,
+    # and comes up through the host's memory when it is looked for.
+    host_memory=HostMemory(copies=True, outputs=False, disk=True),
     # vllm/benchmarks/forward
     times_batches=True,
     # docs/design/metrics.md

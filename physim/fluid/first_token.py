@@ -33,7 +33,7 @@ class FirstToken(eqx.Module):
         scheduling: The steps under way as a request arrives, of which it is no part.
         queue: Waiting for room in the budget of a step, for a slot, for KV blocks or, of clients in
             step, for the prompts of others.
-        loading: Waiting for its prefix to come up from the host's memory; where it comes up with
+        loading: Waiting for its prefix to come up from tiers below; where it comes up with
             its own prefill steps it is a part of these.
         launches: What its own prefill steps take because their kernels are launched one by one,
             beyond the GPU's time.

@@ -235,9 +235,18 @@ def _beyond_mean_load(
         return 0.0
     found = demand.cached_tokens / jnp.maximum(demand.prefixes.tokens, TINY)
     place, chance = points[:, _REQUEST], (points[:, _REQUEST] * STRATA) % 1.0
-    loads = jax.nn.sigmoid((found - place) / EDGE)
-    loads *= jax.nn.sigmoid((demand.loaded / jnp.maximum(found, TINY) - chance) / EDGE)
-    return demand.loading_s * (loads / jnp.maximum(jnp.mean(loads), TINY) - 1.0)
+    of_found = jax.nn.sigmoid((found - place) / EDGE)
+
+    def beyond(share: Scalar, mean_s: Scalar) -> Float[AnyArray, " points"]:
+        """What requests wait of which such a share does."""
+        loads = of_found * jax.nn.sigmoid((share / jnp.maximum(found, TINY) - chance) / EDGE)
+        return mean_s * (loads / jnp.maximum(jnp.mean(loads), TINY) - 1.0)
+
+    if demand.fetched is None or demand.fetching_s is None:
+        return beyond(demand.loaded, demand.loading_s)
+    # Who waits for the disk waits for the host's memory, too.
+    with_slot = beyond(demand.loaded, demand.loading_s - demand.fetching_s)
+    return with_slot + beyond(demand.fetched, demand.fetching_s)
 
 
 def stratum(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:

@@ -25,7 +25,7 @@ from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
-from physim.batching.prefix_loads import Loads, found_anywhere, loads_of
+from physim.batching.prefix_loads import Loads, found_down_to, loads_of
 from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
@@ -68,6 +68,8 @@ class SteadyState(eqx.Module):
         hit_rate: Share of prompt tokens that are found in the prefix cache, wherever it has them.
         host_hit_rate: Share of them that come up from the host's memory; None where nothing is kept
             there.
+        disk_hit_rate: Share of these that had come there from the disk; None where there is none.
+        fetching_s: Time that a request waits for the disk, mean, seconds; None likewise.
         mixed_share: Share of steps that carry a prefill chunk.
         step: Time of a mean step and its parts.
         chances: What latencies are made of, for percentiles.
@@ -88,6 +90,8 @@ class SteadyState(eqx.Module):
     step: StepTime
     chances: Chances
     host_hit_rate: Scalar | None = None
+    disk_hit_rate: Scalar | None = None
+    fetching_s: Scalar | None = None
 
 
 class _Balance(eqx.Module):
@@ -141,10 +145,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     demand = demand.where_found(balance.found).thinking(balance.throughput)
     if balance.loads is not None:
         running = balance.occupancy.batch + balance.occupancy.prefilling
-        loading = balance.loads.wait_s(
-            balance.throughput, jnp.exp(log_step), _busy(running), demand, limits
-        )
-        demand = replace(demand, loading_s=loading, loaded=balance.loads.share)
+        demand = _with_loads(demand, balance, jnp.exp(log_step), _busy(running), limits)
         model = balance.loads.with_steps(model)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
@@ -184,6 +185,26 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         ),
     )
     return _by_token(_counted(closed, balance, demand, limits), demand)
+
+
+def _with_loads(
+    demand: Demand, balance: _Balance, step: Scalar, busy: Scalar, limits: Limits
+) -> Demand:
+    """The load with the times that its requests wait for prefixes to come up."""
+    loads, circumstances = balance.loads, (balance.throughput, step, busy, demand, limits)
+    if loads is None:
+        return demand
+    loading = loads.loading_s(*circumstances)
+    if len(loads.shares) == 1:
+        return replace(demand, loading_s=loading, loaded=loads.shares[0])
+    fetching = loads.fetching_s(*circumstances)
+    return replace(
+        demand,
+        loading_s=loading + fetching,
+        loaded=loads.shares[0],
+        fetching_s=fetching,
+        fetched=loads.shares[1],
+    )
 
 
 def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) -> SteadyState:
@@ -249,15 +270,17 @@ def _balance(
     # By Little's law: clients have a request that is under way, or think of the next.
     between = outside if demand.contexts is None else outside + demand.think_s
 
-    # Steps that a request's prefix takes to come up, and requests for which it can.
+    # Steps that a request's prefix takes to come up, seconds that it takes from the disk before
+    # there is a slot, and requests for which it can.
     loading: Scalar = 0.0
+    fetching: Scalar = 0.0
     by_link: Scalar = jnp.inf
     loads, loaded = None, model
 
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
         steps = chunks + decode_steps + loading
-        returning = jnp.where(closed, clients / (between + steps * step), jnp.inf)
+        returning = jnp.where(closed, clients / (between + fetching + steps * step), jnp.inf)
         by_slots, by_tokens = (
             slots / (steps + limits.async_scheduling),
             tokens / (limits.query_tokens * decode_steps + new_tokens),
@@ -275,14 +298,17 @@ def _balance(
             rate = served(jnp.ones(()), new_tokens)
             runs = rate * step * (1.0 + decode_steps)
             # Of clients, those that neither run nor think wait for a slot.
-            waits = jnp.where(closed, jnp.maximum((clients - runs) / rate - between, 0.0), 0.0)
+            waits = jnp.where(
+                closed, jnp.maximum((clients - runs) / rate - between - fetching, 0.0), 0.0
+            )
             found = prefix_hits(limits, demand, runs, rate, waits)
-            if limits.host is not None:
+            if limits.lower is not None:
                 on_gpu = found
-                found = found_anywhere(limits, limits.host, demand, runs, on_gpu)
-                loads = loads_of(limits.host, demand, on_gpu, found)
+                every = found_down_to(limits, limits.lower, demand, runs, on_gpu)
+                loads, found = loads_of(limits.lower, demand, on_gpu, every), every[-1]
                 by_link, loaded = loads.most(limits.ranks), loads.with_steps(model)
-                loading = loads.wait_s(rate, step, _busy(runs), demand, limits) / step
+                loading = loads.loading_s(rate, step, _busy(runs), demand, limits) / step
+                fetching = loads.fetching_s(rate, step, _busy(runs), demand, limits)
             new_tokens = demand.new_tokens + (1.0 - found) * demand.evictable_tokens
         demand = demand.where_found(found)
     # Prefill takes what decode leaves of a step's tokens, in one step if it can.
@@ -325,6 +351,11 @@ def _balance(
 def _busy(running: Scalar) -> Scalar:
     """Chance that steps are under way, where so many run that come by chance."""
     return -jnp.expm1(-running)
+
+
+def _coming_up(share: Scalar | None, demand: Demand) -> Scalar | None:
+    """Share of the prompt tokens that come up, for such a share of the requests."""
+    return None if share is None else share * demand.prefixes.tokens / demand.input_tokens
 
 
 def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
@@ -379,11 +410,12 @@ def _observed(
         busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)
     met = local(steps, occupancy, model.corrections, demand, limits)
     loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
+    with_slot = loading if demand.fetching_s is None else loading - demand.fetching_s
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
     _, full, part = crowded.mean
     waiting, chance = wait_for_a_slot(
         balance.throughput
-        * (occupancy.chunks + demand.decode_steps + limits.async_scheduling + loading / step),
+        * (occupancy.chunks + demand.decode_steps + limits.async_scheduling + with_slot / step),
         balance.slots,
         full,
         (full - part) / ((1 - _PART_FULL) * balance.slots),
@@ -436,9 +468,9 @@ def _observed(
         running=running,
         kv_use=kv_use(limits, demand, running, demand.age),
         hit_rate=demand.cached_tokens / demand.input_tokens,
-        host_hit_rate=None
-        if balance.loads is None
-        else balance.loads.share * demand.prefixes.tokens / demand.input_tokens,
+        host_hit_rate=_coming_up(demand.loaded, demand),
+        disk_hit_rate=_coming_up(demand.fetched, demand),
+        fetching_s=demand.fetching_s,
         mixed_share=steps.mixed_share,
         step=steps.mean,
         chances=chances(

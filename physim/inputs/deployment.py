@@ -15,8 +15,8 @@ from physim.engines.profile import EngineProfile, load_engine, shipped_engines
 from physim.errors import InputError
 from physim.inputs.acceptance import MOST_DRAFTS, acceptance_of_family, by_position
 from physim.inputs.engine_request import EngineRequest
-from physim.inputs.host_tier import host_tier
 from physim.inputs.layouts import check_layout
+from physim.inputs.lower_tiers import disk_tier, host_tier
 from physim.inputs.what_fits import TooLargeError
 from physim.inputs.working_memory import working_bytes
 from physim.models.architecture import ModelArch
@@ -38,6 +38,9 @@ KV_CACHE_DTYPES = ("auto", *KV_BYTES)
 _UNLIMITED = 2**62
 # Whole numbers up to here are exact in floating point.
 _EXACT = 2**53
+_RATES_OF_DISKS = ("kv_disk_bandwidth", "kv_disk_write_bandwidth")
+# Longer than any disk, or store behind a network, takes to begin.
+_SLOWEST_DISK_S = 60.0
 _SIZES = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -94,7 +97,13 @@ class Deployment(EngineRequest):
         kv_host_bytes: Memory of the host for KV blocks, of all GPUs of the server together, bytes;
             None for none.
         kv_host_bandwidth: At which they come up to each GPU, bytes/s; None for what was measured of
-            such a link (`physim.inputs.host_tier`).
+            such a link (`physim.inputs.lower_tiers`).
+        kv_disk_bytes: A disk below the host's memory for KV blocks, of all GPUs of the server
+            together, bytes; None for none.
+        kv_disk_bandwidth: At which it is read for all of them together, bytes/s, of which each has
+            an equal share.
+        kv_disk_write_bandwidth: At which it is written, likewise; None if that is no matter.
+        kv_disk_latency_s: Time until the first block is read, seconds; None for none.
         sampling: How tokens are drawn: ``greedy`` (temperature 0), ``plain``, ``truncated`` (top-k,
             top-p) or ``penalised`` (a repetition, frequency or presence penalty, truncated too);
             ``model`` for the default that the model comes with, which the engine takes where
@@ -113,6 +122,10 @@ class Deployment(EngineRequest):
             ("expert_load", Real | None, "not a number"),
             ("kv_host_bytes", Real | None, "not a number"),
             ("kv_host_bandwidth", Real | None, "not a number"),
+            ("kv_disk_bytes", Real | None, "not a number"),
+            ("kv_disk_bandwidth", Real | None, "not a number"),
+            ("kv_disk_write_bandwidth", Real | None, "not a number"),
+            ("kv_disk_latency_s", Real | None, "not a number"),
             ("async_scheduling", bool | None, "not True or False"),
             ("draft_model", str | None, "not text"),
         ):
@@ -134,10 +147,14 @@ class Deployment(EngineRequest):
                 f"{self.gpu_memory_utilization} is not a share of memory",
                 "use 0 to 1",
             )
-        for name in ("kv_host_bytes", "kv_host_bandwidth"):
+        for name in ("kv_host_bytes", "kv_host_bandwidth", "kv_disk_bytes", *_RATES_OF_DISKS):
             value = getattr(self, name)
             if value is not None and not 0 < value <= _EXACT:
                 raise InputError(name, f"{value:g} is no number of bytes", "correct it")
+        latency_s = self.kv_disk_latency_s
+        if latency_s is not None and not 0 <= latency_s <= _SLOWEST_DISK_S:
+            problem = f"{latency_s:g} s is no time until a disk gives a block"
+            raise InputError("kv_disk_latency_s", problem, f"use 0 to {_SLOWEST_DISK_S:g}")
         load = self.expert_load
         if load is not None and not min(EXPERT_LOADS) <= load <= max(EXPERT_LOADS):
             raise InputError(
@@ -206,6 +223,7 @@ class Deployment(EngineRequest):
             # A pipeline has other batches under way instead of one that is formed ahead.
             async_scheduling=self.parallelism.pp == 1 and is_async,
             hands_first_token=engine.hands_first_token,
+            reserved_tokens=engine.reserved_tokens,
         )
         kv_bytes = KV_BYTES[self._kv_cache_dtype(model)]
         stage = model.fullest_stage(self.parallelism.pp)
@@ -229,7 +247,7 @@ class Deployment(EngineRequest):
             sizes=sizes,
             policy=policy,
             kv=KVStore(
-                (KVTier(blocks), *self._host(engine, gpu, blocks, memory)),
+                (KVTier(blocks), *self._lower_tiers(engine, gpu, blocks, memory)),
                 block_size=self.block_size,
                 window_share=cache.window_share,
                 window=cache.window,
@@ -254,16 +272,35 @@ class Deployment(EngineRequest):
             self._check_one_fits(server)
         return server
 
-    def _host(
+    def _lower_tiers(
         self, engine: Engine, gpu: Hardware, blocks: int, memory: Memory
     ) -> tuple[KVTier, ...]:
-        """The host's memory below the GPU's, if it was asked for."""
+        """The host's memory below the GPU's, and a disk below that, as far as asked for."""
+        for size, others in (
+            ("kv_host_bytes", ("kv_host_bandwidth", "kv_disk_bytes")),
+            ("kv_disk_bytes", (*_RATES_OF_DISKS, "kv_disk_latency_s")),
+        ):
+            for name in others:
+                if getattr(self, size) is None and getattr(self, name) is not None:
+                    raise InputError(name, f"is given without {size}", "give both")
         if self.kv_host_bytes is None:
-            if self.kv_host_bandwidth is not None:
-                raise InputError("kv_host_bandwidth", "is given without kv_host_bytes", "give both")
             return ()
-        size = self.kv_host_bytes / self.parallelism.gpus
-        return (host_tier(engine, gpu, blocks, memory.kv_block, size, self.kv_host_bandwidth),)
+        gpus = self.parallelism.gpus
+        size_bytes = self.kv_host_bytes / gpus
+        bandwidth = self.kv_host_bandwidth
+        host = host_tier(engine, gpu, blocks, memory.kv_block, size_bytes, bandwidth)
+        if self.kv_disk_bytes is None:
+            return (host,)
+        reads, writes = self.kv_disk_bandwidth, self.kv_disk_write_bandwidth
+        disk = disk_tier(
+            engine,
+            memory.kv_block,
+            self.kv_disk_bytes / gpus,
+            bandwidth=None if reads is None else reads / gpus,
+            write_bandwidth=None if writes is None else writes / gpus,
+            latency_s=self.kv_disk_latency_s,
+        )
+        return host, disk
 
     def _reported_share(
         self,

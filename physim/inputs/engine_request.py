@@ -94,6 +94,30 @@ class EngineRequest:
         panel="KV tiers",
         column="optional",
     )
+    kv_disk_bytes: float | None = option(
+        None,
+        "Disk for KV blocks of the whole server, bytes.",
+        panel="KV tiers",
+        column="optional",
+    )
+    kv_disk_bandwidth: float | None = option(
+        None,
+        "What the whole disk reads, bytes/s.",
+        panel="KV tiers",
+        column="optional",
+    )
+    kv_disk_write_bandwidth: float | None = option(
+        None,
+        "What the whole disk writes, bytes/s.",
+        panel="KV tiers",
+        column="optional",
+    )
+    kv_disk_latency_s: float | None = option(
+        None,
+        "Time until the first block is read, s.",
+        panel="KV tiers",
+        column="optional",
+    )
     sampling: str = option(
         "model",
         "model (its generation_config.json), greedy, plain, truncated (top-k, top-p), penalised.",
@@ -126,4 +150,8 @@ class EngineOptions(TypedDict, total=False):
     captured_tokens: int | None
     kv_host_bytes: float | None
     kv_host_bandwidth: float | None
+    kv_disk_bytes: float | None
+    kv_disk_bandwidth: float | None
+    kv_disk_write_bandwidth: float | None
+    kv_disk_latency_s: float | None
     sampling: str

@@ -65,6 +65,10 @@ class ReportedServer(TypedDict, total=False):
     draft_model: str | None
     kv_host_bytes: float | None
     kv_host_bandwidth: float | None
+    kv_disk_bytes: float | None
+    kv_disk_bandwidth: float | None
+    kv_disk_write_bandwidth: float | None
+    kv_disk_latency_s: float | None
 
 
 @named_options

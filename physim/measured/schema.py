@@ -82,7 +82,14 @@ class _Subject(Record):
 # What a column of an option holds, by the option's type: a number that need not be whole is a share
 # of memory, unless it is an amount of it.
 _KINDS: Mapping[type, Any] = {int: Whole, str: Text, bool: bool, float: Share}
-_AMOUNTS = ("kv_host_bytes", "kv_host_bandwidth")
+_AMOUNTS = (
+    "kv_host_bytes",
+    "kv_host_bandwidth",
+    "kv_disk_bytes",
+    "kv_disk_bandwidth",
+    "kv_disk_write_bandwidth",
+    "kv_disk_latency_s",
+)
 
 
 def _columns(record: type) -> Iterator[tuple[str, Any]]:
@@ -148,6 +155,10 @@ class RunRow(_Server):
             `physim.service.routers.ROUTERS`, in turn if not there.
         kv_host_bytes: The host's memory for KV blocks, of the whole server; none if not there.
         kv_host_bandwidth: At which they come up to each GPU, bytes/s; see `physim.Deployment`.
+        kv_disk_bytes: A disk for them below it, of the whole server; none if not there.
+        kv_disk_bandwidth: At which the whole of it is read, bytes/s; see `physim.Deployment`.
+        kv_disk_write_bandwidth: At which it is written, likewise; no matter if not there.
+        kv_disk_latency_s: Time until the first block is read, seconds; none if not there.
         prefix_caching: Whether prefixes are cached; they are if not there.
         prompt_groups: Groups of prompts that are sent again and again; 0 if all differ, or if not
             there.

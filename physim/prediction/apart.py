@@ -23,6 +23,7 @@ from physim.prediction.apart_arrays import clients_of_rank, full_steps, slots_of
 from physim.prediction.arrays import step_model_of
 from physim.prediction.journeys import Journey, PromptQueue, Way
 from physim.prediction.results import Prediction
+from physim.service.phases import DECODE
 from physim.service.routers import BY_PREFIX
 from physim.step.many_batches import total_seconds
 
@@ -35,6 +36,8 @@ _HALVINGS = 14
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
+# From such a share of the requests that have room on, some wait for it.
+_ROOMY = 0.8
 
 
 def predict_apart(
@@ -289,8 +292,49 @@ def _prediction(
         whole=replace(whole, latencies=latencies),
         scenario=(*case.taken, *taken_of_load(load)),
         assumptions=tuple(
-            dict.fromkeys((*first.assumptions, *one.second.assumptions, *_of_turns(case)))
+            dict.fromkeys(
+                (
+                    *first.assumptions,
+                    *one.second.assumptions,
+                    *_of_turns(case),
+                    *_of_room(case, one),
+                )
+            )
         ),
+    )
+
+
+def room_rps(case: Case, one: Journey) -> float:
+    """About how many requests per second have room where it is made before prompts are computed.
+
+    A request has its prompt's blocks from when it comes, and those of its answer as that comes,
+    beside tokens that are kept free; as many do as come while one lasts (Little's law). Infinite
+    where room is made once prompts are computed.
+
+    Args:
+        case: The case.
+        one: What pools make of its requests.
+    """
+    load, pool = case.demanded, one.way.second
+    reserved = pool.server.policy.reserved_tokens
+    if reserved is None:
+        return math.inf
+    prompt, answer = load.mean_input, load.mean_output
+    answer_s = (one.second.itl_s or 0.0) * (answer - 1.0)
+    before_s = one.prompts.stay_s + one.between_s
+    of_one = before_s * (prompt + reserved) + answer_s * (prompt + answer / 2.0 + reserved)
+    return pool.replicas * pool.server.parallelism.dp * pool.server.kv.tokens / of_one
+
+
+def _of_room(case: Case, one: Journey) -> tuple[str, ...]:
+    """What the fluid leaves out of room that is made before prompts are computed, or nothing."""
+    most = room_rps(case, one)
+    if one.rate < _ROOMY * most:
+        return ()
+    return (
+        f"{case.server_of(DECODE).profile.engine} computes a prompt once its pool that decodes has "
+        f"room for it, which about {most:.3g} requests/s have: prompts wait for longer than is "
+        "predicted here, use --method replay",
     )
 
 

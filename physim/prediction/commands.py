@@ -90,7 +90,8 @@ def serve_command(case: Case, phase: str | None = None) -> str:
             draft_tokens=server.draft_tokens,
             draft_model=server.draft.named if server.draft else None,
             captured_tokens=server.captured_tokens,
-            kv_host_bytes=server.host_bytes,
+            kv_host_bytes=server.lower_bytes(server.kv.host),
+            kv_disk_bytes=server.lower_bytes(server.kv.disk),
             phase=phase,
             quantization=server.model.quantized_to or None,
         )

@@ -43,9 +43,35 @@ def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[s
     if hit_rate < _ALL_FIT * whole:
         lines.append(
             f"{whole - hit_rate:.1%} of prompt tokens are computed anew, for which {host.blocks:,} "
-            "blocks in the host's memory have no room"
+            "blocks in the host's memory "
+            + ("" if kv.disk is None else f"and {kv.disk.blocks:,} on disk ")
+            + "have no room"
         )
     return lines
+
+
+def slow_writes(case: Case, requests_per_s: float, hit_rate: float) -> list[str]:
+    """A line that the disk cannot take what is computed as fast as it comes, or none.
+
+    Args:
+        case: The case, with a load.
+        requests_per_s: Requests that are completed per second.
+        hit_rate: Share of the prompt tokens that are found in the prefix cache, not written again.
+    """
+    load, server = case.demanded, case.server
+    kv, disk = server.kv, server.kv.disk
+    if disk is None:
+        return []
+    tokens = (1.0 - hit_rate) * load.mean_input
+    tokens += load.mean_output if kv.host_memory.outputs else 0.0
+    of_gpu = requests_per_s / server.parallelism.dp * tokens / kv.block_size * kv.block_bytes
+    if of_gpu <= disk.write_bandwidth:
+        return []
+    asked, most = (one * server.parallelism.gpus / 1e9 for one in (of_gpu, disk.write_bandwidth))
+    return [
+        f"{asked:.3g} GB/s are to be written to the disk, which takes {most:.3g}: it will have "
+        "fewer prefixes than predicted"
+    ]
 
 
 def _of_turns(case: Case, hit_rate: float) -> list[str]:

@@ -104,6 +104,9 @@ def _means(prediction: Content) -> list[list[str]]:
         if pool["host_hit_rate"]:
             loaded = f"{100 * pool['host_hit_rate']:.3g}"
             rows.append([f"of them from host memory{of}", loaded, "-", "-", "% of prompt tokens"])
+        if pool["disk_hit_rate"]:
+            read = f"{100 * pool['disk_hit_rate']:.3g}"
+            rows.append([f"of these from disk{of}", read, "-", "-", "% of prompt tokens"])
     return rows
 
 

@@ -232,9 +232,12 @@ def prediction_of(
     tokens = sum(one.input_tokens for one in ran)
     found = sum(one.cached_tokens for one in ran) / tokens
     loaded = sum(one.loaded_tokens for one in ran) / tokens
+    fetched = sum(one.fetched_tokens for one in ran) / tokens
     pools = [
         # Whose prompts come with their keys and values finds nothing.
-        dataclasses.replace(pool, hit_rate=found, host_hit_rate=loaded)
+        dataclasses.replace(
+            pool, hit_rate=found, host_hit_rate=loaded, disk_hit_rate=min(fetched, loaded)
+        )
         if PREFILL in pool.phases
         else pool
         for pool in prediction.pools

@@ -158,6 +158,7 @@ class PoolPrediction:
         hit_rate: Share of the prompt tokens that are found in the prefix cache, wherever it has
             them.
         host_hit_rate: Share of them that come up from the host's memory.
+        disk_hit_rate: Share of these that had come there from the disk.
         mixed_share: Share of steps that carry a prefill chunk.
         step_s: Time of a mean step, from its start until requests that decode get their next token:
             where prompts have steps of their own, with those of the prompts.
@@ -177,6 +178,7 @@ class PoolPrediction:
     step_parts_s: Mapping[str, float]
     replicas: int = 1
     host_hit_rate: float = 0.0
+    disk_hit_rate: float = 0.0
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -234,11 +236,10 @@ class PoolPrediction:
             ("activations", memory.activations),
         )
         shown = ", ".join(f"{name} {size / GIB:.3g}" for name, size in parts)
-        below = ""
-        if kv.host is not None:
-            below = (
-                f", {kv.host.blocks:,} more in host memory at {kv.host.bandwidth / 1e9:.3g} GB/s"
-            )
+        below = "".join(
+            f", {tier.blocks:,} more {where} at {tier.bandwidth / 1e9:.3g} GB/s"
+            for where, tier in zip(("in host memory", "on disk"), kv.tiers[1:], strict=False)
+        )
         return (
             f"memory of a GPU, GiB: {shown}, of {memory.usable / GIB:.3g} in use; KV cache of "
             f"{kv.reported_blocks * kv.block_size:,} tokens in {kv.reported_blocks:,} blocks{below}"

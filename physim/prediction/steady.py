@@ -20,7 +20,7 @@ from physim.inputs.scenario import taken_of_load
 from physim.kept import kept
 from physim.metrics import STATISTICS
 from physim.prediction.arrays import CaseArrays, prompts_of_strata, row_of, stack, unstacked
-from physim.prediction.evictions import evictions
+from physim.prediction.evictions import evictions, slow_writes
 from physim.prediction.requests import Requests
 from physim.prediction.results import (
     FIRST_TOKEN_PARTS,
@@ -141,7 +141,9 @@ def latencies_at_points(state: SteadyState, demand: Demand) -> Drawn:
     """
     demand = demand.with_hit_rate(state.hit_rate)
     if state.host_hit_rate is not None:
-        demand = demand.with_loads(state.first_token.loading, state.host_hit_rate)
+        demand = demand.with_loads(
+            state.first_token.loading, state.host_hit_rate, state.fetching_s, state.disk_hit_rate
+        )
     return steady_latencies(state.chances, state.itl, demand)
 
 
@@ -176,6 +178,7 @@ def _prediction(
         kv_use=state.kv_use,
         hit_rate=state.hit_rate,
         host_hit_rate=state.host_hit_rate or 0.0,
+        disk_hit_rate=state.disk_hit_rate or 0.0,
         mixed_share=state.mixed_share,
         step_s=state.step.interval,
         step_parts_s=state.step.parts,
@@ -203,6 +206,7 @@ def _prediction(
             *case.notes,
             *assumptions(case.server),
             *evictions(case, state.hit_rate, state.host_hit_rate or 0.0),
+            *slow_writes(case, requests_per_s, state.hit_rate),
             *_doubt_of_sampling(case, state),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),

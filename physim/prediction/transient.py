@@ -119,10 +119,12 @@ def _run(
         tiers: Float[AnyArray, " 2"] | None,
     ) -> tuple[Trajectory, Summary]:
         demand, model = system.demand.with_hit_rate(hit_rate), system.model(corrections)
-        if tiers is not None and system.limits.host is not None:
+        lower = system.limits.lower
+        if tiers is not None and lower is not None:
             loaded, loading = tiers
             demand = demand.with_loads(loading, loaded)
-            model = loads_of(system.limits.host, demand, 0.0, demand.loaded).with_steps(model)
+            found = (demand.loaded,) * len(lower.tiers)
+            model = loads_of(lower, demand, 0.0, found).with_steps(model)
         fluid = Fluid.tabulated(model, demand, system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)

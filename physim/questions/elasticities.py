@@ -41,11 +41,13 @@ RATES = {
     "peak_flops": "FLOP/s",
     "link_bandwidth": "link bandwidth",
 }
-# What a server has beside them: room for requests and for prefixes that others had.
+# What a server has beside them: room for requests and for prefixes that others had, by tiers.
 ROOM = {
     "kv_blocks": "blocks of the KV cache",
     "kv_host_blocks": "blocks of it in host memory",
     "kv_host_bandwidth": "bandwidth from host memory",
+    "kv_disk_blocks": "blocks of it on disk",
+    "kv_disk_bandwidth": "bandwidth from disk",
 }
 # An elasticity of less is as good as none.
 _NOTABLE = 0.005
@@ -163,8 +165,8 @@ def explain(
     system = dataclasses.replace(system, ops=_lowered(case, case.server.gpu))
     still, none = jax.tree.map(np.zeros_like, system.ops), np.zeros_like(numbers)
     unmoved, along = np.zeros(len(ROOM)), np.eye(len(ROOM))
-    # Of a server without host memory only the first.
-    room = dict(zip(ROOM, along if case.server.kv.host else along[:1], strict=False))
+    # Of the tiers that the server has.
+    room = dict(zip(ROOM, along[: 2 * len(case.server.kv.tiers) - 1], strict=False))
     directions = [(_tangent(case, name), none, unmoved) for name in RATES]
     directions += [(still, none, axis) for axis in room.values()]
     directions += [(still, 1.0 * (names == name), unmoved) for name in CORRECTIONS]
@@ -261,15 +263,17 @@ def _slopes(
         point: tuple[StepOps, Float[AnyArray, " n"], Float[AnyArray, " room"]],
     ) -> tuple[Float[AnyArray, " metrics"], tuple[FirstToken, Float[AnyArray, " 2"]]]:
         model = dataclasses.replace(system, ops=point[0]).model(unflat(point[1]))
-        blocks, host_blocks, host_rate = jnp.exp(point[2])
+        blocks, *others = jnp.exp(point[2])
         limits = dataclasses.replace(system.limits, kv_blocks=system.limits.kv_blocks * blocks)
-        if limits.host is not None:
-            host = dataclasses.replace(
-                limits.host,
-                blocks=limits.host.blocks * host_blocks,
-                token_s=limits.host.token_s / host_rate,
+        if limits.lower is not None:
+            tiers = tuple(
+                dataclasses.replace(tier, blocks=tier.blocks * more, token_s=tier.token_s / faster)
+                for tier, more, faster in zip(
+                    limits.lower.tiers, others[::2], others[1::2], strict=False
+                )
             )
-            limits = dataclasses.replace(limits, host=host)
+            lower = dataclasses.replace(limits.lower, tiers=tiers)
+            limits = dataclasses.replace(limits, lower=lower)
         states = jax.vmap(lambda one: steady_state(model, one, limits))(both)
         loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
         first_token: FirstToken = jax.tree.map(lambda part: part[0], states.first_token)

@@ -2,7 +2,8 @@
 
 Between two events a server's batch only ages, so the clock jumps from event to event: the server
 that is furthest behind acts next. A request is given to a server when the clock reaches it. One
-that a pool has given its first token may go on in the next, once its KV blocks are there.
+that a pool has given its first token may go on in the next, once its KV blocks are there. Where
+servers of the next make room before, it waits for that room before its prompt is computed.
 """
 
 from __future__ import annotations
@@ -186,6 +187,11 @@ class Cluster:
         # Whether what servers do brings requests: clients who are answered, or another pool.
         self._servers_send = len(pools) > 1 or workload.follows
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
+        # Where requests have room or wait for it; of the latter, who is to compute their prompts,
+        # and since when they wait.
+        self._room_at: dict[Request, ReplayServer] = {}
+        self._held: dict[Request, tuple[ReplayServer, float]] = {}
+        self._makes_room = len(pools) > 1 and pools[1][0].config.makes_room_first
         # Until when each server sends what it has sent on so far.
         self._taken_s: dict[ReplayServer, float] = {}
         for server in self.servers:
@@ -220,6 +226,9 @@ class Cluster:
         Raises:
             InputError: The request would never fit into the KV cache.
         """
+        room = self._room_at.pop(request, None)
+        if room is not None and room.forget(request):
+            self._go_on(room, now_s)
         following = self._workload.follow(request, now_s)
         if following is not None:
             self._send(following)
@@ -261,6 +270,8 @@ class Cluster:
                 break
             self._route(server.now)
             server.act(self, horizon_s)
+            if self._held and server.config.makes_room_first:
+                self._go_on(server, server.now)
             if server.asleep and len(self.servers) > 1:
                 # Sums over servers have it as it was last looked at.
                 server.look()
@@ -283,16 +294,43 @@ class Cluster:
         """Gives requests that have come by a time to servers."""
         if time_s < self._next_s:
             return
-        ways = zip(self.pools, self._routers, self._coming, strict=True)
-        for servers, router, coming in ways:
+        for place, coming in enumerate(self._coming):
             while coming and coming[0][0] <= time_s:
                 reaches_s, _, request = heappop(coming)
-                # A router of servers that change remembers what it gave the only one.
-                picks = len(servers) > 1 or self._changes is not None
-                server = router(servers, request) if picks else servers[0]
+                server = self._room_at.get(request) or self._picked(place, request)
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
-                server.receive(request, reaches_s)
+                if self._makes_room and not place:
+                    self._ask(request, server, reaches_s)
+                else:
+                    server.receive(request, reaches_s)
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
+
+    def _picked(self, place: int, request: Request) -> ReplayServer:
+        """The server of a pool that its router picks for a request."""
+        servers = self.pools[place]
+        # A router of servers that change remembers what it gave the only one.
+        if len(servers) > 1 or self._changes is not None:
+            return self._routers[place](servers, request)
+        return servers[0]
+
+    def _ask(self, request: Request, first: ReplayServer, now_s: float) -> None:
+        """A request waits for room in the next pool before its prompt is computed in the first."""
+        # What its prompt shares is of no account there.
+        path, request.path = request.path, ()
+        second = self._picked(1, request)
+        request.path = path
+        request.fixed = second.config.kv.fixed_blocks(request.kv_tokens)
+        self._room_at[request], self._held[request] = second, (first, now_s)
+        second.ask(request)
+        self._go_on(second, now_s)
+
+    def _go_on(self, second: ReplayServer, now_s: float) -> None:
+        """Prompts are computed of those for whom a server has room."""
+        for request in second.make_room():
+            first, since_s = self._held.pop(request)
+            request.fixed = first.config.kv.fixed_blocks(request.kv_tokens)
+            # Who gave room up may have done so before others asked for it.
+            first.receive(request, max(now_s, since_s))
 
     def _come(self, request: Request, place: int, sent_s: float) -> None:
         """A request is sent to a pool, whose schedulers it reaches some time later."""

@@ -76,6 +76,11 @@ class ReplayConfig:
         shared = self.query_tokens > 1 and not self.policy.prompts_apart
         return min(most, budget // self.query_tokens) if shared else most
 
+    @property
+    def makes_room_first(self) -> bool:
+        """Whether it makes room for requests whose prompts are yet to be computed elsewhere."""
+        return self.policy.reserved_tokens is not None and self.phases == (DECODE,)
+
     def most_blocks(self, input_tokens: int, output_tokens: int) -> int:
         """KV blocks that a request comes to need, at most.
 

@@ -2,7 +2,7 @@
 
 Blocks are counted, not listed. Content that requests may share is a `Segment` of a prompt, whose
 blocks are filled from its front and given up from its back, so that a count says which are there.
-What is evicted may still be in the memory of the host, a `HostCache`.
+What is evicted may still be in the memory of the host or on a disk below it, each a `LowerCache`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from physim.replay.host_cache import HostCache
+from physim.replay.lower_cache import LowerCache
 from physim.replay.segment import Segment
 
 
@@ -21,17 +21,21 @@ class KVCache:
 
     Args:
         blocks: How many there are.
-        host: What is below them; None for nothing.
+        host: The host's memory below them; None for none.
+        disk: The disk below that; None for none.
 
     Attributes:
         free: Blocks that no running request holds.
-        host: What is below them; None for nothing.
+        host: The host's memory below them; None for none.
+        disk: The disk below that; None for none.
     """
 
-    __slots__ = ("_queue", "_serial", "free", "host")
+    __slots__ = ("_queue", "_serial", "disk", "free", "host")
 
-    def __init__(self, blocks: int, host: HostCache | None = None) -> None:
-        self.free, self.host = blocks, host
+    def __init__(
+        self, blocks: int, host: LowerCache | None = None, disk: LowerCache | None = None
+    ) -> None:
+        self.free, self.host, self.disk = blocks, host, disk
         # Unused blocks in the order in which they are taken: a segment's, or how many without.
         self._queue: OrderedDict[Segment | int, int] = OrderedDict({0: blocks})
         self._serial = 0
@@ -72,6 +76,43 @@ class KVCache:
             if blocks < segment.end:
                 break
         return max(blocks, found), rising
+
+    def fetch(self, path: Sequence[Segment], most: int) -> list[tuple[Segment, int]]:
+        """Blocks of a prompt that only the disk has come up, into the host's memory.
+
+        Args:
+            path: Its segments.
+            most: Blocks that may be taken from any tier.
+
+        Returns:
+            Those of each segment of which some do, up to the first block that no tier has.
+        """
+        host, disk = self.host, self.disk
+        found: list[tuple[Segment, int]] = []
+        if host is None or disk is None:
+            return found
+        for segment in path:
+            if segment.first >= most:
+                break
+            here = segment.present + host.below(segment)
+            reach = max(here, min(disk.count(segment), most - segment.first))
+            if reach > here:
+                host.put(segment, reach - host.count(segment))
+                found.append((segment, reach - here))
+            if segment.first + reach < segment.end:
+                break
+        return found
+
+    def copy(self, path: Sequence[Segment], others: int) -> None:
+        """Content is computed: tiers that keep copies have it, used last of all.
+
+        Args:
+            path: Its segments.
+            others: Blocks beside them.
+        """
+        for tier in (self.host, self.disk):
+            if tier is not None and tier.copies:
+                tier.copy(path, others)
 
     def raise_up(self, path: Sequence[Segment], blocks: int, ready_s: float) -> None:
         """Blocks of a prompt come up from below, into blocks that are taken for them.

@@ -9,7 +9,8 @@ requests, as in TensorRT-LLM, none is ever short of blocks.
 
 What a request finds in the memory of the host is always loaded, never computed again, one load
 after the other. Where the engine loads asynchronously, a request holds its slot and blocks
-meanwhile, and the steps of others go on; else the load is a part of its first step.
+meanwhile, and the steps of others go on; else the load is a part of its first step. What only the
+disk has comes up to the host's memory before, while the request waits and others go before it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import NamedTuple
 
 from physim.engines.host_memory import ASYNCHRONOUS
 from physim.replay.config import ReplayConfig
-from physim.replay.host_cache import HostCache
 from physim.replay.kv_cache import KVCache
+from physim.replay.lower_cache import LowerCache
 from physim.replay.microbatch import Microbatch, PromptChunk
+from physim.replay.room import Room
 from physim.replay.segment import Segment
 from physim.replay.workload import Request
 from physim.service.phases import DECODE
@@ -56,6 +58,8 @@ class Scheduler:
         handovers: Blocks of requests that are on their way to another server.
         loading: Running requests some of whose blocks come up from the host's memory, and when they
             are there, seconds.
+        fetching: Waiting requests some of whose blocks come up from the disk, likewise.
+        room: Who has room here before it comes; None where no such room is made.
     """
 
     def __init__(self, config: ReplayConfig, gaps: array[float]) -> None:
@@ -63,12 +67,13 @@ class Scheduler:
         self._budget, self._slots = config.sizes.max_num_batched_tokens, config.slots
         self._most_blocks = config.most_blocks
         self._decodes = DECODE in config.phases
-        host = self.kv.host
-        below = None if host is None else HostCache(host.blocks, self.kv.host_memory)
-        self.cache = KVCache(self.kv.blocks, below)
+        lower = [LowerCache(tier.blocks, self.kv.host_memory) for tier in self.kv.tiers[1:]]
+        self.cache = KVCache(self.kv.blocks, *lower)
+        self.room = Room(config, self.cache) if config.makes_room_first else None
         self.loading: dict[Request, float] = {}
-        # Up to when what has come up is known, and until when the link is taken.
-        self._known_s = self._link_s = 0.0
+        self.fetching: dict[Request, float] = {}
+        # Up to when what has come up is known, and until when the link and the disk are taken.
+        self._known_s = self._link_s = self._disk_s = 0.0
         # Whether requests wait for it, and how long the step that is formed takes it otherwise.
         self._waits = self.kv.host is not None and self.kv.host_memory.loads == ASYNCHRONOUS
         self._step_load_s = 0.0
@@ -105,8 +110,20 @@ class Scheduler:
             known_s: The time, seconds.
         """
         self._known_s = known_s
-        for request in [one for one, ready_s in self.loading.items() if ready_s <= known_s]:
-            del self.loading[request]
+        for coming in (self.loading, self.fetching):
+            for request in [one for one, ready_s in coming.items() if ready_s <= known_s]:
+                del coming[request]
+
+    def receive(self, request: Request, now_s: float) -> None:
+        """A request comes, and waits.
+
+        Args:
+            request: The request.
+            now_s: The time, seconds.
+        """
+        self.waiting.append(request)
+        if self.kv.host_memory.fetches_early:
+            self._fetch(request, now_s)
 
     def blocks(self, tokens: int) -> int:
         """KV blocks of so many tokens."""
@@ -168,10 +185,15 @@ class Scheduler:
                 chunks.append(PromptChunk(request, chunk, request.computed, request.started))
                 self._compute(request, chunk)
                 left -= chunk
+        passed: list[Request] = []
         while waiting and left > 0 and not preempted:
             if len(self.running) + len(self.done) >= self._slots:
                 break
             request = waiting[0]
+            self._fetch(request, now_s)
+            if request in self.fetching:
+                passed.append(waiting.popleft())
+                continue
             found = rising = 0
             if self.prefix_caching and request.path:
                 most = (request.target - 1) // self.kv.block_size
@@ -185,14 +207,21 @@ class Scheduler:
             blocks = self.blocks(cached + chunk) - held + request.fixed
             whole = self.blocks(request.target) - held + request.fixed
             needed = whole if policy.whole_prompts else blocks
+            kept = 0 if self.room is None else self.room.of(request)
             if policy.whole_requests:
                 most = self._most_blocks(request.input_tokens, request.output_tokens)
                 request.kept = most - held
                 if self._kept + request.kept > self.kv.blocks:
                     break
-            if needed + (cache.unused(request.path, found) if found else 0) > cache.free:
+            if needed + (cache.unused(request.path, found) if found else 0) > cache.free + kept:
+                if self.room is not None and not kept:
+                    # Whoever has room goes before who has lost it.
+                    passed.append(waiting.popleft())
+                    continue
                 break
             waiting.popleft()
+            if self.room is not None:
+                self.room.leave(request)
             self._kept += request.kept
             self._start(request, found, cached, now_s)
             if rising or waits:
@@ -203,7 +232,27 @@ class Scheduler:
             chunks.append(PromptChunk(request, chunk, cached, request.started))
             self._compute(request, chunk)
             left -= chunk
+        waiting.extendleft(reversed(passed))
         return preempted
+
+    def _fetch(self, request: Request, now_s: float) -> None:
+        """Blocks that only the disk has begin to come up for a waiting request, but once."""
+        disk = self.kv.disk
+        if disk is None or request.fetched or request.handed_tokens or not self.prefix_caching:
+            return
+        request.fetched = True
+        most = (request.target - 1) // self.kv.block_size
+        found = self.cache.fetch(request.path, most)
+        blocks = sum(count for _, count in found)
+        if blocks:
+            self._disk_s = max(now_s, self._disk_s) + blocks * self.kv.load_block_s(disk)
+            for segment, _ in found:
+                segment.fetched_s = self._disk_s + disk.latency_s
+            if request.scheduled_s is None:
+                request.fetched_tokens = blocks * self.kv.block_size
+        known = [one.fetched_s for one in request.path if one.first < most]
+        if known and max(known) > self._known_s:
+            self.fetching[request] = max(known)
 
     def _cached(self, request: Request, found: int) -> int:
         """Tokens of a prompt that are in the cache: of blocks found, or of its own prefix.
@@ -246,7 +295,7 @@ class Scheduler:
         """Blocks of a request that has started begin to come up, after those of others."""
         ready_s, host = self._comes_s(request, found), self.kv.host
         if rising and host is not None:
-            load_s = rising * self.kv.load_block_s
+            load_s = rising * self.kv.load_block_s(host)
             if self._waits:
                 self._link_s = max(now_s, self._link_s) + load_s
                 ready_s = max(ready_s, self._link_s + host.latency_s)
@@ -299,13 +348,12 @@ class Scheduler:
         finished = batch.finished()
         for request in finished:
             self.stop(request)
-        host = self.cache.host
         for request in done + finished:
             if request.is_complete:
                 request.finished_s = now_s
-            if host is not None and host.copies and host.outputs:
+            if self.kv.host_memory.outputs:
                 tokens, size = request.input_tokens + request.generated, self.kv.block_size
-                host.copy((), tokens // size - request.target // size)
+                self.cache.copy((), tokens // size - request.target // size)
             self.done.append(request)
             if request.path and self.prefix_caching:
                 self._share(request, request.target // self.kv.block_size)
@@ -314,11 +362,10 @@ class Scheduler:
     def _begin_decode(self, request: Request, batch: Microbatch, now_s: float) -> bool:
         """A prompt is computed: its step has given the next token. Gives whether it is the last."""
         del self.prefilling[request]
-        host = self.cache.host
-        if host is not None and host.copies:
+        if self.cache.host is not None:
             path = request.path if self.prefix_caching else ()
             shared = path[-1].end if path else 0
-            host.copy(path, max(request.target // self.kv.block_size - shared, 0))
+            self.cache.copy(path, max(request.target // self.kv.block_size - shared, 0))
         if request.first_token_s is None:
             request.first_token_s = now_s
         else:
@@ -401,6 +448,7 @@ class Scheduler:
         self.stop(request)
         request.preemptions += 1
         request.handed_tokens = 0
+        request.fetched = False
         size = self.kv.block_size
         end = request.path[-1].end if request.path else 0
         full = request.computed // size

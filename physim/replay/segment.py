@@ -15,13 +15,14 @@ class Segment:
         present: Blocks that are in the cache, from the first on.
         holders: Running requests that use it.
         ready_s: When those that come up from a lower tier are there, seconds.
+        fetched_s: When those that come up from the disk are in the host's memory, seconds.
     """
 
-    __slots__ = ("end", "first", "holders", "present", "ready_s")
+    __slots__ = ("end", "fetched_s", "first", "holders", "present", "ready_s")
 
     def __init__(self, start_token: int, end_token: int, block_size: int) -> None:
         self.first = start_token // block_size
         self.end = end_token // block_size
         self.present = 0
         self.holders = 0
-        self.ready_s = 0.0
+        self.ready_s = self.fetched_s = 0.0

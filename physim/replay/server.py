@@ -69,6 +69,11 @@ def _microbatch(config: ReplayConfig, rng: np.random.Generator) -> Microbatch:
     return DraftedTokens(config.draft, config.kv.block_size, longest, rng)
 
 
+def _asked(rank: Scheduler) -> int:
+    """Requests that wait for room in a rank before they come."""
+    return 0 if rank.room is None else len(rank.room.asking)
+
+
 class ReplayServer:
     """A server and its state.
 
@@ -126,8 +131,10 @@ class ReplayServer:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._inbox) + sum(len(rank.waiting) for rank in self._ranks)
+        """Requests that wait, those among them that have room before they come."""
+        return len(self._inbox) + sum(
+            len(rank.waiting) + len(rank.room or ()) for rank in self._ranks
+        )
 
     @property
     def requests(self) -> int:
@@ -159,6 +166,34 @@ class ReplayServer:
         """Until when none of its requests ends, seconds."""
         return self._flights[0].ends_s if self._flights else self.now
 
+    def ask(self, request: Request) -> None:
+        """A request whose prompt is yet to be computed elsewhere waits for room.
+
+        Args:
+            request: The request.
+        """
+        rank = min(self._ranks, key=lambda one: one.load + len(one.room or ()))
+        assert rank.room is not None
+        rank.room.ask(request)
+
+    def make_room(self) -> list[Request]:
+        """Makes room for those who wait for it, as far as there is; gives who has it."""
+        found = []
+        for rank in self._ranks:
+            # Those who have lost their blocks come first.
+            room = rank.room
+            if room is not None and room.asking and all(one in room for one in rank.waiting):
+                found += room.make(len(rank.running))
+        return found
+
+    def forget(self, request: Request) -> bool:
+        """A request will not come, or has come: no room is kept for it. Gives whether any was.
+
+        Args:
+            request: The request.
+        """
+        return any(rank.room.leave(request) for rank in self._ranks if rank.room is not None)
+
     def receive(self, request: Request, reaches_s: float) -> None:
         """A request is on its way to a scheduler.
 
@@ -167,6 +202,9 @@ class ReplayServer:
             reaches_s: When it is there, seconds.
         """
         self.received += 1
+        for rank in self._ranks:
+            if rank.room is not None:
+                rank.room.come(request)
         heappush(self._inbox, (reaches_s, request.number, request))
         if self.asleep:
             self.now, self.asleep = max(self.now, reaches_s), False
@@ -219,18 +257,26 @@ class ReplayServer:
                 self.asleep = True
 
     def _next_loaded_s(self) -> float:
-        """When blocks that come up from the host's memory are next there, seconds."""
+        """When blocks that come up from a lower tier are next there, seconds."""
         return min(
-            (ready_s for rank in self._ranks for ready_s in rank.loading.values()), default=math.inf
+            (
+                ready_s
+                for rank in self._ranks
+                for coming in (rank.loading, rank.fetching)
+                for ready_s in coming.values()
+            ),
+            default=math.inf,
         )
 
     def _next_events(self, outside: Outside) -> list[float]:
-        """When somebody may run again, where all who run wait for their blocks to come up."""
+        """When somebody may run again, where all there are wait for their blocks to come up."""
         loaded_s = self._next_loaded_s()
-        if loaded_s == math.inf:
+        # Those who have lost their blocks wait for those who have room to come and go.
+        if loaded_s == math.inf and not any(rank.room for rank in self._ranks):
             return []
         comes = [outside.next_arrival_s(self), *(one[0] for one in self._inbox[:1])]
-        return [loaded_s, *(time_s for time_s in comes if time_s > self.now)]
+        times = [loaded_s, *(time_s for time_s in comes if time_s > self.now)]
+        return [time_s for time_s in times if time_s < math.inf]
 
     def _form(self, lane: list[Microbatch]) -> bool:
         """Every rank forms a step; gives whether it must stay alone, for those who wait."""
@@ -250,10 +296,8 @@ class ReplayServer:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
         if self._runs % self._apart == 0:
             ranks = self._ranks
-            waiting, running = (
-                sum(len(requests) for requests in kind)
-                for kind in ([rank.waiting for rank in ranks], [rank.running for rank in ranks])
-            )
+            waiting = sum(len(rank.waiting) + _asked(rank) for rank in ranks)
+            running = sum(len(rank.running) for rank in ranks)
             self.samples.extend((self.now, waiting, running, self.kv_blocks))
             if len(self.samples) == 4 * _MOST_SAMPLES:
                 self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
@@ -273,12 +317,15 @@ class ReplayServer:
             rank = self._ranks[0]
             if len(self._ranks) > 1:
                 rank = min(self._ranks, key=lambda one: one.load)
+                # Or the one that has room for it.
+                rooms = (one for one in self._ranks if one.room is not None and request in one.room)
+                rank = next(rooms, rank)
             if self.content_is_shared:
                 request.path = tuple(rank.own_segment(segment) for segment in request.path)
             # One of the last two it found under way; the other is as long as any, where steps that
             # are found are longer. What is known up to a step's start came in the one before it.
             request.beside_s = self._lasted_s[1 if self.config.policy.async_scheduling else 0]
-            rank.waiting.append(request)
+            rank.receive(request, self.now)
             if self._timeout_s is not None:
                 self._deadlines.append(request)
         while self._deadlines and (
@@ -303,6 +350,7 @@ class ReplayServer:
                 break
             if request in rank.waiting:
                 rank.waiting.remove(request)
+                rank.fetching.pop(request, None)
                 break
         else:
             # It goes on at another server.

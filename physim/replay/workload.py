@@ -54,13 +54,15 @@ class Request:
         stopped_s: When it last did, or left for another server, seconds.
         handed_tokens: Tokens whose keys and values came with it from another server.
         loaded_tokens: Of its ``cached_tokens``, those that came up from the host's memory.
+        fetched_tokens: Of these, those that had come there from the disk.
     """
 
     # Beside these the replay's own notes: `target` tokens must be computed before the next is
     # generated, `computed` and `generated` are; `held` segments have `shared` of its blocks,
     # `fixed` ones do not grow with it, it had `ahead` for tokens yet to be computed when it lost
-    # its place, room is kept for `kept`; it was the `started`-th to start, and, had it always
-    # decoded, `began` at that count of steps of its batch.
+    # its place, room is kept for `kept`; what the disk alone has was `fetched`; it was the
+    # `started`-th to start, and, had it always decoded, `began` at that count of steps of its
+    # batch.
     __slots__ = (
         "ahead",
         "arrival_s",
@@ -70,6 +72,8 @@ class Request:
         "computed",
         "conversation",
         "dropped_s",
+        "fetched",
+        "fetched_tokens",
         "finished_s",
         "first_token_s",
         "fixed",
@@ -116,7 +120,8 @@ class Request:
             self.started
         ) = 0
         self.preemptions = self.fixed = self.kept = self.handed_tokens = self.ahead = 0
-        self.loaded_tokens = 0
+        self.loaded_tokens = self.fetched_tokens = 0
+        self.fetched = False
         self.stopped_s = 0.0
         self.beside_s = 0.0
         self.held: tuple[Segment, ...] = ()

@@ -17,20 +17,22 @@ class KVTier:
         bandwidth: Of what brings them up to each GPU, bytes/s; infinite for the GPU's own memory.
         latency_s: Time until the first of them is there, seconds.
         size_bytes: What each GPU has of it, bytes, as it was asked for; nothing if it was not.
+        write_bandwidth: Of what brings them down from each GPU, bytes/s; infinite if not said.
     """
 
     blocks: int
     bandwidth: float = math.inf
     latency_s: float = 0.0
     size_bytes: float = 0.0
+    write_bandwidth: float = math.inf
 
 
 @dataclass(frozen=True)
 class KVStore:
-    """The KV cache of a rank, in tiers: the GPU's memory, and below it that of the host, if any.
+    """The KV cache of a rank, in tiers: the GPU's memory, below it the host's, below that a disk.
 
     Attributes:
-        tiers: Memories that hold blocks, the fastest first.
+        tiers: Memories that hold blocks, the fastest first; there need be no more than the GPU's.
         block_size: Tokens of a KV block.
         window_share: KV blocks that layers with a window fill for each that the others do.
         window: Tokens up to which they do so; 0 where no layer has a window.
@@ -39,7 +41,7 @@ class KVStore:
         reported_share: KV blocks that the engine reports for each that it has; see
             `physim.engines.profile.EngineProfile.counts_requests`.
         block_bytes: A KV block on a GPU, bytes.
-        host_memory: How the engine keeps blocks in the host's memory.
+        host_memory: How the engine keeps blocks in the tiers below the GPU's memory.
     """
 
     tiers: tuple[KVTier, ...]
@@ -57,9 +59,17 @@ class KVStore:
         return self.tiers[1] if len(self.tiers) > 1 else None
 
     @property
-    def load_block_s(self) -> float:
-        """Time in which a block comes up from the tier below the GPU's memory, seconds."""
-        return 0.0 if self.host is None else self.block_bytes / self.host.bandwidth
+    def disk(self) -> KVTier | None:
+        """The tier below the host's memory, if there is one."""
+        return self.tiers[2] if len(self.tiers) > 2 else None
+
+    def load_block_s(self, tier: KVTier) -> float:
+        """Time in which a block comes up from a tier to the one above it, seconds.
+
+        Args:
+            tier: The tier.
+        """
+        return self.block_bytes / tier.bandwidth
 
     @property
     def blocks(self) -> int:

@@ -17,6 +17,9 @@ class Policy:
         async_scheduling: Whether a step is scheduled while the one before it runs.
         hands_first_token: Whether a server that computes prompts for another hands their first
             tokens on with the KV blocks; else the other computes the last token of a prompt again.
+        reserved_tokens: Tokens that a server that decodes keeps free for each of its requests when
+            it makes room for one whose prompt is yet to be computed elsewhere, and which waits for
+            that room; None where it makes room once the prompt is computed.
     """
 
     admission: str = "chunk"
@@ -24,6 +27,7 @@ class Policy:
     receive_every: int = 1
     async_scheduling: bool = True
     hands_first_token: bool = True
+    reserved_tokens: int | None = None
 
     @property
     def whole_prompts(self) -> bool:

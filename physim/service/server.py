@@ -121,22 +121,24 @@ class Server:
         """Tokens of each decoding request that a step computes."""
         return self.draft_tokens + 1
 
-    @property
-    def host_bytes(self) -> float | None:
-        """The host's memory for KV blocks of all GPUs together, bytes; None for none."""
-        host = self.kv.host
-        return None if host is None else host.size_bytes * self.parallelism.gpus
+    def lower_bytes(self, tier: KVTier | None) -> float | None:
+        """Bytes of a tier below the GPU's memory, for all GPUs together; None for none.
+
+        Args:
+            tier: The tier, if there is one.
+        """
+        return None if tier is None else tier.size_bytes * self.parallelism.gpus
 
     def _tiers(self) -> dict[str, Any]:
-        """What there is to say of the KV cache's lower tier, if it has one."""
-        host = self.kv.host
-        if host is None:
-            return {}
-        return {
-            "kv_host_blocks": host.blocks,
-            "kv_host_bandwidth": host.bandwidth,
-            "kv_host_latency_s": host.latency_s,
-        }
+        """What there is to say of the KV cache's lower tiers, of a GPU, if it has some."""
+        found: dict[str, Any] = {}
+        for name, tier in zip(("host", "disk"), self.kv.tiers[1:], strict=False):
+            found |= {
+                f"kv_{name}_blocks": tier.blocks,
+                f"kv_{name}_bandwidth": tier.bandwidth,
+                f"kv_{name}_latency_s": tier.latency_s,
+            }
+        return found
 
     def _drafts(self) -> dict[str, Any]:
         """What there is to say of drafts, if there are any."""

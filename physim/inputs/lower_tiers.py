@@ -1,4 +1,4 @@
-"""The memory of the host as a tier of the KV cache."""
+"""The memory of the host and its disk as tiers of the KV cache."""
 
 from __future__ import annotations
 
@@ -56,3 +56,45 @@ def host_tier(
             raise InputError("kv_host_bandwidth", problem, "give it")
         bandwidth = COPIED_SHARE * gpu.host_bandwidth
     return KVTier(blocks, bandwidth, size_bytes=size_bytes)
+
+
+def disk_tier(
+    engine: Engine,
+    block_bytes: float,
+    size_bytes: float,
+    bandwidth: float | None,
+    write_bandwidth: float | None,
+    latency_s: float | None,
+) -> KVTier:
+    """A disk as the tier below the host's memory, as an engine uses it.
+
+    Args:
+        engine: The engine.
+        block_bytes: A block on a GPU, bytes.
+        size_bytes: The disk for the blocks of one GPU, bytes.
+        bandwidth: At which they are read, of one GPU's share, bytes/s; None if it was not given.
+        write_bandwidth: At which they are written, likewise; None if it was not said.
+        latency_s: Time until the first is read, seconds; None for none.
+
+    Raises:
+        InputError: The engine keeps nothing there, it is too small, or its bandwidth is not given.
+    """
+    if engine.host_memory is None or not engine.host_memory.disk:
+        able = ", ".join(one.name for one in engines() if one.host_memory and one.host_memory.disk)
+        raise InputError("kv_disk_bytes", f"is for {able}, not {engine.name}", "leave it out")
+    blocks = math.floor(size_bytes / block_bytes)
+    if not blocks:
+        raise InputError(
+            "kv_disk_bytes",
+            f"has no room for a KV block of {block_bytes:,.0f} bytes on each GPU",
+            f"give at least {block_bytes:.3g} a GPU",
+        )
+    if bandwidth is None:
+        raise InputError("kv_disk_bandwidth", "is not given", "give what the disk reads, bytes/s")
+    return KVTier(
+        blocks,
+        bandwidth,
+        latency_s=latency_s or 0.0,
+        size_bytes=size_bytes,
+        write_bandwidth=math.inf if write_bandwidth is None else write_bandwidth,
+    )

@@ -1,8 +1,9 @@
-"""KV blocks in the memory of the host, below those of a rank's GPUs, counted and not listed.
+"""KV blocks in a tier below the memory of a rank's GPUs, counted and not listed.
 
-The least recently used make room, of a segment the last blocks first. Where an engine keeps copies
-of what it computes, a segment has its first blocks here; where what the GPU evicts moves here, it
-has those that follow the blocks in the GPU's memory.
+The tier is the memory of the host, or a disk below it. The least recently used make room, of a
+segment the last blocks first. Where an engine keeps copies of what it computes, a segment has its
+first blocks in each tier; where what the GPU evicts moves down, it has those that follow the blocks
+in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from physim.engines.host_memory import HostMemory
 from physim.replay.segment import Segment
 
 
-class HostCache:
-    """Which content is in the host's memory, and how many blocks of it.
+class LowerCache:
+    """Which content is in the tier, and how many blocks of it.
 
     Args:
         blocks: Blocks that it has room for.
@@ -36,6 +37,10 @@ class HostCache:
         # Blocks by segment, or of content that no other request has; the oldest first.
         self._queue: OrderedDict[Segment | int, int] = OrderedDict()
         self._serial = 0
+
+    def count(self, segment: Segment) -> int:
+        """Blocks of a segment that are here."""
+        return self._queue.get(segment, 0)
 
     def below(self, segment: Segment) -> int:
         """Blocks of a segment that are here and not in the GPU's memory, next to those that are."""
