@@ -18,7 +18,8 @@ import numpy as np
 from physim.errors import InputError
 from physim.replay.config import ReplayConfig
 from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
-from physim.replay.routers import Router, router_named
+from physim.replay.past import SeenServer
+from physim.replay.routers import Candidate, Router, router_named
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
@@ -74,6 +75,7 @@ def replay_pools(
     timeout_s: float | None = None,
     horizon_s: float = math.inf,
     seed: int = 0,
+    router_age_s: float = 0.0,
 ) -> Replayed:
     """Runs every request of a workload through pools of servers, one after the other.
 
@@ -85,6 +87,7 @@ def replay_pools(
         timeout_s: Time after which a client gives up on its request; None for never.
         horizon_s: When to stop, whatever is under way.
         seed: Seed of what is accepted of drafts, and of what the router leaves to chance.
+        router_age_s: Seconds from one look of the router at servers to the next; 0 for the present.
 
     Raises:
         InputError: A request would never fit into the KV cache.
@@ -97,7 +100,7 @@ def replay_pools(
         for pool in pools
     ]
     routers = [router_named(router, seed) for _ in pools]
-    cluster = Cluster(workload, servers, transfers, routers)
+    cluster = Cluster(workload, servers, transfers, routers, None, router_age_s)
     cluster.run(horizon_s)
     return outcome_of(cluster, cluster.servers, pools, horizon_s)
 
@@ -160,6 +163,8 @@ class Cluster:
         transfers: What carries KV blocks from each to the next.
         routers: Who picks the server of a request, in each.
         changes: What changes the servers as they run; None if they stay.
+        router_age_s: Seconds from one look of the routers at servers to the next; 0 where they see
+            the present.
 
     Attributes:
         pools: The servers of each pool that are given requests.
@@ -174,6 +179,7 @@ class Cluster:
         transfers: Sequence[Transfer] = (),
         routers: Sequence[Router] = (),
         changes: Changes | None = None,
+        router_age_s: float = 0.0,
     ) -> None:
         self.pools, self._changes = pools, changes
         self.servers = [server for pool in pools for server in pool]
@@ -188,6 +194,8 @@ class Cluster:
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
         # Until when each server sends what it has sent on so far.
         self._taken_s: dict[ReplayServer, float] = {}
+        # What routers see of servers, where that is not the present.
+        self._router_age_s, self._seen = router_age_s, dict[ReplayServer, SeenServer]()
         for server in self.servers:
             server.content_is_shared |= len(self.servers) > 1
         for request in workload.requests:
@@ -261,6 +269,8 @@ class Cluster:
                 break
             self._route(server.now)
             server.act(self, horizon_s)
+            if self._router_age_s:
+                self._seen_of(server).note()
             if server.asleep and len(self.servers) > 1:
                 # Sums over servers have it as it was last looked at.
                 server.look()
@@ -289,10 +299,29 @@ class Cluster:
                 reaches_s, _, request = heappop(coming)
                 # A router of servers that change remembers what it gave the only one.
                 picks = len(servers) > 1 or self._changes is not None
-                server = router(servers, request) if picks else servers[0]
+                server = self._pick(router, servers, request, reaches_s) if picks else servers[0]
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 server.receive(request, reaches_s)
+                if self._router_age_s:
+                    self._seen_of(server).note()
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
+
+    def _pick(
+        self, router: Router, servers: Sequence[ReplayServer], request: Request, time_s: float
+    ) -> ReplayServer:
+        """The server that a router gives a request to."""
+        seen: Sequence[Candidate] = servers
+        if self._router_age_s:
+            for server in servers:
+                self._seen_of(server).see(time_s)
+            seen = [self._seen_of(server) for server in servers]
+        return servers[seen.index(router(seen, request))]
+
+    def _seen_of(self, server: ReplayServer) -> SeenServer:
+        """What routers see of a server."""
+        if server not in self._seen:
+            self._seen[server] = SeenServer(server, self._router_age_s)
+        return self._seen[server]
 
     def _come(self, request: Request, place: int, sent_s: float) -> None:
         """A request is sent to a pool, whose schedulers it reaches some time later."""
