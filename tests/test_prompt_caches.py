@@ -120,7 +120,7 @@ def test_more_room_finds_more(blocks, more, rate, waited_s, away_s):
     assert FOUND(blocks, rate, 2 * waited_s + 1, away_s)[0] <= value + 1e-6
 
 
-def compared(requests: int = 5000, **options: Any) -> tuple[float, float, float]:
+def compared(requests: int = 2500, **options: Any) -> tuple[float, float, float]:
     """What the fluid has more than a replay: hit rate, and shares of TTFT and E2E."""
     case = physim.Case.from_options(MODEL, **options)
     (fluid,) = physim.predict_cases([case], Corrections())
@@ -149,16 +149,13 @@ def test_prompts_are_evicted_as_in_the_replay():
     ("load", "prefill", "router"),
     [
         ({"rate": 4.0, "arrival": "poisson"}, "kv_blocks=4000", "round_robin"),
-        ({"rate": 4.0, "arrival": "poisson"}, "kv_blocks=16000", "round_robin"),
         ({"concurrency": 60}, "kv_blocks=4000", "round_robin"),
-        ({"concurrency": 60}, "kv_blocks=12000", "round_robin"),
         ({"rate": 6.0, "arrival": "poisson"}, "replicas=2,kv_blocks=6000", "cache_aware"),
         ({"rate": 6.0, "arrival": "poisson"}, "replicas=2,kv_blocks=6000", "random"),
-        ({"rate": 6.0, "arrival": "poisson"}, "replicas=2,kv_blocks=40000", "random"),
     ],
 )
 def test_so_they_are_over_loads_caches_and_routers(load, prefill, router):
-    hits, ttft, e2e = compared(8000, **VARIED, **load, prefill=prefill, router=router)
+    hits, ttft, e2e = compared(4000, **VARIED, **load, prefill=prefill, router=router)
     assert abs(hits) < 0.055
     assert abs(ttft) < 0.06
     assert abs(e2e) < 0.03
@@ -177,9 +174,8 @@ def test_what_is_evicted_is_said():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", [{"rate": 8.0, "arrival": "poisson"}, {"concurrency": 100}])
-def test_evictions_have_slopes(load):
-    case = physim.Case.from_options(MODEL, **TALK, **load, prefill="kv_blocks=4000")
+def test_evictions_have_slopes():
+    case = physim.Case.from_options(MODEL, **RATE, prefill="kv_blocks=4000")
     (found,) = physim.predict_cases([case], Corrections())
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), ApartArrays.from_case(case))
 
