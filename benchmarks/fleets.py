@@ -20,7 +20,7 @@ import pandas as pd
 import physim
 from physim.corrections.fields import Corrections
 from physim.prediction.replayed import replay_load
-from physim.service.routers import ROUTERS
+from physim.service.routers import BY_LOAD, ROUTERS
 
 ZERO_SHOT = Corrections()
 KINDS = ("replicas", "apart")
@@ -45,7 +45,9 @@ def options_of(rng: np.random.Generator, kind: str, number: int) -> dict[str, An
     if kind == "replicas":
         routers = [name for name in ROUTERS if name != "least_kv"]
         router = routers[number % len(routers)]
-        return {**options, "replicas": int(rng.integers(2, 7)), "router": router}
+        found = {**options, "replicas": int(rng.integers(2, 7)), "router": router}
+        # The fluid has routers that see the present.
+        return found | ({"router_age_s": 0.0} if router in BY_LOAD else {})
     first, second = (int(rng.integers(1, 4)) for _ in range(2))
     return {**options, "prefill": f"tp=2,replicas={first}", "decode": f"tp=2,replicas={second}"}
 

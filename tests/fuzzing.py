@@ -338,6 +338,7 @@ def options(rng: Rng, _: Path) -> None:
     names += (
         "replicas",
         "router",
+        "router_age_s",
         "prefill",
         "decode",
         "transfer_bandwidth",

@@ -143,6 +143,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "prefill": (_APART, "replicas=3"),
     "replicas": (_DENSE, 2),
     "router": ({**_DENSE, "replicas": 2}, "random"),
+    "router_age_s": ({**_DENSE, "replicas": 2, "router": "least_requests"}, 0.05),
     "transfer_bandwidth": (_APART, 1e9),
     "transfer_by_layer": ({**_APART, "transfer_bandwidth": 1e9}, True),
     "transfer_latency_s": (_APART, 0.1),

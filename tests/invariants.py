@@ -28,7 +28,7 @@ from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes
 from physim.replay.workload import Request, drawn
 from physim.service.phases import DECODE
-from physim.service.routers import ROUND_ROBIN, ROUTERS
+from physim.service.routers import BY_LOAD, ROUND_ROBIN, ROUTERS
 
 Rng = np.random.Generator
 
@@ -129,6 +129,8 @@ def drawn_case(seed: int, attempt: int = 0) -> Drawn:
     most = longest if "turns" in options else rng.uniform(1, 6) * (prompt + answer)
     options["kv_blocks"] = round((most / 16 + 4) * math.exp(rng.uniform(0.0, 1.5)))
     step_s = (0.01, 1e-5, 1e-4) * np.exp(rng.normal(size=3))
+    if options["router"] in BY_LOAD:
+        options["router_age_s"] = float(rng.choice([0.0, 0.05, 2.0]))
     return Drawn(options, model, seed, tuple(step_s.tolist()))
 
 

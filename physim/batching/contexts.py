@@ -70,14 +70,25 @@ class Contexts(eqx.Module):
             load: The load.
             block_size: Tokens of a KV block.
         """
-        turns, prefix = load.turn_sample, load.turn_sample.prefix_found(block_size)
+        return cls.of_turns(load.turn_sample, float(load.think_s), block_size)
+
+    @classmethod
+    def of_turns(cls, turns: TurnSample, think_s: float, block_size: int) -> Contexts:
+        """Those of turns.
+
+        Args:
+            turns: The turns.
+            think_s: Time from an answer to the next turn of the conversation, mean, seconds.
+            block_size: Tokens of a KV block.
+        """
+        prefix = turns.prefix_found(block_size)
         found = turns.found_tokens(block_size)
         new, whole = turns.input_tokens - found, turns.input_tokens - prefix
         left, last = (turns.context[of] - prefix for of in (turns.followed, ~turns.followed))
         # Where none is followed, there is nothing to be found, of any size.
         left = left if left.size else last
         return cls(
-            think_s=float(load.think_s),
+            think_s=think_s,
             followed=float(np.mean(turns.followed)),
             left_tokens=float(np.mean(left)),
             last_tokens=float(np.mean(last)),
@@ -171,7 +182,13 @@ class Blocks(NamedTuple):
     of_client: Scalar
 
 
-def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: Scalar) -> Scalar:
+def contexts_found(
+    contexts: Contexts,
+    blocks: Blocks,
+    rate: Scalar,
+    waited_s: Scalar,
+    away_s: Scalar | None = None,
+) -> Scalar:
     """Share of what was said before that turns find, of those that were preceded by others.
 
     Requests end at a rate ``r``, and leave ``l`` blocks for a next turn, which comes after a time
@@ -185,11 +202,15 @@ def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: S
     ``1 - exp(-(T - w)/z)``, of a wait ``w``. How many contexts there are, and run, goes by chance
     (Poisson; binomial of so many clients), so that it is a mean over more and less room.
 
+    Of turns that are answered elsewhere for ``d`` before that time, ``min(T, d) + z (1 - exp(-(T -
+    d)/z))`` stands for ``z (1 - exp(-T/z))``, and ``T - d`` for ``T``.
+
     Args:
         contexts: What conversations leave.
         blocks: The cache.
         rate: Requests that end, 1/s.
         waited_s: Time that a turn waits until it starts, seconds.
+        away_s: How long a turn is answered elsewhere, seconds; None where nothing is.
     """
     think = jnp.maximum(contexts.think_s, SMALL)
     useful = rate * contexts.followed * blocks.left * think
@@ -197,28 +218,42 @@ def contexts_found(contexts: Contexts, blocks: Blocks, rate: Scalar, waited_s: S
     # Of a token that is asked for, the context is longer than the mean one.
     met = blocks.left * (1.0 + contexts.left_cv2)
     free = jnp.maximum(blocks.cache - blocks.running * blocks.runs - met / 2, 0.0)
-    young = -useful * jnp.expm1(-_time(useful, useless, free))
+    away = None if away_s is None else away_s / think
+    young = useful * _kept(_time(useful, useless, free, away), away)
     waiting = jnp.minimum(young / blocks.left * blocks.of_client, 1.0)
     running = jnp.minimum(blocks.running * blocks.of_client, 1.0)
     variance = (1.0 - waiting + contexts.left_cv2) * young * blocks.left
     variance += (1.0 + contexts.last_cv2) * (free - young) * blocks.last
     variance += (1.0 - running + contexts.left_cv2) * blocks.running * blocks.runs**2
     room = jnp.maximum(free + jnp.sqrt(variance + ROOT) * _PLACES, 0.0)
-    times = _time(useful, useless, room)
+    times = _time(useful, useless, room, away)
+    if away is not None:
+        times = times - away
     return jnp.sum(_WEIGHTS * -jnp.expm1(-jnp.maximum(times - waited_s / think, 0.0)))
 
 
-def _time(useful: Scalar, useless: Scalar, room: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+def _kept(time: Float[AnyArray, "*n"], away: Scalar | None) -> Float[AnyArray, "*n"]:
+    """Of contexts that are waited for, those younger than a time, in what come in a think time."""
+    if away is None:
+        return -jnp.expm1(-time)
+    return jnp.minimum(time, away) - jnp.expm1(-jnp.maximum(time - away, 0.0))
+
+
+def _time(
+    useful: Scalar, useless: Scalar, room: Float[AnyArray, "*n"], away: Scalar | None = None
+) -> Float[AnyArray, "*n"]:
     """The characteristic time in think times, where so many blocks have room.
 
     Args:
         useful: Blocks of contexts that are waited for, were none evicted.
         useless: Blocks that others leave in a think time.
         room: Blocks.
+        away: How long turns are answered elsewhere, in think times; None where nothing is.
     """
     time = room / (useful + useless + SMALL)
     for _ in range(STEPS_OF_CACHES):
-        held = useful * -jnp.expm1(-time) + useless * time
-        slope = useful * jnp.exp(-time) + useless + SMALL
+        held = useful * _kept(time, away) + useless * time
+        thinking = time if away is None else jnp.maximum(time - away, 0.0)
+        slope = useful * jnp.exp(-thinking) + useless + SMALL
         time = time + jnp.maximum(room - held, 0.0) / slope
     return time

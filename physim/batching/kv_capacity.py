@@ -25,11 +25,16 @@ def private_blocks(limits: Limits, demand: Demand, age: Scalar) -> Scalar:
         demand: The load.
         age: Tokens that the request has generated.
     """
-    return _blocks_of(limits, demand.met_tokens - demand.prefixes.tokens + age)
+    return blocks_of(limits, demand.met_tokens - demand.prefixes.tokens + age)
 
 
-def _blocks_of(limits: Limits, tokens: Scalar) -> Scalar:
-    """KV blocks of a request that has so many tokens of its own, of which the last is half full."""
+def blocks_of(limits: Limits, tokens: Scalar) -> Scalar:
+    """KV blocks of a request that has so many tokens of its own, of which the last is half full.
+
+    Args:
+        limits: The engine's limits.
+        tokens: Tokens of the request.
+    """
     seen = jnp.minimum(tokens, limits.window + limits.block_size) / limits.block_size
     held = limits.window_share * seen + limits.state_blocks
     # Drafts have blocks before it is known which are kept.
@@ -106,8 +111,8 @@ def prefix_hits(
         cache=limits.kv_blocks - limits.ranks * shared,
         running=running,
         runs=runs,
-        left=_blocks_of(limits, own.left_tokens),
-        last=_blocks_of(limits, own.last_tokens),
+        left=blocks_of(limits, own.left_tokens),
+        last=blocks_of(limits, own.last_tokens),
         of_client=jnp.where(demand.closed, 1.0 / demand.clients, 0.0),
     )
     # Every rank has a cache of its own, and gets turns of all conversations.

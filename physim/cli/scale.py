@@ -32,7 +32,10 @@ _ARRIVALS = {
 }
 
 
-@with_bundles(arrivals=_ARRIVALS, fleet={"router": FLEET["router"]}, engine={**LAYOUT, **ENGINE})
+_ROUTER = {name: FLEET[name] for name in ("router", "router_age_s")}
+
+
+@with_bundles(arrivals=_ARRIVALS, fleet=_ROUTER, engine={**LAYOUT, **ENGINE})
 def scale(
     model: Model,
     gpu: Gpu,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from physim.batching.demand import Demand
 from physim.batching.limits import Limits
+from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
 from physim.batching.root_finding import bracketed_root
 from physim.fluid.passage import (
     ALONE_RPS,
@@ -68,6 +69,25 @@ class ReturningClients(eqx.Module):
     slots: Scalar
 
 
+class Evictions(eqx.Module):
+    """Turns of conversations whose prompts before may be evicted from where they were computed.
+
+    Attributes:
+        missed: Servers that compute prompts, where turns find none of those before.
+        full_steps: Full steps of such a server; None where these bound nothing.
+        caches: What the servers keep.
+        missed_cv2: Squared coefficient of variation of the tokens that are computed of prompts
+            there.
+        longer: How many times as many these are as where all is found, mean.
+    """
+
+    missed: Replicas
+    full_steps: FullSteps | None
+    caches: PromptCaches
+    missed_cv2: Scalar
+    longer: Scalar
+
+
 class PoolsState(NamedTuple):
     """Latencies of requests that pass two pools, mean, seconds; and what is served.
 
@@ -93,6 +113,7 @@ class _Prompts(NamedTuple):
         computed_s: How long such a prompt is computed.
         most_rps: Prompts per second of all servers, at most.
         each_s: Time of a prompt on a rank, were all of them full.
+        cv2: Squared coefficient of variation of the tokens that are computed of prompts.
     """
 
     stay_s: Scalar
@@ -100,6 +121,23 @@ class _Prompts(NamedTuple):
     computed_s: Scalar
     most_rps: Scalar
     each_s: Scalar
+    cv2: Scalar
+
+    def evicted(self, other: _Prompts, found: Scalar, longer: Scalar) -> _Prompts:
+        """The pool where only a share of the prompts finds those before.
+
+        Args:
+            other: The pool where none does.
+            found: The share.
+            longer: How many times as many tokens are computed there, mean.
+        """
+        rest = 1.0 - found
+        mean: _Prompts = jax.tree.map(lambda one, two: found * one + rest * two, self, other)
+        squares = found * (1.0 + self.cv2) + rest * (1.0 + other.cv2) * longer**2
+        return mean._replace(
+            most_rps=1.0 / (found / self.most_rps + rest / other.most_rps),
+            cv2=squares / (found + rest * longer) ** 2 - 1.0,
+        )
 
 
 class _Journey(NamedTuple):
@@ -111,6 +149,7 @@ class _Journey(NamedTuple):
         answer: From the first token to the last.
         itl: From one token to the next.
         too_many: Whether more come than can generate.
+        prompts: The pool that computes their prompts.
     """
 
     ttft: Scalar
@@ -118,6 +157,25 @@ class _Journey(NamedTuple):
     answer: Scalar
     itl: Scalar
     too_many: Scalar
+    prompts: _Prompts
+
+
+class _Way(NamedTuple):
+    """What requests pass after the servers that compute prompts, and what these keep.
+
+    Attributes:
+        count: How many of these there are.
+        answers: Servers that generate.
+        passage: What is between them.
+        missed: The pool that computes prompts where turns find none of those before,
+        evictions: and what is evicted there; None for all that is kept.
+    """
+
+    count: Scalar
+    answers: Replicas
+    passage: Passage
+    missed: _Prompts | None = None
+    evictions: Evictions | None = None
 
 
 def pools_state(
@@ -127,6 +185,7 @@ def pools_state(
     rate: Scalar,
     full_steps: FullSteps | None = None,
     clients: ReturningClients | None = None,
+    evictions: Evictions | None = None,
 ) -> PoolsState:
     """The steady state of two pools: differentiable, and made to be vmapped.
 
@@ -138,12 +197,19 @@ def pools_state(
         full_steps: Full steps of a server that computes prompts; None where these bound nothing
             beside its own steady state.
         clients: Who comes at a rate of their own making; None for requests at ``rate``.
+        evictions: What becomes of the prompts before turns; None where none are evicted.
     """
-    first = _prompts(prompts, full_steps)
+    first = _prompts(prompts, full_steps, passage.prompt_cv2)
+    way = _Way(prompts.count, answers, passage)
+    if evictions is not None:
+        missed = _prompts(evictions.missed, evictions.full_steps, evictions.missed_cv2)
+        way = way._replace(missed=missed, evictions=evictions)
     ends = jnp.minimum(first.most_rps, passage.most_rps(prompts.count))
     if clients is not None:
-        return _of_clients(clients, first, ends, (prompts.count, answers, passage))
-    found = _journey(rate, first, jnp.ones(()), (prompts.count, answers, passage))
+        return _of_clients(clients, first, ends, way)
+    found = _journey(rate, first, jnp.ones(()), way)
+    if evictions is not None:
+        ends = jnp.minimum(found.prompts.most_rps, ends)
     above = (rate >= ends) | found.too_many
     ttft = jnp.where(above, jnp.inf, found.ttft)
     return PoolsState(ttft, found.itl, ttft + found.answer, jnp.minimum(rate, ends))
@@ -153,7 +219,7 @@ def pools_state(
 _steady = jax.jit(steady_state)
 
 
-def _prompts(pool: Replicas, full_steps: FullSteps | None) -> _Prompts:
+def _prompts(pool: Replicas, full_steps: FullSteps | None, cv2: Scalar) -> _Prompts:
     """What servers that compute prompts take for one that comes alone, and how many they can do."""
     lone = _steady(pool.model, replace(pool.demand, rate=ALONE_RPS), pool.limits)
     most = _steady(pool.model, pool.demand.unending(), pool.limits).throughput
@@ -167,10 +233,8 @@ def _prompts(pool: Replicas, full_steps: FullSteps | None) -> _Prompts:
         computed_s=parts.prefill + parts.launches,
         most_rps=pool.count * most,
         each_s=pool.limits.ranks / most,
+        cv2=cv2,
     )
-
-
-_Way = tuple[Scalar, Replicas, Passage]
 
 
 def _journey(
@@ -182,10 +246,10 @@ def _journey(
         rate: Requests per second.
         prompts: The pool that computes prompts.
         chance: How far they come by chance; None where that follows from their answers.
-        way: How many servers compute prompts, those that generate, and what is between.
+        way: What they pass after the servers that compute prompts.
         answer_cv2: Squared coefficient of variation of the answers' lengths.
     """
-    count, answers, passage = way
+    count, answers, passage = way.count, way.answers, way.passage
     come = jnp.minimum(rate, prompts.most_rps)
     demand = replace(answers.demand, rate=come / answers.count)
     second = _steady(answers.model, demand, answers.limits)
@@ -196,11 +260,25 @@ def _journey(
     answer = jnp.where(second.saturated, 0.0, second.e2e) - begin + handed
     if chance is None:
         chance = chance_of_clients(answer_cv2, rate, answer)
-    busy = jnp.minimum(rate / prompts.most_rps, 1.0 - jnp.finfo(jnp.asarray(rate).dtype).eps)
-    wait = for_prompts_s(busy, prompts.each_s, chance * passage.arrival_cv2, passage.prompt_cv2)
-    between = passage.between_s(prompts.computed_s, rate, count)
+    come_cv2 = chance * passage.arrival_cv2
+
+    def waits(own: _Prompts) -> tuple[Scalar, Scalar]:
+        """What prompts wait for others, and what passes between the pools."""
+        busy = jnp.minimum(rate / own.most_rps, 1.0 - jnp.finfo(jnp.asarray(rate).dtype).eps)
+        wait = for_prompts_s(busy, own.each_s, come_cv2, own.cv2)
+        return wait, passage.between_s(own.computed_s, rate, count)
+
+    every = prompts
+    wait, between = waits(prompts)
+    if way.evictions is not None and way.missed is not None:
+        away = jnp.where(second.saturated, 0.0, second.e2e)
+        for _ in range(EVICTION_PASSES):
+            stay, waited = prompts.computed_s + between, jnp.minimum(wait, LONG_S)
+            found = way.evictions.caches.found(rate, stay, waited, away)
+            prompts = every.evicted(way.missed, found, way.evictions.longer)
+            wait, between = waits(prompts)
     ttft = prompts.stay_s + wait + between + begin - handed
-    return _Journey(ttft, wait, answer, second.itl, second.saturated)
+    return _Journey(ttft, wait, answer, second.itl, second.saturated, prompts)
 
 
 def _of_clients(
@@ -239,7 +317,7 @@ def _of_clients(
     served = jnp.where(has_slots, all_come, rate)
     ttft = clients.count / served - clients.think_s - one.answer
     # Those who send their first requests at once wait for one another's prompts.
-    at_once = (clients.count - 1.0) / (2.0 * prompts.most_rps)
-    queue = prompts.queue_s + one.wait + ttft - one.ttft
+    at_once = (clients.count - 1.0) / (2.0 * one.prompts.most_rps)
+    queue = one.prompts.queue_s + one.wait + ttft - one.ttft
     ttft += clients.first_share * jnp.maximum(at_once - queue, 0.0)
     return PoolsState(ttft, one.itl, ttft + one.answer, served)

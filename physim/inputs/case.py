@@ -271,14 +271,16 @@ class Case:
         """
         return self.service.pool_of(phase).server
 
-    def of_pool(self, pool: Pool) -> Case:
+    def of_pool(self, pool: Pool, found: float = 1.0) -> Case:
         """A case of one server of a pool, under its share of the load.
 
         Args:
             pool: The pool.
+            found: Share of the turns of conversations whose prompt before is not evicted, where the
+                pool only computes prompts.
         """
         load = self.demanded
-        own = pool_load(load, pool.phases, pool.server.policy.hands_first_token)
+        own = pool_load(load, pool.phases, pool.server.policy.hands_first_token, found)
         shared = shared_out(own, pool.replicas, self.service.router)
         return replace(self.with_server(pool.server), load=shared)
 

@@ -15,6 +15,7 @@ from physim.inputs.stages import check_positive
 from physim.models.parallelism import Parallelism
 from physim.options import options_of
 from physim.service.phases import DECODE, PREFILL
+from physim.service.routers import BY_LOAD, router_age_s
 from physim.service.server import Server
 from physim.service.service import Link, Pool, Service
 
@@ -50,6 +51,13 @@ class Fleet(FleetRequest):
         if given and self.replicas != 1:
             problem = "are of servers that do both, and prefill and decode are given"
             raise InputError(REPLICAS, problem, "give them in each: prefill tp=2,replicas=4")
+        age_s = self.router_age_s
+        if age_s is not None and not 0 <= age_s < float("inf"):
+            raise InputError("router_age_s", f"{age_s} is not a time", "use seconds from 0 on")
+        if age_s and self.router not in BY_LOAD:
+            problem = f"is given, and a router {self.router} looks at no loads"
+            remedy = f"leave it out, or use a router of {', '.join(BY_LOAD)}"
+            raise InputError("router_age_s", problem, remedy)
         if self.transfer_bandwidth is not None:
             check_positive("transfer_bandwidth", self.transfer_bandwidth)
         wait_s = self.transfer_latency_s
@@ -71,13 +79,16 @@ class Fleet(FleetRequest):
         Raises:
             InputError: Some part cannot be used.
         """
+        age_s = self.router_age_s
+        if age_s is None:
+            age_s = router_age_s(self.router)
         if self.prefill is None or self.decode is None:
-            return Service((Pool(server_of({}), self.replicas),), router=self.router)
+            return Service((Pool(server_of({}), self.replicas),), None, self.router, age_s)
         pools = tuple(
             self._pool(phase, asked, server_of)
             for phase, asked in ((PREFILL, self.prefill), (DECODE, self.decode))
         )
-        return Service(pools, self._link(pools), self.router)
+        return Service(pools, self._link(pools), self.router, age_s)
 
     def _pool(self, phase: str, asked: str | Mapping[str, Any], server_of: ServerOf) -> Pool:
         own = pool_options(phase, asked)

@@ -20,6 +20,9 @@ class FleetRequest:
         replicas: Servers that are alike.
         router: How requests are spread over them, and over the servers of each pool; one of
             `physim.service.routers.ROUTERS`.
+        router_age_s: Seconds from one look of a router at the loads of servers to the next, so how
+            old what it sees may be; 0 for the present. None for what routers of its kind have; see
+            `physim.service.routers.router_age_s`.
         prefill: What servers that compute prompts have of their own, as options by name with
             ``replicas`` among them, or as text such as ``tp=2,replicas=4``; all else is as for the
             case. None where each server does both.
@@ -39,6 +42,12 @@ class FleetRequest:
         f"How requests are spread: {', '.join(ROUTERS)}.",
         panel=_PANEL,
         column="optional",
+    )
+    router_age_s: float | None = option(
+        None,
+        "Seconds from its look at servers' loads to the next; 0.05 if it scrapes them, or 0.",
+        panel=_PANEL,
+        flag="--router-age",
     )
     prefill: str | Mapping[str, Any] | None = option(
         None,
@@ -73,6 +82,7 @@ class FleetOptions(TypedDict, total=False):
 
     replicas: int
     router: str
+    router_age_s: float | None
     prefill: str | Mapping[str, Any] | None
     decode: str | Mapping[str, Any] | None
     transfer_bandwidth: float | None

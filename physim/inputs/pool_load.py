@@ -16,13 +16,18 @@ from physim.inputs.request_lengths import RequestLengths
 from physim.service.phases import DECODE, PHASES, visit
 from physim.service.routers import BY_PREFIX, RANDOM, ROUND_ROBIN
 
+# Turns of which some find what was said before and some do not, at least.
+_FEWEST_TURNS = 4096
 
-def pool_load(load: Load, phases: Collection[str], hands_first_token: bool = True) -> Load:
+
+def pool_load(
+    load: Load, phases: Collection[str], hands_first_token: bool = True, found: float = 1.0
+) -> Load:
     """The load of a pool that runs some phases.
 
     Requests come as they do to the service. What they have in the KV cache when they start is each
     request's own, unless the pool computes their prompts and they share prefixes. Of turns of
-    conversations servers that only compute prompts have the prompt before, which is taken to stay;
+    conversations servers that only compute prompts have the prompt before, unless it is evicted;
     the answers to it are elsewhere.
 
     Args:
@@ -30,11 +35,12 @@ def pool_load(load: Load, phases: Collection[str], hands_first_token: bool = Tru
         phases: Phases that the pool runs, of `physim.service.phases.PHASES`.
         hands_first_token: Whether the token that the prompt gave comes with it to the pool that
             decodes.
+        found: Share of the turns of conversations whose prompt before is not evicted.
     """
     if set(phases) == set(PHASES):
         return load
     if load.conversing:
-        return pool_load(_as_requests(load), phases, hands_first_token)
+        return pool_load(_as_requests(load, found), phases, hands_first_token)
     if load.lengths is None and DECODE not in phases:
         # Prefixes that requests share stay shared.
         return replace(load, output_tokens=1)
@@ -49,10 +55,19 @@ def pool_load(load: Load, phases: Collection[str], hands_first_token: bool = Tru
     )
 
 
-def _as_requests(load: Load) -> Load:
+def _as_requests(load: Load, found: float) -> Load:
     """Turns as requests whose prompts, what is cached of them, and answers go together."""
     turns, cv2 = load.turn_sample, load.arrival_cv2
-    requests = turns.requests(np.minimum(turns.asked_tokens, turns.input_tokens - 1.0))
+    most = np.minimum(turns.asked_tokens, turns.input_tokens - 1.0)
+    requests = turns.requests(most)
+    if found < 1.0:
+        # Every so many do not find what was said before, of few that stand for all as of many.
+        times = math.ceil(_FEWEST_TURNS / len(most))
+        columns = turns.input_tokens, turns.output_tokens, most
+        prompts, outputs, cached = (np.repeat(column, times) for column in columns)
+        is_found = np.diff(np.floor(found * np.arange(len(prompts) + 1))) > 0
+        cached = np.where(is_found, cached, np.minimum(cached, turns.prefix_tokens))
+        requests = RequestLengths.from_columns(prompts, outputs, cached, name="turns")
     own = replace(load, turns=1, think_s=0.0, prefixes=1, popularity=IN_TURN)
     if load.rate is not None:
         own = replace(own, **_arriving(cv2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,12 @@ class TurnSample:
     followed: Bool[np.ndarray, " requests"]
     prefix_tokens: float
     asked_tokens: Requests
+
+    @property
+    def without_answers(self) -> TurnSample:
+        """The same prompts where no answer is generated, so that none is left behind."""
+        ones = np.ones_like(self.output_tokens)
+        return replace(self, known_tokens=self.asked_tokens, output_tokens=ones)
 
     @property
     def mean_turns(self) -> float:

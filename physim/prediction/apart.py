@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from physim.batching.prompt_caches import PromptCaches
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE
@@ -21,6 +22,7 @@ from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.prediction.apart_arrays import clients_of_rank, full_steps, slots_of, with_slots
 from physim.prediction.arrays import step_model_of
+from physim.prediction.evictions import ALL_FIT
 from physim.prediction.journeys import Journey, PromptQueue, Way
 from physim.prediction.results import Prediction
 from physim.service.phases import DECODE
@@ -106,21 +108,43 @@ class _Services:
             for case in cases
         ]
         own = [case.of_pool(way.first) for case, way in zip(self.cases, self._ways, strict=True)]
+        self.prompts = self._queues(own, self._ways)
+        # Turns of conversations of which all that was said before them is evicted.
+        rows = [row for row, case in enumerate(cases) if case.demanded.conversing]
+        ways = [self._ways[row] for row in rows]
+        missed = [self.cases[row].of_pool(self._ways[row].first, 0.0) for row in rows]
+        kept = [
+            PromptCaches.of_pool(
+                self._ways[row].first, cases[row].demanded, cases[row].service.router
+            )
+            for row in rows
+        ]
+        queues = self._queues(missed, ways, rows)
+        self._evictions = dict(zip(rows, zip(queues, kept, strict=True), strict=True))
+
+    def _queues(
+        self, cases: Sequence[Case], ways: Sequence[Way], rows: Sequence[int] | None = None
+    ) -> list[PromptQueue]:
+        """The queues of servers that compute prompts, of all cases or those in some rows."""
+        if not cases:
+            return []
+        own = self._corrections
+        corrections = own if rows is None else [own[row] for row in rows]
         # Of requests that hardly come, each comes alone.
-        alone = predict(
-            [replace(case, load=replace(case.demanded, rate=ALONE_RPS)) for case in own],
+        alone = self._predict(
+            [replace(case, load=replace(case.demanded, rate=ALONE_RPS)) for case in cases],
             corrections,
         )
-        self.prompts = [
-            PromptQueue(
-                one,
-                min(one.pool.saturation_rps, _full_steps_rps(case, scaled)),
-                way.first.replicas,
-                case.demanded.arrival_cv2,
-                case.demanded.moments().new_cv2,
+        found = []
+        for one, way, case, scaled in zip(alone, ways, cases, corrections, strict=True):
+            load, moments = case.demanded, case.demanded.moments()
+            most = min(one.pool.saturation_rps, _full_steps_rps(case, scaled))
+            found.append(
+                PromptQueue(
+                    one, most, way.first.replicas, load.arrival_cv2, moments.new_cv2, moments.new
+                )
             )
-            for one, way, case, scaled in zip(alone, self._ways, own, corrections, strict=True)
-        ]
+        return found
 
     def at_rates(self, rates: Sequence[float], slots: bool = True) -> list[Journey]:
         """What pools make of so many requests per second of each case.
@@ -137,16 +161,21 @@ class _Services:
             passed.append(own if slots else own.with_server(with_slots(own.server, together)))
         seconds = self._predict(passed, self._corrections)
         columns = every, seconds, self._answers_cv2
-        return [
+        journeys = [
             Journey(way, rate, prompts, second, answer_cv2)
             for (_, way, prompts, rate), second, answer_cv2 in zip(*columns, strict=True)
         ]
+        for row, (missed, caches) in self._evictions.items():
+            journeys[row] = journeys[row].with_evictions(missed, caches)
+        return journeys
 
-    def firsts(self, rates: Sequence[float]) -> list[Prediction]:
-        """A server of each case that computes prompts, at so many requests per second."""
+    def firsts(self, journeys: Sequence[Journey]) -> list[Prediction]:
+        """A server of each case that computes prompts, where requests come as they do there."""
         some = [
-            replace(case, load=replace(case.demanded, rate=rate)).of_pool(way.first)
-            for case, way, rate in zip(self.cases, self._ways, rates, strict=True)
+            replace(case, load=replace(case.demanded, rate=one.rate)).of_pool(
+                one.way.first, one.found
+            )
+            for case, one in zip(self.cases, journeys, strict=True)
         ]
         return self._predict(some, self._corrections)
 
@@ -171,7 +200,8 @@ def _of_rates(
     """Predictions of loads in open loop."""
     services = _Services(cases, corrections, predict)
     rates = [case.demanded.rate or 0.0 for case in cases]
-    every = zip(cases, services.at_rates(rates), services.firsts(rates), strict=True)
+    journeys = services.at_rates(rates)
+    every = zip(cases, journeys, services.firsts(journeys), strict=True)
     return [
         _prediction(case, one, first, one.ttft_s, one.requests_per_s, one.ttft_parts_s)
         for case, one, first in every
@@ -210,7 +240,7 @@ def _of_clients(
     answered = rates * np.array([one.answer_s for one in found])
     served = np.where(answered < MOST_SHARE * slots, all_come, rates)
     found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
-    columns = cases, found, calm, services.firsts(rates.tolist()), served.tolist()
+    columns = cases, found, calm, services.firsts(found), served.tolist()
     return [_of_waits(*row) for row in zip(*columns, strict=True)]
 
 
@@ -296,7 +326,7 @@ def _prediction(
                 (
                     *first.assumptions,
                     *one.second.assumptions,
-                    *_of_turns(case),
+                    *_of_turns(case, one.found),
                     *_of_room(case, one),
                 )
             )
@@ -338,12 +368,22 @@ def _of_room(case: Case, one: Journey) -> tuple[str, ...]:
     )
 
 
-def _of_turns(case: Case) -> tuple[str, ...]:
-    """What is taken of turns of conversations, a line, or none."""
+def _of_turns(case: Case, found: float) -> tuple[str, ...]:
+    """What turns of conversations find, in lines, or none.
+
+    Args:
+        case: The case.
+        found: Share of what was said before them, beside answers, that they find.
+    """
     service = case.service
     if not case.demanded.conversing:
         return ()
-    line = "of turns the prompts before are taken to stay where they were computed, without answers"
-    if service.pools[0].replicas > 1 and service.router not in BY_PREFIX:
-        line += f", and to come back there, which a router {service.router} does not see to"
-    return (line,)
+    pool = service.pools[0]
+    lines = ["turns find the prompts before where these were computed, without answers"]
+    if found < ALL_FIT:
+        blocks = f"a cache of {pool.server.kv.blocks:,} KV blocks"
+        why = f"is evicted until the next one comes, in {blocks}"
+        if pool.replicas > 1 and service.router not in BY_PREFIX:
+            why += f", or elsewhere, since a router {service.router} sends turns to any server"
+        lines.append(f"{max(1.0 - found, 0.0):.0%} of the prompts before turns {why}")
+    return tuple(lines)

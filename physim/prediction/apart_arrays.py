@@ -8,10 +8,17 @@ from dataclasses import replace
 import equinox as eqx
 import numpy as np
 
+from physim.batching.prompt_caches import PromptCaches
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.passage import ALONE_RPS, FullSteps, Passage
-from physim.fluid.pools import PoolsState, Replicas, ReturningClients, pools_state
+from physim.fluid.pools import (
+    Evictions,
+    PoolsState,
+    Replicas,
+    ReturningClients,
+    pools_state,
+)
 from physim.inputs.case import Case
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.service.phases import DECODE, PREFILL
@@ -89,6 +96,24 @@ def slots_of(pool: Pool) -> int:
     return pool.replicas * server.parallelism.dp * server.sizes.max_num_seqs
 
 
+class MissedTurns(eqx.Module):
+    """Turns of conversations whose prompts before may be evicted, as numbers.
+
+    Attributes:
+        prompts: A server that computes prompts, and turns that find none of those before.
+        full_steps: Full steps of it, if they bound what it can do.
+        caches: What servers keep.
+        cv2: Squared coefficient of variation of the tokens that are computed of prompts.
+        longer: How many times as many these are as where all is found, mean.
+    """
+
+    prompts: CaseArrays
+    full_steps: FullSteps | None
+    caches: PromptCaches
+    cv2: Scalar
+    longer: Scalar
+
+
 class ApartArrays(eqx.Module):
     """A case of pools apart as numbers.
 
@@ -100,6 +125,7 @@ class ApartArrays(eqx.Module):
         rate: Requests per second that come.
         full_steps: Full steps of a server that computes prompts, if they bound what it can do.
         clients: Who sends the requests, if they come at no rate.
+        missed: What becomes of turns of conversations, if they are.
     """
 
     prompts: CaseArrays
@@ -109,6 +135,7 @@ class ApartArrays(eqx.Module):
     rate: Scalar
     full_steps: FullSteps | None
     clients: ReturningClients | None
+    missed: MissedTurns | None = None
 
     @classmethod
     def from_case(cls, case: Case) -> ApartArrays:
@@ -151,13 +178,25 @@ class ApartArrays(eqx.Module):
                 answer_cv2=moments.output_cv2,
                 slots=float(slots_of(second)),
             )
-        own = prompts, answers
+        own = [prompts, answers]
+        if load.conversing:
+            own.append(opened.of_pool(first, 0.0))
         if prompts.structure == answers.structure:
-            # Of one shape, so that both are compiled once.
-            both = CaseArrays.from_cases(own)
-            arrays = [row_of(both, row) for row in range(2)]
+            # Of one shape, so that all are compiled once.
+            every = CaseArrays.from_cases(own)
+            arrays = [row_of(every, row) for row in range(len(own))]
         else:
             arrays = [row_of(CaseArrays.from_cases([one]), 0) for one in own]
+        missed = None
+        if load.conversing:
+            most, least = own[2].demanded.moments(), computed.moments()
+            missed = MissedTurns(
+                prompts=arrays[2],
+                full_steps=full_steps(own[2]),
+                caches=PromptCaches.of_pool(first, load, service.router),
+                cv2=most.new_cv2,
+                longer=most.new / least.new,
+            )
         return cls(
             prompts=arrays[0],
             answers=arrays[1],
@@ -166,6 +205,7 @@ class ApartArrays(eqx.Module):
             rate=float(load.rate or ALONE_RPS),
             full_steps=full_steps(prompts),
             clients=clients,
+            missed=missed,
         )
 
     def state(self, corrections: Corrections) -> PoolsState:
@@ -178,4 +218,16 @@ class ApartArrays(eqx.Module):
             Replicas(one.model(corrections), one.demand, one.limits, count)
             for one, count in zip((self.prompts, self.answers), self.servers, strict=True)
         )
-        return pools_state(prompts, answers, self.passage, self.rate, self.full_steps, self.clients)
+        evictions = None
+        if self.missed is not None:
+            own = self.missed.prompts
+            evictions = Evictions(
+                missed=Replicas(own.model(corrections), own.demand, own.limits, self.servers[0]),
+                full_steps=self.missed.full_steps,
+                caches=self.missed.caches,
+                missed_cv2=self.missed.cv2,
+                longer=self.missed.longer,
+            )
+        return pools_state(
+            prompts, answers, self.passage, self.rate, self.full_steps, self.clients, evictions
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from physim.inputs.case import Case
 
 # Share of the prefixes' tokens that are found from which on all of them count as kept.
-_ALL_FIT = 0.98
+ALL_FIT = 0.98
 
 
 def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[str]:
@@ -28,19 +28,19 @@ def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[s
     room = f"in a cache of {kv.blocks:,}"
     host = kv.host
     if host is None:
-        if hit_rate >= _ALL_FIT * whole:
+        if hit_rate >= ALL_FIT * whole:
             return []
         return [
             f"prefixes are evicted before they are asked for again, and computed anew: {what} "
             f"{room}"
         ]
     lines = []
-    if hit_rate - host_hit_rate < _ALL_FIT * whole:
+    if hit_rate - host_hit_rate < ALL_FIT * whole:
         lines.append(
             f"prefixes are evicted from the GPU's memory before they are asked for again: {what} "
             f"{room}; {host_hit_rate:.1%} of prompt tokens come up from the host's memory"
         )
-    if hit_rate < _ALL_FIT * whole:
+    if hit_rate < ALL_FIT * whole:
         lines.append(
             f"{whole - hit_rate:.1%} of prompt tokens are computed anew, for which {host.blocks:,} "
             "blocks in the host's memory "
@@ -83,7 +83,7 @@ def _of_turns(case: Case, hit_rate: float) -> list[str]:
     most = float(turns.found_tokens(kv.block_size).mean()) - prefix
     most *= (turns.known_on(ranks) - prefix) / max(turns.known_on(1) - prefix, 1.0)
     found = (hit_rate * turns.mean_input - prefix) / max(most, 1.0)
-    if most and found < _ALL_FIT:
+    if most and found < ALL_FIT:
         lines.append(
             f"{max(1.0 - found, 0.0):.0%} of what was said before turns is evicted until the next "
             f"one comes, and computed anew, in a cache of {kv.blocks:,} KV blocks"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
 from physim.fluid.passage import chance_of_clients, for_prompts_s, on_link_s
 from physim.inputs.case import Case
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction
 from physim.service.phases import DECODE, PREFILL
 from physim.service.service import Pool, Transfer
+
+_found = jax.jit(PromptCaches.found)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class PromptQueue:
         servers: How many servers there are.
         arrival_cv2: Squared coefficient of variation of the times between their arrivals,
         prompt_cv2: and of the tokens that are computed of them.
+        prompt_tokens: How many these are, mean.
     """
 
     lone: Prediction
@@ -74,6 +79,39 @@ class PromptQueue:
     servers: int
     arrival_cv2: float
     prompt_cv2: float
+    prompt_tokens: float
+
+    def evicted(self, other: PromptQueue, found: float) -> PromptQueue:
+        """The queue where only some of the prompts find what was said before them.
+
+        Args:
+            other: That where none does.
+            found: The share that do.
+        """
+        both = np.array([found, 1.0 - found])
+
+        def mean(one: float, two: float) -> float:
+            return float(both @ [one, two])
+
+        tokens = mean(self.prompt_tokens, other.prompt_tokens)
+        squares = mean(*((1.0 + x.prompt_cv2) * x.prompt_tokens**2 for x in (self, other)))
+        parts, others = self.lone.ttft_parts_s, other.lone.ttft_parts_s
+        lone = replace(
+            self.lone,
+            ttft_s=mean(self.stay_s, other.stay_s),
+            ttft_parts_s={name: mean(parts[name], others[name]) for name in parts},
+            whole=replace(
+                self.lone.whole,
+                requests=self.lone.whole.requests.some_of(other.lone.whole.requests, found),
+            ),
+        )
+        return replace(
+            self,
+            lone=lone,
+            most_rps=1.0 / mean(1.0 / self.most_rps, 1.0 / other.most_rps),
+            prompt_cv2=squares / tokens**2 - 1.0,
+            prompt_tokens=tokens,
+        )
 
     @property
     def saturation_rps(self) -> float:
@@ -133,6 +171,7 @@ class Journey:
         second: A server that generates.
         answer_cv2: Of clients, the squared coefficient of variation of their answers' lengths; None
             for requests that come at a rate.
+        found: Share of the turns of conversations that find the prompt before.
     """
 
     way: Way
@@ -140,6 +179,26 @@ class Journey:
     prompts: PromptQueue
     second: Prediction
     answer_cv2: float | None = None
+    found: float = 1.0
+
+    def with_evictions(self, missed: PromptQueue, caches: PromptCaches) -> Journey:
+        """The same, of whose turns only those find the prompt before that come in time.
+
+        The less is found, the longer prompts wait and the more is evicted: from all found on, that
+        is followed a few times.
+
+        Args:
+            missed: The servers that compute prompts, where turns find no prompt.
+            caches: What these keep.
+        """
+        away_s, passed = self.second.e2e_s or 0.0, self
+        for _ in range(EVICTION_PASSES):
+            own = passed.prompts
+            waited_s = min(own.wait_s(self.rate, self.chance), LONG_S)
+            stay_s = own.computed_s + passed.between_s
+            found = float(_found(caches, self.rate, stay_s, waited_s, away_s))
+            passed = replace(self, prompts=self.prompts.evicted(missed, found), found=found)
+        return passed
 
     @property
     def saturation_rps(self) -> float:

@@ -123,6 +123,10 @@ def _predicted(
             )
             for row, one in found.items()
         }
+    else:
+        for row, one in found.items():
+            notes = cases[row].service.router_notes
+            found[row] = replace(one, assumptions=(*one.assumptions, *notes))
     single = [row for row in range(len(cases)) if row not in found]
     others = [cases[row] for row in single], [corrections[row] for row in single]
     found.update(zip(single, _of_servers(*others, fit, method, seed), strict=True))

@@ -163,7 +163,15 @@ def replay_of(
         for source, target in pairwise(service.pools)
         if service.link is not None
     ]
-    return replay_pools(workload, pools, transfers, service.router, timeout_s, seed=seed)
+    return replay_pools(
+        workload,
+        pools,
+        transfers,
+        service.router,
+        timeout_s,
+        seed=seed,
+        router_age_s=service.router_age_s,
+    )
 
 
 def replay_pool(

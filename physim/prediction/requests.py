@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,6 +81,20 @@ class Requests:
     input_tokens: np.ndarray
     weight: np.ndarray | None = None
     answered: float = 1.0
+
+    def some_of(self, other: Requests, share: float) -> Requests:
+        """Requests of which every so many are these and the others those of another, row by row.
+
+        Args:
+            other: As many others.
+            share: The share of these.
+        """
+        own = np.diff(np.floor(share * np.arange(len(self.ttft_s) + 1))) > 0
+        columns = ("ttft_s", "tpot_s", "e2e_s", "input_tokens")
+        chosen = {
+            name: np.where(own, getattr(self, name), getattr(other, name)) for name in columns
+        }
+        return replace(self, **chosen)
 
     def within(self, bounds: Mapping[str, float]) -> float:
         """Share of all requests that keep to all bounds together.

@@ -56,11 +56,12 @@ _SLACK = 1e-3
 class ScaledOptions(ServerOptions, total=False):
     """Servers that come and go, by names: one of them, the router, and how requests come.
 
-    ``router`` is one of `physim.service.routers.ROUTERS`; ``arrival`` and ``burstiness`` are of a
-    load (`physim.Load`).
+    ``router`` is one of `physim.service.routers.ROUTERS`, and ``router_age_s`` the seconds from its
+    look at loads to the next; ``arrival`` and ``burstiness`` are of a load (`physim.Load`).
     """
 
     router: str
+    router_age_s: float | None
     arrival: str
     burstiness: float
 
@@ -439,9 +440,16 @@ class _Day:
         Raises:
             InputError: No request comes, or one would never fit into the KV cache.
         """
-        router = self.case.service.router
+        service = self.case.service
         found = replay_scaled(
-            self.requests(), self._servers, scaling, self.first, self.end_s, router, self.seed
+            self.requests(),
+            self._servers,
+            scaling,
+            self.first,
+            self.end_s,
+            service.router,
+            self.seed,
+            service.router_age_s,
         )
         frame = found.replayed.to_frame()
         kept = np.ones(len(frame), bool)

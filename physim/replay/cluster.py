@@ -19,7 +19,8 @@ import numpy as np
 from physim.errors import InputError
 from physim.replay.config import ReplayConfig
 from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
-from physim.replay.routers import Router, router_named
+from physim.replay.past import SeenServer
+from physim.replay.routers import Candidate, Router, router_named
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import StepTimes
 from physim.replay.workload import Request, Workload
@@ -75,6 +76,7 @@ def replay_pools(
     timeout_s: float | None = None,
     horizon_s: float = math.inf,
     seed: int = 0,
+    router_age_s: float = 0.0,
 ) -> Replayed:
     """Runs every request of a workload through pools of servers, one after the other.
 
@@ -86,6 +88,7 @@ def replay_pools(
         timeout_s: Time after which a client gives up on its request; None for never.
         horizon_s: When to stop, whatever is under way.
         seed: Seed of what is accepted of drafts, and of what the router leaves to chance.
+        router_age_s: Seconds from one look of the router at servers to the next; 0 for the present.
 
     Raises:
         InputError: A request would never fit into the KV cache.
@@ -98,7 +101,7 @@ def replay_pools(
         for pool in pools
     ]
     routers = [router_named(router, seed) for _ in pools]
-    cluster = Cluster(workload, servers, transfers, routers)
+    cluster = Cluster(workload, servers, transfers, routers, None, router_age_s)
     cluster.run(horizon_s)
     return outcome_of(cluster, cluster.servers, pools, horizon_s)
 
@@ -161,6 +164,8 @@ class Cluster:
         transfers: What carries KV blocks from each to the next.
         routers: Who picks the server of a request, in each.
         changes: What changes the servers as they run; None if they stay.
+        router_age_s: Seconds from one look of the routers at servers to the next; 0 where they see
+            the present.
 
     Attributes:
         pools: The servers of each pool that are given requests.
@@ -175,6 +180,7 @@ class Cluster:
         transfers: Sequence[Transfer] = (),
         routers: Sequence[Router] = (),
         changes: Changes | None = None,
+        router_age_s: float = 0.0,
     ) -> None:
         self.pools, self._changes = pools, changes
         self.servers = [server for pool in pools for server in pool]
@@ -194,6 +200,8 @@ class Cluster:
         self._makes_room = len(pools) > 1 and pools[1][0].config.makes_room_first
         # Until when each server sends what it has sent on so far.
         self._taken_s: dict[ReplayServer, float] = {}
+        # What routers see of servers, where that is not the present.
+        self._router_age_s, self._seen = router_age_s, dict[ReplayServer, SeenServer]()
         for server in self.servers:
             server.content_is_shared |= len(self.servers) > 1
         for request in workload.requests:
@@ -272,6 +280,8 @@ class Cluster:
             server.act(self, horizon_s)
             if self._held and server.config.makes_room_first:
                 self._go_on(server, server.now)
+            if self._router_age_s:
+                self._seen_of(server).note()
             if server.asleep and len(self.servers) > 1:
                 # Sums over servers have it as it was last looked at.
                 server.look()
@@ -297,27 +307,44 @@ class Cluster:
         for place, coming in enumerate(self._coming):
             while coming and coming[0][0] <= time_s:
                 reaches_s, _, request = heappop(coming)
-                server = self._room_at.get(request) or self._picked(place, request)
+                server = self._room_at.get(request) or self._pick(place, request, reaches_s)
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 if self._makes_room and not place:
                     self._ask(request, server, reaches_s)
                 else:
-                    server.receive(request, reaches_s)
+                    self._give(request, server, reaches_s)
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
 
-    def _picked(self, place: int, request: Request) -> ReplayServer:
+    def _pick(self, place: int, request: Request, time_s: float) -> ReplayServer:
         """The server of a pool that its router picks for a request."""
         servers = self.pools[place]
         # A router of servers that change remembers what it gave the only one.
-        if len(servers) > 1 or self._changes is not None:
-            return self._routers[place](servers, request)
-        return servers[0]
+        if len(servers) == 1 and self._changes is None:
+            return servers[0]
+        seen: Sequence[Candidate] = servers
+        if self._router_age_s:
+            for server in servers:
+                self._seen_of(server).see(time_s)
+            seen = [self._seen_of(server) for server in servers]
+        return servers[seen.index(self._routers[place](seen, request))]
+
+    def _seen_of(self, server: ReplayServer) -> SeenServer:
+        """What routers see of a server."""
+        if server not in self._seen:
+            self._seen[server] = SeenServer(server, self._router_age_s)
+        return self._seen[server]
+
+    def _give(self, request: Request, server: ReplayServer, reaches_s: float) -> None:
+        """A request is on its way to a server."""
+        server.receive(request, reaches_s)
+        if self._router_age_s:
+            self._seen_of(server).note()
 
     def _ask(self, request: Request, first: ReplayServer, now_s: float) -> None:
         """A request waits for room in the next pool before its prompt is computed in the first."""
         # What its prompt shares is of no account there.
         path, request.path = request.path, ()
-        second = self._picked(1, request)
+        second = self._pick(1, request, now_s)
         request.path = path
         request.fixed = second.config.kv.fixed_blocks(request.kv_tokens)
         self._room_at[request], self._held[request] = second, (first, now_s)
@@ -330,7 +357,7 @@ class Cluster:
             first, since_s = self._held.pop(request)
             request.fixed = first.config.kv.fixed_blocks(request.kv_tokens)
             # Who gave room up may have done so before others asked for it.
-            first.receive(request, max(now_s, since_s))
+            self._give(request, first, max(now_s, since_s))
 
     def _come(self, request: Request, place: int, sent_s: float) -> None:
         """A request is sent to a pool, whose schedulers it reaches some time later."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from physim.replay.cluster import Cluster, ReplayPool, outcome_of
 from physim.replay.outcome import Replayed
-from physim.replay.routers import Router, router_named
+from physim.replay.routers import Candidate, Router, router_named
 from physim.replay.server import ReplayServer
 from physim.replay.workload import Request, Workload
 from physim.service.routers import ROUTERS
@@ -69,6 +69,7 @@ def replay_scaled(
     end_s: float,
     router: str = ROUTERS[0],
     seed: int = 0,
+    router_age_s: float = 0.0,
 ) -> ScaledReplay:
     """Runs every request of a workload through servers that come and go.
 
@@ -80,12 +81,13 @@ def replay_scaled(
         end_s: When the last servers are let go, seconds; later requests are still served.
         router: How requests are spread over servers that serve.
         seed: Seed of what is accepted of drafts, and of what the router leaves to chance.
+        router_age_s: Seconds from one look of the router at servers to the next; 0 for the present.
 
     Raises:
         InputError: A request would never fit into the KV cache.
     """
     scaled = _ScaledPool(pool, scaling, router_named(router, seed), first, end_s, seed)
-    cluster = Cluster(workload, [scaled.serving], routers=[scaled], changes=scaled)
+    cluster = Cluster(workload, [scaled.serving], (), [scaled], scaled, router_age_s)
     cluster.run()
     scaled.end()
     return ScaledReplay(outcome_of(cluster, scaled.every, [pool]), scaled.replicas)
@@ -183,7 +185,7 @@ class _ScaledPool:
         self._look_s = 0.0 if isinstance(policy, Timetable) else self._policy.next_look_s(0.0)
         self.next_s = self._look_s
 
-    def __call__(self, servers: Sequence[ReplayServer], request: Request) -> ReplayServer:
+    def __call__(self, servers: Sequence[Candidate], request: Request) -> Candidate:
         """The server that takes a request."""
         if self._watches_ttft:
             self._open.append(request)

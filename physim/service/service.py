@@ -143,6 +143,8 @@ class Service:
         pools: The pools, in the order in which requests pass them.
         link: What joins them; None where there is one.
         router: How requests are spread over the replicas of a pool, of `ROUTERS`.
+        router_age_s: Seconds from one look of the router at what servers have to the next; 0 where
+            it sees that as it is.
 
     Raises:
         InputError: No pool runs a phase, pools serve different models, or nothing joins them.
@@ -151,6 +153,7 @@ class Service:
     pools: tuple[Pool, ...]
     link: Link | None = None
     router: str = ROUTERS[0]
+    router_age_s: float = 0.0
 
     def __post_init__(self) -> None:
         run = {phase for pool in self.pools for phase in pool.phases}
@@ -215,6 +218,14 @@ class Service:
         if len(pools) > 1:
             layout = " : ".join(f"{pool.layout} {'+'.join(pool.phases)}" for pool in pools)
         return layout if self.router == ROUTERS[0] else f"{layout}, {self.router}"
+
+    @property
+    def router_notes(self) -> tuple[str, ...]:
+        """What is taken of its router where that is not routed request by request, or nothing."""
+        if not self.router_age_s or all(pool.replicas == 1 for pool in self.pools):
+            return ()
+        every = f"{1e3 * self.router_age_s:g} ms"
+        return (f"the router is taken to see loads as they are, which it reads every {every}",)
 
     @property
     def gpu_keys(self) -> tuple[str, ...]:
