@@ -11,8 +11,8 @@ def outside_steps(server: Server, corrections: Corrections) -> dict[str, float]:
     """The front end, the output of tokens and the handover of a request, once each.
 
     TTFT is ``front_end_s``, the wait until the next step is formed, ``steps_ahead`` and
-    ``handover_steps`` steps of the time of one when the request arrives, the steps of its prompt,
-    and ``output_s_each_request`` for each request of the last of them. A simulator that starts a
+    ``handover_steps`` steps of the mean time when the request arrives, the steps of its prompt, and
+    ``output_s_each_request`` for each request of the last of them. A simulator that starts a
     request with the step after the one that runs counts the half step of an even arrival itself.
 
     Args:
