@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,12 @@ def test_room_by_hand():
         room.ask(one)
     # One alone, a second beside two blocks for each of two; a third has no such room.
     assert room.make(0) == some[:2]
-    assert (cache.free, len(room), room.of(some[0]), room.of(some[2])) == (10, 4, 5, 0)
+    assert (cache.free, len(room), room.blocks_for(some[0]), room.blocks_for(some[2])) == (
+        10,
+        4,
+        5,
+        0,
+    )
     assert room.make(0) == []
     # As one leaves there is: five blocks and two for each of two.
     assert room.leave(some[0])
@@ -133,27 +137,11 @@ def test_sglang_makes_room_first_and_others_do_not():
 
 def test_how_many_have_room_by_hand():
     """Of 64,000 tokens a request has 2,512 for 0.3 s, and then 2,612 for 2 s."""
-    options = {"engine": "sglang", "prefill": "tp=1", "decode": "tp=1,kv_blocks=4000"}
-    case = physim.Case.from_options(
-        MODEL, gpu="h100_sxm", input_tokens=2000, output_tokens=201, rate=1.0, **options
-    )
-    one: Any = SimpleNamespace(
-        way=SimpleNamespace(second=case.service.pool_of(DECODE)),
-        prompts=SimpleNamespace(stay_s=0.1),
-        between_s=0.2,
-        second=SimpleNamespace(itl_s=0.01),
-    )
-    assert room_rps(case, one) == pytest.approx(64_000 / (0.3 * 2512 + 2.0 * 2612.5))
-    others = physim.Case.from_options(
-        MODEL,
-        gpu="h100_sxm",
-        input_tokens=2000,
-        output_tokens=201,
-        rate=1.0,
-        **{**options, "engine": "vllm"},
-    )
-    one.way.second = others.service.pool_of(DECODE)
-    assert room_rps(others, one) == np.inf
+    options = {"gpu": "h100_sxm", "input_tokens": 2000, "output_tokens": 201, "rate": 1.0}
+    options |= {"prefill": "tp=1", "decode": "tp=1,kv_blocks=4000"}
+    case = physim.Case.from_options(MODEL, engine="sglang", **options)
+    assert room_rps(case, 0.3, 0.01) == pytest.approx(64_000 / (0.3 * 2512 + 2.0 * 2612.5))
+    assert room_rps(physim.Case.from_options(MODEL, **options), 0.3, 0.01) == np.inf
 
 
 @pytest.mark.slow

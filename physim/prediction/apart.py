@@ -334,7 +334,7 @@ def _prediction(
     )
 
 
-def room_rps(case: Case, one: Journey) -> float:
+def room_rps(case: Case, before_s: float, itl_s: float) -> float:
     """About how many requests per second have room where it is made before prompts are computed.
 
     A request has its prompt's blocks from when it comes, and those of its answer as that comes,
@@ -343,22 +343,22 @@ def room_rps(case: Case, one: Journey) -> float:
 
     Args:
         case: The case.
-        one: What pools make of its requests.
+        before_s: How long a prompt is computed and sent, seconds.
+        itl_s: Time from one token of an answer to the next, seconds.
     """
-    load, pool = case.demanded, one.way.second
+    load, pool = case.demanded, case.service.pool_of(DECODE)
     reserved = pool.server.policy.reserved_tokens
     if reserved is None:
         return math.inf
     prompt, answer = load.mean_input, load.mean_output
-    answer_s = (one.second.itl_s or 0.0) * (answer - 1.0)
-    before_s = one.prompts.stay_s + one.between_s
+    answer_s = itl_s * (answer - 1.0)
     of_one = before_s * (prompt + reserved) + answer_s * (prompt + answer / 2.0 + reserved)
     return pool.replicas * pool.server.parallelism.dp * pool.server.kv.tokens / of_one
 
 
 def _of_room(case: Case, one: Journey) -> tuple[str, ...]:
     """What the fluid leaves out of room that is made before prompts are computed, or nothing."""
-    most = room_rps(case, one)
+    most = room_rps(case, one.prompts.stay_s + one.between_s, one.second.itl_s or 0.0)
     if one.rate < _ROOMY * most:
         return ()
     return (

@@ -63,7 +63,7 @@ class Room:
         """
         self._expected.discard(request)
 
-    def of(self, request: Request) -> int:
+    def blocks_for(self, request: Request) -> int:
         """Blocks that are kept for a request."""
         return self._blocks.get(request, 0)
 

@@ -207,7 +207,7 @@ class Scheduler:
             blocks = self.blocks(cached + chunk) - held + request.fixed
             whole = self.blocks(request.target) - held + request.fixed
             needed = whole if policy.whole_prompts else blocks
-            kept = 0 if self.room is None else self.room.of(request)
+            kept = 0 if self.room is None else self.room.blocks_for(request)
             if policy.whole_requests:
                 most = self._most_blocks(request.input_tokens, request.output_tokens)
                 request.kept = most - held
