@@ -18,6 +18,7 @@ from physim.batching.demand import Demand
 from physim.batching.limits import Limits
 from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
 from physim.batching.root_finding import bracketed_root
+from physim.fluid.ending import ends_later
 from physim.fluid.passage import (
     ALONE_RPS,
     LEAST_SHARE,
@@ -60,6 +61,7 @@ class ReturningClients(eqx.Module):
         first_share: Share of all requests that are somebody's first; these come at once.
         answer_cv2: Squared coefficient of variation of the answers' lengths.
         slots: Requests that may generate at once.
+        turns: Turns of a conversation, mean; 1 where requests have nothing to do with each other.
     """
 
     count: Scalar
@@ -67,6 +69,7 @@ class ReturningClients(eqx.Module):
     first_share: Scalar
     answer_cv2: Scalar
     slots: Scalar
+    turns: Scalar = 1.0
 
 
 class Evictions(eqx.Module):
@@ -320,4 +323,7 @@ def _of_clients(
     at_once = (clients.count - 1.0) / (2.0 * one.prompts.most_rps)
     queue = one.prompts.queue_s + one.wait + ttft - one.ttft
     ttft += clients.first_share * jnp.maximum(at_once - queue, 0.0)
+    stay = clients.count / served
+    longer = ends_later(clients.count, clients.first_share, clients.think_s / stay, clients.turns)
+    served /= jnp.where(clients.think_s > 0, longer, 1.0)
     return PoolsState(ttft, one.itl, ttft + one.answer, served)

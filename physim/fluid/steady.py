@@ -15,7 +15,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from physim.batching.batch_statistics import arrival_evenness, busy_when_even
@@ -31,6 +30,7 @@ from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
+from physim.fluid.ending import of_requests, of_turns
 from physim.fluid.first_token import FirstToken, local
 from physim.fluid.percentiles import Chances, Clients, chances
 from physim.fluid.rounds import engine_of
@@ -210,11 +210,7 @@ def _with_loads(
 def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) -> SteadyState:
     """All requests of clients who think: their first at once, the rest by chance, to the last.
 
-    From an answer to the next a client takes a cycle, of the mean ``t`` with the squared
-    coefficient of variation ``c``. After the first answers ``k`` more of each client take
-    ``k t + (1 - c) t / 2`` (a renewal process; Cox, Renewal Theory, 1962). Then no request is left
-    but those that clients have or think of: the last of ``m`` exponential times ``z`` ends after
-    ``z (ln m + 0.577)``.
+    See `physim.fluid.ending`.
 
     Args:
         state: The steady state.
@@ -226,12 +222,12 @@ def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) ->
     ttft, e2e = (value + jnp.where(thinks, more, 0.0) for value in (state.ttft, state.e2e))
     think, cycle = demand.think_s, e2e + demand.think_s
     share = think / cycle
-    last = jnp.log(jnp.maximum(demand.clients * share, 1.0)) + np.euler_gamma
-    # In cycles, over as many as there are rounds: one round takes no time to think.
-    several = jnp.clip(1.0 / clients.begun - 1.0, 0.0, 1.0)
-    ending = 2.0 * (1.0 - share) - 2.0 + (1.0 - share**2) / 2.0 + share * last
-    longer = several * ending - (1.0 - several) * share
-    throughput = state.throughput / jnp.where(thinks, 1.0 + clients.begun * longer, 1.0)
+    longer = of_requests(demand.clients, clients.begun, share)
+    if demand.contexts is not None and demand.requests is not None:
+        followed = demand.contexts.followed
+        in_turns = of_turns(demand.clients, demand.requests, share, 1.0 / (1.0 - followed))
+        longer = jnp.where(followed > 0, in_turns, longer)
+    throughput = state.throughput / jnp.where(thinks, longer, 1.0)
     return replace(state, ttft=ttft, e2e=e2e, throughput=throughput)
 
 

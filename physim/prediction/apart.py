@@ -16,6 +16,7 @@ import numpy as np
 from physim.batching.prompt_caches import PromptCaches
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
+from physim.fluid.ending import ends_later
 from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE
 from physim.inputs.case import Case
 from physim.inputs.scenario import taken_of_load
@@ -270,6 +271,10 @@ def _of_waits(
         together_s = (load.concurrency - 1.0) / (2.0 * one.prompts.saturation_rps)
         wave_s = max(together_s - queue_s, 0.0)
     parts["queue"] = queue_s + share * wave_s
+    if load.think_s:
+        turns = load.turn_sample.mean_turns if load.conversing else 1.0
+        thinking = load.think_s * rate / load.concurrency
+        rate /= float(ends_later(load.concurrency, share, thinking, turns))
     return _prediction(case, one, first, ttft_s, rate, parts, calm, (share, wave_s))
 
 

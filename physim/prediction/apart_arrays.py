@@ -177,6 +177,7 @@ class ApartArrays(eqx.Module):
                 first_share=min(load.concurrency / (load.requests or math.inf), 1.0),
                 answer_cv2=moments.output_cv2,
                 slots=float(slots_of(second)),
+                turns=load.turn_sample.mean_turns if load.conversing else 1.0,
             )
         own = [prompts, answers]
         if load.conversing:
