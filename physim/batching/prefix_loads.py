@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from physim.batching.demand import Demand
 from physim.batching.guards import FULLEST, TINY
-from physim.batching.kv_capacity import private_blocks
+from physim.batching.kv_capacity import prefix_hits, private_blocks
 from physim.batching.limits import HostTier, Limits
 from physim.batching.prefix_cache import hits
 from physim.step.model import StepModel
@@ -30,11 +30,13 @@ class Loads(NamedTuple):
         share: Share of the requests whose prefix does.
         link_s: How long one takes the link, seconds.
         host: What they come from.
+        tokens: Tokens of one.
     """
 
     share: Scalar
     link_s: Scalar
     host: HostTier
+    tokens: Scalar = 0.0
 
     def with_steps(self, model: StepModel) -> StepModel:
         """Step times with the loads that are a part of steps.
@@ -83,7 +85,13 @@ class Loads(NamedTuple):
 
 
 def found_anywhere(
-    limits: Limits, host: HostTier, demand: Demand, running: Scalar, on_gpu: Scalar
+    limits: Limits,
+    host: HostTier,
+    demand: Demand,
+    running: Scalar,
+    on_gpu: Scalar,
+    rate: Scalar = 0.0,
+    waited_s: Scalar = 0.0,
 ) -> Scalar:
     """Share of their prefixes' tokens that requests find in the GPU's memory or the host's.
 
@@ -96,7 +104,24 @@ def found_anywhere(
         demand: The load.
         running: Requests that run.
         on_gpu: Share that they find in the GPU's memory.
+        rate: Requests that end, 1/s; of account for turns of conversations alone.
+        waited_s: Time that a turn waits until it starts, seconds; likewise.
     """
+    if demand.contexts is None:
+        return _prefixes_anywhere(limits, host, demand, running, on_gpu)
+    blocks = jnp.where(host.copies > 0, host.blocks, limits.kv_blocks + host.blocks)
+    below = prefix_hits(replace(limits, kv_blocks=blocks), demand, running, rate, waited_s)
+    return jnp.where(
+        demand.contexts.followed > 0,
+        jnp.maximum(below, on_gpu),
+        _prefixes_anywhere(limits, host, demand, running, on_gpu),
+    )
+
+
+def _prefixes_anywhere(
+    limits: Limits, host: HostTier, demand: Demand, running: Scalar, on_gpu: Scalar
+) -> Scalar:
+    """Share of shared prefixes that is found in either."""
     prefixes = demand.prefixes.on(limits.ranks)
     shared = demand.prefixes.tokens / limits.block_size
     prompt = demand.private_tokens / limits.block_size
@@ -122,4 +147,7 @@ def loads_of(host: HostTier, demand: Demand, on_gpu: Scalar, found: Scalar) -> L
         on_gpu: Share of the prefixes' tokens that is found in the GPU's memory.
         found: Share that is found there or in the host's.
     """
-    return Loads(found - on_gpu, demand.prefixes.tokens * host.token_s, host)
+    tokens = demand.prefixes.tokens
+    if demand.contexts is not None:
+        tokens = jnp.where(demand.contexts.followed > 0, demand.evictable_tokens, tokens)
+    return Loads(found - on_gpu, tokens * host.token_s, host, tokens)

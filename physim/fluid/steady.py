@@ -275,7 +275,7 @@ def _balance(
             found = prefix_hits(limits, demand, runs, rate, waits)
             if limits.host is not None:
                 on_gpu = found
-                found = found_anywhere(limits, limits.host, demand, runs, on_gpu)
+                found = found_anywhere(limits, limits.host, demand, runs, on_gpu, rate, waits)
                 loads = loads_of(limits.host, demand, on_gpu, found)
                 by_link, loaded = loads.most(limits.ranks), loads.with_steps(model)
                 loading = loads.wait_s(rate, step, _busy(runs), demand, limits) / step
@@ -434,7 +434,7 @@ def _observed(
         hit_rate=demand.cached_tokens / demand.input_tokens,
         host_hit_rate=None
         if balance.loads is None
-        else balance.loads.share * demand.prefixes.tokens / demand.input_tokens,
+        else balance.loads.share * balance.loads.tokens / demand.input_tokens,
         mixed_share=steps.mixed_share,
         step=steps.mean,
         chances=chances(
