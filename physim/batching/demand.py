@@ -398,13 +398,15 @@ class Demand(eqx.Module):
     ) -> Demand:
         """The same requests, which wait for prefixes to come up from tiers below the GPU's memory.
 
+        They are those that find all that they may.
+
         Args:
             loading_s: For how long, mean over all of them, seconds.
             host_hit_rate: Share of the prompt tokens that come up.
             fetching_s: Of that time, what they wait for the disk; None for none.
             disk_hit_rate: Share of the prompt tokens that come from the disk; None for none.
         """
-        tokens = jnp.maximum(self.prefixes.tokens, TINY)
+        tokens = jnp.maximum(self.loadable_tokens, TINY)
         loaded = host_hit_rate * self.input_tokens / tokens
         fetched = None if disk_hit_rate is None else disk_hit_rate * self.input_tokens / tokens
         return replace(
@@ -461,6 +463,13 @@ class Demand(eqx.Module):
         if self.contexts is None:
             return self.cached_tokens
         return self.cached_tokens - self.contexts.prefix_tokens
+
+    @property
+    def loadable_tokens(self) -> Scalar:
+        """Prompt tokens that may come up from below the GPU's memory, mean: prefixes, or turns'."""
+        if self.contexts is None:
+            return self.prefixes.tokens
+        return jnp.where(self.contexts.followed > 0, self.evictable_tokens, self.prefixes.tokens)
 
     @property
     def clients(self) -> Scalar:

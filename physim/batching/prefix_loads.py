@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from physim.batching.demand import Demand
 from physim.batching.guards import FULLEST, TINY
-from physim.batching.kv_capacity import private_blocks
+from physim.batching.kv_capacity import prefix_hits, private_blocks
 from physim.batching.limits import Limits, LowerTiers
 from physim.batching.prefix_cache import hits
 from physim.step.model import StepModel
@@ -34,11 +34,13 @@ class Loads(NamedTuple):
             host's memory first: what comes from the disk passes both.
         links_s: How long one takes the link of each, seconds.
         lower: What they come from.
+        tokens: Tokens of one.
     """
 
     shares: tuple[Scalar, ...]
     links_s: tuple[Scalar, ...]
     lower: LowerTiers
+    tokens: Scalar
 
     def with_steps(self, model: StepModel) -> StepModel:
         """Step times with the loads that are a part of steps.
@@ -118,7 +120,13 @@ class Loads(NamedTuple):
 
 
 def found_down_to(
-    limits: Limits, lower: LowerTiers, demand: Demand, running: Scalar, on_gpu: Scalar
+    limits: Limits,
+    lower: LowerTiers,
+    demand: Demand,
+    running: Scalar,
+    on_gpu: Scalar,
+    rate: Scalar = 0.0,
+    waited_s: Scalar = 0.0,
 ) -> tuple[Scalar, ...]:
     """Shares of their prefixes' tokens that requests find down to each tier, the host's first.
 
@@ -131,7 +139,26 @@ def found_down_to(
         demand: The load.
         running: Requests that run.
         on_gpu: Share that they find in the GPU's memory.
+        rate: Requests that end, 1/s; of account for turns of conversations alone.
+        waited_s: Time that a turn waits until it starts, seconds; likewise.
     """
+    prefixes = _prefixes_down_to(limits, lower, demand, running, on_gpu)
+    if demand.contexts is None:
+        return prefixes
+    followed = demand.contexts.followed > 0
+    turns, above, blocks = [], on_gpu, limits.kv_blocks
+    for tier in lower.tiers:
+        blocks = blocks + tier.blocks
+        holding = replace(limits, kv_blocks=jnp.where(lower.copies > 0, tier.blocks, blocks))
+        above = jnp.maximum(prefix_hits(holding, demand, running, rate, waited_s), above)
+        turns.append(above)
+    return tuple(jnp.where(followed, *pair) for pair in zip(turns, prefixes, strict=True))
+
+
+def _prefixes_down_to(
+    limits: Limits, lower: LowerTiers, demand: Demand, running: Scalar, on_gpu: Scalar
+) -> tuple[Scalar, ...]:
+    """Shares of shared prefixes that are found down to each tier."""
     prefixes = demand.prefixes.on(limits.ranks)
     shared = demand.prefixes.tokens / limits.block_size
     prompt = demand.private_tokens / limits.block_size
@@ -162,9 +189,10 @@ def loads_of(lower: LowerTiers, demand: Demand, on_gpu: Scalar, found: Sequence[
         on_gpu: Share of the prefixes' tokens that is found in the GPU's memory.
         found: Share that is found down to each tier.
     """
-    above = (on_gpu, *found[:-1])
+    above, tokens = (on_gpu, *found[:-1]), demand.loadable_tokens
     return Loads(
         tuple(found[-1] - one for one in above),
-        tuple(demand.prefixes.tokens * tier.token_s for tier in lower.tiers),
+        tuple(tokens * tier.token_s for tier in lower.tiers),
         lower,
+        tokens,
     )

@@ -234,6 +234,9 @@ def _beyond_mean_load(
     if demand.loading_s is None or demand.loaded is None:
         return 0.0
     found = demand.cached_tokens / jnp.maximum(demand.prefixes.tokens, TINY)
+    if demand.contexts is not None:
+        # Turns of conversations find something, whatever their length.
+        found = jnp.where(demand.contexts.followed > 0, 1.0, found)
     place, chance = points[:, _REQUEST], (points[:, _REQUEST] * STRATA) % 1.0
     of_found = jax.nn.sigmoid((found - place) / EDGE)
 

@@ -300,7 +300,7 @@ def _balance(
             found = prefix_hits(limits, demand, runs, rate, waits)
             if limits.lower is not None:
                 on_gpu = found
-                every = found_down_to(limits, limits.lower, demand, runs, on_gpu)
+                every = found_down_to(limits, limits.lower, demand, runs, on_gpu, rate, waits)
                 loads, found = loads_of(limits.lower, demand, on_gpu, every), every[-1]
                 by_link, loaded = loads.most(limits.ranks), loads.with_steps(model)
                 loading = loads.loading_s(rate, step, _busy(runs), demand, limits) / step
@@ -349,9 +349,11 @@ def _busy(running: Scalar) -> Scalar:
     return -jnp.expm1(-running)
 
 
-def _coming_up(share: Scalar | None, demand: Demand) -> Scalar | None:
+def _coming_up(share: Scalar | None, loads: Loads | None, demand: Demand) -> Scalar | None:
     """Share of the prompt tokens that come up, for such a share of the requests."""
-    return None if share is None else share * demand.prefixes.tokens / demand.input_tokens
+    if share is None or loads is None:
+        return None
+    return share * loads.tokens / demand.input_tokens
 
 
 def _counted(state: SteadyState, balance: _Balance, demand: Demand, limits: Limits) -> SteadyState:
@@ -464,8 +466,8 @@ def _observed(
         running=running,
         kv_use=kv_use(limits, demand, running, demand.age),
         hit_rate=demand.cached_tokens / demand.input_tokens,
-        host_hit_rate=_coming_up(demand.loaded, demand),
-        disk_hit_rate=_coming_up(demand.fetched, demand),
+        host_hit_rate=_coming_up(demand.loaded, balance.loads, demand),
+        disk_hit_rate=_coming_up(demand.fetched, balance.loads, demand),
         fetching_s=demand.fetching_s,
         mixed_share=steps.mixed_share,
         step=steps.mean,

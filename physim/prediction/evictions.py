@@ -18,7 +18,7 @@ def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[s
     """
     load, kv = case.demanded, case.server.kv
     if load.conversing:
-        return _of_turns(case, hit_rate)
+        return _of_turns(case, hit_rate, host_hit_rate)
     blocks = round(load.cached_tokens) // kv.block_size
     whole = blocks * kv.block_size / load.mean_input
     # Lengths say themselves what is found.
@@ -74,7 +74,7 @@ def slow_writes(case: Case, requests_per_s: float, hit_rate: float) -> list[str]
     ]
 
 
-def _of_turns(case: Case, hit_rate: float) -> list[str]:
+def _of_turns(case: Case, hit_rate: float, host_hit_rate: float) -> list[str]:
     """What becomes of what was said before turns of conversations."""
     load, kv = case.demanded, case.server.kv
     turns, lines = load.turn_sample, []
@@ -89,7 +89,7 @@ def _of_turns(case: Case, hit_rate: float) -> list[str]:
             f"one comes, and computed anew, in a cache of {kv.blocks:,} KV blocks"
         )
     if kv.host is not None:
-        lines.append("what was said before turns is not looked for in the host's memory")
+        lines.append(f"{host_hit_rate:.1%} of prompt tokens come up from the host's memory")
     if ranks > 1:
         lines.append(
             f"turns go to any of {ranks} data-parallel ranks, and find what was said before them "

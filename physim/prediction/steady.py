@@ -139,12 +139,11 @@ def latencies_at_points(state: SteadyState, demand: Demand) -> Drawn:
         state: The steady state.
         demand: The load.
     """
-    demand = demand.with_hit_rate(state.hit_rate)
     if state.host_hit_rate is not None:
         demand = demand.with_loads(
             state.first_token.loading, state.host_hit_rate, state.fetching_s, state.disk_hit_rate
         )
-    return steady_latencies(state.chances, state.itl, demand)
+    return steady_latencies(state.chances, state.itl, demand.with_hit_rate(state.hit_rate))
 
 
 def _prediction(

@@ -118,14 +118,14 @@ def _run(
         hit_rate: Scalar,
         tiers: Float[AnyArray, " 2"] | None,
     ) -> tuple[Trajectory, Summary]:
-        demand, model = system.demand.with_hit_rate(hit_rate), system.model(corrections)
+        demand, model = system.demand, system.model(corrections)
         lower = system.limits.lower
         if tiers is not None and lower is not None:
             loaded, loading = tiers
             demand = demand.with_loads(loading, loaded)
             found = (demand.loaded,) * len(lower.tiers)
             model = loads_of(lower, demand, 0.0, found).with_steps(model)
-        fluid = Fluid.tabulated(model, demand, system.limits)
+        fluid = Fluid.tabulated(model, demand.with_hit_rate(hit_rate), system.limits)
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 
