@@ -299,7 +299,7 @@ def test_the_waits_for_two_tiers_by_hand():
     demand, limits = demand_of(9, "uniform"), Limits(64, 2048, 10_000, 1000, async_scheduling=False)
     demand = dataclasses.replace(demand, arrival_cv2=1.0)
     lower = LowerTiers((LowerTier(1000.0), LowerTier(1000.0, latency_s=0.002)))
-    loads = Loads((0.5, 0.25), (0.04, 0.2), lower)
+    loads = Loads((0.5, 0.25), (0.04, 0.2), lower, 640.0)
     # The disk is the bottleneck: 1 / (0.25 x 0.2) a second.
     assert loads.most(1) == pytest.approx(20.0)
     at = (8.0, 0.02)

@@ -405,7 +405,7 @@ def test_the_wait_for_a_load_by_hand():
     """Half of the requests load for 40 ms each, 10 a second: the link is busy a fifth of a time."""
     demand, limits = demand_of(9, "uniform"), Limits(64, 2048, 10_000, 1000, async_scheduling=False)
     demand = dataclasses.replace(demand, arrival_cv2=1.0)
-    loads = Loads((0.5,), (0.04,), LowerTiers((LowerTier(1000.0, latency_s=0.001),)))
+    loads = Loads((0.5,), (0.04,), LowerTiers((LowerTier(1000.0, latency_s=0.001),)), 640.0)
     # M/D/1: 0.04 x 0.2 / (2 x 0.8).
     load = 0.04 + 0.005 + 0.001
     assert loads.most(1) == pytest.approx(50.0)
