@@ -49,8 +49,6 @@ def test_a_turn_has_the_prompts_that_come_in_it():
     # A hundred prompts a second come in 11 ms of decoding and in what steps for prompts take.
     given = {"decode_s": 11e-3, "fixed_s": 9e-3, "each_s": 1.5e-3, "further_s": 0.0}
     fixed = {
-        "others_s": 5e-3,
-        "slower_s": 5e-3,
         "dealt": 1.0,
         "several": 1e9,
         "arrival_cv2": 1.0,
@@ -97,7 +95,8 @@ def test_a_rank_decodes_while_no_other_has_prompts(ranks, prompts):
 def test_others_decode_in_the_steps_that_are_not_theirs():
     # Of two ranks, each with prompts in half of its steps: of the four pairs three have some, and
     # in two of these the other decodes.
-    two = Run.from_steps(0.5, 1.0, 2.0, 0.0)
+    two = Run(0.5, 1.0, 1.0, sole_rank(1.0, 2.0, 0.0))
     assert two.of_any == pytest.approx(1.5)
-    assert two.others_decode == two.any_decodes == pytest.approx(2 / 3)
-    assert Run.from_steps(0.5, 1.0, 1.0, 0.0).others_decode == 0.0
+    assert two.others_that_decode(2.0, 0.0) == pytest.approx((2 / 3, 2 / 3))
+    one = Run(0.5, 1.0, 1.0, sole_rank(1.0, 1.0, 0.0))
+    assert one.others_that_decode(1.0, 0.0) == (0.0, 0.0)

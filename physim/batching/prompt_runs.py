@@ -34,8 +34,6 @@ class DecodeCycle(NamedTuple):
         fixed_s: What a step for prompts takes however many they are.
         each_s: What each prompt adds to it.
         further_s: What each prompt beyond `several` adds beyond that.
-        others_s: What the tokens of other ranks add to it were all of them to decode meanwhile,
-        slower_s: and what one that decodes takes longer.
         several: Prompts up to which each adds as much.
         prompts: Prompts of all its steps, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
@@ -52,8 +50,6 @@ class DecodeCycle(NamedTuple):
     fixed_s: Scalar
     each_s: Scalar
     further_s: Scalar
-    others_s: Scalar
-    slower_s: Scalar
     several: Scalar
     prompts: Scalar
     arrival_cv2: Scalar
@@ -73,43 +69,30 @@ class Run(NamedTuple):
         steps: How many there are, mean.
         after_own: How many there are after a request's own prompt, until it decodes.
         sole_rank: Chance that no other rank has prompts in a step that decodes.
-        others_decode: Share of the other ranks that decode in a step with prompts,
-        any_decodes: and the chance that one does.
     """
 
     chance: Scalar
     steps: Scalar
     after_own: Scalar
     sole_rank: Scalar
-    others_decode: Scalar
-    any_decodes: Scalar
-
-    @classmethod
-    def from_steps(cls, chance: Scalar, steps: Scalar, ranks: Scalar, dealt: Scalar) -> Run:
-        """A run of so many steps, on each of so many ranks.
-
-        Args:
-            chance: Chance that there are any.
-            steps: How many there are, mean.
-            ranks: How many ranks there are.
-            dealt: Share of the prompts that ranks get in turn.
-        """
-        sole, busy = sole_rank(steps, ranks, dealt), steps / (1.0 + steps)
-        some = jnp.maximum(busy + (1.0 - busy) * (1.0 - sole), TINY)
-        others_decode = ranks * (1.0 - busy / some) / jnp.maximum(ranks - 1.0, 1.0)
-        any_decodes = 1.0 - all_busy(busy, ranks, dealt) / some
-        return cls(
-            chance,
-            steps,
-            steps,
-            sole,
-            *(jnp.clip(x, 0.0, 1.0) for x in (others_decode, any_decodes)),
-        )
 
     @property
     def of_any(self) -> Scalar:
         """Steps of a cycle with prompts of any rank."""
         return 1.0 + self.steps - self.sole_rank
+
+    def others_that_decode(self, ranks: Scalar, dealt: Scalar) -> tuple[Scalar, Scalar]:
+        """Share of the other ranks that decode beside prompts, and the chance that one does.
+
+        Args:
+            ranks: How many ranks there are.
+            dealt: Share of the prompts that ranks get in turn.
+        """
+        busy = self.steps / (1.0 + self.steps)
+        some = jnp.maximum(self.of_any / (1.0 + self.steps), TINY)
+        share = ranks * (1.0 - busy / some) / jnp.maximum(ranks - 1.0, 1.0)
+        chance = 1.0 - all_busy(busy, ranks, dealt) / some
+        return jnp.clip(share, 0.0, 1.0), jnp.clip(chance, 0.0, 1.0)
 
 
 def run_of(cycle: DecodeCycle) -> Run:
@@ -128,8 +111,8 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
     """How much more, in logarithm, a rate brings than a cycle has; and the run."""
     rate, ranks = jnp.exp(log_rate), cycle.ranks
 
-    def after(step_s: Scalar, fixed_s: Scalar) -> tuple[Scalar, Scalar]:
-        seen_s = (cycle.every * step_s, fixed_s)
+    def after(step_s: Scalar) -> tuple[Scalar, Scalar]:
+        seen_s = (cycle.every * step_s, cycle.fixed_s)
         waiting, fixed = (jnp.maximum(rate * s / ranks, TINY) for s in seen_s)
         each = jnp.maximum(rate * cycle.each_s, 0.0)
         chance, steps = (
@@ -138,16 +121,15 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
         more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
         return chance, cycle.least + cycle.room * more
 
-    step_s, fixed_s = cycle.decode_s, cycle.fixed_s
+    step_s = cycle.decode_s
     for _ in range(_ROUNDS):
-        run = Run.from_steps(*after(step_s, fixed_s), ranks, cycle.dealt)
-        fixed_s = cycle.fixed_s + run.others_decode * cycle.others_s
-        fixed_s += run.any_decodes * cycle.slower_s
+        chance, steps = after(step_s)
+        run = Run(chance, steps, steps, sole_rank(steps, ranks, cycle.dealt))
         count = cycle.prompts / run.of_any
-        prompts_s = fixed_s + cycle.each_s * count
+        prompts_s = cycle.fixed_s + cycle.each_s * count
         prompts_s += cycle.further_s * jnp.maximum(count - cycle.several, 0.0)
         step_s = run.sole_rank * cycle.decode_s + (1.0 - run.sole_rank) * prompts_s
-    run = run._replace(after_own=after(prompts_s, fixed_s)[1])
+    run = run._replace(after_own=after(prompts_s)[1])
     seconds = jnp.log(run.sole_rank * cycle.decode_s + run.of_any * prompts_s)
     return log_rate + seconds - jnp.log(cycle.prompts), run
 

@@ -252,8 +252,6 @@ def _steps_apart(
             fixed_s=one.interval - each.interval,
             each_s=each.interval * chunks.number,
             further_s=(further.interval - each.interval) * chunks.number,
-            others_s=kinds.others.interval,
-            slower_s=kinds.slower.interval,
             several=several / chunks.number,
             prompts=arrivals,
             arrival_cv2=cv2 * in_turn,
@@ -265,7 +263,7 @@ def _steps_apart(
             dealt=1.0 - occupancy.replacing,
         )
     )
-    longer_beside = kinds.beside_ranks(run.others_decode, run.any_decodes)
+    longer_beside = kinds.beside_ranks(*run.others_that_decode(ranks, 1.0 - occupancy.replacing))
     kinds = kinds._replace(prompts=jax.tree.map(jnp.add, kinds.prompts, longer_beside))
 
     def for_prompts(count: Scalar) -> StepTime:
