@@ -30,6 +30,7 @@ FORMS = {
     "percentiles._NARROW": "a published fit to the Weibull distribution",
     "batch_statistics.decoding": "roots of the second Charlier polynomial",
     "benchmark.benchmark": "the mean of a square",
+    "ending._longest": "Wilson and Hilferty's cube root",
     "percentiles.lattice": "the kernel of Sloan and Reztsov",
     "queueing.wait_for_tokens": "the sum of squares",
     "step_kinds._of_fullest": "Blom's quantile of the largest of some normal numbers",

@@ -15,6 +15,10 @@ from jaxtyping import Float
 from physim.batching.guards import LITTLE, SMALL
 from physim.types import AnyArray, Scalar
 
+# How often the requests that run and what they find in the prefix cache are made to agree: what is
+# evicted hardly changes how many run (tests/test_prefix_hits.py).
+PASSES = 2
+
 # Newton's steps from below: of these caches a step gets as far as a prefix takes to be asked for
 # once, or a think time, so that one which all but holds a working set takes the most
 # (tests/test_prefix_cache.py, tests/test_conversations.py).

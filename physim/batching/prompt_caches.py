@@ -10,16 +10,19 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from physim.batching.contexts import Blocks, Contexts, contexts_found
+from physim.batching.guards import SMALL
 from physim.batching.kv_capacity import blocks_of
 from physim.batching.limits import Limits
+from physim.batching.prefix_cache import PASSES
 from physim.inputs.load import Load
 from physim.service.routers import BY_PREFIX
 from physim.service.service import Pool
 from physim.types import Scalar
 
-# Times that what is found and the waits that follow from it are gone through, and a wait beyond
-# which nothing is found, seconds.
-EVICTION_PASSES, LONG_S = 4, 1e6
+# Times that what is found and the waits that follow from it are gone through, which change more.
+EVICTION_PASSES = 2 * PASSES
+# A wait beyond which nothing is found, seconds.
+LONG_S = 1.0 / SMALL
 
 
 class PromptCaches(eqx.Module):

@@ -362,7 +362,8 @@ def kinds_at(
     times = jax.vmap(model)(every)
     others = slower = jax.tree.map(lambda x: 0.0 * x[0], times)
     if separate:
-        alone, prompt, decodes = (jax.tree.map(lambda x, i=i: x[i], times) for i in (-3, -2, -1))
+        three: StepTime = jax.tree.map(lambda x: x[-3:], times)
+        alone, prompt, decodes = (jax.tree.map(lambda x, i=i: x[i], three) for i in (0, 1, 2))
         others = jax.tree.map(jnp.subtract, prompt, alone)
         # A step ends with the slowest rank.
         waits = decodes.latency > prompt.latency

@@ -24,6 +24,7 @@ from physim.batching.kv_capacity import kv_cv2, kv_slots, kv_use, prefix_hits
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
+from physim.batching.prefix_cache import PASSES
 from physim.batching.prefix_loads import Loads, found_down_to, loads_of
 from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
@@ -46,9 +47,6 @@ _SHORTEST_STEP_S, _LONGEST_STEP_S = 1e-7, 1e3
 # benchmarks/fluid_against_replay.py.
 _PART_FULL, _SOON = 0.7, 10.0
 _TAKEN = (1.0, _PART_FULL)
-# How often the requests that run and what they find in the prefix cache are made to agree: what is
-# evicted hardly changes how many run (tests/test_prefix_hits.py).
-_PASSES = 2
 
 
 class SteadyState(eqx.Module):
@@ -289,7 +287,7 @@ def _balance(
     found = jnp.ones(())
     if demand.found_or_not is not None:
         new_tokens = demand.new_tokens
-        for _ in range(_PASSES):
+        for _ in range(PASSES):
             # Prompts whose prefix was evicted are computed whole, so that fewer may run at once.
             rate = served(jnp.ones(()), new_tokens)
             runs = rate * step * (1.0 + decode_steps)
