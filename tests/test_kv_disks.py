@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits_by_hand import config_of
+from shared_prefixes import PREFIX, REST, demand_of, requests_of_four_prefixes
 
 import physim
 from physim.batching.demand import Demand
@@ -154,15 +155,7 @@ def random_requests(seed: int) -> tuple[Any, list[Request]]:
         disk=True,
         fetches_early=bool(rng.random() < 0.5),
     )
-    size, count = int(rng.choice([1, 2, 4])), int(rng.integers(2, 50))
-    segments = [Segment(0, int(rng.integers(4, 60)), size) for _ in range(4)]
-    requests = []
-    for n, at_s in enumerate(np.sort(rng.uniform(0, 4, count)).tolist()):
-        segment = segments[rng.integers(4)]
-        prompt = segment.end * size + int(rng.integers(1, 30))
-        requests.append(Request(n, at_s, prompt, int(rng.integers(1, 30)), path=[segment]))
-    least = max(-(-(one.input_tokens + one.output_tokens) // size) for one in requests)
-    blocks = int(least * rng.choice([1, 1.5, 3]))
+    size, requests, blocks = requests_of_four_prefixes(rng)
     host, disk = (int(blocks * rng.choice([0.2, 0.7, 2])) + 1 for _ in range(2))
     limits = {"async_scheduling": bool(rng.random() < 0.5), "prompts_apart": bool(seed % 3 == 0)}
     return engine_with(blocks, host, 2 * disk, kept, size, **limits), requests
@@ -215,17 +208,7 @@ def test_random_replays_lose_nothing_and_stay_within_every_tier(seeds):
 
 # The fluid: hit rates by tier.
 
-# Blocks of a prefix and of the rest of a prompt, which alone is left of one-token answers.
-PREFIX, REST = 32, 6
 COPIED, MOVED = 1.0, 0.0
-
-
-def demand_of(number: int, popularity: str) -> Demand:
-    tokens, cached = 16.0 * (PREFIX + REST), 16.0 * PREFIX
-    load = physim.Load(
-        tokens, 1, rate=1.0, cached_tokens=cached, prefixes=number, popularity=popularity
-    )
-    return Demand.from_load(load, 16)
 
 
 @jax.jit

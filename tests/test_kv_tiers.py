@@ -13,6 +13,7 @@ from commands import refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits_by_hand import config_of
+from shared_prefixes import PREFIX, REST, demand_of, requests_of_four_prefixes
 
 import physim
 from physim.batching.demand import Demand
@@ -245,15 +246,7 @@ def random_requests(seed: int) -> tuple[Any, list[Request]]:
         outputs=bool(rng.random() < 0.5),
         loads=str(rng.choice([ASYNCHRONOUS, LAYERED, SERIAL])),
     )
-    size, count = int(rng.choice([1, 2, 4])), int(rng.integers(2, 50))
-    segments = [Segment(0, int(rng.integers(4, 60)), size) for _ in range(4)]
-    requests = []
-    for n, at_s in enumerate(np.sort(rng.uniform(0, 4, count)).tolist()):
-        segment = segments[rng.integers(4)]
-        prompt = segment.end * size + int(rng.integers(1, 30))
-        requests.append(Request(n, at_s, prompt, int(rng.integers(1, 30)), path=[segment]))
-    least = max(-(-(one.input_tokens + one.output_tokens) // size) for one in requests)
-    blocks = int(least * rng.choice([1, 1.5, 3]))
+    size, requests, blocks = requests_of_four_prefixes(rng)
     kv = store(blocks, int(blocks * rng.choice([0.2, 1, 4])) + 1, kept, size)
     limits = {"async_scheduling": bool(rng.random() < 0.5), "prompts_apart": bool(seed % 3 == 0)}
     limits["whole_requests"] = bool(seed % 5 == 0)
@@ -321,20 +314,6 @@ SHARED: dict[str, Any] = {
     "fit": "none",
 }
 BLOCK_BYTES = 2_621_440
-# Blocks of a prefix and of the rest of a prompt, which alone is left of one-token answers.
-PREFIX, REST = 32, 6
-
-
-def demand_of(number: int, popularity: str) -> Demand:
-    load = physim.Load(
-        16.0 * (PREFIX + REST),
-        1,
-        rate=1.0,
-        cached_tokens=16.0 * PREFIX,
-        prefixes=number,
-        popularity=popularity,
-    )
-    return Demand.from_load(load, 16)
 
 
 @jax.jit

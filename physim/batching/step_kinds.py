@@ -362,12 +362,7 @@ def kinds_at(
     times = jax.vmap(model)(every)
     others = slower = jax.tree.map(lambda x: 0.0 * x[0], times)
     if separate:
-        three: StepTime = jax.tree.map(lambda x: x[-3:], times)
-        alone, prompt, decodes = (jax.tree.map(lambda x, i=i: x[i], three) for i in (0, 1, 2))
-        others = jax.tree.map(jnp.subtract, prompt, alone)
-        # A step ends with the slowest rank.
-        waits = decodes.latency > prompt.latency
-        slower = jax.tree.map(lambda d, p: jnp.where(waits, d - p, 0.0), decodes, prompt)
+        others, slower = _longer_beside_ranks(jax.tree.map(lambda x: x[-3:], times))
         times = jax.tree.map(lambda x: x[:-2], times)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
     cv2 = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
@@ -406,6 +401,20 @@ def _beside_ranks(prompt: Batch, decodes: Batch) -> list[Batch]:
         replace(prompt, prompts_elsewhere=alongside),
         replace(decodes, elsewhere=others + tokens),
     ]
+
+
+def _longer_beside_ranks(times: StepTime) -> tuple[StepTime, StepTime]:
+    """How much longer a prompt's step is by the tokens of other ranks, and by waiting for them.
+
+    Args:
+        times: Times of a step with a prompt and nobody who decodes, and of `_beside_ranks`.
+    """
+    alone, prompt, decodes = (jax.tree.map(lambda x, i=i: x[i], times) for i in (0, 1, 2))
+    # A step ends with the slowest rank.
+    waits = decodes.latency > prompt.latency
+    others: StepTime = jax.tree.map(jnp.subtract, prompt, alone)
+    slower: StepTime = jax.tree.map(lambda d, p: jnp.where(waits, d - p, 0.0), decodes, prompt)
+    return others, slower
 
 
 def _so_long(

@@ -241,7 +241,8 @@ def _steps_apart(
     looks, every = looks_at(prefilling, limits), limits.receive_every
     ranks = jnp.where(demand.closed, 1.0, limits.ranks)
     # What arrives goes to the rank with the fewest, so that each gets its prompts more evenly.
-    in_turn = 1.0 - (1.0 - 1.0 / ranks) * (1.0 - occupancy.replacing)
+    dealt = 1.0 - occupancy.replacing
+    in_turn = 1.0 - (1.0 - 1.0 / ranks) * dealt
     of_rank = prefilling / ranks
     # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
     share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, budget)
@@ -260,10 +261,10 @@ def _steps_apart(
             least=jnp.maximum(share, of_rank / budget),
             most=of_rank,
             room=room,
-            dealt=1.0 - occupancy.replacing,
+            dealt=dealt,
         )
     )
-    longer_beside = kinds.beside_ranks(*run.others_that_decode(ranks, 1.0 - occupancy.replacing))
+    longer_beside = kinds.beside_ranks(*run.others_that_decode(ranks, dealt))
     kinds = kinds._replace(prompts=jax.tree.map(jnp.add, kinds.prompts, longer_beside))
 
     def for_prompts(count: Scalar) -> StepTime:

@@ -143,7 +143,8 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
     demand = demand.where_found(balance.found).thinking(balance.throughput)
     if balance.loads is not None:
         running = balance.occupancy.batch + balance.occupancy.prefilling
-        demand = _with_loads(demand, balance, jnp.exp(log_step), _busy(running), limits)
+        circumstances = balance.throughput, jnp.exp(log_step), _busy(running), demand, limits
+        demand = _with_loads(demand, balance.loads, circumstances)
         model = balance.loads.with_steps(model)
     state = _observed(jnp.exp(log_step), balance, crowded, model, demand, limits)
     if demand.concurrency is None:
@@ -186,12 +187,9 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
 
 
 def _with_loads(
-    demand: Demand, balance: _Balance, step: Scalar, busy: Scalar, limits: Limits
+    demand: Demand, loads: Loads, circumstances: tuple[Scalar, Scalar, Scalar, Demand, Limits]
 ) -> Demand:
     """The load with the times that its requests wait for prefixes to come up."""
-    loads, circumstances = balance.loads, (balance.throughput, step, busy, demand, limits)
-    if loads is None:
-        return demand
     loading = loads.loading_s(*circumstances)
     if len(loads.shares) == 1:
         return replace(demand, loading_s=loading, loaded=loads.shares[0])

@@ -109,7 +109,7 @@ class _Services:
             for case in cases
         ]
         own = [case.of_pool(way.first) for case, way in zip(self.cases, self._ways, strict=True)]
-        self.prompts = self._queues(own, self._ways)
+        self.prompts = self._queues(own, self._ways, corrections)
         # Turns of conversations of which all that was said before them is evicted.
         rows = [row for row, case in enumerate(cases) if case.demanded.conversing]
         ways = [self._ways[row] for row in rows]
@@ -120,17 +120,15 @@ class _Services:
             )
             for row in rows
         ]
-        queues = self._queues(missed, ways, rows)
+        queues = self._queues(missed, ways, [corrections[row] for row in rows])
         self._evictions = dict(zip(rows, zip(queues, kept, strict=True), strict=True))
 
     def _queues(
-        self, cases: Sequence[Case], ways: Sequence[Way], rows: Sequence[int] | None = None
+        self, cases: Sequence[Case], ways: Sequence[Way], corrections: Sequence[Corrections]
     ) -> list[PromptQueue]:
-        """The queues of servers that compute prompts, of all cases or those in some rows."""
+        """The queues of servers that compute prompts."""
         if not cases:
             return []
-        own = self._corrections
-        corrections = own if rows is None else [own[row] for row in rows]
         # Of requests that hardly come, each comes alone.
         alone = self._predict(
             [replace(case, load=replace(case.demanded, rate=ALONE_RPS)) for case in cases],

@@ -44,7 +44,7 @@ class LowerCache:
 
     def below(self, segment: Segment) -> int:
         """Blocks of a segment that are here and not in the GPU's memory, next to those that are."""
-        count = self._queue.get(segment, 0)
+        count = self.count(segment)
         return max(count - segment.present, 0) if self.copies else count
 
     def put(self, segment: Segment | None, blocks: int) -> None:
