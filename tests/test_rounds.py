@@ -342,5 +342,5 @@ def test_the_first_requests_wait_for_a_warm_up():
 
 def test_a_warm_up_is_of_clients_who_send_a_number_of_requests():
     for load in ({"rate": 2.0}, {"concurrency": 4}):
-        with pytest.raises(physim.InputError, match="warm_up_s: is of clients"):
+        with pytest.raises(physim.InputError, match="warm_up_s: is for clients"):
             physim.Load(100, 100, warm_up_s=1.0, **load)
