@@ -11,7 +11,7 @@ from limits_by_hand import config_of
 
 import physim
 from physim.batching.limits import Limits
-from physim.prediction.apart import room_rps
+from physim.batching.room_ahead import RoomAhead
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.kv_cache import KVCache
 from physim.replay.room import Room
@@ -140,8 +140,14 @@ def test_how_many_have_room_by_hand():
     options = {"gpu": "h100_sxm", "input_tokens": 2000, "output_tokens": 201, "rate": 1.0}
     options |= {"prefill": "tp=1", "decode": "tp=1,kv_blocks=4000"}
     case = physim.Case.from_options(MODEL, engine="sglang", **options)
-    assert room_rps(case, 0.3, 0.01) == pytest.approx(64_000 / (0.3 * 2512 + 2.0 * 2612.5))
-    assert room_rps(physim.Case.from_options(MODEL, **options), 0.3, 0.01) == np.inf
+    room = RoomAhead.of_pool(case.service.pool_of(DECODE), case.demanded)
+    assert room is not None
+    assert room.rps(0.3, 2.0) == pytest.approx(64_000 / (0.3 * 2512 + 2.0 * 2612.5))
+    # Of few places as many requests have one as are there for 2.3 s.
+    few = dataclasses.replace(room, places=23.0)
+    assert few.rps(0.3, 2.0) == pytest.approx(10.0)
+    other = physim.Case.from_options(MODEL, **options)
+    assert RoomAhead.of_pool(other.service.pool_of(DECODE), other.demanded) is None
 
 
 @pytest.mark.slow

@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from physim.batching.demand import Demand
 from physim.batching.limits import Limits
 from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
+from physim.batching.room_ahead import RoomAhead
 from physim.batching.root_finding import bracketed_root
 from physim.fluid.ending import ends_later
 from physim.fluid.passage import (
     ALONE_RPS,
     LEAST_SHARE,
     MOST_SHARE,
+    NEARLY,
     FullSteps,
     Passage,
     chance_of_clients,
@@ -148,7 +150,8 @@ class _Journey(NamedTuple):
 
     Attributes:
         ttft: Mean time to first token.
-        wait: Of it, what prompts wait for others.
+        before: Of it, until a prompt is there where it is answered,
+        wait: and of that, what prompts wait for others.
         answer: From the first token to the last.
         itl: From one token to the next.
         too_many: Whether more come than can generate.
@@ -156,6 +159,7 @@ class _Journey(NamedTuple):
     """
 
     ttft: Scalar
+    before: Scalar
     wait: Scalar
     answer: Scalar
     itl: Scalar
@@ -170,6 +174,7 @@ class _Way(NamedTuple):
         count: How many of these there are.
         answers: Servers that generate.
         passage: What is between them.
+        room: What they make room in before prompts are computed; None where they make none.
         missed: The pool that computes prompts where turns find none of those before,
         evictions: and what is evicted there; None for all that is kept.
     """
@@ -177,6 +182,7 @@ class _Way(NamedTuple):
     count: Scalar
     answers: Replicas
     passage: Passage
+    room: RoomAhead | None = None
     missed: _Prompts | None = None
     evictions: Evictions | None = None
 
@@ -189,6 +195,7 @@ def pools_state(
     full_steps: FullSteps | None = None,
     clients: ReturningClients | None = None,
     evictions: Evictions | None = None,
+    room: RoomAhead | None = None,
 ) -> PoolsState:
     """The steady state of two pools: differentiable, and made to be vmapped.
 
@@ -201,9 +208,10 @@ def pools_state(
             beside its own steady state.
         clients: Who comes at a rate of their own making; None for requests at ``rate``.
         evictions: What becomes of the prompts before turns; None where none are evicted.
+        room: What the second pool makes room in before prompts are computed; None for none.
     """
     first = _prompts(prompts, full_steps, passage.prompt_cv2)
-    way = _Way(prompts.count, answers, passage)
+    way = _Way(prompts.count, answers, passage, room)
     if evictions is not None:
         missed = _prompts(evictions.missed, evictions.full_steps, evictions.missed_cv2)
         way = way._replace(missed=missed, evictions=evictions)
@@ -214,6 +222,8 @@ def pools_state(
     if evictions is not None:
         ends = jnp.minimum(found.prompts.most_rps, ends)
     above = (rate >= ends) | found.too_many
+    if room is not None:
+        above |= rate >= room.rps(found.before, found.answer)
     ttft = jnp.where(above, jnp.inf, found.ttft)
     return PoolsState(ttft, found.itl, ttft + found.answer, jnp.minimum(rate, ends))
 
@@ -280,8 +290,9 @@ def _journey(
             found = way.evictions.caches.found(rate, stay, waited, away)
             prompts = every.evicted(way.missed, found, way.evictions.longer)
             wait, between = waits(prompts)
-    ttft = prompts.stay_s + wait + between + begin - handed
-    return _Journey(ttft, wait, answer, second.itl, second.saturated, prompts)
+    before = prompts.stay_s + wait + between
+    ttft = before + begin - handed
+    return _Journey(ttft, before, wait, answer, second.itl, second.saturated, prompts)
 
 
 def _of_clients(
@@ -305,6 +316,8 @@ def _of_clients(
         one = _journey(rate, prompts, None, way, clients.answer_cv2)
         stay = one.ttft + one.answer + clients.think_s
         more = jnp.maximum(rate * stay / clients.count, rate * one.answer / clients.slots)
+        if way.room is not None:
+            more = jnp.maximum(more, rate / way.room.rps(one.before, one.answer))
         more = jnp.maximum(jnp.log(more), log_rate - jnp.log(MOST_SHARE * ends))
         # What compares has no number to differentiate.
         one = one._replace(too_many=1.0 * one.too_many)
@@ -316,8 +329,9 @@ def _of_clients(
     )
     rate = jnp.exp(log_rate)
     all_come = jnp.minimum(clients.count / (one.ttft + one.answer + clients.think_s), ends)
-    has_slots = rate * one.answer < MOST_SHARE * clients.slots
-    served = jnp.where(has_slots, all_come, rate)
+    # Clients that there is no room for wait for it.
+    held = rate < NEARLY * jnp.minimum(MOST_SHARE * ends, all_come)
+    served = jnp.where(held, rate, all_come)
     ttft = clients.count / served - clients.think_s - one.answer
     # Those who send their first requests at once wait for one another's prompts.
     at_once = (clients.count - 1.0) / (2.0 * one.prompts.most_rps)

@@ -17,7 +17,7 @@ from physim.batching.prompt_caches import PromptCaches
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.ending import ends_later
-from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE
+from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE, NEARLY
 from physim.inputs.case import Case
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
@@ -236,8 +236,9 @@ def _of_clients(
     # Of more clients than prompts that can be computed, as many come as can.
     stays = np.array([one.e2e_s for one in found])
     all_come = np.minimum(clients / (stays + think_s), ends)
-    answered = rates * np.array([one.answer_s for one in found])
-    served = np.where(answered < MOST_SHARE * slots, all_come, rates)
+    # Clients that there is no room for wait for it.
+    held = rates < NEARLY * np.minimum(MOST_SHARE * ends, all_come)
+    served = np.where(held, rates, all_come)
     found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
     columns = cases, found, calm, services.firsts(found), served.tolist()
     return [_of_waits(*row) for row in zip(*columns, strict=True)]
@@ -337,32 +338,10 @@ def _prediction(
     )
 
 
-def room_rps(case: Case, before_s: float, itl_s: float) -> float:
-    """About how many requests per second have room where it is made before prompts are computed.
-
-    A request has its prompt's blocks from when it comes, and those of its answer as that comes,
-    beside tokens that are kept free; as many do as come while one lasts (Little's law). Infinite
-    where room is made once prompts are computed.
-
-    Args:
-        case: The case.
-        before_s: How long a prompt is computed and sent, seconds.
-        itl_s: Time from one token of an answer to the next, seconds.
-    """
-    load, pool = case.demanded, case.service.pool_of(DECODE)
-    reserved = pool.server.policy.reserved_tokens
-    if reserved is None:
-        return math.inf
-    prompt, answer = load.mean_input, load.mean_output
-    answer_s = itl_s * (answer - 1.0)
-    of_one = before_s * (prompt + reserved) + answer_s * (prompt + answer / 2.0 + reserved)
-    return pool.replicas * pool.server.parallelism.dp * pool.server.kv.tokens / of_one
-
-
 def _of_room(case: Case, one: Journey) -> tuple[str, ...]:
     """What the fluid leaves out of room that is made before prompts are computed, or nothing."""
-    most = room_rps(case, one.prompts.stay_s + one.between_s, one.second.itl_s or 0.0)
-    if one.rate < _ROOMY * most:
+    most = one.room_rps
+    if case.demanded.concurrency is not None or one.rate < _ROOMY * most:
         return ()
     return (
         f"{case.server_of(DECODE).profile.engine} computes a prompt once its pool that decodes has "

@@ -9,6 +9,7 @@ import equinox as eqx
 import numpy as np
 
 from physim.batching.prompt_caches import PromptCaches
+from physim.batching.room_ahead import RoomAhead
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.passage import ALONE_RPS, FullSteps, Passage
@@ -126,6 +127,7 @@ class ApartArrays(eqx.Module):
         full_steps: Full steps of a server that computes prompts, if they bound what it can do.
         clients: Who sends the requests, if they come at no rate.
         missed: What becomes of turns of conversations, if they are.
+        room: What the second pool makes room in before prompts are computed, if it does.
     """
 
     prompts: CaseArrays
@@ -136,6 +138,7 @@ class ApartArrays(eqx.Module):
     full_steps: FullSteps | None
     clients: ReturningClients | None
     missed: MissedTurns | None = None
+    room: RoomAhead | None = None
 
     @classmethod
     def from_case(cls, case: Case) -> ApartArrays:
@@ -207,6 +210,7 @@ class ApartArrays(eqx.Module):
             full_steps=full_steps(prompts),
             clients=clients,
             missed=missed,
+            room=RoomAhead.of_pool(second, load),
         )
 
     def state(self, corrections: Corrections) -> PoolsState:
@@ -230,5 +234,12 @@ class ApartArrays(eqx.Module):
                 longer=self.missed.longer,
             )
         return pools_state(
-            prompts, answers, self.passage, self.rate, self.full_steps, self.clients, evictions
+            prompts,
+            answers,
+            self.passage,
+            self.rate,
+            self.full_steps,
+            self.clients,
+            evictions,
+            self.room,
         )

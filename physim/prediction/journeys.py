@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
+from physim.batching.room_ahead import RoomAhead
 from physim.fluid.passage import chance_of_clients, for_prompts_s, on_link_s
 from physim.inputs.case import Case
 from physim.prediction.requests import Requests
@@ -29,12 +30,14 @@ class Way:
         second: and the one that generates.
         transfer: What carries its KV blocks from one to the other.
         tokens: Tokens that these are of, mean.
+        room: What the second makes room in before prompts are computed; None where it makes none.
     """
 
     first: Pool
     second: Pool
     transfer: Transfer
     tokens: float
+    room: RoomAhead | None
 
     @classmethod
     def of_case(cls, case: Case) -> Way:
@@ -43,7 +46,8 @@ class Way:
         first, second = (service.pool_of(phase) for phase in (PREFILL, DECODE))
         assert service.link is not None
         transfer = service.link.transfer(first.server, second.server)
-        return cls(first, second, transfer, load.mean_input)
+        room = RoomAhead.of_pool(second, load)
+        return cls(first, second, transfer, load.mean_input, room)
 
     @property
     def most_rps(self) -> float:
@@ -245,14 +249,24 @@ class Journey:
         return chance_of_clients(self.answer_cv2, self.rate, self.answer_s)
 
     @property
+    def before_s(self) -> float:
+        """How long a prompt waits for others, is computed and sent, mean, seconds."""
+        wait_s = self.prompts.wait_s(self.rate, self.chance)
+        return self.prompts.stay_s + wait_s + self.between_s
+
+    @property
+    def room_rps(self) -> float:
+        """Requests per second for which there is room before prompts are computed."""
+        if self.way.room is None:
+            return math.inf
+        return float(self.way.room.rps(self.before_s, self.answer_s))
+
+    @property
     def ttft_s(self) -> float:
         """Mean time to first token, seconds; infinite where a queue grows without end."""
-        if self.second.ttft_s is None or self.rate > self.way.most_rps:
+        if self.second.ttft_s is None or self.rate > min(self.way.most_rps, self.room_rps):
             return math.inf
-        before_s = (
-            self.prompts.stay_s + self.prompts.wait_s(self.rate, self.chance) + self.between_s
-        )
-        return before_s + self.second.ttft_s - self.handed_s
+        return self.before_s + self.second.ttft_s - self.handed_s
 
     @property
     def answer_s(self) -> float:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
+from physim.batching.room_ahead import places
 from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache
 from physim.replay.workload import Request
-
-# So few slots are thrice as many for those that have room and run together (SGLang,
-# model_executor/model_runner.py: pre_alloc_size).
-_FEW_SLOTS, _TIMES = 32, 3
 
 
 class Room:
@@ -32,8 +29,7 @@ class Room:
     def __init__(self, config: ReplayConfig, cache: KVCache) -> None:
         self._cache, self._size = cache, config.kv.block_size
         self._reserved_tokens = config.policy.reserved_tokens or 0
-        slots = config.slots
-        self._most = _TIMES * slots if slots <= _FEW_SLOTS else slots
+        self._most = places(config.slots)
         self.asking: deque[Request] = deque()
         self._blocks: dict[Request, int] = {}
         self._expected: set[Request] = set()

@@ -1,0 +1,73 @@
+"""Room that servers that decode make before prompts are computed elsewhere, as SGLang's do.
+
+A request has a place and its prompt's KV blocks from when it comes, those of its answer as that
+comes, and tokens that are kept free (`physim.replay.room` has the same for each request).
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from physim.inputs.load import Load
+from physim.service.service import Pool
+from physim.types import Scalar
+
+# So few slots are thrice as many for those that have room and run together (SGLang,
+# model_executor/model_runner.py: pre_alloc_size).
+_FEW_SLOTS, _TIMES = 32, 3
+
+
+def places(slots: int) -> int:
+    """Requests that may have room or run on a rank.
+
+    Args:
+        slots: Requests that may run there.
+    """
+    return _TIMES * slots if slots <= _FEW_SLOTS else slots
+
+
+class RoomAhead(eqx.Module):
+    """What there is of room, and what requests take of it.
+
+    Attributes:
+        places: Requests that have room or run at most, on all servers.
+        tokens: Tokens that the KV caches of all servers hold.
+        before_tokens: Of these, a request takes so many while its prompt is computed and sent,
+        answer_tokens: and so many while it is answered, mean.
+    """
+
+    places: Scalar
+    tokens: Scalar
+    before_tokens: Scalar
+    answer_tokens: Scalar
+
+    @classmethod
+    def of_pool(cls, pool: Pool, load: Load) -> RoomAhead | None:
+        """The room of servers that decode; None where it is made once prompts are computed.
+
+        Args:
+            pool: The servers.
+            load: The load of the service.
+        """
+        server, reserved = pool.server, pool.server.policy.reserved_tokens
+        if reserved is None:
+            return None
+        ranks = pool.replicas * server.parallelism.dp
+        before = load.mean_input + reserved
+        return cls(
+            places=float(ranks * places(server.sizes.max_num_seqs)),
+            tokens=float(ranks * server.kv.tokens),
+            before_tokens=before,
+            answer_tokens=before + load.mean_output / 2.0,
+        )
+
+    def rps(self, before_s: Scalar, answer_s: Scalar) -> Scalar:
+        """Requests per second that have room, at most: Little's law.
+
+        Args:
+            before_s: How long a prompt waits for others, is computed and sent, mean, seconds.
+            answer_s: From the first token to the last, mean, seconds.
+        """
+        tokens = before_s * self.before_tokens + answer_s * self.answer_tokens
+        return jnp.minimum(self.places / (before_s + answer_s), self.tokens / tokens)
