@@ -81,6 +81,23 @@ class Launches:
 
 
 @dataclass(frozen=True)
+class PaddedExperts:
+    """A kernel of experts that pads their rows (`physim.step.padded_experts`), and where it runs.
+
+    Attributes:
+        kernel: Its name, by which it can be asked for.
+        formats: Formats of weights that it multiplies.
+        compute_capability: Of GPUs on which the engine takes it unless it is told.
+        below_tp: It takes it where experts are split over fewer GPUs than this.
+    """
+
+    kernel: str
+    formats: tuple[str, ...]
+    compute_capability: float
+    below_tp: int
+
+
+@dataclass(frozen=True)
 class EngineProfile:
     """A version of a serving engine.
 
@@ -100,6 +117,7 @@ class EngineProfile:
             chunk, all of it, or its answer too.
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
         expert_kernels: Kernels of expert layers, those first that it prefers.
+        padded_experts: The kernel that it takes before these where it can; None for none.
         sampler: Kernel of top-k and top-p sampling, of `SAMPLERS`.
         sampler_from: Requests from which on that kernel runs; fewer are sorted.
         penalty_step_s: Time of penalties in a step, seconds.
@@ -144,6 +162,7 @@ class EngineProfile:
     captured_prompt_tokens: int
     launches: Launches
     kernel_tables: str
+    padded_experts: PaddedExperts | None = None
     memory_left: bool = False
     casts_mxfp4: bool = False
     float32_routers: bool = False
@@ -224,7 +243,9 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
 def _numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"v?(\d{1,9}(?:\.\d{1,9})*)", version)
     assert found is not None  # names of files, and what was matched before
-    return tuple(int(part) for part in found.group(1).split("."))
+    # 0.11 is 0.11.0, the release before 0.11.1.
+    parts = [int(part) for part in found.group(1).split(".")]
+    return (*parts, *(0,) * (3 - len(parts)))
 
 
 def _read(engine: str, version: str) -> EngineProfile:
@@ -265,6 +286,11 @@ def _read(engine: str, version: str) -> EngineProfile:
             admission=str(value("admission")),
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
+            padded_experts=PaddedExperts(
+                **{**value(padded), "formats": tuple(value(padded)["formats"])}
+            )
+            if (padded := "padded_experts") in fields
+            else None,
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),

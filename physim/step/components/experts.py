@@ -27,6 +27,7 @@ from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising, rising_log_seconds
 from physim.step.gemms import linear_rows
+from physim.step.padded_experts import BLOCK_ROWS, is_padded, padded_seconds
 from physim.step.routing import full_at
 from physim.step.rows import Row, SizeRow
 
@@ -94,6 +95,10 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
         )
         return np.asarray(roofline.seconds(work, peak, bandwidth))
 
+    if is_padded(placement, form):
+        least = bound_s(TOKENS)
+        padded = np.log(np.maximum(padded_seconds(placement, experts, form), least))
+        return np.tile(padded, (len(EXPERT_LOADS), 1))
     grids, measured = _tables(placement, experts)
     curves = []
     for spread in EXPERT_LOADS:
@@ -153,6 +158,8 @@ def _missed(experts: Experts) -> Missed:
     """How many tables were missed for experts: a peer's in the place of the GPU's counts as one."""
 
     def missed(placement: Placement) -> int:
+        if is_padded(placement, placement.multiplied(experts.form)):
+            return 0
         grids, measured = _tables(placement, experts)
         wanted, (_, taken) = placement.multiplied(experts.form).expert_tables, _kernel(measured)
         # Per-channel and block fp8 experts run through one kernel.
@@ -238,6 +245,13 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
 def _assumptions(placement: Placement) -> list[str]:
     lines = []
     for experts in (group.experts for group in placement.model.groups if group.experts):
+        if is_padded(placement, placement.multiplied(experts.form)):
+            lines.append(
+                f"experts are multiplied in blocks of {BLOCK_ROWS} rows, which DeepGEMM's kernel "
+                "loads for all experts in every step; in its place --moe-kernel triton loads those "
+                "that tokens choose"
+            )
+            continue
         grids, measured = _tables(placement, experts)
         kernel, taken = _kernel(measured)
         limit = no_faster_note(placement, _missed(experts))
