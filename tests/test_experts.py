@@ -36,13 +36,13 @@ def with_experts(name, **changed):
     return replace(model, groups=groups)
 
 
-def seconds(model, gpu, engine="vllm", **layout):
+def seconds(model, gpu, engine="vllm", moe_kernel=None, **layout):
     """Time of each kind of expert layer, under each spread, at `TOKENS`."""
     # Whatever a GPU's memory holds, its kernels take their time.
     hardware = replace(load_hardware(gpu), memory_bytes=1e13)
-    server = Deployment(Parallelism(**layout), engine=engine, max_model_len=4096).resolved(
-        model, hardware
-    )
+    server = Deployment(
+        Parallelism(**layout), engine=engine, max_model_len=4096, moe_kernel=moe_kernel
+    ).resolved(model, hardware)
     rows = [row for row in COMPONENT.lower(Placement(server)) if row.name == "experts"]
     return np.array([np.exp(row.by_spread) for row in rows])
 
@@ -64,6 +64,12 @@ def test_a_kernel_that_was_not_measured_of_a_share_is_that_of_as_many_experts_by
     # So eight GPUs take about as long for whole experts as for an eighth of each.
     (shared,) = seconds(maverick, "h100_sxm", tp=8)
     np.testing.assert_allclose(curves[0, TOKENS > 32], shared[0, TOKENS > 32], rtol=0.35)
+
+
+def test_marlin_takes_more_than_its_two_gemms():
+    """Of one token at tp 8 the tables have 9 us: there are seven more kernels a layer."""
+    (found,) = seconds(load_model("openai/gpt-oss-120b"), "h100_sxm", tp=8, moe_kernel="marlin")
+    assert 30e-6 < found[0, 0] < 36e-6
 
 
 @settings(max_examples=40, deadline=None)

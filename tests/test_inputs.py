@@ -386,6 +386,10 @@ def test_versions_between_profiles_take_the_one_before_and_say_so():
     for same in ("v0.17.2", "0.15", "0.15.0", "0.33.1rc2"):
         assert load_engine("vllm", same).note == ""
     assert load_engine("vllm", "0.15").version == "0.15.1"
+    # The first release of a minor version is that without a third number.
+    for told, profile in (("0.11", "0.11"), ("0.11.0", "0.11"), ("0.11.1", "0.11.1")):
+        assert load_engine("vllm", told).version == profile
+    assert load_engine("vllm", "0.11.2").version == "0.11.1"
     between = load_engine("vllm", "0.19.0")
     assert between.version == "0.17"
     assert between.note == "vllm 0.19.0 has no profile of its own: 0.17's is taken"
@@ -396,7 +400,7 @@ def test_versions_between_profiles_take_the_one_before_and_say_so():
     )
     assert new.note == "vllm 1.0 is newer than any that physim knows: 0.33's is taken"
     # As text 0.9 would come after 0.33.
-    assert shipped_engines()["vllm"] == ("0.11", "0.15.1", "0.17", "0.21", "0.33")
+    assert shipped_engines()["vllm"] == ("0.11", "0.11.1", "0.15.1", "0.17", "0.21", "0.33")
     with pytest.raises(InputError, match="use one of sglang, trtllm, vllm"):
         load_engine("tgi")
     with pytest.raises(InputError, match="engine_version 'newest': is no version; write one such"):
