@@ -148,6 +148,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "transfer_by_layer": ({**_APART, "transfer_bandwidth": 1e9}, True),
     "transfer_latency_s": (_APART, 0.1),
     "receive_every": ({**_DENSE, "engine": "sglang"}, 20),
+    "mixed_chunk": ({**_DENSE, "engine": "sglang"}, True),
     "requests": (_CLIENTS, 512),
     "sampling": (_DENSE, "penalised"),
     "stages": (_STAGES, [(3.0, 60.0)]),

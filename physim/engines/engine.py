@@ -33,6 +33,7 @@ class Launch:
         async_scheduling: Whether a step is scheduled while the one before it runs.
         all2all: How ranks exchange tokens with experts; None for the engine's default.
         receive_every: Steps that only decode between two looks at what has arrived.
+        mixed_chunk: Whether prompts share steps though the engine gives them steps of their own.
         draft: What proposes tokens, of `physim.models.drafts.METHODS`; None for nothing.
         draft_tokens: Tokens that it proposes in each step.
         draft_model: The draft's name; None where it has none.
@@ -63,6 +64,7 @@ class Launch:
     draft_model: str | None = None
     phase: str | None = None
     quantization: str | None = None
+    mixed_chunk: bool = False
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def _launch(server: Launch) -> LaunchCommand:
         words += ["--hicache-storage-backend-extra-config", json.dumps(most)]
     if server.receive_every > 1:
         words += ["--scheduler-recv-interval", str(server.receive_every)]
+    if server.mixed_chunk:
+        words.append("--enable-mixed-chunk")
     if server.draft is not None:
         words += words_of(
             {

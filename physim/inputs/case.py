@@ -89,7 +89,7 @@ _TEXT, _WHOLE = (
 _TOKENS = ("input_tokens", "output_tokens", "turns")
 _RECORDS = {"lengths": RequestLengths, "dispersion": ArrivalDispersion}
 # Options that are True or False; the last is of measured runs alone.
-_FLAGS = ("async_scheduling", "prefix_caching", "transfer_by_layer")
+_FLAGS = ("async_scheduling", "mixed_chunk", "prefix_caching", "transfer_by_layer")
 # What engines have an option for and physim knows nothing of, by words of their names.
 _NOT_MODELLED = {"lora": "adapters (LoRA) are", "loras": "adapters (LoRA) are"}
 # How alike a name must be to be the one that was meant: the command line's --input is.

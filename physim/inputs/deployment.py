@@ -83,6 +83,8 @@ class Deployment(EngineRequest):
             or DeepEP's kernels of high throughput or low latency.
         receive_every: Steps that only decode between two looks at what has arrived: 1, or more
             where the engine can be told so (`physim.engines.engine.Engine`).
+        mixed_chunk: Whether prompts share steps with requests that decode, where an engine that
+            gives them steps of their own is told so (SGLang's ``--enable-mixed-chunk``).
         draft: What proposes tokens that a step verifies (speculative decoding): ``mtp`` for the
             model's own layers for it, ``eagle3``, ``draft_model`` or ``ngram``; None for nothing.
         draft_tokens: Tokens that it proposes in each step.
@@ -200,7 +202,7 @@ class Deployment(EngineRequest):
             problem = f"{engine.name} does not quantise weights as it starts"
             raise InputError("quantization", problem, "name a checkpoint that is quantised")
         check_layout(model, self.parallelism, engine)
-        self._check_options(engine)
+        self._check_options(engine, profile)
         # Layers that attend in chunks were made for contexts of many of them, which take more than
         # a node's memory: by default one chunk is served.
         max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
@@ -218,7 +220,8 @@ class Deployment(EngineRequest):
                 is_async = draft.method in profile.async_drafts
         policy = Policy(
             admission=profile.admission,
-            prompts_apart=profile.prompts_apart,
+            # SGLang does not mix where steps verify drafts.
+            prompts_apart=profile.prompts_apart and (draft is not None or not self.mixed_chunk),
             receive_every=self.receive_every,
             # A pipeline has other batches under way instead of one that is formed ahead.
             async_scheduling=self.parallelism.pp == 1 and is_async,
@@ -468,7 +471,7 @@ class Deployment(EngineRequest):
                 f"use at most {held} (--max-model-len), or raise tp or gpu_memory_utilization",
             )
 
-    def _check_options(self, engine: Engine) -> None:
+    def _check_options(self, engine: Engine, profile: EngineProfile) -> None:
         """Refuses options that do not go with the layout or with the engine."""
         layout = self.parallelism
         if self.all2all != ALL2ALL[0] and layout.ep < layout.stage_gpus:
@@ -481,6 +484,9 @@ class Deployment(EngineRequest):
             able = " and ".join(one.name for one in engines() if one.has_receive_interval)
             problem = f"{self.receive_every} is for {able}, not {self.engine}"
             raise InputError("receive_every", problem, "use 1")
+        if self.mixed_chunk and not profile.prompts_apart:
+            problem = f"is for engines that give prompts steps of their own, not {self.engine}"
+            raise InputError("mixed_chunk", problem, "leave it out")
 
     def __repr__(self) -> str:
         return shown_fields(self)

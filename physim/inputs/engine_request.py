@@ -53,6 +53,11 @@ class EngineRequest:
         ALL2ALL[0], "How tokens reach experts: allgather or deepep_{high_throughput,low_latency}."
     )
     receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
+    mixed_chunk: bool = option(
+        False,
+        "Prompts share steps with requests that decode, as others' always do (SGLang).",
+        column="optional",
+    )
     draft: str | None = option(
         None,
         "What proposes tokens: mtp, eagle3, draft_model or ngram.",
@@ -143,6 +148,7 @@ class EngineOptions(TypedDict, total=False):
     async_scheduling: bool | None
     all2all: str
     receive_every: int
+    mixed_chunk: bool
     draft: str | None
     draft_tokens: int | None
     draft_acceptance: float | str | Sequence[float] | None

@@ -142,6 +142,7 @@ class RunRow(_Server):
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.
+        mixed_chunk: Whether SGLang was told that prompts share steps; false if not there.
         draft: What proposes tokens, where decoding is speculative; see `physim.Deployment`.
         draft_tokens: Tokens that it proposes in each step.
         draft_acceptance: How many are accepted, likewise.

@@ -94,6 +94,9 @@ def serve_command(case: Case, phase: str | None = None) -> str:
             kv_disk_bytes=server.lower_bytes(server.kv.disk),
             phase=phase,
             quantization=server.model.quantized_to or None,
+            mixed_chunk=phase is None
+            and server.profile.prompts_apart
+            and not server.policy.prompts_apart,
         )
     )
     command = in_shell(found.words)
