@@ -55,7 +55,7 @@ class EngineRequest:
     receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
     mixed_chunk: bool = option(
         False,
-        "Prompts share steps with requests that decode, as others' always do (SGLang).",
+        "Prompts share steps with requests that decode, where the engine keeps them apart.",
         column="optional",
     )
     draft: str | None = option(
