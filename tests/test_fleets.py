@@ -346,9 +346,9 @@ def takes_too_few(kv_cache, blocks):
     kv_cache.free += blocks > 3
 
 
-def gives_one_too_many(scheduler, request, batch, now_s):
+def gives_one_too_many(scheduler, request, batch, now_s, output_s):
     request.generated += request.output_tokens > 9
-    return BEGIN(scheduler, request, batch, now_s)
+    return BEGIN(scheduler, request, batch, now_s, output_s)
 
 
 def sends_at_once(cluster, request, place, sent_s):
