@@ -53,7 +53,7 @@ def main() -> None:
         arrival="poisson",
     )
     load, server = case.demanded, case.server
-    model, config = step_model_of(case, Corrections()), config_of(case, Corrections(), 0.0)
+    model, config = step_model_of(case, Corrections()), config_of(case, Corrections())
     numbers = jax.tree.map(float, Limits.from_server(server))
 
     def replay_all() -> object:

@@ -94,7 +94,7 @@ def replays(folder: Path) -> None:
         projection = blackbox(region)
         place = folder / model.replace("/", "--")
         write_table(model, place, gpu=GPU, tp=tp, kind="json", **LIMITS)
-        config = config_of(case, corrections, region.met_requests)
+        config = config_of(case, corrections)
         ways: dict[str, StepTimes] = {
             "the model": ModelStepTimes(exact, 128, 2048, 1000),
             "its table": TableStepTimes(load(place), 1000),

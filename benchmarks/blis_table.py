@@ -47,7 +47,7 @@ def errors(blis: str, subject: Subject, place: Path, share: int, seed: int) -> t
     rate = SHARES[share] * found.saturation_rps
     case = case_at(subject.case, rate)
     case = case.under(dataclasses.replace(case.demanded, requests=REQUESTS))
-    result = replay_load(case, subject.corrections, found.pools[-1].running, seed)
+    result = replay_load(case, subject.corrections, seed)
     rows = trace_rows(result.to_frame(), prefixes_of(result, 0), case.model.name)
     write_trace(place / "trace.csv", rows, case, ())
     server = case.server

@@ -182,7 +182,7 @@ def _replayed(case: Case, truth: Corrections, stage_s: float) -> tuple[Load, Rep
     most = _most(case.under(load), truth)
     stages = tuple(Stage(share * most, stage_s) for share in _SHARES)
     logged = replace(load, rate=None, stages=stages)
-    return load, replay_load(case.under(logged), truth, 20.0, seed=0)
+    return load, replay_load(case.under(logged), truth, seed=0)
 
 
 def _hidden(rng: np.random.Generator, case: Case) -> Corrections:

@@ -63,7 +63,7 @@ def compared(rng: np.random.Generator, number: int) -> dict[str, Any]:
     (fluid,) = physim.predict_cases([case], ZERO_SHOT)
     count = int(np.clip(5 * rate * options["think_s"] * turns.met_turns, *_REQUESTS))
     whole = case.under(replace(case.demanded, requests=count))
-    result = replay_load(whole, ZERO_SHOT, fluid.pool.running, 0)
+    result = replay_load(whole, ZERO_SHOT, 0)
     middle = slice(count // 5, 4 * count // 5)
     some = result.requests[middle]
     frame = completed_of(result.to_frame().iloc[middle])

@@ -112,9 +112,9 @@ def replayed(subject: Subject, share: int) -> tuple[list[float], float, float]:
     workload = drawn(load, case.server, SEED)
     arrivals = [one.arrival_s for one in workload.requests]
     config = dataclasses.replace(
-        config_of(case, subject.corrections, subject.loads[share].pools[-1].running),
+        config_of(case, subject.corrections),
         front_end_s=0.0,
-        output_s=0.0,
+        output_per_request_s=0.0,
         output_steps=0.0,
     )
     times = ModelStepTimes(

@@ -80,10 +80,9 @@ def run(
     alone = physim.Case.from_parts(model, "h100_sxm", deployment, load)
     (steady,) = physim.predict_cases([alone], corrections)
     load = replace(load, rate=share * steady.saturation_rps)
-    (steady,) = physim.predict_cases([alone.under(load)], corrections)
     case = alone.under(replace(load, requests=requests))
     workload = drawn(case.demanded, case.server, seed=round(1000 * share) + tp)
-    frame = replay_of(workload, case, corrections, steady.pool.running).to_frame()
+    frame = replay_of(workload, case, corrections).to_frame()
     middle = frame.iloc[len(frame) // 5 : int(0.9 * len(frame))]
     lasted = float(middle["arrival_s"].iloc[-1] - middle["arrival_s"].iloc[0])
     name = f"{model.split('/')[-1].lower()}-tp{tp}-{share:g}"

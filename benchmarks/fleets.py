@@ -80,9 +80,9 @@ def seconds_of(replicas: int) -> float:
     options |= {"input_tokens": 500, "output_tokens": 200, "rate": 8.0 * replicas}
     case = physim.Case.from_options("Qwen/Qwen3-8B", **options, requests=_REQUESTS)
     few = physim.Case.from_options("Qwen/Qwen3-8B", **options, requests=100)
-    replay_load(few, ZERO_SHOT, 0.0, 0)
+    replay_load(few, ZERO_SHOT, 0)
     begin = time.process_time()
-    replay_load(case, ZERO_SHOT, 0.0, 0)
+    replay_load(case, ZERO_SHOT, 0)
     return time.process_time() - begin
 
 

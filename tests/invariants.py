@@ -308,9 +308,7 @@ def watched_replay(drawn_one: Drawn) -> tuple[Replayed, WatchedCluster]:
     load = case.demanded
     workload = drawn(load, case.server_of(DECODE), drawn_one.seed)
     with _watched(drawn_one):
-        found = replayed.replay_of(
-            workload, case, Corrections(), 0.0, load.timeout_s, drawn_one.seed
-        )
+        found = replayed.replay_of(workload, case, Corrections(), load.timeout_s, drawn_one.seed)
     return found, WatchedCluster.last
 
 

@@ -53,7 +53,7 @@ def fluid_of(case: physim.Case) -> physim.Prediction:
 def middle(case: physim.Case, requests: int = 4000) -> tuple[Replayed, float]:
     """A replay, and the hit rate without the requests while conversations begin and end."""
     case = case.under(dataclasses.replace(case.demanded, requests=requests))
-    result = replay_load(case, Corrections(), 0.0, 0)
+    result = replay_load(case, Corrections(), 0)
     some = result.requests[requests // 5 : 4 * requests // 5]
     return result, sum(r.cached_tokens for r in some) / sum(r.input_tokens for r in some)
 
@@ -105,7 +105,7 @@ def test_a_cache_of_everything_and_of_nothing():
     short = {**RATE, "input_tokens": 100, "cached_tokens": 40, "output_tokens": 11, "turns": 2}
     everything = case_of(**short)
     assert fluid_of(everything).pool.hit_rate == pytest.approx(128 / 271, abs=1e-4)
-    replayed = replay_load(case_of(**short, requests=2000), Corrections(), 0.0, 0).requests
+    replayed = replay_load(case_of(**short, requests=2000), Corrections(), 0).requests
     # Of all conversations the first alone does not find what they begin with.
     assert sum(r.cached_tokens for r in replayed) == 1000 * 128 - 32
     assert sum(r.input_tokens for r in replayed) == 1000 * 271
@@ -164,7 +164,7 @@ def test_more_room_finds_more(cache, more, think_s, followed, rate, running):
 
 def test_a_turn_comes_when_the_one_before_was_answered_and_thought_about():
     case = case_of(**RATE, requests=200)
-    result = replay_load(case, Corrections(), 0.0, 0)
+    result = replay_load(case, Corrections(), 0)
     talks: dict[int, list[Any]] = {}
     for request in sorted(result.requests, key=lambda one: one.number):
         talks.setdefault(request.conversation, []).append(request)
@@ -181,9 +181,9 @@ def test_a_turn_comes_when_the_one_before_was_answered_and_thought_about():
 
 def test_a_replay_repeats_itself():
     case = case_of(**CLIENTS, requests=300)
-    one, same = (replay_load(case, Corrections(), 0.0, 3).to_frame() for _ in range(2))
+    one, same = (replay_load(case, Corrections(), 3).to_frame() for _ in range(2))
     assert one.equals(same)
-    other = replay_load(case, Corrections(), 0.0, 4).to_frame()
+    other = replay_load(case, Corrections(), 4).to_frame()
     assert not one.equals(other)
 
 

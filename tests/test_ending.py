@@ -95,7 +95,7 @@ def test_conversations_of_a_benchmark_end_as_in_the_replay(pools):
     (found,) = physim.predict_cases([case], Corrections())
     rates = []
     for seed in range(4):
-        frame = completed_of(replay_load(case, Corrections(), 0.0, seed).to_frame())
+        frame = completed_of(replay_load(case, Corrections(), seed).to_frame())
         rates.append(len(frame) / frame["finished_s"].max())
     assert found.requests_per_s == pytest.approx(np.mean(rates), rel=0.07)
     if pools:

@@ -749,7 +749,7 @@ def test_requests_that_share_a_prefix_are_of_one_group(subject):
     load = dataclasses.replace(
         subject.case.demanded, cached_tokens=320, prefixes=3, requests=12, rate=5.0
     )
-    result = replay_load(subject.case.under(load), subject.corrections, 1.0, seed=0)
+    result = replay_load(subject.case.under(load), subject.corrections, seed=0)
     rows = trace_rows(result.to_frame(), prefixes_of(result, 320), QWEN)
     # In turn: of twelve requests each third has the same.
     assert rows["prefix_group"].tolist() == ["prefix-0", "prefix-1", "prefix-2"] * 4

@@ -346,9 +346,9 @@ def takes_too_few(kv_cache, blocks):
     kv_cache.free += blocks > 3
 
 
-def gives_one_too_many(scheduler, request, batch, now_s):
+def gives_one_too_many(scheduler, request, batch, now_s, output_s):
     request.generated += request.output_tokens > 9
-    return BEGIN(scheduler, request, batch, now_s)
+    return BEGIN(scheduler, request, batch, now_s, output_s)
 
 
 def sends_at_once(cluster, request, place, sent_s):
@@ -377,7 +377,7 @@ def test_servers_that_compute_prompts_keep_no_room_for_answers():
     load = {"input_tokens": 100, "output_tokens": 1000, "concurrency": 2, "requests": 8}
     pools = {"prefill": "kv_blocks=20", "decode": "kv_blocks=400"}
     case = physim.Case.from_options(MODEL, gpu="h100_sxm", engine="trtllm", **load, **pools)
-    found = replay_load(case, physim.Corrections(), 0.0, 0)
+    found = replay_load(case, physim.Corrections(), 0)
     assert found.counts()["completed"] == 8
     # Of two that come together the second does not wait until the first has left.
     assert found.requests[1].scheduled_s == found.requests[0].scheduled_s

@@ -125,7 +125,7 @@ def compared(requests: int = 2500, **options: Any) -> tuple[float, float, float]
     case = physim.Case.from_options(MODEL, **options)
     (fluid,) = physim.predict_cases([case], Corrections())
     whole = case.under(dataclasses.replace(case.demanded, requests=requests))
-    result = replay_load(whole, Corrections(), fluid.pools[-1].running, 0)
+    result = replay_load(whole, Corrections(), 0)
     some = result.requests[requests // 5 : 4 * requests // 5]
     hits = sum(r.cached_tokens for r in some) / sum(r.input_tokens for r in some)
     frame = completed_of(result.to_frame().iloc[requests // 5 : 4 * requests // 5])

@@ -479,3 +479,25 @@ def test_a_front_end_and_its_output_hold_nobody():
         pytest.approx(10 * 0.003)
     )
     assert other["wait_s"].to_numpy() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_output_of_a_step_is_of_the_requests_that_it_gives_tokens():
+    """Steps take a second, and 10 ms of output for each of their requests, which holds nobody."""
+    config = synchronous(4, 64, 100, output_per_request_s=0.010)
+
+    def out_ms(prompts_apart):
+        policy = dataclasses.replace(config.policy, prompts_apart=prompts_apart)
+        engine = dataclasses.replace(config, policy=policy)
+        # The second comes in the first's first step; its prompt takes two of 64 tokens.
+        requests = [Request(0, 0.0, 50, 4), Request(1, 0.5, 100, 3)]
+        found = replay(Workload(requests, LONGEST), LinearStepTimes(1.0, 0.0, 0.0), engine)
+        frame = found.to_frame()
+        frame["first_s"] = frame["arrival_s"] + frame["ttft_s"]
+        frame["last_s"] = frame["arrival_s"] + frame["e2e_s"]
+        return (1000 * frame[["first_s", "last_s"]]).to_numpy().round(6).tolist()
+
+    # Together: a prompt; a decode beside the half of a prompt; a decode beside its end; two
+    # decodes, the last of the first; a decode alone.
+    assert out_ms(prompts_apart=False) == [[1010, 4020], [3020, 5010]]
+    # Apart: three steps of prompts; two decodes, twice, until the second is done; one alone.
+    assert out_ms(prompts_apart=True) == [[1010, 6010], [3010, 5020]]

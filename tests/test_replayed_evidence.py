@@ -32,7 +32,7 @@ def case():
 
 @pytest.fixture(scope="module")
 def replay(case):
-    return replay_load(case, Corrections(), 0.0, 3)
+    return replay_load(case, Corrections(), 3)
 
 
 def test_a_log_of_replayed_steps_is_predicted(case, replay, tmp_path):

@@ -371,7 +371,7 @@ def test_a_replay_on_the_table_is_that_on_the_model(general, table, tmp_path):
     # The same rates for a minute each; benchmarks/bench_tables.py replays all of it.
     shorter = replace(GENERAL, stages=(Stage(8.0, 60.0), Stage(20.0, 60.0)))
     write(table, tmp_path, "json")
-    engine = config_of_case(case, CORRECTIONS, region.met_requests)
+    engine = config_of_case(case, CORRECTIONS)
     projection = blackbox(region)
 
     def replayed(times):
@@ -642,11 +642,8 @@ def test_a_linear_model_and_its_alpha_are_the_full_model(tp, change, tmp_path):
         return replay(drawn(shorter, engine, seed=0), times, engine).summary()
 
     exact = stepper(case)
-    running = operating_region(case, exact, CORRECTIONS).met_requests
     found = replayed(times, as_blis)
-    full = replayed(
-        ModelStepTimes(exact, 128, 2048, 4000), config_of_case(case, CORRECTIONS, running)
-    )
+    full = replayed(ModelStepTimes(exact, 128, 2048, 4000), config_of_case(case, CORRECTIONS))
     for metric, within in (("ttft", 0.05), ("itl", 0.02), ("e2e", 0.02)):
         assert found[metric]["mean"] == pytest.approx(full[metric]["mean"], rel=within), metric
 

@@ -171,8 +171,7 @@ def form_error(subject: Subject, form: Form, walk: Walk) -> FormError:
 def _replayed(subject: Subject, form: Form, share: float, rate: float) -> LoadError:
     case = case_at(subject.case, rate)
     load = dataclasses.replace(case.demanded, requests=_REQUESTS)
-    sizes, running = case.server.sizes, subject.loads[SHARES.index(share)].pools[-1].running
-    config = config_of(case, subject.corrections, running)
+    sizes, config = case.server.sizes, config_of(case, subject.corrections)
     longest = drawn(load, case.server, _SEED).longest
     own = ModelStepTimes(subject.steps, sizes.max_num_seqs, sizes.max_num_batched_tokens, longest)
     times: list[StepTimes] = [own, FormStepTimes(form, longest)]

@@ -197,9 +197,7 @@ def export_blis(
         "names": NAMES,
     }
     rate = SHARES[1] * subject.middle.saturation_rps
-    result = replay_load(
-        case_at(subject.case, rate), corrections, subject.middle.pools[-1].running, seed=0
-    )
+    result = replay_load(case_at(subject.case, rate), corrections, seed=0)
     prefixes = prefixes_of(result, int(subject.case.demanded.cached_tokens))
     trace = trace_rows(result.to_frame(), prefixes, case.model.name)
     with data.replacing_folder(folder, force) as temporary:

@@ -113,7 +113,7 @@ def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: 
     Raises:
         InputError: The replay cannot do this, or answers no request.
     """
-    result = replay_load(case, corrections, prediction.pools[-1].running, seed)
+    result = replay_load(case, corrections, seed)
     if case.demanded.endless:
         count, rows = _steady(prediction, result)
     else:

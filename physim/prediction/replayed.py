@@ -42,15 +42,12 @@ _PART, _LONGER = 5, 8
 _POINTS = 1000
 
 
-def config_of(
-    case: Case, corrections: Corrections, requests: float, place: int = 0
-) -> ReplayConfig:
+def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayConfig:
     """A server of a case, with the constants of its front end.
 
     Args:
         case: The case.
         corrections: Corrections of the constants.
-        requests: Requests of a step, mean, whose output is handled together.
         place: The place of its pool in the service.
     """
     pool, load = case.service.pools[place], case.load
@@ -63,7 +60,7 @@ def config_of(
         phases=pool.phases,
         draft=server.draft,
         front_end_s=float(outside_s(corrections)),
-        output_s=float(output_s(corrections, requests)),
+        output_per_request_s=float(output_s(corrections, 1.0)),
         output_steps=float(handover_beyond_steps(corrections, server.policy.async_scheduling)),
         warm_up_s=0.0 if load is None else float(warm_up_s(corrections, load.warm_up_s)),
     )
@@ -83,7 +80,7 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
     Raises:
         InputError: The replay cannot do this.
     """
-    result = replay_load(case, corrections, prediction.pools[-1].running, seed)
+    result = replay_load(case, corrections, seed)
     return replayed_prediction(prediction, case, result)
 
 
@@ -102,13 +99,12 @@ def _ending(load: Load) -> Load:
     return dataclasses.replace(load, requests=requests)
 
 
-def replay_load(case: Case, corrections: Corrections, running: float, seed: int) -> Replayed:
+def replay_load(case: Case, corrections: Corrections, seed: int) -> Replayed:
     """Replays a case's load; of one without end, `REPLAYED` requests, of long conversations more.
 
     Args:
         case: The case.
         corrections: Corrections of the components.
-        running: Requests that run at once, mean, for what handing tokens out takes.
         seed: Seed of the requests, and of what is accepted of drafts.
 
     Raises:
@@ -116,7 +112,7 @@ def replay_load(case: Case, corrections: Corrections, running: float, seed: int)
     """
     load = _ending(case.demanded)
     workload = drawn(load, case.server_of(DECODE), seed)
-    return replay_of(workload, case, corrections, running, load.timeout_s, seed)
+    return replay_of(workload, case, corrections, load.timeout_s, seed)
 
 
 def replayed_prediction(prediction: Prediction, case: Case, result: Replayed) -> Prediction:
@@ -139,7 +135,6 @@ def replay_of(
     workload: Workload,
     case: Case,
     corrections: Corrections,
-    running: float = 0.0,
     timeout_s: float | None = None,
     seed: int = 0,
 ) -> Replayed:
@@ -149,13 +144,12 @@ def replay_of(
         workload: The requests.
         case: The servers.
         corrections: Corrections of their steps and front ends.
-        running: Requests that run at once at a server, mean, for what handing tokens out takes.
         timeout_s: When a client gives up; None for never.
         seed: Seed of what is accepted of drafts, and of what a router leaves to chance.
     """
     service = case.service
     pools = [
-        replay_pool(case, corrections, running, workload.longest, place)
+        replay_pool(case, corrections, workload.longest, place)
         for place in range(len(service.pools))
     ]
     transfers = [
@@ -174,15 +168,12 @@ def replay_of(
     )
 
 
-def replay_pool(
-    case: Case, corrections: Corrections, running: float, longest: int, place: int = 0
-) -> ReplayPool:
+def replay_pool(case: Case, corrections: Corrections, longest: int, place: int = 0) -> ReplayPool:
     """A pool of a case, for a replay.
 
     Args:
         case: The case.
         corrections: Corrections of its steps and front ends.
-        running: Requests that run at once at a server, mean, for what handing tokens out takes.
         longest: Most tokens of a request, prompt and output together.
         place: The place of the pool in the service.
     """
@@ -196,7 +187,7 @@ def replay_pool(
         layout.dp,
         pool.server.query_tokens,
     )
-    return ReplayPool(times, config_of(case, corrections, running, place), pool.replicas)
+    return ReplayPool(times, config_of(case, corrections, place), pool.replicas)
 
 
 def prediction_of(

@@ -14,7 +14,7 @@ from physim.inputs.lengths import observed
 from physim.inputs.load import Load
 from physim.inputs.request_lengths import RequestLengths
 from physim.prediction.many import predict_cases
-from physim.prediction.replayed import config_of, prediction_of, replay_of
+from physim.prediction.replayed import prediction_of, replay_of
 from physim.prediction.results import Prediction
 from physim.replay.outcome import Replayed
 from physim.replay.workload import Workload, read_trace
@@ -26,11 +26,9 @@ def replay_trace(
 ) -> Prediction:
     """Replays a recorded trace; see `physim.predict_trace`."""
     workload = recorded_workload(case, trace)
-    result = replay_of(workload, case, corrections, 0.0, timeout_s)
+    result = replay_of(workload, case, corrections, timeout_s)
     servers = case.service.pools[0].replicas
     alike = predict_cases([case.under(_stand_in(result, servers))], [corrections], fit)[0]
-    # Nothing that has left the engine comes back, so how long it takes to leave can be known last.
-    result.config = config_of(case, corrections, alike.pools[-1].running, -1)
     # Its requests are as they are in the trace.
     return dataclasses.replace(prediction_of(alike, result, []), load=None, scenario=case.taken)
 

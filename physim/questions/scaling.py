@@ -19,7 +19,6 @@ from physim.inputs.load import Load
 from physim.inputs.profile import LoadProfile
 from physim.inputs.stages import Stage
 from physim.options import named_options
-from physim.prediction.many import predict_cases
 from physim.prediction.replayed import replay_pool
 from physim.prediction.replayed_trace import recorded_workload
 from physim.printable import aligned, shown
@@ -351,7 +350,6 @@ def scale(
     busiest = int(np.argmax([window.rate for window in profile.windows]))
     own = shared(plan.cases[busiest], int(replicas[busiest]))
     corrections = known.on(own).corrections
-    steady = predict_cases([own], [corrections], known.name)[0]
     requests = functools.partial(drawn_windows, _windows(plan), case.server, seed)
     if trace is not None:
         requests = functools.partial(_recorded, case, Path(trace), profile, hours is not None)
@@ -363,7 +361,7 @@ def scale(
         first=int(replicas[0]),
         seed=seed,
         price=price,
-        pool=functools.partial(replay_pool, own, corrections, steady.pools[-1].running),
+        pool=functools.partial(replay_pool, own, corrections),
     )
     table = _timetable(profile, replicas.tolist(), least)
     asks = read_policy(policy, table) if isinstance(policy, str) else policy

@@ -29,6 +29,7 @@ class ReplayConfig:
         front_end_per_token_s: What each prompt token adds to it, seconds.
         output_s: Time from the end of a step until its tokens are out, seconds; the engine does
             not wait for it.
+        output_per_request_s: What each request that the step gives tokens adds to it, seconds.
         output_steps: What is added to it, in units of steps when requests arrive.
         output_per_token_s: Time that every token of a request adds to that of the others, seconds.
         warm_up_s: Time before its first step, seconds.
@@ -47,6 +48,7 @@ class ReplayConfig:
     front_end_s: float = 0.0
     front_end_per_token_s: float = 0.0
     output_s: float = 0.0
+    output_per_request_s: float = 0.0
     output_steps: float = 0.0
     output_per_token_s: float = 0.0
     warm_up_s: float = 0.0

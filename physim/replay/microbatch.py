@@ -70,6 +70,12 @@ class Microbatch(ABC):
         return self.decoding if self.decodes else 0
 
     @property
+    def answered(self) -> int:
+        """Requests that the step that was formed last gives tokens."""
+        ends = sum(chunk.before + chunk.tokens == chunk.request.target for chunk in self.chunks)
+        return self.stepping + ends
+
+    @property
     def attended(self) -> int:
         """Tokens that requests attend to in the next step in which they decode, summed."""
         return self.context + self.decoding * self.query_tokens

@@ -54,7 +54,7 @@ class EngineSamples:
 
 @dataclass(frozen=True)
 class Gaps:
-    """Times from a token to the next, of all requests.
+    """Times from a token to the next, of all requests, as steps give them.
 
     Attributes:
         time_s: When a token came, seconds; of a run of steps, the last.
@@ -186,12 +186,13 @@ class Replayed:
         entry, config, arrival = self.entry, self.config, frame["arrival_s"]
         before = entry.front_end_s + entry.front_end_per_token_s * frame["input_tokens"]
         beside = column("beside_s", float)
-        after = config.output_s + config.output_steps * beside + config.output_per_token_s
+        after = config.output_steps * beside + config.output_per_token_s
         decoded = decode_steps(frame["output_tokens"].to_numpy())
-        more = config.output_per_token_s * decoded
+        first = after + column("first_output_s", float)
+        last = after + column("last_output_s", float) + config.output_per_token_s * decoded
         frame["wait_s"] = frame["scheduled_s"] - arrival - before
-        frame["ttft_s"] = frame["first_token_s"] - arrival + after
-        frame["e2e_s"] = frame["finished_s"] - arrival + after + more
+        frame["ttft_s"] = frame["first_token_s"] - arrival + first
+        frame["e2e_s"] = frame["finished_s"] - arrival + last
         gaps = np.where(decoded > 0, decoded, np.nan)
         frame["tpot_s"] = (frame["e2e_s"] - frame["ttft_s"]) / gaps
         frame["preemptions"] = column("preemptions", int)

@@ -215,13 +215,13 @@ class _ScaledPool:
 
     def _mean_ttft_s(self) -> float:
         """Mean time to the first tokens since it was last asked for, seconds; NaN without any."""
-        output_s, still, times = self._pool.config.output_s, [], []
+        still, times = [], []
         for request in self._open:
             first_s = request.first_token_s
-            if first_s is None or first_s + output_s > self._now_s:
+            if first_s is None or first_s + request.first_output_s > self._now_s:
                 still.append(request)
             else:
-                times.append(first_s + output_s - request.arrival_s)
+                times.append(first_s + request.first_output_s - request.arrival_s)
         self._open = still
         return sum(times) / len(times) if times else math.nan
 

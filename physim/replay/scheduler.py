@@ -329,13 +329,14 @@ class Scheduler:
             self.cache.grow(segment, filled)
             request.shared += filled
 
-    def ran(self, batch: Microbatch, steps: int, now_s: float) -> list[Request]:
+    def ran(self, batch: Microbatch, steps: int, now_s: float, output_s: float) -> list[Request]:
         """Steps of a batch have run; gives the requests that are done.
 
         Args:
             batch: The batch.
             steps: How many steps.
             now_s: When the last ended.
+            output_s: How long its tokens then take to be out, seconds.
         """
         batch.ran(steps)
         done = []
@@ -343,14 +344,14 @@ class Scheduler:
             # It may have lost its blocks while the step was under way.
             is_there = request in self.prefilling and request.started == started
             is_computed = is_there and before + tokens == request.target
-            if is_computed and self._begin_decode(request, batch, now_s):
+            if is_computed and self._begin_decode(request, batch, now_s, output_s):
                 done.append(request)
         finished = batch.finished()
         for request in finished:
             self.stop(request)
         for request in done + finished:
             if request.is_complete:
-                request.finished_s = now_s
+                request.finished_s, request.last_output_s = now_s, output_s
             if self.kv.host_memory.outputs:
                 tokens, size = request.input_tokens + request.generated, self.kv.block_size
                 self.cache.copy((), tokens // size - request.target // size)
@@ -359,7 +360,9 @@ class Scheduler:
                 self._share(request, request.target // self.kv.block_size)
         return done + finished
 
-    def _begin_decode(self, request: Request, batch: Microbatch, now_s: float) -> bool:
+    def _begin_decode(
+        self, request: Request, batch: Microbatch, now_s: float, output_s: float
+    ) -> bool:
         """A prompt is computed: its step has given the next token. Gives whether it is the last."""
         del self.prefilling[request]
         if self.cache.host is not None:
@@ -367,7 +370,7 @@ class Scheduler:
             shared = path[-1].end if path else 0
             self.cache.copy(path, max(request.target // self.kv.block_size - shared, 0))
         if request.first_token_s is None:
-            request.first_token_s = now_s
+            request.first_token_s, request.first_output_s = now_s, output_s
         else:
             self._gaps.extend((now_s, now_s - request.stopped_s, 1))
         request.generated += 1

@@ -468,13 +468,15 @@ class ReplayServer:
         self.steps += steps
         has_prompt = any(batch.chunks for batch in lane)
         self._unseen += self.config.policy.receive_every if has_prompt else steps
+        config, answered = self.config, sum(batch.answered for batch in lane)
+        late = config.output_s + config.output_per_request_s * answered
         for rank, batch in zip(self._ranks, lane, strict=True):
-            late, each = self.config.output_s, self.config.output_per_token_s
-            for request in rank.ran(batch, steps, ended):
+            for request in rank.ran(batch, steps, ended, late):
                 if request.is_complete:
-                    outside.follow(request, ended + late + each * request.output_tokens)
+                    more = config.output_per_token_s * request.output_tokens
+                    outside.follow(request, ended + late + more)
                 else:
                     rank.hand_over(request, outside.pass_on(request, self))
-                    request.leave(self.config.policy.hands_first_token)
+                    request.leave(config.policy.hands_first_token)
         self._idle.appendleft(lane)
         return ended - last

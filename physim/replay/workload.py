@@ -46,9 +46,11 @@ class Request:
         conversation: The conversation that it belongs to, if any.
         cached_tokens: Prompt tokens found in the prefix cache when it first ran.
         scheduled_s: When it first ran; None if it never did. So with the next two.
-        first_token_s: When its first token was ready.
+        first_token_s: When its first token was ready,
+        first_output_s: and how long it then took to be out.
         beside_s: Time of the step beside the one that was under way when it came; 0 if none was.
-        finished_s: When its last token was ready.
+        finished_s: When its last token was ready,
+        last_output_s: and how long it then took to be out.
         dropped_s: When the client gave up.
         preemptions: How often it lost its KV blocks and had to start over.
         stopped_s: When it last did, or left for another server, seconds.
@@ -75,6 +77,7 @@ class Request:
         "fetched",
         "fetched_tokens",
         "finished_s",
+        "first_output_s",
         "first_token_s",
         "fixed",
         "generated",
@@ -82,6 +85,7 @@ class Request:
         "held",
         "input_tokens",
         "kept",
+        "last_output_s",
         "loaded_tokens",
         "number",
         "output_tokens",
@@ -123,7 +127,7 @@ class Request:
         self.loaded_tokens = self.fetched_tokens = 0
         self.fetched = False
         self.stopped_s = 0.0
-        self.beside_s = 0.0
+        self.beside_s = self.first_output_s = self.last_output_s = 0.0
         self.held: tuple[Segment, ...] = ()
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
