@@ -232,11 +232,8 @@ def test_windows_that_are_no_stages(tmp_path):
         LoadProfile.from_trace(path, window_s=0)
 
 
-def test_recorded_traffic_of_a_service(shared):
-    folder = shared / "traces"
-    if not folder.is_dir():
-        pytest.skip("the traces are not beside this checkout")
-    path = folder / "azure_conversation_2023.csv.gz"
+def test_recorded_traffic_of_a_service(traces):
+    path = traces / "azure_conversation_2023.csv.gz"
     found = ArrivalDispersion.read(path)
     assert found.rate == pytest.approx(19_365 / 3501.72, rel=1e-4)
     # Its rate moves over minutes; within them requests come almost by chance.

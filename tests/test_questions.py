@@ -382,7 +382,6 @@ def test_a_comparison_is_drawn(tmp_path):
     found = physim.compare(
         ["Qwen/Qwen3-8B"], ["h100_sxm", "a100_sxm"], [1], pps=[1, 2], rate=14, fit="none", **LOAD
     )
-    pytest.importorskip("matplotlib")
     from physim import plot
 
     drawn = plot.draw_comparison(found)

@@ -32,7 +32,7 @@ ROW = {
 
 @pytest.fixture(scope="module")
 def points() -> pd.DataFrame:
-    pytest.importorskip("aiconfigurator_core")
+    pytest.importorskip("aiconfigurator_core", reason="needs NVIDIA's package (extra `grids`)")
     from physim.measured import silicon
 
     return silicon.read()
