@@ -144,12 +144,21 @@ def test_bins_resist_a_stall_that_moves_the_mean(counted, tmp_path):
     assert errors[1] < 0.15
 
 
+def test_a_row_left_out_has_bins_without_weight(tmp_path):
+    path = tmp_path / "table.csv"
+    bins = {"ttft_bins": "0.02:30 0.03:40 0.1:30 inf:0"}
+    pd.DataFrame([{**OPEN, **bins, "experiment": name} for name in "abc"]).to_csv(path, index=False)
+    stages = replace(observe([path]).stages, weight=np.array([1.0, 0.0, 1.0]))
+    assert stages.bins.row.tolist() == [0, 0, 1, 1, 2, 2]
+    assert ((stages.weights_of_bins > 0) == (stages.bins.row != 1)).all()
+
+
+@pytest.mark.slow
 def test_a_row_left_out_tells_nothing_by_its_bins(counted):
     problem = Problem.from_observed(observe([counted]))
     weight = np.array([1.0, 0.0, 1.0])
     stages = replace(problem.stages, weight=weight)
-    # Without slopes, which take a minute to compile.
-    found = replace(problem, stages=stages)._deviations(problem.centre, None)
+    found = replace(problem, stages=stages).deviations(problem.centre)
     left_out = problem.stages.bins.row == 1
     assert np.any(left_out)
     assert not np.any(found.weights[problem.of_bins][left_out])

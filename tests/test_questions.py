@@ -288,12 +288,14 @@ def test_elasticities_agree_with_differences(explained, part):
     assert found == pytest.approx(slopes, rel=0.01, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_what_was_explained_is_said(explained):
     content = json.loads(json.dumps(explained.to_dict()))
     assert content["load"]["rate"] == explained.case.demanded.rate
     assert content["fit"] == explained.fit
 
 
+@pytest.mark.slow
 def test_elasticities_make_sense(explained):
     values = explained.values
     assert -1.5 < values["memory_bandwidth"]["itl"] < -0.4
