@@ -327,6 +327,10 @@ def test_evictions_are_what_limits():
 def test_a_load_that_cannot_be_explained():
     with pytest.raises(InputError, match="ends or changes"):
         physim.explain(MODEL, rate=1, requests=10, **LOAD, gpu="h100_sxm")
+
+
+@pytest.mark.slow
+def test_a_load_above_saturation_cannot_be_explained():
     with pytest.raises(InputError, match="is above the saturation throughput of"):
         physim.explain(MODEL, rate=1e4, **LOAD, gpu="h100_sxm", **DEPLOYMENT)
 
