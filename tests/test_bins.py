@@ -145,12 +145,9 @@ def test_bins_resist_a_stall_that_moves_the_mean(counted, tmp_path):
 
 
 def test_a_row_left_out_has_bins_without_weight(tmp_path):
-    path = tmp_path / "table.csv"
-    bins = {"ttft_bins": "0.02:30 0.03:40 0.1:30 inf:0"}
-    pd.DataFrame([{**OPEN, **bins, "experiment": name} for name in "abc"]).to_csv(path, index=False)
-    stages = replace(observe([path]).stages, weight=np.array([1.0, 0.0, 1.0]))
-    assert stages.bins.row.tolist() == [0, 0, 1, 1, 2, 2]
-    assert ((stages.weights_of_bins > 0) == (stages.bins.row != 1)).all()
+    stages = observe([table_of(tmp_path, {"ttft_bins": "0.02:30 0.03:40 0.1:30 inf:0"})]).stages
+    assert np.all(stages.weights_of_bins > 0)
+    assert not np.any(replace(stages, weight=np.zeros(1)).weights_of_bins)
 
 
 @pytest.mark.slow
