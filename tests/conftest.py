@@ -120,7 +120,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def shared() -> Path:
     """The folder of measured data, which is not part of the project."""
     if not SHARED.is_dir():
-        pytest.skip("the measured data are not beside this checkout")
+        pytest.skip("needs the measured data, ../shared beside this checkout")
     return SHARED
 
 
@@ -129,7 +129,7 @@ def ground_truth() -> Path:
     """The folder of measured runs, which is not part of the project."""
     folder = SHARED / "ground_truth"
     if not folder.is_dir():
-        pytest.skip("the measured runs are not beside this checkout")
+        pytest.skip("needs the measured runs, ../shared/ground_truth beside this checkout")
     return folder
 
 
@@ -138,7 +138,7 @@ def simulator_grids() -> Path:
     """H100 attention and GEMM times that somebody else measured, not part of the project."""
     folder = SHARED / "reference" / "blis_bench_data"
     if not folder.is_dir():
-        pytest.skip("the simulator's grids are not beside this checkout")
+        pytest.skip("needs the simulator's grids, ../shared/reference/blis_bench_data")
     return folder
 
 
@@ -147,5 +147,5 @@ def traces(shared: Path) -> Path:
     """Public traces of requests that are no part of the repository."""
     folder = shared / "traces"
     if not folder.is_dir():
-        pytest.skip("the traces are not beside this checkout")
+        pytest.skip("needs the traces, ../shared/traces beside this checkout")
     return folder

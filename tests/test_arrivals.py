@@ -212,6 +212,11 @@ def test_windows_as_stages(tmp_path):
     assert [(one.rate, one.duration_s) for one in load.stages] == [(0.1, 20), (0.2, 20)]
     assert load.lengths.moments.input == (100 + 300 + 3 * 64 + 500) / 6
     assert load.arrival == "poisson"
+
+
+@pytest.mark.slow
+def test_windows_as_stages_are_predicted(tmp_path):
+    load = LoadProfile.from_trace(trace(tmp_path / "day.csv"), window_s=20).in_stages()
     case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm").under(load)
     found = physim.predict(case, fit="none")
     assert [part.arrived for part in found.stages] == pytest.approx([2, 4])
@@ -232,11 +237,8 @@ def test_windows_that_are_no_stages(tmp_path):
         LoadProfile.from_trace(path, window_s=0)
 
 
-def test_recorded_traffic_of_a_service(shared):
-    folder = shared / "traces"
-    if not folder.is_dir():
-        pytest.skip("the traces are not beside this checkout")
-    path = folder / "azure_conversation_2023.csv.gz"
+def test_recorded_traffic_of_a_service(traces):
+    path = traces / "azure_conversation_2023.csv.gz"
     found = ArrivalDispersion.read(path)
     assert found.rate == pytest.approx(19_365 / 3501.72, rel=1e-4)
     # Its rate moves over minutes; within them requests come almost by chance.

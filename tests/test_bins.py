@@ -86,6 +86,7 @@ def test_percentiles_are_those_of_the_prediction():
     assert np.exp(logs[0]) == pytest.approx(np.array(said), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_slopes_are_finite_differences():
     chunks, shares = chunks_of([case_at(6.0)]), np.full((1, 3, 2), [0.3, 0.8])
     numbers, step = flat(TRUTH)[None], 1e-3
@@ -143,6 +144,13 @@ def test_bins_resist_a_stall_that_moves_the_mean(counted, tmp_path):
     assert errors[1] < 0.15
 
 
+def test_a_row_left_out_has_bins_without_weight(tmp_path):
+    stages = observe([table_of(tmp_path, {"ttft_bins": "0.02:30 0.03:40 0.1:30 inf:0"})]).stages
+    assert np.all(stages.weights_of_bins > 0)
+    assert not np.any(replace(stages, weight=np.zeros(1)).weights_of_bins)
+
+
+@pytest.mark.slow
 def test_a_row_left_out_tells_nothing_by_its_bins(counted):
     problem = Problem.from_observed(observe([counted]))
     weight = np.array([1.0, 0.0, 1.0])

@@ -106,6 +106,7 @@ def test_what_the_engine_holds_by_hand():
     assert held["kv_use"] == pytest.approx((1 * 0.3 + 2 * 0.5) / 7)
 
 
+@pytest.mark.slow
 def test_clients_and_what_ends():
     found = physim.check(MODEL, **ENGINE, **LENGTHS, concurrency=8, requests=200)
     assert (found.replayed, found.compared) == (200, 200)

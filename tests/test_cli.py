@@ -595,7 +595,9 @@ def test_odd_input_is_one_line(arguments, complaint):
     assert run.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="there is no full disk")
+@pytest.mark.skipif(
+    not Path("/dev/full").is_char_device(), reason="needs /dev/full, a disk that is always full"
+)
 @pytest.mark.parametrize("arguments", [["show", "gpus"], ["show", "gpus", "--json"]])
 def test_a_full_disk_is_one_line(arguments):
     command = Path(sys.executable).with_name("physim")

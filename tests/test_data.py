@@ -31,7 +31,6 @@ def test_the_folders_of_this_installation():
 
 @pytest.mark.slow
 def test_a_wheel_carries_its_data(tmp_path):
-    pytest.importorskip("hatchling")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -152,7 +151,7 @@ def with_content(folder: Path) -> list[Path]:
 def shared_memory() -> Path:
     """A place for a folder on another disk."""
     if not Path("/dev/shm").is_dir():
-        pytest.skip("there is no second file system")
+        pytest.skip("needs a second file system at /dev/shm")
     return Path(tempfile.mkdtemp(dir="/dev/shm")) / "temporary"
 
 
@@ -245,7 +244,7 @@ def test_what_others_made_stays(temporary, tmp_path, name, kind):
     assert sorted(elsewhere.rglob("*")) + sorted(place.rglob("*")) == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who alone can give files away")
 def test_a_workshop_of_another_user_stays(temporary, tmp_path):
     left = left_behind(temporary)
     os.chown(left, 12345, -1)
@@ -253,7 +252,7 @@ def test_a_workshop_of_another_user_stays(temporary, tmp_path):
     assert left.is_dir()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who alone can give files away")
 @pytest.mark.parametrize("disk", ["same", "other"])
 def test_a_file_keeps_its_owner_and_group(tmp_path, monkeypatch, disk):
     place = tmp_path if disk == "same" else shared_memory().parent
@@ -296,7 +295,9 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
         pass
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full"
+)
 def test_a_full_disk_names_itself(tmp_path, monkeypatch, capsys):
     says = "the disk is full; make room on it, and among temporary files"
     with pytest.raises(InputError, match=f"^/dev/full: {says}"):

@@ -291,8 +291,9 @@ def test_an_engine_without_a_file_is_refused_before_anything_is_predicted(added)
         case_of(added)
 
 
-def test_an_engine_that_is_added_predicts_recommends_and_launches(added, monkeypatch):
-    """One profile and one file are all that a new engine takes."""
+@pytest.fixture
+def newest(added, monkeypatch):
+    """The new engine with a file of its own, and a load to ask it about."""
     module = types.ModuleType(f"physim.engines.{added}")
     module.ENGINE = dataclasses.replace(
         engine_named("vllm"),
@@ -301,10 +302,22 @@ def test_an_engine_that_is_added_predicts_recommends_and_launches(added, monkeyp
         image="newest/newest:{}",
     )
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    options = {"engine": added, "input_tokens": 500, "output_tokens": 100, "rate": 1.0}
-    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
+    load = {"engine": added, "input_tokens": 500, "output_tokens": 100, "rate": 1.0}
+    return load | {"max_num_seqs": 64, "max_num_batched_tokens": 8192}
+
+
+def test_an_engine_that_is_added_predicts_and_launches(newest):
+    """One profile and one file are all that a new engine takes."""
+    case = Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **newest)
+    assert 0 < physim.predict(case).ttft_s < 1
+    assert serve_command(case) == "newest Qwen/Qwen3-8B"
+    assert "newest/newest:1.0.0" in manifest_of(case, 1)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_added_is_recommended(newest):
     where = {"gpus": ["h100_sxm"], "max_gpus": 1, "count": 1}
-    found = physim.recommend("Qwen/Qwen3-8B", slo=["ttft_mean=1s"], **where, **limits, **options)
+    found = physim.recommend("Qwen/Qwen3-8B", slo=["ttft_mean=1s"], **where, **newest)
     assert found.to_dict()["choices"][0]["command"] == "newest Qwen/Qwen3-8B"
     assert "newest/newest:1.0.0" in manifest_of(found.choices[0].case, 1)
 

@@ -52,7 +52,7 @@ def table(tmp_path, *rows):
 
 def test_a_row(tmp_path):
     path = table(tmp_path, {})
-    evaluation = physim.evaluate([path])
+    evaluation = physim.evaluate([path], fit="none")
     (row,) = evaluation.rows
     assert row["metrics"]["itl_mean"]["observed"] == pytest.approx((2.0 - 0.02) / 247)
     expected = physim.predict(
@@ -66,6 +66,7 @@ def test_a_row(tmp_path):
         max_model_len=4096,
         max_num_seqs=128,
         max_num_batched_tokens=2048,
+        fit="none",
     )
     assert row["metrics"]["e2e_mean"]["predicted"] == pytest.approx(expected.e2e_s)
     error = (expected.e2e_s / 2.0 - 1) * 100

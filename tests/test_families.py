@@ -30,7 +30,7 @@ GIB = 2**30
 
 def package_configs():
     """The configurations that come with NVIDIA's package, with their quantisation."""
-    pytest.importorskip("aiconfigurator_core")
+    pytest.importorskip("aiconfigurator_core", reason="needs NVIDIA's package (extra `grids`)")
     folder = Path(str(resources.files("aiconfigurator_core"))) / "model_configs"
     found = {}
     for path in sorted(folder.glob("*_config.json")):

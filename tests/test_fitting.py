@@ -531,6 +531,11 @@ def test_options_that_cannot_be_used(runs, options, complaint):
     assert complaint in str(caught.value)
 
 
+def test_an_unknown_optimiser_is_refused_before_anything_is_read():
+    with pytest.raises(InputError, match="optimiser: 'newton' is unknown"):
+        fit(["missing.csv"], optimiser="newton")
+
+
 def test_crossvals_refuse_to_freeze_what_is_no_correction(runs):
     complaint = "^freeze: 'typo': is not a correction; use one of gemm_memory"
     with pytest.raises(InputError, match=complaint):

@@ -106,6 +106,7 @@ def test_what_is_about_one_server_says_so(asked, what):
 # ---- the highest rate ----
 
 
+@pytest.mark.slow
 def test_replicas_behind_chance_can_do_as_many_times_what_one_can():
     asked = {**GPU, **LENGTHS, "slo": ["e2e_p99=4s"]}
     one, three = (physim.capacity(MODEL, **asked, replicas=n, router="random") for n in (1, 3))

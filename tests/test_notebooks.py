@@ -4,6 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -12,7 +14,6 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 
 
 def read(name):
-    nbformat = pytest.importorskip("nbformat", reason="needs the extra `test`")
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
@@ -39,7 +40,6 @@ def test_a_notebook_holds_its_outputs(name):
 # A kernel that is shut down leaves its sockets to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 def test_a_notebook_runs(name, tmp_path, monkeypatch):
-    nbclient = pytest.importorskip("nbclient", reason="needs the extra `test`")
     # Beside the files that it reads.
     place = tmp_path / "docs" / "notebooks"
     place.mkdir(parents=True)

@@ -336,7 +336,7 @@ def browser():
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        pytest.skip("needs Chromium")
+        pytest.skip("needs Chromium or Chrome on the path")
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser

@@ -80,7 +80,8 @@ def test_slopes_of_pools_apart_are_those_of_their_prediction():
         assert slopes[place] == pytest.approx(by_differences, rel=1e-2)
 
 
-@pytest.mark.parametrize("router", ["round_robin", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("router", ["round_robin", "random"])
 def test_slopes_of_replicas_are_those_of_their_prediction(router):
     lengths = {"input_tokens": 1500, "output_tokens": 200}
     load = {"rate": 30.0, "arrival": "poisson", **lengths}

@@ -181,6 +181,7 @@ def test_evictions_are_said():
     assert not any("evicted" in one for one in predicted(cached_tokens=0).assumptions)
 
 
+@pytest.mark.slow
 def test_loads_of_many_prefixes_and_of_one_are_solved_together():
     """Each as it is by itself."""
     options = {name: value for name, value in SHARED.items() if name != "fit"}

@@ -288,12 +288,14 @@ def test_elasticities_agree_with_differences(explained, part):
     assert found == pytest.approx(slopes, rel=0.01, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_what_was_explained_is_said(explained):
     content = json.loads(json.dumps(explained.to_dict()))
     assert content["load"]["rate"] == explained.case.demanded.rate
     assert content["fit"] == explained.fit
 
 
+@pytest.mark.slow
 def test_elasticities_make_sense(explained):
     values = explained.values
     assert -1.5 < values["memory_bandwidth"]["itl"] < -0.4
@@ -325,6 +327,10 @@ def test_evictions_are_what_limits():
 def test_a_load_that_cannot_be_explained():
     with pytest.raises(InputError, match="ends or changes"):
         physim.explain(MODEL, rate=1, requests=10, **LOAD, gpu="h100_sxm")
+
+
+@pytest.mark.slow
+def test_a_load_above_saturation_cannot_be_explained():
     with pytest.raises(InputError, match="is above the saturation throughput of"):
         physim.explain(MODEL, rate=1e4, **LOAD, gpu="h100_sxm", **DEPLOYMENT)
 
@@ -382,7 +388,6 @@ def test_a_comparison_is_drawn(tmp_path):
     found = physim.compare(
         ["Qwen/Qwen3-8B"], ["h100_sxm", "a100_sxm"], [1], pps=[1, 2], rate=14, fit="none", **LOAD
     )
-    pytest.importorskip("matplotlib")
     from physim import plot
 
     drawn = plot.draw_comparison(found)

@@ -13,6 +13,7 @@ from physim.errors import InputError
 from physim.models.lookup import formats_of, load_model
 from physim.models.parallelism import layout_name
 from physim.prediction.commands import manifest_of
+from physim.questions import recommendation
 from physim.questions.candidates import layouts_of
 from physim.questions.recommendation import shared
 from physim.questions.servers import Servers
@@ -26,6 +27,15 @@ ASKED = {"slo": ["ttft_p99=500ms", "itl_mean=15ms"], "gpus": ["h100_sxm", "a100_
 def found():
     prices = {"h100_sxm": 2.5, "a100_sxm": 1.5}
     return physim.recommend("Qwen/Qwen3-14B", prices=prices, count=2, **ASKED, **LOAD, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def few():
+    """One of two layouts, without what limits it, whose slopes take half a minute to compile."""
+    asked = {"slo": ["itl_mean=20ms"], "prices": {"h100_sxm": 2.5}, "gpus": ["h100_sxm"]}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(recommendation, "_limit", lambda *_: "memory_bandwidth")
+        return physim.recommend("Qwen/Qwen3-14B", tps=[2], pps=[1, 2], **asked, **LOAD, **SMALL)
 
 
 @pytest.mark.slow
@@ -79,7 +89,9 @@ def test_clients_are_shared_among_servers():
     assert found.asked.missed(physim.predict(best.case)) is None
 
 
-def test_the_cost_is_that_of_all_servers(found):
+@pytest.mark.parametrize("recommended", ["few", pytest.param("found", marks=pytest.mark.slow)])
+def test_the_cost_is_that_of_all_servers(request, recommended):
+    found = request.getfixturevalue(recommended)
     best = found.choices[0]
     tokens = 40.0 * 251 * 3600
     price = {"h100_sxm": 2.5, "a100_sxm": 1.5}[best.case.server.gpu.key]
@@ -90,8 +102,9 @@ def test_the_cost_is_that_of_all_servers(found):
     assert found.to_frame()["gpus"].tolist() == [one.gpus for one in found.choices]
 
 
-def test_no_point_of_a_frontier_has_less_of_both(found):
-    trade = found.tradeoff
+@pytest.mark.parametrize("recommended", ["few", pytest.param("found", marks=pytest.mark.slow)])
+def test_no_point_of_a_frontier_has_less_of_both(request, recommended):
+    trade = request.getfixturevalue(recommended).tradeoff
     best = trade.frontier(np.ones(len(trade.servers), bool))
     assert np.all(np.diff(trade.of_a_gpu[best]) <= 0)
     assert np.all(np.diff(trade.of_a_user[best]) >= 0)
@@ -138,12 +151,10 @@ def test_a_search_keeps_to_the_degrees_that_are_named(tried, names):
     assert [layout_name(one) for one in found] == names
 
 
-def test_layouts_that_are_asked_for_are_recommended():
-    asked = {**ASKED, "gpus": ["h100_sxm"], "slo": ["itl_mean=20ms"]}
-    found = physim.recommend("Qwen/Qwen3-14B", tps=[2], pps=[1, 2], **asked, **LOAD, **SMALL)
-    layouts = {str(case.server.parallelism) for case in found.servers.cases}
+def test_layouts_that_are_asked_for_are_recommended(few):
+    layouts = {str(case.server.parallelism) for case in few.servers.cases}
     assert layouts == {"tp 2", "tp 2, pp 2"}
-    assert {one.case.server.parallelism.tp for one in found.choices} == {2}
+    assert {one.case.server.parallelism.tp for one in few.choices} == {2}
 
 
 def test_a_model_that_does_not_fit_says_what_it_needs():
@@ -186,8 +197,8 @@ def test_what_cannot_be_asked(change, complaint):
         physim.recommend("Qwen/Qwen3-14B", **{**ASKED, **LOAD, **SMALL, **change})
 
 
-def test_a_manifest_has_the_server_and_its_gpus(found):
-    best = found.choices[0]
+def test_a_manifest_has_the_server_and_its_gpus(few):
+    best = few.choices[0]
     text = manifest_of(best.case, best.replicas)
     assert f"replicas: {best.replicas}\n" in text
     assert f"nvidia.com/gpu: {best.case.server.parallelism.gpus}\n" in text

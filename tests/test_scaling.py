@@ -666,6 +666,7 @@ def test_a_day_is_scaled_in_a_shell(recorded, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_files_for_autoscalers_in_a_shell(recorded, tmp_path):
     hpa, keda, servers = (tmp_path / name for name in ("hpa.yaml", "keda.yaml", "servers.csv"))
     words = ["scale", MODEL, "--gpu", "h100", "--fit", "none", "--max-num-seqs", "8"]

@@ -32,7 +32,7 @@ ROW = {
 
 @pytest.fixture(scope="module")
 def points() -> pd.DataFrame:
-    pytest.importorskip("aiconfigurator_core")
+    pytest.importorskip("aiconfigurator_core", reason="needs NVIDIA's package (extra `grids`)")
     from physim.measured import silicon
 
     return silicon.read()
@@ -59,6 +59,7 @@ def test_a_model_on_a_gpu_with_an_engine_is_of_one_part(points):
     assert share.min() > 0.25
 
 
+@pytest.mark.slow
 def test_no_fit_row_is_of_what_is_tested_alone(points):
     seen = points[points["part"] != "test"]
     assert not seen["model"].str.contains("GLM-5").any()
@@ -66,6 +67,7 @@ def test_no_fit_row_is_of_what_is_tested_alone(points):
     assert not ((seen["engine"] == "vllm") & (seen["engine_version"] == "0.16.0")).any()
 
 
+@pytest.mark.slow
 def test_a_series_with_a_row_that_cannot_be_is_left_out(points):
     odd = points[points["left_out"].str.contains("peak FLOP/s|contradicts physics")]
     (alone,) = odd[odd["left_out"].str.startswith("needs")].to_dict("records")
@@ -79,6 +81,7 @@ def test_a_series_with_a_row_that_cannot_be_is_left_out(points):
     assert len(odd) == series.sum() == 21
 
 
+@pytest.mark.slow
 def test_a_measurement_is_one_row_of_one_part(points):
     times = points[["hardware", "engine", "concurrency", "ttft_mean", "e2e_mean"]]
     assert not times.round(6).duplicated().any()
@@ -86,6 +89,7 @@ def test_a_measurement_is_one_row_of_one_part(points):
     assert not points["experiment"].str.contains("gap_analysis_csv").any()
 
 
+@pytest.mark.slow
 def test_most_points_are_read(points):
     # Of 3,619 that are not disaggregated, 793 of them again.
     assert len(points) == 2765
@@ -93,6 +97,7 @@ def test_most_points_are_read(points):
     assert points.groupby("part").size().to_dict() == {"fit": 902, "test": 1003, "validation": 860}
 
 
+@pytest.mark.slow
 def test_rows_are_as_the_scripts_of_the_day_ran_them(points):
     """Of some rows what the scripts say; see the sources in public_runs.json."""
     seen = points.set_index("experiment")

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import distributed
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -106,7 +107,6 @@ def test_what_has_no_prediction_is_counted(tmp_path):
 
 @pytest.mark.slow
 def test_a_cluster_gives_the_same(grid, whole, tmp_path):
-    distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as own:
         address = own.scheduler_address
         physim.sweep(grid, tmp_path / "out", size=8, backend="dask", address=address)

@@ -24,6 +24,7 @@ from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
 from physim.fitting.objective import Deviations, Problem, Vector
 from physim.fitting.observations import METRICS, Observed, groups, observe
+from physim.fitting.optimise import check_optimiser
 from physim.fitting.step_cycles import CLOCK_NAMES, Trace, alike, observe_served, observe_steps
 from physim.fitting.uncertainty import LEAST_SCATTER, unseen
 from physim.inputs.case import Case
@@ -157,6 +158,7 @@ def fit(
         InputError: A file or an option cannot be used, or no row is left.
     """
     check_options(frozen, prior_scale)
+    check_optimiser(optimiser)
     if seed < 0:
         raise InputError("seed", f"{seed} is negative", "use 0 or more")
     if not tables and (steps is None or server is None):

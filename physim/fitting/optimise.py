@@ -47,11 +47,23 @@ def minimise(
     Raises:
         InputError: The optimiser is unknown.
     """
+    check_optimiser(optimiser)
+    parameters = problem.centre if start is None else np.array(start, float)
+    return OPTIMISERS[optimiser](problem, parameters, progress)
+
+
+def check_optimiser(optimiser: str) -> None:
+    """Refuses an optimiser that there is none of.
+
+    Args:
+        optimiser: Its name.
+
+    Raises:
+        InputError: It is none of `OPTIMISERS`.
+    """
     if optimiser not in OPTIMISERS:
         known = ", ".join(OPTIMISERS)
         raise InputError("optimiser", f"{optimiser!r} is unknown", f"use one of {known}")
-    parameters = problem.centre if start is None else np.array(start, float)
-    return OPTIMISERS[optimiser](problem, parameters, progress)
 
 
 class _Log:
