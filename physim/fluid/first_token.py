@@ -188,7 +188,9 @@ def local(
         steps.beside_at_most,
         steps.same_step * shared.in_last_step,
     )
-    outside = outside_s(corrections) + output_s(corrections, occupancy.batch + 1.0)
+    # Its first token comes with those of the step: where prompts are apart, of no request's decode.
+    beside = jnp.where(limits.prompts_apart, same_step, occupancy.batch)
+    outside = outside_s(corrections) + output_s(corrections, beside + 1.0)
     if demand.loading_s is not None:
         outside += demand.loading_s
     return Local(
