@@ -121,11 +121,16 @@ def test_long_prompts_wait_for_themselves_as_in_the_replay(load):
     assert means[-1] > 2 * means[0]
 
 
-def test_clients_and_loads_above_capacity():
+@pytest.mark.slow
+def test_clients_have_groups_too():
     lengths = {"input_tokens": PROMPTS, "output_tokens": 20}
     clients = physim.predict(MODEL, **ENGINE, **lengths, concurrency=4).by_length()
     assert len(clients) == 5
     assert all(np.isfinite(group.latencies["e2e"]["p99"]) for group in clients)
+
+
+def test_loads_above_capacity_have_groups_without_latencies():
+    lengths = {"input_tokens": PROMPTS, "output_tokens": 20}
     above = physim.predict(MODEL, **ENGINE, **lengths, rate=1e4)
     assert [group.latencies for group in above.by_length()] == [{}] * 5
     with pytest.raises(physim.InputError, match="TTFT has no value"):

@@ -280,6 +280,7 @@ def test_clients_who_think_keep_to_littles_law(turns):
     assert ending.requests_per_s == pytest.approx(replayed.requests_per_s, rel=within)
 
 
+@pytest.mark.slow
 def test_less_time_to_think_is_more_load():
     rates = [fluid_of(case_of(**{**CLIENTS, "think_s": s})).requests_per_s for s in (0.0, 1e-3, 3)]
     assert rates[0] == pytest.approx(rates[1], rel=0.1)

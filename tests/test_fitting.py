@@ -546,6 +546,7 @@ def test_crossvals_refuse_to_freeze_what_is_no_correction(runs):
         crossval([runs], prior_scale=-1.0)
 
 
+@pytest.mark.slow
 def test_crossval_compares_with_the_fit_that_it_starts_from(runs, tmp_path):
     path = tmp_path / "truth.json"
     Fit("truth", offsets={("shared", "all"): flat(TRUTH)}).write(path)

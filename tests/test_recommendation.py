@@ -102,9 +102,9 @@ def test_the_cost_is_that_of_all_servers(request, recommended):
     assert found.to_frame()["gpus"].tolist() == [one.gpus for one in found.choices]
 
 
-@pytest.mark.parametrize("recommended", ["few", pytest.param("found", marks=pytest.mark.slow)])
-def test_no_point_of_a_frontier_has_less_of_both(request, recommended):
-    trade = request.getfixturevalue(recommended).tradeoff
+@pytest.mark.slow
+def test_no_point_of_a_frontier_has_less_of_both(found):
+    trade = found.tradeoff
     best = trade.frontier(np.ones(len(trade.servers), bool))
     assert np.all(np.diff(trade.of_a_gpu[best]) <= 0)
     assert np.all(np.diff(trade.of_a_user[best]) >= 0)
