@@ -10,21 +10,9 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from physim.inputs.load import Load
+from physim.service.policy import places_of
 from physim.service.service import Pool
 from physim.types import Scalar
-
-# So few slots are thrice as many for those that have room and run together (SGLang,
-# model_executor/model_runner.py: pre_alloc_size).
-_FEW_SLOTS, _TIMES = 32, 3
-
-
-def places(slots: int) -> int:
-    """Requests that may have room or run on a rank.
-
-    Args:
-        slots: Requests that may run there.
-    """
-    return _TIMES * slots if slots <= _FEW_SLOTS else slots
 
 
 class RoomAhead(eqx.Module):
@@ -56,7 +44,7 @@ class RoomAhead(eqx.Module):
         ranks = pool.replicas * server.parallelism.dp
         before = load.mean_input + reserved
         return cls(
-            places=float(ranks * places(server.sizes.max_num_seqs)),
+            places=float(ranks * places_of(server.sizes.max_num_seqs)),
             tokens=float(ranks * server.kv.tokens),
             before_tokens=before,
             answer_tokens=before + load.mean_output / 2.0,

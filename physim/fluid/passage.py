@@ -18,8 +18,6 @@ BUSIEST = 0.95
 # Shares of the saturation throughput between which a rate of clients is looked for. Beyond the
 # most, where queues of requests that come by chance are long, as many come as are served.
 LEAST_SHARE, MOST_SHARE = 1e-5, 0.95
-# What is nearer to a bound than this is there.
-NEARLY = 0.998
 # Requests per second of which none meets another.
 ALONE_RPS = 1e-4
 

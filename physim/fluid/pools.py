@@ -24,7 +24,6 @@ from physim.fluid.passage import (
     ALONE_RPS,
     LEAST_SHARE,
     MOST_SHARE,
-    NEARLY,
     FullSteps,
     Passage,
     chance_of_clients,
@@ -330,7 +329,7 @@ def _of_clients(
     rate = jnp.exp(log_rate)
     all_come = jnp.minimum(clients.count / (one.ttft + one.answer + clients.think_s), ends)
     # Clients that there is no room for wait for it.
-    held = rate < NEARLY * jnp.minimum(MOST_SHARE * ends, all_come)
+    held = rate < (1.0 - 2.0 * _BEYOND) * jnp.minimum(MOST_SHARE * ends, all_come)
     served = jnp.where(held, rate, all_come)
     ttft = clients.count / served - clients.think_s - one.answer
     # Those who send their first requests at once wait for one another's prompts.

@@ -17,7 +17,7 @@ from physim.batching.prompt_caches import PromptCaches
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.ending import ends_later
-from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE, NEARLY
+from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE
 from physim.inputs.case import Case
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
@@ -36,6 +36,8 @@ Predict = Callable[[Sequence[Case], Sequence[Corrections]], list[Prediction]]
 # How many halvings of the shares in which a rate of clients is looked for, in logarithm, find it
 # within a tenth of a percent.
 _HALVINGS = 14
+# What is nearer to a bound than this is there.
+_NEARLY = 0.998
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
@@ -237,7 +239,7 @@ def _of_clients(
     stays = np.array([one.e2e_s for one in found])
     all_come = np.minimum(clients / (stays + think_s), ends)
     # Clients that there is no room for wait for it.
-    held = rates < NEARLY * np.minimum(MOST_SHARE * ends, all_come)
+    held = rates < _NEARLY * np.minimum(MOST_SHARE * ends, all_come)
     served = np.where(held, rates, all_come)
     found = [one.saturating_as(other) for one, other in zip(found, fewest, strict=True)]
     columns = cases, found, calm, services.firsts(found), served.tolist()

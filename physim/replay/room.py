@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from physim.batching.room_ahead import places
 from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache
 from physim.replay.workload import Request
+from physim.service.policy import places_of
 
 
 class Room:
@@ -29,7 +29,7 @@ class Room:
     def __init__(self, config: ReplayConfig, cache: KVCache) -> None:
         self._cache, self._size = cache, config.kv.block_size
         self._reserved_tokens = config.policy.reserved_tokens or 0
-        self._most = places(config.slots)
+        self._most = places_of(config.slots)
         self.asking: deque[Request] = deque()
         self._blocks: dict[Request, int] = {}
         self._expected: set[Request] = set()

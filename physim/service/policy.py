@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# So few slots are thrice as many for those that have room and run together (SGLang,
+# model_executor/model_runner.py: pre_alloc_size).
+_FEW_SLOTS, _TIMES = 32, 3
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -38,3 +42,12 @@ class Policy:
     def whole_requests(self) -> bool:
         """Whether a prompt starts only if its answer has KV blocks too, which are kept for it."""
         return self.admission == "request"
+
+
+def places_of(slots: int) -> int:
+    """Requests that may have room on a rank or run there, where room is made ahead.
+
+    Args:
+        slots: Requests that may run there.
+    """
+    return _TIMES * slots if slots <= _FEW_SLOTS else slots
