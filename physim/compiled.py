@@ -25,8 +25,9 @@ from physim.workshop import put_file, workshop
 
 _FORM = b"physim compiled function 1\n"
 _SUFFIX = ".compiled"
-# What nothing used for so long goes when something is added.
-_UNUSED_DAYS = 30
+# What nothing used for so long goes when something is added, and so does what was unused longest
+# beyond so many bytes.
+_UNUSED_DAYS, _MOST_BYTES = 30, 2e9
 
 # From the leaves of the arguments to those of the result.
 Run = Callable[[Sequence[np.ndarray]], Sequence[jax.Array]]
@@ -155,11 +156,21 @@ def _read(content: Any) -> Any:
 
 
 def _forget(folder: Path) -> None:
-    """Removes files of compiled functions that nothing has used for long."""
-    for old in folder.glob(f"*{_SUFFIX}"):
+    """Removes files of compiled functions unused for long, and beyond `_MOST_BYTES` for longest."""
+    files = []
+    for path in folder.glob(f"*{_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > _UNUSED_DAYS * 86400 and _is_form(old):
-                old.unlink()
+            status = path.stat()
+            files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for used_s, size, path in sorted(files):
+        is_old = time.time() - used_s > _UNUSED_DAYS * 86400
+        if not is_old and total <= _MOST_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            if _is_form(path):
+                path.unlink()
+                total -= size
 
 
 def _is_form(path: Path) -> bool:

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,6 +218,21 @@ def test_files_that_are_not_ours_stay(told):
     assert not own.exists()
     assert (folder / "results" / "year.csv").exists()
     assert (folder / "theirs.compiled").exists()
+
+
+def test_what_was_unused_longest_goes_beyond_a_bound(tmp_path, monkeypatch):
+    files = [tmp_path / f"{name}.compiled" for name in "abcd"]
+    for days, path in enumerate(files):
+        path.write_bytes(compiled._FORM + b"x" * 1000)
+        os.utime(path, (time.time() - 86400 * days,) * 2)
+    # Of whatever age, a file of somebody else's form stays.
+    files[3].write_bytes(b"another form\n" + b"x" * 1000)
+    os.utime(files[3], (time.time() - 86400 * 40,) * 2)
+    compiled._forget(tmp_path)
+    assert all(path.exists() for path in files)
+    monkeypatch.setattr(compiled, "_MOST_BYTES", 3500)
+    compiled._forget(tmp_path)
+    assert [path.exists() for path in files] == [True, True, False, True]
 
 
 def test_what_is_kept_is_made_again_beside_jaxs_cache(told):
