@@ -89,12 +89,14 @@ class PaddedExperts:
         formats: Formats of weights that it multiplies.
         compute_capability: Of GPUs on which the engine takes it unless it is told.
         below_tp: It takes it where experts are split over fewer GPUs than this.
+        instead: What it is told to take another.
     """
 
     kernel: str
     formats: tuple[str, ...]
     compute_capability: float
     below_tp: int
+    instead: str
 
 
 @dataclass(frozen=True)

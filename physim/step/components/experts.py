@@ -253,10 +253,12 @@ def _assumptions(placement: Placement) -> list[str]:
     lines = []
     for experts in (group.experts for group in placement.model.groups if group.experts):
         if is_padded(placement, placement.multiplied(experts.form)):
+            pads = placement.server.profile.padded_experts
+            assert pads is not None
             lines.append(
-                f"experts are multiplied in blocks of {BLOCK_ROWS} rows, which DeepGEMM's kernel "
-                "loads for all experts in every step; in its place --moe-kernel triton loads those "
-                "that tokens choose"
+                f"experts run in {pads.kernel}'s blocks of {BLOCK_ROWS} rows, so that a step takes "
+                f"as long as if its tokens chose all of them; {pads.instead} turns that off "
+                "(--moe-kernel triton)"
             )
             continue
         grids, measured = _tables(placement, experts)
