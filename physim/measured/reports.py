@@ -59,6 +59,7 @@ class ReportedServer(TypedDict, total=False):
     kv_cache_dtype: str
     moe_kernel: str | None
     moe_activations: str
+    mixed_chunk: bool
     draft: str | None
     draft_tokens: int | None
     draft_acceptance: float | str | Sequence[float] | None
