@@ -15,7 +15,7 @@ from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
 from physim.step.component import Placement
 from physim.step.curves import TOKENS
-from physim.step.padded_experts import is_padded, padded_seconds
+from physim.step.padded_experts import padded_seconds, padding_kernel
 
 QWEN = "Qwen/Qwen3-235B-A22B-FP8"
 
@@ -32,13 +32,13 @@ def placed(model: str, gpu: str, version: str = "0.12", **options: Any) -> Place
 
 def seconds_of(placement: Placement) -> np.ndarray:
     experts = next(group.experts for group in placement.model.groups if group.experts)
-    return padded_seconds(placement, experts, placement.multiplied(experts.form))
+    return padded_seconds(placement, experts)
 
 
 def padded(*args: Any, **options: Any) -> bool:
     placement = placed(*args, **options)
     experts = next(group.experts for group in placement.model.groups if group.experts)
-    return is_padded(placement, placement.multiplied(experts.form))
+    return padding_kernel(placement, experts) is not None
 
 
 def test_one_token_loads_a_block_for_every_expert():

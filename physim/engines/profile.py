@@ -272,6 +272,10 @@ def _read(engine: str, version: str) -> EngineProfile:
 
     try:
         sampler, penalties = value("sampler"), value("penalties")
+        padded = None
+        if "padded_experts" in fields:
+            told = value("padded_experts")
+            padded = PaddedExperts(**{**told, "formats": tuple(told["formats"])})
         profile = EngineProfile(
             engine=engine,
             version=version,
@@ -288,11 +292,7 @@ def _read(engine: str, version: str) -> EngineProfile:
             admission=str(value("admission")),
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
-            padded_experts=PaddedExperts(
-                **{**value(padded), "formats": tuple(value(padded)["formats"])}
-            )
-            if (padded := "padded_experts") in fields
-            else None,
+            padded_experts=padded,
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from physim import roofline
-from physim.models.formats import WeightFormat
+from physim.engines.profile import PaddedExperts
 from physim.models.layers import Experts
 from physim.step.component import Placement
 from physim.step.curves import TOKENS
@@ -33,31 +33,33 @@ _HIDDEN_BYTES, _WIDTH_BYTES = 1 + 2, 4 + 4 + 1 + 1
 _SORTED_BYTES = 1 + 1 + 2
 
 
-def is_padded(placement: Placement, form: WeightFormat) -> bool:
-    """Whether a server's kernel of experts pads their rows.
+def padding_kernel(placement: Placement, experts: Experts) -> PaddedExperts | None:
+    """The kernel that multiplies a server's experts where it pads their rows; else None.
 
     Args:
         placement: The model on its GPU.
-        form: Format of the experts' weights.
+        experts: The experts.
     """
-    server = placement.server
-    pads, asked = server.profile.padded_experts, server.moe_kernel
-    if pads is None or form.name not in pads.formats:
-        return False
-    if asked is not None:
-        return asked == pads.kernel
-    capability = placement.gpu.compute_capability
-    return capability == pads.compute_capability and placement.layout.expert_tp < pads.below_tp
+    server, kernel = placement.server, placement.server.profile.padded_experts
+    if kernel is None or placement.multiplied(experts.form).name not in kernel.formats:
+        return None
+    is_taken = (
+        placement.gpu.compute_capability == kernel.compute_capability
+        and placement.layout.expert_tp < kernel.below_tp
+    )
+    if server.moe_kernel is not None:
+        is_taken = server.moe_kernel == kernel.kernel
+    return kernel if is_taken else None
 
 
-def padded_seconds(placement: Placement, experts: Experts, form: WeightFormat) -> np.ndarray:
+def padded_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     """Time of a layer of experts at `TOKENS` (`physim.step.curves`), seconds.
 
     Args:
         placement: The model on its GPU.
         experts: The experts.
-        form: Format of their weights.
     """
+    form = placement.multiplied(experts.form)
     layout, bandwidth = placement.layout, placement.gpu.memory_bandwidth
     hidden = experts.hidden_size or placement.model.hidden_size
     width = experts.intermediate_size / layout.expert_tp

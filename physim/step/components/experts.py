@@ -27,7 +27,7 @@ from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Component, Part, Placement
 from physim.step.curves import TOKENS, rising, rising_log_seconds
 from physim.step.gemms import linear_rows
-from physim.step.padded_experts import BLOCK_ROWS, is_padded, padded_seconds
+from physim.step.padded_experts import BLOCK_ROWS, padded_seconds, padding_kernel
 from physim.step.routing import full_at
 from physim.step.rows import Row, SizeRow
 
@@ -37,7 +37,6 @@ _TOO_LONG = 2.0
 # Kernels of experts, those that an engine prefers where it has the choice first: of FlashInfer, of
 # Marlin (which multiplies in 16 bit) and of Triton.
 _KERNELS = ("flashinfer", "marlin", "triton", "min_latency", "cutlass", "deepgemm")
-
 # What vLLM's Marlin experts take beside their two GEMMs, all that the tables have of them (9 us of
 # one token at tp 8): sorting by expert, the activation, the sum, and padding mxfp4's hidden size.
 # Of 36 layers of gpt-oss-120b on H100 at tp 2 to 8 with 4 to 16 clients, rows of the fit: 0.85 ms.
@@ -100,10 +99,9 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
         )
         return np.asarray(roofline.seconds(work, peak, bandwidth))
 
-    if is_padded(placement, form):
-        least = bound_s(TOKENS)
-        padded = np.log(np.maximum(padded_seconds(placement, experts, form), least))
-        return np.tile(padded, (len(EXPERT_LOADS), 1))
+    if padding_kernel(placement, experts):
+        padded = np.maximum(padded_seconds(placement, experts), bound_s(TOKENS))
+        return np.tile(np.log(padded), (len(EXPERT_LOADS), 1))
     grids, measured = _tables(placement, experts)
     curves = []
     for spread in EXPERT_LOADS:
@@ -165,7 +163,7 @@ def _missed(experts: Experts) -> Missed:
     """How many tables were missed for experts: a peer's in the place of the GPU's counts as one."""
 
     def missed(placement: Placement) -> int:
-        if is_padded(placement, placement.multiplied(experts.form)):
+        if padding_kernel(placement, experts):
             return 0
         grids, measured = _tables(placement, experts)
         wanted, (_, taken) = placement.multiplied(experts.form).expert_tables, _kernel(measured)
@@ -252,9 +250,7 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
 def _assumptions(placement: Placement) -> list[str]:
     lines = []
     for experts in (group.experts for group in placement.model.groups if group.experts):
-        if is_padded(placement, placement.multiplied(experts.form)):
-            pads = placement.server.profile.padded_experts
-            assert pads is not None
+        if pads := padding_kernel(placement, experts):
             lines.append(
                 f"experts run in {pads.kernel}'s blocks of {BLOCK_ROWS} rows, so that a step takes "
                 f"as long as if its tokens chose all of them; {pads.instead} turns that off "
