@@ -176,6 +176,8 @@ class KernelTables:
         gemms: Formats of GEMMs that are read, as NVIDIA calls them and as they are.
         cublas_fp8_on_blackwell: Whether GEMMs in fp8 are cuBLAS's on Blackwell, as those of 16 bit
             are, whatever was measured.
+        fuses_casts: Whether what is before a GEMM in fp8 writes fp8, while its measured time holds
+            a cast.
         mixers: Folders of measured layers of attention that are read; None for all.
         uncompiled_mixers: GPUs whose layers of latent attention were measured without compiling
             what is between their projections.
@@ -185,6 +187,7 @@ class KernelTables:
     experts: Mapping[str, ExpertTable]
     gemms: tuple[tuple[str, WeightFormat], ...]
     cublas_fp8_on_blackwell: bool = False
+    fuses_casts: bool = False
     mixers: tuple[str, ...] | None = None
     uncompiled_mixers: tuple[str, ...] = ()
     complete_version: str = ""

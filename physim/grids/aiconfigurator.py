@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "aiconfigurator-core"
 PACKAGE_VERSION = "0.12.0"
+# The package that held the tables of older engines, in which every engine had a folder.
+OLDER_PACKAGE = "aiconfigurator==0.10.0"
 # Tables of attention by the format of the KV cache: what their names end in.
 _KV_CACHES = (("", "bfloat16"), ("_fp8_kv", "fp8"))
 _SHAPE = ["batch_size", "num_heads", "num_key_value_heads", "head_dim"]
@@ -47,23 +50,47 @@ _FEW = 3
 _SMALLEST, _KERNEL_MS = 20, 2e-3
 
 
-def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[Measurements]:
+@dataclass(frozen=True)
+class Older:
+    """Tables of an older engine, in an unpacked wheel of `OLDER_PACKAGE`.
+
+    Attributes:
+        folder: Where the wheel was unpacked.
+        version: The engine's version.
+    """
+
+    folder: Path
+    version: str
+
+
+def read_measurements(
+    gpu: Hardware, engine: str = DEFAULT_ENGINE, older: Older | None = None
+) -> Iterator[Measurements]:
     """Every table that the package has for a GPU and an engine.
 
     Args:
         gpu: The GPU.
         engine: The engine; of others than the default the tables that differ from its.
+        older: Where tables of an older version are, if they are to be read.
 
     Raises:
         InputError: The package is not installed, or has no tables for this GPU.
     """
-    root = _package_data() / gpu.key
+    root = (_package_data() if older is None else _older_data(older)) / gpu.key
     if not root.is_dir():
+        package = PACKAGE if older is None else OLDER_PACKAGE
         raise InputError(
-            f"GPU {gpu.key!r}", f"{PACKAGE} has no tables for it", "name one that it has measured"
+            f"GPU {gpu.key!r}", f"{package} has no tables for it", "name one that it has measured"
         )
-    for kind, read in _readers(engine).items():
-        path = _newest(root, kind, engine_named(engine).kernels.complete_version)
+
+    def path_of(kind: str) -> Path | None:
+        if older is None:
+            return _newest(root, kind, engine_named(engine).kernels.complete_version)
+        path = root / engine / older.version / Path(kind).name
+        return path if path.is_file() else None
+
+    for kind, read in _readers(engine, path_of).items():
+        path = path_of(kind)
         if path:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             for rows in read(_read_parquet(path), gpu):
@@ -82,11 +109,16 @@ def read_measurements(gpu: Hardware, engine: str = DEFAULT_ENGINE) -> Iterator[M
                 )
 
 
-def _gemm(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
+def _gemm(
+    rows: pd.DataFrame, gpu: Hardware, engine: str, path_of: Callable[[str], Path | None]
+) -> Iterator[Rows]:
     kernels = engine_named(engine).kernels
     for name, form in kernels.gemms:
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
-        picked = rows[rows["gemm_dtype"] == name]
+        # An older table has times of no token.
+        picked = rows[(rows["gemm_dtype"] == name) & (rows["m"] > 0)]
+        if name == "fp8" and kernels.fuses_casts:
+            picked = _without_casts(picked, engine, path_of)
         if name == "fp8" and kernels.cublas_fp8_on_blackwell and gpu.peak(NVFP4.compute):
             continue
         if peak is None or picked.empty:
@@ -94,6 +126,27 @@ def _gemm(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
         m, n, k = (picked[axis].to_numpy(float) for axis in "mnk")
         bound = roofline.seconds(roofline.gemm(m, n, k, size, size), peak, gpu.memory_bandwidth)
         yield Rows(f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound)
+
+
+def _without_casts(
+    rows: pd.DataFrame, engine: str, path_of: Callable[[str], Path | None]
+) -> pd.DataFrame:
+    """GEMMs without the cast of what is multiplied, which a table holds with each of them.
+
+    The collector (collect_gemm.py) gives its layers no scale of activations, so that each looks for
+    one and casts with it. collect_computescale.py timed the two by themselves, likewise in graphs of
+    five: 8.5 us for a token of 8,192 numbers on the H200, of the 9.3 us that the smallest of these
+    GEMMs take more than those in 16 bit.
+    """
+    for file in ("computescale_perf", "scale_matrix_perf"):
+        path = path_of(f"quantize/{engine}/*/{file}.parquet")
+        if path is None:
+            return rows[:0]
+        casts = _read_parquet(path)[["m", "k", "latency"]]
+        rows = rows.merge(casts.groupby(["m", "k"], as_index=False).mean(), on=["m", "k"])
+        rows = rows.assign(latency=rows["latency_x"] - rows["latency_y"])
+        rows = rows.drop(columns=["latency_x", "latency_y"])
+    return rows[rows["latency"] > 0]
 
 
 # Columns of the attention tables, in the units of NVIDIA's collector/vllm/collect_attn.py: requests
@@ -223,10 +276,11 @@ def _all_to_all(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
 _Reader = Callable[["pd.DataFrame", Hardware], Iterator[Rows]]
 
 
-def _readers(engine: str) -> dict[str, _Reader]:
+def _readers(engine: str, path_of: Callable[[str], Path | None]) -> dict[str, _Reader]:
     """What reads each file of an engine."""
+    gemm = functools.partial(_gemm, engine=engine, path_of=path_of)
     readers: dict[str, _Reader] = {
-        f"gemm/{engine}/*/gemm_perf.parquet": functools.partial(_gemm, engine=engine),
+        f"gemm/{engine}/*/gemm_perf.parquet": gemm,
         f"attention/{engine}/*/generation_attention_perf.parquet": _decode,
         f"attention/{engine}/*/context_attention_perf.parquet": _prefill,
         f"moe/{engine}/*/moe_perf.parquet": functools.partial(_moe, engine=engine),
@@ -320,6 +374,17 @@ def _package_data() -> Path:
     return Path(str(package)) / "systems" / "data"
 
 
+def _older_data(older: Older) -> Path:
+    found = older.folder / "aiconfigurator" / "systems" / "data"
+    if not found.is_dir():
+        raise InputError(
+            str(older.folder),
+            "is no unpacked wheel of aiconfigurator",
+            f"pip download --no-deps {OLDER_PACKAGE}, unzip it, and name that folder",
+        )
+    return found
+
+
 def _newest(root: Path, pattern: str, complete: str) -> Path | None:
     """The file of the version whose tables are complete, or else of the newest."""
 
@@ -332,6 +397,14 @@ def _newest(root: Path, pattern: str, complete: str) -> Path | None:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
+    """A table, in the words of today's."""
     import pandas as pd
 
-    return pd.read_parquet(path)
+    rows = pd.read_parquet(path)
+    for column in rows.columns[rows.columns.str.endswith("_dtype")]:
+        rows[column] = rows[column].replace("float16", "bfloat16")
+    if "moe_dtype" in rows:
+        # Cutlass's had no name of its own while there was no other.
+        cutlass = rows["kernel_source"].eq("moe_torch_flow") & ~rows["moe_dtype"].str.contains("mx")
+        rows["kernel_source"] = rows["kernel_source"].mask(cutlass, "moe_torch_flow_cutlass")
+    return rows

@@ -12,8 +12,10 @@ from physim import data, roofline
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.grids.aiconfigurator import (
     EXPERT_SHAPE,
+    OLDER_PACKAGE,
     PACKAGE,
     PACKAGE_VERSION,
+    Older,
     read_measurements,
 )
 from physim.grids.efficiency import ExpertGrid, Grid, hat_weights
@@ -58,13 +60,16 @@ class BuiltTable:
     held_out_p95_pct: float
 
 
-def build_gpu(gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE) -> Iterator[BuiltTable]:
+def build_gpu(
+    gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE, older: Older | None = None
+) -> Iterator[BuiltTable]:
     """Builds all tables of a GPU and an engine into a folder, with ``provenance.json``.
 
     Args:
         gpu: The GPU.
         folder: Where.
         engine: The engine.
+        older: Where tables of an older version of it are, if they are wanted.
 
     Yields:
         The record of each table, once its file is written.
@@ -75,7 +80,7 @@ def build_gpu(gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE) -> Iter
     built = []
     is_default = engine == DEFAULT_ENGINE
     gemms = None if is_default else load_grid(gpu.key, "gemm_bfloat16")
-    for measured in read_measurements(gpu, engine):
+    for measured in read_measurements(gpu, engine, older):
         folder.mkdir(parents=True, exist_ok=True)
         if measured.other_gemms and gemms is not None:
             measured = without_gemms(measured, gemms, gpu)
@@ -87,12 +92,15 @@ def build_gpu(gpu: Hardware, folder: Path, engine: str = DEFAULT_ENGINE) -> Iter
         save_grid(folder / f"{measured.table}.npz", grid)
         built.append(record)
         yield record
+    package = f"{PACKAGE}=={PACKAGE_VERSION}" if older is None else OLDER_PACKAGE
+    command = f"physim grids build --gpu {gpu.key} --engine {engine}"
+    command += f" --older {older.version} --wheel FOLDER" if older else ""
     provenance = {
         "gpu": gpu.key,
         "engine": engine,
-        "package": f"{PACKAGE}=={PACKAGE_VERSION}",
+        "package": package,
         "licence": "Apache-2.0, Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES",
-        "command": f"physim grids build --gpu {gpu.key} --engine {engine} --out grids",
+        "command": f"{command} --out grids",
         "held_out": f"{_HELD_OUT_SHARE:.0%} of the rows, seed {_SEED}, left out of a second build",
         "tables": [asdict(record) for record in built],
     }

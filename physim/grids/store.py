@@ -70,12 +70,23 @@ def peers(gpu: Hardware) -> tuple[Hardware, ...]:
     )
 
 
-def grids_of(gpu: str, engine: str) -> str:
+def grids_of(gpu: str, engine: str, version: str = "") -> str:
     """The folder of the tables of a GPU that were measured with an engine.
 
-    The default engine's are the GPU's own; those of others stand in it, beside its.
+    The default engine's are the GPU's own; those of others stand in it, beside its, and so do
+    those of a profile for older versions, where the GPU was measured with one.
     """
-    return gpu if engine == DEFAULT_ENGINE else f"{gpu}/{engine}"
+    if engine == DEFAULT_ENGINE:
+        return gpu
+    older = f"{gpu}/{engine}-{version}"
+    return older if older in measured_grids() else f"{gpu}/{engine}"
+
+
+def _beneath(grids: str) -> str:
+    """The folder that has what one lacks: the engine's newest, or the default engine's."""
+    gpu, _, engine = grids.partition("/")
+    name, _, version = engine.partition("-")
+    return f"{gpu}/{name}" if version else gpu
 
 
 def with_table(grids: str, table: str) -> str:
@@ -89,14 +100,15 @@ def with_table(grids: str, table: str) -> str:
 def tables(grids: str) -> tuple[str, ...]:
     """Names of the tables of a GPU, or of a GPU and an engine (`grids_of`).
 
-    What was not measured with another engine is there as it was with the default one, but for
-    experts, whose kernels each engine has of its own.
+    What was not measured with an older version is there as it was with the newest, and what was not
+    measured with another engine as it was with the default one, but for experts, whose kernels each
+    engine has of its own.
     """
     found = {path.stem for path in (data.folder("bench_data") / grids).glob("*.npz")}
-    gpu, _, engine = grids.partition("/")
-    if engine:
-        has_experts = any(name.startswith("moe_") for name in found)
-        found |= {name for name in tables(gpu) if not (has_experts and name.startswith("moe_"))}
+    beneath = _beneath(grids)
+    if beneath != grids:
+        is_engines = "/" not in beneath and any(name.startswith("moe_") for name in found)
+        found |= {name for name in tables(beneath) if not (is_engines and name.startswith("moe_"))}
     return tuple(sorted(found))
 
 
@@ -157,7 +169,7 @@ def _load(gpu: str, table: str) -> dict[str, np.ndarray]:
     # A name may be too long for a file's.
     is_there = data.modified_ns(path) > 0
     if not is_there and table in tables(gpu):
-        return _load(gpu.partition("/")[0], table)
+        return _load(_beneath(gpu), table)
     if not is_there:
         known = ", ".join(tables(gpu)) or f"none; GPUs with grids are {', '.join(measured_gpus())}"
         raise InputError(f"grid {gpu}/{table}", "does not exist", f"use one of {known}")

@@ -65,7 +65,8 @@ class Placement:
     @property
     def grids(self) -> str:
         """The GPU, and the engine if not the default, whose measured efficiencies are taken."""
-        return grids_of(gpu_or_stand_in(self.gpu.key), self.server.profile.engine)
+        profile = self.server.profile
+        return grids_of(gpu_or_stand_in(self.gpu.key), profile.engine, profile.version)
 
     def multiplied(self, form: WeightFormat) -> WeightFormat:
         """How the GPU multiplies weights of a format.

@@ -23,6 +23,8 @@ from physim.step.rows import SizeRow
 # (sgl-project/sglang pull request 22744).
 FLOAT32_START_S = 15e-6
 FLOAT32_EFFICIENCY = 0.75
+# The table of GEMMs in 16 bit, which stands for formats that were not measured.
+IN_16_BIT = "gemm_bfloat16"
 
 
 def gemm_row(
@@ -155,4 +157,4 @@ def gemm_table(grids: str, form: WeightFormat) -> str:
     """
     known = tables(grids)
     names = (f"gemm_{one}" for one in form.gemm_tables)
-    return next((name for name in names if name in known), "gemm_bfloat16")
+    return next((name for name in names if name in known), IN_16_BIT)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from physim.models.formats import BYTES_16_BIT
 from physim.models.layers import LayerGroup
 from physim.step.component import Component, Part, Placement
+from physim.step.gemms import IN_16_BIT, gemm_table
 from physim.step.rows import Row, SizeRow
 
 # Time of a kernel that moves next to nothing, and the share of the bandwidth that one reaches
@@ -75,10 +76,11 @@ def _casts(
 ) -> tuple[float, int]:
     """Bytes of the casts before the GEMMs of a part for each token, and their kernels.
 
-    A cast reads 16 bit and writes what the GEMM takes.
+    A cast reads 16 bit and writes what the GEMM takes. Tables of GEMMs in 8 and 4 bit hold it: their
+    collectors time the linear layer (collect_gemm.py of NVIDIA's aiconfigurator).
     """
     form = placement.multiplied(group.form(part))
-    if not form.quantizes_activations:
+    if not form.quantizes_activations or gemm_table(placement.grids, form) != IN_16_BIT:
         return 0.0, 0
     return (BYTES_16_BIT + form.activation_bytes) * entering, kernels
 

@@ -220,7 +220,10 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
     kernels = dict.fromkeys((asked, *liked) if asked else liked)
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
-    alike = (placement.grids, *(grids_of(one.key, profile.engine) for one in peers(placement.gpu)))
+    of_peers = (
+        grids_of(one.key, profile.engine, profile.version) for one in peers(placement.gpu)
+    )
+    alike = (placement.grids, *of_peers)
     others = tuple(grids_of(gpu_or_stand_in(placement.gpu.key), one) for one in shipped_engines())
     formats = placement.multiplied(experts.form).expert_tables
 
