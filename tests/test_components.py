@@ -481,6 +481,26 @@ def test_elementwise_by_hand():
 
 
 @pytest.mark.parametrize(
+    ("gpu", "engine", "casts"),
+    [
+        ("h100_sxm", "vllm", 0),  # its fp8 GEMMs were timed with them
+        ("h100_sxm", "sglang", 0),
+        ("b200_sxm", "vllm", 4),  # cuBLAS's, which are without
+        ("b200_sxm", "trtllm", 0),  # what is before a GEMM writes fp8
+        ("a100_sxm", "vllm", 0),  # multiplies 16 bit
+    ],
+)
+def test_casts_are_counted_once(gpu, engine, casts):
+    """Four a layer: two of a hidden state, of an eighth of attention's output and of the MLP's."""
+    served = {"gpu": gpu, "engine": engine, "tp": 8}
+    plain = row_named("elementwise", "meta-llama/Llama-3.1-70B-Instruct", **served)
+    fp8 = row_named("elementwise", "nvidia/Llama-3.1-70B-Instruct-FP8", **served)
+    assert fp8.fixed_seconds - plain.fixed_seconds == pytest.approx(80 * casts * 2e-6)
+    cast = 3.0 * (2 * 8192 + (8192 + 28_672) / 8) if casts else 0.0
+    assert fp8.bytes - plain.bytes == pytest.approx(80 * cast)
+
+
+@pytest.mark.parametrize(
     ("tokens", "measured"),
     [(64, 15.4e-6), (256, 22.0e-6), (1024, 53.7e-6), (4096, 174.4e-6), (16384, 438.7e-6)],
 )

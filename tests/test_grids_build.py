@@ -13,6 +13,7 @@ from physim.errors import InputError
 from physim.grids.aiconfigurator import Measurements
 from physim.grids.build import BuiltTable, build_gpu, build_table, fill_gaps, look_up_errors_pct
 from physim.grids.store import (
+    grids_of,
     load_expert_grid,
     load_grid,
     measured_gpus,
@@ -127,7 +128,8 @@ def test_shipped_grids_are_what_the_command_builds(tmp_path):
 def test_the_command_makes_a_new_folder_whole_or_not_at_all(tmp_path, monkeypatch, fails):
     record = BuiltTable("gemm_bfloat16", "f", "0", ("k",), 9, 9, 0.0, 0.0, 1, 1.0, 2.0)
 
-    def build(gpu, folder, engine):
+    def build(gpu, folder, engine, older):
+        assert older is None
         folder.mkdir(parents=True)
         (folder / "provenance.json").write_text(f"{gpu.key} {engine}")
         yield record
@@ -208,3 +210,56 @@ def test_layers_of_sparse_attention_start_without_launches(gpu):
     """Sixteen kernels of 2 us, and the matrices between heads and latents are read."""
     for table in ("sparse_latent_decode", "sparse_latent_decode_fp8_kv"):
         assert 32e-6 < load_grid(gpu, table).start_s < 36e-6
+
+
+def test_gemms_of_cublas_in_fp8_are_without_the_casts_that_they_were_timed_with():
+    """One to 8,192 tokens by 8,192 x 8,192: as timed, less finding a scale, less casting, us."""
+    gpu = load_hardware("h200_sxm")
+    grid, peak = load_grid("h200_sxm/trtllm", "gemm_fp8"), gpu.peak("fp8")
+    timed = ((1, 30.03, 7.20, 1.31), (64, 31.90, 7.60, 1.67), (8192, 884.23, 106.54, 49.75))
+    for tokens, whole, scale, cast in timed:
+        work = roofline.gemm(tokens, 8192.0, 8192.0, 1.0, 1.0)
+        bound = roofline.seconds(work, peak, gpu.memory_bandwidth)
+        found = float(bound / grid.efficiency(tokens=float(tokens), n=8192.0, k=8192.0))
+        assert found * 1e6 == pytest.approx(whole - scale - cast, abs=0.1)
+
+
+def test_an_older_version_has_tables_of_its_own_where_a_gpu_was_measured_with_it():
+    older = grids_of("h200_sxm", "trtllm", "1.2.0rc5")
+    assert older == "h200_sxm/trtllm-1.2.0rc5"
+    assert grids_of("b300_sxm", "trtllm", "1.2.0rc5") == "b300_sxm/trtllm"
+    assert grids_of("h200_sxm", "vllm", "0.24.0") == "h200_sxm"
+    # What was not measured with it is the newest version's, or else the default engine's.
+    for table, beneath in (("latent_decode", "h200_sxm/trtllm"), ("gemm_bfloat16", "h200_sxm")):
+        own, theirs = load_grid(older, table), load_grid(beneath, table)
+        np.testing.assert_array_equal(own.log_efficiency, theirs.log_efficiency)
+    # Experts of gpt-oss-120b, 64 to 1,024 tokens: 13% less with 1.2 than with 1.3.
+    gpt_oss = []
+    for grids in (older, "h200_sxm/trtllm"):
+        grid = load_expert_grid(grids, "moe_mxfp4_cutlass_balanced")
+        (shape,) = np.flatnonzero(np.all(grid.shapes == (2880, 2880, 4, 128), axis=1))
+        tokens = (grid.tokens >= 64) & (grid.tokens <= 1024)
+        gpt_oss.append(grid.log_efficiency[shape, tokens].mean())
+    assert np.exp(gpt_oss[1] - gpt_oss[0]) == pytest.approx(0.87, abs=0.01)
+    assert not any("triton" in name for name in tables(older))
+
+
+def test_older_tables_are_built_from_an_unpacked_wheel(tmp_path):
+    words = ("grids", "build", "--gpu", "h100_sxm", "--engine", "trtllm", "--out", tmp_path / "new")
+    assert "goes with --wheel" in refused(*words, "--older", "1.2.0rc5")
+    unpacked = ("--wheel", tmp_path)
+    assert "is no unpacked wheel" in refused(*words, "--older", "1.2.0rc5", *unpacked)
+    measured = tmp_path / "aiconfigurator/systems/data/h100_sxm/trtllm/1.2.0rc5"
+    measured.mkdir(parents=True)
+    assert "has no tables of trtllm 1.1" in refused(*words, "--older", "1.1", *unpacked)
+    tokens, size = (x.ravel() for x in np.meshgrid([0, 1, 16, 256, 4096], [1024, 4096, 8192]))
+    rows = {"gemm_dtype": "fp8_block", "m": tokens, "n": size, "k": size, "latency": 0.1}
+    rows["kernel_source"] = "torch_flow"
+    pd.DataFrame(rows).to_parquet(measured / "gemm_perf.parquet")
+    assert run(*words, "--older", "1.2.0rc5", *unpacked).returncode == 0
+    record = data.read_json(tmp_path / "new/h100_sxm/trtllm-1.2.0rc5/provenance.json")
+    assert record["package"] == "aiconfigurator==0.10.0"
+    # None of the rows of no token is taken.
+    assert [(table["table"], table["rows"]) for table in record["tables"]] == [
+        ("gemm_fp8_block", 12)
+    ]

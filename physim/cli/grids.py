@@ -27,6 +27,13 @@ def build(
     engines: Annotated[
         list[str] | None, typer.Option("--engine", help="Engine; all with tables if not given.")
     ] = None,
+    older: Annotated[
+        str | None, typer.Option(help="Version of the engine whose older tables are built.")
+    ] = None,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(help="Unpacked wheel of aiconfigurator 0.10.0, which has older tables."),
+    ] = None,
     *,
     out: Annotated[Path, typer.Option(help="Folder to make; it appears whole, or not at all.")],
 ) -> None:
@@ -41,16 +48,21 @@ def build(
     """
     from physim import data
     from physim.engines.profile import shipped_engines
+    from physim.errors import InputError
+    from physim.grids.aiconfigurator import Older
     from physim.grids.build import build_gpu
     from physim.grids.store import grids_of, measured_gpus
     from physim.service.hardware import load_hardware
 
+    if (older is None) != (wheel is None):
+        raise InputError("older", "goes with --wheel", "give both, or neither")
+    tables = Older(wheel, older) if older and wheel else None
     console = stdout()
     wanted = [load_hardware(key) for key in gpus or measured_gpus()]
     with data.replacing_folder(out, remedy="name a folder that is not there yet") as folder:
         for gpu, engine in itertools.product(wanted, engines or shipped_engines()):
-            grids = grids_of(gpu.key, engine)
-            for table in build_gpu(gpu, folder / grids, engine):
+            grids = grids_of(gpu.key, engine) + (f"-{older}" if older else "")
+            for table in build_gpu(gpu, folder / grids, engine, tables):
                 console.print(
                     f"{grids}/{table.table}: {table.rows} rows, {table.cells} cells, "
                     f"error on {table.held_out_rows} rows left out: median "

@@ -150,6 +150,8 @@ class Counters:
 # What of a request engines time: until its first token, between tokens, until its answer, until it
 # is scheduled, until its prompt is computed from then on, and from then to its last token.
 REQUEST_TIMES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
+# The engine with which GEMMs in fp8 were measured as cuBLAS runs them.
+MEASURED_CUBLAS_FP8 = "trtllm"
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,10 @@ class KernelTables:
     Attributes:
         experts: Tables of experts, by name.
         gemms: Formats of GEMMs that are read, as NVIDIA calls them and as they are.
-        cublas_fp8_on_blackwell: Whether GEMMs in fp8 are cuBLAS's on Blackwell, as those of 16 bit
-            are, whatever was measured.
-        fuses_casts: Whether what is before a GEMM in fp8 writes fp8, while its measured time holds
-            a cast.
+        cublas_fp8_from: Compute capability from which GEMMs in fp8 are cuBLAS's, as those of 16 bit
+            are; None where they are as the engine's own table has them.
+        fuses_casts: Whether what is before a GEMM in 8 or 4 bit writes its input, so that no kernel
+            of its own casts it.
         mixers: Folders of measured layers of attention that are read; None for all.
         uncompiled_mixers: GPUs whose layers of latent attention were measured without compiling
             what is between their projections.
@@ -186,11 +188,20 @@ class KernelTables:
 
     experts: Mapping[str, ExpertTable]
     gemms: tuple[tuple[str, WeightFormat], ...]
-    cublas_fp8_on_blackwell: bool = False
+    cublas_fp8_from: float | None = None
     fuses_casts: bool = False
     mixers: tuple[str, ...] | None = None
     uncompiled_mixers: tuple[str, ...] = ()
     complete_version: str = ""
+
+    def has_cublas_fp8(self, capability: float | None) -> bool:
+        """Whether GEMMs in fp8 are cuBLAS's on a GPU.
+
+        Args:
+            capability: The GPU's compute capability; None where it has none.
+        """
+        least = self.cublas_fp8_from
+        return least is not None and capability is not None and capability >= least
 
 
 @dataclass(frozen=True)

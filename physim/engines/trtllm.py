@@ -97,7 +97,10 @@ ENGINE = Engine(
         },
         # Those of 16 bit are cuBLAS's. Nvfp4 was timed with the kernel that casts activations, by
         # itself not measured, which is fused with what is before; so it is left out.
-        gemms=(("fp8", FP8), ("fp8_block", FP8)),
+        gemms=(("fp8_block", FP8),),
+        cublas_fp8_from=0.0,
+        # tensorrt_llm/_torch/models/modeling_llama.py: norms, all-reduces with them
+        # (RESIDUAL_RMS_NORM_QUANT_FP8 and its like), the MLP's activation and attention write it.
         fuses_casts=True,
         mixers=("mla",),
         complete_version="1.3.0rc20",

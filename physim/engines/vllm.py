@@ -228,7 +228,7 @@ ENGINE = Engine(
         # On Blackwell fp8 is multiplied by FlashInfer's kernel, of cuBLAS as those of 16 bit
         # (vllm/model_executor/layers/quantization/utils/w8a8_utils.py), where it is installed.
         # Cutlass's was measured, which takes longer at 16 rows than at 64.
-        cublas_fp8_on_blackwell=True,
+        cublas_fp8_from=10.0,
         # The chip was measured with compiling on another board, which stands for them
         # (`physim.grids.store.with_table`): GB300 with 0.27, 92 us a layer of one token for the 131
         # us that it and the B300 took with 0.24, and B200 in the place of GB200, 94 us for 133.

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim import roofline
-from physim.engines.engine import engine_named
-from physim.engines.profile import DEFAULT_ENGINE
+from physim.engines.engine import MEASURED_CUBLAS_FP8, engine_named
+from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
 from physim.errors import InputError
 from physim.grids.measurements import Measurements, Rows
 from physim.grids.mixer_tables import MIXER_READERS
-from physim.models.formats import KV_BYTES, NVFP4
+from physim.models.formats import FP8, KV_BYTES, WeightFormat
 from physim.service.hardware import Hardware
 from physim.types import Number
 
@@ -63,6 +63,10 @@ class Older:
     version: str
 
 
+# From a pattern of the files of tables to the file that is taken.
+PathOf = Callable[[str], Path | None]
+
+
 def read_measurements(
     gpu: Hardware, engine: str = DEFAULT_ENGINE, older: Older | None = None
 ) -> Iterator[Measurements]:
@@ -77,19 +81,22 @@ def read_measurements(
         InputError: The package is not installed, or has no tables for this GPU.
     """
     root = (_package_data() if older is None else _older_data(older)) / gpu.key
-    if not root.is_dir():
-        package = PACKAGE if older is None else OLDER_PACKAGE
-        raise InputError(
-            f"GPU {gpu.key!r}", f"{package} has no tables for it", "name one that it has measured"
-        )
+    folder = root if older is None else root / engine / older.version
+    if not folder.is_dir():
+        package = f"{PACKAGE} has no tables"
+        if older is not None:
+            package = f"{OLDER_PACKAGE} has no tables of {engine} {older.version}"
+        raise InputError(f"GPU {gpu.key!r}", f"{package} for it", "name one that it has measured")
 
-    def path_of(kind: str) -> Path | None:
+    def path_of(pattern: str) -> Path | None:
+        measured = Path(pattern).parts[1]
         if older is None:
-            return _newest(root, kind, engine_named(engine).kernels.complete_version)
-        path = root / engine / older.version / Path(kind).name
+            known = engine_named(measured).kernels if measured in shipped_engines() else None
+            return _newest(root, pattern, known.complete_version if known else "")
+        path = root / measured / older.version / Path(pattern).name
         return path if path.is_file() else None
 
-    for kind, read in _readers(engine, path_of).items():
+    for kind, read in _readers(engine, path_of):
         path = path_of(kind)
         if path:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -109,44 +116,46 @@ def read_measurements(
                 )
 
 
-def _gemm(
-    rows: pd.DataFrame, gpu: Hardware, engine: str, path_of: Callable[[str], Path | None]
-) -> Iterator[Rows]:
+def _gemm(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
     kernels = engine_named(engine).kernels
     for name, form in kernels.gemms:
-        peak, size = gpu.peak(form.compute), form.bytes_per_weight
-        # An older table has times of no token.
-        picked = rows[(rows["gemm_dtype"] == name) & (rows["m"] > 0)]
-        if name == "fp8" and kernels.fuses_casts:
-            picked = _without_casts(picked, engine, path_of)
-        if name == "fp8" and kernels.cublas_fp8_on_blackwell and gpu.peak(NVFP4.compute):
-            continue
-        if peak is None or picked.empty:
-            continue
-        m, n, k = (picked[axis].to_numpy(float) for axis in "mnk")
-        bound = roofline.seconds(roofline.gemm(m, n, k, size, size), peak, gpu.memory_bandwidth)
-        yield Rows(f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound)
+        if name != "fp8" or not kernels.has_cublas_fp8(gpu.compute_capability):
+            # An older table has times of no token.
+            picked = rows[(rows["gemm_dtype"] == name) & (rows["m"] > 0)]
+            yield from _gemm_rows(name, picked, gpu, form)
 
 
-def _without_casts(
-    rows: pd.DataFrame, engine: str, path_of: Callable[[str], Path | None]
-) -> pd.DataFrame:
-    """GEMMs without the cast of what is multiplied, which a table holds with each of them.
+def _cublas_fp8(rows: pd.DataFrame, gpu: Hardware, path_of: PathOf, engine: str) -> Iterator[Rows]:
+    """GEMMs in fp8 of cuBLAS without the cast of what is multiplied, which is timed with each.
 
     The collector (collect_gemm.py) gives its layers no scale of activations, so that each looks for
-    one and casts with it. collect_computescale.py timed the two by themselves, likewise in graphs of
-    five: 8.5 us for a token of 8,192 numbers on the H200, of the 9.3 us that the smallest of these
-    GEMMs take more than those in 16 bit.
+    one and casts with it. collect_computescale.py timed the two by themselves, likewise in graphs
+    of five: 8.5 us for a token of 8,192 numbers on the H200, of the 9.3 us that the smallest of
+    these GEMMs take more than those in 16 bit.
     """
+    if not engine_named(engine).kernels.has_cublas_fp8(gpu.compute_capability):
+        return
+    rows = rows[rows["gemm_dtype"] == "fp8"]
     for file in ("computescale_perf", "scale_matrix_perf"):
-        path = path_of(f"quantize/{engine}/*/{file}.parquet")
+        path = path_of(f"quantize/{MEASURED_CUBLAS_FP8}/*/{file}.parquet")
         if path is None:
-            return rows[:0]
-        casts = _read_parquet(path)[["m", "k", "latency"]]
-        rows = rows.merge(casts.groupby(["m", "k"], as_index=False).mean(), on=["m", "k"])
-        rows = rows.assign(latency=rows["latency_x"] - rows["latency_y"])
-        rows = rows.drop(columns=["latency_x", "latency_y"])
-    return rows[rows["latency"] > 0]
+            return
+        casts = _read_parquet(path).groupby(["m", "k"], as_index=False)["latency"].mean()
+        rows = rows.merge(casts, on=["m", "k"], suffixes=("", "_cast"))
+        rows = rows.assign(latency=rows["latency"] - rows["latency_cast"])
+        rows = rows.drop(columns="latency_cast")
+    yield from _gemm_rows("fp8", rows[rows["latency"] > 0], gpu, FP8)
+
+
+def _gemm_rows(
+    name: str, picked: pd.DataFrame, gpu: Hardware, form: WeightFormat
+) -> Iterator[Rows]:
+    peak, size = gpu.peak(form.compute), form.bytes_per_weight
+    if peak is None or picked.empty:
+        return
+    m, n, k = (picked[axis].to_numpy(float) for axis in "mnk")
+    bound = roofline.seconds(roofline.gemm(m, n, k, size, size), peak, gpu.memory_bandwidth)
+    yield Rows(f"gemm_{name}", picked, {"tokens": m, "n": n, "k": k}, bound)
 
 
 # Columns of the attention tables, in the units of NVIDIA's collector/vllm/collect_attn.py: requests
@@ -276,25 +285,22 @@ def _all_to_all(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
 _Reader = Callable[["pd.DataFrame", Hardware], Iterator[Rows]]
 
 
-def _readers(engine: str, path_of: Callable[[str], Path | None]) -> dict[str, _Reader]:
+def _readers(engine: str, path_of: PathOf) -> Iterator[tuple[str, _Reader]]:
     """What reads each file of an engine."""
-    gemm = functools.partial(_gemm, engine=engine, path_of=path_of)
-    readers: dict[str, _Reader] = {
-        f"gemm/{engine}/*/gemm_perf.parquet": gemm,
-        f"attention/{engine}/*/generation_attention_perf.parquet": _decode,
-        f"attention/{engine}/*/context_attention_perf.parquet": _prefill,
-        f"moe/{engine}/*/moe_perf.parquet": functools.partial(_moe, engine=engine),
-        f"comm/{engine}/*/custom_allreduce_perf.parquet": _all_reduce,
-    }
+    cublas = functools.partial(_cublas_fp8, path_of=path_of, engine=engine)
+    yield f"gemm/{engine}/*/gemm_perf.parquet", functools.partial(_gemm, engine=engine)
+    yield f"gemm/{MEASURED_CUBLAS_FP8}/*/gemm_perf.parquet", cublas
+    yield f"attention/{engine}/*/generation_attention_perf.parquet", _decode
+    yield f"attention/{engine}/*/context_attention_perf.parquet", _prefill
+    yield f"moe/{engine}/*/moe_perf.parquet", functools.partial(_moe, engine=engine)
+    yield f"comm/{engine}/*/custom_allreduce_perf.parquet", _all_reduce
     if engine == DEFAULT_ENGINE:
-        readers["comm/nccl/*/nccl_perf.parquet"] = _nccl
-        readers[f"comm/{engine}/*/moe_a2a_perf.parquet"] = _all_to_all
+        yield "comm/nccl/*/nccl_perf.parquet", _nccl
+        yield f"comm/{engine}/*/moe_a2a_perf.parquet", _all_to_all
     mixers = engine_named(engine).kernels.mixers
-    return readers | {
-        f"{folder}/{engine}/{file}": read
-        for (folder, file), read in MIXER_READERS.items()
-        if mixers is None or folder in mixers
-    }
+    for (folder, file), read in MIXER_READERS.items():
+        if mixers is None or folder in mixers:
+            yield f"{folder}/{engine}/{file}", read
 
 
 def _by_kv_cache(

@@ -94,7 +94,7 @@ def build_gpu(
         yield record
     package = f"{PACKAGE}=={PACKAGE_VERSION}" if older is None else OLDER_PACKAGE
     command = f"physim grids build --gpu {gpu.key} --engine {engine}"
-    command += f" --older {older.version} --wheel FOLDER" if older else ""
+    command += f" --older {older.version} --wheel WHEEL" if older else ""
     provenance = {
         "gpu": gpu.key,
         "engine": engine,

@@ -74,7 +74,7 @@ def grids_of(gpu: str, engine: str, version: str = "") -> str:
     """The folder of the tables of a GPU that were measured with an engine.
 
     The default engine's are the GPU's own; those of others stand in it, beside its, and so do
-    those of a profile for older versions, where the GPU was measured with one.
+    those of an older version where the GPU was measured with it.
     """
     if engine == DEFAULT_ENGINE:
         return gpu

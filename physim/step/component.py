@@ -66,7 +66,7 @@ class Placement:
     def grids(self) -> str:
         """The GPU, and the engine if not the default, whose measured efficiencies are taken."""
         profile = self.server.profile
-        return grids_of(gpu_or_stand_in(self.gpu.key), profile.engine, profile.version)
+        return grids_of(gpu_or_stand_in(self.gpu.key), profile.engine, profile.kernel_tables)
 
     def multiplied(self, form: WeightFormat) -> WeightFormat:
         """How the GPU multiplies weights of a format.

@@ -221,7 +221,7 @@ def _tables(placement: Placement, experts: Experts) -> tuple[str, dict[float, st
     # What was measured of a share of the experts comes first where a GPU has one.
     shares = ("_spread", "") if placement.layout.ep > 1 else ("",)
     of_peers = (
-        grids_of(one.key, profile.engine, profile.version) for one in peers(placement.gpu)
+        grids_of(one.key, profile.engine, profile.kernel_tables) for one in peers(placement.gpu)
     )
     alike = (placement.grids, *of_peers)
     others = tuple(grids_of(gpu_or_stand_in(placement.gpu.key), one) for one in shipped_engines())
