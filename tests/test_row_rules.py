@@ -113,8 +113,12 @@ def test_which_experts_of_gpt_oss_ran_on_hopper():
     known = {"origin": "InferenceX", "engine": "vllm", "model_path": "openai/gpt-oss-120b"}
     for gpu in ("h100_sxm", "h200_sxm"):
         later = known | {"hardware": gpu, "measured": date(2026, 3, 27)}
-        assert told("moe_kernel", later) == "marlin"
-    assert told("moe_kernel", later | {"hardware": "b200_sxm"}) is None
+        # Rows of vLLM 0.11.0, as those that do not state a version are taken to be.
+        first = known | {"hardware": gpu, "version": "unstated", "measured": date(2025, 11, 2)}
+        assert told("moe_kernel", later) == told("moe_kernel", first) == "marlin"
+        assert told("moe_kernel", first | {"measured": date(2025, 12, 8)}) is None
+    for on_blackwell in (first, later):
+        assert told("moe_kernel", on_blackwell | {"hardware": "b200_sxm"}) is None
 
 
 def test_a_condition_on_what_is_not_known_does_not_hold():
