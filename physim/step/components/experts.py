@@ -147,9 +147,9 @@ def _padding(placement: Placement, experts: Experts) -> float:
     """
     if not experts.form.is_padded:
         return 1.0
-    capability, engine = placement.gpu.compute_capability, engine_named(placement.server.profile.engine)
+    engine = engine_named(placement.server.profile.engine)
+    multiples = engine.padding(placement.gpu.compute_capability, "marlin")
     shape = _shape(placement, experts)[:2]
-    multiples = engine.padding(capability, "marlin")
     return math.prod(
         math.ceil(size / multiple) * multiple / size
         for size, multiple in zip(shape, multiples, strict=True)
