@@ -39,9 +39,10 @@ _TOO_LONG = 2.0
 # Kernels of experts, those that an engine prefers where it has the choice first: of FlashInfer, of
 # Marlin (which multiplies in 16 bit) and of Triton.
 _KERNELS = ("flashinfer", "marlin", "triton", "min_latency", "cutlass", "deepgemm")
-# What vLLM's Marlin experts take beside their two GEMMs, all that the tables have of them (10 us of
-# one token at tp 8): sorting by expert, the activation, the sum, and padding mxfp4's hidden size.
-# Of 36 layers of gpt-oss-120b on H100 at tp 2 to 8 with 4 to 16 clients, rows of the fit: 0.65 ms.
+# What vLLM's Marlin experts take beside their two GEMMs, of which tables of a much larger layer
+# leave 10 us for a token at tp 8: sorting by expert, the activation, the sum, and padding mxfp4's
+# hidden size. Of 36 layers of gpt-oss-120b on H100 at tp 2 to 8 with 4 to 16 clients, rows of the
+# fit: 0.65 ms. (On L40S, where that layer was measured itself, a token takes 28 us.)
 _BESIDE_MARLIN_S = 18e-6
 
 
@@ -122,7 +123,7 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
         own, all_table = curve(load), load.replace("_spread_", "_")
         if all_table != load and all_table in tables(grids):
             own = _share_of_all(own, curve(all_table), per_token / count)
-        if _kernel(measured) == ("marlin", "mxfp4"):
+        if _kernel(measured) == ("marlin", "mxfp4") and not _is_of(hidden, grids, load):
             own = np.log(_padding(placement, experts) * np.exp(own) + _BESIDE_MARLIN_S)
         curves.append(own)
     if min(measured) == 0.0:
@@ -140,11 +141,13 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     return np.minimum(found, _log_seconds(whole, experts))
 
 
-def _padding(placement: Placement, experts: Experts) -> float:
-    """How many times the weights of experts Marlin's kernel multiplies by, which pads some formats.
+def _is_of(hidden: float, grids: str, table: str) -> bool:
+    """Whether a table is of layers of that hidden size, and so has all that such a layer takes."""
+    return any(measured == hidden for measured, *_ in load_expert_grid(grids, table).shapes)
 
-    Its tables are of a layer that needs no padding.
-    """
+
+def _padding(placement: Placement, experts: Experts) -> float:
+    """How many times its weights a layer of experts is multiplied by in Marlin's kernel, padded."""
     if not experts.form.is_padded:
         return 1.0
     engine = engine_named(placement.server.profile.engine)
