@@ -113,8 +113,47 @@ def test_which_experts_of_gpt_oss_ran_on_hopper():
     known = {"origin": "InferenceX", "engine": "vllm", "model_path": "openai/gpt-oss-120b"}
     for gpu in ("h100_sxm", "h200_sxm"):
         later = known | {"hardware": gpu, "measured": date(2026, 3, 27)}
-        assert told("moe_kernel", later) == "marlin"
-    assert told("moe_kernel", later | {"hardware": "b200_sxm"}) is None
+        # Rows of vLLM 0.11.0, as those that do not state a version are taken to be.
+        first = known | {"hardware": gpu, "version": "unstated", "measured": date(2025, 11, 2)}
+        assert told("moe_kernel", later) == told("moe_kernel", first) == "marlin"
+        assert told("moe_kernel", first | {"measured": date(2025, 12, 8)}) is None
+    for on_blackwell in (first, later):
+        assert told("moe_kernel", on_blackwell | {"hardware": "b200_sxm"}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "captured", "budget"),
+    [
+        ({"precision": "fp8", "measured": date(2026, 4, 2)}, None, 8192),
+        ({"precision": "fp8", "measured": date(2026, 4, 3)}, 2048, 2048),
+        # As the script of this format was added, and as it was five days later.
+        ({"precision": "fp4", "measured": date(2026, 4, 3)}, None, 8192),
+        ({"precision": "fp4", "measured": date(2026, 4, 8)}, 2048, 2048),
+        ({"precision": "fp8", "hardware": "h200_sxm", "measured": date(2026, 4, 8)}, None, 8192),
+    ],
+)
+def test_which_graphs_held_prompts_of_minimax(change, captured, budget):
+    known = {"origin": "InferenceX", "engine": "vllm", "model_path": "MiniMaxAI/MiniMax-M2.5"}
+    known |= {"hardware": "b200_sxm", "prompt": 1024, "output": 1024, "clients": 16} | change
+    assert told("captured_tokens", known) == captured
+    assert settled("max_num_batched_tokens", known) == budget
+    assert settled("warm_up_s", known) == 0
+
+
+def test_which_graphs_held_prompts_of_kimi():
+    known = {"origin": "InferenceX", "engine": "vllm", "model_path": "moonshotai/Kimi-K2.5"}
+    known |= {"precision": "fp4", "hardware": "b200_sxm", "measured": date(2026, 4, 20)}
+    assert told("captured_tokens", known) == 2048
+    assert told("kv_cache_dtype", known) == "fp8"
+    before = known | {"measured": date(2026, 3, 27)}
+    assert told("captured_tokens", before) is None
+    assert told("kv_cache_dtype", before) != "fp8"
+
+
+@pytest.mark.parametrize(("day", "wait_s"), [(date(2026, 1, 20), 0.35), (date(2026, 1, 21), 0)])
+def test_what_vllm_compiles_on_blackwell_is_compiled_before_the_client_measures(day, wait_s):
+    known = {"origin": "InferenceX", "engine": "vllm", "hardware": "b200_sxm", "measured": day}
+    assert settled("warm_up_s", known) == wait_s
 
 
 def test_a_condition_on_what_is_not_known_does_not_hold():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from physim import roofline
+from physim.engines.engine import engine_named
 from physim.engines.profile import shipped_engines
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, load_expert_grid, peers, tables
@@ -37,10 +39,11 @@ _TOO_LONG = 2.0
 # Kernels of experts, those that an engine prefers where it has the choice first: of FlashInfer, of
 # Marlin (which multiplies in 16 bit) and of Triton.
 _KERNELS = ("flashinfer", "marlin", "triton", "min_latency", "cutlass", "deepgemm")
-# What vLLM's Marlin experts take beside their two GEMMs, all that the tables have of them (9 us of
-# one token at tp 8): sorting by expert, the activation, the sum, and padding mxfp4's hidden size.
-# Of 36 layers of gpt-oss-120b on H100 at tp 2 to 8 with 4 to 16 clients, rows of the fit: 0.85 ms.
-_BESIDE_MARLIN_S = 24e-6
+# What vLLM's Marlin experts take beside their two GEMMs, of which tables of a much larger layer
+# leave 10 us for a token at tp 8: sorting by expert, the activation, the sum, and padding mxfp4's
+# hidden size. Of 36 layers of gpt-oss-120b on H100 at tp 2 to 8 with 4 to 16 clients, rows of the
+# fit: 0.65 ms. (On L40S, where that layer was measured itself, a token takes 28 us.)
+_BESIDE_MARLIN_S = 18e-6
 
 
 def _lower(placement: Placement) -> Iterator[Row]:
@@ -120,8 +123,8 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
         own, all_table = curve(load), load.replace("_spread_", "_")
         if all_table != load and all_table in tables(grids):
             own = _share_of_all(own, curve(all_table), per_token / count)
-        if _kernel(measured) == ("marlin", "mxfp4"):
-            own = np.log(np.exp(own) + _BESIDE_MARLIN_S)
+        if _kernel(measured) == ("marlin", "mxfp4") and not _is_of(hidden, grids, load):
+            own = np.log(_padding(placement, experts) * np.exp(own) + _BESIDE_MARLIN_S)
         curves.append(own)
     if min(measured) == 0.0:
         even = curves[0]
@@ -136,6 +139,24 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     # with the same kernel at every shape.
     whole = Placement(replace(placement.server, parallelism=Parallelism()))
     return np.minimum(found, _log_seconds(whole, experts))
+
+
+def _is_of(hidden: float, grids: str, table: str) -> bool:
+    """Whether a table is of layers of that hidden size, and so has all that such a layer takes."""
+    return any(measured == hidden for measured, *_ in load_expert_grid(grids, table).shapes)
+
+
+def _padding(placement: Placement, experts: Experts) -> float:
+    """How many times its weights a layer of experts is multiplied by in Marlin's kernel, padded."""
+    if not experts.form.is_padded:
+        return 1.0
+    engine = engine_named(placement.server.profile.engine)
+    multiples = engine.padding(placement.gpu.compute_capability, "marlin")
+    shape = _shape(placement, experts)[:2]
+    return math.prod(
+        math.ceil(size / multiple) * multiple / size
+        for size, multiple in zip(shape, multiples, strict=True)
+    )
 
 
 def _share_of_all(share: np.ndarray, of_all: np.ndarray, visits: float) -> np.ndarray:
