@@ -40,6 +40,7 @@ HOST = Host(
     exposed=0.0,
     request_s=20e-6,
     request_exposed=0.0,
+    output_s=0.0,
     launch_s=0.0,
     prompts_launch_s=0.0,
     captured=512.0,

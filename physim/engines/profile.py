@@ -115,6 +115,8 @@ class EngineProfile:
         async_drafts: Methods of speculative decoding beside which it schedules so by default.
         draft_request_s: CPU time for each request of a step that verifies drafts, seconds, beside
             that of any step.
+        output_request_s: CPU time for each request of a step in the one process that hands tokens
+            to clients, seconds; 0 where nothing is known of it.
         admission: What must have KV blocks for a prompt to start, of `ADMISSIONS`: its first
             chunk, all of it, or its answer too.
         prompts_apart: Whether prompts have steps of their own, in which nothing decodes.
@@ -165,6 +167,7 @@ class EngineProfile:
     launches: Launches
     kernel_tables: str
     padded_experts: PaddedExperts | None = None
+    output_request_s: float = 0.0
     memory_left: bool = False
     casts_mxfp4: bool = False
     float32_routers: bool = False
@@ -301,6 +304,9 @@ def _read(engine: str, version: str) -> EngineProfile:
             captured_prompt_tokens=int(value("captured_prompt_tokens")),
             launches=Launches(**value("launches")),
             kernel_tables=str(value("kernel_tables")),
+            output_request_s=(
+                float(value("output_request_s")) if "output_request_s" in fields else 0.0
+            ),
             memory_left="memory_left" in fields and flag("memory_left"),
             casts_mxfp4="casts_mxfp4" in fields and flag("casts_mxfp4"),
             float32_routers="float32_routers" in fields and flag("float32_routers"),

@@ -193,6 +193,7 @@ class ModelStepTimes:
             hidden.tolist(),
             np.broadcast_to(exposed, counts.shape).tolist(),
         )
+        self._handed_out = np.asarray(host.handing_out(model.corrections, counts)).tolist()
         tokens = np.arange(most_tokens + 1.0)
         # Of steps that only decode, and of those with prompts.
         self._launching = [
@@ -341,6 +342,7 @@ class ModelStepTimes:
     def _with_host(self, gpu: Number, requests: int, tokens: int, has_prompt: int) -> Number:
         """Seconds of steps with what the CPU does for them."""
         hidden = self._hidden[requests] + self._launching[has_prompt][tokens]
+        hidden = max(hidden, self._handed_out[requests])
         return beside_host(gpu, hidden, self._sharpness) + self._exposed[requests]
 
     def _prefill_seconds(self, decoding: int, count: int, squares: int, products: int) -> float:

@@ -46,6 +46,8 @@ class Host(eqx.Module):
         exposed: Share of a step's CPU time, whatever its batch, for which the GPU waits.
         request_s: CPU time for each request of a step, seconds.
         request_exposed: Share of that for which the GPU waits.
+        output_s: CPU time for each request of a step in the process that hands out tokens, seconds,
+            of as many ranks as it serves.
         launch_s: CPU time to launch all kernels of a step that is no CUDA graph, seconds.
         prompts_launch_s: CPU time to launch what no graph holds in a step with a prompt, seconds.
         captured: Tokens of the largest step that only decodes and is one,
@@ -55,6 +57,7 @@ class Host(eqx.Module):
     exposed: Scalar
     request_s: Scalar
     request_exposed: Scalar
+    output_s: Scalar
     launch_s: Scalar
     prompts_launch_s: Scalar
     captured: Scalar
@@ -78,6 +81,7 @@ class Host(eqx.Module):
             + (WORKER_REQUEST_S if placement.tp == 1 else 0.0)
             + (server.profile.draft_request_s if server.draft else 0.0),
             request_exposed=server.profile.async_exposed_share if overlaps else 1.0,
+            output_s=server.profile.output_request_s * placement.layout.dp,
             launch_s=launches.layer_s * layers
             + launches.experts_s * experts
             + launches.latent_s * latent,
@@ -97,6 +101,18 @@ class Host(eqx.Module):
         each = self.request_s * jnp.exp(corrections.host_request) * requests
         exposed = self.exposed * step + self.request_exposed * each
         return step + each - exposed, exposed
+
+    def handing_out(self, corrections: Corrections, requests: Number) -> Number:
+        """CPU time in which a step's tokens go to clients, seconds, beside engine and GPU.
+
+        One process does it for all requests: where it takes longer than steps do, tokens queue up
+        there, and clients get them as fast as it hands them out.
+
+        Args:
+            corrections: Corrections of the constants.
+            requests: Requests of the step.
+        """
+        return self.output_s * jnp.exp(corrections.output_handling) * requests
 
     def launching(self, corrections: Corrections, tokens: Number, prompts: Number) -> Number:
         """CPU time to launch the kernels of a step one by one, seconds; none of a CUDA graph's.

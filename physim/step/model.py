@@ -139,15 +139,17 @@ class StepModel(eqx.Module):
         host, prompts = self.ops.host, batch.prefill_requests
         hidden, exposed = host.seconds(self.corrections, batch.requests)
         always, of_no_graph = host.launch_seconds(self.corrections, prompts)
+        handed_out = host.handing_out(self.corrections, batch.requests)
         sharpness = host_sharpness(self.corrections)
-        graph, no_graph = (
-            beside_host(gpu, hidden + always + more, sharpness) for more in (0.0, of_no_graph)
+        unlaunched, graph, no_graph = (
+            beside_host(gpu, jnp.maximum(cpu, handed_out), sharpness)
+            for cpu in (hidden, hidden + always, hidden + always + of_no_graph)
         )
         share = batch.without_graph
         if share is None:
             share = host.without_graph(batch.tokens, prompts)
         busy = graph + share * (no_graph - graph)
-        latency, launches = busy + exposed, busy - beside_host(gpu, hidden, sharpness)
+        latency, launches = busy + exposed, busy - unlaunched
         if self.loads is not None:
             latency += self.loads.seconds(batch.prefill_requests, latency)
         return StepTime(latency, latency, jnp.append(parts, latency - gpu), launches)
