@@ -101,6 +101,17 @@ def test_what_tensorrt_llm_compiles_goes_by_its_kernels(change, warm_up_s):
     assert settled("warm_up_s", known | change) == warm_up_s
 
 
+@pytest.mark.parametrize("clients", [4, 8, 16, 32, 64, 128])
+def test_prompts_of_llama_wait_for_twenty_steps_from_the_first_on(clients):
+    known = {"origin": "InferenceX", "engine": "trtllm", "model_path": "meta-llama/Llama-3.1-70B"}
+    known |= {"prompt": 1024, "output": 1024, "tp": 2, "clients": clients}
+    # The first waits for all 20 steps, those that join it for half of them.
+    joined = 20 * clients / 921.6
+    waited = (20 + joined * 10) / (1 + joined)
+    assert settled("receive_every", known) == round(2 * waited + 1)
+    assert settled("receive_every", known | {"tp": 8}) == 1
+
+
 @pytest.mark.parametrize(("change", "steps"), [({}, 1), ({"dp": 4}, 50), ({"dp": 8}, 50)])
 def test_ranks_of_gpt_oss_wait_for_one_another(change, steps):
     known = {"origin": "InferenceX", "engine": "trtllm", "model_path": "openai/gpt-oss-120b"}
@@ -154,6 +165,19 @@ def test_which_graphs_held_prompts_of_kimi():
 def test_what_vllm_compiles_on_blackwell_is_compiled_before_the_client_measures(day, wait_s):
     known = {"origin": "InferenceX", "engine": "vllm", "hardware": "b200_sxm", "measured": day}
     assert settled("warm_up_s", known) == wait_s
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, "its source does not say how many clients there were"),
+        ({"load": ""}, None),
+        ({"origin": "InferenceX"}, None),
+    ],
+)
+def test_rows_of_unstated_clients_are_left_out(change, reason):
+    known = {"origin": "NVIDIA", "engine": "vllm", "gateway": "Dynamo", "load": "unstated"}
+    assert told("left_out", known | change) == reason
 
 
 def test_a_condition_on_what_is_not_known_does_not_hold():

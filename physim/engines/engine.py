@@ -247,6 +247,8 @@ class Engine:
             generates beside the time of its KV blocks, seconds.
         counters: What it shows to Prometheus; None where physim does not know.
         mxfp4_paddings: What its kernels of experts in mxfp4 pad them to, those of newer GPUs first.
+        norms_in_sums: Families of models whose all-reduces add the residual and normalise, with the
+            least hidden size from which they do.
         log: Where its log says how it was started: regular expressions with one group, by the
             fields of `physim.measured.server_log`; empty where physim does not read its log.
         step_line: What its log writes of a step: a regular expression with the groups ``index``,
@@ -273,6 +275,7 @@ class Engine:
     counters: Counters | None = None
     # What vLLM's widest kernel does, where it is not known.
     mxfp4_paddings: tuple[ExpertPadding, ...] = (ExpertPadding("flashinfer", 0.0, (256, 256)),)
+    norms_in_sums: Mapping[str, int] = field(default_factory=dict)
     log: Mapping[str, str] = field(default_factory=dict)
     step_line: str = ""
     host_memory: HostMemory | None = None

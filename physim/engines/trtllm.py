@@ -81,6 +81,14 @@ ENGINE = Engine(
     # batch_manager/kvCacheTransferManager.cpp has the stream of the steps wait for it.
     host_memory=HostMemory(copies=False, outputs=True, loads=SERIAL),
     check_layout=_check_layout,
+    # tensorrt_llm/_torch/models: modeling_llama.py (enable_fusion, from a hidden size above 4,096),
+    # modeling_deepseekv3.py, modeling_qwen3_moe.py and modeling_gpt_oss.py.
+    norms_in_sums={
+        "LlamaForCausalLM": 4097,
+        "DeepseekV3ForCausalLM": 0,
+        "Qwen3MoeForCausalLM": 0,
+        "GptOssForCausalLM": 0,
+    },
     kernels=KernelTables(
         # The kernel of low latency is what it calls its TRTLLM backend.
         experts={

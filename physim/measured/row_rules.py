@@ -46,6 +46,7 @@ class _Conditions(Document):
 
     A ``source`` is the file that a row was taken from, or ``database``; a ``version`` is
     ``unstated``, or a ``build`` without a number; a ``precision`` that is not stated is empty.
+    ``load`` is ``unstated`` where a source does not say how many clients there were.
     Degrees of parallelism are as the row states them. ``serving`` is ``disaggregated`` where others
     decode than compute prompts; ``phase`` is then ``prefill`` or ``decode`` where one of the two
     kinds of servers is asked about, whose degrees they are, and ``config`` the id of a row's
@@ -72,6 +73,7 @@ class _Conditions(Document):
     model_path: _Names = None
     task: _Names = None
     precision: _Names = None
+    load: _Names = None
     hardware: _Names = None
     gpu_multiplies: Text | None = None
     tp: _Numbers = None

@@ -43,6 +43,8 @@ DISAGGREGATED = "disagg"
 # What rules call such rows; and InferenceX's, of which lengths are known to vary.
 _INFERENCEX = ("InferenceX", "InferenceX, disaggregated")
 _DATABASE = "database"
+# The name of the number of clients in a row's source.
+_CLIENTS = "silicon_concurrency"
 # Copies of a measurement differ in the digits that they are rounded to. Repeats of one
 # configuration agree to 2 to 4% in TTFT, in the median.
 _COPIED_TTFT, _COPIED_E2E = 1e-4, 1e-3
@@ -97,8 +99,9 @@ def read(path: Path | None = None) -> pd.DataFrame:
     ``bench_data/public_runs.json``.
 
     ``left_out`` says why a row is left out of fits and errors, and is empty where it is not: it is
-    known to be broken; its requests need more FLOP/s than GEMMs reach, or its tokens come faster
-    than weights and KV cache are read; or it is of a series with such a row.
+    known to be broken, or does not say how many clients there were; its requests need more FLOP/s
+    than GEMMs reach, or its tokens come faster than weights and KV cache are read; or it is of a
+    series with such a row.
     ``part`` says what it is for: see `physim.measured.split`.
 
     Args:
@@ -256,6 +259,7 @@ def facts(point: Point, others: Mapping[str, Any]) -> dict[str, Any]:
         "prompt": point.isl,
         "output": point.osl,
         "request_tokens": point.isl + point.osl,
+        "load": "unstated" if stated_number(point, _CLIENTS) is None else "",
         **others,
     }
     known |= {"gateway": "Dynamo"} if "dynamo_version=" in source else {}
@@ -383,7 +387,7 @@ def clients_of(point: Point, together: float) -> float:
     Raises:
         InputError: The source says them, and no number.
     """
-    said = stated_number(point, "silicon_concurrency")
+    said = stated_number(point, _CLIENTS)
     return together if said is None else float(said)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from physim.engines.engine import engine_named
@@ -51,7 +52,7 @@ def _of_mixer(placement: Placement, group: LayerGroup) -> _Vectors:
     values, kernels = mixer.around(tp, placement.model.qk_norm)
     casts, more = _casts(placement, group, "qkv", hidden + mixer.output_width(tp), 2)
     # A norm with the residual added: read two, write two.
-    return 4.0 * hidden + values, 1 + kernels + more, casts
+    return 4.0 * hidden + values, _norms(placement) + kernels + more, casts
 
 
 def _of_mlp(placement: Placement, group: LayerGroup) -> _Vectors:
@@ -64,7 +65,7 @@ def _of_mlp(placement: Placement, group: LayerGroup) -> _Vectors:
     shared = experts.shared_intermediate_size if experts else 0
     width = (shared + group.intermediate_size) / tp
     values = 4.0 * model.hidden_size + model.mlp_matrices * width
-    kernels = 2 if width else 1
+    kernels = _norms(placement) + (1 if width else 0)
     if experts:
         # Top-k of the router, and the sum with the shared expert.
         values += 2 * experts.count + 3 * model.hidden_size
@@ -72,6 +73,17 @@ def _of_mlp(placement: Placement, group: LayerGroup) -> _Vectors:
     entering = model.hidden_size + width
     casts, more = _casts(placement, group, "mlp", entering, 2 if width else 0)
     return values, kernels + more, casts
+
+
+def _norms(placement: Placement) -> int:
+    """Kernels of the norm before attention or an MLP: none where an all-reduce does it as well.
+
+    Those of many tokens are NCCL's, with the norm in a kernel of its own (TensorRT-LLM,
+    thop/allreduceOp.cpp), whose bytes count then, not its start.
+    """
+    model, engine = placement.model, engine_named(placement.server.profile.engine)
+    least = engine.norms_in_sums.get(model.family, math.inf)
+    return 0 if placement.tp > 1 and model.hidden_size >= least else 1
 
 
 def _casts(
