@@ -128,6 +128,7 @@ class EngineProfile:
             launch their kernels one by one.
         captured_prompt_tokens: The same of steps with a prompt; 0 where none of them is.
         launches: CPU time to launch kernels one by one.
+        prompt_token_s: CPU time of the API server for each token of a prompt, seconds.
         kernel_tables: The version that measured kernels were run with.
         memory_left: Whether the share of memory is of what weights and activations leave, all of
             which is for the KV cache, rather than of all memory.
@@ -165,6 +166,7 @@ class EngineProfile:
     launches: Launches
     kernel_tables: str
     padded_experts: PaddedExperts | None = None
+    prompt_token_s: float = 0.0
     memory_left: bool = False
     casts_mxfp4: bool = False
     float32_routers: bool = False
@@ -293,6 +295,7 @@ def _read(engine: str, version: str) -> EngineProfile:
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
             padded_experts=padded,
+            prompt_token_s=float(value("prompt_token_s")) if "prompt_token_s" in fields else 0.0,
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),
