@@ -579,6 +579,27 @@ def test_the_parts_of_the_time_to_first_token_sum_to_it():
     assert clients.ttft_parts_s["queue"] > 0
 
 
+@pytest.mark.parametrize(("version", "each_s"), [("0.18.0", 4e-6), ("0.33", 0.0)])
+def test_tokens_of_a_prompt_take_time_in_the_api_server(version, each_s):
+    load = {"input_tokens": 8000, "output_tokens": 2, "rate": 0.001, "fit": "none"}
+    server = {"gpu": "h100_sxm", "engine_version": version}
+    found = physim.predict("Qwen/Qwen3-14B", **server, **load)
+    assert found.ttft_parts_s["front_end"] == pytest.approx(5e-3 + 8000 * each_s)
+    assert sum(found.ttft_parts_s.values()) == pytest.approx(found.ttft_s)
+
+
+@pytest.mark.slow
+def test_clients_meet_the_time_of_their_prompts_tokens_in_the_replay_too():
+    load = {"input_tokens": 8000, "output_tokens": 300, "concurrency": 4, "requests": 40}
+    server = {"gpu": "h100_sxm", "engine_version": "0.18.0", "fit": "none"}
+    fluid, replayed = (
+        physim.predict("Qwen/Qwen3-14B", method=method, **server, **load)
+        for method in ("fluid", "replay")
+    )
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.1)
+    assert fluid.e2e_s == pytest.approx(replayed.e2e_s, rel=0.02)
+
+
 @pytest.mark.slow
 def test_what_a_short_prompt_waits_for_launches_is_a_part_of_its_first_token():
     # TensorRT-LLM launches 36 layers at 0.7 ms: a short prompt takes 25 ms, in which the GPU's time

@@ -1,13 +1,15 @@
 """What public measurements leave open: the first line that fits a row counts."""
 
+import csv
 import json
 from datetime import date
+from pathlib import Path
 
 import pytest
 
 from physim import data
 from physim.errors import InputError
-from physim.measured import row_rules
+from physim.measured import row_rules, silicon
 from physim.measured.row_rules import held_out, settled, told
 from physim.measured.schema import COLUMNS
 
@@ -130,6 +132,20 @@ def test_which_experts_of_gpt_oss_ran_on_hopper():
         assert told("moe_kernel", first | {"measured": date(2025, 12, 8)}) is None
     for on_blackwell in (first, later):
         assert told("moe_kernel", on_blackwell | {"hardware": "b200_sxm"}) is None
+
+
+def test_a_row_without_a_version_gets_the_kernel_of_its_day(tmp_path):
+    with (Path(__file__).parent / "reports" / "silicon.csv").open(encoding="utf-8") as file:
+        cells = next(csv.DictReader(file))
+    cells |= {"backend_version": "", "model_path": "openai/gpt-oss-120b", "precision": "fp4"}
+    cells |= {"silicon_data_source": "source_file=2026-04-06.csv; measured=2025-11-02T00:00:00Z"}
+    path = tmp_path / "points.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, cells)
+        writer.writeheader()
+        writer.writerow(cells)
+    (row,) = silicon.read(path).to_dict("records")
+    assert (row["engine_version"], row["moe_kernel"]) == ("0.11.0", "marlin")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class Limits(eqx.Module):
         query_tokens: Tokens of each decoding request that a step computes.
         ranks: Ranks with batches of their own.
         stages: Stages of layers between which requests are shared out.
+        prompt_token_s: Time of each token of a prompt in the API server, seconds.
         lower: The tiers below the KV cache. None where no server has any, for which less is
             compiled.
     """
@@ -94,6 +95,7 @@ class Limits(eqx.Module):
     query_tokens: Scalar = 1
     ranks: Scalar = 1
     stages: Scalar = 1
+    prompt_token_s: Scalar = 0.0
     lower: LowerTiers | None = None
 
     @classmethod
@@ -122,6 +124,7 @@ class Limits(eqx.Module):
             query_tokens=server.query_tokens,
             ranks=dp,
             stages=pp,
+            prompt_token_s=server.profile.prompt_token_s,
             lower=_lower_tiers(server),
         )
 

@@ -130,6 +130,7 @@ class EngineProfile:
             launch their kernels one by one.
         captured_prompt_tokens: The same of steps with a prompt; 0 where none of them is.
         launches: CPU time to launch kernels one by one.
+        prompt_token_s: CPU time of the API server for each token of a prompt, seconds.
         kernel_tables: The version that measured kernels were run with.
         memory_left: Whether the share of memory is of what weights and activations leave, all of
             which is for the KV cache, rather than of all memory.
@@ -168,6 +169,7 @@ class EngineProfile:
     kernel_tables: str
     padded_experts: PaddedExperts | None = None
     output_request_s: float = 0.0
+    prompt_token_s: float = 0.0
     memory_left: bool = False
     casts_mxfp4: bool = False
     float32_routers: bool = False
@@ -296,6 +298,7 @@ def _read(engine: str, version: str) -> EngineProfile:
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
             padded_experts=padded,
+            prompt_token_s=float(value("prompt_token_s")) if "prompt_token_s" in fields else 0.0,
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),

@@ -72,6 +72,7 @@ def host_terms(case: Case) -> tuple[HostTerm, ...]:
     Args:
         case: What is served.
     """
+    token_s = case.server.profile.prompt_token_s
     each = HOST_REQUEST_S + (WORKER_REQUEST_S if case.server.parallelism.tp == 1 else 0.0)
     return (
         HostTerm(
@@ -85,9 +86,10 @@ def host_terms(case: Case) -> tuple[HostTerm, ...]:
         HostTerm(
             "host_admission_per_token",
             "us_per_token",
-            0.0,
-            "",
-            "physim charges admission by the request, not by its tokens",
+            token_s,
+            "front_end" if token_s else "",
+            "What a prompt's tokens take in the API server, where it was seen; else admission is "
+            "charged by the request",
         ),
         HostTerm(
             "host_output_token",

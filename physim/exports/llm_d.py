@@ -132,7 +132,8 @@ def peak_prefill_tokens_per_s(subject: Subject) -> float:
     sizes, corrections = subject.case.server.sizes, subject.corrections
     tokens = min(sizes.max_num_batched_tokens, sizes.max_model_len - 1)
     step = float(_prompts_s(subject, np.array([float(tokens)]))[0])
-    return tokens / (float(outside_s(corrections)) + float(output_s(corrections, 1.0)) + step)
+    outside = outside_s(corrections, subject.case.server.profile.prompt_token_s * tokens)
+    return tokens / (float(outside) + float(output_s(corrections, 1.0)) + step)
 
 
 def prefill_us_per_token(subject: Subject) -> float:

@@ -190,7 +190,8 @@ def local(
     )
     # Its first token comes with those of the step: where prompts are apart, of no request's decode.
     beside = jnp.where(limits.prompts_apart, same_step, occupancy.batch)
-    outside = outside_s(corrections) + output_s(corrections, beside + 1.0)
+    outside = outside_s(corrections, limits.prompt_token_s * demand.input_tokens)
+    outside += output_s(corrections, beside + 1.0)
     if demand.loading_s is not None:
         outside += demand.loading_s
     return Local(

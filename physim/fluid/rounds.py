@@ -125,7 +125,7 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     prompts = first_prompts(running, fresh, limits.max_num_batched_tokens, crowd.decoding)
     rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
     times = busy_times(model, demand, limits, crowd, before_last=prompts.decoding, rest=rest)
-    outside = outside_s(model.corrections)
+    outside = outside_s(model.corrections, limits.prompt_token_s * demand.input_tokens)
     if demand.loading_s is not None:
         outside += demand.loading_s
     waits = waits_of(demand, limits, crowd, outside / times.decode)

@@ -255,7 +255,7 @@ def _balance(
     slots = jnp.minimum(limits.max_num_seqs, by_kv)
     # What is done again where requests wait for KV blocks rather than for slots.
     again = recomputed_tokens(limits, demand, by_kv)
-    outside = outside_s(model.corrections)
+    outside = outside_s(model.corrections, limits.prompt_token_s * demand.input_tokens)
     ahead = handover_steps(model.corrections, limits.async_scheduling)
     closed, clients = demand.closed, demand.clients
     outside += jnp.clip(clients - 1.0, 0.0, 1.0) * ahead * step
@@ -439,7 +439,7 @@ def _observed(
         wait_cv = jnp.where(closed, jnp.minimum(wait_cv, cv), wait_cv)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
-    front_end = outside_s(model.corrections)
+    front_end = outside_s(model.corrections, limits.prompt_token_s * demand.input_tokens)
     launches = jnp.minimum(steps.launches_s, met.first - met.outside)
     return SteadyState(
         ttft=ttft,

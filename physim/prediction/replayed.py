@@ -60,6 +60,9 @@ def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayCon
         phases=pool.phases,
         draft=server.draft,
         front_end_s=float(outside_s(corrections)),
+        front_end_per_token_s=float(
+            outside_s(corrections, server.profile.prompt_token_s) - outside_s(corrections)
+        ),
         output_per_request_s=float(output_s(corrections, 1.0)),
         output_steps=float(handover_beyond_steps(corrections, server.policy.async_scheduling)),
         warm_up_s=0.0 if load is None else float(warm_up_s(corrections, load.warm_up_s)),

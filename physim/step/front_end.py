@@ -16,9 +16,14 @@ FRONT_END_S = 5e-3
 OUTPUT_REQUEST_S = 20e-6
 
 
-def outside_s(corrections: Corrections) -> Scalar:
-    """Time of a request outside the engine, seconds."""
-    return FRONT_END_S * jnp.exp(corrections.front_end)
+def outside_s(corrections: Corrections, prompt_s: Number = 0.0) -> Scalar:
+    """Time of a request outside the engine, seconds.
+
+    Args:
+        corrections: Corrections of the constants.
+        prompt_s: What its prompt's tokens take there: the engine's time of each, times them.
+    """
+    return (FRONT_END_S + prompt_s) * jnp.exp(corrections.front_end)
 
 
 def warm_up_s(corrections: Corrections, load_s: Number) -> Number:
