@@ -61,6 +61,10 @@ def test_the_first_line_that_fits_counts(change, steps):
         ({"engine": "trtllm", "clients": 64}, 1152),
         ({"engine": "trtllm", "clients": 65}, 1216),
         ({"origin": "NVIDIA"}, 2532),
+        # 1,500 more hold one further prompt whole, eleven short ones, or none.
+        ({"origin": "NVIDIA", "engine": "trtllm"}, 8 + 2 * 1024),
+        ({"origin": "NVIDIA", "engine": "trtllm", "prompt": 128}, 8 + 12 * 128),
+        ({"origin": "NVIDIA", "engine": "trtllm", "prompt": 2048}, 8 + 2048),
     ],
 )
 def test_a_budget_goes_by_clients_and_prompt(change, tokens):

@@ -97,15 +97,23 @@ class _Conditions(Document):
 
 
 class _Tokens(Document):
-    """A number of tokens that goes by the row's own, rounded up to whole steps."""
+    """A number of tokens that goes by the row's own, rounded up to whole steps.
+
+    Where prompts are never divided (``whole_prompts``), only as much of ``more`` counts as further
+    prompts fill.
+    """
 
     tokens_of: list[Literal["clients", "prompt", "output"]]
     more: Count = 0
     in_steps_of: Whole = 1
+    whole_prompts: bool = False
 
     def of_row(self, known: Mapping[str, Any]) -> int:
         """The number for a row."""
-        tokens = sum(known[name] for name in self.tokens_of) + self.more
+        more = self.more
+        if self.whole_prompts:
+            more -= more % known["prompt"]
+        tokens = sum(known[name] for name in self.tokens_of) + more
         return math.ceil(tokens / self.in_steps_of) * self.in_steps_of
 
 
