@@ -126,6 +126,7 @@ def test_latency_model_of_blis_has_the_time_of_the_batch(go, folder, tmp_path):
     outside = table.metadata["outside_steps"]
     assert outside == {
         "front_end_s": 0.005,
+        "front_end_s_each_prompt_token": 2e-6,
         "output_s_each_request": 1e-5,
         "steps_ahead": 1.0,
         "handover_steps": 0.0,

@@ -582,6 +582,7 @@ def test_what_a_request_spends_outside_of_steps(folder):
     _, about = folder
     assert about["outside_steps"] == {
         "front_end_s": 5e-3,
+        "front_end_s_each_prompt_token": 2e-6,
         "output_s_each_request": 1e-5,
         "steps_ahead": 1.0,
         "handover_steps": 0.0,

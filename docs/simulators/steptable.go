@@ -18,6 +18,8 @@ var axisNames = [4]string{"decode_requests", "decode_context", "prefill_tokens",
 type Outside struct {
 	// FrontEndS is the time before the queue, seconds.
 	FrontEndS float64 `json:"front_end_s"`
+	// FrontEndSEachPromptToken is what each token of a prompt adds to it, seconds.
+	FrontEndSEachPromptToken float64 `json:"front_end_s_each_prompt_token"`
 	// OutputSEachRequest is what each request of a step adds before its token leaves, seconds.
 	OutputSEachRequest float64 `json:"output_s_each_request"`
 	// StepsAhead is how many steps are formed before the one that runs has ended.

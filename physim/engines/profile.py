@@ -166,10 +166,10 @@ class EngineProfile:
     captured_tokens: int
     captured_prompt_tokens: int
     launches: Launches
+    prompt_token_s: float
     kernel_tables: str
     padded_experts: PaddedExperts | None = None
     output_request_s: float = 0.0
-    prompt_token_s: float = 0.0
     memory_left: bool = False
     casts_mxfp4: bool = False
     float32_routers: bool = False
@@ -298,7 +298,7 @@ def _read(engine: str, version: str) -> EngineProfile:
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
             padded_experts=padded,
-            prompt_token_s=float(value("prompt_token_s")) if "prompt_token_s" in fields else 0.0,
+            prompt_token_s=float(value("prompt_token_s")),
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),

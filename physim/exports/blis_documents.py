@@ -72,7 +72,6 @@ def host_terms(case: Case) -> tuple[HostTerm, ...]:
     Args:
         case: What is served.
     """
-    token_s = case.server.profile.prompt_token_s
     each = HOST_REQUEST_S + (WORKER_REQUEST_S if case.server.parallelism.tp == 1 else 0.0)
     return (
         HostTerm(
@@ -86,10 +85,9 @@ def host_terms(case: Case) -> tuple[HostTerm, ...]:
         HostTerm(
             "host_admission_per_token",
             "us_per_token",
-            token_s,
-            "front_end" if token_s else "",
-            "What a prompt's tokens take in the API server, where it was seen; else admission is "
-            "charged by the request",
+            case.server.profile.prompt_token_s,
+            "front_end",
+            "What each token of a prompt takes in the API server",
         ),
         HostTerm(
             "host_output_token",

@@ -133,7 +133,10 @@ def _cublas_fp8(rows: pd.DataFrame, gpu: Hardware, path_of: PathOf, engine: str)
     of five: 8.5 us for a token of 8,192 numbers on the H200, of the 9.3 us that the smallest of
     these GEMMs take more than those in 16 bit.
     """
-    if not engine_named(engine).kernels.has_cublas_fp8(gpu.compute_capability):
+    known = {name: engine_named(name).kernels for name in (engine, DEFAULT_ENGINE)}
+    has = {name: one.has_cublas_fp8(gpu.compute_capability) for name, one in known.items()}
+    # Where the default engine runs them too, they are in its tables.
+    if not has[engine] or (engine != DEFAULT_ENGINE and has[DEFAULT_ENGINE]):
         return
     rows = rows[rows["gemm_dtype"] == "fp8"]
     for file in ("computescale_perf", "scale_matrix_perf"):

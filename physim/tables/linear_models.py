@@ -181,9 +181,10 @@ def alphas(region: Region, corrections: Corrections, server: Server) -> tuple[fl
     """What BLIS adds outside of steps, microseconds: before the queue, at the end, for a token.
 
     All that a request spends outside of steps comes once, and so before the queue: the front end's
-    time, that in which a step's tokens leave it, and what the correction of the handover adds, in
-    units of the steps when requests arrive. BLIS starts a request with the step that is formed
-    next; under asynchronous scheduling that one is formed already, so such a step is added.
+    time for a mean prompt, that in which a step's tokens leave it, and what the correction of the
+    handover adds, in units of the steps when requests arrive. BLIS starts a request with the step
+    that is formed next; under asynchronous scheduling that one is formed already, so such a step is
+    added.
 
     Args:
         region: The steps of a load.
@@ -191,10 +192,11 @@ def alphas(region: Region, corrections: Corrections, server: Server) -> tuple[fl
         server: What is served.
     """
     ahead = server.policy.async_scheduling
-    once = float(outside_s(corrections)) + float(output_s(corrections, region.met_requests))
+    prompt_s = server.profile.prompt_token_s * region.prompt_tokens
+    once = outside_s(corrections, prompt_s) + output_s(corrections, region.met_requests)
     steps = ahead + float(handover_beyond_steps(corrections, ahead))
     # BLIS takes no negative coefficient.
-    return max(once + steps * region.met_step_s, 0.0) / MICROSECOND, 0.0, 0.0
+    return max(float(once) + steps * region.met_step_s, 0.0) / MICROSECOND, 0.0, 0.0
 
 
 def nonnegative(

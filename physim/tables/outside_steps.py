@@ -10,25 +10,23 @@ from physim.step.front_end import handover_beyond_steps, output_s, outside_s
 def outside_steps(server: Server, corrections: Corrections) -> dict[str, float]:
     """The front end, the output of tokens and the handover of a request, once each.
 
-    TTFT is ``front_end_s``, what each token of the prompt adds to it where an engine's profile says
-    so, the wait until the next step is formed, ``steps_ahead`` and ``handover_steps`` steps of the
-    mean time when the request arrives, the steps of its prompt, and ``output_s_each_request`` for
-    each request of the last of them. A simulator that starts a request with the step after the one
-    that runs counts the half step of an even arrival itself.
+    TTFT is ``front_end_s``, ``front_end_s_each_prompt_token`` for each token of the prompt, the
+    wait until the next step is formed, ``steps_ahead`` and ``handover_steps`` steps of the mean
+    time when the request arrives, the steps of its prompt, and ``output_s_each_request`` for each
+    request of the last of them. A simulator that starts a request with the step after the one that
+    runs counts the half step of an even arrival itself.
 
     Args:
         server: What is served.
         corrections: Corrections of the constants.
     """
     ahead, once = server.policy.async_scheduling, outside_s(corrections)
+    of_a_token = outside_s(corrections, server.profile.prompt_token_s) - once
     told = {
         "front_end_s": once,
-        "front_end_s_each_prompt_token": outside_s(corrections, server.profile.prompt_token_s)
-        - once,
+        "front_end_s_each_prompt_token": of_a_token,
         "output_s_each_request": output_s(corrections, 1.0),
         "steps_ahead": ahead,
         "handover_steps": handover_beyond_steps(corrections, ahead),
     }
-    if not server.profile.prompt_token_s:
-        del told["front_end_s_each_prompt_token"]
     return {name: float(f"{float(value):.6g}") for name, value in told.items()}

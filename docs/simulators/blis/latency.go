@@ -62,9 +62,10 @@ func (m *TableLatency) StepTime(batch []*sim.Request) int64 {
 //
 // BLIS has no steps that are formed ahead, so it is the time of the last step for each of them. The
 // output is here as well: BLIS would add it to every gap between tokens.
-func (m *TableLatency) QueueingTime(*sim.Request) int64 {
+func (m *TableLatency) QueueingTime(req *sim.Request) int64 {
 	outside := m.table.Outside
-	seconds := outside.FrontEndS + outside.OutputSEachRequest*m.requests
+	seconds := outside.FrontEndS + outside.FrontEndSEachPromptToken*float64(req.InputLen())
+	seconds += outside.OutputSEachRequest * m.requests
 	steps := outside.StepsAhead + outside.HandoverSteps
 	return int64(math.Round(max(1e6*seconds+steps*m.meanUs, 0)))
 }
