@@ -272,10 +272,10 @@ def test_peak_prefill_is_a_full_step_and_the_front_end(subject):
     tokens = subject.case.server.sizes.max_num_batched_tokens
     batch = subject.steps.batch(prefill_requests=np.ones(1), chunk=float(tokens))
     step = total_seconds(subject.steps, batch)[0]
-    # Zero-shot: 5 ms of a request, and half of 20 us of its token; no handover beyond the step.
-    assert peak_prefill_tokens_per_s(subject) == pytest.approx(
-        tokens / (step + 5e-3 + 10e-6), rel=1e-5
-    )
+    # Zero-shot: 5 ms of a request and 2 us for each token of its prompt, and half of 20 us of its
+    # first token; no handover beyond the step.
+    outside = 5e-3 + 2e-6 * tokens + 10e-6
+    assert peak_prefill_tokens_per_s(subject) == pytest.approx(tokens / (step + outside), rel=1e-5)
 
 
 def test_a_token_is_transferred_by_every_gpu(subject):

@@ -306,8 +306,9 @@ def test_a_prediction_in_a_notebook():
         # One step for all prompts, a step and a rest, four steps, no step scheduled ahead.
         (8, {}, 0.01),
         (12, {}, 0.05),
-        (40, {}, 0.05),
-        (40, {"async_scheduling": False}, 0.05),
+        # Those who come again do so after whole steps, which the fluid does not count.
+        (40, {}, 0.06),
+        (40, {"async_scheduling": False}, 0.06),
         # More to prefill than steps to decode: prompts wait in line.
         (100, {"input_tokens": 2000, "output_tokens": 20, "max_num_batched_tokens": 2048}, 0.05),
     ],
@@ -567,19 +568,20 @@ def test_the_parts_of_the_time_to_first_token_sum_to_it():
     for found in (alone, busy, clients):
         assert sum(found.ttft_parts_s.values()) == pytest.approx(found.ttft_s, rel=1e-5)
         assert all(part >= 0 for part in found.ttft_parts_s.values())
-    # Without any other request: 5 ms in the API server, half of 20 us for a token on its way out
-    # (physim/step/front_end.py), and the rest is the one step of the prompt.
+    # Without any other request: 5 ms in the API server and 2 us for each of 2,000 tokens, half of
+    # 20 us for a token on its way out (physim/step/front_end.py), and the rest is the one step of
+    # the prompt.
     parts = alone.ttft_parts_s
-    assert parts["front_end"] == pytest.approx(5e-3)
+    assert parts["front_end"] == pytest.approx(9e-3)
     assert parts["output"] == pytest.approx(10e-6, rel=0.05)
-    assert parts["prefill"] == pytest.approx(alone.ttft_s - 5.01e-3, rel=0.01)
+    assert parts["prefill"] == pytest.approx(alone.ttft_s - 9.01e-3, rel=0.01)
     assert busy.ttft_parts_s["scheduling"] > 0
     # Each of 64 clients begins ten times, and waits once.
     assert clients.ttft_parts_s["warm_up"] == pytest.approx(2.0 / 10)
     assert clients.ttft_parts_s["queue"] > 0
 
 
-@pytest.mark.parametrize(("version", "each_s"), [("0.18.0", 4e-6), ("0.33", 0.0)])
+@pytest.mark.parametrize(("version", "each_s"), [("0.18.0", 4e-6), ("0.33", 2e-6)])
 def test_tokens_of_a_prompt_take_time_in_the_api_server(version, each_s):
     load = {"input_tokens": 8000, "output_tokens": 2, "rate": 0.001, "fit": "none"}
     server = {"gpu": "h100_sxm", "engine_version": version}

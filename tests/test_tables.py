@@ -578,7 +578,7 @@ def test_a_model_without_kv_heads_has_the_other_files(tmp_path):
 
 
 def test_what_a_request_spends_outside_of_steps(folder):
-    """5 ms, half of 20 us for each request, and a step under asynchronous scheduling."""
+    """5 ms, 2 us a prompt token, half of 20 us a request, and a step ahead."""
     _, about = folder
     assert about["outside_steps"] == {
         "front_end_s": 5e-3,
