@@ -383,8 +383,12 @@ def test_kv_blocks_are_reported_as_the_version_counts_them():
 def test_versions_between_profiles_take_the_one_before_and_say_so():
     assert load_engine().version == load_engine("vLLM").version == "0.33"
     assert load_engine("vllm", "0.15.1").note == ""
-    for same in ("v0.17.2", "0.15", "0.15.0", "0.33.1rc2"):
+    for same in ("v0.17.2", "0.33.1rc2"):
         assert load_engine("vllm", same).note == ""
+    # A profile of one patch is not that of another.
+    for engine, patch, taken in (("vllm", "0.15.0", "0.15.1"), ("sglang", "0.5.6.post2", "0.5.9")):
+        note = f"{engine} {patch} has no profile of its own: {taken}'s is taken"
+        assert load_engine(engine, patch).note == note
     assert load_engine("vllm", "0.15").version == "0.15.1"
     # The first release of a minor version is that without a third number.
     for told, profile in (("0.11", "0.11"), ("0.11.0", "0.11"), ("0.11.1", "0.11.1")):

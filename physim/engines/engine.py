@@ -162,11 +162,13 @@ class ExpertTable:
         form: Format of the experts' weights.
         names: What NVIDIA calls that format.
         kernels: A regular expression of the kernels' names.
+        measured_with: The engine whose rows are read; empty for the engine itself.
     """
 
     form: WeightFormat
     names: tuple[str, ...]
     kernels: str
+    measured_with: str = ""
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,9 @@ class EngineProfile:
         )
 
 
+_NO_PROFILE = "has no profile of its own"
+
+
 @functools.lru_cache
 def shipped_engines() -> dict[str, tuple[str, ...]]:
     """Versions with a profile by engine, from old to new."""
@@ -235,16 +238,23 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
     # Patch releases of one minor version are alike up to one that has a profile.
     same = [one for one in versions if _numbers(one)[:2] == asked[:2]]
     if same:
-        return _read(engine, next((one for one in same if _numbers(one) >= asked), same[-1]))
+        taken = next((one for one in same if _numbers(one) >= asked), same[-1])
+        # A profile of a minor version is that of its patches.
+        has_own = _numbers(taken) == asked or taken.count(".") == 1
+        return replace(_read(engine, taken), note="" if has_own else _note(engine, version, taken))
     before = [one for one in versions if _numbers(one) <= asked]
     taken = before[-1] if before else versions[0]
-    what, so = "has no profile of its own", ""
+    what, so = _NO_PROFILE, ""
     if not before:
         what, so = "is older than any that physim knows", ", and intervals are wider"
     elif taken == versions[-1]:
         what = "is newer than any that physim knows"
-    note = f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken{so}"
+    note = f"{_note(engine, version, taken, what)}{so}"
     return replace(_read(engine, taken), note=note, is_older=not before)
+
+
+def _note(engine: str, version: str, taken: str, what: str = _NO_PROFILE) -> str:
+    return f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

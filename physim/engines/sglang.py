@@ -14,6 +14,7 @@ from physim.engines.engine import (
     words_of,
 )
 from physim.engines.host_memory import LAYERED, HostMemory
+from physim.engines.profile import DEFAULT_ENGINE
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
 
 # docs/advanced_features/speculative_decoding.md: the layers of MTP are run by EAGLE's worker.
@@ -131,7 +132,9 @@ ENGINE = Engine(
             "moe_fp8_block_flashinfer": ExpertTable(FP8, ("fp8_block",), "flashinfer_trtllm"),
             "moe_int4_marlin": ExpertTable(int4(-1), ("int4_wo",), "marlin"),
             "moe_nvfp4_flashinfer": ExpertTable(NVFP4, ("nvfp4",), "flashinfer_trtllm"),
-            "moe_mxfp4_triton": ExpertTable(MXFP4, ("w4a16_mxfp4",), "fused_moe_triton"),
+            # OpenAI's kernels, as under vLLM (server_args.py: moe_runner_backend "triton_kernel").
+            # What was measured with SGLang multiplies weights cast to 16 bit.
+            "moe_mxfp4_triton": ExpertTable(MXFP4, ("w4a16_mxfp4",), "_triton_", DEFAULT_ENGINE),
             "moe_mxfp4_flashinfer": ExpertTable(MXFP4, ("w4a16_mxfp4",), "flashinfer_trtllm"),
             "moe_mxfp4_mxfp8_flashinfer": ExpertTable(
                 MXFP4_MXFP8, ("w4a8_mxfp4_mxfp8",), "mxfp4_flashinfer_trtllm"

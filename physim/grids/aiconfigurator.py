@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim import roofline
-from physim.engines.engine import MEASURED_CUBLAS_FP8, engine_named
+from physim.engines.engine import MEASURED_CUBLAS_FP8, ExpertTable, engine_named
 from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
 from physim.errors import InputError
 from physim.grids.measurements import Measurements, Rows
@@ -216,18 +216,22 @@ def _prefill(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
             yield Rows(f"prefill_attention_window{suffix}", _timed(even), axes, bound)
 
 
-def _moe(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
+def _moe(rows: pd.DataFrame, gpu: Hardware, engine: str, measured_with: str = "") -> Iterator[Rows]:
+    kernels = engine_named(engine).kernels.experts
+    own = {name: one for name, one in kernels.items() if one.measured_with == measured_with}
     rows = rows.assign(width=rows["inter_size"] / rows["moe_tp_size"])
     # A GPU with a share of the experts sees as much of each token: it has fewer of both.
     spread = rows["moe_ep_size"] > 1
     ranks = rows[spread]["moe_ep_size"]
     of_a_rank = {name: rows[spread][name] / ranks for name in ("topk", "num_experts")}
-    yield from _expert_tables(rows[~spread], gpu, engine, "")
-    yield from _expert_tables(rows[spread].assign(**of_a_rank), gpu, engine, "_spread")
+    yield from _expert_tables(rows[~spread], gpu, own, "")
+    yield from _expert_tables(rows[spread].assign(**of_a_rank), gpu, own, "_spread")
 
 
-def _expert_tables(rows: pd.DataFrame, gpu: Hardware, engine: str, suffix: str) -> Iterator[Rows]:
-    for name, table in engine_named(engine).kernels.experts.items():
+def _expert_tables(
+    rows: pd.DataFrame, gpu: Hardware, kernels: Mapping[str, ExpertTable], suffix: str
+) -> Iterator[Rows]:
+    for name, table in kernels.items():
         form = table.form if gpu.peak(table.form.compute) else table.form.stored
         peak, size = gpu.peak(form.compute), form.bytes_per_weight
         of_kernel = rows["moe_dtype"].isin(table.names)
@@ -295,7 +299,10 @@ def _readers(engine: str, path_of: PathOf) -> Iterator[tuple[str, _Reader]]:
     yield f"gemm/{MEASURED_CUBLAS_FP8}/*/gemm_perf.parquet", cublas
     yield f"attention/{engine}/*/generation_attention_perf.parquet", _decode
     yield f"attention/{engine}/*/context_attention_perf.parquet", _prefill
-    yield f"moe/{engine}/*/moe_perf.parquet", functools.partial(_moe, engine=engine)
+    experts = engine_named(engine).kernels.experts.values()
+    for other in sorted({one.measured_with for one in experts}):
+        moe = functools.partial(_moe, engine=engine, measured_with=other)
+        yield f"moe/{other or engine}/*/moe_perf.parquet", moe
     yield f"comm/{engine}/*/custom_allreduce_perf.parquet", _all_reduce
     if engine == DEFAULT_ENGINE:
         yield "comm/nccl/*/nccl_perf.parquet", _nccl

@@ -29,7 +29,13 @@ from physim.replay.outcome import EngineSamples, Replayed, completed_of
 from physim.replay.step_times import ModelStepTimes
 from physim.replay.workload import Workload, drawn
 from physim.service.phases import DECODE, PREFILL
-from physim.step.front_end import handover_beyond_steps, output_s, outside_s, warm_up_s
+from physim.step.front_end import (
+    handover_beyond_steps,
+    output_s,
+    outside_s,
+    tokens_outside_s,
+    warm_up_s,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,9 +66,7 @@ def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayCon
         phases=pool.phases,
         draft=server.draft,
         front_end_s=float(outside_s(corrections)),
-        front_end_per_token_s=float(
-            outside_s(corrections, server.profile.prompt_token_s) - outside_s(corrections)
-        ),
+        front_end_per_token_s=float(tokens_outside_s(corrections, server.profile.prompt_token_s)),
         output_per_request_s=float(output_s(corrections, 1.0)),
         output_steps=float(handover_beyond_steps(corrections, server.policy.async_scheduling)),
         warm_up_s=0.0 if load is None else float(warm_up_s(corrections, load.warm_up_s)),

@@ -23,7 +23,17 @@ def outside_s(corrections: Corrections, prompt_s: Number = 0.0) -> Scalar:
         corrections: Corrections of the constants.
         prompt_s: What its prompt's tokens take there: the engine's time of each, times them.
     """
-    return (FRONT_END_S + prompt_s) * jnp.exp(corrections.front_end)
+    return FRONT_END_S * jnp.exp(corrections.front_end) + tokens_outside_s(corrections, prompt_s)
+
+
+def tokens_outside_s(corrections: Corrections, prompt_s: Number) -> Scalar:
+    """Of it, what tokens of a prompt take, seconds.
+
+    Args:
+        corrections: Corrections of the constants.
+        prompt_s: What they take with nothing fitted.
+    """
+    return prompt_s * jnp.exp(corrections.front_end)
 
 
 def warm_up_s(corrections: Corrections, load_s: Number) -> Number:

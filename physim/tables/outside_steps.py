@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from physim.corrections.fields import Corrections
 from physim.service.server import Server
-from physim.step.front_end import handover_beyond_steps, output_s, outside_s
+from physim.step.front_end import (
+    handover_beyond_steps,
+    output_s,
+    outside_s,
+    tokens_outside_s,
+)
 
 
 def outside_steps(server: Server, corrections: Corrections) -> dict[str, float]:
@@ -20,11 +25,10 @@ def outside_steps(server: Server, corrections: Corrections) -> dict[str, float]:
         server: What is served.
         corrections: Corrections of the constants.
     """
-    ahead, once = server.policy.async_scheduling, outside_s(corrections)
-    of_a_token = outside_s(corrections, server.profile.prompt_token_s) - once
+    ahead, token_s = server.policy.async_scheduling, server.profile.prompt_token_s
     told = {
-        "front_end_s": once,
-        "front_end_s_each_prompt_token": of_a_token,
+        "front_end_s": outside_s(corrections),
+        "front_end_s_each_prompt_token": tokens_outside_s(corrections, token_s),
         "output_s_each_request": output_s(corrections, 1.0),
         "steps_ahead": ahead,
         "handover_steps": handover_beyond_steps(corrections, ahead),
