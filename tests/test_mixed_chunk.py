@@ -60,7 +60,7 @@ def test_mixed_steps_in_the_fluid_are_those_of_the_replay(clients):
         MODEL, **options, mixed_chunk=True, max_num_batched_tokens=3500, fit="none"
     )
     found = {(row.quantity, row.statistic): row.difference_pct for row in check.rows}
-    assert abs(found["ttft", "mean"]) < 4.0
+    assert abs(found["ttft", "mean"]) < 5.0
     assert abs(found["itl", "mean"]) < 1.5
     assert abs(found["e2e", "mean"]) < 1.5
 

@@ -20,7 +20,7 @@ from physim.batching.queueing import coming_together, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
-from physim.step.front_end import handover_steps, output_s, outside_s
+from physim.step.front_end import handover_steps, output_s, outside_s, tokens_outside_s
 from physim.types import AnyArray, Scalar
 
 
@@ -84,6 +84,7 @@ class Local(NamedTuple):
         mean: A mean step.
         outside: Time outside of steps: of the engine, with the handling of its first token, and
             until its prefix has come up from the host's memory.
+        token: What each token of a prompt takes of it.
         under_way: Wait for the steps under way, if there are any.
         rest: What of that is for the rest of the one that runs.
         queue: Wait for tokens of prompts that came in earlier steps.
@@ -111,6 +112,7 @@ class Local(NamedTuple):
     as_seen: Scalar
     mean: Scalar
     outside: Scalar
+    token: Scalar
     under_way: Scalar
     rest: Scalar
     queue: Scalar
@@ -198,6 +200,7 @@ def local(
         as_seen=steps.as_seen.interval,
         mean=steps.mean.interval,
         outside=outside,
+        token=tokens_outside_s(corrections, limits.prompt_token_s),
         under_way=waited * steps.found_s,
         rest=rest * steps.found_s,
         queue=tokens.wait_s,

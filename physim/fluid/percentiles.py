@@ -220,7 +220,9 @@ def first_tokens(
     turn = (points[:, _BEFORE] + points[:, _BESIDE]) % 1.0
     later = local.later * drawn_at_times(turn, local.is_later, local.queue_cv)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
+    tokens = demand.parts[_part(points)]
     loading = _beyond_mean_load(demand, points)
+    loading += local.token * (prompts * tokens - jnp.mean(tokens))
     return local.outside + loading + met * (under_way + several) + own + queue + later + waiting
 
 
