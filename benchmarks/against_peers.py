@@ -3,14 +3,15 @@
 The rows are those of ``physim data convert silicon`` that count: of three engines, with no drafts
 and not known to be broken. Peers pin other packages than physim, so each has an environment of its
 own, and what it answers is kept in a table; a second run goes on where the first stopped.
+``peers.csv`` beside this file has their answers on rows of the parts validation and test.
 
     physim data convert silicon --out silicon.csv
     python -m venv peer && peer/bin/pip install aiconfigurator==0.12.0
     python -m venv other && other/bin/pip install aisimulate==0.13.0.dev202610270000000085
-    peer/bin/python benchmarks/against_peers.py ask aiconfigurator silicon.csv peers.csv
-    other/bin/python benchmarks/against_peers.py ask aisimulate silicon.csv peers.csv
-    python benchmarks/against_peers.py compare silicon.csv peers.csv --where "part == 'test'" \
-        --page docs/accuracy.md --groups docs/lab/groups.md
+    peer/bin/python benchmarks/against_peers.py ask aiconfigurator silicon.csv benchmarks/peers.csv
+    other/bin/python benchmarks/against_peers.py ask aisimulate silicon.csv benchmarks/peers.csv
+    python benchmarks/against_peers.py compare silicon.csv benchmarks/peers.csv \
+        --where "part == 'test'" --page docs/accuracy.md --groups docs/lab/groups.md
 
 Rows with prefill and decode apart (``physim data convert silicon-disagg --out pools.csv``) are
 asked about in the same way, with a table of answers of their own: peers say how many requests per
