@@ -51,7 +51,7 @@ def build(
     from physim.errors import InputError
     from physim.grids.aiconfigurator import Older
     from physim.grids.build import build_gpu
-    from physim.grids.store import grids_of, measured_gpus
+    from physim.grids.store import grids_of, measured_gpus, older_grids
     from physim.service.hardware import load_hardware
 
     if (older is None) != (wheel is None):
@@ -61,7 +61,7 @@ def build(
     wanted = [load_hardware(key) for key in gpus or measured_gpus()]
     with data.replacing_folder(out, remedy="name a folder that is not there yet") as folder:
         for gpu, engine in itertools.product(wanted, engines or shipped_engines()):
-            grids = grids_of(gpu.key, engine) + (f"-{older}" if older else "")
+            grids = older_grids(gpu.key, engine, older) if older else grids_of(gpu.key, engine)
             for table in build_gpu(gpu, folder / grids, engine, tables):
                 console.print(
                     f"{grids}/{table.table}: {table.rows} rows, {table.cells} cells, "

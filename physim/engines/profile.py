@@ -16,6 +16,9 @@ _SUFFIX = ".json"
 DEFAULT_ENGINE = "vllm"
 SAMPLERS = ("sort", "triton", "flashinfer")
 ADMISSIONS = ("chunk", "prompt", "request")
+# What the tokeniser alone takes for a token, seconds: tokenizers 0.23 took 1.5 to 2.3 us on one
+# core of an EPYC (vocabularies of DeepSeek-V3 and o200k_base, text as benchmarks draw it).
+PROMPT_TOKEN_S = 2e-6
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,8 @@ class EngineProfile:
             launch their kernels one by one.
         captured_prompt_tokens: The same of steps with a prompt; 0 where none of them is.
         launches: CPU time to launch kernels one by one.
-        prompt_token_s: CPU time of the API server for each token of a prompt, seconds.
+        prompt_token_s: CPU time of the API server for each token of a prompt, seconds; that of the
+            tokeniser where nothing else is known.
         kernel_tables: The version that measured kernels were run with.
         memory_left: Whether the share of memory is of what weights and activations leave, all of
             which is for the KV cache, rather than of all memory.
@@ -193,9 +197,6 @@ class EngineProfile:
         )
 
 
-_NO_PROFILE = "has no profile of its own"
-
-
 @functools.lru_cache
 def shipped_engines() -> dict[str, tuple[str, ...]]:
     """Versions with a profile by engine, from old to new."""
@@ -237,24 +238,22 @@ def load_engine(engine: str = DEFAULT_ENGINE, version: str | None = None) -> Eng
     asked = _numbers(version)
     # Patch releases of one minor version are alike up to one that has a profile.
     same = [one for one in versions if _numbers(one)[:2] == asked[:2]]
+    before = [one for one in versions if _numbers(one) <= asked]
+    what, so, is_older = "has no profile of its own", "", not (same or before)
     if same:
         taken = next((one for one in same if _numbers(one) >= asked), same[-1])
         # A profile of a minor version is that of its patches.
-        has_own = _numbers(taken) == asked or taken.count(".") == 1
-        return replace(_read(engine, taken), note="" if has_own else _note(engine, version, taken))
-    before = [one for one in versions if _numbers(one) <= asked]
-    taken = before[-1] if before else versions[0]
-    what, so = _NO_PROFILE, ""
-    if not before:
+        if _numbers(taken) == asked or taken.count(".") == 1:
+            return _read(engine, taken)
+    elif is_older:
+        taken = versions[0]
         what, so = "is older than any that physim knows", ", and intervals are wider"
-    elif taken == versions[-1]:
-        what = "is newer than any that physim knows"
-    note = f"{_note(engine, version, taken, what)}{so}"
-    return replace(_read(engine, taken), note=note, is_older=not before)
-
-
-def _note(engine: str, version: str, taken: str, what: str = _NO_PROFILE) -> str:
-    return f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken"
+    else:
+        taken = before[-1]
+        if taken == versions[-1]:
+            what = "is newer than any that physim knows"
+    note = f"{engine} {version.removeprefix('v')} {what}: {taken}'s is taken{so}"
+    return replace(_read(engine, taken), note=note, is_older=is_older)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -285,6 +284,9 @@ def _read(engine: str, version: str) -> EngineProfile:
             raise InputError(f"{path}: {field}", "is neither true nor false", "correct it")
         return told
 
+    def number(field: str, otherwise: float) -> float:
+        return float(value(field)) if field in fields else otherwise
+
     try:
         sampler, penalties = value("sampler"), value("penalties")
         padded = None
@@ -308,7 +310,6 @@ def _read(engine: str, version: str) -> EngineProfile:
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
             padded_experts=padded,
-            prompt_token_s=float(value("prompt_token_s")),
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),
@@ -317,9 +318,8 @@ def _read(engine: str, version: str) -> EngineProfile:
             captured_prompt_tokens=int(value("captured_prompt_tokens")),
             launches=Launches(**value("launches")),
             kernel_tables=str(value("kernel_tables")),
-            output_request_s=(
-                float(value("output_request_s")) if "output_request_s" in fields else 0.0
-            ),
+            prompt_token_s=number("prompt_token_s", PROMPT_TOKEN_S),
+            output_request_s=number("output_request_s", 0.0),
             memory_left="memory_left" in fields and flag("memory_left"),
             casts_mxfp4="casts_mxfp4" in fields and flag("casts_mxfp4"),
             float32_routers="float32_routers" in fields and flag("float32_routers"),

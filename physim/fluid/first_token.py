@@ -143,6 +143,11 @@ class Local(NamedTuple):
         return self.outside + prefill + self.same_step * self.adding
 
 
+def front_end_s(corrections: Corrections, demand: Demand, limits: Limits) -> Scalar:
+    """Time of a request outside the engine, mean, seconds."""
+    return outside_s(corrections, limits.prompt_token_s * demand.input_tokens)
+
+
 def local(
     steps: Steps, occupancy: Occupancy, corrections: Corrections, demand: Demand, limits: Limits
 ) -> Local:
@@ -192,8 +197,7 @@ def local(
     )
     # Its first token comes with those of the step: where prompts are apart, of no request's decode.
     beside = jnp.where(limits.prompts_apart, same_step, occupancy.batch)
-    outside = outside_s(corrections, limits.prompt_token_s * demand.input_tokens)
-    outside += output_s(corrections, beside + 1.0)
+    outside = front_end_s(corrections, demand, limits) + output_s(corrections, beside + 1.0)
     if demand.loading_s is not None:
         outside += demand.loading_s
     return Local(

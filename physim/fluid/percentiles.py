@@ -208,7 +208,8 @@ def first_tokens(
     squares = jnp.sum(local.kind_share * local.kind**2) + alone * local.decode_only**2
     under_way = local.rest * rest * found / (squares / scale / 2)
     under_way += (local.under_way - local.rest) * following / scale
-    own = of_lengths(local.prefill, demand, prompts)[_part(points)] + hidden
+    part = _part(points)
+    own = of_lengths(local.prefill, demand, prompts)[part] + hidden
     # In a long step more come.
     count = local.same_step * found / (squares / scale)
     several = (
@@ -220,10 +221,10 @@ def first_tokens(
     turn = (points[:, _BEFORE] + points[:, _BESIDE]) % 1.0
     later = local.later * drawn_at_times(turn, local.is_later, local.queue_cv)
     waiting = chances.wait * drawn(points[:, _SLOT], chances.wait_cv)
-    tokens = demand.parts[_part(points)]
-    loading = _beyond_mean_load(demand, points)
-    loading += local.token * (prompts * tokens - jnp.mean(tokens))
-    return local.outside + loading + met * (under_way + several) + own + queue + later + waiting
+    tokens = demand.parts[part]
+    outside = local.outside + local.token * (prompts * tokens - jnp.mean(tokens))
+    outside += _beyond_mean_load(demand, points)
+    return outside + met * (under_way + several) + own + queue + later + waiting
 
 
 def _beyond_mean_load(

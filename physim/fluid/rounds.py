@@ -26,7 +26,8 @@ from physim.fluid.first_prompts import (
     prompts_before,
     prompts_together,
 )
-from physim.step.front_end import output_s, outside_s
+from physim.fluid.first_token import front_end_s
+from physim.step.front_end import output_s
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
 
@@ -125,7 +126,7 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     prompts = first_prompts(running, fresh, limits.max_num_batched_tokens, crowd.decoding)
     rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
     times = busy_times(model, demand, limits, crowd, before_last=prompts.decoding, rest=rest)
-    outside = outside_s(model.corrections, limits.prompt_token_s * demand.input_tokens)
+    outside = front_end_s(model.corrections, demand, limits)
     if demand.loading_s is not None:
         outside += demand.loading_s
     waits = waits_of(demand, limits, crowd, outside / times.decode)

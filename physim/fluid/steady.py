@@ -32,10 +32,10 @@ from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
 from physim.fluid.ending import of_requests, of_turns
-from physim.fluid.first_token import FirstToken, local
+from physim.fluid.first_token import FirstToken, front_end_s, local
 from physim.fluid.percentiles import Chances, Clients, chances
 from physim.fluid.rounds import engine_of
-from physim.step.front_end import handover_steps, outside_s, warm_up_s
+from physim.step.front_end import handover_steps, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
 
@@ -255,7 +255,7 @@ def _balance(
     slots = jnp.minimum(limits.max_num_seqs, by_kv)
     # What is done again where requests wait for KV blocks rather than for slots.
     again = recomputed_tokens(limits, demand, by_kv)
-    outside = outside_s(model.corrections, limits.prompt_token_s * demand.input_tokens)
+    outside = front_end_s(model.corrections, demand, limits)
     ahead = handover_steps(model.corrections, limits.async_scheduling)
     closed, clients = demand.closed, demand.clients
     outside += jnp.clip(clients - 1.0, 0.0, 1.0) * ahead * step
@@ -439,7 +439,7 @@ def _observed(
         wait_cv = jnp.where(closed, jnp.minimum(wait_cv, cv), wait_cv)
     saturated = jnp.isfinite(demand.rate) & (balance.throughput < FULLEST * demand.rate)
     ttft = jnp.where(saturated, jnp.inf, ttft)
-    front_end = outside_s(model.corrections, limits.prompt_token_s * demand.input_tokens)
+    front_end = front_end_s(model.corrections, demand, limits)
     launches = jnp.minimum(steps.launches_s, met.first - met.outside)
     return SteadyState(
         ttft=ttft,

@@ -83,10 +83,10 @@ def read_measurements(
     root = (_package_data() if older is None else _older_data(older)) / gpu.key
     folder = root if older is None else root / engine / older.version
     if not folder.is_dir():
-        package = f"{PACKAGE} has no tables"
+        what = f"{PACKAGE} has no tables for it"
         if older is not None:
-            package = f"{OLDER_PACKAGE} has no tables of {engine} {older.version}"
-        raise InputError(f"GPU {gpu.key!r}", f"{package} for it", "name one that it has measured")
+            what = f"{OLDER_PACKAGE} has no tables of {engine} {older.version} for it"
+        raise InputError(f"GPU {gpu.key!r}", what, "name one that it has measured")
 
     def path_of(pattern: str) -> Path | None:
         measured = Path(pattern).parts[1]
@@ -96,7 +96,7 @@ def read_measurements(
         path = root / measured / older.version / Path(pattern).name
         return path if path.is_file() else None
 
-    for kind, read in _readers(engine, path_of):
+    for kind, read in _readers(engine, gpu, path_of):
         path = path_of(kind)
         if path:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -125,7 +125,7 @@ def _gemm(rows: pd.DataFrame, gpu: Hardware, engine: str) -> Iterator[Rows]:
             yield from _gemm_rows(name, picked, gpu, form)
 
 
-def _cublas_fp8(rows: pd.DataFrame, gpu: Hardware, path_of: PathOf, engine: str) -> Iterator[Rows]:
+def _cublas_fp8(rows: pd.DataFrame, gpu: Hardware, path_of: PathOf) -> Iterator[Rows]:
     """GEMMs in fp8 of cuBLAS without the cast of what is multiplied, which is timed with each.
 
     The collector (collect_gemm.py) gives its layers no scale of activations, so that each looks for
@@ -133,11 +133,6 @@ def _cublas_fp8(rows: pd.DataFrame, gpu: Hardware, path_of: PathOf, engine: str)
     of five: 8.5 us for a token of 8,192 numbers on the H200, of the 9.3 us that the smallest of
     these GEMMs take more than those in 16 bit.
     """
-    known = {name: engine_named(name).kernels for name in (engine, DEFAULT_ENGINE)}
-    has = {name: one.has_cublas_fp8(gpu.compute_capability) for name, one in known.items()}
-    # Where the default engine runs them too, they are in its tables.
-    if not has[engine] or (engine != DEFAULT_ENGINE and has[DEFAULT_ENGINE]):
-        return
     rows = rows[rows["gemm_dtype"] == "fp8"]
     for file in ("computescale_perf", "scale_matrix_perf"):
         path = path_of(f"quantize/{MEASURED_CUBLAS_FP8}/*/{file}.parquet")
@@ -292,24 +287,26 @@ def _all_to_all(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
 _Reader = Callable[["pd.DataFrame", Hardware], Iterator[Rows]]
 
 
-def _readers(engine: str, path_of: PathOf) -> Iterator[tuple[str, _Reader]]:
+def _readers(engine: str, gpu: Hardware, path_of: PathOf) -> Iterator[tuple[str, _Reader]]:
     """What reads each file of an engine."""
-    cublas = functools.partial(_cublas_fp8, path_of=path_of, engine=engine)
+    kernels, usual = engine_named(engine).kernels, engine_named(DEFAULT_ENGINE).kernels
     yield f"gemm/{engine}/*/gemm_perf.parquet", functools.partial(_gemm, engine=engine)
-    yield f"gemm/{MEASURED_CUBLAS_FP8}/*/gemm_perf.parquet", cublas
+    # Where the default engine runs cuBLAS's too, they are in its tables.
+    in_usual = engine != DEFAULT_ENGINE and usual.has_cublas_fp8(gpu.compute_capability)
+    if kernels.has_cublas_fp8(gpu.compute_capability) and not in_usual:
+        cublas = functools.partial(_cublas_fp8, path_of=path_of)
+        yield f"gemm/{MEASURED_CUBLAS_FP8}/*/gemm_perf.parquet", cublas
     yield f"attention/{engine}/*/generation_attention_perf.parquet", _decode
     yield f"attention/{engine}/*/context_attention_perf.parquet", _prefill
-    experts = engine_named(engine).kernels.experts.values()
-    for other in sorted({one.measured_with for one in experts}):
+    for other in sorted({one.measured_with for one in kernels.experts.values()}):
         moe = functools.partial(_moe, engine=engine, measured_with=other)
         yield f"moe/{other or engine}/*/moe_perf.parquet", moe
     yield f"comm/{engine}/*/custom_allreduce_perf.parquet", _all_reduce
     if engine == DEFAULT_ENGINE:
         yield "comm/nccl/*/nccl_perf.parquet", _nccl
         yield f"comm/{engine}/*/moe_a2a_perf.parquet", _all_to_all
-    mixers = engine_named(engine).kernels.mixers
     for (folder, file), read in MIXER_READERS.items():
-        if mixers is None or folder in mixers:
+        if kernels.mixers is None or folder in kernels.mixers:
             yield f"{folder}/{engine}/{file}", read
 
 

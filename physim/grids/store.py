@@ -78,8 +78,13 @@ def grids_of(gpu: str, engine: str, version: str = "") -> str:
     """
     if engine == DEFAULT_ENGINE:
         return gpu
-    older = f"{gpu}/{engine}-{version}"
+    older = older_grids(gpu, engine, version)
     return older if older in measured_grids() else f"{gpu}/{engine}"
+
+
+def older_grids(gpu: str, engine: str, version: str) -> str:
+    """The folder of the tables of a GPU that were measured with an older version of an engine."""
+    return f"{gpu}/{engine}-{version}"
 
 
 def _beneath(grids: str) -> str:

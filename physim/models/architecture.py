@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from physim.mixers.attention import CHUNKED_ATTENTION
 from physim.mixers.mixer import Mixer
 from physim.models.formats import BYTES_16_BIT, WeightFormat
-from physim.models.layers import Experts, LayerGroup
+from physim.models.layers import Experts, LayerGroup, padded
 
 
 @dataclass(frozen=True)
@@ -223,13 +223,10 @@ class ModelArch:
 
     def _experts_bytes(self, experts: Experts, tp: int, multiples: tuple[int, int]) -> float:
         """Bytes of a layer's routed experts, each shared by some GPUs, as kernels pad them."""
-        form, hidden = experts.form, experts.hidden_size or self.hidden_size
+        form, hidden = experts.form, float(experts.hidden_size or self.hidden_size)
         width = experts.intermediate_size / tp
         if form.is_padded:
-            hidden, width = (
-                math.ceil(size / multiple) * multiple
-                for size, multiple in zip((hidden, width), multiples, strict=True)
-            )
+            hidden, width = padded((hidden, width), multiples)
         return experts.count * experts.matrices * hidden * width * form.bytes_per_weight
 
     def kv_bytes_per_token(self, tp: int, kv_bytes: float) -> float:

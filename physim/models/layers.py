@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from physim.mixers.mixer import Mixer
@@ -98,3 +99,12 @@ class LayerGroup:
     def form(self, *parts: str) -> WeightFormat:
         """The format of the first linear layer of some parts of a step; 16 bit if there is none."""
         return next((one.form for one in self.linears if one.part in parts), BFLOAT16)
+
+
+def padded(sizes: tuple[float, float], multiples: tuple[int, int]) -> tuple[float, float]:
+    """Sizes of a matrix as a kernel pads them, each up to a multiple."""
+    rows, columns = (
+        float(math.ceil(size / multiple) * multiple)
+        for size, multiple in zip(sizes, multiples, strict=True)
+    )
+    return rows, columns

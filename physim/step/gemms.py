@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from physim import roofline
-from physim.grids.store import load_grid, tables
+from physim.engines.engine import engine_named
+from physim.grids.store import gpu_or_stand_in, load_grid, tables
 from physim.models.formats import FLOAT32, WeightFormat
+from physim.service.hardware import load_hardware
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
 from physim.step.component import Placement
 from physim.step.curves import TOKENS, rising_log_seconds
@@ -24,7 +26,7 @@ from physim.step.rows import SizeRow
 FLOAT32_START_S = 15e-6
 FLOAT32_EFFICIENCY = 0.75
 # The table of GEMMs in 16 bit, which stands for formats that were not measured.
-IN_16_BIT = "gemm_bfloat16"
+_IN_16_BIT = "gemm_bfloat16"
 
 
 def gemm_row(
@@ -157,4 +159,21 @@ def gemm_table(grids: str, form: WeightFormat) -> str:
     """
     known = tables(grids)
     names = (f"gemm_{one}" for one in form.gemm_tables)
-    return next((name for name in names if name in known), IN_16_BIT)
+    return next((name for name in names if name in known), _IN_16_BIT)
+
+
+def holds_casts(placement: Placement, form: WeightFormat) -> bool:
+    """Whether the measured GEMMs of a format hold the cast of what is multiplied.
+
+    NVIDIA's collectors time linear layers (collect_gemm.py), so that all do but those in 16 bit,
+    which stand for what was not measured, and cuBLAS's in fp8, off which it was taken.
+
+    Args:
+        placement: The model on its GPU.
+        form: The format, as the GPU multiplies it.
+    """
+    table = gemm_table(placement.grids, form)
+    gpu = load_hardware(gpu_or_stand_in(placement.gpu.key))
+    kernels = engine_named(placement.server.profile.engine).kernels
+    is_cublas = table == "gemm_fp8" and kernels.has_cublas_fp8(gpu.compute_capability)
+    return table != _IN_16_BIT and not is_cublas

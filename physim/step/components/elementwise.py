@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator
 
 from physim.engines.engine import engine_named
-from physim.grids.store import gpu_or_stand_in
 from physim.models.formats import BYTES_16_BIT
 from physim.models.layers import LayerGroup
-from physim.service.hardware import load_hardware
 from physim.step.component import Component, Part, Placement
-from physim.step.gemms import IN_16_BIT, gemm_table
+from physim.step.gemms import holds_casts
 from physim.step.rows import Row, SizeRow
 
 # Time of a kernel that moves next to nothing, and the share of the bandwidth that one reaches
@@ -91,17 +89,12 @@ def _casts(
 ) -> tuple[float, int]:
     """Bytes of the casts before the GEMMs of a part for each token, and their kernels.
 
-    A cast reads 16 bit and writes what the GEMM takes. Tables of GEMMs hold it (NVIDIA's
-    collect_gemm.py times linear layers), but for those in 16 bit, which stand for what was not
-    measured, and cuBLAS's in fp8, off which it was taken.
+    A cast reads 16 bit and writes what the GEMM takes. What a table of GEMMs holds is not counted
+    again, nor what is fused.
     """
     form = placement.multiplied(group.form(part))
-    tables = engine_named(placement.server.profile.engine).kernels
-    table = gemm_table(placement.grids, form)
-    gpu = load_hardware(gpu_or_stand_in(placement.gpu.key))
-    is_cublas = table == "gemm_fp8" and tables.has_cublas_fp8(gpu.compute_capability)
-    is_bare = table == IN_16_BIT or is_cublas
-    if tables.fuses_casts or not (form.quantizes_activations and is_bare):
+    is_fused = engine_named(placement.server.profile.engine).kernels.fuses_casts
+    if is_fused or not form.quantizes_activations or holds_casts(placement, form):
         return 0.0, 0
     return (BYTES_16_BIT + form.activation_bytes) * entering, kernels
 

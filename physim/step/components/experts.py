@@ -22,7 +22,7 @@ from physim.engines.engine import engine_named
 from physim.engines.profile import shipped_engines
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, load_expert_grid, peers, tables
-from physim.models.layers import Experts
+from physim.models.layers import Experts, padded
 from physim.models.parallelism import Parallelism
 from physim.service.server import EXPERT_LOADS
 from physim.step.better_gpus import Missed, no_faster, no_faster_note
@@ -153,10 +153,7 @@ def _padding(placement: Placement, experts: Experts) -> float:
     engine = engine_named(placement.server.profile.engine)
     multiples = engine.padding(placement.gpu.compute_capability, "marlin")
     shape = _shape(placement, experts)[:2]
-    return math.prod(
-        math.ceil(size / multiple) * multiple / size
-        for size, multiple in zip(shape, multiples, strict=True)
-    )
+    return math.prod(padded(shape, multiples)) / math.prod(shape)
 
 
 def _share_of_all(share: np.ndarray, of_all: np.ndarray, visits: float) -> np.ndarray:
