@@ -20,6 +20,7 @@ _PEER_ACCESS = "peer_access"
 _HOST = "host_bandwidth_bytes_per_s"
 _PCIE = "pcie"
 _CYCLES = "multiprocessor_cycles_per_s"
+_SUSTAINED = "sustained_share_of_peak"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Hardware:
             bound neither by memory nor by tensor cores; None if the file does not say.
         host_bandwidth: Bandwidth to the host's memory, bytes/s in one direction; None if the file
             does not say.
+        sustained_shares: Share of the peak that GEMMs keep up for seconds, at the GPU's power limit,
+            for each number format as pairs. Formats that are not there are not limited.
     """
 
     key: str
@@ -62,6 +65,7 @@ class Hardware:
     peer_access: bool | None = None
     multiprocessor_cycles: float | None = None
     host_bandwidth: float | None = None
+    sustained_shares: tuple[tuple[str, float], ...] = ()
 
     @property
     def maker(self) -> str:
@@ -72,9 +76,14 @@ class Hardware:
         """Dense peak FLOP/s in a number format, None where the tensor cores lack it."""
         return dict(self.peak_flops).get(number_format)
 
+    def sustained_share(self, number_format: str) -> float:
+        """Share of the peak in a number format that GEMMs keep up, 1 if it is not known."""
+        return dict(self.sustained_shares).get(number_format, 1.0)
+
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON holds them."""
-        return {**vars(self), "peak_flops": dict(self.peak_flops)}
+        pairs = {name: dict(getattr(self, name)) for name in ("peak_flops", "sustained_shares")}
+        return {**vars(self), **pairs}
 
 
 def shipped_gpus() -> list[str]:
@@ -116,6 +125,7 @@ def _load(path: Path, _modified_ns: int) -> Hardware:
         peer_access=_peer_access(fields, where, link),
         multiprocessor_cycles=_figure(fields, _CYCLES, where) if _CYCLES in fields else None,
         host_bandwidth=_figure(fields, _HOST, where) if _HOST in fields else None,
+        sustained_shares=_sustained_shares(fields, peaks, where),
     )
 
 
@@ -177,6 +187,22 @@ def _peer_access(fields: Mapping[str, Any], where: str, link: str) -> bool | Non
             'write {"value": true, "source": "..."}, or leave it out if it is not known',
         )
     return value
+
+
+def _sustained_shares(
+    fields: Mapping[str, Any], peaks: Mapping[str, Any], where: str
+) -> tuple[tuple[str, float], ...]:
+    """Shares of the peak that GEMMs keep up, by number format."""
+    shares = fields.get(_SUSTAINED, {})
+    field = f"{where}: {_SUSTAINED}"
+    if not isinstance(shares, Mapping) or not set(shares) <= set(peaks):
+        known = ", ".join(sorted(peaks))
+        raise InputError(field, "is not by the formats of peak_flops", f"use some of {known}")
+    found = tuple((name, _figure(shares, name, field)) for name in sorted(shares))
+    for name, share in found:
+        if share > 1:
+            raise InputError(f"{field}: {name}", f"{share:g} is above 1", "give a share of the peak")
+    return found
 
 
 def _whole(fields: Mapping[str, Any], field: str, where: str) -> int:

@@ -87,6 +87,10 @@ class Placement:
         assert peak is not None  # every Hardware has bfloat16: load_hardware
         return peak
 
+    def sustained_share(self, form: WeightFormat) -> float:
+        """Share of `peak_flops` that GEMMs of weights of a format keep up."""
+        return self.gpu.sustained_share(self.multiplied(form).compute)
+
 
 def _nothing(_: Placement) -> Sequence[str]:
     return ()

@@ -66,6 +66,7 @@ def gemm_row(
         bytes=taken.activation_bytes * k + roofline.BYTES_16_BIT * n,
         fixed_bytes=taken.bytes_per_weight * n * k,
         peak_flops=placement.peak_flops(form),
+        sustained_share=placement.sustained_share(form),
         bandwidth=placement.gpu.memory_bandwidth,
         log_seconds=no_faster(
             placement, _missed(form), functools.partial(_log_seconds, n=n, k=k, form=form)

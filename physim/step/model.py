@@ -21,6 +21,7 @@ from physim.step.drafting import PART, further_pass, passes_seconds
 from physim.step.host import beside_host, host_sharpness
 from physim.step.lowering import PART_NAMES, StepOps
 from physim.step.mixed_steps import ADDITIVE, Mixing
+from physim.step.power_limit import share_at_limit
 from physim.step.prefix_loads import StepLoads
 from physim.step.routing import independent_tokens, looked_up_tokens, spread_weights
 from physim.step.rows import DecodeRows, PrefillRows
@@ -205,6 +206,8 @@ class StepModel(eqx.Module):
         rows, theta = self.ops.over_sizes, self.corrections.logs()
         compute, memory = rows.work(sizes, independent_tokens(sizes["routed"], self.corrections))
         seconds = jnp.maximum(jnp.exp(self._log_measured(sizes)), jnp.maximum(compute, memory))
+        limited = compute * rows.at_limit
+        seconds += share_at_limit(rows.count @ limited) * jnp.maximum(limited - seconds, 0.0)
         # How far FLOP/s bound it, from 0 to 1: a step of a hundred tokens, which memory bounds,
         # says nothing of how fast the GPU computes.
         ratio = (compute / _divisor(memory)) ** 3

@@ -49,6 +49,7 @@ class SizeRow:
         seconds: Time for each unit of the size beside what it moves.
         fixed_seconds: Time whatever the size beside what it moves, such as launches.
         peak_flops: Peak FLOP/s in the format that is multiplied.
+        sustained_share: Share of them that is kept up for long, at the GPU's power limit.
         bandwidth: Bytes/s of what it moves them over.
         log_seconds: Logarithm of the measured time at the size's knots; None where nothing was
             measured and the roofline stands alone.
@@ -75,6 +76,7 @@ class SizeRow:
     seconds: float = 0.0
     fixed_seconds: float = 0.0
     peak_flops: float = np.inf
+    sustained_share: float = 1.0
     bandwidth: float = np.inf
     log_seconds: np.ndarray | None = None
     by_spread: np.ndarray | None = None
@@ -165,6 +167,7 @@ class SizeRows(eqx.Module):
         slots: Rows over each size.
         count: Times that each runs in a step.
         compute: Seconds of FLOP for each unit of the size.
+        at_limit: How many times as long they take at the GPU's power limit.
         memory: Seconds of bytes for each unit of the size.
         fixed: Seconds of bytes whatever the size.
         expert: Seconds of bytes for each expert that is visited, of each kind of expert layer.
@@ -183,6 +186,7 @@ class SizeRows(eqx.Module):
     slots: tuple[int, ...] = eqx.field(static=True)
     count: Float[AnyArray, " rows"]
     compute: Float[AnyArray, " rows"]
+    at_limit: Float[AnyArray, " rows"]
     memory: Float[AnyArray, " rows"]
     fixed: Float[AnyArray, " rows"]
     expert: Float[AnyArray, "rows kinds"]
@@ -222,6 +226,7 @@ class SizeRows(eqx.Module):
             slots=slots,
             count=column([row.count for row in full]),
             compute=column([row.flops / row.peak_flops for row in full]),
+            at_limit=column([1 / row.sustained_share for row in full]),
             memory=column([row.bytes / row.bandwidth + row.seconds for row in full]),
             fixed=column([row.fixed_bytes / row.bandwidth + row.fixed_seconds for row in full]),
             expert=own * column([row.expert_bytes / row.bandwidth for row in full])[:, None],

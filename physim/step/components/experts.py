@@ -71,6 +71,7 @@ def _grouped_gemms(placement: Placement, experts: Experts, layers: int) -> SizeR
         experts=count,
         experts_per_token=per_token,
         peak_flops=placement.peak_flops(form),
+        sustained_share=placement.sustained_share(form),
         bandwidth=placement.gpu.memory_bandwidth,
         by_spread=no_faster(
             placement, _missed(experts), functools.partial(_log_seconds, experts=experts)
