@@ -15,7 +15,7 @@ from physim.types import Scalar
 
 # How soon the clock falls: least squares over blocks of GEMMs of 5 to 250 ms with GEMMs of decode
 # steps between them, on an H100 and an H200 (benchmarks/power_limit.py).
-SETTLING_S = 0.04
+SETTLING_S = 0.023
 
 
 def share_at_limit(seconds: Scalar) -> Scalar:
