@@ -9,10 +9,14 @@ from __future__ import annotations
 import equinox as eqx
 import jax.numpy as jnp
 
+from physim.batching.queueing import wait_for_a_slot
 from physim.inputs.load import Load
 from physim.service.policy import places_of
 from physim.service.service import Pool
 from physim.types import Scalar
+
+# Mean of the squared coefficients of variation of Poisson arrivals and of stays.
+_VARIABILITY = 0.5
 
 
 class RoomAhead(eqx.Module):
@@ -59,3 +63,19 @@ class RoomAhead(eqx.Module):
         """
         tokens = before_s * self.before_tokens + answer_s * self.answer_tokens
         return jnp.minimum(self.places / (before_s + answer_s), self.tokens / tokens)
+
+    def wait(self, rate: Scalar, before_s: Scalar, answer_s: Scalar) -> tuple[Scalar, Scalar]:
+        """How long requests that come by chance wait for room, mean, seconds; and how many do.
+
+        Erlang's queue (The Post Office Electrical Engineers' Journal 10, 1917), with as many servers
+        as there is room for requests, for stays that are all about as long (Allen and Cunneen).
+
+        Args:
+            rate: Requests per second.
+            before_s: As `rps` takes it,
+            answer_s: likewise.
+        """
+        stay_s = before_s + answer_s
+        places = stay_s * self.rps(before_s, answer_s)
+        waiting, chance = wait_for_a_slot(rate * stay_s, places, 1.0, 0.0, 1.0, _VARIABILITY)
+        return waiting / rate, chance

@@ -218,12 +218,14 @@ def pools_state(
     if clients is not None:
         return _of_clients(clients, first, ends, way)
     found = _journey(rate, first, jnp.ones(()), way)
+    ttft = found.ttft
     if evictions is not None:
         ends = jnp.minimum(found.prompts.most_rps, ends)
     above = (rate >= ends) | found.too_many
     if room is not None:
         above |= rate >= room.rps(found.before, found.answer)
-    ttft = jnp.where(above, jnp.inf, found.ttft)
+        ttft += room.wait(rate, found.before, found.answer)[0]
+    ttft = jnp.where(above, jnp.inf, ttft)
     return PoolsState(ttft, found.itl, ttft + found.answer, jnp.minimum(rate, ends))
 
 

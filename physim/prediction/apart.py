@@ -41,7 +41,7 @@ _NEARLY = 0.998
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
-# From such a share of the requests that have room on, some wait for it.
+# From such a share of the requests that have room on, their wait for it is a tenth of TTFT too short.
 _ROOMY = 0.8
 
 
@@ -341,14 +341,14 @@ def _prediction(
 
 
 def _of_room(case: Case, one: Journey) -> tuple[str, ...]:
-    """What the fluid leaves out of room that is made before prompts are computed, or nothing."""
+    """That the wait for room that is made before prompts are computed is too short, or nothing."""
     most = one.room_rps
     if case.demanded.concurrency is not None or one.rate < _ROOMY * most:
         return ()
     return (
         f"{case.server_of(DECODE).profile.engine} computes a prompt once its pool that decodes has "
-        f"room for it, which about {most:.3g} requests/s have: prompts wait for longer than is "
-        "predicted here, use --method replay",
+        f"room for it, which about {most:.3g} requests/s have: prompts wait longer than predicted, "
+        "use --method replay",
     )
 
 

@@ -147,22 +147,6 @@ class PromptQueue:
         each_s = ranks / self.most_rps
         return for_prompts_s(busy, each_s, chance * self.arrival_cv2, self.prompt_cv2)
 
-    def waits_s(self, rate: float, chance: float, count: int) -> Float[np.ndarray, " n"]:
-        """What some prompts wait that stand for all, seconds: of a share nothing, of others longer.
-
-        Those that wait do so for an exponential time, as where most servers' time is taken.
-
-        Args:
-            rate: Prompts per second, of all servers.
-            chance: How far they come by chance, from 0 to 1.
-            count: How many prompts.
-        """
-        mean, busy = self.wait_s(rate, chance), rate / self.saturation_rps
-        places = (np.arange(count) + 0.5) / count
-        beyond = np.maximum(places - (1.0 - busy), 0.0) / max(busy, 1e-9)
-        waits = -mean / max(busy, 1e-9) * np.log1p(-beyond)
-        return np.random.default_rng(1).permutation(waits)
-
 
 @dataclass(frozen=True)
 class Journey:
@@ -262,11 +246,22 @@ class Journey:
         return float(self.way.room.rps(self.before_s, self.answer_s))
 
     @property
+    def room_wait(self) -> tuple[float, float]:
+        """How long requests that come at a rate wait for that room, mean, seconds; and how many do.
+
+        Clients that wait for it send nothing, so that their rate follows from how many have room.
+        """
+        if self.way.room is None or self.answer_cv2 is not None or self.rate >= self.room_rps:
+            return 0.0, 0.0
+        wait_s, chance = self.way.room.wait(self.rate, self.before_s, self.answer_s)
+        return float(wait_s), float(chance)
+
+    @property
     def ttft_s(self) -> float:
         """Mean time to first token, seconds; infinite where a queue grows without end."""
-        if self.second.ttft_s is None or self.rate > min(self.way.most_rps, self.room_rps):
+        if self.second.ttft_s is None or self.rate >= min(self.way.most_rps, self.room_rps):
             return math.inf
-        return self.before_s + self.second.ttft_s - self.handed_s
+        return self.room_wait[0] + self.before_s + self.second.ttft_s - self.handed_s
 
     @property
     def answer_s(self) -> float:
@@ -284,7 +279,7 @@ class Journey:
     def ttft_parts_s(self) -> dict[str, float]:
         """What the time to first token is spent on, seconds."""
         parts = dict(self.prompts.lone.ttft_parts_s)
-        parts["queue"] += self.prompts.wait_s(self.rate, self.chance)
+        parts["queue"] += self.room_wait[0] + self.prompts.wait_s(self.rate, self.chance)
         admission_s = sum(self.second.ttft_parts_s.values()) - self.handed_s
         return parts | {"transfer": self.between_s, "admission": admission_s}
 
@@ -303,7 +298,9 @@ class Journey:
         rng, count = np.random.default_rng(0), len(mine.ttft_s)
         others = rng.permutation(count)
         ttft = mine.ttft_s + theirs.ttft_s[others]
-        ttft += self.prompts.waits_s(calm.rate, calm.chance, count)
+        queue_s = self.prompts.wait_s(calm.rate, calm.chance)
+        ttft += _waits_s(queue_s, calm.rate / self.prompts.saturation_rps, count, seed=1)
+        ttft += _waits_s(*self.room_wait, count, seed=2)
         ttft = np.maximum(ttft + ttft_s - np.mean(ttft), 0.0)
         share, later_s = wave
         first = rng.permutation(count)[: round(share * count)]
@@ -311,3 +308,20 @@ class Journey:
         answer = (theirs.e2e_s - theirs.ttft_s)[others]
         answer = np.maximum(answer + answer_s - np.mean(answer), 0.0)
         return Requests(ttft, theirs.tpot_s[others], ttft + answer, mine.input_tokens)
+
+
+def _waits_s(mean_s: float, share: float, count: int, seed: int) -> Float[np.ndarray, " n"]:
+    """What some requests wait that stand for all, seconds: most nothing, a share of them longer.
+
+    Those that wait do so for an exponential time, as where most servers' time is taken.
+
+    Args:
+        mean_s: What all wait, mean, seconds.
+        share: How many of them do.
+        count: How many requests.
+        seed: Seed of the order in which they come.
+    """
+    some = max(share, 1e-9)
+    places = (np.arange(count) + 0.5) / count
+    beyond = np.maximum(places - (1.0 - share), 0.0) / some
+    return np.random.default_rng(seed).permutation(-mean_s / some * np.log1p(-beyond))
