@@ -166,7 +166,7 @@ def test_wait_for_room_is_erlangs():
 
 @pytest.mark.slow
 def test_waits_for_room_in_open_loops():
-    """A request has some 2,600 of 64,000 tokens for 2 s. Without the wait TTFT is 25% short here."""
+    """A request has some 2,600 of 64,000 tokens for 2 s. Without the wait TTFT is 18% short."""
     options = {"gpu": "h100_sxm", "engine": "sglang", "prefill": "tp=1,replicas=3", "fit": "none"}
     options |= {"decode": "tp=1,kv_blocks=4000", "rate": 9.5, "arrival": "poisson"}
     options |= {"input_tokens": 2000, "output_tokens": 200}

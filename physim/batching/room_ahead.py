@@ -67,7 +67,7 @@ class RoomAhead(eqx.Module):
     def wait(self, rate: Scalar, before_s: Scalar, answer_s: Scalar) -> tuple[Scalar, Scalar]:
         """How long requests that come by chance wait for room, mean, seconds; and how many do.
 
-        Erlang's queue (The Post Office Electrical Engineers' Journal 10, 1917), with as many servers
+        Erlang's queue (The Post Office Electrical Engineers' Journal 10, 1917), of as many servers
         as there is room for requests, for stays that are all about as long (Allen and Cunneen).
 
         Args:

@@ -169,7 +169,10 @@ def _draw_host(axes: Axes, sizes: Sizes, model: StepModel, steps: Batch) -> None
 
 
 def _at_roofline(ops: StepOps) -> StepOps:
-    """The same work on kernels that nothing was measured of, so that their roofline is left."""
+    """The same work on kernels that nothing was measured of, so that their roofline is left.
+
+    The GPU's power limit, which is below it, was measured too.
+    """
 
     def curves(some: StepOps) -> list[Any]:
         sizes = some.over_sizes
@@ -180,7 +183,11 @@ def _at_roofline(ops: StepOps) -> StepOps:
             some.prefill.log_seconds,
         ]
 
-    return eqx.tree_at(curves, ops, [np.full_like(curve, UNMEASURED) for curve in curves(ops)])
+    ideal: StepOps = eqx.tree_at(
+        curves, ops, [np.full_like(curve, UNMEASURED) for curve in curves(ops)]
+    )
+    at_limit = ideal.over_sizes.at_limit
+    return eqx.tree_at(lambda some: some.over_sizes.at_limit, ideal, np.ones_like(at_limit))
 
 
 def _first(label: str, number: int) -> str | None:

@@ -41,7 +41,8 @@ _NEARLY = 0.998
 # Where a server is nearly full, requests of clients all wait about as long, so that what they wait
 # differs as where it is full to so much.
 _CALM = 0.7
-# From such a share of the requests that have room on, their wait for it is a tenth of TTFT too short.
+# From such a share of the requests that have room on, what they wait for it is too short by a tenth
+# of TTFT.
 _ROOMY = 0.8
 
 

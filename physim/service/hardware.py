@@ -48,8 +48,8 @@ class Hardware:
             bound neither by memory nor by tensor cores; None if the file does not say.
         host_bandwidth: Bandwidth to the host's memory, bytes/s in one direction; None if the file
             does not say.
-        sustained_shares: Share of the peak that GEMMs keep up for seconds, at the GPU's power limit,
-            for each number format as pairs. Formats that are not there are not limited.
+        sustained_shares: Share of the peak that GEMMs keep up for seconds, at the power limit, for
+            each number format as pairs. Formats that are not there are not limited.
     """
 
     key: str
@@ -201,7 +201,7 @@ def _sustained_shares(
     found = tuple((name, _figure(shares, name, field)) for name in sorted(shares))
     for name, share in found:
         if share > 1:
-            raise InputError(f"{field}: {name}", f"{share:g} is above 1", "give a share of the peak")
+            raise InputError(f"{field}: {name}", f"{share:g} is above 1", "give a share")
     return found
 
 
