@@ -65,7 +65,7 @@ class RoomAhead(eqx.Module):
         return jnp.minimum(self.places / (before_s + answer_s), self.tokens / tokens)
 
     def wait(self, rate: Scalar, before_s: Scalar, answer_s: Scalar) -> tuple[Scalar, Scalar]:
-        """How long requests that come by chance wait for room, mean, seconds; and how many do.
+        """How long requests that come by chance wait for room, mean, seconds; and which share do.
 
         Erlang's queue (The Post Office Electrical Engineers' Journal 10, 1917), of as many servers
         as there is room for requests, for stays that are all about as long (Allen and Cunneen).

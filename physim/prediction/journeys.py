@@ -247,7 +247,7 @@ class Journey:
 
     @property
     def room_wait(self) -> tuple[float, float]:
-        """How long requests that come at a rate wait for that room, mean, seconds; and how many do.
+        """How long requests that come at a rate wait for it, mean, seconds; and which share do.
 
         Clients that wait for it send nothing, so that their rate follows from how many have room.
         """
@@ -317,7 +317,7 @@ def _waits_s(mean_s: float, share: float, count: int, seed: int) -> Float[np.nda
 
     Args:
         mean_s: What all wait, mean, seconds.
-        share: How many of them do.
+        share: Share of them that wait at all.
         count: How many requests.
         seed: Seed of the order in which they come.
     """

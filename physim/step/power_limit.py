@@ -2,9 +2,9 @@
 
 Kernels were timed in bursts, at a clock that a GPU does not keep up: multiplying without a pause
 takes more power than it may draw, so that it lowers its clock within some tens of milliseconds.
-H100 and H200 then reach 60 to 70% of the datasheet's FLOP/s
-(``sustained_share_of_peak`` of ``hardware/*.json``), where bursts reach 75 to 80%. A step with a
-short prompt is over before, and decode steps between prompts draw less.
+H100 and H200 then reach 59 to 71% of the datasheet's FLOP/s
+(``sustained_share_of_peak`` of ``hardware/*.json``), where bursts reach 71 to 82%. A step with a
+short prompt is over before that, and decode steps between prompts draw less.
 """
 
 from __future__ import annotations
