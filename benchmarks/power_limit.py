@@ -144,8 +144,8 @@ def _record(file: Path) -> None:
         "recorded": time.strftime("%Y-%m-%d"),
     }
     lines = ",\n  ".join(map(json.dumps, rows))
-    start = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
-    file.write_text(f'{{\n{start} "blocks": [\n  {lines}\n ]\n}}\n')
+    first = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+    file.write_text(f'{{\n{first} "blocks": [\n  {lines}\n ]\n}}\n')
 
 
 def _constants(recorded: list[dict[str, Any]]) -> None:
