@@ -586,7 +586,7 @@ def test_the_fluid_loads_what_the_replay_loads(engine, prefixes, popularity, rat
     first = prefixes / 5000 * 1024 / 1200
     assert fluid.pool.hit_rate == pytest.approx(replayed.pool.hit_rate, abs=0.01 + first)
     assert fluid.pool.host_hit_rate == pytest.approx(replayed.pool.host_hit_rate, abs=0.01 + first)
-    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.055)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.06)
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.02)
     # Some load and others do not.
     for name in ("p50", "p90"):

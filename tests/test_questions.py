@@ -316,9 +316,9 @@ def test_evictions_are_what_limits():
 
     found = explained(12_800)
     assert 0.3 < found.hit_rate < 0.5
-    up, down = explained(12_928).metrics, explained(12_672).metrics
+    up, down = explained(12_864).metrics, explained(12_736).metrics
     for metric, value in found.values["kv_blocks"].items():
-        slope = np.log(up[metric] / down[metric]) / np.log(12_928 / 12_672)
+        slope = np.log(up[metric] / down[metric]) / np.log(12_864 / 12_736)
         assert value == pytest.approx(slope, rel=0.03)
     assert found.values["kv_blocks"]["ttft"] < -0.1
     assert "blocks of the KV cache" in found.notable()

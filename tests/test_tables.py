@@ -138,7 +138,7 @@ def test_prompts_that_share_a_step_are_on_the_line_through_four(general, table):
     # the captured graphs end, and with them what a straight line follows.
     [
         pytest.param("Qwen/Qwen3-8B", 1, 0.1, 0.003, marks=slow),
-        (QWEN, 2, 0.01, 0.002),
+        (QWEN, 2, 0.012, 0.002),
         ("deepseek-ai/DeepSeek-V2-Lite", 1, 0.5, 0.01),
     ],
 )
@@ -177,17 +177,18 @@ def test_several_prompts_at_once_are_close(model, tp, most, median, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "tp"),
+    ("model", "tp", "most"),
+    # Where launches of experts bound prompts, one percent of steps are at the end of the graphs.
     [
-        (QWEN, 2),
-        pytest.param("meta-llama/Llama-3.1-8B-Instruct", 1, marks=slow),
-        ("mistralai/Mixtral-8x7B-v0.1", 4),
-        ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 4),
-        pytest.param("Qwen/Qwen2.5-7B-Instruct", 1, marks=slow),
+        (QWEN, 2, 1.2),
+        pytest.param("meta-llama/Llama-3.1-8B-Instruct", 1, 1.2, marks=slow),
+        ("mistralai/Mixtral-8x7B-v0.1", 4, 1.5),
+        ("RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic", 4, 1.2),
+        pytest.param("Qwen/Qwen2.5-7B-Instruct", 1, 1.2, marks=slow),
     ],
 )
 @pytest.mark.slow
-def test_interpolation_keeps_its_word(model, tp, tmp_path):
+def test_interpolation_keeps_its_word(model, tp, most, tmp_path):
     unlimited = {"max_num_seqs": None, "max_num_batched_tokens": None, "max_model_len": None}
     case = case_of(model, tp, **unlimited)
     exact, reach = stepper(case), Reach.from_server(case.server)
@@ -196,12 +197,12 @@ def test_interpolation_keeps_its_word(model, tp, tmp_path):
     seconds = total_seconds(exact, one_chunk(exact, where))
     error = 100 * np.abs(table.many(where) / seconds - 1)
     stated = table.metadata["interpolation_error_pct"]
-    assert np.quantile(error, 0.99) <= 1.2
+    assert np.quantile(error, 0.99) <= most
     assert stated["p99"] == pytest.approx(np.quantile(error, 0.99), rel=0.2)
     assert stated["median"] == pytest.approx(np.median(error), rel=0.1)
     for kind, name in FORMATS.items():
         write(table, tmp_path, kind)
-        assert (tmp_path / name).stat().st_size < 2.6e6
+        assert (tmp_path / name).stat().st_size < 2.8e6
 
 
 def test_a_looser_tolerance_is_a_smaller_table(general, table):

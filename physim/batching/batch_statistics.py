@@ -38,6 +38,11 @@ class Nodes(NamedTuple):
         """Mean of what a function is at the two."""
         return (1 - self.weight) * at_low + self.weight * at_high
 
+    @property
+    def variance(self) -> Scalar:
+        """Variance of the count."""
+        return self.weight * (1 - self.weight) * (self.high - self.low) ** 2
+
 
 def arrival_evenness(arrival_cv2: Scalar) -> Scalar:
     """How evenly requests arrive: 1 for even spacing, 0 for chance, and in between."""

@@ -15,9 +15,6 @@ from physim.service.policy import places_of
 from physim.service.service import Pool
 from physim.types import Scalar
 
-# Mean of the squared coefficients of variation of Poisson arrivals and of stays.
-_VARIABILITY = 0.5
-
 
 class RoomAhead(eqx.Module):
     """What there is of room, and what requests take of it.
@@ -77,5 +74,7 @@ class RoomAhead(eqx.Module):
         """
         stay_s = before_s + answer_s
         places = stay_s * self.rps(before_s, answer_s)
-        waiting, chance = wait_for_a_slot(rate * stay_s, places, 1.0, 0.0, 1.0, _VARIABILITY)
+        # The mean of Poisson arrivals' squared coefficient of variation and that of equal stays.
+        variability = (1.0 + 0.0) / 2
+        waiting, chance = wait_for_a_slot(rate * stay_s, places, 1.0, 0.0, 1.0, variability)
         return waiting / rate, chance
