@@ -223,7 +223,7 @@ def test_a_page_of_requests_whose_lengths_go_together(tmp_path):
         "Qwen/Qwen3-8B", gpu="h100_sxm", rate=3.0, input_tokens=512, output_tokens=64,
         arrival="poisson", fit="none", **limits,
     )  # fmt: skip
-    assert abs(alike.ttft_s / right["ttft_s"] - 1) > 0.005
+    assert abs(alike.e2e_s / right["e2e_s"] - 1) > 0.001
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_layouts_are_chosen_by_name(browser, tmp_path):
         tab.wait_for_selector("html[data-ready=true]")
         assert tab.input_value("#layout") == names[2]
         # A pipeline's queue grows without end below its saturation throughput.
-        tab.fill("#rate-typed", str(0.95 * shown(tab, "saturation")))
+        tab.fill("#rate-typed", str(0.98 * shown(tab, "saturation")))
         settle(tab)
         assert tab.inner_text("#warning").startswith("Above capacity: the queue grows without end.")
         assert shown(tab, "ttft") is None
