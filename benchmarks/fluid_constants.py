@@ -27,6 +27,7 @@ PLAIN = {0, 0.5, 1, 2, 100}
 FORMS = {
     "rosenbrock": "Rodas3, a published method",
     "batch_statistics.GOLDEN": "the golden ratio",
+    "batch_statistics.square_of_range": "an even distribution's variance",
     "percentiles._NARROW": "a published fit to the Weibull distribution",
     "batch_statistics.decoding": "roots of the second Charlier polynomial",
     "benchmark.benchmark": "the mean of a square",

@@ -37,6 +37,6 @@ def test_the_serving_loop_above_capacity(ground_truth, method):
     itl = (stage.e2e_mean - stage.ttft_mean) / (stage.output_len - 1)
     assert found.itl_s == pytest.approx(itl, rel=0.1)
     assert found.whole.latencies["ttft"]["p90"] == pytest.approx(p90, rel=0.2)
-    # A server 8% too slow has a queue that reaches the 300 s of its clients before the end: a quarter
-    # of them give up, where four did.
+    # A server 8% too slow has a queue that reaches the 300 s of its clients before the end: a
+    # quarter of them give up, where four did.
     assert found.whole.completed / found.whole.arrived > 0.7

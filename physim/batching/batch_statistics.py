@@ -39,9 +39,9 @@ class Nodes(NamedTuple):
         return (1 - self.weight) * at_low + self.weight * at_high
 
     @property
-    def variance(self) -> Scalar:
-        """Variance of the count."""
-        return self.weight * (1 - self.weight) * (self.high - self.low) ** 2
+    def square_of_range(self) -> Scalar:
+        """Square of the width of a range, evenly filled, with the variance of the count."""
+        return 12 * self.weight * (1 - self.weight) * (self.high - self.low) ** 2
 
 
 def arrival_evenness(arrival_cv2: Scalar) -> Scalar:

@@ -327,10 +327,9 @@ def kinds_at(
     decoding_tokens = plain.decode_requests * limits.query_tokens
     host = model.ops.host
     without_graph = host.without_graph(decoding_tokens + on_one * tokens, numbers)
-    # Tokens of requests that decode vary too. A range of them has a third of the square of its half
-    # as variance.
-    varying = jnp.where(with_prompts > 0, beside.variance, 0.0) * limits.query_tokens**2
-    spread = jnp.sqrt(chunks.spread**2 + 3.0 * 2.0**2 * varying)
+    # How many decode varies too.
+    varying = jnp.where(with_prompts > 0, beside.square_of_range, 0.0) * limits.query_tokens**2
+    spread = jnp.sqrt(chunks.spread**2 + varying)
     by_part = host.without_graph(chunks.sizes + decoding_tokens[-1], 1.0, spread)
     without_graph = without_graph.at[_DECODING : _DECODING + FULL].set(MEANS @ by_part)
     batch = replace(
