@@ -151,21 +151,34 @@ def _record(file: Path) -> None:
 def _constants(recorded: list[dict[str, Any]]) -> None:
     from scipy.optimize import minimize_scalar
 
+    from physim import roofline
+    from physim.grids.store import load_grid
     from physim.service.hardware import load_hardware
+    from physim.step.power_limit import SETTLING_S, share_at_limit
 
     lengths, slowed = [], []
-    print("| GPU | format | tokens | burst, % of the peak | kept up | longer, % |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| GPU | format | tokens | burst, % of the peak | kept up | longer, % | the GPU's table |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for one in recorded:
         gpu = load_hardware(one["gpu"])
-        alone = [row for row in one["blocks"] if row["share"] == 1 and row["tokens"] >= 512]
+        alone = [row for row in one["blocks"] if row["share"] == 1]
         for row in alone:
             flops = 2 * row["tokens"] * one["columns"] * one["rows_of_weight"]
             peak_s = flops / gpu.peak(row["format"])
             more = row["sustained_s"] / row["burst_s"] - 1
             shares = [100 * peak_s / row[time] for time in ("burst_s", "sustained_s")]
+            # The table's efficiency is against the roofline.
+            width = 1 if row["format"] == "fp8" else 2
+            shape = (row["tokens"], one["rows_of_weight"], one["columns"])
+            bound = roofline.gemm(*shape, width, width)
+            bound_s = roofline.seconds(bound, gpu.peak(row["format"]), gpu.memory_bandwidth)
+            grid = load_grid(gpu.key, f"gemm_{row['format']}")
+            tokens, n, k = map(float, shape)
+            table = 100 * peak_s / float(bound_s) * float(grid.efficiency(tokens=tokens, n=n, k=k))
             print(f"| {gpu.key} | {row['format']} | {row['tokens']:,} | ", end="")
-            print(f"{shares[0]:.1f} | {shares[1]:.1f} | {100 * more:.1f} |")
+            print(f"{shares[0]:.1f} | {shares[1]:.1f} | {100 * more:.1f} | {table:.1f} |")
         full = next(row for row in alone if (row["format"], row["tokens"]) == ("bfloat16", 2048))
         for row in one["blocks"]:
             if row["between"] == 16:
@@ -176,7 +189,7 @@ def _constants(recorded: list[dict[str, Any]]) -> None:
     x, y = np.array(lengths), np.array(slowed)
 
     def share(settling: float) -> np.ndarray:
-        return 1 + np.expm1(-x / settling) / (x / settling)
+        return np.asarray(share_at_limit(x * SETTLING_S / settling))
 
     best = minimize_scalar(
         lambda settling: float(np.sum((share(settling) - y) ** 2)), bounds=(0.001, 0.5)

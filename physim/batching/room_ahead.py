@@ -74,7 +74,7 @@ class RoomAhead(eqx.Module):
         """
         stay_s = before_s + answer_s
         places = stay_s * self.rps(before_s, answer_s)
-        # The mean of Poisson arrivals' squared coefficient of variation and that of equal stays.
-        variability = (1.0 + 0.0) / 2
+        # Half of Poisson arrivals' squared coefficient of variation; stays have next to none.
+        variability = 0.5
         waiting, chance = wait_for_a_slot(rate * stay_s, places, 1.0, 0.0, 1.0, variability)
         return waiting / rate, chance

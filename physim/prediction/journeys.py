@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from physim.service.phases import DECODE, PREFILL
 from physim.service.service import Pool, Transfer
 
 _found = jax.jit(PromptCaches.found)
+_wait_for_room = jax.jit(RoomAhead.wait)
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ class Journey:
             return math.inf
         return float(self.way.room.rps(self.before_s, self.answer_s))
 
-    @property
+    @functools.cached_property
     def room_wait(self) -> tuple[float, float]:
         """How long requests that come at a rate wait for it, mean, seconds; and which share do.
 
@@ -253,7 +255,7 @@ class Journey:
         """
         if self.way.room is None or self.answer_cv2 is not None or self.rate >= self.room_rps:
             return 0.0, 0.0
-        wait_s, chance = self.way.room.wait(self.rate, self.before_s, self.answer_s)
+        wait_s, chance = _wait_for_room(self.way.room, self.rate, self.before_s, self.answer_s)
         return float(wait_s), float(chance)
 
     @property
