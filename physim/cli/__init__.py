@@ -17,25 +17,8 @@ from typing import Annotated
 
 import typer
 
-from physim.cli import data, export, grids, show
-from physim.cli.capacity import capacity
-from physim.cli.compare import compare
+from physim.cli.commands import Commands
 from physim.cli.console import print_line
-from physim.cli.crossval import crossval
-from physim.cli.demo import demo
-from physim.cli.doctor import doctor
-from physim.cli.evaluate import evaluate
-from physim.cli.explain import explain
-from physim.cli.fit import fit
-from physim.cli.live import live
-from physim.cli.page import page
-from physim.cli.predict import predict
-from physim.cli.recommend import recommend
-from physim.cli.report import report
-from physim.cli.scale import scale
-from physim.cli.serve import serve
-from physim.cli.sweep import sweep
-from physim.cli.table import table
 from physim.data import FULL
 from physim.errors import InputError
 from physim.trusted import doubt_of_folder
@@ -43,36 +26,16 @@ from physim.waits import compiling
 
 # Of an error; more is of no use to anyone.
 _LONGEST_LINE = 1000
-_GARBAGE = (200_000, 50, 50)
+_GARBAGE = (1_000_000, 50, 50)
 _COMPILING = "physim: compiling, once on this machine; the next such command starts at once"
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Predicts what an LLM server will do, from a config.json, a GPU and a load.",
 )
-app.command()(demo)
-app.command()(predict)
-app.command()(capacity)
-app.command()(compare)
-app.command()(recommend)
-app.command()(scale)
-app.command()(explain)
-app.command()(report)
-app.command()(page)
-app.command("app")(live)
-app.command()(evaluate)
-app.command()(fit)
-app.command()(crossval)
-app.command()(table)
-app.command()(sweep)
-app.command()(serve)
-app.command()(doctor)
-app.add_typer(export.app, name="export")
-app.add_typer(data.app, name="data")
-app.add_typer(show.app, name="show")
-app.add_typer(grids.app, name="grids")
 
 
 def _print_version(wanted: bool) -> bool:
@@ -104,6 +67,8 @@ def main() -> None:
     gc.set_threshold(*_GARBAGE)
     # XLA's remarks on its own work are not for whoever asks for a prediction.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # A command's matrices are small, and OpenBLAS's threads spin while they wait for work.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _shun_cache_of_others()
     compiling.tell(lambda: print_line(_COMPILING, err=True))
     # A terminal that cannot show a letter gets another one.
@@ -116,6 +81,8 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
+            # Python looks for garbage once more as it ends.
+            gc.freeze()
     except InputError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader had enough
