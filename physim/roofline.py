@@ -224,20 +224,36 @@ def all_gather(message_bytes: Number, gpus: Number) -> Number:
     return message_bytes * (gpus - 1) / gpus
 
 
-def all_to_all(tokens: Number, hidden: Number, top_k: Number, ranks: Number) -> Number:
-    """Bytes that a GPU sends so that each token is where its experts are, and back.
-
-    A token goes once to each rank that has any of its experts, if these are chosen evenly: in 8 bit
-    on the way there, in 16 back.
+def all_to_all(tokens: Number, hidden: Number, copies: Number, sent_bytes: Number = 1.0) -> Number:
+    """Bytes that a GPU sends so that each token is where its experts are, and back in 16 bit.
 
     Args:
         tokens: Tokens of the GPU.
         hidden: Width of the hidden state.
+        copies: Copies of a token that leave its GPU.
+        sent_bytes: Bytes of a number on the way to the experts.
+    """
+    return tokens * copies * hidden * (sent_bytes + BYTES_16_BIT)
+
+
+def copies_for_ranks(top_k: Number, ranks: Number) -> Number:
+    """Copies of a token if one goes to each other rank with any of its experts, chosen evenly.
+
+    Args:
         top_k: Experts that a token visits.
         ranks: GPUs over which experts are spread.
     """
-    others = (ranks - 1) * (1 - (1 - 1 / ranks) ** top_k)
-    return tokens * others * hidden * (1 + BYTES_16_BIT)
+    return (ranks - 1) * (1 - (1 - 1 / ranks) ** top_k)
+
+
+def copies_for_experts(top_k: Number, ranks: Number) -> Number:
+    """Copies of a token if one goes to each of its experts on other ranks, chosen evenly.
+
+    Args:
+        top_k: Experts that a token visits.
+        ranks: GPUs over which experts are spread.
+    """
+    return top_k * (1 - 1 / ranks)
 
 
 def seconds(work: Work, peak_flops: Number, bandwidth: Number) -> Number:

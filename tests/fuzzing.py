@@ -319,6 +319,7 @@ def options(rng: Rng, _: Path) -> None:
     names += (
         "all2all",
         "receive_every",
+        "stream_interval",
         "mixed_chunk",
         "kv_host_bytes",
         "kv_host_bandwidth",

@@ -147,6 +147,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "transfer_bandwidth": (_APART, 1e9),
     "transfer_by_layer": ({**_APART, "transfer_bandwidth": 1e9}, True),
     "transfer_latency_s": (_APART, 0.1),
+    "stream_interval": ({**_DENSE, "engine": "sglang"}, 20),
     "receive_every": ({**_DENSE, "engine": "sglang"}, 20),
     "mixed_chunk": ({**_DENSE, "engine": "sglang"}, True),
     "requests": (_CLIENTS, 512),

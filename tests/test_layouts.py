@@ -82,23 +82,54 @@ def test_an_exchange_between_ranks_by_hand():
     assert at == pytest.approx(measured, rel=0.02)
 
 
+def exchange_s(case, tokens: float) -> float:
+    """Time of an exchange of so many tokens of all ranks, without waiting for the slowest."""
+    logs = row_of(case, "expert_exchange").log_seconds
+    return float(np.exp(np.interp(math.log(tokens), np.log(TOKENS), logs))) - 2 * SKEW_S
+
+
 def test_deepep_sends_tokens_to_their_experts():
-    # Of eight ranks 7 (1 - (7/8)^8) others, 4.6, have an expert of a token that visits eight.
-    assert roofline.all_to_all(1.0, 2048, 8, 8) == pytest.approx(7 * (1 - (7 / 8) ** 8) * 3 * 2048)
+    # Of eight ranks 7 (1 - (7/8)^8) others, 4.6, have an expert of a token that visits eight; of its
+    # experts six are on three other ranks of four.
+    assert roofline.copies_for_ranks(8, 8) == pytest.approx(7 * (1 - (7 / 8) ** 8))
+    assert roofline.copies_for_experts(8, 4) == 6
+    assert roofline.all_to_all(1.0, 2048, 6) == 6 * 3 * 2048
     # Measured rows: 1,024 tokens a rank on H200, 403 + 393 us with 256 experts, 405 + 468 with 384.
     layout = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200_sxm", "dp": 8, "ep": 8}
     deepep = case_of(**layout, all2all="deepep_high_throughput")
-    at = np.interp(
-        math.log(8 * 1024), np.log(TOKENS), row_of(deepep, "expert_exchange").log_seconds
-    )
-    assert np.exp(at) == pytest.approx(834.5e-6 + 2 * SKEW_S, rel=0.01)
+    assert exchange_s(deepep, 8 * 1024) == pytest.approx(834.5e-6, rel=0.01)
     # For small batches the kernels of low latency are faster.
-    low = row_of(case_of(**layout, all2all="deepep_low_latency"), "expert_exchange").log_seconds
-    assert np.all(low[TOKENS < 64] < row_of(deepep, "expert_exchange").log_seconds[TOKENS < 64])
+    low = case_of(**layout, all2all="deepep_low_latency")
+    assert exchange_s(low, 64) < exchange_s(deepep, 64)
     with pytest.raises(
         InputError, match="all2all: deepep_low_latency is for experts that are spread"
     ):
         case_of(dp=8, all2all="deepep_low_latency")
+
+
+def test_more_ranks_send_more_and_start_as_soon():
+    # Measured on four GB300: 8 tokens a rank 17.7 + 17.2 us with 256 experts, 18.4 + 19.9 with 384;
+    # of 32 ranks each sends 7.75 copies of a token, not six, which few tokens do not show.
+    layout = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "gb300", "all2all": "deepep_low_latency"}
+    four, many = (case_of(**layout, dp=n, ep=n) for n in (4, 32))
+    assert exchange_s(four, 4 * 8) == pytest.approx(36.6e-6, rel=0.02)
+    assert exchange_s(many, 32 * 8) == pytest.approx(exchange_s(four, 4 * 8), rel=0.03)
+    grown = exchange_s(many, 32 * 256) / exchange_s(four, 4 * 256)
+    assert 1.1 < grown < 7.75 / 6
+
+
+def test_trtllm_writes_into_the_memory_of_others():
+    # Measured on 32 GB200 with nvfp4: 384 tokens a rank 41.7 + 96.7 us.
+    spread = {"dp": 32, "ep": 32}
+    model = {"model": "nvidia/DeepSeek-V3.1-NVFP4", "gpu": "gb200", "engine": "trtllm"}
+    case = case_of(**model, **spread)
+    assert case.server.all2all == "nvlink_one_sided"
+    assert exchange_s(case, 32 * 384) == pytest.approx(138.4e-6, rel=0.02)
+    # One that shares the width of experts gathers, and is not asked to do what it cannot.
+    assert case_of(**model, dp=4).server.all2all == "allgather"
+    assert case_of("deepseek-ai/DeepSeek-V3", gpu="gb200", **spread).server.all2all == "allgather"
+    with pytest.raises(InputError, match="all2all: deepep_low_latency is nothing that trtllm does"):
+        case_of(**model, **spread, all2all="deepep_low_latency")
 
 
 def test_a_pipeline_sends_hidden_states_between_stages():

@@ -63,7 +63,8 @@ def strata_of(load: Load, block_size: int) -> Strata:
         return _strata_of_requests(_turns_found(load.turn_sample, block_size))
     points = load.points()
     cached = load.cached_tokens if load.lengths is None else points.cached_tokens
-    found = np.asarray(cached) // block_size * block_size
+    in_blocks = load.lengths is None or not load.lengths.handed
+    found = np.asarray(cached) // block_size * block_size if in_blocks else np.asarray(cached)
     new = np.maximum(points.input_tokens - found, 1.0)
     order = np.argsort(new, kind="stable")
     longest = load.longest()

@@ -362,7 +362,7 @@ def kinds_at(
     if separate:
         looked_at += _beside_ranks(typical, jax.tree.map(lambda x: x[_DECODING - 1][None], batch))
     every: Batch = jax.tree.map(lambda *x: jnp.concatenate(x), *looked_at)
-    times = jax.vmap(model)(every)
+    times = jax.vmap(model)(_with_last_tokens(every, model))
     others = slower = jax.tree.map(lambda x: 0.0 * x[0], times)
     if separate:
         others, slower = _longer_beside_ranks(jax.tree.map(lambda x: x[-3:], times))
@@ -388,6 +388,37 @@ def kinds_at(
         lanes=lanes,
         alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
     )
+
+
+def _with_last_tokens(batch: Batch, model: StepModel) -> Batch:
+    """Batches in which prompts with one token left decode: they are one query over their context.
+
+    So a server gets requests whose prompts were computed elsewhere, and runs a CUDA graph.
+
+    Args:
+        batch: Batches.
+        model: The steps.
+    """
+    requests = jnp.maximum(batch.prefill_requests, TINY)
+    # Means hold the few tokens of prompts that are computed again.
+    single = (batch.prefill_requests > 0) & (jnp.round(batch.prefill_tokens / requests) < 2.0)
+    moved = jnp.where(single, batch.prefill_requests, 0.0)
+    kept = jnp.where(single, 0.0, 1.0)
+    seen = jnp.minimum((1.0 + batch.cached_tokens / requests)[..., None], model.ops.windows)
+    decodes = replace(
+        batch,
+        decode_requests=batch.decode_requests + moved,
+        attended=batch.attended + moved[..., None] * seen,
+        prefill_requests=batch.prefill_requests * kept,
+        prefill_tokens=batch.prefill_tokens * kept,
+        prefill_squares=batch.prefill_squares * kept,
+        cached_tokens=batch.cached_tokens * kept,
+        cached_products=batch.cached_products * kept,
+        elsewhere=batch.elsewhere + (1.0 - kept) * batch.prompts_elsewhere,
+        prompts_elsewhere=batch.prompts_elsewhere * kept,
+    )
+    in_graph = model.ops.host.without_graph(decodes.tokens, 0.0)
+    return replace(decodes, without_graph=jnp.where(single, in_graph, batch.without_graph))
 
 
 def _beside_ranks(prompt: Batch, decodes: Batch) -> list[Batch]:

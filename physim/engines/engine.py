@@ -14,7 +14,7 @@ from physim.engines.host_memory import HostMemory
 from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
 from physim.errors import InputError
 from physim.models.formats import WeightFormat
-from physim.models.parallelism import Parallelism
+from physim.models.parallelism import ALL2ALL, Parallelism
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Launch:
         block_size: Tokens of a KV block.
         kv_cache_dtype: Format of the KV cache; None for the checkpoint's.
         async_scheduling: Whether a step is scheduled while the one before it runs.
-        all2all: How ranks exchange tokens with experts; None for the engine's default.
+        all2all: How ranks exchange tokens with experts, of `physim.models.parallelism.ALL2ALL`.
         receive_every: Steps that only decode between two looks at what has arrived.
+        stream_interval: Tokens of a message to a client.
         mixed_chunk: Whether prompts share steps though the engine gives them steps of their own.
         draft: What proposes tokens, of `physim.models.drafts.METHODS`; None for nothing.
         draft_tokens: Tokens that it proposes in each step.
@@ -54,8 +55,9 @@ class Launch:
     block_size: int
     kv_cache_dtype: str | None
     async_scheduling: bool
-    all2all: str | None
+    all2all: str
     receive_every: int
+    stream_interval: int
     captured_tokens: int | None
     kv_host_bytes: float | None = None
     kv_disk_bytes: float | None = None
@@ -152,6 +154,8 @@ class Counters:
 REQUEST_TIMES = ("ttft", "itl", "e2e", "queue", "prefill", "decode")
 # The engine with which GEMMs in fp8 were measured as cuBLAS runs them.
 MEASURED_CUBLAS_FP8 = "trtllm"
+# Those with which DeepEP's kernels and exchanges over NVLink were timed by themselves.
+MEASURED_DEEPEP, MEASURED_NVLINK_EXCHANGE = "sglang", "trtllm"
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,8 @@ class Engine:
             tokens on with the KV blocks; see `physim.service.policy.Policy`.
         reserved_tokens: Tokens that a server that decodes keeps free for each of its requests when
             it makes room before prompts are computed elsewhere; see the same.
+        exchanges: How it can exchange tokens with experts, of `physim.models.parallelism.ALL2ALL`;
+            the first is what it does between GPUs that NVLink connects unless it is told.
         handover_s: What a request waits between a server that computes prompts and one that
             generates beside the time of its KV blocks, seconds.
         counters: What it shows to Prometheus; None where physim does not know.
@@ -272,6 +278,7 @@ class Engine:
     has_receive_interval: bool = False
     hands_first_token: bool = True
     reserved_tokens: int | None = None
+    exchanges: tuple[str, ...] = ALL2ALL
     # Of rows of the fit, TensorRT-LLM with a few clients (docs/accuracy.md).
     handover_s: float = 0.05
     counters: Counters | None = None

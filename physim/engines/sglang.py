@@ -16,9 +16,17 @@ from physim.engines.engine import (
 from physim.engines.host_memory import LAYERED, HostMemory
 from physim.engines.profile import DEFAULT_ENGINE
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
+from physim.models.parallelism import ALLGATHER, HIGH_THROUGHPUT, LOW_LATENCY, NVLINK_ONE_SIDED
 
 # docs/advanced_features/speculative_decoding.md: the layers of MTP are run by EAGLE's worker.
 _DRAFTS = {"mtp": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE", "ngram": "NGRAM"}
+# docs/advanced_features/expert_parallelism.md.
+_ALL2ALL: dict[str, list[str]] = {
+    ALLGATHER: [],
+    HIGH_THROUGHPUT: ["--moe-a2a-backend", "deepep", "--deepep-mode", "normal"],
+    LOW_LATENCY: ["--moe-a2a-backend", "deepep", "--deepep-mode", "low_latency"],
+    NVLINK_ONE_SIDED: ["--moe-a2a-backend", "flashinfer"],
+}
 _KV_CACHES = {"fp8": "fp8_e4m3", "bfloat16": "bfloat16", None: None}
 
 
@@ -39,8 +47,10 @@ def _launch(server: Launch) -> LaunchCommand:
             "--mem-fraction-static": f"{server.gpu_memory_utilization:g}",
             "--kv-cache-dtype": _KV_CACHES[server.kv_cache_dtype],
             "--cuda-graph-max-bs": server.captured_tokens,
+            "--stream-interval": server.stream_interval if server.stream_interval > 1 else None,
         }
     )
+    words += _ALL2ALL[server.all2all]
     # docs/advanced_features/pd_disaggregation.md
     words += words_of({"--disaggregation-mode": server.phase})
     words += words_of({"--quantization": server.quantization})

@@ -6,7 +6,7 @@ from physim.engines.engine import Engine, ExpertTable, KernelTables, Launch, Lau
 from physim.engines.host_memory import SERIAL, HostMemory
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4
-from physim.models.parallelism import Parallelism
+from physim.models.parallelism import ALLGATHER, NVLINK_ONE_SIDED, Parallelism
 
 _DRAFTS = {"mtp": "MTP", "eagle3": "Eagle", "draft_model": "DraftTarget", "ngram": "NGram"}
 _KV_CACHES = {"fp8": "fp8", "bfloat16": "auto", None: None}
@@ -36,6 +36,8 @@ def _launch(server: Launch) -> LaunchCommand:
     lines = [f"cuda_graph_config: {graphs}"]
     lines += ["enable_attention_dp: true"] if layout.dp > 1 else []
     lines += [] if server.async_scheduling else ["disable_overlap_scheduler: true"]
+    if server.stream_interval > 1:
+        lines.append(f"stream_interval: {server.stream_interval}")
     if server.phase is not None:
         # docs/source/features/disagg-serving.md
         lines.append("cache_transceiver_config: {backend: DEFAULT}")
@@ -77,6 +79,8 @@ ENGINE = Engine(
     image="nvcr.io/nvidia/tensorrt-llm/release:{}",
     port=8000,
     has_receive_interval=True,
+    # tensorrt_llm/_torch/modules/fused_moe/communication/communication_factory.py, _mnnvl_utils.py.
+    exchanges=(NVLINK_ONE_SIDED, ALLGATHER),
     # docs/source/features/kvcache.md: what is evicted moves to the host, and back for reuse;
     # batch_manager/kvCacheTransferManager.cpp has the stream of the steps wait for it.
     host_memory=HostMemory(copies=False, outputs=True, loads=SERIAL),

@@ -17,11 +17,24 @@ from physim.engines.engine import (
 from physim.engines.host_memory import HostMemory
 from physim.errors import InputError
 from physim.models.formats import BFLOAT16, FP8, MXFP4, MXFP4_MXFP8, NVFP4, int4
-from physim.models.parallelism import Parallelism
+from physim.models.parallelism import (
+    ALLGATHER,
+    HIGH_THROUGHPUT,
+    LOW_LATENCY,
+    NVLINK_ONE_SIDED,
+    Parallelism,
+)
 
 # A value up to what ends it in a dictionary, a list of arguments or a sentence.
 _VALUE = r"([^\s)}\]]+?)(?=[.;]?(?:[\s)}\]]|,(?!\d)|$))"
 
+# vllm/config/parallel.py: All2AllBackend.
+_ALL2ALL = {
+    ALLGATHER: None,
+    HIGH_THROUGHPUT: "deepep_high_throughput",
+    LOW_LATENCY: "deepep_low_latency",
+    NVLINK_ONE_SIDED: "flashinfer_nvlink_one_sided",
+}
 _TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 # Where blocks are kept on a disk, which each machine has elsewhere (the documentation's example).
 _DISK = "/mnt/kv_cache"
@@ -35,8 +48,7 @@ def _launch(server: Launch) -> LaunchCommand:
             words += [f"--{flag}-parallel-size", str(degree)]
     if layout.ep > 1:
         words.append("--enable-expert-parallel")
-    if server.all2all is not None:
-        words += ["--all2all-backend", server.all2all]
+    words += words_of({"--all2all-backend": _ALL2ALL[server.all2all]})
     words += words_of(
         {
             "--max-num-seqs": server.max_num_seqs,
@@ -45,6 +57,7 @@ def _launch(server: Launch) -> LaunchCommand:
             "--gpu-memory-utilization": f"{server.gpu_memory_utilization:g}",
             "--block-size": server.block_size,
             "--max-cudagraph-capture-size": server.captured_tokens,
+            "--stream-interval": server.stream_interval if server.stream_interval > 1 else None,
         }
     )
     words += words_of({"--quantization": server.quantization})

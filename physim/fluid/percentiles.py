@@ -81,7 +81,9 @@ class Chances(eqx.Module):
         busy: Chance that a step is under way.
         wait: Wait for a slot or in a queue, mean.
         wait_cv: Coefficient of variation of that wait.
-        others: Relative standard deviation of the mean step while it decodes.
+        others: Relative standard deviation of the mean step while it decodes, by how many run.
+        met_prompts: Others' prompts that are computed in a step, mean.
+        met_cv2: Squared coefficient of variation of the tokens of each, and of how many come.
         now: Relative standard deviation of any step that only decodes.
         most: Prompts in a gap between tokens at most, as far as the mean of what they add goes.
         clients: Of requests of clients; None where no load is of clients.
@@ -92,6 +94,8 @@ class Chances(eqx.Module):
     wait: Scalar
     wait_cv: Scalar
     others: Scalar
+    met_prompts: Scalar
+    met_cv2: Scalar
     now: Scalar
     most: Scalar
     clients: Clients | None = None
@@ -118,16 +122,18 @@ def chances(
         demand: The load.
     """
     steps = jnp.maximum(demand.decode_steps, LITTLE)
-    # Those that run come and go, and the prompts that a request meets while it decodes.
+    # Those that run come and go.
     now = elastic**2 * local.varied / jnp.maximum(batch, 1.0)
     crowd = now / jnp.maximum(1 - elastic, 1 - MOST_ELASTIC)
-    prompts = demand.arrival_cv2 * batch * (local.longer / (steps * local.as_seen)) ** 2
     return Chances(
         local=local,
         busy=busy,
         wait=wait,
         wait_cv=wait_cv,
-        others=jnp.sqrt(crowd + prompts + ROOT),
+        others=jnp.sqrt(crowd + ROOT),
+        # As many come while a request decodes as run.
+        met_prompts=batch / steps,
+        met_cv2=demand.arrival_cv2 + demand.prompt_cv2,
         now=jnp.sqrt(now + ROOT),
         most=jnp.where(demand.closed, jnp.maximum(demand.clients - 1.0, 1.0), 2 * local.crowd),
     )
@@ -370,11 +376,28 @@ def _of_clients(
 
 
 def decode_factors(
-    chances: Chances, points: Float[AnyArray, "points parts"]
+    chances: Chances,
+    mean: Number,
+    steps: Float[AnyArray, " points"],
+    points: Float[AnyArray, "points parts"],
 ) -> Float[AnyArray, " points"]:
-    """Time of decoding at the points of a lattice, over its mean."""
+    """Time of decoding at the points of a lattice, over its mean.
+
+    A request with few tokens to decode meets few prompts of others, so that what it loses to them
+    is further from the mean: a compound Poisson sum, of a gamma-like distribution.
+
+    Args:
+        chances: What latencies are made of.
+        mean: A mean step, seconds.
+        steps: Steps in which the requests decode.
+        points: The points.
+    """
     normal = _normal(points[:, _PACE])
-    return jnp.maximum(1 + _LASTING * chances.others * normal, _LEAST_OF_MEAN)
+    prompts = jnp.maximum(1 - chances.local.decode_only / mean, 0.0)
+    cv = jnp.sqrt(chances.met_cv2 / jnp.maximum(chances.met_prompts * steps, LITTLE) + ROOT)
+    met = drawn((points[:, _PACE] + points[:, _BESIDE]) % 1.0, cv)
+    factor = 1 + _LASTING * chances.others * normal + prompts * (met - 1)
+    return jnp.maximum(factor, _LEAST_OF_MEAN)
 
 
 def gaps(
@@ -463,8 +486,24 @@ def quantiles(
 def steps_of_outputs(
     demand: Demand, points: Float[AnyArray, "points parts"]
 ) -> Float[AnyArray, " points"]:
-    """Steps that give requests their tokens, at the points of a lattice."""
-    return jnp.asarray(demand.output_steps)[stratum(points)]
+    """Steps that give requests their tokens, at the points of a lattice.
+
+    Of strata only means are known. Between the longest outputs and those next to them lie the upper
+    percentiles, so that within each they run straight from edge to edge, and beyond the last edge
+    they fall off exponentially.
+    """
+    means = jnp.sort(jnp.asarray(demand.output_steps))
+    middle = (means[:-1] + means[1:]) / 2
+    first = jnp.maximum(2 * means[0] - middle[0], jnp.minimum(means[0], 1.0))
+    last = jnp.minimum(2 * means[-2] - middle[-2], means[-1])
+    edges = jnp.concatenate([first[None], middle[:-1], last[None]])
+    rank = jnp.argsort(jnp.argsort(jnp.asarray(demand.output_steps)))[stratum(points)]
+    within = (points[:, _PACE] + points[:, _SLOT]) % 1.0
+    widths = jnp.append(jnp.diff(edges), 0.0)
+    straight = means + widths * (within[:, None] - 0.5)
+    tail = last + (means[-1] - last) * -jnp.log(jnp.maximum(1 - within, SMALL))
+    is_last = rank == len(means) - 1
+    return jnp.where(is_last, tail, jnp.take_along_axis(straight, rank[:, None], 1)[:, 0])
 
 
 class Drawn(eqx.Module):
@@ -519,7 +558,8 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
     ttft = first_tokens(chances, demand, points)
     if chances.clients is not None:
         ttft = _of_clients(chances.clients, ttft, points)
-    pace_s = step_s * decode_factors(chances, points)
-    e2e = ttft + decode_steps(steps_of_outputs(demand, points)) * pace_s
+    steps = decode_steps(steps_of_outputs(demand, points))
+    pace_s = step_s * decode_factors(chances, step_s, steps, points)
+    e2e = ttft + steps * pace_s
     gap_s = between_tokens(gaps(chances, step_s, points), demand, points)
     return Drawn(ttft, pace_s / demand.tokens_each, e2e, gap_s, stratum(points))

@@ -220,7 +220,7 @@ def _request(
     # Who decodes meets the slower of all steps.
     decode *= local.as_seen / local.mean
     mean = jnp.maximum(decode, 0.0) / jnp.maximum(steps, LITTLE)
-    tpot = mean * decode_factors(parts, points)
+    tpot = mean * decode_factors(parts, local.as_seen, steps, points)
     e2e = ttft + steps * tpot
     # What it meets as it starts, at the pace of all its steps.
     gap = gaps(parts, local.as_seen, points) * mean / local.as_seen

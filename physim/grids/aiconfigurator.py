@@ -22,6 +22,7 @@ from physim import roofline
 from physim.engines.engine import MEASURED_CUBLAS_FP8, ExpertTable, engine_named
 from physim.engines.profile import DEFAULT_ENGINE, shipped_engines
 from physim.errors import InputError
+from physim.grids import exchange_tables
 from physim.grids.measurements import Measurements, Rows
 from physim.grids.mixer_tables import MIXER_READERS
 from physim.models.formats import FP8, KV_BYTES, WeightFormat
@@ -113,6 +114,7 @@ def read_measurements(
                     tuple(sorted(rows.frame["kernel_source"].unique())),
                     rows.other_gemms,
                     rows.around_s,
+                    rows.starts_by,
                 )
 
 
@@ -267,27 +269,9 @@ def _nccl(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
             yield Rows(name, picked, {"gpus": gpus, "message_bytes": message}, bound)
 
 
-def _all_to_all(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
-    # Tokens are those of each rank, and times are in microseconds, of the way to the experts and of
-    # that back: 8,192 tokens would else be beyond the links. How many experts there are hardly
-    # matters.
-    keys = ["comm_backend", "ep_size", "hidden_size", "topk", "num_tokens"]
-    for mode in ("ht", "ll"):
-        own = rows[rows["comm_backend"] == f"deepep_{mode}"]
-        each = own.groupby([*keys, "num_experts"], as_index=False)["latency"].sum()
-        both = each.groupby(keys, as_index=False)["latency"].mean()
-        both = both.assign(latency=both["latency"] * 1e-3, kernel_source="deepep")
-        columns = ("num_tokens", "hidden_size", "topk", "ep_size")
-        tokens, hidden, top_k, ranks = (both[name].to_numpy(float) for name in columns)
-        sent = roofline.all_to_all(tokens, hidden, top_k, ranks)
-        axes = {"topk": top_k, "hidden_size": hidden, "tokens": tokens}
-        yield Rows(f"all_to_all_{mode}", both, axes, sent / gpu.link_bandwidth)
-
-
-_Reader = Callable[["pd.DataFrame", Hardware], Iterator[Rows]]
-
-
-def _readers(engine: str, gpu: Hardware, path_of: PathOf) -> Iterator[tuple[str, _Reader]]:
+def _readers(
+    engine: str, gpu: Hardware, path_of: PathOf
+) -> Iterator[tuple[str, exchange_tables.Reader]]:
     """What reads each file of an engine."""
     kernels, usual = engine_named(engine).kernels, engine_named(DEFAULT_ENGINE).kernels
     yield f"gemm/{engine}/*/gemm_perf.parquet", functools.partial(_gemm, engine=engine)
@@ -304,7 +288,7 @@ def _readers(engine: str, gpu: Hardware, path_of: PathOf) -> Iterator[tuple[str,
     yield f"comm/{engine}/*/custom_allreduce_perf.parquet", _all_reduce
     if engine == DEFAULT_ENGINE:
         yield "comm/nccl/*/nccl_perf.parquet", _nccl
-        yield f"comm/{engine}/*/moe_a2a_perf.parquet", _all_to_all
+    yield from exchange_tables.readers(engine)
     for (folder, file), read in MIXER_READERS.items():
         if kernels.mixers is None or folder in kernels.mixers:
             yield f"{folder}/{engine}/{file}", read

@@ -84,7 +84,7 @@ def build_gpu(
         folder.mkdir(parents=True, exist_ok=True)
         if measured.other_gemms and gemms is not None:
             measured = without_gemms(measured, gemms, gpu)
-        if "requests" in measured.coordinates and "tokens" not in measured.coordinates:
+        if measured.starts_by:
             measured = with_start(measured)
         grid, record = build_table(measured)
         if measured.table == "gemm_bfloat16" and isinstance(grid, Grid):
@@ -135,13 +135,14 @@ def without_gemms(measured: Measurements, gemms: Grid, gpu: Hardware) -> Measure
 
 
 def with_start(measured: Measurements) -> Measurements:
-    """Rows of decoding layers, relative to their roofline and to what the smallest take.
+    """Rows relative to their roofline and to what the smallest take.
 
-    They are many small kernels, whose time hardly depends on how much there is to do. So the
-    efficiency is near one over all sizes, and holds where none was measured.
+    Decoding layers are many small kernels, whose time hardly depends on how much there is to do,
+    and an exchange waits for others first. So the efficiency is near one over all sizes, and holds
+    where none was measured.
     """
-    heads, seconds = measured.coordinates["heads"], measured.measured_s
-    start = float(np.median([seconds[heads == own].min() for own in np.unique(heads)]))
+    knots, seconds = measured.coordinates[measured.starts_by], measured.measured_s
+    start = float(np.median([seconds[knots == own].min() for own in np.unique(knots)]))
     return replace(measured, roofline_s=measured.roofline_s + start, start_s=start)
 
 

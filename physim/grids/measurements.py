@@ -27,6 +27,8 @@ class Rows:
         roofline_s: Each row's roofline time, seconds.
         other_gemms: GEMMs that the time holds as well.
         around_s: What the smallest layer takes at most once they are taken off, seconds.
+        starts_by: The axis at each of whose knots the smallest call is looked for, where efficiency
+            is relative to its time as well; empty where it is not.
     """
 
     table: str
@@ -35,6 +37,7 @@ class Rows:
     roofline_s: Number
     other_gemms: tuple[Gemms, ...] = ()
     around_s: np.ndarray | float = np.inf
+    starts_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Measurements:
             step, each as the tokens, columns and rows of the weight of every row.
         around_s: What the smallest row takes at most once they are taken off, seconds; or an array
             of it, for each row.
+        starts_by: The axis at each of whose knots the smallest call is looked for, where efficiency
+            is relative to its time as well; empty where it is not.
         taken_s: Time that was taken off each row's, seconds.
         start_s: Time that was added to the rooflines: what the smallest rows take.
     """
@@ -66,6 +71,7 @@ class Measurements:
     kernels: tuple[str, ...]
     other_gemms: tuple[Gemms, ...] = ()
     around_s: np.ndarray | float = np.inf
+    starts_by: str = ""
     taken_s: np.ndarray | float = 0.0
     start_s: float = 0.0
 
@@ -82,6 +88,7 @@ class Measurements:
             self.kernels,
             tuple((m[rows], n[rows], k[rows]) for m, n, k in self.other_gemms),
             self.around_s[rows] if isinstance(self.around_s, np.ndarray) else self.around_s,
+            self.starts_by,
             self.taken_s[rows] if isinstance(self.taken_s, np.ndarray) else self.taken_s,
             self.start_s,
         )

@@ -146,7 +146,8 @@ def _module_rows(
     if table.startswith("compressed"):
         axes = {"all_heads": all_heads, **axes}
     extra: tuple[Gemms, ...] = tuple((m, n, k) for m, n, k in gemms)
-    return Rows(table, frame, axes, bound, extra)
+    starts_by = "heads" if phase == "decode" else ""
+    return Rows(table, frame, axes, bound, extra, starts_by=starts_by)
 
 
 def read_gated_delta(frame: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
@@ -187,7 +188,8 @@ def _recurrent(frame: pd.DataFrame, gpu: Hardware, name: str, kind: str) -> Iter
         axes = {"heads": heads, "requests": requests}
         if label == "prefill":
             axes["tokens"] = tokens
-        yield Rows(f"{name}_{label}", both, axes, _seconds(work, gpu))
+        starts_by = "heads" if label == "decode" else ""
+        yield Rows(f"{name}_{label}", both, axes, _seconds(work, gpu), starts_by=starts_by)
 
 
 def _gemm_type(frame: pd.DataFrame) -> str:

@@ -23,7 +23,7 @@ from physim.models.architecture import ModelArch
 from physim.models.drafts import METHODS, drafting_layers
 from physim.models.formats import KV_BYTES
 from physim.models.kv_layout import CacheLayout
-from physim.models.parallelism import ALL2ALL
+from physim.models.parallelism import ALL2ALL, ALLGATHER
 from physim.printable import shown_fields
 from physim.service.draft import Draft
 from physim.service.hardware import Hardware
@@ -80,9 +80,13 @@ class Deployment(EngineRequest):
         async_scheduling: Whether the engine schedules a step while the one before it runs; None for
             its default.
         all2all: How data-parallel ranks exchange tokens with experts, of `ALL2ALL`: ``allgather``,
-            or DeepEP's kernels of high throughput or low latency.
+            DeepEP's kernels of high throughput or low latency, or those that write into the memory
+            of others over NVLink; None for what the engine does.
         receive_every: Steps that only decode between two looks at what has arrived: 1, or more
             where the engine can be told so (`physim.engines.engine.Engine`).
+        stream_interval: Tokens of a message to a client, but for its first and last token, which
+            are sent at once. The one process that hands out tokens has as much less to do;
+            latencies are of tokens, as if each came as it is made.
         mixed_chunk: Whether prompts share steps with requests that decode, where an engine that
             gives them steps of their own is told so (SGLang's ``--enable-mixed-chunk``).
         draft: What proposes tokens that a step verifies (speculative decoding): ``mtp`` for the
@@ -137,6 +141,7 @@ class Deployment(EngineRequest):
                 raise InputError(name, f"{repr(value)[:80]} is {what}", "correct it")
         self._check_positive("block_size", self.block_size)
         self._check_positive("receive_every", self.receive_every)
+        self._check_positive("stream_interval", self.stream_interval)
         for name in _SIZES:
             if getattr(self, name) is not None:
                 self._check_positive(name, getattr(self, name))
@@ -169,7 +174,7 @@ class Deployment(EngineRequest):
             ("moe_kernel", (None, *MOE_KERNELS)),
             ("moe_activations", MOE_ACTIVATIONS),
             ("sampling", SAMPLINGS),
-            ("all2all", ALL2ALL),
+            ("all2all", (None, *ALL2ALL)),
             ("draft", (None, *METHODS)),
         ):
             if getattr(self, name) not in known:
@@ -266,7 +271,8 @@ class Deployment(EngineRequest):
             casts_mxfp4=self.moe_activations == "mxfp8"
             or (self.moe_activations == "auto" and profile.casts_mxfp4),
             expert_load=self._expert_load(model),
-            all2all=self.all2all,
+            all2all=self._exchange(engine, gpu),
+            stream_interval=self.stream_interval,
             draft=draft,
             sampling=self._sampling(model),
             sampling_is_known=self.sampling != "unknown",
@@ -274,6 +280,13 @@ class Deployment(EngineRequest):
         if self.kv_blocks is None:
             self._check_one_fits(server)
         return server
+
+    def _exchange(self, engine: Engine, gpu: Hardware) -> str:
+        """How ranks exchange tokens with experts."""
+        if self.all2all is not None:
+            return self.all2all
+        is_spread = self.parallelism.ep == self.parallelism.stage_gpus
+        return engine.exchanges[0] if is_spread and gpu.link == "nvlink" else ALLGATHER
 
     def _lower_tiers(
         self, engine: Engine, gpu: Hardware, blocks: int, memory: Memory
@@ -474,7 +487,13 @@ class Deployment(EngineRequest):
     def _check_options(self, engine: Engine, profile: EngineProfile) -> None:
         """Refuses options that do not go with the layout or with the engine."""
         layout = self.parallelism
-        if self.all2all != ALL2ALL[0] and layout.ep < layout.stage_gpus:
+        if self.all2all not in (None, *engine.exchanges):
+            raise InputError(
+                "all2all",
+                f"{self.all2all} is nothing that {self.engine} does",
+                f"use one of {', '.join(engine.exchanges)}",
+            )
+        if self.all2all not in (None, ALLGATHER) and layout.ep < layout.stage_gpus:
             raise InputError(
                 "all2all",
                 f"{self.all2all} is for experts that are spread whole over all GPUs",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from physim.engines.profile import DEFAULT_ENGINE
-from physim.models.parallelism import ALL2ALL, Parallelism
+from physim.models.parallelism import Parallelism
 from physim.options import option
 
 
@@ -49,10 +49,15 @@ class EngineRequest:
     async_scheduling: bool | None = option(
         None, "Schedule a step while another runs.", panel="Scheduling", column="optional"
     )
-    all2all: str = option(
-        ALL2ALL[0], "How tokens reach experts: allgather or deepep_{high_throughput,low_latency}."
+    all2all: str | None = option(
+        None,
+        "How tokens reach experts: allgather, deepep_{high_throughput,low_latency} or "
+        "nvlink_one_sided; the engine's way if not given.",
     )
     receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
+    stream_interval: int = option(
+        1, "Tokens of a message to a client, where one process hands them out.", column="optional"
+    )
     mixed_chunk: bool = option(
         False,
         "Prompts share steps with requests that decode, where the engine keeps them apart.",
@@ -146,8 +151,9 @@ class EngineOptions(TypedDict, total=False):
     moe_activations: str
     expert_load: float | None
     async_scheduling: bool | None
-    all2all: str
+    all2all: str | None
     receive_every: int
+    stream_interval: int
     mixed_chunk: bool
     draft: str | None
     draft_tokens: int | None

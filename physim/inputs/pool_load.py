@@ -13,7 +13,7 @@ from jaxtyping import Int
 from physim.inputs.load import Load
 from physim.inputs.popularity import IN_TURN
 from physim.inputs.request_lengths import RequestLengths
-from physim.service.phases import DECODE, PHASES, visit
+from physim.service.phases import DECODE, PHASES, PREFILL, visit
 from physim.service.routers import BY_PREFIX, RANDOM, ROUND_ROBIN
 
 # Turns of which some find what was said before and some do not, at least.
@@ -51,7 +51,9 @@ def pool_load(
     given = np.maximum(stay.given, 1.0)
     columns = stay.context + stay.computed, given, stay.context
     return replace(load, prefixes=1, popularity=IN_TURN).with_lengths(
-        RequestLengths.from_columns(*columns, recorded=lengths.recorded)
+        RequestLengths.from_columns(
+            *columns, recorded=lengths.recorded, handed=PREFILL not in phases
+        )
     )
 
 

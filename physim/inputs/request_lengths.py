@@ -53,6 +53,8 @@ class RequestLengths:
         exact: Means over all requests, where the sample stands for more of them.
         recorded: Whether requests are in the order in which they came, so that they go with the
             arrivals of the same trace (`physim.Load`); else their order says nothing.
+        handed: Whether what is cached came with the requests from other servers: all of it, where
+            a prefix cache finds full blocks only.
 
     Raises:
         InputError: There is no request, a list is longer than another, a length is below one or no
@@ -65,6 +67,7 @@ class RequestLengths:
     name: str = field(default="requests", compare=False)
     exact: RequestMoments | None = None
     recorded: bool = False
+    handed: bool = False
 
     def __post_init__(self) -> None:
         where = f"lengths {self.name!r}"
@@ -96,6 +99,7 @@ class RequestLengths:
         cached_tokens: Some | None = None,
         name: str = "requests",
         recorded: bool = False,
+        handed: bool = False,
     ) -> RequestLengths:
         """The lengths of some requests.
 
@@ -105,6 +109,7 @@ class RequestLengths:
             cached_tokens: Of each prompt, found in the prefix cache; None for nothing.
             name: What they are called.
             recorded: Whether they are in the order in which they came, and stay so.
+            handed: Whether what is cached came with them from other servers.
 
         Raises:
             InputError: They cannot be used.
@@ -116,7 +121,8 @@ class RequestLengths:
             # The same requests in another order are the same lengths.
             order = np.lexsort((outputs, cached, inputs))
             inputs, cached, outputs = inputs[order], cached[order], outputs[order]
-        return cls(**_columns(inputs, cached, outputs), name=name, recorded=recorded)
+        own = _columns(inputs, cached, outputs)
+        return cls(**own, name=name, recorded=recorded, handed=handed)
 
     @classmethod
     def independent(

@@ -59,6 +59,7 @@ class ReportedServer(TypedDict, total=False):
     kv_cache_dtype: str
     moe_kernel: str | None
     moe_activations: str
+    stream_interval: int
     mixed_chunk: bool
     draft: str | None
     draft_tokens: int | None

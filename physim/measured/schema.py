@@ -141,6 +141,7 @@ class RunRow(_Server):
         moe_activations: Activations beside mxfp4 experts; see `physim.Deployment`.
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         async_scheduling: Whether a step is scheduled while the one before it runs.
+        stream_interval: Tokens of a message to a client; 1 if not there.
         receive_every: Steps that only decode between two looks at what has arrived; 1 if not there.
         mixed_chunk: Whether SGLang was told that prompts share steps; false if not there.
         draft: What proposes tokens, where decoding is speculative; see `physim.Deployment`.

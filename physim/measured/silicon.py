@@ -217,6 +217,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "moe_activations": told("moe_activations", known),
         "sampling": settled("sampling", known),
         "receive_every": settled("receive_every", known),
+        "stream_interval": settled("stream_interval", known),
         "mixed_chunk": settled("mixed_chunk", known),
         "captured_tokens": told("captured_tokens", known),
         "max_model_len": settled("max_model_len", known),

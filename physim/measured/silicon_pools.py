@@ -38,7 +38,13 @@ _OF_ENGINES = (
     *("moe_tp_size", "moe_ep_size"),
 )
 # Options of a pool that rules may set, beside its layout and its replicas.
-_OF_A_POOL = ("max_num_seqs", "max_num_batched_tokens", "moe_kernel", "receive_every")
+_OF_A_POOL = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "moe_kernel",
+    "receive_every",
+    "all2all",
+)
 
 
 class _Point(silicon.Point):
@@ -166,6 +172,7 @@ def _row(point: _Point) -> dict[str, Any] | str:
         "kv_cache_dtype": settled("kv_cache_dtype", known),
         "sampling": settled("sampling", known),
         "receive_every": settled("receive_every", known),
+        "stream_interval": settled("stream_interval", known),
         "max_model_len": settled("max_model_len", known),
         "max_num_seqs": int(clients),
         "max_num_batched_tokens": settled("max_num_batched_tokens", known),

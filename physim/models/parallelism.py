@@ -11,7 +11,9 @@ from physim.options import option
 from physim.printable import shown_fields
 
 # How data-parallel ranks exchange tokens with experts.
-ALL2ALL = ("allgather", "deepep_high_throughput", "deepep_low_latency")
+ALLGATHER, NVLINK_ONE_SIDED = "allgather", "nvlink_one_sided"
+HIGH_THROUGHPUT, LOW_LATENCY = "deepep_high_throughput", "deepep_low_latency"
+ALL2ALL = (ALLGATHER, HIGH_THROUGHPUT, LOW_LATENCY, NVLINK_ONE_SIDED)
 _PANEL = "Parallelism"
 _OPEN: Literal["optional"] = "optional"
 

@@ -14,7 +14,6 @@ from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.popularity import UNIFORM
 from physim.models.lookup import checkpoint_of
-from physim.models.parallelism import ALL2ALL
 from physim.service.server import Server
 
 # Requests of a load without end.
@@ -84,8 +83,9 @@ def serve_command(case: Case, phase: str | None = None) -> str:
             block_size=server.kv.block_size,
             kv_cache_dtype=None if is_default else server.kv_cache_dtype,
             async_scheduling=server.policy.async_scheduling,
-            all2all=None if server.all2all == ALL2ALL[0] else server.all2all,
+            all2all=server.all2all,
             receive_every=server.policy.receive_every,
+            stream_interval=server.stream_interval,
             draft=server.draft.method if server.draft else None,
             draft_tokens=server.draft_tokens,
             draft_model=server.draft.named if server.draft else None,

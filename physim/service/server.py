@@ -8,7 +8,7 @@ from typing import Any
 from physim.engines.profile import EngineProfile
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
-from physim.models.parallelism import ALL2ALL, Parallelism
+from physim.models.parallelism import ALLGATHER, Parallelism
 from physim.printable import shown
 from physim.service.draft import Draft, drafted
 from physim.service.hardware import Hardware
@@ -72,6 +72,7 @@ class Server:
         sampling: ``greedy``, ``plain``, ``truncated`` or ``penalised``.
         sampling_is_known: Whether that is known, or taken for what it may be.
         all2all: How ranks exchange tokens with experts, of `physim.models.parallelism.ALL2ALL`.
+        stream_interval: Tokens of a message to a client, but for the first and the last.
         draft: What proposes tokens; None where each step makes a token.
     """
 
@@ -90,7 +91,8 @@ class Server:
     captured_tokens: int | None = None
     casts_mxfp4: bool = False
     sampling_is_known: bool = True
-    all2all: str = ALL2ALL[0]
+    all2all: str = ALLGATHER
+    stream_interval: int = 1
     draft: Draft | None = None
 
     @property
@@ -200,6 +202,7 @@ class Server:
             "sampling": self.sampling,
             "sampling_is_known": self.sampling_is_known,
             "all2all": self.all2all,
+            "stream_interval": self.stream_interval,
             **self._drafts(),
             **self._tiers(),
             "gpu_memory_utilization": memory.share,

@@ -81,7 +81,7 @@ class Host(eqx.Module):
             + (WORKER_REQUEST_S if placement.tp == 1 else 0.0)
             + (server.profile.draft_request_s if server.draft else 0.0),
             request_exposed=server.profile.async_exposed_share if overlaps else 1.0,
-            output_s=server.profile.output_request_s * placement.layout.dp,
+            output_s=server.profile.output_request_s * placement.layout.dp / server.stream_interval,
             launch_s=launches.layer_s * layers
             + launches.experts_s * experts
             + launches.latent_s * latent,
