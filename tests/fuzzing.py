@@ -350,7 +350,9 @@ def options(rng: Rng, _: Path) -> None:
     for _ in range(rng.integers(1, 4)):
         value = ODD[rng.integers(len(ODD))]
         if isinstance(value, bool | str | int | float):
-            given[names[rng.integers(len(names))]] = value
+            name = names[rng.integers(len(names))]
+            # Of other types a type checker tells.
+            given[name] = str(value) if name in ("prefill", "decode") else value
     case = physim.Case.from_options("Qwen/Qwen3-8B", **given)
     load = case.demanded
     assert 0 < load.mean_input <= case.server_of("decode").sizes.max_model_len

@@ -80,7 +80,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], Any]] = {
     "arrival": (_DENSE, "constant"),
     "async_scheduling": (_DENSE, False),
     "block_size": (_DENSE, 64),
-    "burstiness": (_DENSE, 2.0),
+    "burstiness": ({**_DENSE, "arrival": "gamma"}, 2.0),
     "cached_tokens": (_DENSE, 500),
     "concurrency": (_CLIENTS, 32),
     "dispersion": (

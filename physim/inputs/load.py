@@ -141,6 +141,9 @@ class Load(LoadRequest):
                 "has no meaning for clients, who send when they are answered",
                 "leave it out, with its burstiness",
             )
+        if self.arrival != "gamma" and self.burstiness != 1.0:
+            problem = f"{self.burstiness:g} is the shape of gamma arrivals, not of {self.arrival}"
+            raise InputError("burstiness", problem, "make arrival gamma, or leave it out")
         if not 0 <= self.warm_up_s <= MOST:
             problem = f"{str(self.warm_up_s)[:60]} is not between 0 and {MOST:g}"
             raise InputError("warm_up_s", problem, "correct it")

@@ -216,8 +216,8 @@ def least_s(case: Case) -> dict[str, float]:
     """What no measurement goes below, by the GPU's datasheet alone, seconds.
 
     A prompt's multiplications run at peak FLOP/s at most, those of attention among its own tokens
-    too, and a step reads the weights that one token visits at the memory's bandwidth at most; all
-    else comes on top.
+    too, and a step, of one token or as many as a draft has accepted, reads the weights that one
+    token visits at the memory's bandwidth at most; all else comes on top.
     """
     model, load = case.model, case.demanded
     prefill, decode = case.server_of(PREFILL), case.server_of(DECODE)
@@ -225,6 +225,11 @@ def least_s(case: Case) -> dict[str, float]:
     gpus, stage = prefill.parallelism.gpus, decode.parallelism.stage_gpus
     placement, visited = Placement(prefill), model.visited_weights.items()
     new_tokens = max(load.mean_input - load.cached_tokens, 1.0)
+    if load.conversing:
+        # All that was said before may be found.
+        turns = load.turn_sample
+        found = turns.found_tokens(prefill.kv.block_size)
+        new_tokens = max(float(np.mean(turns.input_tokens - found)), 1.0)
     prompt = sum(2 * new_tokens * weights / placement.peak_flops(form) for form, weights in visited)
     # Pairs of tokens are convex in the length, so that mean prompts have fewest.
     pairs = sum(
@@ -237,9 +242,10 @@ def least_s(case: Case) -> dict[str, float]:
     prompt += pairs / attention_peak(placement)
     read = sum(form.bytes_per_weight * weights for form, weights in visited)
     step = (read + 2.0 * model.vocab_size * model.hidden_size) / decode.gpu.memory_bandwidth
-    found = {"ttft_s": prompt / gpus, "itl_s": step / stage}
+    each = decode.draft.accepted_length if decode.draft else 1.0
+    least = {"ttft_s": prompt / gpus, "itl_s": step / stage / each}
     # Distributions of lengths have short ones, but means of means are linear.
-    return found | {"e2e_s": found["ttft_s"] + decode_steps(load.mean_output) * found["itl_s"]}
+    return least | {"e2e_s": least["ttft_s"] + decode_steps(load.mean_output) * least["itl_s"]}
 
 
 def quantities(case: Case, prediction: Prediction) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -146,8 +147,10 @@ def _shipped(gpu: str) -> Path:
     """
     key = _keys_by_name().get(_bare(gpu))
     if key is None:
-        known = ", ".join(shipped_gpus())
-        raise InputError(f"GPU {gpu!r}", "is unknown", f"use one of {known}, or pass a JSON file")
+        near = difflib.get_close_matches(_bare(gpu), _keys_by_name(), n=1, cutoff=0.7)
+        meant = f"did you mean {_keys_by_name()[near[0]]}? Or " if near else ""
+        remedy = f"{meant}use one of {', '.join(shipped_gpus())}, or pass a JSON file"
+        raise InputError(f"GPU {gpu!r}", "is unknown", remedy)
     return data.folder("hardware") / f"{key}{_SUFFIX}"
 
 

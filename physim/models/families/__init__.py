@@ -39,6 +39,17 @@ _FIELDS = {
 }
 # Fields that say how many layers predict further tokens (DeepSeek and GLM, Qwen, MiniMax).
 _FURTHER = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+# What configurations may leave out, by their type: transformers, configuration_gemma3.py.
+_LEFT_OUT = {
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+    },
+}
 # Flags that change what a layer computes, of which no family's reader knows.
 _FLAGS = {
     "attention_output_gate": "a gate on the output of attention",
@@ -66,7 +77,8 @@ def read_architecture(
             f"{where}: architectures", "is missing", "pass the model's full config.json"
         )
     text = ConfigFields(config, where).part("text_config").fields
-    merged = {**config, **text}
+    inner = str(text.get("model_type", config.get("model_type")))
+    merged = {**_LEFT_OUT.get(inner, {}), **config, **text}
     says = str(architectures[0])
     name = read_as or says
     if name not in FAMILIES:
@@ -156,7 +168,8 @@ def _read(config: ConfigFields, name: str, family: Family) -> ModelArch:
     sees = config.fields.get("vision_config") is not None
     encoder = family.vision(config, config.part("vision_config")) if sees else 0
     groups = grouped([layer_of(family, reading, layer) for layer in range(layers)])
-    further = any(config.at_least_zero(field, 0) for field in _FURTHER)
+    said = [config.at_least_zero(field, 0) for field in _FURTHER if config.has(field)]
+    further = any(said) if said else family.predicts_further
     fixed = (one.attention.kv_cache_dtype for one in groups if one.attention)
     found = ModelArch(
         name=config.where,

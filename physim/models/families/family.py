@@ -21,6 +21,8 @@ class Reading:
     Attributes:
         config: Its fields.
         quantization: The formats of its linear layers.
+        predicts_further: Whether checkpoints have a layer that predicts further tokens though
+            their configuration does not say so.
         layers: How many layers it has.
     """
 
@@ -82,6 +84,7 @@ class Family:
     tied_by_default: bool = False
     vision: Callable[[ConfigFields, ConfigFields], int] = _no_vision
     vision_is_replicated: bool = False
+    predicts_further: bool = False
     layers: Callable[[ConfigFields], int] = field(
         default=lambda config: config.count("num_hidden_layers")
     )

@@ -213,7 +213,8 @@ _KIMI = mixture(_kimi_experts)
 _MINIMAX = Family(_lightning, mixture(as_wide_as_an_mlp))
 
 FAMILIES = {
-    "Qwen3NextForCausalLM": _qwen(mixture(), images=False),
+    # vllm/model_executor/models/qwen3_next_mtp.py.
+    "Qwen3NextForCausalLM": replace(_qwen(mixture(), images=False), predicts_further=True),
     "Qwen3_5ForCausalLM": _qwen(dense_mlp(), images=False),
     "Qwen3_5ForConditionalGeneration": _qwen(dense_mlp()),
     "Qwen3_5MoeForCausalLM": _qwen(mixture(), images=False),

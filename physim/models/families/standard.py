@@ -204,6 +204,12 @@ FAMILIES = {
         qkv_bias=True, gated_mlp=False, tied_by_default=True, window=sliding_window
     ),
     "Qwen2ForCausalLM": like_llama(qkv_bias=True, window=qwen_window),
+    "Qwen2VLForConditionalGeneration": like_llama(
+        qkv_bias=True, window=qwen_window, encoder=vision.qwen2_vision
+    ),
+    "Qwen2_5_VLForConditionalGeneration": like_llama(
+        qkv_bias=True, window=qwen_window, encoder=vision.qwen2_vision
+    ),
     "Qwen3ForCausalLM": like_llama(qk_norm=True, window=qwen_window),
     "Qwen3VLForConditionalGeneration": like_llama(
         qk_norm=True, window=qwen_window, encoder=vision.qwen_vision

@@ -32,6 +32,19 @@ def pixtral_vision(config: ConfigFields, vision: ConfigFields) -> int:
     return vision.count("num_hidden_layers") * layer + merged * width**2 + width * out + out**2
 
 
+def qwen2_vision(_: ConfigFields, vision: ConfigFields) -> int:
+    """A transformer and a merger of patches, as of Qwen2-VL and Qwen2.5-VL, whose MLPs have a gate.
+
+    Transformers, modeling_qwen2_vl.py and modeling_qwen2_5_vl.py.
+    """
+    gated = "intermediate_size" in vision.fields
+    width = vision.count("hidden_size" if gated else "embed_dim", 1280)
+    out = vision.count("out_hidden_size" if gated else "hidden_size")
+    mlp = 3 * vision.count("intermediate_size") if gated else 2 * vision.count("mlp_ratio", 4) * width
+    merged = width * vision.count("spatial_merge_size", 2) ** 2
+    return vision.count("depth", 32) * width * (4 * width + mlp) + merged * (merged + out)
+
+
 def qwen_vision(_: ConfigFields, vision: ConfigFields) -> int:
     """A transformer, and a merger of patches for its end and each layer that feeds the text's.
 
