@@ -93,20 +93,27 @@ def _shape(placement: Placement, experts: Experts) -> tuple[float, float, float,
 def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     """Logarithm of the time of a layer of experts under each spread, at `TOKENS`."""
     form, shape = placement.multiplied(experts.form), _shape(placement, experts)
-    hidden, width, per_token, count = shape
+    hidden, _, per_token, count = shape
     peak, bandwidth = placement.peak_flops(form), placement.gpu.memory_bandwidth
 
-    def bound_s(tokens: np.ndarray) -> np.ndarray:
+    def bound_of(tokens: np.ndarray, *shape: float) -> np.ndarray:
+        hidden, width, per_token, count = shape
         work = roofline.experts(
             *(tokens, hidden, width, count, per_token, form.bytes_per_weight),
             matrices=experts.matrices,
         )
         return np.asarray(roofline.seconds(work, peak, bandwidth))
 
+    def bound_s(tokens: np.ndarray) -> np.ndarray:
+        return bound_of(tokens, *shape)
+
     if padding_kernel(placement, experts):
         padded = np.maximum(padded_seconds(placement, experts), bound_s(TOKENS))
         return np.tile(np.log(padded), (len(EXPERT_LOADS), 1))
     grids, measured = _tables(placement, experts)
+    kernel, taken = _kernel(measured)
+    # Marlin's start is known of itself (`_BESIDE_MARLIN_S`).
+    has_start = taken == form.expert_tables[0] and (kernel, taken) != ("marlin", "mxfp4")
     curves = []
     for spread in EXPERT_LOADS:
         load = measured[min(measured, key=lambda known: abs(known - spread))]
@@ -115,16 +122,25 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
             grid = load_expert_grid(grids, table)
             # As many tokens come to an expert of the measured layer, and one to its GPU at least:
             # the step waits for a rank that has any.
-            *_, measured_per_token, measured_count = grid.shapes[grid.nearest_row(*shape)]
-            alike = per_token / count / (measured_per_token / measured_count)
-            tokens = np.maximum(TOKENS, grid.tokens[0] / alike)
-            efficiency = grid.nearest(*shape).resampled(tokens=alike * tokens)
-            return rising_log_seconds(efficiency, bound_s(tokens))
+            near = grid.shapes[grid.nearest_row(*shape)]
+            alike = per_token / count / (near[2] / near[3])
+            tokens = np.maximum(TOKENS, 1.0 if placement.layout.ep == 1 else grid.tokens[0] / alike)
+            at = np.maximum(alike * tokens, grid.tokens[0])
+            efficiency = grid.nearest(*shape).resampled(tokens=at)
+            if not has_start:
+                return rising_log_seconds(efficiency, bound_s(tokens))
+            # What the kernels take to start does not grow with the layer.
+            smallest, of_near = bound_of(grid.tokens[:1], *near), bound_of(at, *near)
+            curve = np.exp(grid.nearest(*shape).log_efficiency)
+            start = max(float(smallest[0] * (1 / curve[0] - 1 / np.max(curve))), 0.0)
+            work = of_near / np.exp(efficiency) - start
+            seconds = start + np.maximum(work, 0.0) * bound_s(tokens) / of_near
+            return rising_log_seconds(np.log(bound_s(tokens) / seconds), bound_s(tokens))
 
         own, all_table = curve(load), load.replace("_spread_", "_")
         if all_table != load and all_table in tables(grids):
             own = _share_of_all(own, curve(all_table), per_token / count)
-        if _kernel(measured) == ("marlin", "mxfp4") and not _is_of(hidden, grids, load):
+        if (kernel, taken) == ("marlin", "mxfp4") and not _is_of(hidden, grids, load):
             own = np.log(_padding(placement, experts) * np.exp(own) + _BESIDE_MARLIN_S)
         curves.append(own)
     if min(measured) == 0.0:
