@@ -18,4 +18,8 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         """Its parts, so that it can leave a worker process."""
-        return InputError, (self.where, self.what, self.remedy)
+        return type(self), (self.where, self.what, self.remedy)
+
+
+class UnsolvedError(InputError):
+    """A load that changes in a way that the fluid's solver does not follow."""

@@ -89,8 +89,8 @@ def exchange_s(case, tokens: float) -> float:
 
 
 def test_deepep_sends_tokens_to_their_experts():
-    # Of eight ranks 7 (1 - (7/8)^8) others, 4.6, have an expert of a token that visits eight; of its
-    # experts six are on three other ranks of four.
+    # Of eight ranks 7 (1 - (7/8)^8) others, 4.6, have an expert of a token that visits eight, and
+    # six of its experts are on the three other ranks of four.
     assert roofline.copies_for_ranks(8, 8) == pytest.approx(7 * (1 - (7 / 8) ** 8))
     assert roofline.copies_for_experts(8, 4) == 6
     assert roofline.all_to_all(1.0, 2048, 6) == 6 * 3 * 2048

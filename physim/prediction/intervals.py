@@ -10,6 +10,7 @@ import numpy as np
 
 from physim.corrections.calibration import TWO_SIDED_90, Calibration
 from physim.corrections.fields import Corrections
+from physim.errors import UnsolvedError
 from physim.grids.store import gpu_or_stand_in
 from physim.inputs.case import Case
 from physim.prediction.approximation import errors_of
@@ -74,7 +75,14 @@ def predict_with_interval(
     stays = case
     if method != "fluid" and len(case.service.pools) > 1:
         stays = replace(case, load=case.demanded.staying())
-    fluid, *others = _members(stays, fit)
+    try:
+        fluid, *others = _members(stays, fit)
+    except UnsolvedError:
+        if method == "fluid":
+            raise
+        # What the fluid cannot follow is a load that ends.
+        stays = replace(case, load=case.demanded.staying())
+        fluid, *others = _members(stays, fit)
     prediction = fluid
     if method != "fluid":
         prediction = predict_cases([case], fit.corrections, fit.name, method, seed)[0]

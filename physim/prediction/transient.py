@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from physim.batching.prefix_loads import loads_of
 from physim.corrections.fields import Corrections
-from physim.errors import InputError
+from physim.errors import UnsolvedError
 from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.transient import Fluid, Trajectory
@@ -58,7 +58,7 @@ def run_cases(
     )
     for row, case in enumerate(cases):
         if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
-            raise InputError(
+            raise UnsolvedError(
                 f"{case.model.name} under {case.demanded.describe()}",
                 "changes in a way that the fluid's solver could not follow",
                 "use the method replay",

@@ -8,6 +8,7 @@ missing.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import math
@@ -225,6 +226,7 @@ def sweep(
     """
     grid = grid if isinstance(grid, CaseGrid) else CaseGrid.read(grid)
     out, count = Path(out), math.ceil(len(grid) / size)
+    _check_backend(backend, address)
     _begin(grid, out, size, resume)
     missing = [place for place in range(count) if not _file(out, place).is_file()]
     done = count - len(missing)
@@ -239,6 +241,22 @@ def sweep(
 
 def _file(out: Path, place: int) -> Path:
     return out / f"part-{place:07d}.parquet"
+
+
+def _check_backend(backend: str, address: str | None) -> None:
+    """Refuses what cannot run, before there is a folder.
+
+    Raises:
+        InputError: The backend is unknown, is not installed, or has no use for an address.
+    """
+    if backend not in _CLUSTERS:
+        known = ", ".join(_CLUSTERS)
+        raise InputError("backend", f"{backend!r} is unknown", f"use one of {known}")
+    if address is not None and backend == "loky":
+        raise InputError("address", f"is of no use to {backend}", "pick dask or ray")
+    for module in ("pyarrow", "joblib", *_MODULES[backend]):
+        if importlib.util.find_spec(module) is None:
+            raise InputError(f"backend {backend}", f"needs {module}", _EXTRA)
 
 
 def _begin(grid: CaseGrid, out: Path, size: int, resume: bool) -> None:
@@ -268,18 +286,12 @@ def _parts(
     address: str | None,
 ) -> Iterator[tuple[int, list[Row]]]:
     """Parts as they are done, in any order."""
-    if backend not in _CLUSTERS:
-        known = ", ".join(_CLUSTERS)
-        raise InputError("backend", f"{backend!r} is unknown", f"use one of {known}")
-    if address is not None and backend == "loky":
-        raise InputError("address", f"is of no use to {backend}", "pick dask or ray")
-    try:
-        import joblib
+    import joblib
 
-        cluster = _CLUSTERS[backend](address)
-    except ModuleNotFoundError as error:
-        raise InputError(f"backend {backend}", f"needs {error.name}", _EXTRA) from error
-    with cluster as options, joblib.parallel_config(backend, n_jobs=jobs or -1, **options):
+    with (
+        _CLUSTERS[backend](address) as options,
+        joblib.parallel_config(backend, n_jobs=jobs or -1, **options),
+    ):
         tasks = [joblib.delayed(_part)(grid, place, size) for place in places]
         if backend != "ray":
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1)(tasks)
@@ -315,6 +327,8 @@ def _ray(address: str | None) -> Iterator[dict[str, Any]]:
         ray.shutdown()
 
 
+# What each backend needs beside joblib.
+_MODULES = {"loky": (), "dask": ("distributed",), "ray": ("ray",)}
 # What joblib is to be told of each backend, while its cluster is there.
 _CLUSTERS: Mapping[
     str, Callable[[str | None], contextlib.AbstractContextManager[dict[str, Any]]]

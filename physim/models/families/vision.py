@@ -40,7 +40,9 @@ def qwen2_vision(_: ConfigFields, vision: ConfigFields) -> int:
     gated = "intermediate_size" in vision.fields
     width = vision.count("hidden_size" if gated else "embed_dim", 1280)
     out = vision.count("out_hidden_size" if gated else "hidden_size")
-    mlp = 3 * vision.count("intermediate_size") if gated else 2 * vision.count("mlp_ratio", 4) * width
+    mlp = (
+        3 * vision.count("intermediate_size") if gated else 2 * vision.count("mlp_ratio", 4) * width
+    )
     merged = width * vision.count("spatial_merge_size", 2) ** 2
     return vision.count("depth", 32) * width * (4 * width + mlp) + merged * (merged + out)
 

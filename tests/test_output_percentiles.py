@@ -1,0 +1,38 @@
+"""Percentiles of E2E and TPOT where answers differ in length."""
+
+import pytest
+
+import physim
+
+SERVER = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm", "fit": "none", "arrival": "poisson"}
+
+
+def test_the_longest_answers_are_told_apart():
+    # Of a lognormal distribution with a mean and a spread of 800 tokens, the 99th percentile is
+    # exp(6.338 + 0.8326 * 2.326) = 3,924 tokens and the 95th 2,226; the mean of the longest in 64
+    # is 4,772.
+    lengths = physim.Lengths.parse("lognormal:800:800")
+    found = physim.predict(**SERVER, rate=0.05, input_tokens=300, output_tokens=lengths)
+    e2e = found.latencies["e2e"]
+    assert e2e["p99"] == pytest.approx(3924 * found.itl_s, rel=0.05)
+    assert e2e["p95"] == pytest.approx(2226 * found.itl_s, rel=0.05)
+    # Answers of one length stay so.
+    fixed = physim.predict(**SERVER, rate=0.05, input_tokens=300, output_tokens=800)
+    assert fixed.latencies["e2e"]["p99"] == pytest.approx(fixed.e2e_s, rel=0.03)
+
+
+@pytest.mark.slow
+def test_short_answers_meet_long_prompts_by_chance():
+    # A prompt of 4,000 tokens is computed beside 20 tokens of one request or 400 of another.
+    parse = physim.Lengths.parse
+    load = {
+        "input_tokens": parse("lognormal:4000:1500"),
+        "output_tokens": parse("lognormal:200:150"),
+        "rate": 1.8,
+    }
+    fluid = physim.predict(**SERVER, **load)
+    exact = physim.predict(**SERVER, **load, method="replay", requests=4000)
+    for name, within in (("p50", 0.05), ("p90", 0.1), ("p99", 0.25)):
+        tpot, wanted = fluid.latencies["tpot"][name], exact.latencies["tpot"][name]
+        assert tpot == pytest.approx(wanted, rel=within), name
+    assert fluid.latencies["tpot"]["p99"] > 1.4 * fluid.latencies["tpot"]["p50"]
