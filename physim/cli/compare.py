@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 def compare(
     models: Models,
-    gpus: Annotated[str, typer.Option(help="GPUs, by commas.")],
+    gpus: Annotated[str, typer.Option(help="GPUs, comma-separated.")],
     price: Price = None,
     sort: Annotated[str | None, typer.Option(help="cost, ttft, itl, e2e or saturation.")] = None,
     fit: FitName = "default",

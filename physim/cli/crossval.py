@@ -51,7 +51,7 @@ def crossval(
             help="The fit to start from, as in `physim fit`; it must not know the rows.",
         ),
     ] = "default",
-    freeze: Annotated[str, typer.Option(help="Corrections that stay as they are, by commas.")] = "",
+    freeze: Annotated[str, typer.Option(help="Corrections to keep fixed, comma-separated.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     csv_out: Annotated[
         Path | None,

@@ -249,7 +249,7 @@ def steps(
         typer.Option(
             "--format",
             help="iteration-log, forward-pass-metrics, vllm-bench-forward, forward-table, "
-            "step-trace or table; what it looks like if not given.",
+            "step-trace or table; detected if not given.",
         ),
     ] = None,
     where: Annotated[

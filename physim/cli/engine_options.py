@@ -34,7 +34,7 @@ def layout_lists(
             Option(
                 str | None,
                 defaults.get(name, default),
-                f"{option.help.removesuffix('.')}; by commas.",
+                f"{option.help.removesuffix('.')}; comma-separated.",
                 panel or option.panel,
                 f"--{name}",
             )

@@ -41,8 +41,8 @@ def evaluate(
     by: Annotated[
         str,
         typer.Option(
-            help="Errors by group, by commas: model, gpu, backend, version, layout, concurrency, "
-            "population, batch."
+            help="Errors by group, comma-separated: model, gpu, backend, version, layout, "
+            "concurrency, population, batch."
         ),
     ] = "",
     intervals: Annotated[

@@ -23,7 +23,7 @@ app = typer.Typer(
     help="Write files for planners, autoscalers, routers and simulators, with their error.",
 )
 Folder = Annotated[Path, typer.Option("--out", help="The folder to make.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
 
 # What every export takes.
 SUBJECT: Mapping[str, CommandOption] = {
@@ -187,7 +187,7 @@ def blis(
     load: Given,
     engine: Given,
 ) -> None:
-    """Write the files of BLIS, of August and of today, beside a table of step times.
+    """Write the files for BLIS of August 2026 and for current BLIS, with a table of steps.
 
     It states errors at 20, 60 and 90% of saturation throughput.
 

@@ -70,7 +70,7 @@ def fit(
             autocompletion=known_fits,
         ),
     ] = "default",
-    freeze: Annotated[str, typer.Option(help="Corrections that stay as they are, by commas.")] = "",
+    freeze: Annotated[str, typer.Option(help="Corrections to keep fixed, comma-separated.")] = "",
     prior_scale: Annotated[float, typer.Option(help="Factor on the width of all priors.")] = 1.0,
     optimiser: Annotated[
         str, typer.Option(help="levenberg-marquardt, lbfgs or adam.")

@@ -20,7 +20,9 @@ POOLS = ("prefill", "decode")
 # Fleets beside one server: the numbers of replicas by commas, and pools apart.
 FLEETS: Mapping[str, CommandOption] = {
     name: shown(
-        replace(option, kind=str, default="1", help="Servers that are alike; by commas.")
+        replace(
+            option, kind=str, default="1", help="Numbers of identical servers, comma-separated."
+        )
         if name == "replicas"
         else option
     )

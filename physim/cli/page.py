@@ -30,7 +30,7 @@ def page(
     model: Model,
     out: Annotated[Path, typer.Option(help="The HTML file to write.", callback=html_file)],
     gpus: Annotated[
-        str, typer.Option(help="GPUs to choose from, by commas.")
+        str, typer.Option(help="GPUs to choose from, comma-separated.")
     ] = "a100_sxm,h100_sxm,h200_sxm,b200_sxm",
     inputs: Annotated[
         str, typer.Option("--input", help="Prompt tokens, FROM:TO.", rich_help_panel="Load")

@@ -46,10 +46,12 @@ def recommend(
     goodput: Goodput = 0.9,
     gpus: Annotated[
         str | None,
-        typer.Option(help="GPUs, by commas; by default those with a price, or all measured ones."),
+        typer.Option(
+            help="GPUs, comma-separated; by default those with a price, or all measured ones."
+        ),
     ] = None,
     price: Price = None,
-    max_gpus: Annotated[int, typer.Option(help="Most GPUs in all.")] = 8,
+    max_gpus: Annotated[int, typer.Option(help="Maximum GPUs in total.")] = 8,
     count: Annotated[int, typer.Option(help="Deployments to show.")] = 5,
     profile: Annotated[
         list[Path] | None,

@@ -66,12 +66,12 @@ def scale(
         ),
     ] = None,
     goodput: Goodput = 0.9,
-    least: Annotated[int, typer.Option(help="Fewest servers.", rich_help_panel=_PANEL)] = 1,
-    most: Annotated[int, typer.Option(help="Most servers.", rich_help_panel=_PANEL)] = 8,
+    least: Annotated[int, typer.Option(help="Minimum servers.", rich_help_panel=_PANEL)] = 1,
+    most: Annotated[int, typer.Option(help="Maximum servers.", rich_help_panel=_PANEL)] = 8,
     start_up: Annotated[
         str,
         typer.Option(
-            help="Seconds until a server serves, by commas: each is replayed.",
+            help="Seconds until a server serves, comma-separated; each is replayed.",
             rich_help_panel=_PANEL,
         ),
     ] = "0,60,120,300",

@@ -46,12 +46,12 @@ def table(
         float, typer.Option(help="Interpolation error of 99% of steps, as a share of their time.")
     ] = 0.01,
     fit: FitName = "default",
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
     models: Annotated[
         Path | None,
         typer.Option(help="A file with a model on each line.", rich_help_panel=_MANY),
     ] = None,
-    gpus: Annotated[str, typer.Option(help="GPUs, by commas.", rich_help_panel=_MANY)] = "",
+    gpus: Annotated[str, typer.Option(help="GPUs, comma-separated.", rich_help_panel=_MANY)] = "",
     as_json: AsJson = False,
     plot: Plot = None,
     *,
