@@ -13,12 +13,12 @@ def test_the_longest_answers_are_told_apart():
     # is 4,772.
     lengths = physim.Lengths.parse("lognormal:800:800")
     found = physim.predict(**SERVER, rate=0.05, input_tokens=300, output_tokens=lengths)
-    e2e = found.latencies["e2e"]
+    e2e = found.whole.latencies["e2e"]
     assert e2e["p99"] == pytest.approx(3924 * found.itl_s, rel=0.05)
     assert e2e["p95"] == pytest.approx(2226 * found.itl_s, rel=0.05)
     # Answers of one length stay so.
     fixed = physim.predict(**SERVER, rate=0.05, input_tokens=300, output_tokens=800)
-    assert fixed.latencies["e2e"]["p99"] == pytest.approx(fixed.e2e_s, rel=0.03)
+    assert fixed.whole.latencies["e2e"]["p99"] == pytest.approx(fixed.e2e_s, rel=0.03)
 
 
 @pytest.mark.slow
@@ -33,6 +33,6 @@ def test_short_answers_meet_long_prompts_by_chance():
     fluid = physim.predict(**SERVER, **load)
     exact = physim.predict(**SERVER, **load, method="replay", requests=4000)
     for name, within in (("p50", 0.05), ("p90", 0.1), ("p99", 0.25)):
-        tpot, wanted = fluid.latencies["tpot"][name], exact.latencies["tpot"][name]
+        tpot, wanted = fluid.whole.latencies["tpot"][name], exact.whole.latencies["tpot"][name]
         assert tpot == pytest.approx(wanted, rel=within), name
-    assert fluid.latencies["tpot"]["p99"] > 1.4 * fluid.latencies["tpot"]["p50"]
+    assert fluid.whole.latencies["tpot"]["p99"] > 1.4 * fluid.whole.latencies["tpot"]["p50"]

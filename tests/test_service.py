@@ -46,7 +46,8 @@ def test_the_load_of_a_pool_by_hand():
     joint = RequestLengths.from_columns([100, 300], [1, 9], [50, 0])
     requests = pool_load(physim.Load.of_requests(joint, rate=1.0), (DECODE,)).lengths
     # Who has all tokens with the prompt is taken for one that gets another.
-    assert requests == RequestLengths.from_columns([101, 301], [1, 8], [100, 300])
+    wanted = RequestLengths.from_columns([101, 301], [1, 8], [100, 300], handed=True)
+    assert requests == wanted
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from physim.batching.demand import Demand
-from physim.batching.guards import HARDLY
+from physim.batching.demand import PARTS, Demand
+from physim.batching.guards import HARDLY, TINY
 from physim.batching.limits import Limits
 from physim.types import AnyArray, Scalar
 
@@ -93,8 +93,11 @@ def batches_under_way(demand: Demand, limits: Limits, occupancy: Occupancy) -> S
     arrivals = occupancy.prompts
     budget = limits.max_num_batched_tokens / limits.stages
     room = jnp.maximum(budget - occupancy.batch, 1.0) / (demand.new_tokens * occupancy.scale)
-    deviation = jnp.sqrt(arrivals * demand.arrival_cv2 + HARDLY)
-    log_begins = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
+    deviation = jnp.sqrt(arrivals * (demand.arrival_cv2 + demand.prompt_cv2) + HARDLY)
+    log_many = jax.scipy.stats.norm.logsf((room + 0.5 - arrivals) / deviation)
+    # Or one is too long by itself, of which a sum's normal distribution knows nothing.
+    beyond = jnp.sum(PARTS * (demand.parts > room * demand.new_tokens))
+    log_begins = jnp.logaddexp(log_many, jnp.log(jnp.minimum(arrivals * beyond, 1.0) + TINY))
     lasts = jnp.minimum(occupancy.batch / limits.stages, _LONGEST_LIFE)
     log_ends = -lasts - jnp.log(jnp.maximum(demand.decode_steps, 1.0))
     by_chance = 1.0 + (limits.stages - 1) * jax.nn.sigmoid(log_begins - log_ends)

@@ -68,6 +68,7 @@ class Steps(eqx.Module):
         bunched: Variance of the number of requests that decode, over its mean, were all steps as
             long.
         varied: The same with steps as long as they are.
+        elastic: Relative change of a step that only decodes for a relative change of those that do.
     """
 
     mixed_share: Scalar
@@ -95,6 +96,7 @@ class Steps(eqx.Module):
     several: Scalar
     bunched: Scalar
     varied: Scalar
+    elastic: Scalar
 
     @property
     def own_s(self) -> Scalar:
@@ -164,6 +166,7 @@ def _steps_of_both(
     each = kinds.of_whole_prompts(more.interval)
     taken = jnp.minimum(prompts.interval / mean.interval, NEARLY)
     bunched = _bunched(kinds, demand, taken, each)
+    elastic = _elastic(kinds, occupancy.batch)
     steps = Steps(
         mixed_share=jnp.sum(share),
         mean=mean,
@@ -191,7 +194,9 @@ def _steps_of_both(
         lone=kinds.lone(share),
         several=jnp.maximum(kinds.several(share), 2.0),
         bunched=bunched,
-        varied=bunched / (1.0 - _elastic(kinds, demand, occupancy.batch)),
+        # The more there are, the later they leave.
+        varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
+        elastic=elastic,
     )
     while_own = chunks.number * steps.own_s / mean.latency - 1.0
     met = _met(demand, limits, occupancy, while_own / (1.0 - taken))
@@ -291,6 +296,7 @@ def _steps_apart(
     by_turn = longer**2 * sizes * cv2 * prefilling
     by_turn /= (1 - held_up**2) * mean.interval**2
     bunched = _bunched(kinds, demand, held_up, each_s)
+    elastic = _elastic(kinds, occupancy.batch)
     kind_share = kinds.shares(kinds.prompts.latency, decode.latency)
     kind_share *= run.steps / (1.0 + run.steps) / jnp.sum(kind_share)
     alone = 1.0 - jnp.sum(kind_share)
@@ -324,7 +330,9 @@ def _steps_apart(
         lone=kinds.lone(kind_share),
         several=jnp.maximum(kinds.several(kind_share), 2.0),
         bunched=bunched,
-        varied=bunched / (1.0 - _elastic(kinds, demand, occupancy.batch)),
+        # The more there are, the later they leave.
+        varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
+        elastic=elastic,
     )
     # The run that follows its own prompt is another than one after a step that decodes.
     met = _met(demand, limits, occupancy, run.after_own / run.steps - 1.0)
@@ -412,13 +420,9 @@ def _bunched(
     return peakedness(jnp.where(demand.closed, demand.arrival_cv2, clumped), demand.evenness)
 
 
-def _elastic(kinds: StepKinds, demand: Demand, batch: Scalar) -> Scalar:
-    """Relative change of a step that only decodes for a relative change of those that do.
-
-    The more there are, the later they leave.
-    """
-    elastic = jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
-    return jnp.where(demand.closed, 0.0, elastic)
+def _elastic(kinds: StepKinds, batch: Scalar) -> Scalar:
+    """Relative change of a step that only decodes for a relative change of those that do."""
+    return jnp.clip(kinds.slope_s * batch / kinds.decode.interval, 0.0, MOST_ELASTIC)
 
 
 def _slower(

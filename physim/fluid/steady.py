@@ -10,7 +10,6 @@ token budget, and then what is served is the capacity.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -110,18 +109,6 @@ class _Balance(eqx.Module):
     steps: Steps
     found: Scalar
     loads: Loads | None
-
-
-class _Crowded(NamedTuple):
-    """Steps of an engine as it is, with all slots taken and with a part of them, in a row.
-
-    Attributes:
-        mean: Times of a mean step, seconds.
-        as_seen: Times of a step as decoding requests meet it, seconds.
-    """
-
-    mean: Float[AnyArray, " crowds"]
-    as_seen: Float[AnyArray, " crowds"]
 
 
 def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyState:
@@ -231,11 +218,11 @@ def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) ->
 @jax.jit
 def _residual(
     log_step: Scalar, system: tuple[StepModel, Demand, Limits], crowd: Int[AnyArray, ""]
-) -> tuple[Scalar, _Balance, _Crowded]:
-    """How much longer the mean step is, in logarithm, than what runs in it takes; and what runs."""
+) -> tuple[Scalar, _Balance, Scalar]:
+    """How much longer the mean step is, in logarithm, than what runs in it; that; its time."""
     balance = _balance(jnp.exp(log_step), *system, crowd)
-    mean, beside = balance.steps.mean.interval, balance.steps.as_seen.interval
-    return log_step - jnp.log(mean), balance, _Crowded(mean, beside)
+    mean = balance.steps.mean.interval
+    return log_step - jnp.log(mean), balance, mean
 
 
 def _balance(
@@ -269,10 +256,14 @@ def _balance(
     by_link: Scalar = jnp.inf
     loads, loaded = None, model
 
+    def returning(chunks: Scalar) -> Scalar:
+        """Requests per second of clients none of whom waits for a slot."""
+        steps = chunks + decode_steps + loading
+        return jnp.where(closed, clients / (between + fetching + steps * step), jnp.inf)
+
     def served(chunks: Scalar, new_tokens: Scalar) -> Scalar:
         """Requests per second with so many prefill steps each: offered, or what a limit allows."""
         steps = chunks + decode_steps + loading
-        returning = jnp.where(closed, clients / (between + fetching + steps * step), jnp.inf)
         by_slots, by_tokens = (
             slots / (steps + limits.async_scheduling),
             tokens / (limits.query_tokens * decode_steps + new_tokens),
@@ -280,7 +271,7 @@ def _balance(
         # Where prompts have steps of their own there are as many of them as the prompts fill.
         by_tokens = jnp.where(limits.prompts_apart, jnp.inf, by_tokens)
         limit = jnp.minimum(jnp.minimum(by_slots, by_tokens) / step, by_link)
-        return jnp.minimum(jnp.minimum(demand.rate, returning), limit)
+        return jnp.minimum(jnp.minimum(demand.rate, returning(chunks)), limit)
 
     found = jnp.ones(())
     if demand.found_or_not is not None:
@@ -308,9 +299,10 @@ def _balance(
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
     room = room_beside(limits, decoding) / (limits.ranks * limits.stages)
     chunks = Chunks.in_room(demand.parts, room).number
-    wanted = jnp.where(closed, jnp.inf, demand.rate)
-    kept = jnp.where(closed, 1.0, _kept(served(chunks, fresh) / wanted))
-    new_tokens = fresh + (1 - kept) * again
+    wanted = jnp.where(closed, returning(chunks), demand.rate)
+    waiting = 1.0 - _kept(served(chunks, fresh) / wanted)
+    kept = jnp.where(closed, 1.0, 1.0 - waiting)
+    new_tokens = fresh + waiting * again
     throughput = served(chunks, new_tokens)
     demand = demand.thinking(throughput)
     arrivals = throughput * step
@@ -384,7 +376,7 @@ def _kept(share: Scalar) -> Scalar:
 def _observed(
     step: Scalar,
     balance: _Balance,
-    crowded: _Crowded,
+    crowded: Float[AnyArray, " crowds"],
     model: StepModel,
     demand: Demand,
     limits: Limits,
@@ -406,7 +398,8 @@ def _observed(
     loading = jnp.zeros_like(step) if demand.loading_s is None else demand.loading_s
     with_slot = loading if demand.fetching_s is None else loading - demand.fetching_s
     variability = (demand.arrival_cv2 + demand.output_cv2) / 2
-    _, full, part = crowded.mean
+    # Mean steps of those that run, with all slots taken and with a part of them.
+    _, full, part = crowded
     waiting, chance = wait_for_a_slot(
         balance.throughput
         * (occupancy.chunks + demand.decode_steps + limits.async_scheduling + with_slot / step),
@@ -473,7 +466,7 @@ def _observed(
             wait + in_line,
             wait_cv,
             occupancy.batch,
-            1 - crowded.as_seen[2] / crowded.as_seen[1],
+            steps.elastic,
             demand,
         ),
     )

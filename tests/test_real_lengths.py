@@ -1,0 +1,31 @@
+"""The fluid beside the replay where lengths vary as those of a real service do."""
+
+import pytest
+
+import physim
+
+SERVER = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm", "fit": "none"}
+parse = physim.Lengths.parse
+
+
+@pytest.mark.slow
+def test_clients_who_wait_for_kv_blocks_have_tokens_computed_again():
+    # Room for 40 answers of 600 tokens, and 120 clients: answers are preempted three times each.
+    load = {"concurrency": 120, "input_tokens": parse("lognormal:200:200")}
+    load["output_tokens"] = parse("lognormal:800:500")
+    small = {**SERVER, **load, "kv_blocks": 1500}
+    fluid = physim.predict(**small)
+    exact = physim.predict(**small, method="replay", requests=3000)
+    assert fluid.requests_per_s == pytest.approx(exact.requests_per_s, rel=0.05)
+    plenty = physim.predict(**{**small, "kv_blocks": 15000})
+    assert fluid.itl_s > plenty.itl_s * 40 / 120
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "within"), [(11.0, 0.1), (13.5, 0.2)])
+def test_a_long_prompt_begins_another_batch_of_a_pipeline(rate, within):
+    load = {"rate": rate, "arrival": "poisson", "input_tokens": parse("lognormal:1500:1500")}
+    load["output_tokens"] = parse("lognormal:250:250")
+    fluid = physim.predict(**SERVER, **load, pp=2)
+    exact = physim.predict(**SERVER, **load, pp=2, method="replay", requests=6000)
+    assert fluid.itl_s == pytest.approx(exact.itl_s, rel=within)
