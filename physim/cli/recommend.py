@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ from physim.inputs.load_request import LoadRequest
 from physim.options import options_of
 
 if TYPE_CHECKING:
+    from physim.questions.objectives import Objective
     from physim.questions.recommendation import Choice, Recommendation
 
 # What is said of a load beside its profile.
@@ -218,6 +219,8 @@ def _print_recommendation(found: Recommendation) -> None:
         notes += [f"day: price of all windows{scaled}"] if of_day else []
         notes.append(f"per 1M: price of a million generated tokens{scaled}")
     console.print("; ".join(notes), style="dim")
+    for place, one in enumerate(found.choices, 1):
+        console.print(f"{place}: {', '.join(_figures(found.asked.objectives, one))}")
     limits = (f"{place} {one.limited_by}" for place, one in enumerate(found.choices, 1))
     console.print(f"limited by: {', '.join(limits)}")
     for place, one in enumerate(found.choices, 1):
@@ -228,6 +231,18 @@ def _print_recommendation(found: Recommendation) -> None:
         total = sum(found.refused.values())
         reason = next(iter(found.refused))
         console.print(f"{total:,} more cannot be, such as: {reason}", style="dim")
+
+
+def _figures(objectives: Sequence[Objective], one: Choice) -> Iterator[str]:
+    """What a choice has of each objective, and its price."""
+    from physim.questions.objectives import EACH
+
+    for objective in objectives:
+        if objective.statistic != EACH:
+            value = one.prediction.whole.latencies[objective.metric][objective.statistic]
+            yield f"{objective.name} {value:.3g} s of {objective.seconds:g}"
+    if one.price is not None:
+        yield f"{one.price:.2f} an hour"
 
 
 def _apart(found: Recommendation) -> str:

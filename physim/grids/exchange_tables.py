@@ -40,9 +40,9 @@ def readers(engine: str) -> Iterator[tuple[str, Reader]]:
         engine: The engine.
     """
     if engine == DEFAULT_ENGINE:
-        yield f"comm/{engine}/*/moe_a2a_perf.parquet", _vendored
+        yield f"comm/{engine}/*/moe_a2a_perf.parquet", _of_the_default
         # The default engine's own rows of low latency hold launches (on GB300 274 us for a token,
-        # of which DeepEP's kernels take 33), and the steps that only decode are CUDA graphs.
+        # of which DeepEP's kernels take 35), and the steps that only decode are CUDA graphs.
         yield f"comm/{MEASURED_DEEPEP}/*/wideep_deepep_ll_perf.parquet", _low_latency
     if engine == MEASURED_DEEPEP:
         yield f"comm/{engine}/*/wideep_deepep_normal_perf.parquet", _high_throughput
@@ -50,7 +50,7 @@ def readers(engine: str) -> Iterator[tuple[str, Reader]]:
         yield f"comm/{engine}/*/*_alltoall_perf.parquet", _nvlink
 
 
-def _vendored(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
+def _of_the_default(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     # Tokens are those of each rank, and times are in microseconds: 8,192 tokens would else be
     # beyond the links.
     own = rows[rows["comm_backend"] == "deepep_ht"]
