@@ -26,6 +26,7 @@ from physim.models.formats import (
     int4,
 )
 from physim.service.hardware import Hardware, load_hardware
+from physim.step.components.experts import start_s, started_s
 
 _FORMS = {one.name: one for one in (MXFP4_MXFP8, MXFP4, NVFP4, FP8_BLOCK, FP8, BFLOAT16)}
 _FORMS["int4"] = int4(-1)
@@ -77,14 +78,14 @@ def _compare(
     distance[left_out] = np.inf
     nearest = int(np.argmin(distance))
     own, near = grid.shapes[left_out], grid.shapes[nearest]
-    tokens, curve = grid.tokens, np.exp(grid.log_efficiency[nearest])
+    tokens, log_efficiency = grid.tokens, grid.log_efficiency[nearest]
     at = np.maximum(own[2] / own[3] / (near[2] / near[3]) * tokens, tokens[0])
-    efficiency = np.exp(np.interp(np.log(at), np.log(tokens), grid.log_efficiency[nearest]))
-    work, of_near = bound_s(tokens, own), bound_s(at, near)
-    start = max(float(bound_s(tokens[:1], near)[0] * (1 / curve[0] - 1 / curve.max())), 0.0)
-    apart = start + np.maximum(of_near / efficiency - start, 0.0) * work / of_near
+    known = np.interp(np.log(at), np.log(tokens), log_efficiency)
+    work = bound_s(tokens, own)
+    start = start_s(np.exp(log_efficiency), float(bound_s(tokens[:1], near)[0]))
+    apart = started_s(known, start, bound_s(at, near), work)
     measured = work / np.exp(grid.log_efficiency[left_out])
-    for way, found in (("efficiency", work / efficiency), ("apart", np.maximum(apart, work))):
+    for way, found in (("efficiency", work / np.exp(known)), ("apart", np.maximum(apart, work))):
         off = np.abs(np.log(found / measured))
         for begin, end in zip((0, *_ENDS), _ENDS, strict=False):
             some = off[(tokens > begin) & (tokens <= end)]

@@ -10,7 +10,7 @@ parse = physim.Lengths.parse
 
 @pytest.mark.slow
 def test_clients_who_wait_for_kv_blocks_have_tokens_computed_again():
-    # Room for 40 answers of 600 tokens, and 120 clients: answers are preempted three times each.
+    # Room for 24,000 tokens, and 120 clients.
     load = {"concurrency": 120, "input_tokens": parse("lognormal:200:200")}
     load["output_tokens"] = parse("lognormal:800:500")
     small = {**SERVER, **load, "kv_blocks": 1500}

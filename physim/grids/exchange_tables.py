@@ -94,11 +94,11 @@ def _deepep(table: str, rows: pd.DataFrame, gpu: Hardware, copies: Copies) -> Ro
 
 def _nvlink(rows: pd.DataFrame, gpu: Hardware) -> Iterator[Rows]:
     one_sided = rows[(rows["kernel_source"] == "NVLinkOneSided") & (rows["moe_dtype"] == "nvfp4")]
-    keys = ["moe_ep_size", "hidden_size", "topk", "num_tokens"]
+    renamed = one_sided.rename(columns={"moe_ep_size": "ep_size"})
     # The way to the experts and back.
-    frame = one_sided.groupby(keys, as_index=False)["latency"].sum()
+    frame = renamed.groupby(_KEYS, as_index=False)["latency"].sum()
     frame = frame.assign(kernel_source="NVLinkOneSided")
-    ranks, hidden, top_k, tokens = (frame[name].to_numpy(float) for name in keys)
+    ranks, hidden, top_k, tokens = (frame[name].to_numpy(float) for name in _KEYS)
     copies = roofline.copies_for_ranks(top_k, ranks)
     sent = roofline.all_to_all(tokens, hidden, copies, NVFP4.activation_bytes)
     axes = {"ranks": ranks, "tokens": tokens}

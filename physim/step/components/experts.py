@@ -126,16 +126,14 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
             alike = per_token / count / (near[2] / near[3])
             tokens = np.maximum(TOKENS, 1.0 if placement.layout.ep == 1 else grid.tokens[0] / alike)
             at = np.maximum(alike * tokens, grid.tokens[0])
-            efficiency = grid.nearest(*shape).resampled(tokens=at)
-            if not has_start:
-                return rising_log_seconds(efficiency, bound_s(tokens))
-            # What the kernels take to start does not grow with the layer.
-            smallest, of_near = bound_of(grid.tokens[:1], *near), bound_of(at, *near)
-            curve = np.exp(grid.nearest(*shape).log_efficiency)
-            start = max(float(smallest[0] * (1 / curve[0] - 1 / np.max(curve))), 0.0)
-            work = of_near / np.exp(efficiency) - start
-            seconds = start + np.maximum(work, 0.0) * bound_s(tokens) / of_near
-            return rising_log_seconds(np.log(bound_s(tokens) / seconds), bound_s(tokens))
+            nearest, bound = grid.nearest(*shape), bound_s(tokens)
+            efficiency = nearest.resampled(tokens=at)
+            if has_start:
+                smallest = float(bound_of(grid.tokens[:1], *near)[0])
+                start = start_s(np.exp(nearest.log_efficiency), smallest)
+                seconds = started_s(efficiency, start, bound_of(at, *near), bound)
+                efficiency = np.log(bound / seconds)
+            return rising_log_seconds(efficiency, bound)
 
         own, all_table = curve(load), load.replace("_spread_", "_")
         if all_table != load and all_table in tables(grids):
@@ -156,6 +154,33 @@ def _log_seconds(placement: Placement, experts: Experts) -> np.ndarray:
     # with the same kernel at every shape.
     whole = Placement(replace(placement.server, parallelism=Parallelism()))
     return np.minimum(found, _log_seconds(whole, experts))
+
+
+def start_s(efficiency: np.ndarray, smallest_s: float) -> float:
+    """What the kernels of a measured layer take to start, seconds.
+
+    It is what the fewest tokens take beyond their work, at the best efficiency that they reach.
+
+    Args:
+        efficiency: Of the layer, from few tokens to many.
+        smallest_s: Roofline time of the fewest.
+    """
+    return max(float(smallest_s * (1 / efficiency[0] - 1 / np.max(efficiency))), 0.0)
+
+
+def started_s(
+    log_efficiency: np.ndarray, start: float, measured_s: np.ndarray, bound_s: np.ndarray
+) -> np.ndarray:
+    """Time of a layer by a measured one: its start, and the rest in proportion to the rooflines.
+
+    Args:
+        log_efficiency: Logarithm of the measured layer's efficiency.
+        start: What its kernels take to start, seconds.
+        measured_s: Its roofline times, seconds.
+        bound_s: Those of the layer, seconds.
+    """
+    work = measured_s / np.exp(log_efficiency) - start
+    return np.asarray(start + np.maximum(work, 0.0) * bound_s / measured_s)
 
 
 def _is_of(hidden: float, grids: str, table: str) -> bool:
