@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import physim
 from physim.batching.batch_statistics import decoding, following, met_while_decoding, prefill_share
 from physim.batching.demand import PARTS
 from physim.batching.kv_capacity import blocks_held, requests_held
@@ -222,3 +223,16 @@ def test_quantiles_of_weighted_values():
 def test_peakedness_of_equal_lengths_is_no_less_than_none():
     """As 32 bit rounds the mean of 64 lengths of 3.7 tokens."""
     assert float(peakedness(0.0, 1.0000001)) == 0.0
+
+
+def test_requests_that_fit_into_graphs_find_slots_free():
+    # 1,024 slots, and CUDA graphs of 512 requests: a step beyond takes four times as long. On a
+    # straight line from these few requests to all slots, half of them waited for a slot.
+    load = {"input_tokens": 200, "output_tokens": 1000, "rate": 13.0, "arrival": "poisson"}
+    fluid, replay = (
+        physim.predict("Qwen/Qwen3-30B-A3B", fit="none", gpu="b200_sxm", **load, **more)
+        for more in ({}, {"method": "replay", "requests": 3000})
+    )
+    assert replay.pools[0].running < 512
+    assert fluid.ttft_s == pytest.approx(replay.ttft_s, rel=0.1)
+    assert any("completes 11.6 req/s, fewer" in note for note in fluid.assumptions)

@@ -322,6 +322,7 @@ def _balance(
     turns = slots / (chunks + decode_steps + loading + limits.async_scheduling)
 
     taken = jnp.asarray(_TAKEN)[jnp.maximum(crowd - 1, 0)] * turns
+    loaded = _in_graphs(loaded, limits, occupancy.batch, crowd)
     occupancy = replace(
         occupancy,
         batch=jnp.where(crowd > 0, taken * decode_steps, occupancy.batch),
@@ -330,6 +331,28 @@ def _balance(
     )
     steps = steps_at(loaded, demand, limits, occupancy, slots)
     return _Balance(throughput, occupancy, slots, steps, found, loads)
+
+
+def _in_graphs(
+    model: StepModel, limits: Limits, batch: Scalar, crowd: Int[AnyArray, ""]
+) -> StepModel:
+    """Step times whose steps in a crowd are all CUDA graphs, or none is, as with the mean batch.
+
+    A step beyond the largest graph may take several times as long, so that a server may keep up
+    with one load in two ways, with few requests or with many. From an idle engine it gets to the
+    few, and there the number that runs varies as though graphs had no end.
+
+    Args:
+        model: Step times.
+        limits: The engine's limits.
+        batch: Requests that decode, mean.
+        crowd: Who is in the steps, as `_balance` has it.
+    """
+    host = model.ops.host
+    fits = batch * limits.query_tokens <= host.captured * limits.ranks * limits.stages
+    captured = jnp.where(fits, limits.max_num_batched_tokens, 0.0)
+    captured = jnp.where(crowd > 0, captured, host.captured)
+    return replace(model, ops=replace(model.ops, host=replace(host, captured=captured)))
 
 
 def _busy(running: Scalar) -> Scalar:

@@ -39,6 +39,8 @@ _LONG_STEP_TOKENS = 2000
 # seconds to compile, and save 10 to 30 ms a call; larger ones are slower, since all wait for the
 # case that takes most iterations.
 _SIZES = (1, 8, 32, 128)
+# Throughput over that of full slots from which on it is said.
+_LOST_WHEN_FULL = 1.05
 # How far clients are in step from which on it is said.
 _IN_STEP = 0.5
 _LOCKSTEP = (
@@ -207,6 +209,7 @@ def _prediction(
             *evictions(case, state.hit_rate, state.host_hit_rate or 0.0),
             *slow_writes(case, requests_per_s, state.hit_rate),
             *_doubt_of_sampling(case, state),
+            *_lost_when_full(load, state, unbounded),
             *([_LOCKSTEP] if state.in_step > _IN_STEP and _makes_long_steps(load) else []),
         ),
     )
@@ -222,6 +225,17 @@ def _doubt_of_sampling(case: Case, state: SteadyState) -> list[str]:
     return [
         f"how tokens were drawn is not known: {server.sampling} sampling is taken, "
         f"{taken * 1e3:.2f} ms a step, which greedy requests would have in {greedy * 1e3:.2f}"
+    ]
+
+
+def _lost_when_full(load: Load, state: SteadyState, unbounded: SteadyState) -> list[str]:
+    """What a load that is served would lose if all slots were taken once."""
+    kept_up = load.concurrency is None and not state.saturated
+    if not kept_up or state.throughput < _LOST_WHEN_FULL * unbounded.throughput:
+        return []
+    return [
+        f"with all slots taken the server completes {unbounded.throughput:.3g} req/s, fewer than "
+        "arrive: a queue that a burst leaves may stay until fewer requests arrive"
     ]
 
 
