@@ -674,3 +674,20 @@ def test_every_command_that_takes_a_load_takes_lengths(words):
     result = run(*words)
     assert result.exit_code == 0, result.stderr
     json.loads(result.stdout)
+
+
+def test_a_few_prompts_too_long_for_the_engine_are_left_out():
+    # Of 4,096 equal parts of these prompts one is beyond Qwen3-8B's 40,960 tokens.
+    prompts = physim.Lengths.lognormal(2000, 2500)
+    asked = {"gpu": "h100_sxm", "rate": 1.0, "fit": "none"}
+    joint = physim.RequestLengths.independent(prompts, 100)
+    for load in ({"input_tokens": prompts, "output_tokens": 100}, {"lengths": joint}):
+        found = physim.predict("Qwen/Qwen3-8B", **load, **asked)
+        assert any(note.startswith("0.02% of the prompts are longer") for note in found.assumptions)
+        assert found.load.mean_input == pytest.approx(2000, rel=0.01)
+        assert found.load.mean_input < 2000
+    recorded = replace(joint, recorded=True)
+    many = {"input_tokens": physim.Lengths.lognormal(20_000, 25_000), "output_tokens": 100}
+    for refused in ({"lengths": recorded}, many):
+        with pytest.raises(physim.InputError, match="longer than max_model_len 40960 allows"):
+            physim.predict("Qwen/Qwen3-8B", **refused, **asked)

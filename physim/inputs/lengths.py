@@ -209,6 +209,10 @@ class Lengths:
             return self
         return Lengths.empirical(tuple(np.minimum(self.fine, tokens).tolist()))
 
+    def below(self, tokens: float) -> Lengths:
+        """Those of the lengths that are shorter than so many tokens."""
+        return Lengths.empirical(tuple(self.fine[self.fine < tokens].tolist()))
+
     @functools.cached_property
     def fine(self) -> Float[np.ndarray, " points"]:
         """Lengths of many equal parts of the requests, from short to long."""

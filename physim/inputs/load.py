@@ -41,6 +41,8 @@ ARRIVALS = ("constant", "poisson", "gamma", "trace")
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
 # Turns of a conversation, mean, beyond any that is recorded.
 _MOST_TURNS = 1000
+# Share of the prompts that may be too long for the engine, beyond which a load is refused.
+_FEW_REFUSED = 0.05
 _Windows: TypeAlias = Float[np.ndarray, " windows"]
 
 
@@ -518,13 +520,15 @@ class Load(LoadRequest):
         most, inputs, outputs = server.sizes.max_model_len, self.input_tokens, self.output_tokens
         if isinstance(inputs, Lengths):
             refused = inputs.share_beyond(most - 1)
+            longer = f"{refused:.2%} of the prompts are longer than max_model_len {most} allows"
+            recorded = self.lengths is not None and self.lengths.recorded
+            if refused > _FEW_REFUSED or (refused and recorded):
+                remedy = "shorten them or raise max_model_len"
+                raise InputError("input", f"{longer}, and engines refuse them", remedy)
             if refused:
-                raise InputError(
-                    "input",
-                    f"{refused:.2g} of the prompts have more tokens than max_model_len {most} has "
-                    "room for, which engines refuse",
-                    "shorten them or raise max_model_len",
-                )
+                shorter, lines = self._with_prompts_below(most).within(server)
+                line = f"{longer}: engines refuse them, and shorter ones are taken in their place"
+                return shorter, [line, *lines]
         left = most - self.mean_input
         if self.lengths is not None:
             cut = self.lengths.share_beyond(most)
@@ -537,6 +541,11 @@ class Load(LoadRequest):
             return self.with_lengths(self.lengths.up_to(most)), [line]
         assert isinstance(outputs, Lengths)
         return replace(self, output_tokens=outputs.up_to(left)), [line]
+
+    def _with_prompts_below(self, tokens: int) -> Load:
+        if self.lengths is not None:
+            return self.with_lengths(self.lengths.below(tokens))
+        return replace(self, input_tokens=lengths(self.input_tokens).below(tokens))
 
     def _turns_within(self, server: Server) -> tuple[Load, list[str]]:
         """Conversations that end where their mean turn would be too long; see `within`."""

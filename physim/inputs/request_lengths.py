@@ -167,6 +167,10 @@ class RequestLengths:
         columns = (own[rows] for own in self.arrays)
         return replace(self, **_columns(*columns), exact=None)
 
+    def below(self, tokens: float) -> RequestLengths:
+        """Those of the requests whose prompts are shorter than so many tokens."""
+        return self.of_rows(np.flatnonzero(self.arrays[0] < tokens))
+
     @functools.cached_property
     def arrays(self) -> tuple[Requests, Requests, Requests]:
         """Prompt lengths, cached parts and output lengths of the sample."""
