@@ -8,6 +8,7 @@ from physim.batching.prompt_runs import (
     DecodeCycle,
     Run,
     all_busy,
+    no_prompts,
     prompts_of_steps,
     run_of,
     sole_rank,
@@ -51,6 +52,7 @@ def test_a_turn_has_the_prompts_that_come_in_it():
     fixed = {
         "dealt": 1.0,
         "several": 1e9,
+        "varied": 0.0,
         "arrival_cv2": 1.0,
         "every": 1.0,
         "ranks": 1.0,
@@ -83,20 +85,31 @@ def test_a_rank_decodes_while_no_other_has_prompts(ranks, prompts):
         return busy / (1 - busy)
 
     each = -np.expm1(-prompts / ranks)
-    assert sole_rank(steps(each), ranks, 0.0) == pytest.approx((1 - each) ** (ranks - 1))
+    by_chance = sole_rank(steps(each), ranks, 0.0, 0.5)
+    assert by_chance == pytest.approx((1 - each) ** (ranks - 1))
     numbers = np.arange(200)
     busy = np.sum(poisson.pmf(numbers, prompts) * np.minimum(numbers, ranks)) / ranks
-    exact = np.exp(-prompts) / (1 - busy)
-    assert sole_rank(steps(busy), ranks, 1.0) == pytest.approx(exact, abs=0.02)
+    # Of the steps in which a rank has none, those in which nobody has.
+    none = np.exp(-prompts)
+    assert sole_rank(steps(busy), ranks, 1.0, none) == pytest.approx(none / (1 - busy))
+    assert sole_rank(steps(1 - none), 1.0, 1.0, none) == 1.0
     assert all_busy(busy, ranks, 0.0) == pytest.approx(busy**ranks)
     assert all_busy(busy, ranks, 1.0) == pytest.approx(poisson.sf(ranks - 1, prompts), abs=0.04)
+
+
+def test_long_steps_gather_prompts_and_leave_short_ones_none():
+    # 0.6 prompts come in a step that decodes and 2 in one for prompts. Of equal times exp(-2) of
+    # the latter are followed by a step without; of exponential ones, a third.
+    for varied, none in ((0.0, np.exp(-2.0)), (1.0, 1 / 3)):
+        chance = none / (none + 1 - np.exp(-0.6))
+        assert no_prompts(0.6, 2.0, varied) == pytest.approx(chance, rel=1e-5)
 
 
 def test_others_decode_in_the_steps_that_are_not_theirs():
     # Of two ranks, each with prompts in half of its steps: of the four pairs three have some, and
     # in two of these the other decodes.
-    two = Run(0.5, 1.0, 1.0, sole_rank(1.0, 2.0, 0.0))
+    two = Run(0.5, 1.0, 1.0, sole_rank(1.0, 2.0, 0.0, 0.5))
     assert two.of_any == pytest.approx(1.5)
     assert two.others_that_decode(2.0, 0.0) == pytest.approx((2 / 3, 2 / 3))
-    one = Run(0.5, 1.0, 1.0, sole_rank(1.0, 1.0, 0.0))
+    one = Run(0.5, 1.0, 1.0, sole_rank(1.0, 1.0, 0.0, 0.5))
     assert one.others_that_decode(1.0, 0.0) == (0.0, 0.0)

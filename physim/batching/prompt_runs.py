@@ -35,6 +35,7 @@ class DecodeCycle(NamedTuple):
         each_s: What each prompt adds to it.
         further_s: What each prompt beyond `several` adds beyond that.
         several: Prompts up to which each adds as much.
+        varied: Squared coefficient of variation of the times of steps for prompts.
         prompts: Prompts of all its steps, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         every: Steps that decode between two looks at what has arrived.
@@ -51,6 +52,7 @@ class DecodeCycle(NamedTuple):
     each_s: Scalar
     further_s: Scalar
     several: Scalar
+    varied: Scalar
     prompts: Scalar
     arrival_cv2: Scalar
     every: Scalar
@@ -121,10 +123,11 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
         more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
         return chance, cycle.least + cycle.room * more
 
-    step_s = cycle.decode_s
+    step_s, prompts_s = cycle.decode_s, cycle.fixed_s + cycle.each_s
     for _ in range(_ROUNDS):
         chance, steps = after(step_s)
-        run = Run(chance, steps, steps, sole_rank(steps, ranks, cycle.dealt))
+        none = no_prompts(rate * cycle.decode_s, rate * prompts_s, cycle.varied)
+        run = Run(chance, steps, steps, sole_rank(steps, ranks, cycle.dealt, none))
         count = cycle.prompts / run.of_any
         prompts_s = cycle.fixed_s + cycle.each_s * count
         prompts_s += cycle.further_s * jnp.maximum(count - cycle.several, 0.0)
@@ -134,22 +137,40 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
     return log_rate + seconds - jnp.log(cycle.prompts), run
 
 
-def sole_rank(steps: Scalar, ranks: Number, dealt: Scalar) -> Scalar:
+def no_prompts(while_decoding: Scalar, meanwhile: Scalar, varied: Scalar) -> Scalar:
+    """Chance that a step has no prompts, where each has those that come in the one before.
+
+    Steps for prompts take times of a gamma distribution, so that long ones, in which many come,
+    leave short ones in which none does. What follows a step that decodes and what follows one for
+    prompts make a Markov chain of both.
+
+    Args:
+        while_decoding: Prompts that come in a step that decodes, mean.
+        meanwhile: Prompts that come in a step for prompts, mean.
+        varied: Squared coefficient of variation of the times of those.
+    """
+    spread = jnp.maximum(varied, SMALL)
+    none = jnp.exp(-jnp.log1p(meanwhile * spread) / spread)
+    return none / (none - jnp.expm1(-while_decoding))
+
+
+def sole_rank(steps: Scalar, ranks: Number, dealt: Scalar, none: Scalar) -> Scalar:
     """Chance that no other rank has prompts in a step in which one decodes.
 
     With a share ``f`` of each rank's steps for prompts it is ``(1 - f)^(R - 1)`` where they come to
     ``R`` ranks by chance. Dealt out one by one they seldom meet on a rank, so that fewer of them
-    are in as many steps: ``exp(-(R - 1) (f - f^2 / (2 R)))`` is within 0.02 of what Poisson's
-    numbers give.
+    are in as many steps: of the steps in which one rank has none, those in which nobody has.
 
     Args:
         steps: Steps for prompts of a rank, for each in which it decodes.
         ranks: How many ranks there are.
         dealt: Share of the prompts that ranks get in turn.
+        none: Chance that no rank has prompts in a step.
     """
-    busy, by_chance = steps / (1.0 + steps), jnp.log1p(steps)
-    in_turn = busy - busy**2 / (2 * ranks)
-    return jnp.exp((1.0 - ranks) * (by_chance + dealt * (in_turn - by_chance)))
+    by_chance = (1.0 - ranks) * jnp.log1p(steps)
+    in_turn = jnp.minimum(jnp.log(none) + jnp.log1p(steps), 0.0)
+    in_turn = jnp.where(ranks > 1.0, in_turn, 0.0)
+    return jnp.exp(by_chance + dealt * (in_turn - by_chance))
 
 
 def all_busy(busy: Scalar, ranks: Number, dealt: Scalar) -> Scalar:

@@ -189,6 +189,18 @@ class StepKinds(NamedTuple):
             share = self._shares(*self._after(times / jnp.sum(every * times), every))
         return share
 
+    def varied(self, seconds: Float[AnyArray, " kinds"], alone_s: Scalar) -> Scalar:
+        """Squared coefficient of variation of the times of steps with prompts.
+
+        Args:
+            seconds: Time of a step of each kind.
+            alone_s: Time of a step without prompts.
+        """
+        share = self.shares(seconds, alone_s)
+        mean = jnp.sum(share * seconds)
+        squares = jnp.sum(share * seconds**2 * (1.0 + self.cv2))
+        return jnp.maximum(squares * jnp.sum(share) / mean**2 - 1.0, 0.0)
+
     def _after(
         self, longer: Float[AnyArray, " all"], share: Float[AnyArray, " all"]
     ) -> tuple[Scalar, Float[AnyArray, " all"], Float[AnyArray, " all"]]:

@@ -259,6 +259,7 @@ def _steps_apart(
             each_s=each.interval * chunks.number,
             further_s=(further.interval - each.interval) * chunks.number,
             several=several / chunks.number,
+            varied=kinds.varied(kinds.prompts.latency, decode.latency),
             prompts=arrivals,
             arrival_cv2=cv2 * in_turn,
             every=every,
