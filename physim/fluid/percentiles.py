@@ -84,6 +84,7 @@ class Chances(eqx.Module):
         others: Relative standard deviation of the mean step while it decodes, by how many run.
         met_prompts: Others' prompts that are computed in a step, mean.
         met_cv2: Squared coefficient of variation of the tokens of each, and of how many come.
+        follow: Whether more come in the time that these take.
         now: Relative standard deviation of any step that only decodes.
         most: Prompts in a gap between tokens at most, as far as the mean of what they add goes.
         clients: Of requests of clients; None where no load is of clients.
@@ -96,6 +97,7 @@ class Chances(eqx.Module):
     others: Scalar
     met_prompts: Scalar
     met_cv2: Scalar
+    follow: Bool[AnyArray, ""]
     now: Scalar
     most: Scalar
     clients: Clients | None = None
@@ -134,6 +136,7 @@ def chances(
         # As many come while a request decodes as run.
         met_prompts=batch / steps,
         met_cv2=demand.arrival_cv2 + demand.prompt_cv2,
+        follow=~demand.closed,
         now=jnp.sqrt(now + ROOT),
         most=jnp.where(demand.closed, jnp.maximum(demand.clients - 1.0, 1.0), 2 * local.crowd),
     )
@@ -384,7 +387,9 @@ def decode_factors(
     """Time of decoding at the points of a lattice, over its mean.
 
     A request with few tokens to decode meets few prompts of others, so that what it loses to them
-    is further from the mean: a compound Poisson sum, of a gamma-like distribution.
+    is further from the mean: a compound Poisson sum, of a gamma-like distribution. In an open loop
+    others come in the time that prompts take, others in theirs, and so on: if these take a share
+    ``r`` of the time, clumps make the sum vary ``1 / (1 - r)`` times as much.
 
     Args:
         chances: What latencies are made of.
@@ -395,7 +400,8 @@ def decode_factors(
     normal = _normal(points[:, _PACE])
     prompts = jnp.maximum(1 - chances.local.decode_only / mean, 0.0)
     cv = jnp.sqrt(chances.met_cv2 / jnp.maximum(chances.met_prompts * steps, LITTLE) + ROOT)
-    met = drawn((points[:, _PACE] + points[:, _BESIDE]) % 1.0, cv)
+    cv /= 1 - jnp.where(chances.follow, jnp.minimum(prompts, MOST_ELASTIC), 0.0)
+    met = drawn((points[:, _NEXT] + points[:, _BEFORE]) % 1.0, cv)
     factor = 1 + _LASTING * chances.others * normal + prompts * (met - 1)
     return jnp.maximum(factor, _LEAST_OF_MEAN)
 
