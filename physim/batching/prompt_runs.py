@@ -83,6 +83,11 @@ class Run(NamedTuple):
         """Steps of a cycle with prompts of any rank."""
         return 1.0 + self.steps - self.sole_rank
 
+    @property
+    def of_gaps(self) -> Scalar:
+        """Share of the gaps between a request's tokens with prompts of any rank in them."""
+        return 1.0 - (1.0 - self.chance) * self.sole_rank
+
     def others_that_decode(self, ranks: Scalar, dealt: Scalar) -> tuple[Scalar, Scalar]:
         """Share of the other ranks that decode beside prompts, and the chance that one does.
 

@@ -299,7 +299,7 @@ def _steps_apart(
     bunched = _bunched(kinds, demand, held_up, each_s)
     elastic = _elastic(kinds, occupancy.batch)
     kind_share = kinds.shares(kinds.prompts.latency, decode.latency)
-    kind_share *= run.steps / (1.0 + run.steps) / jnp.sum(kind_share)
+    kind_share *= run.of_any / (1.0 + run.steps) / jnp.sum(kind_share)
     alone = 1.0 - jnp.sum(kind_share)
     squares = jnp.sum(kind_share * kinds.prompts.latency**2 * (1.0 + kinds.cv2))
     squares += alone * decode.interval**2
@@ -307,7 +307,7 @@ def _steps_apart(
     by_step = jnp.maximum(squares / by_step**2 - 1.0, 0.0)
     spread = jnp.where(demand.closed, by_turn, by_step)
     steps = Steps(
-        mixed_share=run.chance,
+        mixed_share=run.of_any / (1.0 + run.steps),
         mean=mean,
         as_seen=mean,
         found_s=_found_s(arrivals, decode.interval, step, demand) / kinds.lanes,
@@ -325,8 +325,8 @@ def _steps_apart(
         same_step=_together(prefilling * step / mean.interval, cv2, spread / every, looks),
         adding_s=kinds.adding_s,
         budget=budget,
-        prefill_share=run.chance,
-        crowd=prefilling / run.chance,
+        prefill_share=run.of_gaps,
+        crowd=prefilling / run.of_gaps,
         longer_s=longer,
         lone=kinds.lone(kind_share),
         several=jnp.maximum(kinds.several(kind_share), 2.0),
@@ -340,7 +340,7 @@ def _steps_apart(
     slower = _slower(kinds, demand, occupancy.batch, steps.varied, slots)
     as_seen: StepTime = jax.tree.map(lambda d, m: slower * (d + met * (m - d)), decode, mean)
     return replace(
-        steps, as_seen=as_seen, prefill_share=jnp.minimum(run.chance * met * slower, 1.0)
+        steps, as_seen=as_seen, prefill_share=jnp.minimum(run.of_gaps * met * slower, 1.0)
     )
 
 
