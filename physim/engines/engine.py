@@ -245,6 +245,8 @@ class Engine:
         check_layout: Refuses degrees of parallelism that it does not offer, by an `InputError`.
         has_receive_interval: Whether it can be told to look at what has arrived every so many
             steps.
+        splits_budget: Whether data-parallel ranks get equal parts of the default token budget, else
+            each the whole.
         hands_first_token: Whether a server that computes prompts for another hands their first
             tokens on with the KV blocks; see `physim.service.policy.Policy`.
         reserved_tokens: Tokens that a server that decodes keeps free for each of its requests when
@@ -276,6 +278,7 @@ class Engine:
     rocm_image: str = ""
     check_layout: Callable[[Parallelism], None] = _any_layout
     has_receive_interval: bool = False
+    splits_budget: bool = False
     hands_first_token: bool = True
     reserved_tokens: int | None = None
     exchanges: tuple[str, ...] = ALL2ALL

@@ -98,6 +98,8 @@ ENGINE = Engine(
     # Of rows of the fit with 64 clients or fewer (docs/accuracy.md).
     handover_s=0.2,
     has_receive_interval=True,
+    # server_args.py: with --enable-dp-attention, chunked_prefill_size is divided by dp_size.
+    splits_budget=True,
     # docs/advanced_features/hicache_design.md; mem_cache/memory_pool_host.py refuses less than the
     # GPU has. A layer's blocks come up while the one before is computed. Those in files come up to
     # the host's memory from when a request comes.

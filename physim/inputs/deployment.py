@@ -61,7 +61,8 @@ class Deployment(EngineRequest):
         engine: Name of the engine (`physim.engines.profile.load_engine`).
         engine_version: Its version; None for the newest that is known.
         max_num_seqs: Requests that may run at once; None for the engine's default on the GPU.
-        max_num_batched_tokens: Tokens of one step; None for the engine's default on the GPU.
+        max_num_batched_tokens: Tokens of one step of a data-parallel rank; None for the engine's
+            default on the GPU.
         max_model_len: Longest context, tokens; None for what the model was made for.
         gpu_memory_utilization: Share of the GPU's memory that the engine may use; None for its
             default.
@@ -212,9 +213,11 @@ class Deployment(EngineRequest):
         # a node's memory: by default one chunk is served.
         max_model_len = self.max_model_len or min(model.max_position, model.chunk or _UNLIMITED)
         default = profile.limits_on(gpu.key, gpu.memory_bytes / GIB)
+        budget = default.max_num_batched_tokens
+        budget //= self.parallelism.dp if engine.splits_budget else 1
         sizes = Sizes(
             max_num_seqs=self.max_num_seqs or default.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens or default.max_num_batched_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens or max(budget, 1),
             max_model_len=max_model_len,
         )
         draft = self._draft(model)
