@@ -347,6 +347,26 @@ def test_ranks_whose_prompts_have_steps_of_their_own(rate, tokens, within):
 
 
 @pytest.mark.slow
+def test_long_prompts_of_ranks_with_steps_of_their_own():
+    # Eight ranks with steps of 2,048 tokens: a third of the chunks are followed by others of the
+    # same prompt, beside which other ranks begin theirs.
+    case = physim.Case.from_options(
+        "deepseek-ai/DeepSeek-R1",
+        gpu="b200_sxm",
+        engine="sglang",
+        dp=8,
+        ep=8,
+        rate=10.0,
+        arrival="poisson",
+        input_tokens=physim.Lengths.lognormal(2000, 2500),
+        output_tokens=300,
+    )
+    assert case.server.sizes.max_num_batched_tokens == 16384 // 8
+    errors = errors_of_means(case)
+    assert errors == pytest.approx({"ttft": 0.0, "itl": 0.0}, abs=0.1)
+
+
+@pytest.mark.slow
 def test_steps_of_many_lengths_within_and_beyond_a_graph():
     # Some prompts of a conversation fit into a graph and some do not, whose step is twice as long.
     case = physim.Case.from_options(

@@ -53,6 +53,7 @@ def test_a_turn_has_the_prompts_that_come_in_it():
         "dealt": 1.0,
         "several": 1e9,
         "varied": 0.0,
+        "unfinished": 0.0,
         "arrival_cv2": 1.0,
         "every": 1.0,
         "ranks": 1.0,
@@ -102,7 +103,11 @@ def test_long_steps_gather_prompts_and_leave_short_ones_none():
     # the latter are followed by a step without; of exponential ones, a third.
     for varied, none in ((0.0, np.exp(-2.0)), (1.0, 1 / 3)):
         chance = none / (none + 1 - np.exp(-0.6))
-        assert no_prompts(0.6, 2.0, varied) == pytest.approx(chance, rel=1e-5)
+        assert no_prompts(0.6, 2.0, varied, 1.0) == pytest.approx(chance, rel=1e-5)
+    # Where prompts go on in half of the steps, half as many are followed by one without.
+    none = np.exp(-2.0) / 2
+    chance = none / (none + 1 - np.exp(-0.6))
+    assert no_prompts(0.6, 2.0, 0.0, 0.5) == pytest.approx(chance, rel=1e-5)
 
 
 def test_others_decode_in_the_steps_that_are_not_theirs():

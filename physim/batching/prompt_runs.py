@@ -36,6 +36,7 @@ class DecodeCycle(NamedTuple):
         further_s: What each prompt beyond `several` adds beyond that.
         several: Prompts up to which each adds as much.
         varied: Squared coefficient of variation of the times of steps for prompts.
+        unfinished: Share of the chunks of prompts after which others of theirs follow.
         prompts: Prompts of all its steps, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
         every: Steps that decode between two looks at what has arrived.
@@ -53,6 +54,7 @@ class DecodeCycle(NamedTuple):
     further_s: Scalar
     several: Scalar
     varied: Scalar
+    unfinished: Scalar
     prompts: Scalar
     arrival_cv2: Scalar
     every: Scalar
@@ -128,10 +130,12 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
         more = jnp.clip(steps, cycle.least, cycle.most) - cycle.least
         return chance, cycle.least + cycle.room * more
 
-    step_s, prompts_s = cycle.decode_s, cycle.fixed_s + cycle.each_s
+    finished = 1.0 - cycle.unfinished
+    step_s, prompts_s, count = cycle.decode_s, cycle.fixed_s + cycle.each_s, finished
     for _ in range(_ROUNDS):
         chance, steps = after(step_s)
-        none = no_prompts(rate * cycle.decode_s, rate * prompts_s, cycle.varied)
+        ends = finished ** (count / finished)
+        none = no_prompts(rate * cycle.decode_s, rate * prompts_s, cycle.varied, ends)
         run = Run(chance, steps, steps, sole_rank(steps, ranks, cycle.dealt, none))
         count = cycle.prompts / run.of_any
         prompts_s = cycle.fixed_s + cycle.each_s * count
@@ -142,7 +146,7 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
     return log_rate + seconds - jnp.log(cycle.prompts), run
 
 
-def no_prompts(while_decoding: Scalar, meanwhile: Scalar, varied: Scalar) -> Scalar:
+def no_prompts(while_decoding: Scalar, meanwhile: Scalar, varied: Scalar, ends: Scalar) -> Scalar:
     """Chance that a step has no prompts, where each has those that come in the one before.
 
     Steps for prompts take times of a gamma distribution, so that long ones, in which many come,
@@ -153,9 +157,10 @@ def no_prompts(while_decoding: Scalar, meanwhile: Scalar, varied: Scalar) -> Sca
         while_decoding: Prompts that come in a step that decodes, mean.
         meanwhile: Prompts that come in a step for prompts, mean.
         varied: Squared coefficient of variation of the times of those.
+        ends: Chance that all prompts of such a step end in it.
     """
     spread = jnp.maximum(varied, SMALL)
-    none = jnp.exp(-jnp.log1p(meanwhile * spread) / spread)
+    none = ends * jnp.exp(-jnp.log1p(meanwhile * spread) / spread)
     return none / (none - jnp.expm1(-while_decoding))
 
 

@@ -61,6 +61,8 @@ class Steps(eqx.Module):
         adding_s: What each of them adds to it.
         budget: Prompts that a step's token budget leaves room for.
         prefill_share: Share of a decoding request's gaps with prompts in them.
+        own_rank: Share of these in which its own rank waits for prompts,
+        waiting: and steps for which it does then, mean.
         crowd: Prefill chunks of such a gap, mean.
         longer_s: How much longer a gap is for each of them.
         lone: Share of the prompts that come alone in their step.
@@ -90,6 +92,8 @@ class Steps(eqx.Module):
     adding_s: Scalar
     budget: Scalar
     prefill_share: Scalar
+    own_rank: Scalar
+    waiting: Scalar
     crowd: Scalar
     longer_s: Scalar
     lone: Scalar
@@ -189,6 +193,8 @@ def _steps_of_both(
         adding_s=kinds.adding_s,
         budget=_budget(kinds, limits),
         prefill_share=jnp.sum(share),
+        own_rank=jnp.zeros_like(mean.interval),
+        waiting=jnp.ones_like(mean.interval),
         crowd=occupancy.prefilling / jnp.sum(share),
         longer_s=prompts.interval / occupancy.prefilling,
         lone=kinds.lone(share),
@@ -237,8 +243,9 @@ def _steps_apart(
         ),
         kinds.prompts,
     )
-    few, many = (jax.tree.map(lambda x, i=i: x[i], kinds.prompts) for i in (FEW, MANY))
     several, most = kinds.numbers[FEW], kinds.numbers[MANY]
+    unfinished = 1.0 - 1.0 / chunks.number
+    few, many = (_beside_full(kinds, kind, unfinished, limits) for kind in (FEW, MANY))
     # What a step for prompts takes, by how many it computes: straight from one to several to most.
     each = _slope(one, few, several - 1.0)
     further = _slope(few, many, most - several)
@@ -260,6 +267,7 @@ def _steps_apart(
             further_s=(further.interval - each.interval) * chunks.number,
             several=several / chunks.number,
             varied=kinds.varied(kinds.prompts.latency, decode.latency),
+            unfinished=unfinished,
             prompts=arrivals,
             arrival_cv2=cv2 * in_turn,
             every=every,
@@ -326,6 +334,8 @@ def _steps_apart(
         adding_s=kinds.adding_s,
         budget=budget,
         prefill_share=run.of_gaps,
+        own_rank=run.chance / run.of_gaps,
+        waiting=jnp.maximum(run.steps / run.chance, 1.0),
         crowd=prefilling / run.of_gaps,
         longer_s=longer,
         lone=kinds.lone(kind_share),
@@ -348,6 +358,16 @@ def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
     """What each prompt adds to a step, from the times of two steps so many prompts apart."""
     slope: StepTime = jax.tree.map(lambda f, m: (m - f) / jnp.maximum(apart, HARDLY), fewer, more)
     return slope
+
+
+def _beside_full(kinds: StepKinds, kind: int, unfinished: Scalar, limits: Limits) -> StepTime:
+    """Time of a step with several chunks, each of a rank's own, any of which may fill it."""
+    sharing = jnp.minimum(kinds.numbers[kind], limits.ranks)
+    full = jnp.where(limits.ranks > 1, 1.0 - (1.0 - unfinished) ** sharing, 0.0)
+    time: StepTime = jax.tree.map(
+        lambda x: x[kind] + full * jnp.maximum(x[FULL] - x[kind], 0.0), kinds.prompts
+    )
+    return time
 
 
 def _budget(kinds: StepKinds, limits: Limits) -> Scalar:

@@ -97,6 +97,8 @@ class Local(NamedTuple):
         adding: What each of them adds to it.
         decode_only: A step that only decodes.
         prefill_share: Share of a decoding request's steps with prefill.
+        own_rank: Share of these in which its own rank waits for prompts,
+        waiting: and steps for which it does then, mean.
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
         varied: Variance of the number of requests that decode, over its mean.
@@ -125,6 +127,8 @@ class Local(NamedTuple):
     adding: Scalar
     decode_only: Scalar
     prefill_share: Scalar
+    own_rank: Scalar
+    waiting: Scalar
     crowd: Scalar
     longer: Scalar
     varied: Scalar
@@ -217,6 +221,8 @@ def local(
         adding=steps.adding_s,
         decode_only=steps.alone_s,
         prefill_share=steps.prefill_share,
+        own_rank=steps.own_rank,
+        waiting=steps.waiting,
         crowd=steps.crowd,
         longer=steps.longer_s,
         varied=steps.varied,

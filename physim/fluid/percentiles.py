@@ -412,7 +412,8 @@ def gaps(
     """Times from a token to the next at the points of a lattice, seconds.
 
     Most gaps are a step that only decodes, and some a step in which others' prompts are computed,
-    one or several.
+    one or several. Where prompts have steps of their own, the request's rank may wait for a run of
+    them, as long as an exponential time beyond the first.
 
     Args:
         chances: What latencies are made of.
@@ -431,6 +432,10 @@ def gaps(
         jnp.stack([local.kind_more, _sigma(local.kind_cv2)]),
     )
     drawn_s *= _about_one(sigma, points[:, _NEXT])
+    waits = points[:, _BESIDE] / jnp.maximum(local.own_rank, TINY)
+    more_steps = (local.waiting - 1.0) * -jnp.log1p(-jnp.minimum(waits, 1.0 - SMALL))
+    drawn_s *= 1.0 + jnp.where(waits < 1.0, more_steps, 0.0)
+    drawn_s /= 1.0 + local.own_rank * (local.waiting - 1.0)
     longer = more / met * drawn_s / (jnp.sum(local.kind_share * local.kind_more) / ends[-1])
     return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
 

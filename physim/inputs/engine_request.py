@@ -23,9 +23,7 @@ class EngineRequest:
         None, "Its version; the newest known if not given.", column="optional"
     )
     max_num_seqs: int | None = option(None, "Requests that run at once.", column="optional")
-    max_num_batched_tokens: int | None = option(
-        None, "Tokens of a rank's step.", column="optional"
-    )
+    max_num_batched_tokens: int | None = option(None, "Tokens of a rank's step.", column="optional")
     max_model_len: int | None = option(None, "Longest context, tokens.", column="optional")
     gpu_memory_utilization: float | None = option(
         None, "Share of memory the engine may use.", column="optional"
