@@ -257,7 +257,9 @@ def _steps_apart(
     in_turn = 1.0 - (1.0 - 1.0 / ranks) * dealt
     of_rank = prefilling / ranks
     # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
-    share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, budget)
+    # Chunks that a step of a rank has room for.
+    fitting = occupancy.room * occupancy.chunks / (demand.new_tokens * occupancy.scale)
+    share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, fitting)
     share *= looks_at(of_rank, limits).share / -jnp.expm1(-every * of_rank)
     run = run_of(
         DecodeCycle(
@@ -272,7 +274,7 @@ def _steps_apart(
             arrival_cv2=cv2 * in_turn,
             every=every,
             ranks=ranks,
-            least=jnp.maximum(share, of_rank / budget),
+            least=jnp.maximum(share, of_rank / fitting),
             most=of_rank,
             room=room,
             dealt=dealt,
@@ -363,10 +365,10 @@ def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
 def _beside_full(kinds: StepKinds, kind: int, unfinished: Scalar, limits: Limits) -> StepTime:
     """Time of a step with several chunks, each of a rank's own, any of which may fill it."""
     sharing = jnp.minimum(kinds.numbers[kind], limits.ranks)
-    full = jnp.where(limits.ranks > 1, 1.0 - (1.0 - unfinished) ** sharing, 0.0)
-    time: StepTime = jax.tree.map(
-        lambda x: x[kind] + full * jnp.maximum(x[FULL] - x[kind], 0.0), kinds.prompts
-    )
+    fills = 1.0 - (1.0 - unfinished) ** sharing
+    longer = kinds.prompts.latency[FULL] > kinds.prompts.latency[kind]
+    full = jnp.where((limits.ranks > 1) & longer, fills, 0.0)
+    time: StepTime = jax.tree.map(lambda x: (1.0 - full) * x[kind] + full * x[FULL], kinds.prompts)
     return time
 
 
