@@ -1,10 +1,11 @@
 """Holds the fluid against the replay on random configurations, and prints Markdown tables.
 
-Run with ``python benchmarks/fluid_against_replay.py`` (about a quarter of an hour on two cores), or
-with ``layouts`` for the layouts alone. Models, layouts, lengths, arrivals, limits and rates are
-drawn from a seeded generator. Below the saturation throughput the steady state is compared with the
-middle of a long replay; above it, the fluid's trajectory with a replay of the same requests from an
-idle engine to the last answer.
+Run with ``python benchmarks/fluid_against_replay.py`` (about a quarter of an hour on two cores),
+with ``layouts`` for the layouts alone, or with ``services`` for servers as they start by default,
+of three engines, whose prompts and answers have long tails. Models, layouts, lengths, arrivals,
+limits and rates are drawn from a seeded generator. Below the saturation throughput the steady state
+is compared with the middle of a long replay; above it, the fluid's trajectory with a replay of the
+same requests from an idle engine to the last answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-BELOW, ABOVE, LAYOUTS = 200, 60, 60
+BELOW, ABOVE, LAYOUTS, SERVICES = 200, 60, 60, 40
 MODELS = (
     ("Qwen/Qwen3-14B", (1, 2, 4)),
     ("meta-llama/Llama-3.1-70B-Instruct", (4, 8)),
@@ -35,7 +36,15 @@ SPREAD = (
     ("Qwen/Qwen3-30B-A3B", ((1, 1, 2, 2), (1, 1, 4, 1), (2, 1, 1, 2), (1, 1, 8, 8))),
     ("Qwen/Qwen3-235B-A22B-FP8", ((4, 1, 2, 8), (2, 1, 4, 8), (4, 1, 1, 4), (4, 2, 1, 1))),
 )
-KINDS = ("below", "above", "layouts")
+# Servers with their defaults: tp, pp, dp and ep.
+SERVERS = (
+    ("Qwen/Qwen3-8B", (1, 1, 1, 1)),
+    ("meta-llama/Llama-3.1-70B-Instruct", (4, 1, 1, 1)),
+    ("Qwen/Qwen3-30B-A3B", (2, 1, 1, 1)),
+    ("Qwen/Qwen3-30B-A3B", (1, 1, 4, 4)),
+    ("deepseek-ai/DeepSeek-V2-Lite", (1, 1, 2, 2)),
+)
+KINDS = ("below", "above", "layouts", "services")
 
 
 def case(seed: int, kind: str) -> tuple[Any, float]:
@@ -55,13 +64,14 @@ def case(seed: int, kind: str) -> tuple[Any, float]:
         "exponential": physim.Lengths.exponential(outputs),
     }[family]
     varied = cached == 0 and rng.random() < 0.5
+    arrival, burstiness = str(rng.choice(["constant", "poisson", "gamma"])), rng.choice([0.5, 2.0])
     load = physim.Load(
         physim.Lengths.normal(inputs, 0.3 * inputs) if varied else inputs,
         lengths,
         rate=1.0,
         cached_tokens=cached,
-        arrival=str(rng.choice(["constant", "poisson", "gamma"])),
-        burstiness=float(rng.choice([0.5, 2.0])),
+        arrival=arrival,
+        burstiness=float(burstiness) if arrival == "gamma" else 1.0,
     )
     deployment = physim.Deployment(
         physim.Parallelism(*np.ravel(rng.choice(np.array(degrees))).tolist()),
@@ -74,6 +84,25 @@ def case(seed: int, kind: str) -> tuple[Any, float]:
     return physim.Case.from_parts(model, "h100_sxm", deployment, load), share
 
 
+def service(seed: int) -> tuple[Any, float]:
+    """A server with its defaults under a load of long tails, and its share of the saturation."""
+    import physim
+
+    rng = np.random.default_rng([seed, KINDS.index("services")])
+    model, layout = SERVERS[rng.integers(len(SERVERS))]
+    inputs, outputs = float(rng.integers(300, 4000)), float(rng.integers(100, 600))
+    load = physim.Load(
+        physim.Lengths.lognormal(inputs, inputs * rng.uniform(0.7, 1.4)),
+        physim.Lengths.lognormal(outputs, outputs * rng.uniform(0.7, 1.2)),
+        rate=1.0,
+        arrival="poisson",
+    )
+    engine = str(rng.choice(["vllm", "sglang", "trtllm"]))
+    deployment = physim.Deployment(physim.Parallelism(*layout), engine=engine)
+    case_ = physim.Case.from_parts(model, "h100_sxm", deployment, load)
+    return case_, float(rng.uniform(0.05, 0.8))
+
+
 def below(seed: int, kind: str = "below") -> dict[str, float] | None:
     """Errors of the steady state, percent; None where the fluid finds the load above capacity.
 
@@ -82,7 +111,7 @@ def below(seed: int, kind: str = "below") -> dict[str, float] | None:
     import physim
     from physim.corrections.fields import Corrections
 
-    one, share = case(seed, kind)
+    one, share = service(seed) if kind == "services" else case(seed, kind)
     (alone,) = physim.predict_cases([one], Corrections())
     rate = share * alone.saturation_rps
     # Near saturation a queue takes long to show its mean.
@@ -108,6 +137,8 @@ def below(seed: int, kind: str = "below") -> dict[str, float] | None:
         "e2e": error("e2e", "mean", middle["e2e_s"].mean()),
         "e2e_p90": error("e2e", "p90", middle["e2e_s"].quantile(0.9)),
         "ttft_p99": error("ttft", "p99", middle["ttft_s"].quantile(0.99)),
+        "tpot_p99": error("tpot", "p99", middle["tpot_s"].quantile(0.99)),
+        "e2e_p99": error("e2e", "p99", middle["e2e_s"].quantile(0.99)),
     }
 
 
@@ -159,6 +190,11 @@ def table(rows: list[dict[str, float]], title: str) -> None:
 def main() -> None:
     """Prints the tables."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
+        if sys.argv[1:] == ["services"]:
+            served = list(pool.map(functools.partial(below, kind="services"), range(SERVICES)))
+            known = [row for row in served if row is not None]
+            table(known, "Servers with their defaults, 5% to 80% of the saturation throughput")
+            return
         spread = list(
             pool.map(functools.partial(below, kind="layouts"), range(LAYOUTS), chunksize=5)
         )

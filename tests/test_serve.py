@@ -233,6 +233,11 @@ def test_steps_of_many_blocks(client):
         ("/step", {"batches": {"decode_requests": []}}, "batches"),
         ("/step", {"batches": {"decode_requests": [1] * 2001}}, "steps"),
         ("/step", {"batches": {"decode_requests": -1}}, "batches.decode_requests"),
+        (
+            "/step",
+            {"batches": {"decode_requests": [1, -1]}},
+            "batches.decode_requests[1]",
+        ),
         ("/step", {"batches": {"ranks": 0}}, "batches.ranks"),
         ("/step", {"rate": 2}, "option 'rate'"),
     ],
@@ -473,11 +478,13 @@ def test_a_missing_extra_is_one_line(monkeypatch):
         serve()
 
 
-def test_a_port_that_is_taken_is_one_line():
-    from physim.http.serving import serve_on
+def test_a_port_that_is_taken_is_one_line(capsys):
+    from physim.cli.serve import serve
 
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
         pytest.raises(physim.InputError, match="choose another --host or --port"),
     ):
-        serve_on("127.0.0.1", other.getsockname()[1], 1)
+        serve("127.0.0.1", other.getsockname()[1], 1)
+    # It is not said that it serves.
+    assert capsys.readouterr().err == ""

@@ -31,7 +31,8 @@ def serve(
     for name in ("starlette", "uvicorn"):
         if importlib.util.find_spec(name) is None:
             raise InputError("serve", f"needs {name}", "pip install 'physim-llm[serve]'")
-    from physim.http.serving import serve_on
+    from physim.http.serving import listening, serve_on
 
-    print_line(f"serving on http://{host}:{port}; Ctrl-C ends it", err=True)
-    serve_on(host, port, workers or os.cpu_count() or 1)
+    place = listening(host, port)
+    print_line(f"serving on http://{host}:{place.getsockname()[1]}; Ctrl-C ends it", err=True)
+    serve_on(place, workers or os.cpu_count() or 1)

@@ -179,7 +179,9 @@ def checked(body: Any, content: Any) -> dict[str, Any]:
     try:
         return adapter_of(body).validate_python(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        errors = error.errors(include_url=False, include_input=False)
+    # Of a choice of types, what comes closest is wrong furthest inside.
+    first = max(errors, key=lambda one: len(one["loc"]))
     where = _place(first["loc"])
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         check_names([str(first["loc"][0])[:80]], list(body.__annotations__))

@@ -17,19 +17,16 @@ _CONNECTIONS, _IDLE_S = 512, 30
 _STOPPING_S = 10
 
 
-def serve_on(host: str, port: int, workers: int, bounds: Bounds | None = None) -> None:
-    """Serves until SIGINT or SIGTERM.
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens for clients.
 
     Args:
         host: Name or address to listen on.
         port: Port to listen on; 0 for any that is free.
-        workers: Processes that answer.
-        bounds: How much a client may ask for; None for what is usual.
 
     Raises:
         InputError: It cannot listen there.
     """
-    bounds = bounds or Bounds()
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         place = socket.create_server((host, port), family=family, backlog=1024)
@@ -37,6 +34,20 @@ def serve_on(host: str, port: int, workers: int, bounds: Bounds | None = None) -
         where = f"{host}:{port}"
         said = error.strerror or str(error)
         raise InputError(where, said, "choose another --host or --port") from error
+    # Without it the end of an answer waits for the client's word that it has the beginning.
+    place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return place
+
+
+def serve_on(place: socket.socket, workers: int, bounds: Bounds | None = None) -> None:
+    """Serves until SIGINT or SIGTERM.
+
+    Args:
+        place: The socket to listen on, which is closed at the end.
+        workers: Processes that answer.
+        bounds: How much a client may ask for; None for what is usual.
+    """
+    bounds = bounds or Bounds()
     config = uvicorn.Config(
         application(Workers(workers, bounds)),
         log_level="warning",
@@ -47,7 +58,5 @@ def serve_on(host: str, port: int, workers: int, bounds: Bounds | None = None) -
         server_header=False,
         lifespan="on",
     )
-    # Without it the end of an answer waits for the client's word that it has the beginning.
-    place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with place:
         uvicorn.Server(config).run(sockets=[place])
