@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import physim
+from physim.fluid.percentiles import clumped
 
 SERVER = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm", "fit": "none", "arrival": "poisson"}
 
@@ -34,9 +35,16 @@ def test_what_answers_meet_says_nothing_of_their_length():
         assert some.mean() == pytest.approx(by_length.mean(), rel=0.015)
 
 
+def test_prompts_that_follow_one_another_by_hand():
+    # Prompts take half of the time: of two steps each varies 4/3 times as much as those that come
+    # alone, and one half of that in both; of very many steps the sum varies four times as much.
+    steps = np.array([1.0, 2.0, 1e6])
+    assert clumped(0.5, steps) == pytest.approx([4 / 3, 4 / 3 * 1.5, 4.0], rel=1e-4)
+    assert clumped(0.0, steps) == pytest.approx(1.0)
+
+
 @pytest.mark.slow
 def test_prompts_that_are_met_bring_others():
-    # Prompts take a third of the time, in which others come: 1.5 times the spread of so many.
     load = {"input_tokens": 2000, "output_tokens": 300, "rate": 6.0}
     fluid, exact = (
         physim.predict(**SERVER, **load, **more).whole.requests.tpot_s

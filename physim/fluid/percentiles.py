@@ -388,8 +388,7 @@ def decode_factors(
 
     A request with few tokens to decode meets few prompts of others, so that what it loses to them
     is further from the mean: a compound Poisson sum, of a gamma-like distribution. In an open loop
-    others come in the time that prompts take, others in theirs, and so on: if these take a share
-    ``r`` of the time, clumps make the sum vary ``1 / (1 - r)`` times as much.
+    its variance is `clumped` by what a further prompt makes a step longer, of what the first does.
 
     Args:
         chances: What latencies are made of.
@@ -399,11 +398,34 @@ def decode_factors(
     """
     normal = _normal(points[:, _PACE])
     prompts = jnp.maximum(1 - chances.local.decode_only / mean, 0.0)
-    cv = jnp.sqrt(chances.met_cv2 / jnp.maximum(chances.met_prompts * steps, LITTLE) + ROOT)
-    cv /= 1 - jnp.where(chances.follow, jnp.minimum(prompts, MOST_ELASTIC), 0.0)
+    local = chances.local
+    further = local.adding / jnp.maximum(local.own_prefill - local.decode_only, TINY)
+    share = jnp.minimum(prompts * jnp.minimum(further, 1.0), MOST_ELASTIC)
+    more = clumped(jnp.where(chances.follow, share, 0.0), steps)
+    cv2 = more * chances.met_cv2 / jnp.maximum(chances.met_prompts * steps, LITTLE)
+    cv = jnp.sqrt(cv2 + ROOT)
     met = drawn((points[:, _NEXT] + points[:, _BEFORE]) % 1.0, cv)
     factor = 1 + _LASTING * chances.others * normal + prompts * (met - 1)
     return jnp.maximum(factor, _LEAST_OF_MEAN)
+
+
+def clumped(share: Number, steps: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
+    """Variance of the prompts of some steps in a row, over the one of as many that come alone.
+
+    Those of a step came while the one before ran, so that ``n`` steps are an autoregressive process
+    of first order, whose coefficient is the share ``r`` of the time that prompts take:
+
+        ((1 + r) / (1 - r) - 2 r (1 - r^n) / (n (1 - r)^2)) / (1 - r^2)
+
+    which is ``1 / (1 - r^2)`` for one step and ``1 / (1 - r)^2`` for very many.
+
+    Args:
+        share: Share of the time.
+        steps: How many steps.
+    """
+    count, rest = jnp.maximum(steps, 1.0), 1.0 - share
+    ends = 2 * share * (1.0 - share**count) / (count * rest**2)
+    return ((1.0 + share) / rest - ends) / (1.0 - share**2)
 
 
 def gaps(
