@@ -388,7 +388,7 @@ def decode_factors(
 
     A request with few tokens to decode meets few prompts of others, so that what it loses to them
     is further from the mean: a compound Poisson sum, of a gamma-like distribution. In an open loop
-    its variance is `clumped` by what a further prompt makes a step longer, of what the first does.
+    these bring others, as far as each further prompt makes a step longer: see `clumped`.
 
     Args:
         chances: What latencies are made of.
@@ -396,9 +396,8 @@ def decode_factors(
         steps: Steps in which the requests decode.
         points: The points.
     """
-    normal = _normal(points[:, _PACE])
-    prompts = jnp.maximum(1 - chances.local.decode_only / mean, 0.0)
-    local = chances.local
+    local, normal = chances.local, _normal(points[:, _PACE])
+    prompts = jnp.maximum(1 - local.decode_only / mean, 0.0)
     further = local.adding / jnp.maximum(local.own_prefill - local.decode_only, TINY)
     share = jnp.minimum(prompts * jnp.minimum(further, 1.0), MOST_ELASTIC)
     more = clumped(jnp.where(chances.follow, share, 0.0), steps)
@@ -410,17 +409,18 @@ def decode_factors(
 
 
 def clumped(share: Number, steps: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
-    """Variance of the prompts of some steps in a row, over the one of as many that come alone.
+    """How much more the prompts of some steps in a row vary than as many that bring no others.
 
-    Those of a step came while the one before ran, so that ``n`` steps are an autoregressive process
-    of first order, whose coefficient is the share ``r`` of the time that prompts take:
+    The prompts of a step came while the one before ran, so the times of steps are an autoregressive
+    process of first order, whose coefficient is the share ``r`` of the time that grows with the
+    prompts. The variance of their sum over ``n`` steps is larger by the factor
 
         ((1 + r) / (1 - r) - 2 r (1 - r^n) / (n (1 - r)^2)) / (1 - r^2)
 
     which is ``1 / (1 - r^2)`` for one step and ``1 / (1 - r)^2`` for very many.
 
     Args:
-        share: Share of the time.
+        share: Share of the time that grows with the prompts.
         steps: How many steps.
     """
     count, rest = jnp.maximum(steps, 1.0), 1.0 - share
