@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import physim
 from physim import roofline
 from physim.grids.store import load_expert_grid
 from physim.inputs.deployment import Deployment
@@ -110,3 +111,14 @@ def test_a_share_of_experts_rises_with_tokens_and_takes_no_longer_than_all(
     share = seconds(model, gpu, engine, tp=tp, ep=tp if spreads else 1)
     assert np.all(np.diff(share) >= -1e-12)
     assert np.all(share <= seconds(model, gpu, engine) * (1 + 1e-9))
+
+
+def test_options_of_experts_are_said_to_change_nothing_of_a_dense_model():
+    asked = {"gpu": "h100_sxm", "input_tokens": 500, "output_tokens": 50, "rate": 1.0}
+    asked |= {"moe_kernel": "triton", "expert_load": 0.5, "fit": "none"}
+    said = "changes nothing: the model has no experts"
+    notes = physim.predict("Qwen/Qwen3-8B", **asked).assumptions
+    assert [f"{name} {said}" for name in ("moe_kernel", "expert_load")] == [*notes]
+    assert not any(
+        said in note for note in physim.predict("Qwen/Qwen3-30B-A3B", **asked).assumptions
+    )

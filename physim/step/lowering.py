@@ -229,6 +229,14 @@ def assumptions(server: Server) -> list[str]:
         lines.append(
             f"no kernels of {profile.engine} measured on {stand_in}: {DEFAULT_ENGINE}'s are taken"
         )
-    lines += peer_access_notes(placement)
+    lines += peer_access_notes(placement) + _unused(server)
     lines += [line for component in COMPONENTS for line in component.assumptions(placement)]
     return lines + [line for form in model.weight_formats for line in format_notes(placement, form)]
+
+
+def _unused(server: Server) -> list[str]:
+    """Options of experts that were given for a model that has none."""
+    if server.model.experts:
+        return []
+    asked = {"moe_kernel": server.moe_kernel, "expert_load": server.expert_load}
+    return [f"{name} changes nothing: the model has no experts" for name in asked if asked[name]]
