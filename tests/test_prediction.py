@@ -491,9 +491,11 @@ def test_requests_end_at_max_model_len(method):
     mean = found.output_tokens_per_s / found.requests_per_s
     # 500 (1 - exp(-1048 / 500))
     assert mean == pytest.approx(438.5, rel=1e-3 if method == "fluid" else 0.1)
-    with pytest.raises(InputError, match="of the prompts have more tokens than max_model_len 2048"):
+    # exp(-2047 / 1000) of the prompts cannot be served, more than are left out.
+    prompts = physim.Lengths.exponential(1000)
+    with pytest.raises(InputError, match="12.9.% of the prompts are longer than max_model_len"):
         physim.predict(
-            "Qwen/Qwen3-8B", method=method, input_tokens=long, output_tokens=9, rate=2, **case
+            "Qwen/Qwen3-8B", method=method, input_tokens=prompts, output_tokens=9, rate=2, **case
         )
 
 
