@@ -324,6 +324,11 @@ def errors_of_means(case):
     }
 
 
+def ranks_of_sglang(model, gpu, ranks, **load):
+    given = {"gpu": gpu, "engine": "sglang", "dp": ranks, "ep": ranks, "arrival": "poisson"}
+    return physim.Case.from_options(model, **given, **load)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "tokens", "within"),
@@ -332,17 +337,8 @@ def errors_of_means(case):
 def test_ranks_whose_prompts_have_steps_of_their_own(rate, tokens, within):
     # Each of four ranks has a quarter of the prompts, and decodes while another computes one: the
     # experts have the tokens of all.
-    case = physim.Case.from_options(
-        "Qwen/Qwen3-30B-A3B",
-        gpu="h100_sxm",
-        engine="sglang",
-        dp=4,
-        ep=4,
-        rate=rate,
-        arrival="poisson",
-        input_tokens=tokens[0],
-        output_tokens=tokens[1],
-    )
+    load = {"rate": rate, "input_tokens": tokens[0], "output_tokens": tokens[1]}
+    case = ranks_of_sglang("Qwen/Qwen3-30B-A3B", "h100_sxm", 4, **load)
     assert errors_of_means(case) == pytest.approx({"ttft": 0.0, "itl": 0.0}, abs=within)
 
 
@@ -350,17 +346,9 @@ def test_ranks_whose_prompts_have_steps_of_their_own(rate, tokens, within):
 def test_long_prompts_of_ranks_with_steps_of_their_own():
     # Eight ranks with steps of 2,048 tokens: a third of the chunks are followed by others of the
     # same prompt, beside which other ranks begin theirs.
-    case = physim.Case.from_options(
-        "deepseek-ai/DeepSeek-R1",
-        gpu="b200_sxm",
-        engine="sglang",
-        dp=8,
-        ep=8,
-        rate=10.0,
-        arrival="poisson",
-        input_tokens=physim.Lengths.lognormal(2000, 2500),
-        output_tokens=300,
-    )
+    prompts = physim.Lengths.lognormal(2000, 2500)
+    load = {"rate": 10.0, "input_tokens": prompts, "output_tokens": 300}
+    case = ranks_of_sglang("deepseek-ai/DeepSeek-R1", "b200_sxm", 8, **load)
     assert case.server.sizes.max_num_batched_tokens == 16384 // 8
     errors = errors_of_means(case)
     assert errors == pytest.approx({"ttft": 0.0, "itl": 0.0}, abs=0.1)

@@ -24,7 +24,7 @@ def test_the_longest_answers_are_told_apart():
 
 
 def test_what_answers_meet_says_nothing_of_their_length():
-    # A quarter of the lengths between 0.9 and 0.97 was met by twice as many prompts as the others.
+    # Points of the lattice that pick a length must not pick what it meets, too.
     lengths = physim.Lengths.parse("normal:300:90")
     load = {"input_tokens": 2000, "output_tokens": lengths, "rate": 6.0}
     one = physim.predict(**SERVER, **load).whole.requests

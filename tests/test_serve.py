@@ -233,11 +233,7 @@ def test_steps_of_many_blocks(client):
         ("/step", {"batches": {"decode_requests": []}}, "batches"),
         ("/step", {"batches": {"decode_requests": [1] * 2001}}, "steps"),
         ("/step", {"batches": {"decode_requests": -1}}, "batches.decode_requests"),
-        (
-            "/step",
-            {"batches": {"decode_requests": [1, -1]}},
-            "batches.decode_requests[1]",
-        ),
+        ("/step", {"batches": {"decode_requests": [1, -1]}}, "batches.decode_requests[1]"),
         ("/step", {"batches": {"ranks": 0}}, "batches.ranks"),
         ("/step", {"rate": 2}, "option 'rate'"),
     ],
