@@ -135,9 +135,9 @@ def _implicit(
     parameters, *bracket = primals
     root, *found = root_of_cases(function, cases, parameters, *bracket)
 
-    # A case at a time, in loops of their own: at once, they took XLA five times the memory where one
-    # root is sought within another. Along the point and the parameters apart, since a change of
-    # nothing in what is infinite, such as the rate of clients, has no number.
+    # A case at a time, in loops of their own: at once, where one root is sought within another,
+    # they took XLA three times the memory. Along the point and the parameters apart, since a change
+    # of nothing in what is infinite, such as the rate of clients, has no number.
     def along(change: Callable[[Int[Array, ""]], tuple[Scalar, Any, Any]]) -> Any:
         value, found, of_cases = jax.lax.map(change, jnp.arange(cases))
         return value[0], jax.tree.map(lambda x: x[0], found), of_cases
