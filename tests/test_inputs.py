@@ -816,3 +816,23 @@ def test_fields_of_lengths_that_cannot_be(fields, complaint):
     with pytest.raises(InputError) as caught:
         physim.Case.from_options("Qwen/Qwen3-8B", **asked)
     assert str(caught.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("more", "notes"),
+    [
+        ({"prefixes": 20}, ("prefixes change nothing: no prompt tokens are cached",)),
+        ({"prefixes": 20, "cached_tokens": 100}, ()),
+        (
+            {"router": "random"},
+            ("router random changes nothing: there is one server to choose",),
+        ),
+        ({"router": "random", "replicas": 2}, ()),
+        ({"router": "random", "prefill": "tp=1,replicas=2", "decode": "tp=1"}, ()),
+    ],
+)
+def test_options_that_change_nothing_are_said(more, notes):
+    load = {"input_tokens": 300, "output_tokens": 100, "rate": 2.0}
+    case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", **load, **more)
+    assert case.notes == notes
+    assert case.under(case.load).notes == notes

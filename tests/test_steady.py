@@ -21,6 +21,7 @@ from physim.fluid.steady import steady_state
 from physim.inputs.deployment import Deployment
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
+from physim.inputs.load_on_server import load_on
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -358,6 +359,6 @@ def test_bad_loads(fields):
 def test_requests_that_never_fit():
     resolved = Deployment(kv_blocks=10).resolved(load_model(QWEN), H100)
     with pytest.raises(InputError, match="exceed the KV cache of 160 tokens"):
-        Load(100, 100, rate=1).within(resolved)
+        load_on(resolved, Load(100, 100, rate=1))
     with pytest.raises(InputError, match="exceed max_model_len 40960"):
-        Load(40900, 100, rate=1).within(resolved)
+        load_on(resolved, Load(40900, 100, rate=1))

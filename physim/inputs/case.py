@@ -19,6 +19,7 @@ from physim.inputs.fleet import Fleet
 from physim.inputs.fleet_request import FleetOptions, FleetRequest
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
+from physim.inputs.load_on_server import load_on
 from physim.inputs.load_request import LoadOptions, LoadRequest
 from physim.inputs.pool_load import pool_load, shared_out
 from physim.inputs.request_lengths import RequestLengths
@@ -107,7 +108,8 @@ class Case:
         service: What serves.
         load: The load; None where only the service is meant.
         mixed: How steps of both prefill and decode are composed, one of `MIXED`.
-        notes: How the load was changed to what the engine takes, one line each.
+        notes: How the load was changed to what the engine takes, and which options change
+            nothing, one line each.
         taken: What is taken of the engine since it was not said (`physim.inputs.scenario`).
     """
 
@@ -245,7 +247,7 @@ class Case:
         server = deployment.resolved(arch, hardware)
         notes: list[str] = []
         if load is not None:
-            load, notes = load.within(server)
+            load, notes = load_on(server, load)
         taken = taken_of_server(deployment, server)
         return cls(Service.single(server), load, notes=tuple(notes), taken=taken)
 
@@ -331,15 +333,15 @@ class Case:
             InputError: A request of mean length, or some prompts, could never run.
         """
         if load is None:
-            return replace(self, load=None, notes=())
+            return replace(self, load=None, notes=self.service.unused)
         prompts = self.service.pool_of(PREFILL)
         if DECODE not in prompts.phases:
-            pool_load(load, prompts.phases).within(prompts.server)
-        own, notes = load.within(self.server_of(DECODE))
+            load_on(prompts.server, pool_load(load, prompts.phases))
+        own, notes = load_on(self.server_of(DECODE), load)
         # Lengths that were cut before are not cut again.
         if self.load is not None and own.output_tokens == self.load.output_tokens:
-            notes = list(self.notes)
-        return replace(self, load=own, notes=tuple(notes))
+            return replace(self, load=own)
+        return replace(self, load=own, notes=(*self.service.unused, *notes))
 
     def __repr__(self) -> str:
         load = (

@@ -33,7 +33,6 @@ from physim.inputs.stages import (
 from physim.inputs.turns import TurnSample, sample_turns
 from physim.options import named_options
 from physim.printable import shown_fields
-from physim.service.server import Server
 
 ARRIVALS = ("constant", "poisson", "gamma", "trace")
 # Windows as long as a few steps, seconds; how many lives of requests stand for all, and how many
@@ -41,8 +40,6 @@ ARRIVALS = ("constant", "poisson", "gamma", "trace")
 _STEP_S, _LIVES, _WINDOWS = 0.3, 16, 64
 # Turns of a conversation, mean, beyond any that is recorded.
 _MOST_TURNS = 1000
-# Share of the prompts that may be too long for the engine, beyond which a load is refused.
-_FEW_REFUSED = 0.05
 _Windows: TypeAlias = Float[np.ndarray, " windows"]
 
 
@@ -501,84 +498,6 @@ class Load(LoadRequest):
         if self.conversing:
             return f" in conversations of {self.turn_sample.mean_turns:g} turns{thinks}"
         return f", requests{thinks}" if thinks else ""
-
-    def within(self, server: Server) -> tuple[Load, list[str]]:
-        """The load as a server takes it: requests end at max_model_len.
-
-        Args:
-            server: The server.
-
-        Returns:
-            The load, and what was made shorter, one line each.
-
-        Raises:
-            InputError: A request of mean length, or some prompts, could never run.
-        """
-        self._check_fits(server)
-        if self.conversing:
-            return self._turns_within(server)
-        most, inputs, outputs = server.sizes.max_model_len, self.input_tokens, self.output_tokens
-        if isinstance(inputs, Lengths):
-            refused = inputs.share_beyond(most - 1)
-            longer = f"{refused:.2%} of the prompts are longer than max_model_len {most} allows"
-            recorded = self.lengths is not None and self.lengths.recorded
-            if refused > _FEW_REFUSED or (refused and recorded):
-                remedy = "shorten them or raise max_model_len"
-                raise InputError("input", f"{longer}, and engines refuse them", remedy)
-            if refused:
-                shorter, lines = self._with_prompts_below(most).within(server)
-                line = f"{longer}: engines refuse them, and shorter ones are taken in their place"
-                return shorter, [line, *lines]
-        left = most - self.mean_input
-        if self.lengths is not None:
-            cut = self.lengths.share_beyond(most)
-        else:
-            cut = outputs.share_beyond(left) if isinstance(outputs, Lengths) else 0.0
-        if not cut:
-            return self, []
-        line = f"{cut:.2%} of the outputs end early, where requests reach max_model_len {most}"
-        if self.lengths is not None:
-            return self.with_lengths(self.lengths.up_to(most)), [line]
-        assert isinstance(outputs, Lengths)
-        return replace(self, output_tokens=outputs.up_to(left)), [line]
-
-    def _with_prompts_below(self, tokens: int) -> Load:
-        if self.lengths is not None:
-            return self.with_lengths(self.lengths.below(tokens))
-        return replace(self, input_tokens=lengths(self.input_tokens).below(tokens))
-
-    def _turns_within(self, server: Server) -> tuple[Load, list[str]]:
-        """Conversations that end where their mean turn would be too long; see `within`."""
-        most = min(server.sizes.max_model_len, server.kv.tokens)
-        each = lengths(self.input_tokens).mean - self.cached_tokens + self.mean_output
-        fitting = float((most - self.cached_tokens) // each)
-        turns = lengths(self.turns)
-        cut = turns.share_beyond(fitting)
-        if not cut:
-            return self, []
-        line = (
-            f"{cut:.2%} of the conversations start afresh after {fitting:g} turns, where they "
-            f"reach {most} tokens"
-        )
-        fewer = fitting if turns.alike else turns.up_to(fitting)
-        return replace(self, turns=fewer), [line]
-
-    def _check_fits(self, server: Server) -> None:
-        # Of conversations the first turn: they end where a later one would be too long.
-        length = lengths(self.input_tokens).mean + self.mean_output
-        longest = server.sizes.max_model_len
-        if length > longest:
-            raise InputError(
-                "input and output",
-                f"{length:g} tokens exceed max_model_len {longest}",
-                "shorten them or raise max_model_len",
-            )
-        if length > server.kv.tokens:
-            raise InputError(
-                "input and output",
-                f"{length:g} tokens exceed the KV cache of {server.kv.tokens} tokens",
-                "shorten them, raise tp, or take a larger GPU",
-            )
 
     def __repr__(self) -> str:
         return shown_fields(self)

@@ -228,6 +228,13 @@ class Service:
         return (f"the router is taken to see loads as they are, which it reads every {every}",)
 
     @property
+    def unused(self) -> tuple[str, ...]:
+        """Options that change nothing of it, one line each."""
+        if self.router == ROUTERS[0] or any(pool.replicas > 1 for pool in self.pools):
+            return ()
+        return (f"router {self.router} changes nothing: there is one server to choose",)
+
+    @property
     def gpu_keys(self) -> tuple[str, ...]:
         """Keys of the GPUs that its pools have, each once."""
         return tuple(dict.fromkeys(pool.server.gpu.key for pool in self.pools))
