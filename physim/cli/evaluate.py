@@ -113,7 +113,7 @@ def _print_evaluation(
     console.print("errors, percent")
     console.print(_summary(evaluation))
     if groups:
-        console.print("mean errors by group, percent, and rows within their interval")
+        console.print("mean errors by group, percent")
         console.print(_groups(names, groups))
     for line in doubts(evaluation.rows, evaluation.cases):
         console.print(line, style="yellow")
@@ -192,21 +192,24 @@ def _groups(names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _summary(evaluation: Evaluation) -> Table:
+    bounded = any("in_interval_pct" in values for values in evaluation.summary.values())
+    columns = ["metric", "rows", "mean", "median", "worst", "bias", "within 10%"]
+    columns += ["in interval"] if bounded else []
     rows = []
     for metric in _SHOWN:
         values = evaluation.summary[f"{metric}_mean"]
         if values["n"]:
-            rows.append(
-                (
-                    METRICS[metric].label,
-                    f"{values['n']:.0f}",
-                    f"{values['mape']:.2f}",
-                    f"{values['median_ape']:.2f}",
-                    f"{values['max_ape']:.1f}",
-                    f"{values['bias_pct']:+.2f}",
-                    f"{values['within_10pct']:.0f}%",
-                    f"{values['in_interval_pct']:.0f}%" if "in_interval_pct" in values else "-",
-                )
-            )
-    columns = ("metric", "rows", "mean", "median", "worst", "bias", "within 10%", "in interval")
+            row = [
+                METRICS[metric].label,
+                f"{values['n']:.0f}",
+                f"{values['mape']:.2f}",
+                f"{values['median_ape']:.2f}",
+                f"{values['max_ape']:.1f}",
+                f"{values['bias_pct']:+.2f}",
+                f"{values['within_10pct']:.0f}%",
+            ]
+            if bounded:
+                share = values.get("in_interval_pct")
+                row.append("-" if share is None else f"{share:.0f}%")
+            rows.append(row)
     return table_of(columns, rows)
