@@ -22,6 +22,21 @@ def test_a_prompt_takes_full_steps_and_a_rest():
     assert chunks.before_full == pytest.approx(500.0)
 
 
+def test_chunks_of_a_prompt_follow_each_other_in_a_pipeline():
+    # Of four stages: 2,500 tokens are in three batches of one round, two of them behind the first;
+    # of 5,500 four fill a round, and two are in the next.
+    sizes = np.where(np.cumsum(PARTS) > 0.5 + 1e-9, 5500.0, 2500.0)
+    chunks = Chunks.in_room(sizes, jnp.asarray(1000.0), 4)
+    assert chunks.number == pytest.approx(1.5)
+    assert chunks.rest == pytest.approx((2500 + 1500) / 2)
+    short, long = 0, -1
+    assert (chunks.full[short], chunks.full[long]) == pytest.approx((0.0, 1.0))
+    assert (chunks.behind[short], chunks.behind[long]) == pytest.approx((2 / 4, 1 / 4))
+    # A step waits for the full ones among them.
+    assert np.asarray(chunks.last) == pytest.approx(1000.0)
+    assert (chunks.before[short], chunks.before[long]) == pytest.approx((2000.0, 5000.0))
+
+
 def test_groups_keep_every_mean():
     prompts = np.sort(np.random.default_rng(0).lognormal(6.0, 1.0, len(PARTS)))
     mean = np.sum(PARTS * prompts)

@@ -20,7 +20,7 @@ from physim.batching.demand import PARTS
 from physim.batching.guards import HARDLY, LITTLE, ROOT, SMALL, TINY
 from physim.batching.looks import beside_decode
 from physim.inputs.lengths import STRATA
-from physim.types import AnyArray, Scalar
+from physim.types import AnyArray, Number, Scalar
 
 # Shares of the requests that each group of prompts stands for, from short prompts to long ones: the
 # longer, the finer, for few long prompts take much of the time.
@@ -34,7 +34,8 @@ MEANS = (np.arange(len(GROUPS))[:, None] == _OF_GROUP) * PARTS / GROUPS[:, None]
 class Chunks(NamedTuple):
     """Chunks that prompts are computed in, by the groups of `GROUPS`; tokens.
 
-    All but the last chunk of a prompt fill a step.
+    All but the last chunk of a prompt fill a step. In a pipeline they follow each other in the
+    batches that are under way: those of a round count for one, which takes as long as any of them.
 
     Attributes:
         number: Chunks of a prompt, mean.
@@ -47,6 +48,9 @@ class Chunks(NamedTuple):
         products: Products of the last chunk's tokens with the tokens before.
         sizes: Tokens of the last chunk of each part of all prompts.
         spread: Width of the range that these are spread over, tokens.
+        rest: Tokens that are computed last, of all chunks of a round: in a pipeline more than of
+            the last chunk; mean.
+        behind: Chunks of the last round that follow each other, over the batches of a round.
     """
 
     number: Scalar
@@ -59,21 +63,31 @@ class Chunks(NamedTuple):
     products: Float[AnyArray, " groups"]
     sizes: Float[AnyArray, " parts"]
     spread: Float[AnyArray, " parts"]
+    rest: Scalar
+    behind: Float[AnyArray, " groups"]
 
     @classmethod
-    def in_room(cls, prompts: Float[AnyArray, " parts"], room: Scalar) -> Chunks:
+    def in_room(
+        cls, prompts: Float[AnyArray, " parts"], room: Scalar, stages: Number = 1
+    ) -> Chunks:
         """The chunks of prompts.
 
         Args:
             prompts: Tokens of the parts of all prompts.
             room: Tokens that a step has room for.
+            stages: Stages of a pipeline, each with a batch of its own under way.
         """
-        full = jnp.maximum(jnp.ceil(prompts / room - SMALL) - 1.0, 0.0)
-        before = full * room
+        full = jnp.maximum(jnp.ceil(prompts / (room * stages) - SMALL) - 1.0, 0.0)
+        before = full * room * stages
+        rest = jnp.maximum(prompts - before, 1.0)
+        behind = jnp.maximum(jnp.ceil(rest / room - SMALL) - 1.0, 0.0)
+        before += behind * room
         last = jnp.maximum(prompts - before, 1.0)
-        columns = jnp.stack([full, before, last, last**2, last * before])
+        # Of chunks that follow each other a step waits for one that is full.
+        last = jnp.where(behind > 0.0, room, last)
+        columns = jnp.stack([full, before, last, last**2, last * before, behind / stages])
         groups = jnp.matmul(columns, MEANS.T, precision=jax.lax.Precision.HIGHEST)
-        pairs = jnp.sum(PARTS * full * (full - 1.0)) / 2 * room
+        pairs = jnp.sum(PARTS * full * (full - 1.0)) / 2 * room * stages
         return cls(
             number=1.0 + jnp.sum(PARTS * full),
             long=jnp.sum(PARTS * (full > 0.0)),
@@ -85,6 +99,8 @@ class Chunks(NamedTuple):
             products=groups[4],
             sizes=last,
             spread=jnp.maximum(jnp.gradient(prompts), 1.0),
+            rest=jnp.sum(PARTS * rest),
+            behind=groups[5],
         )
 
     def mean(self, of_group: Float[AnyArray, " groups"]) -> Scalar:

@@ -109,7 +109,8 @@ class StepKinds(NamedTuple):
     @property
     def prefill_s(self) -> Float[AnyArray, " groups"]:
         """Time of all steps that compute a prompt alone, by its group, seconds."""
-        return self.of_whole_prompts(self.prompts.latency - self.alone_s)
+        following_s = self.chunks.behind * self.prompts.latency[FULL]
+        return self.of_whole_prompts(self.prompts.latency - self.alone_s) + following_s
 
     @property
     def launches_s(self) -> Scalar:
@@ -279,10 +280,10 @@ def kinds_at(
     # Decoding requests meet steps by how many decode in them; of all steps, that many do.
     mean = 1.0 / beside.mean(1.0 / beside.low, 1.0 / beside.high)
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
-    chunks = Chunks.in_room(demand.parts * occupancy.scale, occupancy.room)
+    chunks = Chunks.in_room(demand.parts * occupancy.scale, occupancy.room, limits.stages)
     ranks, last = limits.ranks, chunks.mean(chunks.last)
     by_rank = jnp.minimum(occupancy.prompts * (chunks.number - 1.0) / ranks, NEARLY)
-    most = occupancy.room * ranks * limits.stages / last
+    most = occupancy.room * ranks * limits.stages / chunks.rest
     coming, looks = occupancy.prompts / (1.0 - by_rank), limits.receive_every
     # Where prompts have steps of their own, these have what came between two looks.
     seen, apart_by = (looks * coming, 1.0) if separate else (coming, looks)
@@ -296,6 +297,10 @@ def kinds_at(
     longest = chunks.longest_of(sharing)
     anywhere = occupancy.replacing * (1.0 - in_waves(demand))
     longest = _of_fullest(some, ranks, last, longest, anywhere) / _in_turn(some, ranks)
+    # Of a pipeline's prompts that are computed together, a batch has as many tokens as it has room.
+    lanes = batches_under_way(demand, limits, occupancy)
+    packed = jnp.minimum(longest, occupancy.room / fullest(some, lanes))
+    longest = jnp.where(limits.stages > 1, packed, longest)
     size = longest / last
     none, one, room = jnp.zeros(_DECODING), jnp.ones(FULL + 1), occupancy.room
     numbers = jnp.concatenate([none, one, some])
@@ -318,7 +323,6 @@ def kinds_at(
     decodes = jnp.concatenate(
         [jnp.stack([beside.low, beside.high, mean]), jnp.full(KINDS, 1.0) * with_prompts]
     )
-    lanes = batches_under_way(demand, limits, occupancy)
     plain = model.batch(
         decode_requests=decodes,
         query_tokens=jnp.ones_like(decodes) * limits.query_tokens,

@@ -182,8 +182,8 @@ def local(
     tokens = wait_for_tokens(
         prompts,
         occupancy.room,
-        steps.kind_s[FULL],
-        coming / ranks,
+        steps.kind_s[FULL] / limits.stages,
+        coming / limits.ranks,
         1.0 - joined,
         steps.several,
         demand.arrival_cv2,

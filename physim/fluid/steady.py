@@ -298,7 +298,7 @@ def _balance(
     fresh = demand.new_tokens
     decoding = served(jnp.ones(()), fresh) * step * decode_steps
     room = room_beside(limits, decoding) / (limits.ranks * limits.stages)
-    chunks = Chunks.in_room(demand.parts, room).number
+    chunks = Chunks.in_room(demand.parts, room, limits.stages).number
     wanted = jnp.where(closed, returning(chunks), demand.rate)
     waiting = 1.0 - _kept(served(chunks, fresh) / wanted)
     kept = jnp.where(closed, 1.0, 1.0 - waiting)

@@ -200,7 +200,8 @@ class Fluid(eqx.Module):
         )
 
         def chunks_of(room: Scalar) -> Scalar:
-            return Chunks.in_room(demand.parts, room / (limits.ranks * limits.stages)).number
+            each = room / (limits.ranks * limits.stages)
+            return Chunks.in_room(demand.parts, each, limits.stages).number
 
         chunks = chunks_of(room)
         again = recomputed_tokens(limits, demand, by_kv) / demand.new_tokens
