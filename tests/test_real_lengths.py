@@ -32,12 +32,15 @@ def test_a_long_prompt_begins_another_batch_of_a_pipeline(rate, within):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tokens", "rate"), [(1500, 20.0), (3000, 5.0), (3000, 12.0)])
-def test_chunks_follow_each_other_in_the_batches_of_a_pipeline(tokens, rate):
-    case = {"gpu": "h100_sxm", "pp": 4, "max_num_batched_tokens": 1024}
+@pytest.mark.parametrize(
+    ("engine", "tokens", "rate"),
+    [("vllm", 1500, 20.0), ("vllm", 3000, 5.0), ("vllm", 3000, 12.0), ("sglang", 3000, 12.0)],
+)
+def test_chunks_follow_each_other_in_the_batches_of_a_pipeline(engine, tokens, rate):
+    case = {"gpu": "h100_sxm", "engine": engine, "pp": 4, "max_num_batched_tokens": 1024}
     load = {"rate": rate, "arrival": "poisson", "input_tokens": tokens, "output_tokens": 300}
     fluid = physim.predict("Qwen/Qwen3-14B", **case, **load)
     exact = physim.predict("Qwen/Qwen3-14B", **case, **load, method="replay", requests=2000)
-    # One by one, TTFT would be 2.4 times as long at the highest rate.
+    # Were a round to compute but one, TTFT would be 2.4 times as long at the highest rate.
     assert fluid.ttft_s == pytest.approx(exact.ttft_s, rel=0.1)
     assert fluid.itl_s == pytest.approx(exact.itl_s, rel=0.12)

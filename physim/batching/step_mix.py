@@ -256,8 +256,9 @@ def _steps_apart(
     dealt = 1.0 - occupancy.replacing
     in_turn = 1.0 - (1.0 - 1.0 / ranks) * dealt
     of_rank = prefilling / ranks
-    # Chunks that a step of a rank has room for.
-    fitting = occupancy.room * occupancy.chunks / (demand.new_tokens * occupancy.scale)
+    # Chunks that a step of a rank has room for, in all batches of a pipeline.
+    budgets = occupancy.room * limits.stages
+    fitting = budgets * occupancy.chunks / (demand.new_tokens * occupancy.scale)
     # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
     share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, fitting)
     share *= looks_at(of_rank, limits).share / -jnp.expm1(-every * of_rank)
