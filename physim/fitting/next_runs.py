@@ -188,6 +188,10 @@ def next_runs(
         raise InputError("next kinds", problem, f"use {' or '.join(KINDS)}, or both")
     case = Case.from_options(model, **options)
     known = fit if isinstance(fit, Fit) else load_fit(fit)
+    engine = case.server.profile.engine
+    if LOADS not in kinds and not engine_named(engine).times_batches:
+        problem = f"{engine} has no benchmark of steps that physim knows"
+        raise InputError("next kinds", problem, f"use {LOADS}")
     if not case.demanded.endless:
         raise InputError("next", "the target's load ends or changes", "give one that stays")
     about, spread = known.on(case), spread_of(known, case)
@@ -219,10 +223,7 @@ def candidates(case: Case, about: Calibration, kinds: Sequence[str] = KINDS) -> 
     Args:
         case: The case, with a load that is like those to run.
         about: What is known of its corrections, which candidates are predicted with.
-        kinds: Which, of `KINDS`.
-
-    Raises:
-        InputError: There is nothing to measure.
+        kinds: Which, of `KINDS`: loads, or steps that the engine has a benchmark of, at least.
     """
     corrections = flat(about.corrections)
     names, commands, batches, told = [], [], [], []
@@ -233,16 +234,12 @@ def candidates(case: Case, about: Calibration, kinds: Sequence[str] = KINDS) -> 
         commands += [bench_command(load) for load in loads]
         batches += [""] * len(loads)
         told.append(slopes / NOISE[None, :, None])
-    engine = case.server.profile.engine
-    if STEPS in kinds and engine_named(engine).times_batches:
+    if STEPS in kinds and engine_named(case.server.profile.engine).times_batches:
         steps = list(_steps(case.server))
         told.append(_of_steps(case, steps, corrections))
         names += [f"step: {step.what}" for step in steps]
         batches += [step.text for step in steps]
         commands += [forward_command(case.server, {"step": step.text}) for step in steps]
-    if not told:
-        problem = f"{engine} has no benchmark of steps that physim knows"
-        raise InputError("next kinds", problem, f"use {LOADS}")
     every = np.concatenate(told)
     # Above capacity there is nothing to measure.
     keeps = np.all(np.isfinite(every), axis=(1, 2))
