@@ -43,7 +43,7 @@ class Chunks(NamedTuple):
         full: Chunks before the last one.
         before: Tokens of the chunks before the last one.
         before_full: Tokens before such a chunk, mean of all groups.
-        last: Tokens of the last chunk.
+        last: Tokens of the last chunk; of a full one where others come before it in its round.
         squares: Squares of the last chunk's tokens.
         products: Products of the last chunk's tokens with the tokens before.
         sizes: Tokens of the last chunk of each part of all prompts.
