@@ -112,8 +112,11 @@ def test_a_cache_aware_router_keeps_prefixes_together_until_that_unbalances():
 
 def test_one_replica_is_the_server_itself():
     load = LOAD | {"rate": 4.0}
-    one, alone = predicted(**load, replicas=1, router="random"), predicted(**load)
-    assert one.to_dict() == alone.to_dict()
+    one, alone = (predicted(**load, **fleet).to_dict() for fleet in ({"replicas": 1}, {}))
+    assert one == alone
+    routed = predicted(**load, replicas=1, router="random").to_dict()
+    said = ["router random changes nothing: there is one server to choose"]
+    assert routed == alone | {"assumptions": said}
 
 
 def test_replicas_have_their_share():
