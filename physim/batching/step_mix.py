@@ -375,8 +375,7 @@ def _beside_full(kinds: StepKinds, kind: int, unfinished: Scalar, limits: Limits
 
 def _budget(kinds: StepKinds, limits: Limits) -> Scalar:
     """Prompts that the token budget of a step leaves room for."""
-    last = kinds.chunks.mean(kinds.chunks.last)
-    return limits.max_num_batched_tokens / jnp.maximum(last, 1.0)
+    return limits.max_num_batched_tokens / kinds.chunks.rest
 
 
 def _together(arrivals: Scalar, cv2: Scalar, spread: Scalar, looks: Looks) -> Scalar:
