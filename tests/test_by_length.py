@@ -95,15 +95,12 @@ def test_whole_prompts_go_with_what_is_computed_of_them():
     assert prompts_of_strata(alone) == pytest.approx(Demand.from_load(alone.load, block).prompts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "load",
     [
         pytest.param({"rate": 4.0, "arrival": "poisson"}, id="rate"),
-        pytest.param(
-            {"stages": (physim.Stage(4, 60), physim.Stage(8, 60))},
-            id="stages",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({"stages": (physim.Stage(4, 60), physim.Stage(8, 60))}, id="stages"),
     ],
 )
 def test_long_prompts_wait_for_themselves_as_in_the_replay(load):

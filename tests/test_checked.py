@@ -49,6 +49,7 @@ def test_the_fluid_knows_least_of_bursts_near_saturation():
     assert errors(0.8)["ttft"] == 0.014  # evenly spaced
 
 
+@pytest.mark.slow
 def test_a_load_that_stays():
     found = physim.check(MODEL, **ENGINE, **LENGTHS, rate=10, arrival="poisson")
     assert (found.replayed, found.compared) == (5000, 3500)
@@ -72,6 +73,7 @@ def test_a_load_that_stays():
     assert mean["kv_use"].replay == pytest.approx(blocks / found.prediction.pool.kv_blocks, rel=0.1)
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_replay():
     one, other, again = (
         figures(physim.check(MODEL, **ENGINE, **LENGTHS, concurrency=8, requests=200, seed=seed))
@@ -123,6 +125,7 @@ def test_clients_and_what_ends():
     assert 0.8 * 8 < without_end["running"].replay < 8
 
 
+@pytest.mark.slow
 def test_above_capacity_the_queue_has_no_latency():
     found = physim.check(MODEL, **ENGINE, **LENGTHS, rate=1e4, max_num_seqs=16)
     mean = figures(found)
@@ -165,6 +168,7 @@ def test_the_command_prints_both():
     assert "Beside a replay of all 40 requests:" in ended.stdout
 
 
+@pytest.mark.slow
 def test_json_has_the_check():
     run = run_command(*PREDICT, *SHORT, "--rate", "6", "--check", "--json")
     content = json.loads(run.stdout)

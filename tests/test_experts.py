@@ -95,6 +95,7 @@ def test_marlin_pads_the_hidden_size_to_256_and_the_width_to_128(tp, more):
     np.testing.assert_allclose(found[:, TOKENS > 8192], more * bare[:, TOKENS > 8192], rtol=2e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(MODELS),

@@ -296,6 +296,7 @@ def test_the_fake_server_is_as_far_off_as_it_says(subject):
         assert abs(100 * off) < fake.decode_pct + 0.5
 
 
+@pytest.mark.slow
 def test_llm_d_reads_what_is_written(tmp_path):
     about = export_llm_d(
         QWEN, tmp_path / "out", fit="none", namespace="prod", link_bytes_per_s=50e9, **OPTIONS

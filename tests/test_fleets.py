@@ -287,11 +287,12 @@ def test_turns_of_pools_apart_by_hand():
     assert (first.rate, first.arrival) == (2.0, "poisson")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "load",
     [
         {"rate": 8.0, "arrival": "poisson"},
-        pytest.param({"concurrency": 60}, marks=pytest.mark.slow),
+        {"concurrency": 60},
     ],
 )
 def test_conversations_in_pools_apart_are_those_of_the_replay(load):
@@ -337,9 +338,8 @@ def test_many_fleets_are_predicted_at_once():
         assert one.ttft_s == pytest.approx(predicted(**own).ttft_s, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "start", [0, *(pytest.param(start, marks=pytest.mark.slow) for start in (8, 16))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [0, 8, 16])
 def test_what_holds_of_every_replay(start):
     """Drafts, pools apart, routers, tiers, prefixes, conversations and loads that change."""
     for seed in range(start, start + 8):
@@ -438,6 +438,7 @@ def test_commands_start_a_server_of_each_pool(engine, words):
     assert words not in serve_commands(alone)["serve_command"]
 
 
+@pytest.mark.slow
 def test_a_load_that_changes_is_replayed_in_pools_apart():
     options = LOAD | APART | {"stages": [(4, 20), (8, 20)]}
     found = physim.predict(MODEL, gpu="h100_sxm", method="replay", **options)

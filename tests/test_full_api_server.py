@@ -39,6 +39,7 @@ def test_versions_whose_server_was_seen_full():
         assert load_engine(engine, version).output_request_s == 0.0
 
 
+@pytest.mark.slow
 def test_tokens_come_as_fast_as_they_are_handed_out(model):
     # 512 requests at 51 us each, 26.1 ms, beside less on the GPU and of the engine's process.
     assert float(model(decoding(model, 512)).interval) == pytest.approx(26.1e-3, rel=1e-3)
@@ -59,6 +60,7 @@ def test_it_hides_launches():
     assert float(model(prompt).launches) == pytest.approx(0.0, abs=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(requests=st.integers(1, 2000))
 def test_it_never_shortens_a_step(model, requests):

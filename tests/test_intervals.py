@@ -66,6 +66,7 @@ def test_ttft_has_no_upper_end_where_the_steps_may_be_too_slow_for_the_load():
     assert unsure.intervals["ttft_s"][0] <= certain.intervals["ttft_s"][0]
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(tokens=st.integers(64, 6000), share=st.floats(0.3, 0.995))
 def test_lower_ends_rise_with_the_load_and_have_the_computing(tokens, share):

@@ -208,6 +208,7 @@ def sizes(tokens):
     return dict.fromkeys(KNOTS, tokens)
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_the_latency_of_its_stages_and_at_most_their_throughput():
     one, four = (step_of(case_of(DENSE, pp=pp, async_scheduling=False)) for pp in (1, 4))
     batch = decoding(one, 16.0)

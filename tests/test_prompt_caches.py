@@ -137,6 +137,7 @@ def compared(requests: int = 2500, **options: Any) -> tuple[float, float, float]
     )
 
 
+@pytest.mark.slow
 def test_prompts_are_evicted_as_in_the_replay():
     """Where all were kept, 77% of prompt tokens would be found and not 58%."""
     hits, ttft, itl = compared(**RATE, prefill="tp=1,kv_blocks=3000")

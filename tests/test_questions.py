@@ -124,10 +124,11 @@ def test_a_capacity_has_the_interval_of_what_limits_it(slo):
     assert none.interval_rps is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slo", "limited_by"),
     [
-        pytest.param(["itl_mean=16ms"], "itl_mean", marks=pytest.mark.slow),
+        (["itl_mean=16ms"], "itl_mean"),
         (["ttft_p99=100ms", "itl_mean=25ms"], "ttft_p99"),
     ],
 )

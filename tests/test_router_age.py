@@ -94,6 +94,7 @@ def mean_ttft_s(router, age_s):
     return np.mean([one.first_token_s - one.arrival_s for one in found.requests])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("router", ["least_requests", PREFIX_SCORES])
 def test_an_older_look_makes_routers_by_load_clump(router):
     means = [mean_ttft_s(router, age_s) for age_s in (0.0, 0.05, 0.5)]
@@ -166,6 +167,7 @@ def test_ages_that_cannot_be_used():
             physim.Case.from_options(MODEL, **options, router=router, router_age_s=0.05)
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_the_age():
     given_ = "--gpu h100_sxm --fit none --rate 40 --input 2000 --output 20 --requests 200 --json"
     given_ += " --arrival poisson --replicas 4 --router least_requests --method replay"

@@ -410,6 +410,7 @@ def replays(highest, tried):
     return replayed
 
 
+@pytest.mark.slow
 def test_the_highest_target_that_holds_is_found():
     load = {"rate": 1.0, "input_tokens": 500, "output_tokens": 120, "arrival": "poisson"}
     case = physim.Case.from_options(MODEL, gpu="h100_sxm", max_num_seqs=8, **load)
@@ -447,6 +448,7 @@ def derived():
     return physim.scale(MODEL, LoadProfile(windows), **asked, **ASKED, **WHERE)
 
 
+@pytest.mark.slow
 def test_a_day_keeps_to_its_objectives_at_the_derived_target(derived, scaled):
     (run,), threshold = derived.runs, derived.threshold
     assert (run.missed, run.name) == (None, threshold.policy.name)

@@ -245,6 +245,7 @@ def test_what_is_written_of_a_pool_is_read(options):
     assert list(pool_options("pool", text).items()) == list(options.items())
 
 
+@pytest.mark.slow
 def test_most_points_with_workers_are_read():
     pytest.importorskip("aiconfigurator_core", reason="needs NVIDIA's package (extra `grids`)")
     found = silicon_pools.read()

@@ -215,6 +215,7 @@ def test_tabulated_step_times_are_the_models(model, gpu, draft):
             assert (found, seconds) == pytest.approx((exact, exact), rel=1e-4)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10**6),
     acceptance=st.lists(st.floats(0, 1), min_size=1, max_size=7),
