@@ -54,6 +54,10 @@ def test_saturation_is_no_error():
         (["predict", "nothing", *PREDICT[2:]], "model 'nothing'"),
         ([*PREDICT, "--gpu", "v100"], "GPU 'v100'"),
         ([*PREDICT, "--enable-lora"], "--enable-lora: adapters (LoRA) are not modelled"),
+        (
+            ["capacity", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--rate=5"],
+            "--rate: is not taken: capacity finds the highest rate",
+        ),
         ([*PREDICT, "--tp", "3"], "tp: 3 does not divide"),
         (
             ["predict", "Qwen/Qwen3-32B", "--gpu", "h100_sxm", *LOAD],

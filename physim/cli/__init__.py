@@ -77,7 +77,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         try:
-            _refuse_unmodelled(sys.argv[1:])
+            _refuse_untaken(sys.argv[1:])
             app()
         finally:
             sys.stdout.flush()
@@ -94,12 +94,16 @@ def main() -> None:
         _fail(f"{place}{error.strerror or error}; check the path and the room on the disk")
 
 
-def _refuse_unmodelled(words: Sequence[str]) -> None:
-    """Says of options that engines have, and physim nothing for, that they are not modelled."""
+def _refuse_untaken(words: Sequence[str]) -> None:
+    """Says why an option that somebody will look for is not there."""
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--") and "lora" in name:
             raise InputError(name, "adapters (LoRA) are not modelled", "leave it out")
+        if words[0] == "capacity" and name in ("--rate", "--concurrency"):
+            raise InputError(
+                name, "is not taken: capacity finds the highest rate", "leave it out, or use predict"
+            )
 
 
 def _shun_cache_of_others() -> None:
