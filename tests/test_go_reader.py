@@ -131,9 +131,10 @@ def test_latency_model_of_blis_has_the_time_of_the_batch(go, folder, tmp_path):
         "steps_ahead": 1.0,
         "handover_steps": 0.0,
     }
-    assert first == 5000
+    # The front end, with 2 us for each of 600 tokens.
+    assert first == 5000 + 1200
     assert nothing == 1
     assert step == round(whole)
-    # The front end, 10 us for each of three requests, and the step ahead.
-    assert later == pytest.approx(5000 + 30 + whole, abs=1)
+    # Again, 10 us for each of three requests, and the step ahead.
+    assert later == pytest.approx(6200 + 30 + whole, abs=1)
     assert no_more == 0
