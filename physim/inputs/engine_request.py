@@ -44,6 +44,7 @@ class EngineRequest:
     expert_load: float | None = option(
         None,
         "Unevenness of experts: 0 (even) to 1.2, a power law's exponent; the model's if not given.",
+        column="optional",
     )
     # A flag and its opposite would leave the other options' names no room.
     async_scheduling: bool | None = option(
@@ -53,6 +54,7 @@ class EngineRequest:
         None,
         "How tokens reach experts: allgather, deepep_{high_throughput,low_latency} or "
         "nvlink_one_sided; the engine's way if not given.",
+        column="optional",
     )
     receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
     stream_interval: int = option(

@@ -59,6 +59,8 @@ class ReportedServer(TypedDict, total=False):
     kv_cache_dtype: str
     moe_kernel: str | None
     moe_activations: str
+    expert_load: float | None
+    all2all: str | None
     stream_interval: int
     mixed_chunk: bool
     draft: str | None

@@ -80,23 +80,24 @@ class _Subject(Record):
 
 
 # What a column of an option holds, by the option's type: a number that need not be whole is a share
-# of memory, unless it is an amount of it.
+# of memory, unless it is an amount of it, or an exponent.
 _KINDS: Mapping[type, Any] = {int: Whole, str: Text, bool: bool, float: Share}
-_AMOUNTS = (
-    "kv_host_bytes",
-    "kv_host_bandwidth",
-    "kv_disk_bytes",
-    "kv_disk_bandwidth",
-    "kv_disk_write_bandwidth",
-    "kv_disk_latency_s",
-)
+_OTHER_KINDS: Mapping[str, Any] = {
+    "kv_host_bytes": Amount,
+    "kv_host_bandwidth": Amount,
+    "kv_disk_bytes": Amount,
+    "kv_disk_bandwidth": Amount,
+    "kv_disk_write_bandwidth": Amount,
+    "kv_disk_latency_s": Amount,
+    "expert_load": Spread,
+}
 
 
 def _columns(record: type) -> Iterator[tuple[str, Any]]:
     """The columns of a record's options, as pydantic takes fields."""
     for name, option in options_of(record).items():
         kind = next(known for kind, known in _KINDS.items() if option.kind in (kind, kind | None))
-        kind = Amount if name in _AMOUNTS else kind
+        kind = _OTHER_KINDS.get(name, kind)
         if option.column != "none":
             yield name, (kind, ...) if option.column == "required" else (kind | None, None)
 
@@ -139,6 +140,8 @@ class RunRow(_Server):
         kv_blocks: KV blocks as the engine reported them; computed if not there.
         moe_kernel: Kernel of expert layers; what the engine prefers if not there.
         moe_activations: Activations beside mxfp4 experts; see `physim.Deployment`.
+        expert_load: How unevenly tokens choose experts, likewise.
+        all2all: How tokens reach the experts of other ranks, likewise.
         sampling: How tokens are drawn; see `physim.inputs.deployment.SAMPLINGS`.
         async_scheduling: Whether a step is scheduled while the one before it runs.
         stream_interval: Tokens of a message to a client; 1 if not there.
