@@ -12,6 +12,9 @@ import (
 	"sort"
 )
 
+// firstCached is how many tokens in the KV cache cost each further prompt more than those beyond.
+const firstCached = 512
+
 var axisNames = [4]string{"decode_requests", "decode_context", "prefill_tokens", "prefill_context"}
 
 // Outside is what a request spends outside of steps.
@@ -36,6 +39,7 @@ type Table struct {
 	stepUs         []float64
 	eachMorePrompt float64
 	eachMoreCached float64
+	eachMoreBeyond float64
 }
 
 // Chunk is what a step computes of a prompt.
@@ -54,10 +58,11 @@ func Load(folder string) (*Table, error) {
 		return nil, err
 	}
 	var about struct {
-		SchemaVersion  int     `json:"schema_version"`
-		EachMorePrompt float64 `json:"each_more_prompt_us"`
-		EachMoreCached float64 `json:"each_more_cached_token_us"`
-		Outside        Outside `json:"outside_steps"`
+		SchemaVersion  int      `json:"schema_version"`
+		EachMorePrompt float64  `json:"each_more_prompt_us"`
+		EachMoreCached float64  `json:"each_more_cached_token_us"`
+		EachMoreBeyond *float64 `json:"each_more_cached_token_beyond_us"`
+		Outside        Outside  `json:"outside_steps"`
 	}
 	if err := read(filepath.Join(folder, "metadata.json"), &about); err != nil {
 		return nil, err
@@ -70,6 +75,11 @@ func Load(folder string) (*Table, error) {
 		stepUs:         content.StepUs,
 		eachMorePrompt: about.EachMorePrompt,
 		eachMoreCached: about.EachMoreCached,
+		eachMoreBeyond: about.EachMoreCached,
+	}
+	// Tables written before December 2026 do not tell the two apart.
+	if about.EachMoreBeyond != nil {
+		table.eachMoreBeyond = *about.EachMoreBeyond
 	}
 	values := 1
 	for axis, name := range axisNames {
@@ -133,7 +143,9 @@ func (t *Table) MorePrompts(prompts, cached float64) float64 {
 	if prompts <= 1 {
 		return 0
 	}
-	return (prompts - 1) * (t.eachMorePrompt + t.eachMoreCached*cached/prompts)
+	each := cached / prompts
+	near := min(each, firstCached)
+	return (prompts - 1) * (t.eachMorePrompt + t.eachMoreCached*near + t.eachMoreBeyond*(each-near))
 }
 
 // Step is the time of a step, microseconds: contexts of the requests that decode, and the chunks

@@ -102,7 +102,9 @@ def _refuse_untaken(words: Sequence[str]) -> None:
             raise InputError(name, "adapters (LoRA) are not modelled", "leave it out")
         if words[0] == "capacity" and name in ("--rate", "--concurrency"):
             raise InputError(
-                name, "is not taken: capacity finds the highest rate", "leave it out, or use predict"
+                name,
+                "is not taken: capacity finds the highest rate",
+                "leave it out, or use predict",
             )
 
 

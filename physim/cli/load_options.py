@@ -92,6 +92,16 @@ def says_a_load(given: Mapping[str, Any]) -> bool:
     return any(given.get(name) not in (None, []) for name in (*_LENGTHS, *_WAYS, _FILE))
 
 
+def is_given(options: Mapping[str, Any]) -> bool:
+    """Whether any of a load's options is other than its default."""
+    known = {**LOAD, **WORKLOAD}
+    # Typer makes defaults what it makes of words.
+    return any(
+        value not in (None, []) and str(value) != str(known[name].default)
+        for name, value in options.items()
+    )
+
+
 def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """The load that a bundle of options is given, as a case takes it.
 

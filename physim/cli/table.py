@@ -13,7 +13,7 @@ from physim.cli.bundles import Given, with_bundles
 from physim.cli.comma_lists import degrees_in, names_in
 from physim.cli.console import stdout
 from physim.cli.engine_options import ENGINE, ONE_LAYOUT, layout_lists
-from physim.cli.load_options import RATE, STAGES, load_bundle, load_options, says_a_load
+from physim.cli.load_options import RATE, STAGES, is_given, load_bundle, load_options
 from physim.cli.output_options import AsJson, Plot, print_json, write
 from physim.cli.subject_options import FitName, OptionalGpu, OptionalModel
 
@@ -70,7 +70,7 @@ def table(
 
     physim table Qwen3-8B --gpu h100 --tolerance 0.02 --out tables/qwen
     """
-    load = load_options(load) if says_a_load(load) else {}
+    load = load_options(load) if is_given(load) else {}
     from physim.cli.progress import running
     from physim.errors import InputError
     from physim.tables.writer import write_table
@@ -124,6 +124,14 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
             f"{knots} knots; interpolation error: median {error['median']}%, "
             f"99% of {error['batches']:,} steps within {error['p99']}%, most {error['max']}%"
         )
+        several = about["several_prompts_error_pct"]
+        console.print(
+            f"several prompts in a step: median {several['median']}%, 99% of "
+            f"{several['batches']:,} steps within {several['p99']}%, most {several['max']}%"
+        )
+        if error["p99"] > about["tolerance_pct"]:
+            missed = f"more than 1% of steps miss the tolerance of {about['tolerance_pct']:g}%"
+            console.print(f"Note: {missed}.", style="yellow")
     profile = about.get("kernel_profile")
     if profile is not None:
         console.print(

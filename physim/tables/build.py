@@ -14,9 +14,11 @@ from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES
 from physim.step.many_batches import part_seconds, total_seconds
 from physim.step.model import StepModel
-from physim.tables.table import AXES, Table, prefill_context
+from physim.tables.table import AXES, COSTS, FIRST_CACHED, Table
 
 Where = Float[np.ndarray, "rows 4"]
+# Of some steps: how many, and the median, 99th percentile and largest of their errors, percent.
+Error = dict[str, int | float]
 
 LEAST_TOLERANCE, MOST_TOLERANCE = 1e-3, 0.5
 
@@ -32,9 +34,11 @@ _AIM = 0.88
 _MOST_CELLS = 150_000
 # Least share of the tolerance at which a batch has a say in where a knot goes.
 _SAY = 0.5
-# Prompts in a step, tokens of each, and tokens in the cache before, of which it is learned what
-# several prompts add.
-_PROMPTS = (8.0, 16.0, 512.0)
+# Prompts in a step, tokens of each, and two numbers of tokens in the cache before, of which it is
+# learned what several prompts add.
+_PROMPTS = (8.0, 16.0, (FIRST_CACHED, 8192.0))
+# Most prompts of the steps on which the error of that is measured.
+_MOST_PROMPTS = 64
 # The knot below zero of the prefill context, tokens, where several prompts stand for one: far
 # enough for the slope to survive rounding, near enough for times to stay above zero.
 _BELOW = -64.0
@@ -145,7 +149,6 @@ def tabulate(
     }
     table = Table(axes, seconds, reduced, {})
     where = reach.draw(_MEASURED_ON, seed=1)
-    error = 100 * np.abs(table.many(where) / _total(model, where) - 1)
     table.metadata = {
         **(about or {}),
         "axes": {name: f"{meaning}; tokens" for name, meaning in AXES.items()}
@@ -155,14 +158,47 @@ def tabulate(
         "reach": vars(reach).copy(),
         "interpolation": "linear in each axis",
         "tolerance_pct": 100 * tolerance,
-        "interpolation_error_pct": {
-            "batches": len(where),
-            "median": round(float(np.median(error)), 3),
-            "p99": round(float(np.quantile(error, 0.99)), 3),
-            "max": round(float(np.max(error)), 3),
-        },
+        "interpolation_error_pct": _error_pct(table.many(where), _total(model, where)),
     }
+    table.metadata["several_prompts_error_pct"] = _several_error_pct(table, model, reach)
     return table
+
+
+def _error_pct(found: Float[np.ndarray, " rows"], meant: Float[np.ndarray, " rows"]) -> Error:
+    """Errors of the times of steps."""
+    error = 100 * np.abs(found / meant - 1)
+    return {
+        "batches": len(error),
+        "median": round(float(np.median(error)), 3),
+        "p99": round(float(np.quantile(error, 0.99)), 3),
+        "max": round(float(np.max(error)), 3),
+    }
+
+
+def _several_error_pct(table: Table, model: StepModel, reach: Reach) -> Error:
+    """Errors of steps within reach that have several prompts, all of one length."""
+    decode, context, prefill, cached = reach.draw(_MEASURED_ON, seed=2).T
+    rng = np.random.default_rng(3)
+    prompts = np.floor(np.exp(rng.uniform(np.log(2), np.log(_MOST_PROMPTS + 1), len(prefill))))
+    possible = (prompts <= prefill) & (
+        decode * context + prefill + prompts * cached <= reach.kv_tokens
+    )
+    decode, context, prefill, cached, prompts = (
+        values[possible] for values in (decode, context, prefill, cached, prompts)
+    )
+    chunk = prefill / prompts
+    batches = model.batch(
+        decode_requests=decode,
+        context=context,
+        prefill_requests=prompts,
+        chunk=chunk,
+        cached=cached,
+    )
+    # Where one chunk of as many tokens forms as many pairs; see `prefill_context`.
+    before = cached + chunk / 2 - prefill / 2
+    more = [table.more_prompts_s(*own) for own in zip(prompts, prompts * cached, strict=True)]
+    found = table.many(np.stack([decode, context, prefill, before], axis=1)) + np.array(more)
+    return _error_pct(found, total_seconds(model, batches))
 
 
 def _more_prompts_us(model: StepModel) -> dict[str, float]:
@@ -171,21 +207,17 @@ def _more_prompts_us(model: StepModel) -> dict[str, float]:
     A token more is sampled for each, and the cache before each is read on its own.
     """
     count, chunk, cached = _PROMPTS
-    squares, products = count * chunk**2, count * chunk * cached
+    ends = np.array(cached)
     tokens = count * chunk
-    before = prefill_context(tokens, squares, products)
-    prompts = model.batch(
-        prefill_requests=np.array([count, 1.0]),
-        chunk=np.array([chunk, tokens]),
-        cached=np.array([cached, before]),
+    several = part_seconds(
+        model, model.batch(prefill_requests=np.full(2, count), chunk=chunk, cached=ends)
     )
-    several, one = part_seconds(model, prompts)
-    more = dict(zip(PART_NAMES, (several - one) * 1e6, strict=True))
-    read = max(more["prefill_attention"], 0.0) / ((count - 1) * cached)
-    return {
-        "each_more_prompt_us": round(more["lm_head"] / (count - 1), 3),
-        "each_more_cached_token_us": round(read, 6),
-    }
+    before = ends + chunk / 2 - tokens / 2
+    one = part_seconds(model, model.batch(prefill_requests=np.ones(2), chunk=tokens, cached=before))
+    more = dict(zip(PART_NAMES, (several - one).T * 1e6 / (count - 1), strict=True))
+    few, many = np.maximum(more["prefill_attention"], 0.0)
+    costs = more["lm_head"][0], few / cached[0], max(many - few, 0.0) / (cached[1] - cached[0])
+    return {name: round(float(cost), 6) for name, cost in zip(COSTS, costs, strict=True)}
 
 
 def _total(model: StepModel, where: Where) -> Float[np.ndarray, " rows"]:

@@ -27,9 +27,14 @@ AXES = {
 
 # The axis that has no end below, by its place.
 _OPEN = 3
-# Of prompts of a step but the first, and of tokens that these have in the cache: in a table's
-# metadata.
-COSTS = ("each_more_prompt_us", "each_more_cached_token_us")
+# Of prompts of a step but the first, of tokens that these have in the cache, and of those beyond
+# `FIRST_CACHED`: in a table's metadata.
+COSTS = (
+    "each_more_prompt_us",
+    "each_more_cached_token_us",
+    "each_more_cached_token_beyond_us",
+)
+FIRST_CACHED = 512.0
 
 
 class Table:
@@ -107,8 +112,11 @@ class Table:
         """
         if prompts <= 1:
             return 0.0
-        each, read = (float(self.metadata.get(name, 0.0)) for name in COSTS)
-        return 1e-6 * (prompts - 1) * (each + read * cached_tokens / prompts)
+        each, first = (float(self.metadata.get(name, 0.0)) for name in COSTS[:2])
+        beyond = float(self.metadata.get(COSTS[2], first))
+        cached = cached_tokens / prompts
+        near = min(cached, FIRST_CACHED)
+        return 1e-6 * (prompts - 1) * (each + first * near + beyond * (cached - near))
 
     def many(self, where: Num[np.ndarray, "rows 4"]) -> Float[np.ndarray, " rows"]:
         """Times of many steps, seconds: a row of four numbers for each."""
