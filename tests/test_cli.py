@@ -434,7 +434,7 @@ def test_table_from_end_to_end(tmp_path):
         (["--rate", "4", "--input", "-5", "--output", "9"], "--input '-5': mean: -5 is below 1"),
         (["--rate", "4"], "--input and --output: are missing; give both"),
         (LENGTHS, "load: has no rate, concurrency, stages or trace; give one"),
-        (["--format", "blis"], "load: is missing, for which BLIS's coefficients hold"),
+        (["--format", "blis"], "load: is missing: BLIS's coefficients hold for one load"),
         (["--models", "none.txt"], "cannot be combined with a model, --gpu or --tp"),
         (["--pps", "1,2"], "need --models"),
         (["--gpus", "h100_sxm"], "need --models"),

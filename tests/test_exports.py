@@ -492,7 +492,9 @@ def test_other_files_are_no_replay_tables(tmp_path, text):
 
 
 def test_engines_that_mix_steps_are_not_sglangs(subject):
-    with pytest.raises(InputError, match="engine: vllm has no steps of prompts alone"):
+    with pytest.raises(
+        InputError, match="engine: vllm never computes prompts in steps of their own"
+    ):
         check_subject(subject)
 
 
@@ -579,10 +581,10 @@ def test_a_profile_of_layers_is_the_models_steps(subject, walk, tmp_path):
 @pytest.mark.parametrize(
     ("model", "more", "line"),
     [
-        (QWEN, {"engine": "sglang"}, "sglang has steps of prompts alone"),
-        ("Qwen/Qwen3-30B-A3B", {}, "has experts, whose table is of how many of them"),
+        (QWEN, {"engine": "sglang"}, "sglang computes prompts in steps of their own"),
+        ("Qwen/Qwen3-30B-A3B", {}, "has experts, for which physim writes no profile"),
         ("google/gemma-3-12b-it", {}, "has layers that differ"),
-        ("mistralai/Mistral-7B-Instruct-v0.1", {}, "has other attention than that of all tokens"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", {}, "has attention other than full attention"),
     ],
 )
 def test_layers_without_a_place_are_refused(model, more, line, subject):

@@ -234,7 +234,15 @@ def test_steps_of_many_blocks(client):
         ("/step", {"batches": {"decode_requests": [1] * 2001}}, "steps"),
         ("/step", {"batches": {"decode_requests": -1}}, "batches.decode_requests"),
         ("/step", {"batches": {"decode_requests": [1, -1]}}, "batches.decode_requests[1]"),
-        ("/step", {"batches": {"ranks": 0}}, "batches.ranks"),
+        ("/step", {"batches": {"decode_requests": 1, "ranks": 0}}, "batches.ranks"),
+        ("/step", {"batches": {}}, "batches"),
+        ("/step", {"batches": {"ranks": 1}}, "batches"),
+        ("/step", {"batches": {"chunk": 9}}, "batches"),
+        (
+            "/step",
+            {"batches": {"decode_requests": 1, "chunk": 9}},
+            "batches.chunk",
+        ),
         ("/step", {"rate": 2}, "option 'rate'"),
     ],
 )

@@ -738,7 +738,7 @@ def test_a_folder_of_tables_is_named_after_its_layout(tmp_path):
         ({"kind": "xlsx"}, "format: 'xlsx' is unknown; use one of parquet, csv, json, blis"),
         (
             {"kind": "blis"},
-            "load: is missing, for which BLIS's coefficients hold; give the lengths",
+            "load: is missing: BLIS's coefficients hold for one load; give the lengths",
         ),
         ({"gpu": "v100"}, "GPU 'v100'"),
         ({**LENGTHS, "concurrency": 8.0}, "concurrency"),

@@ -65,7 +65,7 @@ def dynamo(
         return
     _print_error("profile", about["error"])
     note = (
-        "replays are of a server that does both, which it is not meant for."
+        "the replays are of one server that does both; --apart is for servers of their own."
         if apart
         else f"{about['note']}."
     )
@@ -170,7 +170,7 @@ def llmservingsim(
     _print_error("layers", about["error"])
     if about["gpus"] > 1:
         stdout().print(
-            "Note: all-reduces are physim's here; the simulator has them of its network."
+            "Note: this error includes physim's all-reduces; the simulator computes its own."
         )
     _print_folder(subject)
 
@@ -234,10 +234,18 @@ def _print_error(name: str, error: Mapping[str, Any]) -> None:
     console.print(
         f"{name}: {error['median_pct']}% median error of a step, {error['worst_pct']}% at most"
     )
+    too_far = False
     for one in error["loads"]:
         far = max(abs(one["itl_pct"]), abs(one["ttft_pct"])) > _FAR_PCT
+        too_far |= far
         console.print(
             f"  replayed at {one['share']:.0%} of saturation ({one['rate_rps']:.3g} req/s): "
             f"ITL {one['itl_pct']:+}%, TTFT {one['ttft_pct']:+}%",
             style="yellow" if far else None,
+        )
+    if too_far:
+        console.print(
+            f"  more than {_FAR_PCT:g}% off: this form does not follow physim's steps there, but a "
+            "table does (physim table)",
+            style="yellow",
         )

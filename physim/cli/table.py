@@ -148,8 +148,8 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
             )
             console.print(
                 f"  {name.replace('_', ' ')}: {off['mean']}% mean error of a step, "
-                f"{off['all_steps']:+}% of all together; at half the rate {half}%, at double "
-                f"{double}%"
+                f"{off['all_steps']:+}% of their sum; at half the rate a step is {half}% off, at "
+                f"double {double}%"
             )
             if off["mean"] > _USABLE_PCT:
                 console.print("  too far off to be used: a line does not fit", style="yellow")
@@ -204,7 +204,7 @@ def _many(
         kept = len(tables) - left - made
         stdout().print(f"{made} made, {kept} there already, {left} left out; in {out}")
     if all(one.folder is None for one in tables):
-        raise InputError(str(out), "has no tables", "see what was left out, and why")
+        raise InputError(str(out), "got no table", "see above what was left out, and why")
 
 
 def _print_made(one: Made) -> None:

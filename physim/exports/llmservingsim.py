@@ -104,16 +104,20 @@ def check_subject(subject: Subject) -> None:
     server = subject.case.server
     groups, name = server.model.groups, server.model.name
     if server.policy.prompts_apart:
-        problem = f"{server.profile.engine} has steps of prompts alone, as the simulator has not"
-        raise InputError("engine", problem, "use an --engine whose steps have both")
+        problem = (
+            f"{server.profile.engine} computes prompts in steps of their own; the simulator cannot"
+        )
+        raise InputError("engine", problem, "use --engine vllm")
     if len(groups) > 1:
-        raise InputError(name, "has layers that differ, each a table of its own", "use another")
+        raise InputError(
+            name, "has layers that differ, and the simulator's are all alike", "use another"
+        )
     if groups[0].experts is not None:
-        problem = "has experts, whose table is of how many of them are activated"
+        problem = "has experts, for which physim writes no profile"
         raise InputError(name, problem, "use a model with dense MLPs")
     attention = groups[0].attention
     if not isinstance(attention, Attention) or attention.window is not None:
-        problem = "has other attention than that of all tokens on KV heads"
+        problem = "has attention other than full attention on KV heads"
         raise InputError(name, problem, "use another")
 
 

@@ -146,8 +146,8 @@ def check_subject(subject: Subject) -> None:
     if not server.policy.prompts_apart:
         raise InputError(
             "engine",
-            f"{server.profile.engine} has no steps of prompts alone, as SGLang's scheduler has",
-            "use an --engine that has",
+            f"{server.profile.engine} never computes prompts in steps of their own, as SGLang does",
+            "use --engine sglang",
         )
 
 

@@ -31,6 +31,14 @@ from physim.step.model import StepModel
 _MODELS = 32
 _Content = dict[str, Any]
 
+# Whose tokens some columns of a step's batches count.
+_REQUESTS_OF = {
+    "context": "decode_requests",
+    "query_tokens": "decode_requests",
+    "chunk": "prefill_requests",
+    "cached": "prefill_requests",
+}
+
 
 def predicted(content: Mapping[str, Any], bounds: Bounds) -> _Content:
     """The prediction of a case, or of each of several.
@@ -119,9 +127,14 @@ def timed(content: Mapping[str, Any], bounds: Bounds) -> _Content:
     means, parts = body.pop("batches"), body.pop("parts", False)
     counts = {len(one) for one in means.values() if isinstance(one, list)}
     if len(counts) > 1 or 0 in counts:
-        problem = f"have columns of {', '.join(map(str, sorted(counts)))} steps"
-        raise InputError("batches", problem, "give as many of each, one at least")
+        lengths = ", ".join(map(str, sorted(counts)))
+        raise InputError("batches", f"has columns of {lengths} steps", "make them equal, not empty")
     check_most("steps", max(counts, default=1), bounds.steps)
+    if not means.keys() & {*_REQUESTS_OF.values()}:
+        raise InputError("batches", "has no requests", "give decode_requests or prefill_requests")
+    for name, requests in _REQUESTS_OF.items():
+        if name in means and requests not in means:
+            raise InputError(f"batches.{name}", f"is given without {requests}", f"give {requests}")
     for name in ("ranks", "stages"):
         if np.min(means.get(name, 1)) < 1:
             raise InputError(f"batches.{name}", "is below 1", "correct it")

@@ -249,8 +249,7 @@ def _of_lines(path: Path, output_len: float | None) -> StageReport:
     asked = [one.requested_osl.value for one in answered if one.requested_osl is not None]
     rate = (len(starts) - 1) / span
     notes = [
-        f"the lines do not say how requests were sent: they enter with the {rate:.3g}/s at which "
-        "they came",
+        f"the lines do not say how requests were sent: their mean rate is taken, {rate:.3g}/s",
         cut_short(statistics.fmean(outputs), statistics.fmean(asked)) if asked else "",
     ]
     return StageReport(

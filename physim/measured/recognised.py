@@ -100,4 +100,4 @@ def _format(path: Path) -> str:
 
 def _unknown(path: Path) -> InputError:
     known = ", ".join(FORMATS)
-    return InputError(str(path), "looks like no report that is read", f"name one of {known}")
+    return InputError(str(path), "looks like no report that physim reads", f"name one of {known}")

@@ -186,12 +186,12 @@ def _readme(
         )
     return f"""# {printable(arch.name)} on {tp} x {printable(gpu)} for BLIS
 
-Made by physim {version("physim-llm")}; `metadata.json` says of what. The linear models and the
-alphas, which hold what a request spends outside of steps, are those of one load:
-{coefficients["load"]}. Under another, say with less of its prompts cached, they are far off.
+Made by physim {version("physim-llm")}; `metadata.json` has the model, the GPU and the engine. The
+linear models and the alphas (what a request spends outside of steps) hold for one load alone:
+{coefficients["load"]}. Under another load, say with fewer cached tokens, they are far off.
 
 {"".join(f"Note: {line}.{chr(10)}{chr(10)}" for line in coefficients["warnings"])}\
-| files | generation of BLIS | mean error of a step | of all steps |
+| files | generation of BLIS | mean error of a step | error of the sum |
 | --- | --- | --- | --- |
 {physics_row}\
 | `kernel_profile.yaml` | training, kernel look-up | {profile.error_pct["decode_steps"]}% of \
@@ -203,15 +203,15 @@ Flags that every run takes:
 
     {common}
 
-The engine that this is of runs at most {sizes.max_num_seqs} requests and \
-{sizes.max_num_batched_tokens} tokens in a step. BLIS is given the same limits below; \
-its main branch has other names for them than the others.
+This engine runs at most {sizes.max_num_seqs} requests and \
+{sizes.max_num_batched_tokens} tokens in a step. The flags below give BLIS the same limits; \
+its main branch names them differently.
 
 {physics_flags}\
-Kernel look-up (training). Its tables hold prompts of which nothing is cached. BLIS takes too much
-off attention where some of a prompt is; the seventh beta has what is missing for prompts of this
-load ({profile.cached_tokens:g} tokens cached). The table of logits holds the time for one request;
-what more of them add is in the term for requests:
+Kernel look-up (training). Its tables are for prompts without cached tokens. If a prompt has some,
+BLIS subtracts too much attention time; the seventh beta adds it back for prompts of this load
+({profile.cached_tokens:g} tokens cached). The table of logits has the time for one request; the
+term for requests has what each further one adds:
 
     {limits_of_branches} \
 --latency-model kernel-lookup --kernel-profile kernel_profile.yaml --model-config-folder . \

@@ -76,6 +76,8 @@ def load(folder: str | Path) -> Table:
     place = Path(folder)
     metadata = data.read_json(place / METADATA)
     version = metadata.pop("schema_version", None)
+    if version is None:
+        raise InputError(str(place), "is no table of physim", "make one with physim table")
     if version != _SCHEMA_VERSION:
         raise InputError(
             f"{place / METADATA}: schema_version",

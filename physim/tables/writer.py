@@ -226,7 +226,7 @@ def _checked(case: Case, kind: str) -> Case:
     if kind == BLIS and case.load is None:
         raise InputError(
             "load",
-            "is missing, for which BLIS's coefficients hold",
+            "is missing: BLIS's coefficients hold for one load",
             "give the lengths of prompts and outputs, and a rate or stages",
         )
     return case
