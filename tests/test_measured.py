@@ -505,6 +505,10 @@ def test_lengths_that_are_listed_have_a_spread(tmp_path):
         ({"completed": True}, "completed: True is not a number"),
         ({"burstiness": 0}, "burstiness: 0 is not positive"),
         ({"num_prompts": 3}, "num_prompts: 3 were sent, fewer than the 100 that came back"),
+        (
+            {"mean_ttft_ms": 0.03, "median_ttft_ms": 30.0},
+            "mean_ttft_ms: 0.03 is less than half of the median, 30; give both in milliseconds",
+        ),
         ({"mean_tpot_ms": 0}, "e2e_mean: leaves no time for 128 tokens"),
         ({"request_throughput": float("nan")}, "request_throughput: nan is not a number"),
     ],

@@ -22,6 +22,9 @@ from physim.service.phases import decode_steps
 # stay in step, and of hardly any account beyond that.
 _GUESS = 0.1
 _SOURCE = "a result of vllm bench serve"
+# Of times that are not negative, the least that their mean is of their median: a half, but for
+# rounding.
+_LEAST_MEAN = 0.499
 
 
 def _limited(rate: Any) -> Any:
@@ -54,6 +57,9 @@ class _Result(Document):
     mean_ttft_ms: Positive
     mean_tpot_ms: Spread | None = None
     mean_e2el_ms: Positive | None = None
+    median_ttft_ms: Spread | None = None
+    median_tpot_ms: Spread | None = None
+    median_e2el_ms: Spread | None = None
     # Of drafts, where there were any; without the prefix in what some versions write.
     accepted_length: Annotated[
         Positive | None,
@@ -70,6 +76,13 @@ class _Result(Document):
         if self.num_prompts is not None and self.num_prompts < back:
             problem = f"{self.num_prompts} were sent, fewer than the {back} that came back"
             raise disagreement("num_prompts", problem, "correct it")
+        for metric in ("ttft", "tpot", "e2el"):
+            name = f"mean_{metric}_ms"
+            mean, median = getattr(self, name), getattr(self, f"median_{metric}_ms")
+            # Half of the requests took the median or longer.
+            if mean is not None and median is not None and mean < _LEAST_MEAN * median:
+                problem = f"{mean:g} is less than half of the median, {median:g}"
+                raise disagreement(name, problem, "give both in milliseconds")
         return self
 
 
