@@ -136,6 +136,12 @@ def test_what_prompts_more_cost_by_hand():
     assert older.more_prompts_s(3, 3000) == pytest.approx(2e-6 * (1 + 100))
 
 
+def test_steps_of_one_token_have_no_several_prompts():
+    model = stepper(case_of(QWEN, 2))
+    table = tabulate(model, Reach(1, 100, 1, 1000), 0.1)
+    assert "several_prompts_error_pct" not in table.metadata
+
+
 def test_prompts_that_share_a_step_are_on_the_line_through_four(general, table):
     """Four prompts of 256 tokens are one of 1,024 with a context of -384, and an axis has it."""
     _, model, _ = general

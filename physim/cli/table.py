@@ -124,11 +124,12 @@ def _print_table(about: Mapping[str, Any], out: Path) -> None:
             f"{knots} knots; interpolation error: median {error['median']}%, "
             f"99% of {error['batches']:,} steps within {error['p99']}%, most {error['max']}%"
         )
-        several = about["several_prompts_error_pct"]
-        console.print(
-            f"several prompts in a step: median {several['median']}%, 99% of "
-            f"{several['batches']:,} steps within {several['p99']}%, most {several['max']}%"
-        )
+        several = about.get("several_prompts_error_pct")
+        if several is not None:
+            console.print(
+                f"several prompts in a step: median {several['median']}%, 99% of "
+                f"{several['batches']:,} steps within {several['p99']}%, most {several['max']}%"
+            )
         if error["p99"] > about["tolerance_pct"]:
             missed = f"more than 1% of steps miss the tolerance of {about['tolerance_pct']:g}%"
             console.print(f"Note: {missed}.", style="yellow")

@@ -160,7 +160,9 @@ def tabulate(
         "tolerance_pct": 100 * tolerance,
         "interpolation_error_pct": _error_pct(table.many(where), _total(model, where)),
     }
-    table.metadata["several_prompts_error_pct"] = _several_error_pct(table, model, reach)
+    several = _several_error_pct(table, model, reach)
+    if several is not None:
+        table.metadata["several_prompts_error_pct"] = several
     return table
 
 
@@ -175,14 +177,16 @@ def _error_pct(found: Float[np.ndarray, " rows"], meant: Float[np.ndarray, " row
     }
 
 
-def _several_error_pct(table: Table, model: StepModel, reach: Reach) -> Error:
-    """Errors of steps within reach that have several prompts, all of one length."""
+def _several_error_pct(table: Table, model: StepModel, reach: Reach) -> Error | None:
+    """Errors of steps with several prompts, all of one length; None if none is within reach."""
     decode, context, prefill, cached = reach.draw(_MEASURED_ON, seed=2).T
     rng = np.random.default_rng(3)
     prompts = np.floor(np.exp(rng.uniform(np.log(2), np.log(_MOST_PROMPTS + 1), len(prefill))))
     possible = (prompts <= prefill) & (
         decode * context + prefill + prompts * cached <= reach.kv_tokens
     )
+    if not possible.any():
+        return None
     decode, context, prefill, cached, prompts = (
         values[possible] for values in (decode, context, prefill, cached, prompts)
     )
