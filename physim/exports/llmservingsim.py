@@ -107,7 +107,7 @@ def check_subject(subject: Subject) -> None:
         problem = (
             f"{server.profile.engine} computes prompts in steps of their own; the simulator cannot"
         )
-        raise InputError("engine", problem, "use --engine vllm")
+        raise InputError("engine", problem, "use an --engine that computes them beside decodes")
     if len(groups) > 1:
         raise InputError(
             name, "has layers that differ, and the simulator's are all alike", "use another"

@@ -146,8 +146,8 @@ def check_subject(subject: Subject) -> None:
     if not server.policy.prompts_apart:
         raise InputError(
             "engine",
-            f"{server.profile.engine} never computes prompts in steps of their own, as SGLang does",
-            "use --engine sglang",
+            f"{server.profile.engine} never computes prompts in steps of their own, as the simulator does",
+            "use an --engine that does",
         )
 
 
