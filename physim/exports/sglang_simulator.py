@@ -144,11 +144,9 @@ def check_subject(subject: Subject) -> None:
     """
     server = subject.case.server
     if not server.policy.prompts_apart:
-        raise InputError(
-            "engine",
-            f"{server.profile.engine} never computes prompts in steps of their own, as the simulator does",
-            "use an --engine that does",
-        )
+        name = server.profile.engine
+        problem = f"{name} never computes prompts in steps of their own, as the simulator does"
+        raise InputError("engine", problem, "use an --engine that does")
 
 
 def replay_table(subject: Subject) -> ReplayTable:
