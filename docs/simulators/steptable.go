@@ -12,8 +12,9 @@ import (
 	"sort"
 )
 
-// firstCached is how many tokens in the KV cache cost each further prompt more than those beyond.
-const firstCached = 512
+// firstCached is how many of a further prompt's tokens in the KV cache have another cost than the
+// rest of them.
+const firstCached = 576
 
 var axisNames = [4]string{"decode_requests", "decode_context", "prefill_tokens", "prefill_context"}
 

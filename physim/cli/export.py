@@ -234,16 +234,14 @@ def _print_error(name: str, error: Mapping[str, Any]) -> None:
     console.print(
         f"{name}: {error['median_pct']}% median error of a step, {error['worst_pct']}% at most"
     )
-    too_far = False
-    for one in error["loads"]:
-        far = max(abs(one["itl_pct"]), abs(one["ttft_pct"])) > _FAR_PCT
-        too_far |= far
+    far = [max(abs(one["itl_pct"]), abs(one["ttft_pct"])) > _FAR_PCT for one in error["loads"]]
+    for one, is_far in zip(error["loads"], far, strict=True):
         console.print(
             f"  replayed at {one['share']:.0%} of saturation ({one['rate_rps']:.3g} req/s): "
             f"ITL {one['itl_pct']:+}%, TTFT {one['ttft_pct']:+}%",
-            style="yellow" if far else None,
+            style="yellow" if is_far else None,
         )
-    if too_far:
+    if any(far):
         console.print(
             f"  more than {_FAR_PCT:g}% off: this form does not follow physim's steps there, but a "
             "table does (physim table)",

@@ -14,7 +14,7 @@ from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES
 from physim.step.many_batches import part_seconds, total_seconds
 from physim.step.model import StepModel
-from physim.tables.table import AXES, COSTS, FIRST_CACHED, Table
+from physim.tables.table import AXES, COSTS, FIRST_CACHED, Table, prefill_context
 
 Where = Float[np.ndarray, "rows 4"]
 # Of some steps: how many, and the median, 99th percentile and largest of their errors, percent.
@@ -198,8 +198,8 @@ def _several_error_pct(table: Table, model: StepModel, reach: Reach) -> Error | 
         chunk=chunk,
         cached=cached,
     )
-    # Where one chunk of as many tokens forms as many pairs; see `prefill_context`.
-    before = cached + chunk / 2 - prefill / 2
+    of_all = zip(prefill, prefill * chunk, prefill * cached, strict=True)
+    before = [prefill_context(*own) for own in of_all]
     more = [table.more_prompts_s(*own) for own in zip(prompts, prompts * cached, strict=True)]
     found = table.many(np.stack([decode, context, prefill, before], axis=1)) + np.array(more)
     return _error_pct(found, total_seconds(model, batches))
@@ -211,13 +211,15 @@ def _more_prompts_us(model: StepModel) -> dict[str, float]:
     A token more is sampled for each, and the cache before each is read on its own.
     """
     count, chunk, cached = _PROMPTS
-    ends = np.array(cached)
     tokens = count * chunk
-    several = part_seconds(
-        model, model.batch(prefill_requests=np.full(2, count), chunk=chunk, cached=ends)
+    before = [prefill_context(tokens, tokens * chunk, tokens * own) for own in cached]
+    several, one = (
+        part_seconds(
+            model,
+            model.batch(prefill_requests=np.full(2, n), chunk=size, cached=np.array(tokens_before)),
+        )
+        for n, size, tokens_before in ((count, chunk, cached), (1.0, tokens, before))
     )
-    before = ends + chunk / 2 - tokens / 2
-    one = part_seconds(model, model.batch(prefill_requests=np.ones(2), chunk=tokens, cached=before))
     more = dict(zip(PART_NAMES, (several - one).T * 1e6 / (count - 1), strict=True))
     few, many = np.maximum(more["prefill_attention"], 0.0)
     costs = more["lm_head"][0], few / cached[0], max(many - few, 0.0) / (cached[1] - cached[0])

@@ -34,7 +34,7 @@ COSTS = (
     "each_more_cached_token_us",
     "each_more_cached_token_beyond_us",
 )
-FIRST_CACHED = 512.0
+FIRST_CACHED = 576.0
 
 
 class Table:
