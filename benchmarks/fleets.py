@@ -1,10 +1,11 @@
 """Fleets: latencies of the fluid against the replay, and what 16 replicas cost the replay.
 
-    python benchmarks/fleets.py [--cases 120] [--seed 0]
+    python benchmarks/fleets.py [--cases 120] [--seed 0] [--kinds replicas apart ranks]
 
-Random fleets of each kind (replicas behind a router, prefill and decode apart; three engines,
-dense models and one with experts) under random loads below 80% of what they serve at most, at a
-rate or of clients. Without the first fifth of the requests and the last tenth, as ``physim check``.
+Random fleets of each kind (replicas behind a router, prefill and decode apart, the same on
+data-parallel ranks with experts over all of their GPUs; three engines, dense models and with
+experts) under random loads below 80% of what they serve at most, at a rate or of clients. Without
+the first fifth of the requests and the last tenth, as ``physim check``.
 Then 100,000 requests on one server and on 16, in CPU seconds.
 """
 
@@ -23,18 +24,25 @@ from physim.prediction.replayed import replay_load
 from physim.service.routers import BY_LOAD, ROUTERS
 
 ZERO_SHOT = Corrections()
-KINDS = ("replicas", "apart")
+KINDS = ("replicas", "apart", "ranks")
 _MODELS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-14B", "Qwen/Qwen3-30B-A3B")
+# Models with experts, and ranks of a server that computes prompts and of one that generates.
+_RANKS = (
+    ("Qwen/Qwen3-30B-A3B", (2, 4), (2, 8)),
+    ("Qwen/Qwen3-235B-A22B-FP8", (4, 8), (4, 8)),
+    ("deepseek-ai/DeepSeek-V3", (8, 16), (8, 16)),
+)
 _ENGINES = ("vllm", "sglang", "trtllm")
 _STATISTICS = (("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"), ("e2e", "mean"))
 _REQUESTS = 100_000
 
 
 def options_of(rng: np.random.Generator, kind: str, number: int) -> dict[str, Any]:
-    """A random fleet, and the lengths of its requests."""
+    """A random fleet, its model, and the lengths of its requests."""
     lengths = physim.Lengths
     prompt, answer = np.exp(rng.uniform(np.log([100, 20]), np.log([5000, 500])))
     options: dict[str, Any] = {
+        "model": _MODELS[int(rng.integers(len(_MODELS)))],
         "gpu": str(rng.choice(["h100_sxm", "h200_sxm"])),
         "tp": 2,
         "engine": _ENGINES[number % 3],
@@ -49,12 +57,19 @@ def options_of(rng: np.random.Generator, kind: str, number: int) -> dict[str, An
         # The fluid has routers that see the present.
         return found | ({"router_age_s": 0.0} if router in BY_LOAD else {})
     first, second = (int(rng.integers(1, 4)) for _ in range(2))
+    if kind == "ranks":
+        model, *ranks = _RANKS[int(rng.integers(len(_RANKS)))]
+        dp = [int(rng.choice(one)) for one in ranks]
+        options |= {"model": model, "gpu": "h200_sxm"}
+        pools = [f"tp=1,dp={n},ep={n},replicas={m}" for n, m in zip(dp, (first, 1), strict=True)]
+        return {**options, **dict(zip(("prefill", "decode"), pools, strict=True))}
     return {**options, "prefill": f"tp=2,replicas={first}", "decode": f"tp=2,replicas={second}"}
 
 
 def compared(rng: np.random.Generator, kind: str, number: int) -> dict[str, Any]:
     """Errors of the fluid on a random fleet, percent."""
-    model, options = _MODELS[int(rng.integers(len(_MODELS)))], options_of(rng, kind, number)
+    options = options_of(rng, kind, number)
+    model = options.pop("model")
     if number % 4 == 3:
         # So many that fewer than all slots are taken.
         load: dict[str, Any] = {"concurrency": int(rng.integers(4, 200))}
@@ -68,6 +83,7 @@ def compared(rng: np.random.Generator, kind: str, number: int) -> dict[str, Any]
     return {
         "kind": kind,
         "engine": options["engine"],
+        "layout": "/".join(str(options.get(name, "")) for name in ("prefill", "decode")),
         "what": options.get("router", "clients" if "requests" in load else "rate"),
         "use": check.prediction.requests_per_s / check.prediction.saturation_rps,
         **{f"{metric} {which}": found.get((metric, which)) for metric, which in _STATISTICS},
@@ -90,10 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     asked = parser.parse_args()
     rng = np.random.default_rng(asked.seed)
     frame = pd.DataFrame(
-        [compared(rng, kind, number) for kind in KINDS for number in range(asked.cases)]
+        [compared(rng, kind, number) for kind in asked.kinds for number in range(asked.cases)]
     )
     print(frame.round(2).to_string())
     columns = [f"{metric} {which}" for metric, which in _STATISTICS]

@@ -13,7 +13,7 @@ import pytest
 import physim
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.passage import Passage, chance_of_clients, for_prompts_s, on_link_s
+from physim.fluid.passage import Passage, chance_of_clients, on_link_s
 from physim.prediction.apart_arrays import ApartArrays
 from physim.prediction.replica_arrays import ReplicaArrays
 
@@ -29,9 +29,7 @@ POOLS: dict[str, Any] = {
 
 def test_waits_between_pools_by_hand():
     # Two servers send 0.1 s each, busy for half of the time: a quarter of a load more.
-    assert on_link_s(0.1, 0.02, 10.0, 2.0) == pytest.approx(0.02 + 0.1 * 1.5)
-    # M/M/1: where half is busy a service is waited for.
-    assert for_prompts_s(0.5, 0.2, 1.0, 1.0) == pytest.approx(0.2)
+    assert on_link_s(0.1, 0.02, 10.0, 2.0, 0.0) == pytest.approx(0.02 + 0.1 * 1.5)
     assert chance_of_clients(0.25, 2.0, 1.0) == pytest.approx(0.5)
     assert chance_of_clients(0.0, 2.0, 1.0) == 0.0
 
@@ -41,7 +39,7 @@ def test_the_slope_of_what_is_sent(while_computed, exposed_s):
     passage = Passage(4000.0, 1e-4, 0.025, while_computed, 1.0, 1.0, 0.0)
 
     def sent(token_s: Any) -> Any:
-        return dataclasses.replace(passage, token_s=token_s).between_s(0.3, 1.0, 2.0)
+        return dataclasses.replace(passage, token_s=token_s).between_s(0.3, 1.0, 2.0, 0.0)
 
     busy = exposed_s / 2
     assert sent(1e-4) == pytest.approx(0.025 + exposed_s * (1 + busy / (2 * (1 - busy))))

@@ -8,6 +8,7 @@ from limits_by_hand import config_of
 
 import physim
 from physim.batching.limits import Limits
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.pool_load import pool_load
 from physim.inputs.request_lengths import RequestLengths
@@ -149,8 +150,8 @@ def test_a_request_that_is_handed_on_by_hand():
     moved_s = 500 * 1e-5 + 2e-3
     # Its client has the token that came with it when the other pool has it and room for it.
     assert request.first_token_s == pytest.approx(prefill_s + moved_s)
-    # The first step in the other pool computes the token that it came with, like a prompt of one.
-    decode_s = 5e-3 + 50e-6 + 38 * (5e-3 + 1e-4)
+    # The first step in the other pool computes the token that it came with, as all that follow do.
+    decode_s = 39 * (5e-3 + 1e-4)
     assert request.finished_s == pytest.approx(prefill_s + moved_s + decode_s)
     assert [server.steps for server in cluster.servers] == [1, 39]
 
@@ -160,7 +161,7 @@ def test_a_request_whose_last_prompt_token_is_computed_again_by_hand():
     (request,) = requests_of(1, 0.0)
     pools_of([request], transfer=Transfer(1e-5, 2e-3), hands_first_token=False)
     reaches_s = 5e-3 + 500 * 50e-6 + 500 * 1e-5 + 2e-3
-    assert request.first_token_s == pytest.approx(reaches_s + 5e-3 + 50e-6)
+    assert request.first_token_s == pytest.approx(reaches_s + 5e-3 + 1e-4)
     assert request.finished_s == pytest.approx(request.first_token_s + 39 * (5e-3 + 1e-4))
     assert request.generated == 40
 
@@ -171,6 +172,20 @@ def test_layers_that_are_sent_as_they_are_computed_by_hand():
     assert by_layer.exposed_s(1000, 1.0) == pytest.approx(0.1e-2)
     assert by_layer.exposed_s(1000, 2e-3) == pytest.approx(0.8e-2)
     assert Transfer(1e-5).exposed_s(1000, 1.0) == pytest.approx(1e-2)
+
+
+def test_a_request_that_is_handed_on_attends_as_it_does_in_all_steps():
+    """Latent keys and values are not expanded for its first token, as those before prompts are."""
+    options = {"gpu": "h200_sxm", "prefill": "tp=1", "decode": "tp=1", "max_model_len": 40_000}
+    load = {"input_tokens": 30_000, "rate": 0.1, "requests": 20}
+    cases = [
+        physim.Case.from_options(
+            "deepseek-ai/DeepSeek-V2-Lite", **options, **load, output_tokens=tokens
+        )
+        for tokens in (2, 50)
+    ]
+    first, later = physim.predict_cases(cases, Corrections(), method="replay")
+    assert first.itl_s == pytest.approx(later.itl_s, rel=0.01)
 
 
 def test_a_request_of_one_token_is_handed_to_nobody():

@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from physim.batching.batch_statistics import Nodes, decoding
 from physim.batching.demand import Demand
-from physim.batching.guards import HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
+from physim.batching.guards import FULLEST, HARDLY, LITTLE, NEARLY, ROOT, SMALL, TINY
 from physim.batching.limits import Limits
 from physim.batching.occupancy import Occupancy, batches_under_way
 from physim.batching.preemption import in_waves
@@ -289,7 +289,9 @@ def kinds_at(
     seen, apart_by = (looks * coming, 1.0) if separate else (coming, looks)
     come = prompts_of_step(seen, apart_by, occupancy.start_cv2(demand), most)
     others = occupancy.prompts + jnp.maximum(come.burst - 1.0, demand.at_once)
-    filled = 1.0 - (1.0 - by_rank) ** _ranks_apart(ranks, chunks.long * (1.0 + others))
+    apart = _ranks_apart(ranks, chunks.long * (1.0 + others))
+    # Shares as small as chances of many ranks, and never all.
+    filled = jnp.minimum(-jnp.expm1(apart * jnp.log1p(-by_rank)), FULLEST)
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
     some = jnp.stack([come.several.low, come.several.high])
     # Ranks that have a prompt, each one of its own.

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from physim.step.batch import Batch
 from physim.types import Number, Scalar
 
 # Share of its time that a link is taken at most, beyond which a wait would have no end.
@@ -22,36 +21,25 @@ LEAST_SHARE, MOST_SHARE = 1e-5, 0.95
 ALONE_RPS = 1e-4
 
 
-def on_link_s(exposed_s: Number, latency_s: Number, rate: Number, servers: Number) -> Number:
+def on_link_s(
+    exposed_s: Number, latency_s: Number, rate: Number, servers: Number, others: Number
+) -> Number:
     """Time from the end of a prompt until its KV blocks are in the other pool, mean, seconds.
 
-    Servers send those of one request after the other; as many wait as in an M/D/1 queue (Pollaczek
-    and Khinchine).
+    Servers send those of one request after the other: half of the prompts that end in the same step
+    are sent before it, and as many of other steps wait as in an M/D/1 queue (Pollaczek and
+    Khinchine).
 
     Args:
         exposed_s: How long they take after the prompt's end, seconds.
         latency_s: What each request waits beside that, seconds.
         rate: Requests per second, of all servers.
         servers: How many send.
+        others: Prompts that end in the same step, mean.
     """
     traced = any(isinstance(one, jax.Array) for one in (exposed_s, rate))
     busy = (jnp if traced else np).minimum(rate * exposed_s / servers, BUSIEST)
-    return latency_s + exposed_s * (1.0 + busy / (2.0 * (1.0 - busy)))
-
-
-def for_prompts_s(busy: Number, each_s: Number, arrival_cv2: Number, prompt_cv2: Number) -> Number:
-    """Mean time that prompts wait for others, seconds.
-
-    That of a queue with one server (Allen and Cunneen's approximation; Allen, Probability,
-    Statistics and Queueing Theory, 1990): data-parallel ranks have a queue each.
-
-    Args:
-        busy: Share of what can be computed that comes, below one.
-        each_s: Time of a prompt on a rank, seconds.
-        arrival_cv2: Squared coefficient of variation of the times between arrivals,
-        prompt_cv2: and of the tokens that are computed of prompts.
-    """
-    return busy / (1.0 - busy) * each_s * (arrival_cv2 + prompt_cv2) / 2.0
+    return latency_s + exposed_s * (1.0 + others / 2.0 + busy / (2.0 * (1.0 - busy)))
 
 
 def chance_of_clients(answer_cv2: Number, rate: Number, answer_s: Number) -> Number:
@@ -68,18 +56,6 @@ def chance_of_clients(answer_cv2: Number, rate: Number, answer_s: Number) -> Num
     """
     differing = answer_cv2 * (rate * answer_s) ** 2
     return differing / (1.0 + differing)
-
-
-class FullSteps(eqx.Module):
-    """Steps of a server that computes prompts, all of them full.
-
-    Attributes:
-        prompts: Prompts of a step of all ranks, of which the last goes on in the next.
-        batch: What such a step carries.
-    """
-
-    prompts: Scalar
-    batch: Batch
 
 
 class Passage(eqx.Module):
@@ -104,17 +80,20 @@ class Passage(eqx.Module):
     arrival_cv2: Scalar
     prompt_cv2: Scalar
 
-    def between_s(self, computed_s: Scalar, rate: Scalar, servers: Scalar) -> Scalar:
+    def between_s(
+        self, computed_s: Scalar, rate: Scalar, servers: Scalar, others: Scalar
+    ) -> Scalar:
         """Time between the pools, mean, seconds.
 
         Args:
             computed_s: How long a prompt is computed, seconds.
             rate: Requests per second.
             servers: Servers that send.
+            others: Prompts that end in the same step, mean.
         """
         whole = self.token_s * self.tokens
         exposed = jnp.maximum(whole - computed_s, (1.0 - self.while_computed) * whole)
-        return on_link_s(exposed, self.latency_s, rate, servers)
+        return on_link_s(exposed, self.latency_s, rate, servers, others)
 
     def most_rps(self, servers: Scalar) -> Scalar:
         """Requests per second whose KV blocks so many servers send at most."""

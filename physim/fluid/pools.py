@@ -24,11 +24,10 @@ from physim.fluid.passage import (
     ALONE_RPS,
     LEAST_SHARE,
     MOST_SHARE,
-    FullSteps,
     Passage,
     chance_of_clients,
-    for_prompts_s,
 )
+from physim.fluid.prompt_queue import FullSteps, PromptSteps
 from physim.fluid.steady import steady_state
 from physim.step.model import StepModel
 from physim.types import Scalar
@@ -115,17 +114,22 @@ class _Prompts(NamedTuple):
         stay_s: Time to first token of a prompt that comes alone.
         queue_s: Of it, what it waits for room.
         computed_s: How long such a prompt is computed.
-        most_rps: Prompts per second of all servers, at most.
-        each_s: Time of a prompt on a rank, were all of them full.
+        steps: Steps of a server.
+        count: How many servers there are.
         cv2: Squared coefficient of variation of the tokens that are computed of prompts.
     """
 
     stay_s: Scalar
     queue_s: Scalar
     computed_s: Scalar
-    most_rps: Scalar
-    each_s: Scalar
+    steps: PromptSteps
+    count: Scalar
     cv2: Scalar
+
+    @property
+    def most_rps(self) -> Scalar:
+        """Prompts per second of all servers, at most."""
+        return self.count * self.steps.most_rps
 
     def evicted(self, other: _Prompts, found: Scalar, longer: Scalar) -> _Prompts:
         """The pool where only a share of the prompts finds those before.
@@ -139,7 +143,7 @@ class _Prompts(NamedTuple):
         mean: _Prompts = jax.tree.map(lambda one, two: found * one + rest * two, self, other)
         squares = found * (1.0 + self.cv2) + rest * (1.0 + other.cv2) * longer**2
         return mean._replace(
-            most_rps=1.0 / (found / self.most_rps + rest / other.most_rps),
+            steps=self.steps.mixed(other.steps, found),
             cv2=squares / (found + rest * longer) ** 2 - 1.0,
         )
 
@@ -236,19 +240,16 @@ _steady = jax.jit(steady_state)
 def _prompts(pool: Replicas, full_steps: FullSteps | None, cv2: Scalar) -> _Prompts:
     """What servers that compute prompts take for one that comes alone, and how many they can do."""
     lone = _steady(pool.model, replace(pool.demand, rate=ALONE_RPS), pool.limits)
-    most = _steady(pool.model, pool.demand.unending(), pool.limits).throughput
-    if full_steps is not None:
-        step_s = jnp.sum(pool.model(full_steps.batch).seconds)
-        most = jnp.minimum(most, full_steps.prompts / step_s)
     parts = lone.first_token
-    return _Prompts(
-        stay_s=lone.ttft,
-        queue_s=parts.queue,
-        computed_s=parts.prefill + parts.launches,
-        most_rps=pool.count * most,
-        each_s=pool.limits.ranks / most,
-        cv2=cv2,
-    )
+    computed_s = parts.prefill + parts.launches
+    if full_steps is None:
+        most = _steady(pool.model, pool.demand.unending(), pool.limits).throughput
+        new_tokens = pool.demand.new_tokens
+        steps = PromptSteps.from_limits(pool.limits, new_tokens, computed_s, most)
+    else:
+        seconds = jnp.sum(jax.vmap(pool.model)(full_steps.batches).seconds, axis=1)
+        steps = PromptSteps.from_full_steps(pool.limits, full_steps, computed_s, seconds)
+    return _Prompts(lone.ttft, parts.queue, computed_s, steps, pool.count, cv2)
 
 
 def _journey(
@@ -278,9 +279,8 @@ def _journey(
 
     def waits(own: _Prompts) -> tuple[Scalar, Scalar]:
         """What prompts wait for others, and what passes between the pools."""
-        busy = jnp.minimum(rate / own.most_rps, 1.0 - jnp.finfo(jnp.asarray(rate).dtype).eps)
-        wait = for_prompts_s(busy, own.each_s, come_cv2, own.cv2)
-        return wait, passage.between_s(own.computed_s, rate, count)
+        wait = own.steps.wait(rate / own.count, come_cv2, own.cv2)
+        return wait.mean_s, passage.between_s(own.computed_s, rate, count, wait.others)
 
     every = prompts
     wait, between = waits(prompts)

@@ -95,7 +95,7 @@ class Fleet(FleetRequest):
         replicas = own.pop(REPLICAS, 1)
         try:
             server = server_of(own)
-            return Pool(server.that_decodes() if phase == DECODE else server, replicas, (phase,))
+            return Pool(server.of_phase(phase), replicas, (phase,))
         except InputError as error:
             raise InputError(f"{phase}: {error.where}", error.what, error.remedy) from error
 

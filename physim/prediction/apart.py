@@ -13,11 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from physim.batching.limits import Limits
 from physim.batching.prompt_caches import PromptCaches
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.ending import ends_later
 from physim.fluid.passage import ALONE_RPS, LEAST_SHARE, MOST_SHARE
+from physim.fluid.prompt_queue import PromptSteps
 from physim.inputs.case import Case
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
@@ -140,10 +142,10 @@ class _Services:
         found = []
         for one, way, case, scaled in zip(alone, ways, cases, corrections, strict=True):
             load, moments = case.demanded, case.demanded.moments()
-            most = min(one.pool.saturation_rps, _full_steps_rps(case, scaled))
+            steps = _steps_of(case, one, scaled)
             found.append(
                 PromptQueue(
-                    one, most, way.first.replicas, load.arrival_cv2, moments.new_cv2, moments.new
+                    one, steps, way.first.replicas, load.arrival_cv2, moments.new_cv2, moments.new
                 )
             )
         return found
@@ -182,18 +184,21 @@ class _Services:
         return self._predict(some, self._corrections)
 
 
-def _full_steps_rps(case: Case, corrections: Corrections) -> float:
-    """Prompts per second of a server all of whose steps are full; infinite where none is known.
+def _steps_of(case: Case, lone: Prediction, corrections: Corrections) -> PromptSteps:
+    """Steps of a server that computes prompts.
 
     Args:
         case: The server and its prompts.
+        lone: The same where these come alone.
         corrections: Corrections of its steps.
     """
-    full = full_steps(case)
+    limits, parts = Limits.from_server(case.server), lone.ttft_parts_s
+    computed_s, full = parts["prefill"] + parts["launches"], full_steps(case)
     if full is None:
-        return math.inf
-    (step_s,) = total_seconds(step_model_of(case, corrections), full.batch).tolist()
-    return float(full.prompts / step_s)
+        most_rps = lone.pool.saturation_rps
+        return PromptSteps.from_limits(limits, case.demanded.moments().new, computed_s, most_rps)
+    seconds = total_seconds(step_model_of(case, corrections), full.batches)
+    return PromptSteps.from_full_steps(limits, full, computed_s, seconds)
 
 
 def _of_rates(

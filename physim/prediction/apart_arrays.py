@@ -8,11 +8,13 @@ from dataclasses import replace
 import equinox as eqx
 import numpy as np
 
+from physim.batching.demand import Demand
 from physim.batching.prompt_caches import PromptCaches
+from physim.batching.prompt_chunks import Chunks
 from physim.batching.room_ahead import RoomAhead
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.fluid.passage import ALONE_RPS, FullSteps, Passage
+from physim.fluid.passage import ALONE_RPS, Passage
 from physim.fluid.pools import (
     Evictions,
     PoolsState,
@@ -20,6 +22,7 @@ from physim.fluid.pools import (
     ReturningClients,
     pools_state,
 )
+from physim.fluid.prompt_queue import FullSteps
 from physim.inputs.case import Case
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.service.phases import DECODE, PREFILL
@@ -34,34 +37,42 @@ _MORE_SLOTS = 16
 
 
 def full_steps(case: Case) -> FullSteps | None:
-    """Steps of a server that computes prompts, one prompt in two of them.
+    """Steps of a server that computes prompts: one for each rank, and as many as there is room for.
 
-    Of a prompt of ``n`` tokens that a step's end cuts anywhere, a sixth of ``n ** 2`` is the mean
-    product of what is computed and what was before; as much twice is missing of the squares.
+    Of a prompt of ``n`` tokens that the end of a full step cuts anywhere, a sixth of ``n ** 2`` is
+    the mean product of what is computed and what was before; as much twice is missing of the
+    squares.
 
     Args:
         case: The server and its prompts.
 
     Returns:
-        None where prompts fill several steps, or several steps are under way.
+        None where prompts fill several steps, or several steps are under way, or a step may not
+        have as many prompts as it has room for.
     """
     server, moments = case.server, case.demanded.moments()
     budget, ranks = float(server.sizes.max_num_batched_tokens), server.parallelism.dp
-    if moments.new > budget or server.parallelism.pp > 1:
-        return None
     count, square = budget / moments.new, moments.new**2 * (1.0 + moments.new_cv2)
-    batch = Batch(
-        decode_requests=0.0,
-        query_tokens=1.0,
-        attended=np.zeros(len(lower(server).windows)),
-        prefill_requests=count + 1.0,
-        prefill_tokens=budget,
-        prefill_squares=count * square - square / 3.0,
-        cached_tokens=count * moments.cached + moments.new / 2.0,
-        cached_products=budget * moments.cached + square / 6.0,
-        prompts_elsewhere=(ranks - 1) * budget,
+    # A request holds its slot until the step after is formed.
+    slots = server.sizes.max_num_seqs / (1 + server.policy.async_scheduling)
+    if count < 1.0 or server.parallelism.pp > 1 or slots < count:
+        return None
+    # A step with a prompt on each rank lasts as long as the longest of them.
+    parts = Demand.from_load(case.demanded, server.kv.block_size).parts
+    (longest,) = Chunks.in_room(parts, budget).longest_of(np.array([float(ranks)])).tolist()
+    tokens = np.array([longest, budget])
+    batches = Batch(
+        decode_requests=np.zeros(2),
+        query_tokens=np.ones(2),
+        attended=np.zeros((2, len(lower(server).windows))),
+        prefill_requests=np.array([1.0, count + 1.0]),
+        prefill_tokens=tokens,
+        prefill_squares=np.array([longest**2, count * square - square / 3.0]),
+        cached_tokens=np.array([moments.cached, count * moments.cached + moments.new / 2.0]),
+        cached_products=tokens * moments.cached + np.array([0.0, square / 6.0]),
+        prompts_elsewhere=(ranks - 1) * np.array([moments.new, budget]),
     )
-    return FullSteps(ranks * count, batch)
+    return FullSteps(ranks * count, batches)
 
 
 def clients_of_rank(case: Case, pool: Pool) -> int:

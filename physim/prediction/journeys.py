@@ -12,7 +12,8 @@ from jaxtyping import Float
 
 from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
 from physim.batching.room_ahead import RoomAhead
-from physim.fluid.passage import chance_of_clients, for_prompts_s, on_link_s
+from physim.fluid.passage import chance_of_clients, on_link_s
+from physim.fluid.prompt_queue import PromptSteps, PromptWait
 from physim.inputs.case import Case
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction
@@ -20,6 +21,7 @@ from physim.service.phases import DECODE, PREFILL
 from physim.service.service import Pool, Transfer
 
 _found = jax.jit(PromptCaches.found)
+_wait_for_prompts = jax.jit(PromptSteps.wait)
 _wait_for_room = jax.jit(RoomAhead.wait)
 
 
@@ -56,15 +58,19 @@ class Way:
         """Requests per second whose KV blocks are sent at most."""
         return self.first.replicas / (self.transfer.per_token_s * self.tokens)
 
-    def between_s(self, prefill_s: float, rate: float) -> float:
+    def between_s(self, prefill_s: float, rate: float, others: float) -> float:
         """Time from the end of a prompt until its KV blocks are in the other pool, mean, seconds.
 
         Args:
             prefill_s: How long its prompt is computed.
             rate: Requests per second.
+            others: Prompts that end in the same step, mean.
         """
-        exposed_s = self.transfer.exposed_s(self.tokens, prefill_s)
-        return float(on_link_s(exposed_s, self.transfer.latency_s, rate, self.first.replicas))
+        exposed_s, latency_s = (
+            self.transfer.exposed_s(self.tokens, prefill_s),
+            self.transfer.latency_s,
+        )
+        return float(on_link_s(exposed_s, latency_s, rate, self.first.replicas, others))
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class PromptQueue:
 
     Attributes:
         lone: A server whose prompts come alone.
-        most_rps: Prompts per second of a server, at most.
+        steps: Its steps.
         servers: How many servers there are.
         arrival_cv2: Squared coefficient of variation of the times between their arrivals,
         prompt_cv2: and of the tokens that are computed of them.
@@ -81,7 +87,7 @@ class PromptQueue:
     """
 
     lone: Prediction
-    most_rps: float
+    steps: PromptSteps
     servers: int
     arrival_cv2: float
     prompt_cv2: float
@@ -114,10 +120,15 @@ class PromptQueue:
         return replace(
             self,
             lone=lone,
-            most_rps=1.0 / mean(1.0 / self.most_rps, 1.0 / other.most_rps),
+            steps=self.steps.mixed(other.steps, found),
             prompt_cv2=squares / tokens**2 - 1.0,
             prompt_tokens=tokens,
         )
+
+    @property
+    def most_rps(self) -> float:
+        """Prompts per second of a server, at most."""
+        return float(self.steps.most_rps)
 
     @property
     def saturation_rps(self) -> float:
@@ -135,6 +146,16 @@ class PromptQueue:
         parts = self.lone.ttft_parts_s
         return parts["prefill"] + parts["launches"]
 
+    def wait(self, rate: float, chance: float) -> PromptWait:
+        """What prompts wait for others.
+
+        Args:
+            rate: Prompts per second, of all servers.
+            chance: How far they come by chance, from 0 to 1.
+        """
+        own = rate / self.servers
+        return _wait_for_prompts(self.steps, own, chance * self.arrival_cv2, self.prompt_cv2)
+
     def wait_s(self, rate: float, chance: float) -> float:
         """Mean time that prompts wait for others, seconds; infinite where more come than can.
 
@@ -142,12 +163,9 @@ class PromptQueue:
             rate: Prompts per second, of all servers.
             chance: How far they come by chance, from 0 to 1.
         """
-        busy = rate / self.saturation_rps
-        if busy >= 1.0:
+        if rate >= self.saturation_rps:
             return math.inf
-        ranks = self.lone.pool.server.parallelism.dp
-        each_s = ranks / self.most_rps
-        return for_prompts_s(busy, each_s, chance * self.arrival_cv2, self.prompt_cv2)
+        return float(self.wait(rate, chance).mean_s)
 
 
 @dataclass(frozen=True)
@@ -214,7 +232,8 @@ class Journey:
     @property
     def between_s(self) -> float:
         """Time between the pools, mean, seconds."""
-        return self.way.between_s(self.prompts.computed_s, self.requests_per_s)
+        others = float(self.prompts.wait(self.rate, self.chance).others)
+        return self.way.between_s(self.prompts.computed_s, self.requests_per_s, others)
 
     @property
     def handed_s(self) -> float:
@@ -300,8 +319,7 @@ class Journey:
         rng, count = np.random.default_rng(0), len(mine.ttft_s)
         others = rng.permutation(count)
         ttft = mine.ttft_s + theirs.ttft_s[others]
-        queue_s = self.prompts.wait_s(calm.rate, calm.chance)
-        ttft += _waits_s(queue_s, calm.rate / self.prompts.saturation_rps, count, seed=1)
+        ttft += _waits_for_prompts_s(self.prompts.wait(calm.rate, calm.chance), count)
         ttft += _waits_s(*self.room_wait, count, seed=2)
         ttft = np.maximum(ttft + ttft_s - np.mean(ttft), 0.0)
         share, later_s = wave
@@ -310,6 +328,22 @@ class Journey:
         answer = (theirs.e2e_s - theirs.ttft_s)[others]
         answer = np.maximum(answer + answer_s - np.mean(answer), 0.0)
         return Requests(ttft, theirs.tpot_s[others], ttft + answer, mine.input_tokens)
+
+
+def _waits_for_prompts_s(wait: PromptWait, count: int) -> Float[np.ndarray, " n"]:
+    """What some prompts wait that stand for all, seconds: a part of a step, or of a queue beside.
+
+    Args:
+        wait: What they wait.
+        count: How many prompts.
+    """
+    rng = np.random.default_rng(1)
+    varied = max(float(wait.varied), 1e-6)
+    steps_s = float(wait.step_s) * rng.gamma(1.0 / varied, varied, count)
+    longer = float(wait.longer_s) / max(float(wait.step_s), 1e-9)
+    found = rng.permutation(count) < float(wait.chance) * count
+    waits_s = found * steps_s * (float(wait.rest) * rng.random(count) + longer)
+    return waits_s + _waits_s(float(wait.behind_s), float(wait.taken), count, seed=3)
 
 
 def _waits_s(mean_s: float, share: float, count: int, seed: int) -> Float[np.ndarray, " n"]:

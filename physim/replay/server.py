@@ -407,16 +407,22 @@ class ReplayServer:
 
     def _mixed(self, batch: Microbatch, others: dict[str, int]) -> float:
         """Time of a step with prefill."""
-        tokens = squares = cached = products = 0
-        for _, chunk, before, _ in batch.chunks:
+        decodes, context = batch.stepping, batch.attended if batch.stepping else 0
+        prompts = tokens = squares = cached = products = 0
+        for request, chunk, before, _ in batch.chunks:
+            if request.handed_tokens:
+                # One query over the keys and values that came with it, as those that decode have.
+                decodes, context = decodes + 1, context + before + chunk
+                continue
+            prompts += 1
             tokens += chunk
             squares += chunk * chunk
             cached += before
             products += chunk * before
         seconds = self._times.step(
-            decode_requests=batch.stepping,
-            decode_context=batch.attended if batch.stepping else 0,
-            prefill_requests=len(batch.chunks),
+            decode_requests=decodes,
+            decode_context=context,
+            prefill_requests=prompts,
             prefill_tokens=tokens,
             prefill_squares=squares,
             cached_tokens=cached,

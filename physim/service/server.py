@@ -13,6 +13,7 @@ from physim.printable import shown
 from physim.service.draft import Draft, drafted
 from physim.service.hardware import Hardware
 from physim.service.kv_store import KVStore, KVTier
+from physim.service.phases import DECODE
 from physim.service.policy import Policy
 from physim.service.sizes import Sizes
 
@@ -154,14 +155,20 @@ class Server:
             "accepted_length": draft.accepted_length,
         }
 
-    def that_decodes(self) -> Server:
-        """The server where prompts are computed by others.
+    def of_phase(self, phase: str) -> Server:
+        """The server where it runs one phase alone, so that no prompt comes before what decodes.
 
         A request that comes with its keys and values computes one token at first, as it does in all
         steps that follow: its first step is as those that only decode are.
+
+        Args:
+            phase: The phase, of `physim.service.phases.PHASES`.
         """
-        profile = replace(self.profile, captured_prompt_tokens=self.profile.captured_tokens)
-        return replace(self, profile=profile, policy=replace(self.policy, prompts_apart=False))
+        one = replace(self, policy=replace(self.policy, prompts_apart=False))
+        if phase != DECODE:
+            return one
+        captured = one.profile.captured_tokens
+        return replace(one, profile=replace(one.profile, captured_prompt_tokens=captured))
 
     def without_limits(self) -> Server:
         """What of it the time of a step depends on, and of the rest whatever is the same for all.
