@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,21 +17,24 @@ from physim.fluid.prompt_queue import PromptSteps
 def _steps(
     lone_s: float, full_s: float, prompts: float, ranks: float = 1.0, one_each_s: float = 0.0
 ) -> PromptSteps:
-    return PromptSteps(ranks, 1.0, lone_s, one_each_s or lone_s, full_s, prompts)
+    counts, seconds = [1.0, ranks, prompts], [lone_s, one_each_s or lone_s, full_s]
+    return PromptSteps(ranks, 1.0, jnp.array(counts), jnp.array(seconds))
 
 
 def _simulated(steps: PromptSteps, rate: float, count: int = 60_000) -> float:
     """Mean wait of prompts that come by chance to one rank, beyond the time of one alone."""
     come = np.cumsum(np.random.default_rng(0).exponential(1 / rate, count))
-    each_s = (steps.full_s - steps.lone_s) / max(steps.prompts - 1.0, 1e-9)
+    lone_s, _, full_s = steps.seconds.tolist()
+    room = int(steps.prompts[-1])
+    each_s = (full_s - lone_s) / max(room - 1.0, 1e-9)
     done, now, waits = 0, 0.0, 0.0
     while done < count:
         now = max(now, come[done])
-        some = min(int(np.searchsorted(come, now, side="right")) - done, int(steps.prompts))
-        now += steps.lone_s + (some - 1) * each_s
+        some = min(int(np.searchsorted(come, now, side="right")) - done, room)
+        now += lone_s + (some - 1) * each_s
         waits += np.sum(now - come[done : done + some])
         done += some
-    return waits / count - steps.lone_s
+    return float(waits / count - lone_s)
 
 
 @pytest.mark.parametrize("prompt_cv2", [0.0, 0.5, 1.0])
@@ -81,18 +87,18 @@ def test_a_step_of_two_kinds_of_prompts_computes_the_mean_of_both():
     mixed = short.mixed(long, 0.75)
     # Of four prompts three take 1/16 s and one takes 1/4 s.
     assert mixed.most_rps == pytest.approx(4 / (3 / 16 + 1 / 4))
-    assert mixed.lone_s == pytest.approx(0.15)
+    assert mixed.seconds[0] == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("ranks", [1.0, 8.0])
 def test_slopes_are_differences(ranks):
     steps = _steps(0.2, 1.6, 2.0 * ranks, ranks, 0.2 if ranks == 1.0 else 0.6)
 
-    def wait_s(rate):
+    def wait_s(rate: Any) -> Any:
         return steps.wait(rate, 1.0, 0.2).mean_s
 
-    rate = 0.5 * steps.most_rps
-    slope = jax.grad(wait_s)(rate)
+    rate = float(0.5 * steps.most_rps)
+    slope = float(jax.grad(wait_s)(rate))
     assert slope == pytest.approx(
         float(wait_s(1.01 * rate) - wait_s(0.99 * rate)) / 0.02 / rate, rel=1e-2
     )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -362,3 +363,33 @@ def test_requests_that_never_fit():
         load_on(resolved, Load(100, 100, rate=1))
     with pytest.raises(InputError, match="exceed max_model_len 40960"):
         load_on(resolved, Load(40900, 100, rate=1))
+
+
+def _ranks(dp: int, rate: float, **options: Any) -> physim.Prediction:
+    case = physim.Case.from_options(
+        "Qwen/Qwen3-30B-A3B",
+        gpu="h100_sxm",
+        dp=dp,
+        ep=dp,
+        rate=rate,
+        arrival="poisson",
+        **options,
+    )
+    return physim.predict_cases([case], Corrections())[0]
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1e-4, 3e-4])
+def test_requests_that_hardly_come_are_computed_alone_on_ranks(rate):
+    """Chances that are too small for a difference from one in single precision."""
+    prompts = {"input_tokens": Lengths.normal(1843, 118), "max_num_batched_tokens": 2048}
+    alone, few = (_ranks(8, x, output_tokens=1, **prompts) for x in (1e-6, rate))
+    assert few.ttft_s == pytest.approx(alone.ttft_s, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_many_ranks_that_long_prompts_fill_serve_no_more_than_few_for_each(engine):
+    load = {"input_tokens": Lengths.gamma(4000, 1700), "output_tokens": 10, "engine": engine}
+    eight, sixteen = (
+        _ranks(dp, 400.0, max_num_batched_tokens=512, **load).saturation_rps for dp in (8, 16)
+    )
+    assert sixteen == pytest.approx(2 * eight, rel=0.1)

@@ -28,19 +28,13 @@ class FullSteps(eqx.Module):
     """Steps of a server that only computes prompts.
 
     Attributes:
-        prompts: Prompts of a full step of all ranks, of which the last goes on in the next.
-        batches: What a step carries with one prompt for each rank, and a full one.
+        prompts: Prompts of steps, of all ranks: one for each, more, and as many as there is room
+            for, of which the last goes on in the next.
+        batches: What these steps carry.
     """
 
-    prompts: Scalar
+    prompts: Float[AnyArray, " steps"]
     batches: Batch
-
-
-class _Line(NamedTuple):
-    """Times of steps, straight in their prompts: seconds without any, and for each."""
-
-    fixed_s: Scalar
-    each_s: Scalar
 
 
 class PromptWait(NamedTuple):
@@ -73,23 +67,20 @@ class PromptWait(NamedTuple):
 
 
 class PromptSteps(eqx.Module):
-    """Times of a server's steps: straight from one prompt to one of each rank, and on to full.
+    """Times of a server's steps by the prompts in them, straight between those that are known.
 
     Attributes:
         ranks: Prompts that are computed at once, each on a rank or in a stage of its own.
         starts: Steps that begin while a prompt is computed.
-        lone_s: Time in which a prompt is computed that comes alone, seconds.
-        one_each_s: The same where each rank computes one.
-        full_s: Time of a full step, seconds.
-        prompts: Prompts of a full step, of all ranks.
+        prompts: Prompts of the steps that are known, of all ranks: from one to those of a full
+            step.
+        seconds: Times of these steps, seconds.
     """
 
     ranks: Scalar
     starts: Scalar
-    lone_s: Scalar
-    one_each_s: Scalar
-    full_s: Scalar
-    prompts: Scalar
+    prompts: Float[AnyArray, " steps"]
+    seconds: Float[AnyArray, " steps"]
 
     @classmethod
     def from_limits(
@@ -105,12 +96,12 @@ class PromptSteps(eqx.Module):
         """
         lanes = limits.ranks * limits.stages
         chunks = jnp.maximum(new_tokens * lanes / limits.max_num_batched_tokens, 1.0)
-        all_s = lanes / most_rps
-        return cls(lanes, limits.stages * chunks, lone_s, all_s, all_s, lanes)
+        prompts, seconds = jnp.stack([1.0, lanes]), jnp.stack([lone_s, lanes / most_rps])
+        return cls(lanes, limits.stages * chunks, prompts, seconds)
 
     @classmethod
     def from_full_steps(
-        cls, limits: Limits, full: FullSteps, lone_s: Scalar, seconds: Float[AnyArray, 2]
+        cls, limits: Limits, full: FullSteps, lone_s: Scalar, seconds: Float[AnyArray, " steps"]
     ) -> PromptSteps:
         """Steps of a server whose full ones are known.
 
@@ -118,14 +109,15 @@ class PromptSteps(eqx.Module):
             limits: The server's limits.
             full: Its steps.
             lone_s: Time in which a prompt is computed that comes alone, seconds.
-            seconds: Times of the two steps, seconds.
+            seconds: Times of these steps, seconds.
         """
-        return cls(limits.ranks, 1.0, lone_s, seconds[0], seconds[1], full.prompts)
+        prompts = jnp.append(1.0, full.prompts)
+        return cls(limits.ranks, 1.0, prompts, jnp.append(lone_s, jnp.maximum(seconds, lone_s)))
 
     @property
     def most_rps(self) -> Scalar:
         """Prompts per second, at most."""
-        return self.prompts / self.full_s
+        return self.prompts[-1] / self.seconds[-1]
 
     def mixed(self, other: PromptSteps, share: Scalar) -> PromptSteps:
         """Steps in which some prompts are as here, and some as elsewhere.
@@ -136,11 +128,11 @@ class PromptSteps(eqx.Module):
         """
         rest = 1.0 - share
         mean: PromptSteps = jax.tree.map(lambda one, two: share * one + rest * two, self, other)
-        prompts = 1.0 / (share / self.prompts + rest / other.prompts)
-        each_s = share / self.most_rps + rest / other.most_rps
-        return eqx.tree_at(
-            lambda steps: (steps.prompts, steps.full_s), mean, (prompts, prompts * each_s)
-        )
+        # A full step has fewer of those that fill more of it.
+        full = 1.0 / (share / self.prompts[-1] + rest / other.prompts[-1])
+        full_s = full * (share / self.most_rps + rest / other.most_rps)
+        prompts, seconds = mean.prompts.at[-1].set(full), mean.seconds.at[-1].set(full_s)
+        return PromptSteps(mean.ranks, mean.starts, prompts, seconds)
 
     def wait(self, rate: Scalar, arrival_cv2: Scalar, prompt_cv2: Scalar) -> PromptWait:
         """How much longer than alone prompts take until they are computed.
@@ -160,71 +152,68 @@ class PromptSteps(eqx.Module):
         most = 1.0 - jnp.finfo(jnp.asarray(rate, float).dtype).eps
         busy = jnp.minimum(rate / self.most_rps, most)
         rate = busy * self.most_rps
-        few, many = self._lines()
-        least = _prompts(few, rate)
-        fewer = (self.ranks > 1.0) & ((least <= self.ranks) | (self.prompts <= self.ranks))
-        fixed_s, each_s = (jnp.where(fewer, one, two) for one, two in zip(few, many, strict=True))
-        count = jnp.where(fewer, least, jnp.maximum(_prompts(many, rate), self.ranks))
-        count = jnp.maximum(count, 1.0)
-        step_s = fixed_s + each_s * count
-        none = jnp.exp(-rate * step_s)
+        fixed_s, each_s, count = self._mean_step(rate)
+        mean_s = fixed_s + each_s * count
+        none = jnp.exp(-rate * mean_s)
         squares = fixed_s**2 + 2 * fixed_s * each_s * count
-        squares += each_s**2 * (rate * step_s + none + prompt_cv2 * count)
+        squares += each_s**2 * (rate * mean_s + none + prompt_cv2 * count)
         squares /= 1.0 - (rate * each_s) ** 2
         # Longer steps are met more often.
-        met_s = jnp.maximum(squares / step_s, step_s)
+        met_s = jnp.maximum(squares / mean_s, mean_s)
         before = rate * met_s / 2
-        after = jnp.minimum(before, jnp.maximum(self.prompts - 1.0, 0.0) / 2)
+        after = jnp.minimum(before, jnp.maximum(self.prompts[-1] - 1.0, 0.0) / 2)
         # A rank that has no prompt takes one at the next step, of which a prompt has several.
         all_taken = busy ** (jnp.sqrt(2 * (self.ranks + 1.0)) - 2.0)
         taken = busy ** jnp.sqrt(2 * (self.ranks + 1.0))
-        # Half of what they would wait if other ranks had queues of their own, with the chance that
-        # none is free (Sakasegawa's, Ann. Inst. Statist. Math. 29, 1977).
-        behind_s = (self.ranks - 1.0) * taken / (1.0 - busy) / self.most_rps / 2 / 2
-        under_way = jnp.minimum(rate * step_s / count, 1.0)
+        under_way = jnp.minimum(rate * mean_s / count, 1.0)
         by_chance = (arrival_cv2 + prompt_cv2) / (1.0 + prompt_cv2)
         # Prompts that come evenly meet one another once they come faster than one is computed.
-        evenly = jnp.clip(rate * self.lone_s - 1.0, 0.0, 1.0)
+        evenly = jnp.clip(rate * self.seconds[0] - 1.0, 0.0, 1.0)
         level = arrival_evenness(arrival_cv2)
         met = jnp.maximum(by_chance * under_way, level * evenly + (1.0 - level) * under_way)
         more = jnp.maximum(by_chance, 1.0)
+        chance, step_s = jnp.minimum(met, under_way), more * met_s
+        longer_s = more * each_s * (before + after)
+        rest = 1.0 / self.starts + (1.0 - 1.0 / self.starts) * all_taken
+        # Where a step takes as long for more prompts, some wait for another one once it is full; with
+        # ranks, half as long as if each had a queue of its own. The chances that all places, or all
+        # ranks, are taken are Sakasegawa's (Ann. Inst. Statist. Math. 29, 1977).
+        one_by_one_s = (arrival_cv2 + prompt_cv2) / (1.0 - busy) / self.most_rps / 2
+        beyond = busy ** jnp.sqrt(2 * (self.prompts[-1] + 1.0)) * (1.0 - each_s * self.most_rps)
+        behind_s = one_by_one_s * (beyond + (self.ranks - 1.0) * taken / 2)
         return PromptWait(
-            chance=jnp.minimum(met, under_way),
-            step_s=more * met_s,
-            varied=1.0 - step_s / met_s,
-            rest=1.0 / self.starts + (1.0 - 1.0 / self.starts) * all_taken,
-            longer_s=more * each_s * (before + after),
-            others=jnp.minimum(met, under_way) * (before + after),
+            chance=chance,
+            step_s=step_s,
+            varied=1.0 - mean_s / met_s,
+            rest=rest,
+            longer_s=longer_s,
+            others=chance * (before + after),
             taken=taken,
-            behind_s=behind_s * (arrival_cv2 + prompt_cv2),
+            behind_s=behind_s,
         )
 
-    def _lines(self) -> tuple[_Line, _Line]:
-        """Steps with up to a prompt for each rank, and with more."""
-        # No prompt adds more than in full steps.
+    def _mean_step(self, rate: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """Seconds of a step without its prompts and for each of them, near its mean; and that mean.
+
+        They are those who came in the step before, or the first who comes after it.
+
+        Args:
+            rate: Prompts per second.
+        """
+        wide = jnp.diff(self.prompts)
+        # No prompt adds more than in full steps, as they do where one fills a step.
         most_s = 1.0 / self.most_rps
-        one_each_s = jnp.maximum(self.one_each_s, self.lone_s)
-        few_s = (one_each_s - self.lone_s) / jnp.maximum(self.ranks - 1.0, TINY)
-        few_s = jnp.minimum(few_s, most_s)
-        beyond = self.prompts - self.ranks
-        many_s = jnp.clip((self.full_s - one_each_s) / jnp.maximum(beyond, TINY), 0.0, most_s)
-        many_s = jnp.where(beyond > 0.0, many_s, most_s)
-        few = _Line(jnp.maximum(self.lone_s - few_s, 0.0), few_s)
-        many = _Line(jnp.maximum(self.full_s - many_s * self.prompts, 0.0), many_s)
-        return few, many
-
-
-def _prompts(line: _Line, rate: Scalar) -> Scalar:
-    """Prompts of a step, mean: those who came in the one before, or the first who comes after it.
-
-    Args:
-        line: Times of steps.
-        rate: Prompts per second.
-    """
-    rest = 1.0 - rate * line.each_s
-    count = rate * line.fixed_s / rest
-    for _ in range(_STEPS):
-        none = jnp.exp(-rate * (line.fixed_s + line.each_s * count))
-        more = rate * line.fixed_s + none - count * rest
-        count += more / (rest + rate * line.each_s * none)
-    return count
+        each_s = jnp.clip(jnp.diff(self.seconds) / jnp.maximum(wide, TINY), 0.0, most_s)
+        each_s = jnp.where(wide > TINY, each_s, most_s)
+        fixed_s = jnp.maximum(self.seconds[1:] - each_s * self.prompts[1:], 0.0)
+        rest = 1.0 - rate * each_s
+        count = rate * fixed_s / rest
+        for _ in range(_STEPS):
+            none = jnp.exp(-rate * (fixed_s + each_s * count))
+            more = rate * fixed_s + none - count * rest
+            count += more / (rest + rate * each_s * none)
+        count = jnp.maximum(count, self.prompts[:-1])
+        # The first part that ends with more, or the last.
+        fits = ((count <= self.prompts[1:]) & (wide > TINY)).at[-1].set(True)
+        part = jnp.argmax(fits)
+        return fixed_s[part], each_s[part], count[part]

@@ -37,7 +37,7 @@ _MORE_SLOTS = 16
 
 
 def full_steps(case: Case) -> FullSteps | None:
-    """Steps of a server that computes prompts: one for each rank, and as many as there is room for.
+    """Steps of a server that computes prompts, from one for each rank to as many as have room.
 
     Of a prompt of ``n`` tokens that the end of a full step cuts anywhere, a sixth of ``n ** 2`` is
     the mean product of what is computed and what was before; as much twice is missing of the
@@ -57,22 +57,28 @@ def full_steps(case: Case) -> FullSteps | None:
     slots = server.sizes.max_num_seqs / (1 + server.policy.async_scheduling)
     if count < 1.0 or server.parallelism.pp > 1 or slots < count:
         return None
-    # A step with a prompt on each rank lasts as long as the longest of them.
+    # A step lasts as long as that of the rank that has most to compute.
     parts = Demand.from_load(case.demanded, server.kv.block_size).parts
     (longest,) = Chunks.in_room(parts, budget).longest_of(np.array([float(ranks)])).tolist()
-    tokens = np.array([longest, budget])
+    each = np.array([1.0, math.sqrt(count)])
+    more = (longest - moments.new) * np.sqrt(each)
+    tokens = np.append(np.minimum(each * moments.new + more, budget), budget)
+    squares = np.append(each * square * (tokens[:2] / each / moments.new) ** 2, count * square)
+    steps = np.append(each, count)
+    cut = np.array([0.0, 0.0, 1.0])
     batches = Batch(
-        decode_requests=np.zeros(2),
-        query_tokens=np.ones(2),
-        attended=np.zeros((2, len(lower(server).windows))),
-        prefill_requests=np.array([1.0, count + 1.0]),
+        decode_requests=np.zeros(3),
+        query_tokens=np.ones(3),
+        attended=np.zeros((3, len(lower(server).windows))),
+        prefill_requests=steps + cut,
         prefill_tokens=tokens,
-        prefill_squares=np.array([longest**2, count * square - square / 3.0]),
-        cached_tokens=np.array([moments.cached, count * moments.cached + moments.new / 2.0]),
-        cached_products=tokens * moments.cached + np.array([0.0, square / 6.0]),
-        prompts_elsewhere=(ranks - 1) * np.array([moments.new, budget]),
+        prefill_squares=squares - cut * square / 3.0,
+        cached_tokens=steps * moments.cached + cut * moments.new / 2.0,
+        cached_products=tokens * moments.cached + cut * square / 6.0,
+        elsewhere=np.zeros(3),
+        prompts_elsewhere=(ranks - 1) * steps * moments.new,
     )
-    return FullSteps(ranks * count, batches)
+    return FullSteps(ranks * steps, batches)
 
 
 def clients_of_rank(case: Case, pool: Pool) -> int:
