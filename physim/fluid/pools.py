@@ -27,7 +27,7 @@ from physim.fluid.passage import (
     Passage,
     chance_of_clients,
 )
-from physim.fluid.prompt_queue import FullSteps, PromptSteps
+from physim.fluid.prompt_queue import KnownSteps, PromptSteps
 from physim.fluid.steady import steady_state
 from physim.step.model import StepModel
 from physim.types import Scalar
@@ -77,7 +77,7 @@ class Evictions(eqx.Module):
 
     Attributes:
         missed: Servers that compute prompts, where turns find none of those before.
-        full_steps: Full steps of such a server; None where these bound nothing.
+        known_steps: Steps of such a server; None where none is known.
         caches: What the servers keep.
         missed_cv2: Squared coefficient of variation of the tokens that are computed of prompts
             there.
@@ -85,7 +85,7 @@ class Evictions(eqx.Module):
     """
 
     missed: Replicas
-    full_steps: FullSteps | None
+    known_steps: KnownSteps | None
     caches: PromptCaches
     missed_cv2: Scalar
     longer: Scalar
@@ -195,7 +195,7 @@ def pools_state(
     answers: Replicas,
     passage: Passage,
     rate: Scalar,
-    full_steps: FullSteps | None = None,
+    known_steps: KnownSteps | None = None,
     clients: ReturningClients | None = None,
     evictions: Evictions | None = None,
     room: RoomAhead | None = None,
@@ -207,16 +207,15 @@ def pools_state(
         answers: Servers that generate.
         passage: What is between them.
         rate: Requests per second that come; of no account for clients.
-        full_steps: Full steps of a server that computes prompts; None where these bound nothing
-            beside its own steady state.
+        known_steps: Steps of a server that computes prompts; None where none is known.
         clients: Who comes at a rate of their own making; None for requests at ``rate``.
         evictions: What becomes of the prompts before turns; None where none are evicted.
         room: What the second pool makes room in before prompts are computed; None for none.
     """
-    first = _prompts(prompts, full_steps, passage.prompt_cv2)
+    first = _prompts(prompts, known_steps, passage.prompt_cv2)
     way = _Way(prompts.count, answers, passage, room)
     if evictions is not None:
-        missed = _prompts(evictions.missed, evictions.full_steps, evictions.missed_cv2)
+        missed = _prompts(evictions.missed, evictions.known_steps, evictions.missed_cv2)
         way = way._replace(missed=missed, evictions=evictions)
     ends = jnp.minimum(first.most_rps, passage.most_rps(prompts.count))
     if clients is not None:
@@ -237,18 +236,18 @@ def pools_state(
 _steady = jax.jit(steady_state)
 
 
-def _prompts(pool: Replicas, full_steps: FullSteps | None, cv2: Scalar) -> _Prompts:
+def _prompts(pool: Replicas, known_steps: KnownSteps | None, cv2: Scalar) -> _Prompts:
     """What servers that compute prompts take for one that comes alone, and how many they can do."""
     lone = _steady(pool.model, replace(pool.demand, rate=ALONE_RPS), pool.limits)
     parts = lone.first_token
     computed_s = parts.prefill + parts.launches
-    if full_steps is None:
+    if known_steps is None:
         most = _steady(pool.model, pool.demand.unending(), pool.limits).throughput
         new_tokens = pool.demand.new_tokens
         steps = PromptSteps.from_limits(pool.limits, new_tokens, computed_s, most)
     else:
-        seconds = jnp.sum(jax.vmap(pool.model)(full_steps.batches).seconds, axis=1)
-        steps = PromptSteps.from_full_steps(pool.limits, full_steps, computed_s, seconds)
+        seconds = jnp.sum(jax.vmap(pool.model)(known_steps.batches).seconds, axis=1)
+        steps = PromptSteps.from_known(pool.limits, known_steps, computed_s, seconds)
     return _Prompts(lone.ttft, parts.queue, computed_s, steps, pool.count, cv2)
 
 

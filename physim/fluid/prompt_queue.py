@@ -20,11 +20,8 @@ from physim.batching.limits import Limits
 from physim.step.batch import Batch
 from physim.types import AnyArray, Scalar
 
-# Newton's steps for the prompts of a step: from below, each comes nearer.
-_STEPS = 4
 
-
-class FullSteps(eqx.Module):
+class KnownSteps(eqx.Module):
     """Steps of a server that only computes prompts.
 
     Attributes:
@@ -100,18 +97,18 @@ class PromptSteps(eqx.Module):
         return cls(lanes, limits.stages * chunks, prompts, seconds)
 
     @classmethod
-    def from_full_steps(
-        cls, limits: Limits, full: FullSteps, lone_s: Scalar, seconds: Float[AnyArray, " steps"]
+    def from_known(
+        cls, limits: Limits, known: KnownSteps, lone_s: Scalar, seconds: Float[AnyArray, " steps"]
     ) -> PromptSteps:
-        """Steps of a server whose full ones are known.
+        """Steps of a server of which some are known.
 
         Args:
             limits: The server's limits.
-            full: Its steps.
+            known: Some of its steps.
             lone_s: Time in which a prompt is computed that comes alone, seconds.
             seconds: Times of these steps, seconds.
         """
-        prompts = jnp.append(1.0, full.prompts)
+        prompts = jnp.append(1.0, known.prompts)
         return cls(limits.ranks, 1.0, prompts, jnp.append(lone_s, jnp.maximum(seconds, lone_s)))
 
     @property
@@ -175,7 +172,7 @@ class PromptSteps(eqx.Module):
         chance, step_s = jnp.minimum(met, under_way), more * met_s
         longer_s = more * each_s * (before + after)
         rest = 1.0 / self.starts + (1.0 - 1.0 / self.starts) * all_taken
-        # Where a step takes as long for more prompts, some wait for another one once it is full; with
+        # Where a step takes as long for more prompts, some wait for another once it is full; with
         # ranks, half as long as if each had a queue of its own. The chances that all places, or all
         # ranks, are taken are Sakasegawa's (Ann. Inst. Statist. Math. 29, 1977).
         one_by_one_s = (arrival_cv2 + prompt_cv2) / (1.0 - busy) / self.most_rps / 2
@@ -207,8 +204,9 @@ class PromptSteps(eqx.Module):
         each_s = jnp.where(wide > TINY, each_s, most_s)
         fixed_s = jnp.maximum(self.seconds[1:] - each_s * self.prompts[1:], 0.0)
         rest = 1.0 - rate * each_s
-        count = rate * fixed_s / rest
-        for _ in range(_STEPS):
+        # It is one at least; from below, Newton's steps come nearer without going beyond.
+        count = jnp.maximum(rate * fixed_s / rest, 1.0)
+        for _ in range(2):
             none = jnp.exp(-rate * (fixed_s + each_s * count))
             more = rate * fixed_s + none - count * rest
             count += more / (rest + rate * each_s * none)

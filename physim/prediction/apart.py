@@ -23,7 +23,7 @@ from physim.fluid.prompt_queue import PromptSteps
 from physim.inputs.case import Case
 from physim.inputs.scenario import taken_of_load
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
-from physim.prediction.apart_arrays import clients_of_rank, full_steps, slots_of, with_slots
+from physim.prediction.apart_arrays import clients_of_rank, known_steps, slots_of, with_slots
 from physim.prediction.arrays import step_model_of
 from physim.prediction.evictions import ALL_FIT
 from physim.prediction.journeys import Journey, PromptQueue, Way
@@ -193,12 +193,12 @@ def _steps_of(case: Case, lone: Prediction, corrections: Corrections) -> PromptS
         corrections: Corrections of its steps.
     """
     limits, parts = Limits.from_server(case.server), lone.ttft_parts_s
-    computed_s, full = parts["prefill"] + parts["launches"], full_steps(case)
-    if full is None:
+    computed_s, known = parts["prefill"] + parts["launches"], known_steps(case)
+    if known is None:
         most_rps = lone.pool.saturation_rps
         return PromptSteps.from_limits(limits, case.demanded.moments().new, computed_s, most_rps)
-    seconds = total_seconds(step_model_of(case, corrections), full.batches)
-    return PromptSteps.from_full_steps(limits, full, computed_s, seconds)
+    seconds = total_seconds(step_model_of(case, corrections), known.batches)
+    return PromptSteps.from_known(limits, known, computed_s, seconds)
 
 
 def _of_rates(

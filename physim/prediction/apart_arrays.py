@@ -22,7 +22,7 @@ from physim.fluid.pools import (
     ReturningClients,
     pools_state,
 )
-from physim.fluid.prompt_queue import FullSteps
+from physim.fluid.prompt_queue import KnownSteps
 from physim.inputs.case import Case
 from physim.prediction.arrays import CaseArrays, row_of
 from physim.service.phases import DECODE, PREFILL
@@ -36,7 +36,7 @@ from physim.types import Scalar
 _MORE_SLOTS = 16
 
 
-def full_steps(case: Case) -> FullSteps | None:
+def known_steps(case: Case) -> KnownSteps | None:
     """Steps of a server that computes prompts, from one for each rank to as many as have room.
 
     Of a prompt of ``n`` tokens that the end of a full step cuts anywhere, a sixth of ``n ** 2`` is
@@ -57,7 +57,8 @@ def full_steps(case: Case) -> FullSteps | None:
     slots = server.sizes.max_num_seqs / (1 + server.policy.async_scheduling)
     if count < 1.0 or server.parallelism.pp > 1 or slots < count:
         return None
-    # A step lasts as long as that of the rank that has most to compute.
+    # A step lasts as long as that of the rank that has most to compute: the longest prompt, or of
+    # the sums of several the largest. In a full step all ranks compute as much.
     parts = Demand.from_load(case.demanded, server.kv.block_size).parts
     (longest,) = Chunks.in_room(parts, budget).longest_of(np.array([float(ranks)])).tolist()
     each = np.array([1.0, math.sqrt(count)])
@@ -65,6 +66,7 @@ def full_steps(case: Case) -> FullSteps | None:
     tokens = np.append(np.minimum(each * moments.new + more, budget), budget)
     squares = np.append(each * square * (tokens[:2] / each / moments.new) ** 2, count * square)
     steps = np.append(each, count)
+    # Its last prompt is cut.
     cut = np.array([0.0, 0.0, 1.0])
     batches = Batch(
         decode_requests=np.zeros(3),
@@ -78,7 +80,7 @@ def full_steps(case: Case) -> FullSteps | None:
         elsewhere=np.zeros(3),
         prompts_elsewhere=(ranks - 1) * steps * moments.new,
     )
-    return FullSteps(ranks * steps, batches)
+    return KnownSteps(ranks * steps, batches)
 
 
 def clients_of_rank(case: Case, pool: Pool) -> int:
@@ -119,14 +121,14 @@ class MissedTurns(eqx.Module):
 
     Attributes:
         prompts: A server that computes prompts, and turns that find none of those before.
-        full_steps: Full steps of it, if they bound what it can do.
+        known_steps: Steps of it; None where none is known.
         caches: What servers keep.
         cv2: Squared coefficient of variation of the tokens that are computed of prompts.
         longer: How many times as many these are as where all is found, mean.
     """
 
     prompts: CaseArrays
-    full_steps: FullSteps | None
+    known_steps: KnownSteps | None
     caches: PromptCaches
     cv2: Scalar
     longer: Scalar
@@ -141,7 +143,7 @@ class ApartArrays(eqx.Module):
         servers: Servers that compute prompts, and that generate.
         passage: What is between them.
         rate: Requests per second that come.
-        full_steps: Full steps of a server that computes prompts, if they bound what it can do.
+        known_steps: Steps of a server that computes prompts; None where none is known.
         clients: Who sends the requests, if they come at no rate.
         missed: What becomes of turns of conversations, if they are.
         room: What the second pool makes room in before prompts are computed, if it does.
@@ -152,7 +154,7 @@ class ApartArrays(eqx.Module):
     servers: tuple[Scalar, Scalar]
     passage: Passage
     rate: Scalar
-    full_steps: FullSteps | None
+    known_steps: KnownSteps | None
     clients: ReturningClients | None
     missed: MissedTurns | None = None
     room: RoomAhead | None = None
@@ -213,7 +215,7 @@ class ApartArrays(eqx.Module):
             most, least = own[2].demanded.moments(), computed.moments()
             missed = MissedTurns(
                 prompts=arrays[2],
-                full_steps=full_steps(own[2]),
+                known_steps=known_steps(own[2]),
                 caches=PromptCaches.of_pool(first, load, service.router),
                 cv2=most.new_cv2,
                 longer=most.new / least.new,
@@ -224,7 +226,7 @@ class ApartArrays(eqx.Module):
             servers=(float(first.replicas), float(second.replicas)),
             passage=passage,
             rate=float(load.rate or ALONE_RPS),
-            full_steps=full_steps(prompts),
+            known_steps=known_steps(prompts),
             clients=clients,
             missed=missed,
             room=RoomAhead.of_pool(second, load),
@@ -245,7 +247,7 @@ class ApartArrays(eqx.Module):
             own = self.missed.prompts
             evictions = Evictions(
                 missed=Replicas(own.model(corrections), own.demand, own.limits, self.servers[0]),
-                full_steps=self.missed.full_steps,
+                known_steps=self.missed.known_steps,
                 caches=self.missed.caches,
                 missed_cv2=self.missed.cv2,
                 longer=self.missed.longer,
@@ -255,7 +257,7 @@ class ApartArrays(eqx.Module):
             answers,
             self.passage,
             self.rate,
-            self.full_steps,
+            self.known_steps,
             self.clients,
             evictions,
             self.room,
