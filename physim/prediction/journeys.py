@@ -125,7 +125,7 @@ class PromptQueue:
             prompt_tokens=tokens,
         )
 
-    @property
+    @functools.cached_property
     def most_rps(self) -> float:
         """Prompts per second of a server, at most."""
         return float(self.steps.most_rps)
@@ -155,17 +155,6 @@ class PromptQueue:
         """
         own = rate / self.servers
         return _wait_for_prompts(self.steps, own, chance * self.arrival_cv2, self.prompt_cv2)
-
-    def wait_s(self, rate: float, chance: float) -> float:
-        """Mean time that prompts wait for others, seconds; infinite where more come than can.
-
-        Args:
-            rate: Prompts per second, of all servers.
-            chance: How far they come by chance, from 0 to 1.
-        """
-        if rate >= self.saturation_rps:
-            return math.inf
-        return float(self.wait(rate, chance).mean_s)
 
 
 @dataclass(frozen=True)
@@ -202,7 +191,7 @@ class Journey:
         away_s, passed = self.second.e2e_s or 0.0, self
         for _ in range(EVICTION_PASSES):
             own = passed.prompts
-            waited_s = min(own.wait_s(self.rate, self.chance), LONG_S)
+            waited_s = min(passed.wait_s, LONG_S)
             stay_s = own.computed_s + passed.between_s
             found = float(_found(caches, self.rate, stay_s, waited_s, away_s))
             passed = replace(self, prompts=self.prompts.evicted(missed, found), found=found)
@@ -232,7 +221,7 @@ class Journey:
     @property
     def between_s(self) -> float:
         """Time between the pools, mean, seconds."""
-        others = float(self.prompts.wait(self.rate, self.chance).others)
+        others = float(self.wait.others)
         return self.way.between_s(self.prompts.computed_s, self.requests_per_s, others)
 
     @property
@@ -253,11 +242,20 @@ class Journey:
             return 1.0
         return chance_of_clients(self.answer_cv2, self.rate, self.answer_s)
 
+    @functools.cached_property
+    def wait(self) -> PromptWait:
+        """What prompts wait for others."""
+        return self.prompts.wait(self.rate, self.chance)
+
+    @property
+    def wait_s(self) -> float:
+        """Mean time that they do, seconds; infinite where more come than can be computed."""
+        return math.inf if self.rate >= self.prompts.saturation_rps else float(self.wait.mean_s)
+
     @property
     def before_s(self) -> float:
         """How long a prompt waits for others, is computed and sent, mean, seconds."""
-        wait_s = self.prompts.wait_s(self.rate, self.chance)
-        return self.prompts.stay_s + wait_s + self.between_s
+        return self.prompts.stay_s + self.wait_s + self.between_s
 
     @property
     def room_rps(self) -> float:
@@ -300,7 +298,7 @@ class Journey:
     def ttft_parts_s(self) -> dict[str, float]:
         """What the time to first token is spent on, seconds."""
         parts = dict(self.prompts.lone.ttft_parts_s)
-        parts["queue"] += self.room_wait[0] + self.prompts.wait_s(self.rate, self.chance)
+        parts["queue"] += self.room_wait[0] + self.wait_s
         admission_s = sum(self.second.ttft_parts_s.values()) - self.handed_s
         return parts | {"transfer": self.between_s, "admission": admission_s}
 
@@ -319,7 +317,7 @@ class Journey:
         rng, count = np.random.default_rng(0), len(mine.ttft_s)
         others = rng.permutation(count)
         ttft = mine.ttft_s + theirs.ttft_s[others]
-        ttft += _waits_for_prompts_s(self.prompts.wait(calm.rate, calm.chance), count)
+        ttft += _waits_for_prompts_s(calm.wait, count)
         ttft += _waits_s(*self.room_wait, count, seed=2)
         ttft = np.maximum(ttft + ttft_s - np.mean(ttft), 0.0)
         share, later_s = wave
