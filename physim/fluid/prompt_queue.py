@@ -190,22 +190,22 @@ class PromptSteps(eqx.Module):
         )
 
     def _mean_step(self, rate: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Seconds of a step without its prompts, and for each of them up to their mean; and that.
+        """Seconds of a step without its prompts and for each of them, up to their mean; and that.
 
-        They are those who came in the step before, or the first who comes after it.
+        A step's prompts are those who came in the one before, or else the first who comes after it.
 
         Args:
             rate: Prompts per second.
         """
-        # No step computes more of them in its time than a full one.
+        # No step computes prompts faster than a full one.
         most_s, wide = 1.0 / self.most_rps, jnp.diff(self.prompts)
         seconds = jnp.maximum(self.seconds, most_s * self.prompts)
         each_s = jnp.diff(seconds) / jnp.maximum(wide, TINY)
         each_s = jnp.where(wide > TINY, each_s, most_s)
         fixed_s = seconds[1:] - each_s * self.prompts[1:]
-        # Where more would come than a step is longer for, it is one of a later part.
+        # Where each prompt makes steps so much longer that more than one comes, they go on growing.
         rest = jnp.maximum(1.0 - rate * each_s, TINY)
-        # They are one at least; from below, Newton's steps come nearer without going beyond.
+        # There is one at least; from below, Newton's steps come nearer without going beyond.
         count = jnp.maximum(rate * fixed_s / rest, 1.0)
         for _ in range(2):
             none = jnp.exp(-rate * (fixed_s + each_s * count))
