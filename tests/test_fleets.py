@@ -176,6 +176,20 @@ def test_pools_apart_in_the_fluid_are_those_of_the_replay(rate):
     assert abs(found["e2e", "mean"]) < 0.015
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_pools_apart_on_ranks_in_the_fluid_are_those_of_the_replay(engine):
+    options = {"gpu": "h100_sxm", "engine": engine, "prefill": "dp=4,ep=4", "decode": "dp=4,ep=4"}
+    load = {"input_tokens": 3000, "output_tokens": 60, "arrival": "poisson"}
+    most = physim.predict("Qwen/Qwen3-30B-A3B", **options, **load, rate=1.0).saturation_rps
+    check = physim.check("Qwen/Qwen3-30B-A3B", **options, **load, rate=0.6 * most, fit="none")
+    found = {(row.quantity, row.statistic): row.difference_pct for row in check.rows}
+    assert abs(found["ttft", "mean"]) < 8.0
+    assert abs(found["ttft", "p99"]) < 15.0
+    assert abs(found["itl", "mean"]) < 1.0
+    assert abs(found["e2e", "mean"]) < 3.0
+
+
 def test_what_first_tokens_of_pools_apart_are_spent_on():
     found = predicted(**LOAD, **APART, rate=8.0, transfer_latency_s=0.1)
     assert math.fsum(found.ttft_parts_s.values()) == pytest.approx(found.ttft_s)

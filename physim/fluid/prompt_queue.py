@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import arrival_evenness
-from physim.batching.guards import LITTLE, TINY
+from physim.batching.guards import LITTLE, ROOT, TINY
 from physim.batching.limits import Limits
 from physim.step.batch import Batch
 from physim.types import AnyArray, Scalar
@@ -138,8 +138,8 @@ class PromptSteps(eqx.Module):
         before it in that time and, as far as a step has room, for those who came after. The moments
         of such cycles follow from one another as in Takagi's Analysis of Polling Systems (1986),
         but that a step begins only once there is a prompt. Where prompts fill a step each that is
-        the queue of Pollaczek and Khinchine. How far arrivals are by chance counts as Allen and
-        Cunneen have it (Allen, Probability, Statistics and Queueing Theory, 1990).
+        the queue of Pollaczek and Khinchine. How far arrivals are by chance counts as Kraemer and
+        Langenbach-Belz have it (8th International Teletraffic Congress, 1976).
 
         Args:
             rate: Prompts per second that come, less than can be computed.
@@ -157,20 +157,26 @@ class PromptSteps(eqx.Module):
         squares /= 1.0 - (rate * each_s) ** 2
         # Longer steps are met more often.
         met_s = jnp.maximum(squares / mean_s, mean_s)
-        before = rate * met_s / 2
-        after = jnp.minimum(before, jnp.maximum(self.prompts[-1] - 1.0, 0.0) / 2)
         # A rank that has no prompt takes one at the next step, of which a prompt has several.
         all_taken = busy ** (jnp.sqrt(2 * (self.ranks + 1.0)) - 2.0)
         taken = busy ** jnp.sqrt(2 * (self.ranks + 1.0))
         under_way = jnp.minimum(rate * mean_s / count, 1.0)
+        # Even prompts seldom meet a step of others (Kraemer and Langenbach-Belz's factor), but once
+        # they come faster than one is computed.
+        level, at_once = arrival_evenness(arrival_cv2), rate * self.seconds[0]
         by_chance = (arrival_cv2 + prompt_cv2) / (1.0 + prompt_cv2)
-        # Prompts that come evenly meet one another once they come faster than one is computed.
-        evenly = jnp.clip(rate * self.seconds[0] - 1.0, 0.0, 1.0)
-        level = arrival_evenness(arrival_cv2)
-        met = jnp.maximum(by_chance * under_way, level * evenly + (1.0 - level) * under_way)
-        more = jnp.maximum(by_chance, 1.0)
-        chance, step_s = jnp.minimum(met, under_way), more * met_s
-        longer_s = more * each_s * (before + after)
+        seldom = (1.0 - busy) / busy * level**2 / (1.0 + 0.5)
+        seldom = jnp.exp(-seldom / jnp.maximum(arrival_cv2 + prompt_cv2, TINY))
+        faster = jnp.minimum(at_once, 1.0) ** 2**2
+        evenly = level * jnp.clip(at_once - 1.0, 0.0, 1.0) / under_way + 1.0 - level
+        share = jnp.maximum(by_chance * seldom, faster * jnp.minimum(evenly, 1.0))
+        # Half of that, in logarithm, is how many meet one, and half how long they wait for it.
+        fewer = jnp.minimum(jnp.sqrt(share + ROOT), 1.0)
+        chance, shorter = under_way * fewer, share / fewer
+        before = rate * met_s / 2
+        after = jnp.minimum(before, jnp.maximum(self.prompts[-1] - 1.0, 0.0) / 2)
+        after *= 1.0 - level * (1.0 - faster)
+        step_s, longer_s = shorter * met_s, shorter * each_s * (before + after)
         rest = 1.0 / self.starts + (1.0 - 1.0 / self.starts) * all_taken
         # Where a step takes as long for more prompts, some wait for another once it is full; with
         # ranks, half as long as if each had a queue of its own. The chances that all places, or all
@@ -184,7 +190,7 @@ class PromptSteps(eqx.Module):
             varied=1.0 - mean_s / met_s,
             rest=rest,
             longer_s=longer_s,
-            others=chance * (before + after),
+            others=under_way * jnp.minimum(share, 1.0) * (before + after),
             taken=taken,
             behind_s=behind_s,
         )
