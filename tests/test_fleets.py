@@ -180,13 +180,13 @@ def test_pools_apart_in_the_fluid_are_those_of_the_replay(rate):
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_pools_apart_on_ranks_in_the_fluid_are_those_of_the_replay(engine):
     options = {"gpu": "h100_sxm", "engine": engine, "prefill": "dp=4,ep=4", "decode": "dp=4,ep=4"}
-    load = {"input_tokens": 3000, "output_tokens": 60, "arrival": "poisson"}
+    load = {"input_tokens": 1500, "output_tokens": 60, "arrival": "poisson"}
     most = physim.predict("Qwen/Qwen3-30B-A3B", **options, **load, rate=1.0).saturation_rps
     check = physim.check("Qwen/Qwen3-30B-A3B", **options, **load, rate=0.6 * most, fit="none")
     found = {(row.quantity, row.statistic): row.difference_pct for row in check.rows}
     assert abs(found["ttft", "mean"]) < 8.0
     assert abs(found["ttft", "p99"]) < 15.0
-    assert abs(found["itl", "mean"]) < 1.0
+    assert abs(found["itl", "mean"]) < 2.0
     assert abs(found["e2e", "mean"]) < 3.0
 
 
