@@ -85,17 +85,17 @@ def test_room_by_hand():
 
 
 def test_a_prompt_waits_for_room_where_its_answer_will_be():
-    """Room for one: 26 ms for its prompt, 3.6 ms to send it, ten steps and a token after it."""
+    """Room for one: 26 ms for its prompt, 3.6 ms to send it, and ten steps after it."""
     rows = [(0.0, 16, 11), (0.0, 16, 11)]
     first, second = served(rows, 8, 9).requests
     assert first.scheduled_s == 0.0
-    assert first.finished_s == pytest.approx(0.026 + 0.0036 + 0.101)
+    assert first.finished_s == pytest.approx(0.026 + 0.0036 + 0.1)
     assert second.scheduled_s == pytest.approx(first.finished_s)
     assert second.finished_s == pytest.approx(2 * first.finished_s)
     # Where room is made once prompts are there, both are computed in one step.
     early, late = served(rows, None, 9).requests
     assert early.scheduled_s == late.scheduled_s == 0.0
-    assert late.finished_s == pytest.approx(early.finished_s + 0.101)
+    assert late.finished_s == pytest.approx(early.finished_s + 0.1)
     # A client that gives up leaves no room behind.
     dropped = served([*rows, (0.2, 16, 11)], 8, 9, timeout_s=0.15).requests
     assert [one.dropped_s is not None for one in dropped] == [False, True, False]
