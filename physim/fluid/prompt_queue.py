@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import arrival_evenness
-from physim.batching.guards import LITTLE, ROOT, TINY
+from physim.batching.guards import ROOT, TINY
 from physim.batching.limits import Limits
 from physim.step.batch import Batch
 from physim.types import AnyArray, Scalar
@@ -196,33 +196,28 @@ class PromptSteps(eqx.Module):
         )
 
     def _mean_step(self, rate: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Seconds of a step without its prompts and for each of them, up to their mean; and that.
+        """Seconds of a step without its prompts and for each of them, near its mean; and that mean.
 
-        A step's prompts are those who came in the one before, or else the first who comes after it.
+        They are those who came in the step before, or the first who comes after it.
 
         Args:
             rate: Prompts per second.
         """
-        # No step computes prompts faster than a full one.
-        most_s, wide = 1.0 / self.most_rps, jnp.diff(self.prompts)
-        seconds = jnp.maximum(self.seconds, most_s * self.prompts)
-        each_s = jnp.diff(seconds) / jnp.maximum(wide, TINY)
+        wide = jnp.diff(self.prompts)
+        # No prompt adds more than in full steps, as they do where one fills a step.
+        most_s = 1.0 / self.most_rps
+        each_s = jnp.clip(jnp.diff(self.seconds) / jnp.maximum(wide, TINY), 0.0, most_s)
         each_s = jnp.where(wide > TINY, each_s, most_s)
-        fixed_s = seconds[1:] - each_s * self.prompts[1:]
-        # Where each prompt makes steps so much longer that more than one comes, they go on growing.
-        rest = jnp.maximum(1.0 - rate * each_s, TINY)
-        # There is one at least; from below, Newton's steps come nearer without going beyond.
+        fixed_s = jnp.maximum(self.seconds[1:] - each_s * self.prompts[1:], 0.0)
+        rest = 1.0 - rate * each_s
+        # It is one at least; from below, Newton's steps come nearer without going beyond.
         count = jnp.maximum(rate * fixed_s / rest, 1.0)
         for _ in range(2):
             none = jnp.exp(-rate * (fixed_s + each_s * count))
             more = rate * fixed_s + none - count * rest
             count += more / (rest + rate * each_s * none)
         count = jnp.maximum(count, self.prompts[:-1])
-        fits = (count <= self.prompts[1:]) & (rest > TINY) & (wide > TINY)
-        fits = fits.at[-1].set(True)
+        # The first part that ends with more, or the last.
+        fits = ((count <= self.prompts[1:]) & (wide > TINY)).at[-1].set(True)
         part = jnp.argmax(fits)
-        count, step_s = count[part], (fixed_s + each_s * count)[part]
-        beyond = count - 1.0
-        mean_s = (step_s - seconds[0]) / jnp.maximum(beyond, LITTLE)
-        mean_s = jnp.minimum(jnp.where(beyond > LITTLE, mean_s, each_s[part]), most_s)
-        return step_s - mean_s * count, mean_s, count
+        return fixed_s[part], each_s[part], count[part]
