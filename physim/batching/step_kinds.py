@@ -290,7 +290,7 @@ def kinds_at(
     come = prompts_of_step(seen, apart_by, occupancy.start_cv2(demand), most)
     others = occupancy.prompts + jnp.maximum(come.burst - 1.0, demand.at_once)
     apart = _ranks_apart(ranks, chunks.long * (1.0 + others))
-    # Shares as small as chances of many ranks, and never all.
+    # However small it keeps its digits, and something is left, by which others are divided.
     filled = jnp.minimum(-jnp.expm1(apart * jnp.log1p(-by_rank)), FULLEST)
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
     some = jnp.stack([come.several.low, come.several.high])

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from physim.batching.guards import SMALL, TINY
 from physim.batching.prompt_caches import EVICTION_PASSES, LONG_S, PromptCaches
 from physim.batching.room_ahead import RoomAhead
 from physim.fluid.passage import chance_of_clients, on_link_s
@@ -336,9 +337,9 @@ def _waits_for_prompts_s(wait: PromptWait, count: int) -> Float[np.ndarray, " n"
         count: How many prompts.
     """
     rng = np.random.default_rng(1)
-    varied = max(float(wait.varied), 1e-6)
+    varied = max(float(wait.varied), SMALL)
     steps_s = float(wait.step_s) * rng.gamma(1.0 / varied, varied, count)
-    longer = float(wait.longer_s) / max(float(wait.step_s), 1e-9)
+    longer = float(wait.longer_s) / max(float(wait.step_s), TINY)
     found = rng.permutation(count) < float(wait.chance) * count
     waits_s = found * steps_s * (float(wait.rest) * rng.random(count) + longer)
     return waits_s + _waits_s(float(wait.behind_s), float(wait.taken), count, seed=3)
@@ -355,7 +356,7 @@ def _waits_s(mean_s: float, share: float, count: int, seed: int) -> Float[np.nda
         count: How many requests.
         seed: Seed of the order in which they come.
     """
-    some = max(share, 1e-9)
+    some = max(share, TINY)
     places = (np.arange(count) + 0.5) / count
     beyond = np.maximum(places - (1.0 - share), 0.0) / some
     return np.random.default_rng(seed).permutation(-mean_s / some * np.log1p(-beyond))
