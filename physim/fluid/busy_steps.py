@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from physim.batching.demand import Demand
+from physim.batching.guards import LITTLE, SMALL
 from physim.batching.limits import Limits
 from physim.step.model import StepModel, StepTime
-from physim.types import Scalar
+from physim.types import AnyArray, Scalar
 
 # Share of all that decode in a step that is taken for thin: it says how much less a step takes for
 # each that does not decode.
@@ -24,7 +26,8 @@ class Crowd(NamedTuple):
         running: Requests that have a slot.
         decoding: Of them, those that decode at most.
         absent: In step, those that do not decode in a step with prefill.
-        room: Prompts that fill what decode leaves of a step's tokens.
+        room: Prompts that fill what decode leaves of a step's tokens,
+        whole: and of them those that are not divided between steps, if prompts are that short.
         chunks: Steps that a prompt takes.
     """
 
@@ -32,6 +35,7 @@ class Crowd(NamedTuple):
     decoding: Scalar
     absent: Scalar
     room: Scalar
+    whole: Scalar
     chunks: Scalar
 
     @property
@@ -40,14 +44,45 @@ class Crowd(NamedTuple):
         return jnp.minimum(self.room, self.running)
 
 
+class PrefillTimes(NamedTuple):
+    """How much longer a step is than one in which all decode, by how many prompts it has.
+
+    Attributes:
+        prompts: One, as many as steps compute whole, and those of a step that is full of them.
+        excess_s: How much longer steps with these are, seconds.
+    """
+
+    prompts: tuple[Scalar, Scalar, Scalar]
+    excess_s: tuple[Scalar, Scalar, Scalar]
+
+    @property
+    def slopes(self) -> tuple[Scalar, Scalar]:
+        """How much longer a step is for each prompt more, of few and of many, seconds."""
+        (one, whole, most), (shortest, middle, longest) = self
+        return (
+            (middle - shortest) / jnp.maximum(whole - one, LITTLE),
+            (longest - middle) / jnp.maximum(most - whole, LITTLE),
+        )
+
+    def of(self, prompts: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+        """How much longer a step is for so many prompts, seconds: on two straight lines.
+
+        Args:
+            prompts: Prompts, at least the one.
+        """
+        one, whole, _ = self.prompts
+        few, many = self.slopes
+        beyond = jnp.maximum(prompts - whole, 0.0)
+        return self.excess_s[0] + few * (prompts - beyond - one) + many * beyond
+
+
 class BusyTimes(NamedTuple):
     """Times of a busy engine's steps, seconds.
 
     Attributes:
         decode: A step in which all decode.
         partly_full: A step in which only the share `_THIN` of them decode.
-        mixed: How much longer a step is for having prefill.
-        longer: How much longer it is for each prompt in it.
+        prefill: How much longer steps with prompts are.
         sooner: How much sooner a prompt's token is there than the next step can start.
         begin: The first prompts' first step, in which nothing decodes.
         end: A step full of first prompts when all before the last decode.
@@ -56,16 +91,11 @@ class BusyTimes(NamedTuple):
 
     decode: Scalar
     partly_full: Scalar
-    mixed: Scalar
-    longer: Scalar
+    prefill: PrefillTimes
     sooner: Scalar
     begin: Scalar
     end: Scalar
     last: Scalar
-
-    def full(self, group: Scalar) -> Scalar:
-        """A step in which all decode and so many prompts are computed."""
-        return self.decode + self.mixed + self.longer * group
 
     @property
     def each_decode(self) -> Scalar:
@@ -91,8 +121,10 @@ def crowd_of(demand: Demand, limits: Limits, running: Scalar) -> Crowd:
     decoding = jnp.minimum(running, demand.decode_steps * most)
     taken = limits.query_tokens * jnp.minimum(running - absent, decoding)
     room = jnp.maximum(budget - taken, 1.0) / fresh
-    chunks = jnp.maximum(limits.ranks * limits.stages / room, 1.0)
-    return Crowd(running, decoding, absent, room, chunks)
+    lines = limits.ranks * limits.stages
+    whole = jnp.where(room < lines, room, lines * jnp.floor(room / lines + SMALL))
+    chunks = jnp.maximum(lines / room, 1.0)
+    return Crowd(running, decoding, absent, room, whole, chunks)
 
 
 def busy_times(
@@ -116,27 +148,27 @@ def busy_times(
     """
     group, decoding = crowd.group, crowd.decoding
     old, new = demand.met_tokens + demand.age, demand.input_tokens + 1.0
-    # Between one prompt in a step and several, the time grows on a straight line.
-    one, several = 1 / crowd.chunks, jnp.maximum(group, 2 / crowd.chunks)
+    one, most = 1 / crowd.chunks, jnp.maximum(group, 1 / crowd.chunks)
+    whole = jnp.clip(crowd.whole, one, most)
     none, others = jnp.zeros_like(crowd.running), jnp.maximum(decoding - 1, 0.0)
     late = jnp.minimum(crowd.running - group, before_last)
-    # Requests that decode, prompts, and tokens that a decoding request has.
+    # Requests that decode, tokens that each has, prompts, and those that steps have room for.
     kinds = [
-        (decoding, none, old),
-        (_THIN * decoding, none, old),
-        (others, one, old),
-        (others, several, old),
-        (none, group, new),
-        (late, group, new),
-        (late, rest, new),
+        (decoding, old, none, crowd.room),
+        (_THIN * decoding, old, none, crowd.room),
+        (others, old, one, crowd.room),
+        (others, old, whole, crowd.whole),
+        (others, old, most, crowd.room),
+        (none, new, group, crowd.room),
+        (late, new, group, crowd.room),
+        (late, new, rest, crowd.room),
     ]
     columns = [jnp.stack(jnp.broadcast_arrays(*column)) for column in zip(*kinds, strict=True)]
     times = jax.vmap(lambda *kind: _step(model, demand, limits, crowd, *kind))(*columns)
-    decode, thin, single, full, *_ = times.interval
-    _, _, first, _, begin, end, last = times.latency
-    longer = (full - single) / (several - one)
-    mixed = single - decode - longer * one
-    return BusyTimes(decode, thin, mixed, longer, single - first, begin, end, last)
+    decode, thin, single, middle, full, *_ = times.interval
+    _, _, first, _, _, begin, end, last = times.latency
+    prefill = PrefillTimes((one, whole, most), (single - decode, middle - decode, full - decode))
+    return BusyTimes(decode, thin, prefill, single - first, begin, end, last)
 
 
 def _step(
@@ -145,22 +177,25 @@ def _step(
     limits: Limits,
     crowd: Crowd,
     decodes: Scalar,
-    prompts: Scalar,
     context: Scalar,
+    prompts: Scalar,
+    room: Scalar,
 ) -> StepTime:
     """A step of so many requests that decode and prompts, of each of which it has a chunk."""
     fresh, chunks = demand.new_tokens, crowd.chunks
     # Prompts that come together fill as many batches of a pipeline as they exceed token budgets.
     lanes = crowd.running * fresh * limits.stages / limits.max_num_batched_tokens
-    return model(
-        model.batch(
-            decode_requests=decodes,
-            query_tokens=limits.query_tokens,
-            context=context,
-            prefill_requests=prompts * chunks,
-            chunk=fresh / chunks,
-            cached=demand.cached_before + (chunks - 1) / 2 * fresh / chunks,
-            ranks=limits.ranks,
-            stages=jnp.clip(lanes, 1.0, limits.stages),
-        )
+    batch = model.batch(
+        decode_requests=decodes,
+        query_tokens=limits.query_tokens,
+        context=context,
+        prefill_requests=prompts * chunks,
+        chunk=fresh / chunks,
+        cached=demand.cached_before + (chunks - 1) / 2 * fresh / chunks,
+        ranks=limits.ranks,
+        stages=jnp.clip(lanes, 1.0, limits.stages),
     )
+    # A rank that has more requests than others has no more tokens than its step has room for.
+    lines = limits.ranks * limits.stages
+    left = limits.max_num_batched_tokens / lines - batch.decode_requests * limits.query_tokens
+    return model(batch.within(jnp.maximum(jnp.minimum(room * fresh / lines, left), 1.0)))

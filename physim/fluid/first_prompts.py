@@ -35,21 +35,28 @@ class FirstPrompts(NamedTuple):
 
 
 def first_prompts(
-    running: Scalar, new_tokens: Scalar, budget: Scalar, most_decoding: Scalar
+    running: Scalar,
+    new_tokens: Scalar,
+    budget: Scalar,
+    most_decoding: Scalar,
+    lines: ScalarLike = 1.0,
 ) -> FirstPrompts:
     """Steps in which the first prompts end.
 
     The prompt at place ``n`` ends in step ``ceil(n t / (B - d / 2))``, of ``t`` tokens each and a
     budget of ``B``: of the ``n - B / t`` requests that decode in the end, ``d`` at most, half do so
-    in the mean of the steps until then, and each takes a token.
+    in the mean of the steps until then, and each takes a token. Of several lines, each with its
+    share of the budget, as many prompts have the same place.
 
     Args:
         running: Prompts, one for each request that has a slot.
         new_tokens: Tokens of a prompt that are computed.
         budget: Tokens of a step.
         most_decoding: Requests that decode at most: those before them have ended.
+        lines: Lines that prompts wait in: one for each data-parallel rank.
     """
     place = jnp.ceil(running * (np.arange(_PLACES) + 1) / _PLACES)
+    place = lines * jnp.ceil(place / lines)
     decoding = jnp.clip(place - budget / new_tokens, 0.0, most_decoding)
     left = jnp.maximum(budget - decoding / 2, 1.0)
     # A step that lacks a rounding error of a prompt is full.

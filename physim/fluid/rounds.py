@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.demand import Demand
+from physim.batching.guards import SMALL
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
 from physim.fluid.busy_steps import BusyTimes, Crowd, busy_times, crowd_of
 from physim.fluid.first_prompts import (
+    FirstPrompts,
     first_prompts,
     prefill_s,
     prompts_after,
@@ -36,6 +39,8 @@ from physim.types import AnyArray, Scalar
 # TTFT on benchmarks/clients.py with outputs that vary by 0.1, 0.3 and 1% is 4.8% with 2, 4.1 with
 # 4, 3.9 with 8, 3.7 with 16.
 _GAPLESS = 8.0
+# Power of what is left of a step that says whether it is begun.
+_BEGUN = _GAPLESS**2
 
 
 class Waits(NamedTuple):
@@ -55,19 +60,24 @@ class Waits(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What clients in step meet: as the first prompts, in every round.
+    """What clients in step meet.
 
     Attributes:
-        before: Prompts that are computed while a request waits for its own step, mean.
+        waited: Steps that a request waits for before its own.
+        before: Prompts that are computed meanwhile, mean.
         after: Prompts among the first ones that are computed after it.
         same_step: Prompts in its own step.
         width: Steps over which the prompts of a round are spread.
     """
 
+    waited: Scalar
     before: Scalar
     after: Scalar
     same_step: Scalar
     width: Scalar
+
+    def later(self, steps: Scalar, room: Scalar) -> Start:
+        return self._replace(waited=self.waited + steps, before=self.before + steps * room)
 
 
 class BusyEngine(NamedTuple):
@@ -80,7 +90,9 @@ class BusyEngine(NamedTuple):
         first: Times to first token of prompts that come all at once to an idle engine, in order,
             seconds.
         waits: Steps of a request's turn.
-        start: What clients in step meet.
+        start: What clients in step meet in the first rounds,
+        settled: and in the end, with whole prompts in each step.
+        settling: Of all requests, those of which it is true from one round to the next.
     """
 
     limits: Limits
@@ -89,6 +101,9 @@ class BusyEngine(NamedTuple):
     first: Float[AnyArray, " prompts"]
     waits: Waits
     start: Start
+    settled: Start
+    settling: Scalar
+    most_settled: Scalar
 
     @property
     def running(self) -> Scalar:
@@ -123,16 +138,25 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     """
     crowd, fresh = crowd_of(demand, limits, running), demand.new_tokens
     room, group = crowd.room, crowd.group
-    prompts = first_prompts(running, fresh, limits.max_num_batched_tokens, crowd.decoding)
+    prompts = first_prompts(
+        running, fresh, limits.max_num_batched_tokens, crowd.decoding, limits.ranks
+    )
     rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
     times = busy_times(model, demand, limits, crowd, before_last=prompts.decoding, rest=rest)
     outside = front_end_s(model.corrections, demand, limits)
     if demand.loading_s is not None:
         outside += demand.loading_s
     waits = waits_of(demand, limits, crowd, outside / times.decode)
-    # Where prompts come before all that decodes, a request waits for all before its own, and all
-    # that begin together decode together too.
-    apart = limits.prompts_apart
+    whole = first_prompts(running, 1.0, crowd.whole, 0.0, limits.ranks)
+    # The first of them waits for steps in which the others decode.
+    steps_outside = outside / (
+        times.decode - times.each_decode * jnp.minimum(crowd.whole / running, 1.0)
+    )
+    begun = jnp.floor(steps_outside) + 1 - (1 - steps_outside % 1) ** _BEGUN
+    first_waits = jnp.maximum(begun, 1.0)
+    late = jnp.minimum(first_waits - 1, 1.0)
+    settling=crowd.whole / running
+    all_settle = jnp.minimum(first_waits * settling, 1.0) ** _GAPLESS
     return BusyEngine(
         limits=limits,
         crowd=crowd,
@@ -141,14 +165,45 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         + output_s(model.corrections, group)
         + prefill_s(prompts, times.begin, times.end, times.last),
         waits=waits,
-        start=Start(
-            before=prompts_before(
-                prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waits.waited)
-            ),
-            after=prompts_after(prompts, running, room),
-            same_step=prompts_together(prompts, group, rest),
-            width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
+        start=_start_of(crowd, limits, first_waits, prompts, room).later(
+            (1 - late) * (1 - crowd.whole / room), room
         ),
+        settled=_start_of(crowd, limits, first_waits, whole, crowd.whole),
+        settling=settling,
+        most_settled=1-late*(1-all_settle),
+    )
+
+
+def _start_of(
+    crowd: Crowd, limits: Limits, steps: Scalar, prompts: FirstPrompts, room: Scalar
+) -> Start:
+    """What clients in step meet where a step has room for so many prompts."""
+    running = crowd.running
+    group = jnp.minimum(room, running)
+    rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
+    waited = limits.async_scheduling + steps
+    # Where prompts come before all that decodes, a request waits for all before its own, and all
+    # that begin together decode together too.
+    apart = limits.prompts_apart
+    return Start(
+        waited=waited,
+        before=prompts_before(prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waited)),
+        after=prompts_after(prompts, running, room),
+        same_step=prompts_together(prompts, group, rest),
+        width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
+    )
+
+
+def start_after(engine: BusyEngine, rounds: Float[AnyArray, "*n"]) -> Start:
+    """What clients in step meet after so many rounds.
+
+    Args:
+        engine: The engine.
+        rounds: Rounds after the first.
+    """
+    settled = jnp.minimum(engine.settling * rounds, engine.most_settled)
+    return jax.tree.map(
+        lambda first, last: first + settled * (last - first), engine.start, engine.settled
     )
 
 
@@ -219,11 +274,12 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     beside = jnp.minimum(together, jnp.maximum(crowd.room - 1, 0.0))
     in_line = queue * jnp.minimum(crowd.room, 1.0) + (together - beside) / 2
     before = _before(engine, density, in_step) + in_line
-    own = crowd.chunks * (times.mixed - times.sooner) + times.longer * (1 + beside)
+    own = crowd.chunks * (times.prefill.of((1 + beside) / crowd.chunks) - times.sooner)
     # Those in step do not decode meanwhile.
     absent = in_step**_GAPLESS * crowd.absent / crowd.running
     step = times.decode - absent * times.each_decode
-    steps = waits.waited + waits.comes * looks.waited + queue + crowd.chunks
+    waited = waits.waited + in_step**_GAPLESS * (engine.start.waited - waits.waited)
+    steps = waited + waits.comes * looks.waited + queue + crowd.chunks
     # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
@@ -276,7 +332,7 @@ def _together(
     together = (1 - even) * (crowd.running - 1) * coming + even * (same_step - 1)
     by_chance = jnp.minimum(crowd.running * density / looks.share, jnp.maximum(crowd.room, 1.0))
     count = (1 - even) * by_chance + even * same_step
-    return together, times.longer + times.mixed * crowd.chunks / count
+    return together, crowd.chunks / count * times.prefill.of(count / crowd.chunks)
 
 
 def _before(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -170,6 +172,24 @@ class Batch(eqx.Module):
     def requests(self) -> Number:
         """Requests of the step."""
         return self.decode_requests + self.prefill_requests
+
+    def within(self, prompt_tokens: Number) -> Batch:
+        """The batch with at most so many tokens of prompts: other ranks have the rest.
+
+        Args:
+            prompt_tokens: Most tokens of its chunks, summed; above zero.
+        """
+        xp = jnp if isinstance(self.prefill_tokens, jax.Array) else np
+        share = prompt_tokens / xp.maximum(self.prefill_tokens, prompt_tokens)
+        return replace(
+            self,
+            prefill_requests=share * self.prefill_requests,
+            prefill_tokens=share * self.prefill_tokens,
+            prefill_squares=share * self.prefill_squares,
+            cached_tokens=share * self.cached_tokens,
+            cached_products=share * self.cached_products,
+            prompts_elsewhere=self.prompts_elsewhere + (1 - share) * self.prefill_tokens,
+        )
 
     def decode_only(self) -> Batch:
         """The batch without its prefill chunks."""
