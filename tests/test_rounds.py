@@ -121,13 +121,13 @@ def test_times_of_a_busy_engines_steps():
     assert found.decode == pytest.approx(0.012 + 0.009)
     assert found.partly_full == pytest.approx(0.012 + 0.003)
     assert found.each_decode == pytest.approx(0.009)
-    # A request that is prefilled does not decode, so prefill adds 5 ms less 1 ms.
-    assert found.mixed == pytest.approx(0.004)
-    assert found.longer == pytest.approx(0.01)
+    # A request that is prefilled does not decode, so prefill adds 5 ms less 1 ms, and 10 ms each.
+    assert found.prefill.longer(jnp.ones(())) == pytest.approx(0.004 + 0.01)
+    # Two are more than the eight that decode leave tokens for: 1,992.
+    assert found.prefill.longer(jnp.asarray(2.0)) == pytest.approx(0.004 + 0.01992)
     assert found.sooner == pytest.approx(0.002)
-    assert found.full(2.0) == pytest.approx(0.021 + 0.004 + 0.02)
     assert found.begin == pytest.approx(0.015 + 0.02)
-    assert found.end == pytest.approx(0.015 + 0.02 + 0.0065)
+    assert found.end == pytest.approx(0.015 + 0.019935 + 0.0065)
     assert found.last == pytest.approx(0.015 + 0.01 + 0.0065)
 
 
@@ -159,12 +159,12 @@ def test_chance_that_two_clients_are_in_one_step():
     assert density_of(engine, jnp.asarray(25.0)) == pytest.approx(1 / width, rel=1e-3)
     assert density_of(engine, jnp.asarray(1e12)) == pytest.approx(1 / turn, rel=1e-6)
     # As wide as a turn: the theta function at one, pi^(1/4) / Gamma(3/4).
-    wide = density_of(engine, (turn**2 - engine.start.width**2) / (4 * jnp.pi))
+    wide = density_of(engine, (turn**2 - engine.meeting.width**2) / (4 * jnp.pi))
     assert wide * turn == pytest.approx(np.pi**0.25 / math.gamma(0.75), rel=1e-5)
     # The two sums that meet there have one slope.
     sides = turn * np.array([1 - 1e-6, 1 + 1e-6])
     slopes = [
-        jax.grad(density_of, 1)(engine, (side**2 - engine.start.width**2) / (4 * jnp.pi))
+        jax.grad(density_of, 1)(engine, (side**2 - engine.meeting.width**2) / (4 * jnp.pi))
         for side in sides
     ]
     assert slopes[0] == pytest.approx(float(slopes[1]), rel=1e-3)
@@ -174,8 +174,18 @@ def test_prompts_that_more_came_than_a_step_has_room_for():
     engine, _ = by_hand(Load(1000, 1001, concurrency=8))
     crowd = engine.crowd._replace(room=jnp.ones(()), chunks=jnp.asarray(2.0))
     # One server, a half of the time busy: u / (1 - u) is one, times half of two chunks and 9/16.
-    assert steps_in_line(crowd, jnp.asarray(0.5)) == pytest.approx(9 / 16)
-    assert steps_in_line(crowd, jnp.asarray(1.0)) == 0
+    half, one = jnp.asarray(0.5), jnp.ones(())
+    assert steps_in_line(crowd, half, one) == pytest.approx(9 / 16)
+    assert steps_in_line(crowd, one, one) == 0
+    # Steps that are half as full: a quarter of the time busy, u / (1 - u) is a third.
+    assert steps_in_line(crowd, half, half) == pytest.approx(9 / 16 / 3)
+    assert steps_in_line(crowd, one, half) == 0
+
+
+def test_first_prompts_of_several_ranks():
+    # Four prompts on two ranks: the second of each rank does not fit beside the first.
+    found = first_prompts(*map(jnp.asarray, (4.0, 2000.0, 7000.0, 4.0)), 2.0)
+    assert found.step[63::64].tolist() == [1, 1, 2, 2]
 
 
 def test_the_first_prompts_by_hand():
@@ -201,18 +211,27 @@ def test_as_many_requests_as_clients_are_prefilled_and_decode_together():
 
 def test_what_is_met_in_step_and_apart_by_hand():
     engine, _ = by_hand(Load(1000, 1001, concurrency=8))
-    in_step, apart = (
-        interference(engine, 1 / engine.start.width),
+    # Steps have room for 1.996 prompts: in each round one more of them has one prompt alone, of
+    # eight of them one in each round.
+    assert engine.crowd.whole == 1
+    first, settled, apart = (
+        interference(engine, 1 / engine.meeting.width),
+        interference(engine.after(jnp.asarray(8.0)), jnp.asarray(1 / 8)),
         interference(engine, 1 / engine.waits.round_steps),
     )
-    # In step: the step under way, with the two prompts before one's own in most rounds, and one's
-    # own of two. Apart: two steps of 10 ms and one's own prompt, and hardly any other.
-    assert in_step.in_step == pytest.approx(1.0)
-    assert 0.045 < in_step.ttft < 0.06
+    # First: the step under way, with the two prompts before one's own in most rounds, and one's
+    # own of two, and for half of a step more each round until all prompts have one of their own.
+    assert first.in_step == pytest.approx(1.0)
+    assert 0.06 < first.ttft < 0.075
+    # Settled: the step under way and one's own, of a prompt each but for the first one.
+    assert settled.in_step == pytest.approx(1.0)
+    assert settled.ttft == pytest.approx((7 * 0.04 + 0.03) / 8, rel=2e-3)
+    # Apart: two steps of 10 ms and one's own prompt, and hardly any other.
     assert apart.ttft == pytest.approx(0.03, rel=0.03)
     # Of seven prompts of others a request meets while it decodes those that it has not waited for.
     assert apart.others == pytest.approx(0.07, rel=0.02)
-    assert in_step.others + in_step.ttft == pytest.approx(float(apart.others + apart.ttft), rel=0.1)
+    for met in (first, settled):
+        assert met.others + met.ttft == pytest.approx(float(apart.others + apart.ttft), rel=0.1)
 
 
 def predicted(loads, **server):
@@ -266,6 +285,21 @@ def test_the_spread_of_lengths_takes_clients_apart_without_a_cliff():
     assert np.all(np.diff(ttft) <= 3e-3 * ttft[:-1])
     assert ttft[-1] < 0.7 * ttft[0]
     assert np.all(np.diff(np.log(ttft)) > -0.06)
+
+
+@pytest.mark.parametrize(("clients", "dp"), [(9, 1), (5, 1), (18, 2), (9, 2), (8, 2)])
+@pytest.mark.parametrize("rounds", [10, 40])
+def test_clients_whose_prompts_hardly_share_steps_settle_as_replayed(clients, dp, rounds):
+    # Steps of a rank have room for 1.75 prompts. With nine clients on a rank each round has one
+    # more step of whole prompts; the first of five is outside for longer than a step.
+    case = {"gpu": "h200_sxm", "dp": dp, "fit": "none", "engine_version": "0.12.0"}
+    case |= {"max_num_batched_tokens": 3509, "max_model_len": 4500, "async_scheduling": False}
+    case |= {"input_tokens": 2000, "output_tokens": 1000}
+    case |= {"concurrency": clients, "requests": rounds * clients}
+    fluid = physim.predict("Qwen/Qwen3-30B-A3B", **case)
+    replayed = physim.predict("Qwen/Qwen3-30B-A3B", method="replay", **case)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.06)
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.02)
 
 
 def test_more_clients_wait_longer():

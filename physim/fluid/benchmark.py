@@ -12,7 +12,7 @@ from jaxtyping import Float
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE, ROOT, TINY
 from physim.fluid.percentiles import Clients
-from physim.fluid.rounds import BusyEngine, density_of, interference, start_after
+from physim.fluid.rounds import BusyEngine, density_of, interference
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
@@ -66,20 +66,20 @@ def benchmark(engine: BusyEngine, cycle_s: Scalar, demand: Demand, warm_up_s: Sc
     number, weight = _rounds_after_the_first(rounds)
     # One call, of which less is compiled than of several.
     number = jnp.append(number, jnp.stack([rounds, rounds]))
-    met = engine._replace(start=start_after(engine, number))
-    density = density_of(met, demand.steps_variance * number)
-    every = interference(met, density.at[-1].set(1 / engine.waits.round_steps))
+    settled = engine.after(number)
+    density = density_of(settled, demand.steps_variance * number)
+    every = interference(settled, density.at[-1].set(1 / engine.waits.round_steps))
     each, final, anywhere = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
     )
     e2e = cycle_s + each.ttft - anywhere.ttft + each.others - anywhere.others
     # No step is longer than one whose token budget is full: what is left is waited for in line.
     group = engine.crowd.group
-    excess = times.prefill.of(group)
+    excess = times.prefill.longer(group)
     full = times.decode + excess
     decode = jnp.clip(e2e - each.ttft, steps * times.partly_full, steps * full)
     # Of the first prompts, a request meets those after its own while it decodes.
-    after = excess * jnp.minimum(engine.start.after / group, steps)
+    after = excess * jnp.minimum(engine.meeting.after / group, steps)
     # The batch thins out evenly over the last ``w`` steps. Who ends ``e`` steps into them is spared
     # ``e^2 / 2w`` of the time that all take to decode, which is a sixth of ``w`` in the mean.
     width = final.width

@@ -49,11 +49,11 @@ class PrefillTimes(NamedTuple):
 
     Attributes:
         prompts: One, as many as steps compute whole, and those of a step that is full of them.
-        excess_s: How much longer steps with these are, seconds.
+        longer_s: How much longer steps with these are, seconds.
     """
 
     prompts: tuple[Scalar, Scalar, Scalar]
-    excess_s: tuple[Scalar, Scalar, Scalar]
+    longer_s: tuple[Scalar, Scalar, Scalar]
 
     @property
     def slopes(self) -> tuple[Scalar, Scalar]:
@@ -64,7 +64,7 @@ class PrefillTimes(NamedTuple):
             (longest - middle) / jnp.maximum(most - whole, LITTLE),
         )
 
-    def of(self, prompts: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+    def longer(self, prompts: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """How much longer a step is for so many prompts, seconds: on two straight lines.
 
         Args:
@@ -73,7 +73,7 @@ class PrefillTimes(NamedTuple):
         one, whole, _ = self.prompts
         few, many = self.slopes
         beyond = jnp.maximum(prompts - whole, 0.0)
-        return self.excess_s[0] + few * (prompts - beyond - one) + many * beyond
+        return self.longer_s[0] + few * (prompts - beyond - one) + many * beyond
 
 
 class BusyTimes(NamedTuple):

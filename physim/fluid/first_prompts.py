@@ -39,7 +39,7 @@ def first_prompts(
     new_tokens: Scalar,
     budget: Scalar,
     most_decoding: Scalar,
-    lines: ScalarLike = 1.0,
+    lines: Scalar = 1.0,
 ) -> FirstPrompts:
     """Steps in which the first prompts end.
 

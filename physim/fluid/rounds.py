@@ -4,32 +4,26 @@ Requests that are prefilled together end together if they are of one length, and
 their clients come together. Lengths that differ let clients drift apart, and what counts is how far
 in engine steps: however long a step takes, all requests in it are one token older after it. So the
 prompts of a round of all clients are spread over a width of steps. It begins as the steps that the
-first prompts take and grows with the root of the rounds, until clients are anywhere in their
-requests; what a request meets of others follows from how many prompts there are in a step.
+first prompts take, grows a little as clients settle, and with the root of the rounds, until they
+are anywhere in their requests; what a request meets of others follows from how many prompts there
+are in a step.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.demand import Demand
-from physim.batching.guards import SMALL
+from physim.batching.guards import TINY
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
 from physim.fluid.busy_steps import BusyTimes, Crowd, busy_times, crowd_of
-from physim.fluid.first_prompts import (
-    FirstPrompts,
-    first_prompts,
-    prefill_s,
-    prompts_after,
-    prompts_before,
-    prompts_together,
-)
+from physim.fluid.first_prompts import first_prompts, prefill_s
 from physim.fluid.first_token import front_end_s
+from physim.fluid.settling import InStep, Settling, settling_of
 from physim.step.front_end import output_s
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
@@ -39,8 +33,6 @@ from physim.types import AnyArray, Scalar
 # TTFT on benchmarks/clients.py with outputs that vary by 0.1, 0.3 and 1% is 4.8% with 2, 4.1 with
 # 4, 3.9 with 8, 3.7 with 16.
 _GAPLESS = 8.0
-# Power of what is left of a step that says whether it is begun.
-_BEGUN = _GAPLESS**2
 
 
 class Waits(NamedTuple):
@@ -59,27 +51,6 @@ class Waits(NamedTuple):
     round_steps: Scalar
 
 
-class Start(NamedTuple):
-    """What clients in step meet.
-
-    Attributes:
-        waited: Steps that a request waits for before its own.
-        before: Prompts that are computed meanwhile, mean.
-        after: Prompts among the first ones that are computed after it.
-        same_step: Prompts in its own step.
-        width: Steps over which the prompts of a round are spread.
-    """
-
-    waited: Scalar
-    before: Scalar
-    after: Scalar
-    same_step: Scalar
-    width: Scalar
-
-    def later(self, steps: Scalar, room: Scalar) -> Start:
-        return self._replace(waited=self.waited + steps, before=self.before + steps * room)
-
-
 class BusyEngine(NamedTuple):
     """An engine that a number of clients keep busy.
 
@@ -90,9 +61,8 @@ class BusyEngine(NamedTuple):
         first: Times to first token of prompts that come all at once to an idle engine, in order,
             seconds.
         waits: Steps of a request's turn.
-        start: What clients in step meet in the first rounds,
-        settled: and in the end, with whole prompts in each step.
-        settling: Of all requests, those of which it is true from one round to the next.
+        meeting: What clients in step meet.
+        settling: How they settle.
     """
 
     limits: Limits
@@ -100,10 +70,16 @@ class BusyEngine(NamedTuple):
     times: BusyTimes
     first: Float[AnyArray, " prompts"]
     waits: Waits
-    start: Start
-    settled: Start
-    settling: Scalar
-    most_settled: Scalar
+    meeting: InStep
+    settling: Settling
+
+    def after(self, rounds: Float[AnyArray, "*n"]) -> BusyEngine:
+        """The engine as its clients have settled after so many rounds.
+
+        Args:
+            rounds: Rounds after the first.
+        """
+        return self._replace(meeting=self.settling.after(rounds))
 
     @property
     def running(self) -> Scalar:
@@ -147,16 +123,9 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     if demand.loading_s is not None:
         outside += demand.loading_s
     waits = waits_of(demand, limits, crowd, outside / times.decode)
-    whole = first_prompts(running, 1.0, crowd.whole, 0.0, limits.ranks)
-    # The first of them waits for steps in which the others decode.
-    steps_outside = outside / (
-        times.decode - times.each_decode * jnp.minimum(crowd.whole / running, 1.0)
-    )
-    begun = jnp.floor(steps_outside) + 1 - (1 - steps_outside % 1) ** _BEGUN
-    first_waits = jnp.maximum(begun, 1.0)
-    late = jnp.minimum(first_waits - 1, 1.0)
-    settling=crowd.whole / running
-    all_settle = jnp.minimum(first_waits * settling, 1.0) ** _GAPLESS
+    # While the first of those who end together is outside, the others decode.
+    fewer = times.decode - times.each_decode * jnp.minimum(crowd.whole / running, 1.0)
+    settling = settling_of(crowd, limits, prompts, outside / fewer, waits.comes)
     return BusyEngine(
         limits=limits,
         crowd=crowd,
@@ -165,45 +134,8 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         + output_s(model.corrections, group)
         + prefill_s(prompts, times.begin, times.end, times.last),
         waits=waits,
-        start=_start_of(crowd, limits, first_waits, prompts, room).later(
-            (1 - late) * (1 - crowd.whole / room), room
-        ),
-        settled=_start_of(crowd, limits, first_waits, whole, crowd.whole),
+        meeting=settling.first,
         settling=settling,
-        most_settled=1-late*(1-all_settle),
-    )
-
-
-def _start_of(
-    crowd: Crowd, limits: Limits, steps: Scalar, prompts: FirstPrompts, room: Scalar
-) -> Start:
-    """What clients in step meet where a step has room for so many prompts."""
-    running = crowd.running
-    group = jnp.minimum(room, running)
-    rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
-    waited = limits.async_scheduling + steps
-    # Where prompts come before all that decodes, a request waits for all before its own, and all
-    # that begin together decode together too.
-    apart = limits.prompts_apart
-    return Start(
-        waited=waited,
-        before=prompts_before(prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waited)),
-        after=prompts_after(prompts, running, room),
-        same_step=prompts_together(prompts, group, rest),
-        width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
-    )
-
-
-def start_after(engine: BusyEngine, rounds: Float[AnyArray, "*n"]) -> Start:
-    """What clients in step meet after so many rounds.
-
-    Args:
-        engine: The engine.
-        rounds: Rounds after the first.
-    """
-    settled = jnp.minimum(engine.settling * rounds, engine.most_settled)
-    return jax.tree.map(
-        lambda first, last: first + settled * (last - first), engine.start, engine.settled
     )
 
 
@@ -245,7 +177,7 @@ def density_of(engine: BusyEngine, drift: Float[AnyArray, "*n"]) -> Float[AnyArr
         engine: The engine.
         drift: Variance of how far a client has drifted, in steps squared.
     """
-    width = jnp.sqrt(engine.start.width**2 + 4 * jnp.pi * drift)
+    width = jnp.sqrt(engine.meeting.width**2 + 4 * jnp.pi * drift)
     less, more = (
         jnp.minimum(width, engine.waits.round_steps),
         jnp.maximum(width, engine.waits.round_steps),
@@ -266,19 +198,22 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     """
     crowd, times, waits = engine.crowd, engine.times, engine.waits
     others = crowd.running - 1
-    in_step = jnp.minimum(engine.start.width * density, 1.0)
+    in_step = jnp.minimum(engine.meeting.width * density, 1.0)
     looks = looks_at(crowd.running * density, engine.limits)
     together, each = _together(engine, density, in_step, looks)
-    queue = steps_in_line(crowd, in_step)
+    full = jnp.minimum(crowd.running / crowd.room / engine.meeting.width, 1.0)
+    queue = steps_in_line(crowd, in_step, full)
     # Of more than a step has room for, half of those in other steps are before its own.
     beside = jnp.minimum(together, jnp.maximum(crowd.room - 1, 0.0))
     in_line = queue * jnp.minimum(crowd.room, 1.0) + (together - beside) / 2
-    before = _before(engine, density, in_step) + in_line
-    own = crowd.chunks * (times.prefill.of((1 + beside) / crowd.chunks) - times.sooner)
+    gapless = in_step**_GAPLESS
+    # Of steps with prompts, which are longer, fewer begin while a request is outside.
+    with_prompts = 1 - jnp.maximum(1 - density, TINY) ** others
+    waited = waits.waited + with_prompts * (engine.meeting.waited - waits.waited)
+    before = _before(engine, density, in_step, waited) + in_line
+    own = crowd.chunks * (times.prefill.longer((1 + beside) / crowd.chunks) - times.sooner)
     # Those in step do not decode meanwhile.
-    absent = in_step**_GAPLESS * crowd.absent / crowd.running
-    step = times.decode - absent * times.each_decode
-    waited = waits.waited + in_step**_GAPLESS * (engine.start.waited - waits.waited)
+    step = times.decode - gapless * crowd.absent / crowd.running * times.each_decode
     steps = waited + waits.comes * looks.waited + queue + crowd.chunks
     # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
@@ -291,7 +226,9 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     )
 
 
-def steps_in_line(crowd: Crowd, in_step: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
+def steps_in_line(
+    crowd: Crowd, in_step: Float[AnyArray, "*n"], full: Float[AnyArray, "*n"]
+) -> Float[AnyArray, "*n"]:
     """Steps that a prompt waits for because more came by chance than the budget has room for.
 
     Sakasegawa's formula for ``c`` servers that are busy a share ``u`` of the time (Annals of the
@@ -299,18 +236,21 @@ def steps_in_line(crowd: Crowd, in_step: Float[AnyArray, "*n"]) -> Float[AnyArra
 
         chunks / 2  u^(sqrt(2 (c + 1)) - 1) / (c (1 - u))
 
-    where ``c`` is the prompts that a step has room for and ``u`` how far clients are in step, of
-    which a step is as full. Prompts that follow in line do not come by chance: times ``(1 - u^2)``
-    for each of the two that meet.
+    where ``c`` is the prompts that a step has room for and ``u`` how full steps are. Prompts that
+    follow in line do not come by chance: times ``(1 - s^2)`` for each of the two that meet, with
+    how far clients are in step.
 
     Args:
         crowd: Who is in the steps.
         in_step: How far clients are in step, from 0 to 1.
+        full: How full the steps of clients in step are, from 0 to 1.
     """
     servers = jnp.maximum(crowd.room, 1.0)
-    busy = in_step ** (jnp.sqrt(2 * (servers + 1)) - 1)
-    # (1 - u^2)^2 / (1 - u), which has a value at one.
-    by_chance = (1 - in_step) * (1 + in_step) ** 2
+    used = full * in_step
+    busy = used ** (jnp.sqrt(2 * (servers + 1)) - 1)
+    # (1 - s^2)^2 / (1 - u), which has a value at one.
+    left, apart = (jnp.maximum(1 - share, TINY) for share in (used, in_step))
+    by_chance = (1 - in_step) * (1 + in_step) ** 2 * apart / left
     return crowd.chunks / 2 * busy * by_chance / servers
 
 
@@ -327,16 +267,19 @@ def _together(
     longer once, for all prompts in it.
     """
     crowd, times = engine.crowd, engine.times
-    even, same_step = in_step**2, engine.start.same_step
+    even, same_step = in_step**2, engine.meeting.same_step
     coming = jnp.minimum(density * looks.joined, 1.0)
     together = (1 - even) * (crowd.running - 1) * coming + even * (same_step - 1)
     by_chance = jnp.minimum(crowd.running * density / looks.share, jnp.maximum(crowd.room, 1.0))
     count = (1 - even) * by_chance + even * same_step
-    return together, crowd.chunks / count * times.prefill.of(count / crowd.chunks)
+    return together, crowd.chunks / count * times.prefill.longer(count / crowd.chunks)
 
 
 def _before(
-    engine: BusyEngine, density: Float[AnyArray, "*n"], in_step: Float[AnyArray, "*n"]
+    engine: BusyEngine,
+    density: Float[AnyArray, "*n"],
+    in_step: Float[AnyArray, "*n"],
+    waited: Float[AnyArray, "*n"],
 ) -> Float[AnyArray, "*n"]:
     """Prompts of others in the steps that a request waits for, mean.
 
@@ -344,8 +287,8 @@ def _before(
     ``1 - k / w``: in ``s`` steps there are ``(others / w) (s - s (s + 1) / (2 w))``. Where groups
     of clients follow one another, as many as the first prompts have before them.
     """
-    within = jnp.minimum(engine.waits.waited, 1 / density)
+    within = jnp.minimum(waited, 1 / density)
     others = engine.crowd.running - 1 + in_step**2
     by_chance = others * density * (within - density * within * (within + 1) / 2)
     gapless = in_step**_GAPLESS
-    return (1 - gapless) * by_chance + gapless * engine.start.before
+    return (1 - gapless) * by_chance + gapless * engine.meeting.before
