@@ -72,7 +72,12 @@ def benchmark(engine: BusyEngine, cycle_s: Scalar, demand: Demand, warm_up_s: Sc
     each, final, anywhere = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
     )
-    e2e = cycle_s + each.ttft - anywhere.ttft + each.others - anywhere.others
+    # What the engine has to do beside, of clients anywhere in their requests, it has not of those in
+    # step, whose prompts take a part of their turn.
+    beyond = cycle_s - anywhere.ttft - anywhere.others - steps * times.decode
+    part = jnp.minimum(each.width / engine.waits.round_steps, 1.0)
+    anywhere_share = 1 - each.in_step * (1 - part)
+    e2e = each.ttft + each.others + steps * times.decode + anywhere_share * beyond
     # No step is longer than one whose token budget is full: what is left is waited for in line.
     group = engine.crowd.group
     excess = times.prefill.longer(group)
