@@ -72,8 +72,8 @@ def benchmark(engine: BusyEngine, cycle_s: Scalar, demand: Demand, warm_up_s: Sc
     each, final, anywhere = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)
     )
-    # What the engine has to do beside, of clients anywhere in their requests, it has not of those in
-    # step, whose prompts take a part of their turn.
+    # What a turn takes beyond that of clients anywhere in their requests it does not of those in
+    # step, unless their prompts take all of it.
     beyond = cycle_s - anywhere.ttft - anywhere.others - steps * times.decode
     part = jnp.minimum(each.width / engine.waits.round_steps, 1.0)
     anywhere_share = 1 - each.in_step * (1 - part)
