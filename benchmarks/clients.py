@@ -1,9 +1,11 @@
 """Benchmarks of clients that all begin at once: ``python benchmarks/clients.py``.
 
 Prints a Markdown table of how far the fluid's means over all requests are from the replay's,
-percent, as outputs vary more and more around their mean (a minute on two cores).
+percent, as outputs vary more and more around their mean (a minute on two cores). With ``--data``
+and ``--where``, how far they are on rows of measured runs, whatever was measured.
 """
 
+import argparse
 from typing import Any
 
 import numpy as np
@@ -63,8 +65,27 @@ def errors(spread: float) -> np.ndarray:
     return 100 * (fluid / replayed - 1)
 
 
+def on_rows(tables: list[str], where: str | None) -> None:
+    """Prints absolute differences on rows of measured runs: median, 90th percentile and largest."""
+    fluid, replayed = (
+        physim.evaluate(tables, fit="none", where=where, method=method).to_frame()
+        for method in ("fluid", "replay")
+    )
+    print(f"| {len(fluid)} rows | median | 90th percentile | largest |\n|{' --- |' * 4}")
+    for metric in ("ttft_mean", "itl_mean", "e2e_mean"):
+        off = 100 * np.abs(fluid[f"{metric}_predicted"] / replayed[f"{metric}_predicted"] - 1)
+        print(f"| {metric} | {off.median():.2f} | {off.quantile(0.9):.1f} | {off.max():.1f} |")
+
+
 def main() -> None:
     """Prints the table: a row for each load, then the mean and the largest of all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", action="append", help="a table of measured runs")
+    parser.add_argument("--where", help="which of its rows")
+    asked = parser.parse_args()
+    if asked.data:
+        on_rows(asked.data, asked.where)
+        return
     found = np.stack([errors(spread) for spread in SPREADS])
     heads = [f"TTFT, {100 * spread:g}%" for spread in SPREADS]
     print(f"| clients, prompt, output | {' | '.join(heads)} | ITL, largest | E2E, largest |")
