@@ -29,6 +29,7 @@ class Crowd(NamedTuple):
         room: Prompts that fill what decode leaves of a step's tokens,
         whole: and of them those that are not divided between steps, if prompts are that short.
         chunks: Steps that a prompt takes.
+        lanes: Batches of a pipeline that prompts fill which come together.
     """
 
     running: Scalar
@@ -37,6 +38,7 @@ class Crowd(NamedTuple):
     room: Scalar
     whole: Scalar
     chunks: Scalar
+    lanes: Scalar
 
     @property
     def group(self) -> Scalar:
@@ -124,7 +126,8 @@ def crowd_of(demand: Demand, limits: Limits, running: Scalar) -> Crowd:
     lines = limits.ranks * limits.stages
     whole = jnp.where(room < lines, room, lines * jnp.floor(room / lines + SMALL))
     chunks = jnp.maximum(lines / room, 1.0)
-    return Crowd(running, decoding, absent, room, whole, chunks)
+    lanes = jnp.clip(running * fresh * limits.stages / budget, 1.0, limits.stages)
+    return Crowd(running, decoding, absent, room, whole, chunks, lanes)
 
 
 def busy_times(
@@ -183,8 +186,6 @@ def _step(
 ) -> StepTime:
     """A step of so many requests that decode and prompts, of each of which it has a chunk."""
     fresh, chunks = demand.new_tokens, crowd.chunks
-    # Prompts that come together fill as many batches of a pipeline as they exceed token budgets.
-    lanes = crowd.running * fresh * limits.stages / limits.max_num_batched_tokens
     batch = model.batch(
         decode_requests=decodes,
         query_tokens=limits.query_tokens,
@@ -193,7 +194,7 @@ def _step(
         chunk=fresh / chunks,
         cached=demand.cached_before + (chunks - 1) / 2 * fresh / chunks,
         ranks=limits.ranks,
-        stages=jnp.clip(lanes, 1.0, limits.stages),
+        stages=crowd.lanes,
     )
     # A rank that has more requests than others has no more tokens than its step has room for.
     lines = limits.ranks * limits.stages

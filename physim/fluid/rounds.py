@@ -132,18 +132,25 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         times=times,
         first=outside
         + output_s(model.corrections, group)
-        + prefill_s(prompts, times.begin, times.end, times.last),
+        + prefill_s(prompts, times.begin, times.end, times.last)
+        + later_batches(crowd, limits) * times.begin,
         waits=waits,
         meeting=settling.first,
         settling=settling,
     )
 
 
+def later_batches(crowd: Crowd, limits: Limits) -> Scalar:
+    """How much later than the first of a pipeline's batches all of a step are, mean, in steps."""
+    return (crowd.lanes - 1) / limits.stages / 2
+
+
 def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> Waits:
     """Steps of a request's turn in a busy engine.
 
     A client's next request comes while a step runs, of which it waits for half in the mean, or for
-    the steps that it is outside of the engine and half a step: at least for one. Where more clients
+    the steps that it is outside of the engine and half a step: at least for one. A pipeline's steps
+    begin one after the other. Where more clients
     wait in line than a step takes, it is one of them and does not wait for that, nor for the engine
     to look at what has arrived.
 
@@ -154,7 +161,8 @@ def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> W
         outside: What a request spends outside of the engine, in steps.
     """
     comes = jnp.clip(1 - (demand.clients - crowd.running) / crowd.group, 0.0, 1.0)
-    waited = limits.async_scheduling + comes * jnp.maximum(outside + 1 / 2, 1.0)
+    apart = 1 / limits.stages
+    waited = limits.async_scheduling + comes * jnp.maximum(outside + apart / 2, apart)
     turn = demand.decode_steps + crowd.chunks + waited
     turn += comes * looks_at(crowd.running / turn, limits).waited
     return Waits(waited, comes, demand.decode_steps, turn)
@@ -201,8 +209,8 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     in_step = jnp.minimum(engine.meeting.width * density, 1.0)
     looks = looks_at(crowd.running * density, engine.limits)
     together, each = _together(engine, density, in_step, looks)
-    full = jnp.minimum(crowd.running / crowd.room / engine.meeting.width, 1.0)
-    queue = steps_in_line(crowd, in_step, full)
+    filled = jnp.minimum(crowd.running / crowd.room / engine.meeting.width, 1.0)
+    queue = steps_in_line(crowd, in_step, filled)
     # Of more than a step has room for, half of those in other steps are before its own.
     beside = jnp.minimum(together, jnp.maximum(crowd.room - 1, 0.0))
     in_line = queue * jnp.minimum(crowd.room, 1.0) + (together - beside) / 2
@@ -211,23 +219,31 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     with_prompts = 1 - jnp.maximum(1 - density, TINY) ** others
     waited = waits.waited + with_prompts * (engine.meeting.waited - waits.waited)
     before = _before(engine, density, in_step, waited) + in_line
-    own = crowd.chunks * (times.prefill.longer((1 + beside) / crowd.chunks) - times.sooner)
+    longer = times.prefill.longer((1 + beside) / crowd.chunks)
+    full = times.decode + longer
+    own = crowd.chunks * (longer - times.sooner)
+    own += in_step * later_batches(crowd, engine.limits) * full
     # Those in step do not decode meanwhile.
     step = times.decode - gapless * crowd.absent / crowd.running * times.each_decode
     steps = waited + waits.comes * looks.waited + queue + crowd.chunks
     # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
+    # A pipeline whose requests are all in the first batch of prompts takes no others meanwhile, and
+    # then those of the first batch decode beside the second's prompts.
+    alone = in_step * jnp.clip(2 - crowd.running / crowd.room, 0.0, 1.0) * full
+    blocked = alone * (1 - 1 / crowd.lanes) * (1 - 1 / engine.limits.stages)
     return Interference(
-        ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first),
-        others=each * jnp.maximum(others - beside - before, 0.0),
+        ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first) + blocked,
+        others=each * jnp.maximum(others - beside - before, 0.0)
+        + alone / crowd.lanes * jnp.minimum(crowd.lanes - 1, 1.0),
         width=1 / density,
         in_step=in_step * jnp.minimum(others, 1.0),
     )
 
 
 def steps_in_line(
-    crowd: Crowd, in_step: Float[AnyArray, "*n"], full: Float[AnyArray, "*n"]
+    crowd: Crowd, in_step: Float[AnyArray, "*n"], filled: Float[AnyArray, "*n"]
 ) -> Float[AnyArray, "*n"]:
     """Steps that a prompt waits for because more came by chance than the budget has room for.
 
@@ -243,10 +259,10 @@ def steps_in_line(
     Args:
         crowd: Who is in the steps.
         in_step: How far clients are in step, from 0 to 1.
-        full: How full the steps of clients in step are, from 0 to 1.
+        filled: How full the steps of clients in step are, from 0 to 1.
     """
     servers = jnp.maximum(crowd.room, 1.0)
-    used = full * in_step
+    used = filled * in_step
     busy = used ** (jnp.sqrt(2 * (servers + 1)) - 1)
     # (1 - s^2)^2 / (1 - u), which has a value at one.
     left, apart = (jnp.maximum(1 - share, TINY) for share in (used, in_step))

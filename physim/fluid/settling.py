@@ -91,9 +91,11 @@ def settling_of(
         comes: Chance that a request finds a slot free as it comes.
     """
     apart, room, whole = limits.prompts_apart, crowd.room, crowd.whole
-    # A step that the first one's prompt misses by a hundredth is as good as begun.
-    first_waits = jnp.maximum(jnp.floor(outside) + jnp.minimum(100 * (outside % 1), 1.0), 1.0)
-    waited = limits.async_scheduling + comes * first_waits
+    # A pipeline's steps begin one after the other. One that a prompt misses by a hundredth of a step
+    # is as good as begun.
+    begun = outside * limits.stages
+    first_waits = jnp.maximum(jnp.floor(begun) + jnp.minimum(100 * (begun % 1), 1.0), 1.0)
+    waited = limits.async_scheduling + comes * first_waits / limits.stages
     each_round = whole / crowd.running
     # They do not catch up with the first one if all come before its prompt is computed.
     late = jnp.minimum(first_waits - 1, 1.0) * (first_waits * each_round < 1 - SMALL)
