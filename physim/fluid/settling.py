@@ -91,8 +91,8 @@ def settling_of(
         comes: Chance that a request finds a slot free as it comes.
     """
     apart, room, whole = limits.prompts_apart, crowd.room, crowd.whole
-    # A pipeline's steps begin one after the other. One that a prompt misses by a hundredth of a step
-    # is as good as begun.
+    # A pipeline's steps begin one after the other. What a prompt misses by a hundredth of a step is
+    # as good as begun.
     begun = outside * limits.stages
     first_waits = jnp.maximum(jnp.floor(begun) + jnp.minimum(100 * (begun % 1), 1.0), 1.0)
     waited = limits.async_scheduling + comes * first_waits / limits.stages
