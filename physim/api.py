@@ -58,8 +58,9 @@ def check(
 ) -> Check:
     """Predicts with the fluid, and replays the same load beside it.
 
-    Of a load that goes on without end 5,000 requests are replayed, and the first fifth and the last
-    tenth of them are left out, while the engine fills up and empties.
+    Of a load that goes on without end 5,000 requests are replayed, or five times those that are
+    under way at once, 40,000 at most. The first fifth and the last tenth of them are left out,
+    while the engine fills up and empties.
 
     Args:
         model: A case; or a path of a ``config.json``, shipped name, hub id or shape, with the rest

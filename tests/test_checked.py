@@ -145,8 +145,17 @@ def test_stages_are_compared_each():
         assert abs(figures(found, part)["e2e"].difference_pct) < 10
 
 
+def test_a_load_that_begins_slowly_is_replayed_for_longer(monkeypatch):
+    monkeypatch.setattr("physim.prediction.replayed.REPLAYED", 200)
+    found = physim.check(MODEL, **ENGINE, input_tokens=64, output_tokens=400, rate=30.0)
+    under_way = found.prediction.requests_per_s * found.prediction.e2e_s
+    assert under_way > 60
+    assert found.replayed == pytest.approx(5 * under_way, rel=0.02)
+
+
 def test_requests_that_are_all_answered_at_once_are_no_steady_state(monkeypatch):
     monkeypatch.setattr("physim.prediction.replayed.REPLAYED", 8)
+    monkeypatch.setattr("physim.prediction.replayed._LONGER", 1)
     fixed = {"input_tokens": 64, "output_tokens": 20}
     with pytest.raises(physim.InputError, match="all 8 replayed requests answered at once"):
         physim.check(MODEL, **ENGINE, **fixed, concurrency=8)

@@ -102,7 +102,8 @@ class Check:
 def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Check:
     """A prediction of the fluid beside a replay.
 
-    Of a load without end, `physim.prediction.replayed.REPLAYED` requests are replayed.
+    Of a load without end, `physim.prediction.replayed.REPLAYED` requests are replayed, or five
+    times those that are under way.
 
     Args:
         prediction: The fluid's.
@@ -113,7 +114,7 @@ def checked(prediction: Prediction, case: Case, corrections: Corrections, seed: 
     Raises:
         InputError: The replay cannot do this, or answers no request.
     """
-    result = replay_load(case, corrections, seed)
+    result = replay_load(case, corrections, seed, prediction)
     if case.demanded.endless:
         count, rows = _steady(prediction, result)
     else:

@@ -76,7 +76,7 @@ def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayCon
 def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed: int) -> Prediction:
     """The prediction for a case by replaying its requests.
 
-    Of a load without end, `REPLAYED` requests are; of long conversations more.
+    Of a load without end, `REPLAYED` requests are; more if it begins slowly.
 
     Args:
         prediction: The steady state of the load.
@@ -87,37 +87,46 @@ def replayed(prediction: Prediction, case: Case, corrections: Corrections, seed:
     Raises:
         InputError: The replay cannot do this.
     """
-    result = replay_load(case, corrections, seed)
+    result = replay_load(case, corrections, seed, prediction)
     return replayed_prediction(prediction, case, result)
 
 
-def _ending(load: Load) -> Load:
+def _ending(load: Load, under_way: float = 0.0) -> Load:
     """The load, or so many requests of one without end as are replayed.
 
-    Conversations at a rate take a while until as many are under way as will be: that is a fifth of
-    the requests at most, if need be of `_LONGER` times as many.
+    At a rate it takes a while until as many requests are under way as will be, and as many
+    conversations. Those that begin meanwhile are a fifth of the requests at most, if need be of
+    `_LONGER` times as many.
+
+    Args:
+        load: The load.
+        under_way: Requests that will be under way.
     """
     if not load.endless:
         return load
-    requests = REPLAYED
+    begin = under_way
     if load.conversing and load.rate is not None:
-        begin = load.rate * load.think_s * load.turn_sample.met_turns
-        requests = round(min(max(requests, _PART * begin), _LONGER * requests))
+        begin += load.rate * load.think_s * load.turn_sample.met_turns
+    requests = round(min(max(REPLAYED, _PART * begin), _LONGER * REPLAYED))
     return dataclasses.replace(load, requests=requests)
 
 
-def replay_load(case: Case, corrections: Corrections, seed: int) -> Replayed:
-    """Replays a case's load; of one without end, `REPLAYED` requests, of long conversations more.
+def replay_load(
+    case: Case, corrections: Corrections, seed: int, prediction: Prediction | None = None
+) -> Replayed:
+    """Replays a case's load; of one without end, `REPLAYED` requests, or more if it begins slowly.
 
     Args:
         case: The case.
         corrections: Corrections of the components.
         seed: Seed of the requests, and of what is accepted of drafts.
+        prediction: The steady state of the load, which says how many requests will be under way.
 
     Raises:
         InputError: The replay cannot do this.
     """
-    load = _ending(case.demanded)
+    pools = () if prediction is None else prediction.pools
+    load = _ending(case.demanded, sum(pool.running * pool.replicas for pool in pools))
     workload = drawn(load, case.server_of(DECODE), seed)
     return replay_of(workload, case, corrections, load.timeout_s, seed)
 
