@@ -150,9 +150,8 @@ def waits_of(demand: Demand, limits: Limits, crowd: Crowd, outside: Scalar) -> W
 
     A client's next request comes while a step runs, of which it waits for half in the mean, or for
     the steps that it is outside of the engine and half a step: at least for one. A pipeline's steps
-    begin one after the other. Where more clients
-    wait in line than a step takes, it is one of them and does not wait for that, nor for the engine
-    to look at what has arrived.
+    begin one after the other. Where more clients wait in line than a step takes, it is one of them
+    and does not wait for that, nor for the engine to look at what has arrived.
 
     Args:
         demand: The load, in a closed loop.
@@ -229,17 +228,33 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     # With the chance that all others are elsewhere the engine is idle.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
-    # A pipeline whose requests are all in the first batch of prompts takes no others meanwhile, and
-    # then those of the first batch decode beside the second's prompts.
-    alone = in_step * jnp.clip(2 - crowd.running / crowd.room, 0.0, 1.0) * full
-    blocked = alone * (1 - 1 / crowd.lanes) * (1 - 1 / engine.limits.stages)
+    waits_for_first, decodes_beside_second = _first_batch_alone(engine)
     return Interference(
-        ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first) + blocked,
+        ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first) + in_step * waits_for_first * full,
         others=each * jnp.maximum(others - beside - before, 0.0)
-        + alone / crowd.lanes * jnp.minimum(crowd.lanes - 1, 1.0),
+        + in_step * decodes_beside_second * full,
         width=1 / density,
         in_step=in_step * jnp.minimum(others, 1.0),
     )
+
+
+def _first_batch_alone(engine: BusyEngine) -> tuple[Scalar, Scalar]:
+    """What clients in step wait for who are all in a pipeline at once, in steps.
+
+    While all requests that there are have their prompts in its first batch it takes no others.
+    Those of the other batches wait for it, but for the time by which they begin later anyway; those
+    of the first decode beside the second's prompts.
+
+    Args:
+        engine: The engine.
+
+    Returns:
+        Before the first token, and while it decodes, means over all clients.
+    """
+    crowd = engine.crowd
+    alone = jnp.clip(2 - crowd.running / crowd.room, 0.0, 1.0)
+    waiting = alone * (1 - 1 / crowd.lanes) * (1 - 1 / engine.limits.stages)
+    return waiting, alone / crowd.lanes * jnp.minimum(crowd.lanes - 1, 1.0)
 
 
 def steps_in_line(
