@@ -429,3 +429,17 @@ def test_a_step_that_verifies_tokens_is_a_batch_like_any_other():
     assert batch.tokens == 7
     usual = Batch.exact(jnp.array([1.0, 1.0, 8.0]), cached)
     assert (usual.decode_requests, usual.query_tokens, usual.prefill_tokens) == (2, 1, 8)
+
+
+def test_a_rank_has_no_more_prompts_than_fill_its_step():
+    # Five prompts of 100 tokens on two ranks: three and two, but for a step of 250 tokens.
+    full = Batch.summarised(prefill_requests=5.0, chunk=100.0, cached=10.0, ranks=2)
+    assert (full.prefill_tokens, full.prompts_elsewhere) == (300, 200)
+    within = full.within(250.0)
+    assert (within.prefill_tokens, within.prompts_elsewhere) == (250, 250)
+    assert within.routed == full.routed == 500
+    assert within.prefill_requests == 2.5
+    assert (within.prefill_squares, within.cached_products) == (25_000, 2_500)
+    assert full.within(300.0).prefill_tokens == 300
+    none = Batch.summarised(4.0, 50.0, ranks=2).within(1.0)
+    assert (none.prefill_tokens, none.prompts_elsewhere) == (0, 0)
