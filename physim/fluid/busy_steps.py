@@ -57,25 +57,17 @@ class PrefillTimes(NamedTuple):
     prompts: tuple[Scalar, Scalar, Scalar]
     longer_s: tuple[Scalar, Scalar, Scalar]
 
-    @property
-    def slopes(self) -> tuple[Scalar, Scalar]:
-        """How much longer a step is for each prompt more, of few and of many, seconds."""
-        (one, whole, most), (shortest, middle, longest) = self
-        return (
-            (middle - shortest) / jnp.maximum(whole - one, LITTLE),
-            (longest - middle) / jnp.maximum(most - whole, LITTLE),
-        )
-
     def longer(self, prompts: Float[AnyArray, "*n"]) -> Float[AnyArray, "*n"]:
         """How much longer a step is for so many prompts, seconds: on two straight lines.
 
         Args:
             prompts: Prompts, at least the one.
         """
-        one, whole, _ = self.prompts
-        few, many = self.slopes
+        (one, whole, most), (shortest, middle, longest) = self
+        few = (middle - shortest) / jnp.maximum(whole - one, LITTLE)
+        many = (longest - middle) / jnp.maximum(most - whole, LITTLE)
         beyond = jnp.maximum(prompts - whole, 0.0)
-        return self.longer_s[0] + few * (prompts - beyond - one) + many * beyond
+        return shortest + few * (prompts - beyond - one) + many * beyond
 
 
 class BusyTimes(NamedTuple):

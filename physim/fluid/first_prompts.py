@@ -33,6 +33,15 @@ class FirstPrompts(NamedTuple):
     steps: Scalar
     decoding: Scalar
 
+    def rest(self, running: Scalar, room: Scalar) -> Scalar:
+        """Prompts in the last of the steps.
+
+        Args:
+            running: Prompts in all.
+            room: Prompts that fill a step.
+        """
+        return jnp.clip(running - (self.steps - 1) * room, 0.0, jnp.minimum(room, running))
+
 
 def first_prompts(
     running: Scalar,

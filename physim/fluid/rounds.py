@@ -113,11 +113,10 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         running: Requests that have a slot.
     """
     crowd, fresh = crowd_of(demand, limits, running), demand.new_tokens
-    room, group = crowd.room, crowd.group
     prompts = first_prompts(
         running, fresh, limits.max_num_batched_tokens, crowd.decoding, limits.ranks
     )
-    rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
+    rest = prompts.rest(running, crowd.room)
     times = busy_times(model, demand, limits, crowd, before_last=prompts.decoding, rest=rest)
     outside = front_end_s(model.corrections, demand, limits)
     if demand.loading_s is not None:
@@ -131,7 +130,7 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
         crowd=crowd,
         times=times,
         first=outside
-        + output_s(model.corrections, group)
+        + output_s(model.corrections, crowd.group)
         + prefill_s(prompts, times.begin, times.end, times.last)
         + later_batches(crowd, limits) * times.begin,
         waits=waits,

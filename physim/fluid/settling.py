@@ -116,7 +116,6 @@ def _in_step(
     """What clients meet whose prompts end in such steps, of which each has room for so many."""
     running = crowd.running
     group = jnp.minimum(room, running)
-    rest = jnp.clip(running - (prompts.steps - 1) * room, 0.0, group)
     # Where prompts come before all that decodes, a request waits for all before its own, and all
     # that begin together decode together too.
     apart = limits.prompts_apart
@@ -124,6 +123,6 @@ def _in_step(
         waited=waited,
         before=prompts_before(prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waited)),
         after=prompts_after(prompts, running, room),
-        same_step=prompts_together(prompts, group, rest),
+        same_step=prompts_together(prompts, group, prompts.rest(running, room)),
         width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
     )
