@@ -16,7 +16,7 @@ from physim.inputs.attempts import check_lists
 from physim.inputs.case import Case
 from physim.models.lookup import load_model
 from physim.prediction.many import predict_cases
-from physim.questions.elasticities import RATES
+from physim.questions.elasticities import _MOVED, RATES, _slopes
 from physim.service.service import Service
 
 MODEL = "Qwen/Qwen3-14B"
@@ -287,6 +287,22 @@ def test_elasticities_agree_with_differences(explained, part):
     slopes = (np.log(value_at(step)) - np.log(value_at(-step))) / (2 * step)
     found = list(explained.values[part].values())
     assert found == pytest.approx(slopes, rel=0.01, abs=2e-3)
+
+
+def test_slopes_where_something_bends_or_ends():
+    def slope(up, down):
+        """From metrics that follow one percent more by so many percent, and one percent less."""
+        up, down = np.array([[_MOVED * up]]), np.array([[-_MOVED * down]])
+        return _slopes(np.zeros(1), up, down).item()
+
+    assert slope(0.5, 0.5) == pytest.approx(0.5)
+    assert slope(0.55, 0.5) == pytest.approx(0.525)
+    # As even as can be: only towards less even.
+    assert slope(-0.12, 0.0) == pytest.approx(-0.12)
+    assert slope(0.0, -0.12) == 0.0
+    # With more it is above capacity; or with less.
+    assert slope(np.inf, 2.0) == pytest.approx(2.0)
+    assert slope(-3.0, -np.inf) == pytest.approx(-3.0)
 
 
 @pytest.mark.slow

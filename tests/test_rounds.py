@@ -216,7 +216,7 @@ def test_what_is_met_in_step_and_apart_by_hand():
     assert engine.crowd.whole == 1
     first, settled, apart = (
         interference(engine, 1 / engine.meeting.width),
-        interference(engine.after(jnp.asarray(8.0)), jnp.asarray(1 / 8)),
+        interference(engine.after(jnp.asarray(8.0), jnp.asarray(0.0)), jnp.asarray(1 / 8)),
         interference(engine, 1 / engine.waits.round_steps),
     )
     # First: the step under way, with the two prompts before one's own in most rounds, and one's
@@ -232,6 +232,17 @@ def test_what_is_met_in_step_and_apart_by_hand():
     assert apart.others == pytest.approx(0.07, rel=0.02)
     for met in (first, settled):
         assert met.others + met.ttft == pytest.approx(float(apart.others + apart.ttft), rel=0.1)
+
+
+def test_clients_that_drift_do_not_settle():
+    engine, _ = by_hand(Load(1000, 1001, concurrency=8))
+    rounds = jnp.asarray([8.0, 8.0, 8.0])
+    found = engine.after(rounds, jnp.asarray([0.0, 1.0, 1e9])).meeting
+    # Eight steps of a prompt each, or the four that all take at first; half of both where a client
+    # is off by a step.
+    assert found.width == pytest.approx([8, (8 + 4.008) / 2, 4.008], rel=1e-3)
+    # Those that drift wait for no more than the step under way.
+    assert found.waited[2] == pytest.approx(found.waited[0])
 
 
 def predicted(loads, **server):

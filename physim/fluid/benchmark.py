@@ -66,8 +66,9 @@ def benchmark(engine: BusyEngine, cycle_s: Scalar, demand: Demand, warm_up_s: Sc
     number, weight = _rounds_after_the_first(rounds)
     # One call, of which less is compiled than of several.
     number = jnp.append(number, jnp.stack([rounds, rounds]))
-    settled = engine.after(number)
-    density = density_of(settled, demand.steps_variance * number)
+    drift = demand.steps_variance * number
+    settled = engine.after(number, drift)
+    density = density_of(settled, drift)
     every = interference(settled, density.at[-1].set(1 / engine.waits.round_steps))
     each, final, anywhere = (
         jax.tree.map(lambda x, i=i: x[i], every) for i in (slice(_NODES), _NODES, _NODES + 1)

@@ -73,13 +73,14 @@ class BusyEngine(NamedTuple):
     meeting: InStep
     settling: Settling
 
-    def after(self, rounds: Float[AnyArray, "*n"]) -> BusyEngine:
+    def after(self, rounds: Float[AnyArray, "*n"], drift: Float[AnyArray, "*n"]) -> BusyEngine:
         """The engine as its clients have settled after so many rounds.
 
         Args:
             rounds: Rounds after the first.
+            drift: Variance of how far a client has drifted, in steps squared.
         """
-        return self._replace(meeting=self.settling.after(rounds))
+        return self._replace(meeting=self.settling.after(rounds, drift))
 
     @property
     def running(self) -> Scalar:

@@ -4,7 +4,8 @@ A step with room for two and a half prompts computes two, and half of the next i
 first prompts it always is. But its answer ends a step after those of the two before it, so its
 client's next prompt comes a step later too: from then on the two have a step of their own. So in
 each round one more step has whole prompts alone, until all have. If the first client's next prompt
-takes more than a step to come, the others catch up with it and never settle.
+takes more than a step to come, the others catch up with it and never settle. Nor do they where
+lengths differ so much that a client drifts by a step before its turn comes to settle.
 """
 
 from __future__ import annotations
@@ -50,26 +51,35 @@ class Settling(NamedTuple):
     """How clients in step settle.
 
     Attributes:
-        first: What they meet in the first rounds,
+        drifted: What they meet who have drifted by more than a step,
+        first: those who have not, in the first rounds,
         settled: and in the end, with whole prompts in each step.
         each_round: Share of them that settles in a round,
         most: and in all.
     """
 
+    drifted: InStep
     first: InStep
     settled: InStep
     each_round: Scalar
     most: Scalar
 
-    def after(self, rounds: Float[AnyArray, "*n"]) -> InStep:
+    def after(self, rounds: Float[AnyArray, "*n"], drift: Float[AnyArray, "*n"]) -> InStep:
         """What they meet after so many rounds.
 
         Args:
             rounds: Rounds after the first.
+            drift: Variance of how far a client has drifted, in steps squared.
         """
+        within = 1 / (1 + drift)
         share = jnp.minimum(self.each_round * rounds, self.most)
         met: InStep = jax.tree.map(
-            lambda first, settled: first + share * (settled - first), self.first, self.settled
+            lambda drifted, first, settled: (
+                drifted + within * (first + share * (settled - first) - drifted)
+            ),
+            self.drifted,
+            self.first,
+            self.settled,
         )
         return met
 
@@ -90,22 +100,23 @@ def settling_of(
             the engine, and a part of one.
         comes: Chance that a request finds a slot free as it comes.
     """
-    apart, room, whole = limits.prompts_apart, crowd.room, crowd.whole
+    room, whole = crowd.room, crowd.whole
     # A pipeline's steps begin one after the other. What a prompt misses by a hundredth of a step is
     # as good as begun.
     begun = outside * limits.stages
     first_waits = jnp.maximum(jnp.floor(begun) + jnp.minimum(100 * (begun % 1), 1.0), 1.0)
     waited = limits.async_scheduling + comes * first_waits / limits.stages
-    each_round = whole / crowd.running
+    each_round, mixed = whole / crowd.running, 1.0 - limits.prompts_apart
     # They do not catch up with the first one if all come before its prompt is computed.
     late = jnp.minimum(first_waits - 1, 1.0) * (first_waits * each_round < 1 - SMALL)
-    divided = (1 - late) * (1.0 - apart) * (1 - whole / room)
-    first = _in_step(crowd, limits, prompts, waited, room)
+    divided = (1 - late) * mixed * (1 - whole / room)
+    drifted = _in_step(crowd, limits, prompts, waited, room)
     ends = first_prompts(crowd.running, 1.0, whole, 0.0, limits.ranks)
     return Settling(
-        first=first._replace(waited=waited + divided, before=first.before + divided * room),
+        drifted=drifted,
+        first=drifted._replace(waited=waited + divided, before=drifted.before + divided * room),
         settled=_in_step(crowd, limits, ends, waited, whole),
-        each_round=(1.0 - apart) * each_round,
+        each_round=mixed * each_round,
         most=1 - late,
     )
 

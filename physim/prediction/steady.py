@@ -59,7 +59,7 @@ def steady(cases: Sequence[Case], corrections: Sequence[Corrections], fit: str) 
     """
     offered, unending, drawn = _solved(cases, corrections)
     percentiles = drawn.percentiles()
-    states = zip(unstacked(offered)[: len(cases)], unstacked(unending)[: len(cases)], strict=True)
+    states = zip(unstacked(offered), unstacked(unending), strict=True)
     return [
         _prediction(
             case,
@@ -81,16 +81,29 @@ def _solved(
     cases: Sequence[Case], corrections: Sequence[Corrections]
 ) -> tuple[SteadyState, SteadyState, Drawn]:
     """States of the cases' loads and of the same requests without end; latencies of the first."""
-    whole = CaseArrays.from_cases(cases), stack(corrections)
     size = next((size for size in _SIZES if size >= len(cases)), _SIZES[-1])
-    places = np.minimum(np.arange(math.ceil(len(cases) / size) * size), len(cases) - 1)
+    return solved(CaseArrays.from_cases(cases), stack(corrections), size)
+
+
+def solved(
+    systems: CaseArrays, corrections: Corrections, size: int
+) -> tuple[SteadyState, SteadyState, Drawn]:
+    """States of loads and of the same requests without end, in NumPy; latencies of the first.
+
+    Args:
+        systems: The cases.
+        corrections: Corrections of each.
+        size: How many are solved at once.
+    """
+    count = len(systems.demand.rate)
+    places = np.minimum(np.arange(math.ceil(count / size) * size), count - 1)
     parts = []
     for rows in places.reshape(-1, size):
-        both, drawn = jax.tree.map(np.asarray, _solve(*row_of(whole, rows)))
+        both, drawn = jax.tree.map(np.asarray, _solve(*row_of((systems, corrections), rows)))
         offered, unending = (row_of(both, half) for half in (slice(size), slice(size, None)))
         parts.append((offered, unending, drawn))
     found: tuple[SteadyState, SteadyState, Drawn] = jax.tree.map(
-        lambda *own: np.concatenate(own), *parts
+        lambda *own: np.concatenate(own)[:count], *parts
     )
     return found
 

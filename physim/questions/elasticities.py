@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.corrections.fields import CORRECTIONS, flat, labels, unflat
+from physim.batching.limits import Limits
+from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.errors import InputError
-from physim.fluid.first_token import FirstToken
-from physim.fluid.steady import steady_state
+from physim.fluid.steady import SteadyState
 from physim.inputs.case import Case, CaseOptions
 from physim.inputs.load import Load
-from physim.kept import kept
 from physim.options import named_options
-from physim.prediction.arrays import CaseArrays, row_of
+from physim.prediction.arrays import CaseArrays, row_of, stack
 from physim.prediction.results import FIRST_TOKEN_PARTS
+from physim.prediction.steady import solved
 from physim.printable import aligned, shown
 from physim.progress import told_in_notebooks
 from physim.questions.speculation import Speculation, speculation
 from physim.service.hardware import Hardware
-from physim.step.lowering import StepOps, lower
-from physim.types import AnyArray, Number
+from physim.step.lowering import lower, stack_ops
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +49,17 @@ ROOM = {
 }
 # An elasticity of less is as good as none.
 _NOTABLE = 0.005
-# By so much a rate is moved, up and down, to see what lowering makes of it.
-_MOVED = 1e-3
+# By so much a part is moved, up and down: metrics have seven digits.
+_MOVED = 0.002
+# Slopes towards more and less that differ by more than this share of the steeper are those of a
+# bend.
+_BENT = 0.2
+# Of 57 to 73 cases that are moved, and as many as are solved at once for other questions too, so
+# that it is compiled once for all.
+_SOLVED_AT_ONCE = 32
+
+# What a case is with more of some part, by the logarithm of how much more.
+_Way = Callable[[float], tuple[CaseArrays, Corrections]]
 
 
 @dataclass(frozen=True)
@@ -145,8 +152,9 @@ def explain(
     """What latencies and capacity under a load depend on, and how strongly.
 
     An elasticity is the derivative of a metric's logarithm by that of a part: with -0.6 of ITL for
-    memory bandwidth, 1% more of it makes ITL 0.6% shorter. Those of rates leave each kernel the
-    efficiency that was measured.
+    memory bandwidth, 1% more of it makes ITL 0.6% shorter. They are differences of predictions with
+    a little more and a little less of each part; those of rates leave each kernel the efficiency
+    that was measured.
 
     Args:
         model: A case; or a path of a ``config.json``, shipped name or hub id, with the rest of the
@@ -160,37 +168,30 @@ def explain(
     case = Case.from_options(model, **options)
     check_stays(case.demanded)
     known = load_fit(fit).on(case)
-    numbers, names = flat(known.corrections), np.array(labels())
-    system = row_of(CaseArrays.from_cases([case]), 0)
-    system = dataclasses.replace(system, ops=_lowered(case, case.server.gpu))
-    still, none = jax.tree.map(np.zeros_like, system.ops), np.zeros_like(numbers)
-    unmoved, along = np.zeros(len(ROOM)), np.eye(len(ROOM))
-    # Of the tiers that the server has.
-    room = dict(zip(ROOM, along[: 2 * len(case.server.kv.tiers) - 1], strict=False))
-    directions = [(_tangent(case, name), none, unmoved) for name in RATES]
-    directions += [(still, none, axis) for axis in room.values()]
-    directions += [(still, 1.0 * (names == name), unmoved) for name in CORRECTIONS]
-    logs, slopes, first_token, hit_rates = jax.tree.map(
-        np.asarray,
-        _slopes(system, numbers, jax.tree.map(lambda *leaves: np.stack(leaves), *directions)),
-    )
-    if not np.all(np.isfinite(logs)):
-        capacity = float(np.exp(logs[METRICS.index("saturation")]))
-        raise above(capacity)
-    rows = dict(zip((*RATES, *room, *CORRECTIONS), slopes, strict=True))
-    hit_rate, host_hit_rate = hit_rates
+    ways = _ways(case, known.corrections)
+    moved = [way(log) for way in ways.values() for log in (_MOVED, -_MOVED)]
+    unmoved = _arrays(case), known.corrections
+    systems, corrections = map(stack, zip(unmoved, *moved, strict=True))
+    offered, unending, _ = solved(systems, corrections, _SOLVED_AT_ONCE)
+    with np.errstate(divide="ignore"):
+        found = [offered.ttft, offered.itl, offered.e2e, unending.throughput]
+        logs = np.log(np.stack(found, axis=-1).astype(float))
+    if not np.all(np.isfinite(logs[0])):
+        raise above(float(np.exp(logs[0, METRICS.index("saturation")])))
+    rows = dict(zip(ways, _slopes(logs[0], logs[1::2], logs[2::2]), strict=True))
+    state: SteadyState = row_of(offered, 0)
     return Elasticities(
         {
             name: {metric: float(x) for metric, x in zip(METRICS, row, strict=True)}
             for name, row in rows.items()
         },
-        {metric: float(np.exp(log)) for metric, log in zip(METRICS, logs, strict=True)},
-        {name: float(getattr(first_token, name)) for name in FIRST_TOKEN_PARTS},
-        float(hit_rate),
+        {metric: float(np.exp(log)) for metric, log in zip(METRICS, logs[0], strict=True)},
+        {name: float(getattr(state.first_token, name)) for name in FIRST_TOKEN_PARTS},
+        float(state.hit_rate),
         case,
         known.name,
         speculation(case, known.corrections) if case.server.draft else None,
-        host_hit_rate=float(host_hit_rate),
+        host_hit_rate=float(state.host_hit_rate or 0.0),
     )
 
 
@@ -210,80 +211,83 @@ def above(most_rps: float) -> InputError:
     return InputError("load", problem, "give a lighter one")
 
 
-def _lowered(case: Case, gpu: Hardware) -> StepOps:
-    ops: StepOps = jax.tree.map(
-        lambda leaf: np.asarray(leaf, float), lower(replace(case.server, gpu=gpu))
-    )
-    return ops
-
-
-def _tangent(case: Case, rate: str) -> StepOps:
-    """How the lowered model moves with the logarithm of a rate of the GPU, by differences."""
-
-    def lowered_at(factor: float) -> StepOps:
-        gpu = case.server.gpu
-        if rate == "peak_flops":
-            peaks = tuple((name, peak * factor) for name, peak in gpu.peak_flops)
-            return _lowered(case, dataclasses.replace(gpu, peak_flops=peaks))
-        return _lowered(case, dataclasses.replace(gpu, **{rate: getattr(gpu, rate) * factor}))
-
-    up, down = lowered_at(float(np.exp(_MOVED))), lowered_at(float(np.exp(-_MOVED)))
-    tangent: StepOps = jax.tree.map(_slope, up, down)
-    return tangent
-
-
-def _slope(up: Number, down: Number) -> Number:
-    """The slope of numbers that were moved up and down; one that did not move may be infinite."""
-    return np.where(up == down, 0.0, np.nan_to_num(up) - np.nan_to_num(down)) / (2 * _MOVED)
-
-
-@kept
-def _slopes(
-    system: CaseArrays,
-    corrections: Float[AnyArray, " n"],
-    directions: tuple[StepOps, Float[AnyArray, "directions n"], Float[AnyArray, "directions room"]],
-) -> tuple[
-    Float[AnyArray, " metrics"],
-    Float[AnyArray, "directions metrics"],
-    FirstToken,
-    Float[AnyArray, " 2"],
-]:
-    """Logarithms of the metrics, their slopes in some directions, parts of TTFT, and hit rates.
+def _ways(case: Case, corrections: Corrections) -> dict[str, _Way]:
+    """Ways to have more of each part of a case: what it then is, by the logarithm of how much more.
 
     Args:
-        system: The case.
+        case: The case.
         corrections: Its corrections.
-        directions: Directions in the lowered model, in the corrections and in the logarithms of
-            `ROOM`.
     """
-    demand = system.demand
-    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), demand, demand.unending())
+    base = _arrays(case)
 
-    def logs(
-        point: tuple[StepOps, Float[AnyArray, " n"], Float[AnyArray, " room"]],
-    ) -> tuple[Float[AnyArray, " metrics"], tuple[FirstToken, Float[AnyArray, " 2"]]]:
-        model = dataclasses.replace(system, ops=point[0]).model(unflat(point[1]))
-        blocks, *others = jnp.exp(point[2])
-        limits = dataclasses.replace(system.limits, kv_blocks=system.limits.kv_blocks * blocks)
-        if limits.lower is not None:
-            tiers = tuple(
-                dataclasses.replace(tier, blocks=tier.blocks * more, token_s=tier.token_s / faster)
-                for tier, more, faster in zip(
-                    limits.lower.tiers, others[::2], others[1::2], strict=False
-                )
-            )
-            lower = dataclasses.replace(limits.lower, tiers=tiers)
-            limits = dataclasses.replace(limits, lower=lower)
-        states = jax.vmap(lambda one: steady_state(model, one, limits))(both)
-        loaded = [states.ttft[0], states.itl[0], states.e2e[0]]
-        first_token: FirstToken = jax.tree.map(lambda part: part[0], states.first_token)
-        found = jnp.log(jnp.stack([*loaded, states.throughput[1]]))
-        loaded = states.host_hit_rate
-        loaded = jnp.zeros_like(states.hit_rate) if loaded is None else loaded
-        return found, (first_token, jnp.stack([states.hit_rate[0], loaded[0]]))
+    def rate(name: str) -> _Way:
+        return lambda log: (_arrays(case, _with_more(case.server.gpu, name, log)), corrections)
 
-    point = jax.tree.map(jnp.asarray, (system.ops, corrections, jnp.zeros(len(ROOM))))
-    found, slopes, (first_token, hit_rates) = jax.vmap(
-        lambda along: jax.jvp(logs, (point,), (along,), has_aux=True), out_axes=(None, 0, None)
-    )(directions)
-    return found, slopes, first_token, hit_rates
+    def room(name: str) -> _Way:
+        return lambda log: (replace(base, limits=_roomier(base.limits, name, log)), corrections)
+
+    def correction(name: str) -> _Way:
+        return lambda log: (
+            base,
+            replace(corrections, **{name: getattr(corrections, name) + log}),
+        )
+
+    # Of the tiers that the server has.
+    rooms = list(ROOM)[: 2 * len(case.server.kv.tiers) - 1]
+    return (
+        {name: rate(name) for name in RATES}
+        | {name: room(name) for name in rooms}
+        | {name: correction(name) for name in CORRECTIONS}
+    )
+
+
+def _arrays(case: Case, gpu: Hardware | None = None) -> CaseArrays:
+    """The case as numbers, on its own GPU or on one that differs a little."""
+    found = row_of(CaseArrays.from_cases([case]), 0)
+    if gpu is None:
+        return found
+    return replace(found, ops=row_of(stack_ops([lower(replace(case.server, gpu=gpu))]), 0))
+
+
+def _with_more(gpu: Hardware, rate: str, log: float) -> Hardware:
+    """The GPU with more of a rate, of `RATES`, by a logarithm."""
+    factor = math.exp(log)
+    if rate == "peak_flops":
+        peaks = tuple((name, peak * factor) for name, peak in gpu.peak_flops)
+        return replace(gpu, peak_flops=peaks)
+    return replace(gpu, **{rate: getattr(gpu, rate) * factor})
+
+
+def _roomier(limits: Limits, room: str, log: float) -> Limits:
+    """The limits with more of what `ROOM` names, by a logarithm."""
+    factor, place = math.exp(log), list(ROOM).index(room)
+    if place == 0:
+        return replace(limits, kv_blocks=limits.kv_blocks * factor)
+    assert limits.lower is not None
+    below, is_faster = divmod(place - 1, 2)
+    tiers = list(limits.lower.tiers)
+    tier = tiers[below]
+    tiers[below] = (
+        replace(tier, token_s=tier.token_s / factor)
+        if is_faster
+        else replace(tier, blocks=tier.blocks * factor)
+    )
+    return replace(limits, lower=replace(limits.lower, tiers=tuple(tiers)))
+
+
+def _slopes(
+    base: Float[np.ndarray, " metrics"],
+    up: Float[np.ndarray, "ways metrics"],
+    down: Float[np.ndarray, "ways metrics"],
+) -> Float[np.ndarray, "ways metrics"]:
+    """Slopes from what was moved up and down; where it bends, or down is all there is, of one side.
+
+    At a bend, as where experts' loads cannot be more even than they are, it is the slope towards
+    more.
+    """
+    with np.errstate(invalid="ignore"):
+        above, below = (up - base) / _MOVED, (base - down) / _MOVED
+        bends = np.abs(above - below) > _BENT * np.maximum(np.abs(above), np.abs(below))
+    above = np.where(np.isfinite(above), above, below)
+    below = np.where(np.isfinite(below) & ~bends, below, above)
+    return (above + below) / 2
