@@ -15,7 +15,9 @@ from physim.batching.demand import PARTS
 from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
 from physim.batching.queueing import coming_together, peakedness, wait_for_a_slot, wait_for_tokens
+from physim.batching.step_kinds import _decoding_without_graph
 from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
+from physim.inputs.lengths import Lengths
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
 
@@ -236,3 +238,40 @@ def test_requests_that_fit_into_graphs_find_slots_free():
     assert replay.pools[0].running < 512
     assert fluid.ttft_s == pytest.approx(replay.ttft_s, rel=0.1)
     assert any("completes 11.6 req/s, fewer" in note for note in fluid.assumptions)
+
+
+def test_which_steps_that_only_decode_are_too_large_for_a_graph():
+    host = physim.step_model("Qwen/Qwen3-14B", gpu="h100_sxm").ops.host
+
+    def shares(few, many):
+        tokens = jnp.asarray([few, many, 0.6 * few + 0.4 * many])
+        return _decoding_without_graph(host, tokens, jnp.asarray(0.4))
+
+    assert host.captured == 512
+    # A range of sqrt(12 0.4 0.6) 50 = 84.9 about a mean of 510, whose upper 39.9 are too large: all
+    # of the 40% that are many, and of the 60% that are few what is left of 47%.
+    assert shares(490.0, 540.0) == pytest.approx([0.1174, 1.0, 0.4704], abs=1e-3)
+    assert shares(470.0, 520.0) == pytest.approx([0.0, 0.587, 0.2348], abs=1e-3)
+    assert shares(300.0, 340.0) == pytest.approx([0.0, 0.0, 0.0])
+    assert shares(600.0, 640.0) == pytest.approx([1.0, 1.0, 1.0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [19.0, 23.4, 31.8])
+def test_latencies_have_no_spikes_where_as_many_decode_as_graphs_hold(rate):
+    """One in sixteen of these loads had an ITL of twice its neighbours'."""
+    lengths = {"input_tokens": Lengths.gamma(400, 120), "output_tokens": Lengths.gamma(300, 90)}
+    cases = [
+        physim.Case.from_options(
+            "Qwen/Qwen3-30B-A3B",
+            gpu="h100_sxm",
+            tp=2,
+            rate=rate,
+            arrival="gamma",
+            burstiness=burstiness,
+            **lengths,
+        )
+        for burstiness in np.geomspace(1, 8, 16).tolist()
+    ]
+    itl = np.array([one.itl_s for one in physim.predict_cases(cases, physim.Corrections())])
+    assert np.all(np.abs(np.diff(np.log(itl))) < 0.1)

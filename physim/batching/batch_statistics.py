@@ -39,6 +39,12 @@ class Nodes(NamedTuple):
         return (1 - self.weight) * at_low + self.weight * at_high
 
     @property
+    def weight_of_steps(self) -> Scalar:
+        """Share of the steps that have the second, of requests of which one sees the two so."""
+        second, first = self.weight / self.high, (1 - self.weight) / self.low
+        return second / (second + first)
+
+    @property
     def square_of_range(self) -> Scalar:
         """Square of the width of a range, evenly filled, with the variance of the count."""
         return 12 * self.weight * (1 - self.weight) * (self.high - self.low) ** 2

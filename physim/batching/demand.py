@@ -18,6 +18,7 @@ from physim.batching.contexts import Contexts
 from physim.batching.guards import SMALL, TINY
 from physim.batching.prefix_cache import Prefixes
 from physim.inputs.lengths import STRATA
+from physim.inputs.levelled_load import LevelledLoad
 from physim.inputs.load import Load
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_lengths import RequestLengths
@@ -191,7 +192,8 @@ class Demand(eqx.Module):
         evenness: Mean of the lesser of two requests' steps, over the mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals: of counts that
             in the long run have the same index of dispersion.
-        burst_cv2: Squared coefficient of variation of counts in times as short as steps.
+        burst_cv2: Squared coefficient of variation of counts in times as short as steps,
+        levelled: and whether a router makes it more by chance that levels out servers, 0 or 1.
         follow_cv2: The same of arrivals that have as many follow a request while it lives.
         at_once: Other requests that come at the very time of one, mean.
         loading_s: Time that a request waits for its prefix to come up to the GPU's memory, mean,
@@ -221,6 +223,7 @@ class Demand(eqx.Module):
     evenness: Scalar
     arrival_cv2: Scalar
     burst_cv2: Scalar
+    levelled: Scalar
     follow_cv2: Scalar
     at_once: Scalar
     loading_s: Scalar | None = None
@@ -277,6 +280,7 @@ class Demand(eqx.Module):
             evenness=_evenness(np.sort(steps)),
             arrival_cv2=load.arrival_cv2,
             burst_cv2=load.burst_cv2,
+            levelled=1.0 * isinstance(load, LevelledLoad),
             follow_cv2=load.follow_cv2,
             at_once=load.at_once,
         )
@@ -440,6 +444,20 @@ class Demand(eqx.Module):
         thinking = jnp.clip(throughput * self.contexts.think_s / self.clients, 0.0, 1.0)
         own = jnp.where(self.closed, thinking, 0.0)
         return replace(self, arrival_cv2=self.arrival_cv2 + own, burst_cv2=self.burst_cv2 + own)
+
+    def levelled_out(self, coming: Scalar) -> Demand:
+        """The same requests, as they come to a server behind a router that levels out servers.
+
+        A server that has just got one has one more than the others, which get the next in turn,
+        until one of its own leaves. As many leave as come, at the ends of steps: of the one that a
+        prompt waits for, and of its own. After that who comes next comes by chance.
+
+        Args:
+            coming: Requests that come in a step, mean.
+        """
+        by_chance = -jnp.expm1(-2.0 * coming) * self.levelled
+        more = by_chance * jnp.maximum(1.0 - self.burst_cv2, 0.0)
+        return replace(self, burst_cv2=self.burst_cv2 + more)
 
     @property
     def closed(self) -> Bool[AnyArray, ""]:

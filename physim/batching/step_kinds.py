@@ -82,8 +82,7 @@ class StepKinds(NamedTuple):
     @property
     def decode(self) -> StepTime:
         """A step that only decodes, mean of all such steps."""
-        weight = self.as_seen.weight / self.as_seen.high
-        weight /= weight + (1 - self.as_seen.weight) / self.as_seen.low
+        weight = self.as_seen.weight_of_steps
         time: StepTime = jax.tree.map(
             lambda few, many: (1 - weight) * few + weight * many, self.few, self.many
         )
@@ -345,6 +344,8 @@ def kinds_at(
     decoding_tokens = plain.decode_requests * limits.query_tokens
     host = model.ops.host
     without_graph = host.without_graph(decoding_tokens + on_one * tokens, numbers)
+    alone = _decoding_without_graph(host, decoding_tokens[:_DECODING], beside.weight_of_steps)
+    without_graph = without_graph.at[:_DECODING].set(alone)
     # How many decode varies too.
     varying = jnp.where(with_prompts > 0, beside.square_of_range, 0.0) * limits.query_tokens**2
     spread = jnp.sqrt(chunks.spread**2 + varying)
@@ -406,6 +407,28 @@ def kinds_at(
         lanes=lanes,
         alone_s=times.latency[_DECODING + _TYPICAL] - times.latency[-1],
     )
+
+
+def _decoding_without_graph(
+    host: Host, tokens: Float[AnyArray, " decoding"], share: Scalar
+) -> Float[AnyArray, " decoding"]:
+    """Share of the steps with few, many and a mean number that are too large for a CUDA graph.
+
+    Few and many stand for all numbers of a range, evenly filled, that has their variance: of the
+    many as many are too large as can be, and of the few the rest, so that they have what the mean
+    number has.
+
+    Args:
+        host: Tells which steps are too large.
+        tokens: Tokens of steps with few, many and a mean number of requests.
+        share: Share of the steps that have many.
+    """
+    few, many, mean = tokens
+    wide = Nodes(few, many, share).square_of_range
+    every = host.without_graph(mean, 0.0, jnp.sqrt(jnp.maximum(wide, 1.0)))
+    of_many = jnp.minimum(every / jnp.maximum(share, SMALL), 1.0)
+    of_few = (every - share * of_many) / (1.0 - share)
+    return jnp.stack([of_few, of_many, every])
 
 
 def _with_last_tokens(batch: Batch, model: StepModel) -> Batch:

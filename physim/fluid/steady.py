@@ -128,6 +128,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         _residual, len(_TAKEN) + 1, (model, demand, limits), low, high, (low + high) / 2
     )
     demand = demand.where_found(balance.found).thinking(balance.throughput)
+    demand = demand.levelled_out(balance.occupancy.prompts)
     if balance.loads is not None:
         running = balance.occupancy.batch + balance.occupancy.prefilling
         circumstances = balance.throughput, jnp.exp(log_step), _busy(running), demand, limits
@@ -304,8 +305,8 @@ def _balance(
     kept = jnp.where(closed, 1.0, 1.0 - waiting)
     new_tokens = fresh + waiting * again
     throughput = served(chunks, new_tokens)
-    demand = demand.thinking(throughput)
     arrivals = throughput * step
+    demand = demand.thinking(throughput).levelled_out(arrivals)
     occupancy = Occupancy(
         batch=arrivals * decode_steps,
         prompts=arrivals,

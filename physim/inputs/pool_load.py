@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from physim.inputs.levelled_load import LevelledLoad
 from physim.inputs.load import Load
 from physim.inputs.popularity import IN_TURN
 from physim.inputs.request_lengths import RequestLengths
 from physim.service.phases import DECODE, PHASES, PREFILL, visit
-from physim.service.routers import BY_PREFIX, RANDOM, ROUND_ROBIN
+from physim.service.routers import BY_PREFIX, LEVELLING, RANDOM, ROUND_ROBIN
 
 # Turns of which some find what was said before and some do not, at least.
 _FEWEST_TURNS = 4096
@@ -89,8 +90,8 @@ def shared_out(load: Load, servers: int, router: str) -> Load:
 
     What is left to chance keeps its dispersion: of counts with an index of dispersion ``I``, a
     server that gets each with a chance of ``1/n`` has ``1 + (I - 1)/n`` (Cox and Isham, Point
-    Processes, 1980). In turn each ``n``-th request comes, with ``I/n``; so it is taken to be where
-    a router looks at what servers have.
+    Processes, 1980). In turn each ``n``-th request comes, with ``I/n``; so it is in the long run
+    where a router looks at what servers have.
 
     Args:
         load: The load of all.
@@ -114,10 +115,8 @@ def shared_out(load: Load, servers: int, router: str) -> Load:
     if load.dispersion is not None:
         return _of_recorded(replace(load, **changes), servers, chance)
     cv2 = load.arrival_cv2 / servers + (1.0 - 1.0 / servers) * chance
-    if cv2 == 0.0:
-        return replace(load, **changes)
-    kind = ("poisson", 1.0) if cv2 == 1.0 else ("gamma", 1.0 / cv2)
-    return replace(load, arrival=kind[0], burstiness=kind[1], **changes)
+    shared = replace(load, **_arriving(cv2), **changes)
+    return LevelledLoad.from_load(shared) if router in LEVELLING and not chance else shared
 
 
 def _of_recorded(load: Load, servers: int, chance: bool) -> Load:

@@ -17,6 +17,9 @@ ROUTERS = (
 # Those that send requests of one prefix to one server, and those that look at what servers have.
 BY_PREFIX = (PREFIX_SCORES, CACHE_AWARE)
 BY_LOAD = (LEAST_REQUESTS, LEAST_KV, PREFIX_SCORES, CACHE_AWARE)
+# Those that take who waits and who decodes for the same. The scores hold who waits alone, so that a
+# server with a prompt gets the next one last.
+LEVELLING = (LEAST_REQUESTS, LEAST_KV, CACHE_AWARE)
 
 # Queues and KV caches are known from metrics of the servers alone, which llm-d's router reads every
 # 50 ms (``--refresh-metrics-interval`` of the Gateway API Inference Extension's endpoint picker, by
