@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from physim.batching.demand import Demand
 from physim.batching.guards import LITTLE, ROOT, TINY
-from physim.fluid.percentiles import Clients
+from physim.fluid.client_percentiles import Clients
 from physim.fluid.rounds import BusyEngine, density_of, interference
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
@@ -31,7 +31,7 @@ class Benchmark(NamedTuple):
         e2e: Time of a request, mean.
         throughput: Requests over the time until the last is answered, 1/s.
         in_step: How far clients are in step, from 0 to 1, mean over the requests.
-        clients: Of times to first token, for percentiles.
+        clients: Its requests, for percentiles.
     """
 
     ttft: Scalar
@@ -113,7 +113,14 @@ def benchmark(engine: BusyEngine, cycle_s: Scalar, demand: Demand, warm_up_s: Sc
             first=firsts,
             round=jnp.cumsum(weight) - weight / 2,
             later=e2e - decode,
+            decode=decode / jnp.maximum(decoding, TINY),
+            last_decode=first_decode / jnp.maximum(decoding, TINY),
             chance=1 - each.in_step**2,
+            until_s=engine.settling.until * each.each[0],
+            after_s=engine.settling.after * each.each[0],
+            prompts_apart=1.0 * engine.limits.prompts_apart,
+            least_s=times.partly_full,
+            most_s=full,
             line=line / jnp.maximum(1 - begun, TINY),
             line_cv=_spread_of_cycles(engine, demand),
         ),

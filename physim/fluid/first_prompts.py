@@ -95,8 +95,8 @@ def prefill_s(
 
 def prompts_before(
     prompts: FirstPrompts, own_steps: Scalar, room: Scalar, most_steps: Scalar
-) -> Scalar:
-    """Prompts that are computed while a request waits for its own first step, mean.
+) -> Float[AnyArray, " prompts"]:
+    """Prompts that are computed while each request waits for its own first step, in order.
 
     Args:
         prompts: The steps in which the first prompts end.
@@ -104,27 +104,30 @@ def prompts_before(
         room: Prompts that fill a step.
         most_steps: Steps that a request waits at most.
     """
-    return room * jnp.mean(jnp.clip(prompts.step - own_steps, 0.0, most_steps))
+    return room * jnp.clip(prompts.step - own_steps, 0.0, most_steps)
 
 
-def prompts_after(prompts: FirstPrompts, running: Scalar, room: Scalar) -> Scalar:
-    """Prompts that are computed after a request's own, mean: ``max(running - step room, 0)``.
+def prompts_after(
+    prompts: FirstPrompts, running: Scalar, room: Scalar
+) -> Float[AnyArray, " prompts"]:
+    """Prompts that are computed after each one, in order: ``max(running - step room, 0)``.
 
     Args:
         prompts: The steps in which the first prompts end.
         running: Prompts in all.
         room: Prompts that fill a step.
     """
-    return jnp.mean(jnp.maximum(running - prompts.step * room, 0.0))
+    return jnp.maximum(running - prompts.step * room, 0.0)
 
 
-def prompts_together(prompts: FirstPrompts, group: Scalar, rest: Scalar) -> Scalar:
-    """Prompts in the step that a request's own ends in, itself included, mean.
+def prompts_together(
+    prompts: FirstPrompts, group: Scalar, rest: Scalar
+) -> Float[AnyArray, " prompts"]:
+    """Prompts in the step that each request's own ends in, itself included, in order.
 
     Args:
         prompts: The steps in which the first prompts end.
         group: Prompts in a full step.
         rest: Prompts in the last step.
     """
-    inside = jnp.where(prompts.step < prompts.steps, group, rest)
-    return jnp.maximum(jnp.mean(inside), 1.0)
+    return jnp.where(prompts.step < prompts.steps, group, rest)

@@ -21,6 +21,7 @@ from physim.batching.guards import EDGE, LITTLE, ROOT, SMALL, TINY
 from physim.batching.prompt_chunks import GROUPS, MEANS
 from physim.batching.step_kinds import FEW, FULL, MANY
 from physim.batching.step_mix import MOST_ELASTIC
+from physim.fluid.client_percentiles import ClientRequests, Clients, requests_of
 from physim.fluid.first_token import Local
 from physim.inputs.lengths import STRATA
 from physim.inputs.request_points import LONGEST
@@ -47,30 +48,6 @@ _NARROW, _WIDE, _WIDEST = 1.086, 0.9, 3.0
 # Kinds of steps with prompts, of which those last that leave tokens for later ones: who finds such
 # a step under way finds a queue for tokens.
 _ORDER = np.array([*range(FULL), FEW, MANY, FULL])
-
-
-class Clients(eqx.Module):
-    """Requests of clients that begin at once. Times in seconds.
-
-    Attributes:
-        closed: Whether there are clients; else nothing else counts.
-        begun: Share of the requests that are the first.
-        first: Their times to first token, in order.
-        round: Shares of the other requests, from early to late.
-        later: Times to first token of these.
-        chance: How far these vary as if clients were anywhere in their requests.
-        line: What clients without a slot wait for one, mean.
-        line_cv: Coefficient of variation of that wait.
-    """
-
-    closed: Bool[AnyArray, ""]
-    begun: Scalar
-    first: Float[AnyArray, " prompts"]
-    round: Float[AnyArray, " nodes"]
-    later: Float[AnyArray, " nodes"]
-    chance: Float[AnyArray, " nodes"]
-    line: Scalar
-    line_cv: Scalar
 
 
 class Chances(eqx.Module):
@@ -360,22 +337,14 @@ def of_lengths(
     return jnp.maximum(value, _LEAST_OF_MEAN * of_group[0])
 
 
-def _of_clients(
+def _requests_of(
     clients: Clients, ttft: Float[AnyArray, " points"], points: Float[AnyArray, "points parts"]
-) -> Float[AnyArray, " points"]:
-    """TTFT of clients that begin at once, from that of clients who are anywhere, seconds."""
-    place = (points[:, _PHASE] + points[:, _PACE]) % 1.0
+) -> ClientRequests:
+    """Requests of clients that begin at once, from those of clients who are anywhere."""
     # Many requests end before a client's turn comes, so that their times add up to a normal one.
-    turns = _normal((points[:, _FOUND] + points[:, _SLOT]) % 1.0)
-    line = clients.line * jnp.maximum(1 + clients.line_cv * turns, 0.0)
-    prompts = jnp.linspace(0.0, 1.0, clients.first.shape[0])
-    first = jnp.interp(place / jnp.maximum(clients.begun, TINY), prompts, clients.first)
-    rest = (place - clients.begun) / jnp.maximum(1 - clients.begun, TINY)
-    later, chance = (
-        jnp.interp(rest, clients.round, values) for values in (clients.later, clients.chance)
-    )
-    later = later * (1 + chance * (ttft / jnp.mean(ttft) - 1)) + line
-    return jnp.where(clients.closed, jnp.where(place < clients.begun, first, later), ttft)
+    waits = _normal((points[:, _FOUND] + points[:, _SLOT]) % 1.0)
+    turn = (points[:, _PHASE] + points[:, _PACE]) % 1.0
+    return requests_of(clients, ttft, turn, points[:, _PHASE], waits)
 
 
 def decode_factors(
@@ -589,10 +558,11 @@ def steady_latencies(chances: Chances, itl: Scalar, demand: Demand) -> Drawn:
     step_s = itl * demand.tokens_each
     points = jnp.asarray(lattice(_STEADY_POINTS))
     ttft = first_tokens(chances, demand, points)
-    if chances.clients is not None:
-        ttft = _of_clients(chances.clients, ttft, points)
     steps = decode_steps(steps_of_outputs(demand, points))
     pace_s = step_s * decode_factors(chances, step_s, steps, points)
+    if chances.clients is not None:
+        requests = _requests_of(chances.clients, ttft, points)
+        ttft, pace_s = requests.ttft, requests.pace_s(chances.clients, steps, pace_s)
     e2e = ttft + steps * pace_s
     gap_s = between_tokens(gaps(chances, step_s, points), demand, points)
     return Drawn(ttft, pace_s / demand.tokens_each, e2e, gap_s, stratum(points))

@@ -80,7 +80,7 @@ class BusyEngine(NamedTuple):
             rounds: Rounds after the first.
             drift: Variance of how far a client has drifted, in steps squared.
         """
-        return self._replace(meeting=self.settling.after(rounds, drift))
+        return self._replace(meeting=self.settling.meeting_after(rounds, drift))
 
     @property
     def running(self) -> Scalar:
@@ -93,12 +93,14 @@ class Interference(NamedTuple):
 
     Attributes:
         ttft: Its time to first token, seconds.
+        each: Time that a prompt takes, in steps of several, seconds.
         others: Time that others' prompts take while it decodes, seconds.
         width: Steps over which the prompts of a round are spread.
         in_step: How far clients are in step, from 0 to 1: the width that they began with over it.
     """
 
     ttft: Float[AnyArray, "*n"]
+    each: Float[AnyArray, "*n"]
     others: Float[AnyArray, "*n"]
     width: Float[AnyArray, "*n"]
     in_step: Float[AnyArray, "*n"]
@@ -231,6 +233,7 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     waits_for_first, decodes_beside_second = _first_batch_alone(engine)
     return Interference(
         ttft=busy * ttft + (1 - busy) * jnp.mean(engine.first) + in_step * waits_for_first * full,
+        each=each,
         others=each * jnp.maximum(others - beside - before, 0.0)
         + in_step * decodes_beside_second * full,
         width=1 / density,

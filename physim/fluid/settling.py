@@ -56,6 +56,9 @@ class Settling(NamedTuple):
         settled: and in the end, with whole prompts in each step.
         each_round: Share of them that settles in a round,
         most: and in all.
+        until: How many prompts more than the mean are computed until each one's own is, in order,
+            as they have settled,
+        after: and after it.
     """
 
     drifted: InStep
@@ -63,8 +66,10 @@ class Settling(NamedTuple):
     settled: InStep
     each_round: Scalar
     most: Scalar
+    until: Float[AnyArray, " prompts"]
+    after: Float[AnyArray, " prompts"]
 
-    def after(self, rounds: Float[AnyArray, "*n"], drift: Float[AnyArray, "*n"]) -> InStep:
+    def meeting_after(self, rounds: Float[AnyArray, "*n"], drift: Float[AnyArray, "*n"]) -> InStep:
         """What they meet after so many rounds.
 
         Args:
@@ -73,7 +78,7 @@ class Settling(NamedTuple):
         """
         within = 1 / (1 + drift)
         share = jnp.minimum(self.each_round * rounds, self.most)
-        met: InStep = jax.tree.map(
+        found: InStep = jax.tree.map(
             lambda drifted, first, settled: (
                 drifted + within * (first + share * (settled - first) - drifted)
             ),
@@ -81,7 +86,7 @@ class Settling(NamedTuple):
             self.first,
             self.settled,
         )
-        return met
+        return found
 
 
 def settling_of(
@@ -110,30 +115,58 @@ def settling_of(
     # They do not catch up with the first one if all come before its prompt is computed.
     late = jnp.minimum(first_waits - 1, 1.0) * (first_waits * each_round < 1 - SMALL)
     divided = (1 - late) * mixed * (1 - whole / room)
-    drifted = _in_step(crowd, limits, prompts, waited, room)
     ends = first_prompts(crowd.running, 1.0, whole, 0.0, limits.ranks)
+    # Where prompts come before all that decodes, a request waits for all before its own.
+    most = jnp.where(limits.prompts_apart, jnp.inf, waited)
+    by_room = [(prompts, room), (ends, whole)]
+    places = [_places(crowd, those, each, most) for those, each in by_room]
+    drifted, settled = (
+        _in_step(crowd, limits, each, waited, of_each)
+        for (_, each), of_each in zip(by_room, places, strict=True)
+    )
+    first, last = places
+    at_last: _Places = jax.tree.map(lambda x, y: x + mixed * (1 - late) * (y - x), first, last)
     return Settling(
         drifted=drifted,
         first=drifted._replace(waited=waited + divided, before=drifted.before + divided * room),
-        settled=_in_step(crowd, limits, ends, waited, whole),
+        settled=settled,
         each_round=mixed * each_round,
         most=1 - late,
+        until=_beyond_mean(at_last.before + at_last.same_step),
+        after=_beyond_mean(at_last.after),
     )
 
 
-def _in_step(
-    crowd: Crowd, limits: Limits, prompts: FirstPrompts, waited: Scalar, room: Scalar
-) -> InStep:
-    """What clients meet whose prompts end in such steps, of which each has room for so many."""
+class _Places(NamedTuple):
+    """Prompts before, beside and after each one's own, in order."""
+
+    before: Float[AnyArray, " prompts"]
+    same_step: Float[AnyArray, " prompts"]
+    after: Float[AnyArray, " prompts"]
+
+
+def _places(crowd: Crowd, prompts: FirstPrompts, room: Scalar, most: Scalar) -> _Places:
     running = crowd.running
-    group = jnp.minimum(room, running)
-    # Where prompts come before all that decodes, a request waits for all before its own, and all
-    # that begin together decode together too.
-    apart = limits.prompts_apart
+    rest = prompts.rest(running, room)
+    return _Places(
+        prompts_before(prompts, crowd.chunks, room, most),
+        prompts_together(prompts, jnp.minimum(room, running), rest),
+        prompts_after(prompts, running, room),
+    )
+
+
+def _beyond_mean(values: Float[AnyArray, " n"]) -> Float[AnyArray, " n"]:
+    return values - jnp.mean(values)
+
+
+def _in_step(crowd: Crowd, limits: Limits, room: Scalar, waited: Scalar, places: _Places) -> InStep:
+    """What clients meet whose steps have room for so many prompts."""
+    # Where prompts come before all that decodes, all that begin together decode together too.
+    width = jnp.where(limits.prompts_apart, 1.0, jnp.maximum(crowd.running / room, 1.0))
     return InStep(
         waited=waited,
-        before=prompts_before(prompts, crowd.chunks, room, jnp.where(apart, jnp.inf, waited)),
-        after=prompts_after(prompts, running, room),
-        same_step=prompts_together(prompts, group, prompts.rest(running, room)),
-        width=jnp.where(apart, 1.0, jnp.maximum(running / room, 1.0)),
+        before=jnp.mean(places.before),
+        after=jnp.mean(places.after),
+        same_step=jnp.maximum(jnp.mean(places.same_step), 1.0),
+        width=width,
     )

@@ -30,9 +30,10 @@ from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
 from physim.fluid.benchmark import benchmark
+from physim.fluid.client_percentiles import Clients
 from physim.fluid.ending import of_requests, of_turns
 from physim.fluid.first_token import FirstToken, front_end_s, local
-from physim.fluid.percentiles import Chances, Clients, chances
+from physim.fluid.percentiles import Chances, chances
 from physim.fluid.rounds import engine_of
 from physim.step.front_end import handover_steps, warm_up_s
 from physim.step.model import StepModel, StepTime
