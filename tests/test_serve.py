@@ -387,12 +387,19 @@ def test_whatever_a_body_holds_is_answered(seed):
 @pytest.mark.slow
 def test_whatever_many_bodies_hold_is_answered(first_seed):
     start = first_seed or 0
+    search = "/recommend", json.dumps(BODIES["/recommend"]).encode(), FUZZED
+    assert reply(*search).status == 200
+    # What a search of one server takes on this machine, now that it is compiled. One of all GPUs
+    # replays five, and bodies of other shapes are compiled, which takes as long as three or four.
+    begun = time.process_time()
+    assert reply(*search).status == 200
+    one_s = time.process_time() - begun
     for seed in range(start, start + 2000):
         begun = time.process_time()
         # A search takes as long as all else.
         with without_searches() if seed % 50 else nullcontext():
             assert answered(seed, FUZZED) in (200, 400, 422), seed
-        assert time.process_time() - begun < 30, seed
+        assert time.process_time() - begun < 15 * one_s, (seed, one_s)
 
 
 def test_adapters_know_every_form():
