@@ -1,8 +1,9 @@
 """Benchmarks of clients that all begin at once: ``python benchmarks/clients.py``.
 
 Prints a Markdown table of how far the fluid's means over all requests are from the replay's,
-percent, as outputs vary more and more around their mean (a minute on two cores). With ``--data``
-and ``--where``, how far they are on rows of measured runs, whatever was measured.
+percent, as outputs vary more and more around their mean (a minute on two cores). With
+``--percentiles``, how far percentiles are where outputs are of one length. With ``--data`` and
+``--where``, how far means are on rows of measured runs, whatever was measured.
 """
 
 import argparse
@@ -32,6 +33,15 @@ LOADS: list[tuple[int, int, int, dict[str, Any]]] = [
     (128, 1024, 1024, {}),
 ]
 METRICS = ("ttft_s", "itl_s", "e2e_s", "requests_per_s")
+# Others whose percentiles are looked at: clients, prompt, output, rounds and the server.
+OTHERS: list[tuple[int, int, int, int, dict[str, Any]]] = [
+    (64, 1000, 200, 10, {"engine": "sglang"}),
+    (32, 4000, 500, 10, {"engine": "sglang"}),
+    (64, 1000, 200, 10, {"engine": "trtllm"}),
+    (64, 2000, 300, 10, {"model": "Qwen/Qwen3-30B-A3B", "dp": 2}),
+    (48, 1000, 200, 1, {}),
+    (48, 1000, 200, 3, {}),
+]
 
 
 def cases(spread: float) -> list[physim.Case]:
@@ -77,14 +87,40 @@ def on_rows(tables: list[str], where: str | None) -> None:
         print(f"| {metric} | {off.median():.2f} | {off.quantile(0.9):.1f} | {off.max():.1f} |")
 
 
+def percentiles() -> None:
+    """Prints absolute errors of percentiles where outputs are of one length: means of all loads."""
+    some = cases(0.0)
+    for clients, prompt, output, rounds, server in OTHERS:
+        options = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm"} | server
+        options |= {"concurrency": clients, "requests": rounds * clients}
+        some.append(physim.Case.from_options(**options, input_tokens=prompt, output_tokens=output))
+    fluid, replayed = (
+        [one.whole.latencies for one in physim.predict_cases(some, Corrections(), method=method)]
+        for method in ("fluid", "replay")
+    )
+    names = ("p50", "p90", "p95", "p99")
+    print(f"| | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}")
+    for metric in ("ttft", "tpot", "e2e"):
+        found, exact = (
+            np.array([[of[metric][name] for name in names] for of in every])
+            for every in (fluid, replayed)
+        )
+        off = np.abs(100 * (found / exact - 1)).mean(axis=0)
+        print(f"| {metric} | {' | '.join(f'{value:.1f}' for value in off)} |")
+
+
 def main() -> None:
     """Prints the table: a row for each load, then the mean and the largest of all."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--percentiles", action="store_true", help="of outputs of one length")
     parser.add_argument("--data", action="append", help="a table of measured runs")
     parser.add_argument("--where", help="which of its rows")
     asked = parser.parse_args()
     if asked.data:
         on_rows(asked.data, asked.where)
+        return
+    if asked.percentiles:
+        percentiles()
         return
     found = np.stack([errors(spread) for spread in SPREADS])
     heads = [f"TTFT, {100 * spread:g}%" for spread in SPREADS]

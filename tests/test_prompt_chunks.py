@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from physim.batching.demand import PARTS
 from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, prompts_of_step
 from physim.batching.step_kinds import _ranks_apart
+from physim.batching.strata import PARTS
 
 
 def test_a_prompt_takes_full_steps_and_a_rest():

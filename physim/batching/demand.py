@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,93 +15,19 @@ from jaxtyping import Bool, Float
 from physim.batching.contexts import Contexts
 from physim.batching.guards import SMALL, TINY
 from physim.batching.prefix_cache import Prefixes
+from physim.batching.strata import PARTS, Strata, moments_of, strata_of, strata_of_missed
 from physim.inputs.lengths import STRATA
 from physim.inputs.levelled_load import LevelledLoad
 from physim.inputs.load import Load
 from physim.inputs.popularity import Popularity
-from physim.inputs.request_lengths import RequestLengths
-from physim.inputs.request_points import LONGEST, RequestMoments
-from physim.inputs.turns import TurnSample
+from physim.inputs.request_points import RequestMoments
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Number, Scalar
 
 # Prefixes of which hardly two requests that run have the same one: each holds its own.
 _PRIVATE = round(1 / SMALL)
-# Weights of the strata of prompts, of which the last is in parts.
-PARTS = np.repeat([1.0, 1.0 / LONGEST], [STRATA - 1, LONGEST]) / STRATA
 _ENDS = np.cumsum(PARTS)
-
-
-class Strata(NamedTuple):
-    """Requests of equal weight that stand for all of a load, from few tokens to compute to many.
-
-    Attributes:
-        inputs: Prompt tokens.
-        new: Prompt tokens that are computed.
-        outputs: Generated tokens.
-        longest: Of the last of them, tokens to compute of its `LONGEST` equal parts.
-        cached: Prompt tokens that are found in the prefix cache, mean.
-    """
-
-    inputs: Float[np.ndarray, " strata"]
-    new: Float[np.ndarray, " strata"]
-    longest: Float[np.ndarray, " parts"]
-    outputs: Float[np.ndarray, " strata"]
-    cached: float
-
-
-def strata_of(load: Load, block_size: int) -> Strata:
-    """The strata of a load; only full KV blocks are found in the prefix cache.
-
-    Args:
-        load: The load.
-        block_size: Tokens of a KV block.
-    """
-    if load.conversing:
-        return _strata_of_requests(_turns_found(load.turn_sample, block_size))
-    points = load.points()
-    cached = load.cached_tokens if load.lengths is None else points.cached_tokens
-    in_blocks = load.lengths is None or not load.lengths.handed
-    found = np.asarray(cached) // block_size * block_size if in_blocks else np.asarray(cached)
-    new = np.maximum(points.input_tokens - found, 1.0)
-    order = np.argsort(new, kind="stable")
-    longest = load.longest()
-    return Strata(
-        inputs=points.input_tokens[order],
-        new=new[order],
-        longest=longest * (new[order[-1]] / np.mean(longest)),
-        outputs=points.output_tokens[order],
-        cached=float(np.mean(found)),
-    )
-
-
-def _strata_of_requests(requests: RequestLengths) -> Strata:
-    """The strata of joint lengths whose cached parts are full KV blocks."""
-    points = requests.points
-    new = points.input_tokens - points.cached_tokens
-    order = np.argsort(new, kind="stable")
-    longest = requests.longest
-    return Strata(
-        inputs=points.input_tokens[order],
-        new=new[order],
-        longest=longest * (new[order[-1]] / np.mean(longest)),
-        outputs=points.output_tokens[order],
-        cached=float(np.mean(points.cached_tokens)),
-    )
-
-
-@functools.lru_cache
-def _turns_found(turns: TurnSample, block_size: int) -> RequestLengths:
-    """Turns of conversations that find all that was said before."""
-    return turns.requests(turns.found_tokens(block_size))
-
-
-@functools.lru_cache
-def _turns_missed(turns: TurnSample, block_size: int) -> RequestLengths:
-    """Turns of conversations of which nothing is left in the cache but their common prefix."""
-    cached = np.full(len(turns.input_tokens), turns.prefix_found(block_size))
-    return turns.requests(np.minimum(cached, turns.input_tokens - 1.0))
 
 
 class Prompts(eqx.Module):
@@ -240,7 +164,7 @@ class Demand(eqx.Module):
             block_size: Tokens of a KV block.
             draft: What proposes tokens; None where each step gives one.
         """
-        strata, moments = strata_of(load, block_size), _moments_of(load, block_size)
+        strata, moments = strata_of(load, block_size), moments_of(load, block_size)
         steps, tokens_each, steps_cv2 = strata.outputs, 1.0, moments.output_cv2
         if draft is not None:
             steps, tokens_each, steps_cv2 = _verifying(strata.outputs, moments.output_cv2, draft)
@@ -250,7 +174,7 @@ class Demand(eqx.Module):
         if load.conversing:
             prefixes = _prefixes_of(load, load.turn_sample.prefix_found(block_size))
             contexts = Contexts.from_load(load, block_size)
-            missed = _strata_of_requests(_turns_missed(load.turn_sample, block_size))
+            missed = strata_of_missed(load.turn_sample, block_size)
             missed_parts = np.append(missed.new[:-1], missed.longest)
             found_or_not = Prompts.found_or_missed(parts, missed_parts)
         elif load.think_s:
@@ -585,13 +509,6 @@ def _verifying(
     variance += draft.variance / mean * tokens / mean**2
     each = tokens / float(np.mean(verifying)) if tokens > 0 else 1.0
     return steps, each, variance / float(np.mean(steps)) ** 2
-
-
-def _moments_of(load: Load, block_size: int) -> RequestMoments:
-    """Means over the requests of a load."""
-    if load.conversing:
-        return _turns_found(load.turn_sample, block_size).moments
-    return load.moments()
 
 
 def _cached_before(strata: Strata, contexts: Contexts | None, moments: RequestMoments) -> float:

@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from physim.batching.demand import PARTS, Demand
+from physim.batching.demand import Demand
 from physim.batching.guards import HARDLY, TINY
 from physim.batching.limits import Limits
+from physim.batching.strata import PARTS
 from physim.types import AnyArray, Scalar
 
 # How many lives of its requests, in logarithm, a batch of a pipeline lasts at most: a run is not

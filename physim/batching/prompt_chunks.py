@@ -16,9 +16,9 @@ from physim.batching.batch_statistics import (
     clumps,
     two_counts,
 )
-from physim.batching.demand import PARTS
 from physim.batching.guards import HARDLY, LITTLE, ROOT, SMALL, TINY
 from physim.batching.looks import beside_decode
+from physim.batching.strata import PARTS
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Number, Scalar
 

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import GOLDEN, following
-from physim.batching.demand import PARTS
 from physim.batching.guards import FULLEST, HARDLY, ROOT, SMALL, TINY
+from physim.batching.strata import PARTS
 from physim.inputs.lengths import STRATA
 from physim.types import AnyArray, Scalar
 

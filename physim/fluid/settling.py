@@ -111,10 +111,12 @@ def settling_of(
     begun = outside * limits.stages
     first_waits = jnp.maximum(jnp.floor(begun) + jnp.minimum(100 * (begun % 1), 1.0), 1.0)
     waited = limits.async_scheduling + comes * first_waits / limits.stages
-    each_round, mixed = whole / crowd.running, 1.0 - limits.prompts_apart
+    each_round = whole / crowd.running
     # They do not catch up with the first one if all come before its prompt is computed.
     late = jnp.minimum(first_waits - 1, 1.0) * (first_waits * each_round < 1 - SMALL)
-    divided = (1 - late) * mixed * (1 - whole / room)
+    # Nor do those whose prompts come before all that decodes: all begin together.
+    settle = (1 - late) * (1.0 - limits.prompts_apart)
+    divided = settle * (1 - whole / room)
     ends = first_prompts(crowd.running, 1.0, whole, 0.0, limits.ranks)
     # Where prompts come before all that decodes, a request waits for all before its own.
     most = jnp.where(limits.prompts_apart, jnp.inf, waited)
@@ -125,13 +127,13 @@ def settling_of(
         for (_, each), of_each in zip(by_room, places, strict=True)
     )
     first, last = places
-    at_last: _Places = jax.tree.map(lambda x, y: x + mixed * (1 - late) * (y - x), first, last)
+    at_last: _Places = jax.tree.map(lambda x, y: x + settle * (y - x), first, last)
     return Settling(
         drifted=drifted,
         first=drifted._replace(waited=waited + divided, before=drifted.before + divided * room),
         settled=settled,
-        each_round=mixed * each_round,
-        most=1 - late,
+        each_round=each_round,
+        most=settle,
         until=_beyond_mean(at_last.before + at_last.same_step),
         after=_beyond_mean(at_last.after),
     )

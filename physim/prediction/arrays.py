@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.demand import Demand, strata_of
+from physim.batching.demand import Demand
 from physim.batching.limits import Limits
+from physim.batching.strata import strata_of
 from physim.corrections.fields import Corrections
 from physim.inputs.case import Case
 from physim.step.lowering import StepOps, lower, stack_ops

@@ -26,8 +26,8 @@ from physim.prediction.steady import solved
 from physim.printable import aligned, shown
 from physim.progress import told_in_notebooks
 from physim.questions.speculation import Speculation, speculation
-from physim.service.hardware import Hardware
-from physim.step.lowering import lower, stack_ops
+from physim.service.server import Server
+from physim.step.lowering import StepOps, lower, stack_ops
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,9 +168,9 @@ def explain(
     case = Case.from_options(model, **options)
     check_stays(case.demanded)
     known = load_fit(fit).on(case)
-    ways = _ways(case, known.corrections)
+    unmoved = row_of(CaseArrays.from_cases([case]), 0), known.corrections
+    ways = _ways(case, *unmoved)
     moved = [way(log) for way in ways.values() for log in (_MOVED, -_MOVED)]
-    unmoved = _arrays(case), known.corrections
     systems, corrections = map(stack, zip(unmoved, *moved, strict=True))
     offered, unending, _ = solved(systems, corrections, _SOLVED_AT_ONCE)
     with np.errstate(divide="ignore"):
@@ -211,24 +211,24 @@ def above(most_rps: float) -> InputError:
     return InputError("load", problem, "give a lighter one")
 
 
-def _ways(case: Case, corrections: Corrections) -> dict[str, _Way]:
+def _ways(case: Case, system: CaseArrays, corrections: Corrections) -> dict[str, _Way]:
     """Ways to have more of each part of a case: what it then is, by the logarithm of how much more.
 
     Args:
-        case: The case.
+        case: The case,
+        system: as numbers.
         corrections: Its corrections.
     """
-    base = _arrays(case)
 
     def rate(name: str) -> _Way:
-        return lambda log: (_arrays(case, _with_more(case.server.gpu, name, log)), corrections)
+        return lambda log: (replace(system, ops=_with_more(case.server, name, log)), corrections)
 
     def room(name: str) -> _Way:
-        return lambda log: (replace(base, limits=_roomier(base.limits, name, log)), corrections)
+        return lambda log: (replace(system, limits=_roomier(system.limits, name, log)), corrections)
 
     def correction(name: str) -> _Way:
         return lambda log: (
-            base,
+            system,
             replace(corrections, **{name: getattr(corrections, name) + log}),
         )
 
@@ -241,21 +241,15 @@ def _ways(case: Case, corrections: Corrections) -> dict[str, _Way]:
     )
 
 
-def _arrays(case: Case, gpu: Hardware | None = None) -> CaseArrays:
-    """The case as numbers, on its own GPU or on one that differs a little."""
-    found = row_of(CaseArrays.from_cases([case]), 0)
-    if gpu is None:
-        return found
-    return replace(found, ops=row_of(stack_ops([lower(replace(case.server, gpu=gpu))]), 0))
-
-
-def _with_more(gpu: Hardware, rate: str, log: float) -> Hardware:
-    """The GPU with more of a rate, of `RATES`, by a logarithm."""
-    factor = math.exp(log)
+def _with_more(server: Server, rate: str, log: float) -> StepOps:
+    """The lowered model with more of a rate of its GPU, of `RATES`, by a logarithm."""
+    gpu, factor = server.gpu, math.exp(log)
     if rate == "peak_flops":
         peaks = tuple((name, peak * factor) for name, peak in gpu.peak_flops)
-        return replace(gpu, peak_flops=peaks)
-    return replace(gpu, **{rate: getattr(gpu, rate) * factor})
+        gpu = replace(gpu, peak_flops=peaks)
+    else:
+        gpu = replace(gpu, **{rate: getattr(gpu, rate) * factor})
+    return row_of(stack_ops([lower(replace(server, gpu=gpu))]), 0)
 
 
 def _roomier(limits: Limits, room: str, log: float) -> Limits:
