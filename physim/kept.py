@@ -41,9 +41,11 @@ _OPTIONS: dict[str, Any] = {
     # large arrays (JAX's issue 39103), and products that are added to others, into which goes
     # memory that nothing was written to.
     "xla_cpu_experimental_ynn_fusion_type": "",
+    # What the last level adds takes a fifth of the time to compile, and brings nothing.
+    "xla_backend_optimization_level": 2,
 }
-# A call with less than so many numbers runs in a millisecond or two even without optimisation,
-# which takes longer than all else.
+# A call with less than so many numbers, each used once, runs in a millisecond or two even without
+# optimisation, which takes longer than all else.
 _FEW = 100_000
 _QUICK = _OPTIONS | {"xla_backend_optimization_level": 0}
 # Of JAX's settings those that change what a function computes.
@@ -71,9 +73,10 @@ class _Ready:
 class Kept(Generic[*Arguments, Result]):
     """A function of trees of arrays that is compiled once on a machine; see `kept`."""
 
-    def __init__(self, function: Callable[[*Arguments], Result]) -> None:
+    def __init__(self, function: Callable[[*Arguments], Result], uses: float) -> None:
         functools.update_wrapper(self, function)
         self._function = function
+        self._uses = uses
         self._jitted = jax.jit(function, compiler_options=_OPTIONS)
         self._ready: dict[Hashable, _Ready] = {}
 
@@ -110,7 +113,7 @@ class Kept(Generic[*Arguments, Result]):
 
     def _compiled(self, leaves: Sequence[np.ndarray], key: tuple[Any, ...]) -> _Ready:
         """Loads what was compiled for such arguments, or compiles it and keeps it."""
-        options = _options(leaves)
+        options = _QUICK if self._uses * sum(leaf.size for leaf in leaves) < _FEW else _OPTIONS
         name = f"{self._function.__module__}.{self._function.__qualname__}"
         place = _place(name, self._function.__module__, options, key)
         if place is not None:
@@ -137,15 +140,18 @@ class Kept(Generic[*Arguments, Result]):
         return _Ready(lambda leaves: made(*leaves), structure)
 
 
-def kept(
-    function: Callable[[*Arguments], Result],
-) -> Kept[*Arguments, Result]:
+def kept(function: Callable[[*Arguments], Result], uses: float = 1.0) -> Kept[*Arguments, Result]:
     """Decorates a pure function of trees of NumPy arrays and numbers like `jax.jit`, and keeps it.
 
     What it was compiled to lies in the folder of `folder`, under a digest of all that it depends
     on: the source of its module and of what that imports, versions, settings, processor, shapes.
+
+    Args:
+        function: The function.
+        uses: How often it uses each number that it is given, beside a solver of a steady state:
+            what has much to do is compiled with optimisation.
     """
-    return Kept(function)
+    return Kept(function, uses)
 
 
 def folder() -> Path | None:
@@ -185,10 +191,6 @@ def _out_of_jaxs_cache() -> Iterator[None]:
         yield
     finally:
         jax.config.update(name, usual)
-
-
-def _options(leaves: Sequence[np.ndarray]) -> dict[str, Any]:
-    return _QUICK if sum(leaf.size for leaf in leaves) < _FEW else _OPTIONS
 
 
 def _place(name: str, module: str, options: dict[str, Any], key: tuple[Any, ...]) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -23,6 +24,10 @@ from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
 from physim.prediction.steady import solve_offered
 from physim.types import AnyArray, Scalar
+
+# How often numbers are used beside a steady state's: of a server, in each row of a table of steps,
+# and of the table, a few at a time, by what runs through it.
+_TABLE_USES, _RUN_USES = 10.0, 0.03
 
 
 def run_cases(
@@ -46,15 +51,8 @@ def run_cases(
         tiers = np.array(
             [(one.pool.host_hit_rate, one.ttft_parts_s.get("loading", 0.0)) for one in known]
         )
-    trajectory, summary = jax.tree.map(
-        np.asarray,
-        _run(
-            CaseArrays.from_cases(more),
-            stack(padded(corrections)),
-            schedules,
-            hit_rates,
-            tiers,
-        ),
+    trajectory, summary = _run_all(
+        CaseArrays.from_cases(more), stack(padded(corrections)), schedules, hit_rates, tiers
     )
     for row, case in enumerate(cases):
         if not (trajectory.solved[row] and np.isfinite(summary.e2e[row]).all()):
@@ -81,10 +79,10 @@ def trajectory_of(case: Case, corrections: Corrections) -> Trajectory:
     tiers = None
     if states.host_hit_rate is not None:
         tiers = np.stack([states.host_hit_rate, states.first_token.loading], axis=1)
-    trajectory, _ = _run(
+    trajectory, _ = _run_all(
         systems, every, stack([_schedule(case)]), np.asarray(states.hit_rate), tiers
     )
-    return row_of(jax.tree.map(np.asarray, trajectory), 0)
+    return row_of(trajectory, 0)
 
 
 def _schedule(case: Case) -> Schedule:
@@ -103,21 +101,29 @@ def _schedule(case: Case) -> Schedule:
     )
 
 
-@kept
-def _run(
+def _run_all(
     systems: CaseArrays,
     corrections: Corrections,
     schedules: Schedule,
+    hit_rates: Float[np.ndarray, " cases"],
+    tiers: Float[np.ndarray, "cases 2"] | None,
+) -> tuple[Trajectory, Summary]:
+    """Trajectories and latencies in NumPy."""
+    fluids = jax.tree.map(np.asarray, _tabulated(systems, corrections, hit_rates, tiers))
+    found: tuple[Trajectory, Summary] = jax.tree.map(np.asarray, _run(fluids, schedules))
+    return found
+
+
+@partial(kept, uses=_TABLE_USES)
+def _tabulated(
+    systems: CaseArrays,
+    corrections: Corrections,
     hit_rates: Float[AnyArray, " cases"],
     tiers: Float[AnyArray, "cases 2"] | None,
-) -> tuple[Trajectory, Summary]:
+) -> Fluid:
     def one(
-        system: CaseArrays,
-        corrections: Corrections,
-        schedule: Schedule,
-        hit_rate: Scalar,
-        tiers: Float[AnyArray, " 2"] | None,
-    ) -> tuple[Trajectory, Summary]:
+        system: CaseArrays, corrections: Corrections, hit_rate: Scalar, tiers: AnyArray | None
+    ) -> Fluid:
         demand, model = system.demand, system.model(corrections)
         lower = system.limits.lower
         if tiers is not None and lower is not None:
@@ -125,11 +131,18 @@ def _run(
             demand = demand.with_loads(loading, loaded)
             found = (demand.loaded,) * len(lower.tiers)
             model = loads_of(lower, demand, 0.0, found).with_steps(model)
-        fluid = Fluid.tabulated(model, demand.with_hit_rate(hit_rate), system.limits)
+        return Fluid.tabulated(model, demand.with_hit_rate(hit_rate), system.limits)
+
+    return jax.vmap(one)(systems, corrections, hit_rates, tiers)
+
+
+@partial(kept, uses=_RUN_USES)
+def _run(fluids: Fluid, schedules: Schedule) -> tuple[Trajectory, Summary]:
+    def one(fluid: Fluid, schedule: Schedule) -> tuple[Trajectory, Summary]:
         trajectory = fluid.run(schedule)
         return trajectory, latencies(fluid, trajectory, schedule)
 
-    return jax.vmap(one)(systems, corrections, schedules, hit_rates, tiers)
+    return jax.vmap(one)(fluids, schedules)
 
 
 def _requests(case: Case, summary: Summary, stages: slice, arrived: float) -> Requests:
