@@ -72,6 +72,16 @@ def test_a_budget_goes_by_clients_and_prompt(change, tokens):
 
 
 @pytest.mark.parametrize(
+    ("model", "slots"),
+    [("meta-llama/Llama-3.1-8B-Instruct", 7), ("Qwen/Qwen3-32B", None)],
+)
+def test_one_client_waits_for_a_slot_of_llama_8b(model, slots):
+    known = {"origin": "NVIDIA", "engine": "trtllm", "engine_version": "1.0.0rc3"}
+    known |= {"hardware": "h100_sxm", "model_path": model, "clients": 8}
+    assert told("max_num_seqs", known) == slots
+
+
+@pytest.mark.parametrize(
     ("change", "warm_up_s"),
     [
         ({}, 70),

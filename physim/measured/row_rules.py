@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from physim import data
 from physim.errors import InputError
-from physim.records import Count, Document, Positive, Text, Whole, disagreement, read_document
+from physim.records import Document, Positive, Text, Whole, disagreement, read_document
 
 _SETTLED, _HELD_OUT = "public_runs.json", "held_out.json"
 # What conditions end in that bound a number or a date.
@@ -97,14 +97,14 @@ class _Conditions(Document):
 
 
 class _Tokens(Document):
-    """A number of tokens that goes by the row's own, rounded up to whole steps.
+    """A number that goes by the row's own clients and tokens, rounded up to whole steps.
 
     Where prompts are never divided (``whole_prompts``), only as much of ``more`` counts as further
     prompts fill.
     """
 
     tokens_of: list[Literal["clients", "prompt", "output"]]
-    more: Count = 0
+    more: int = 0
     in_steps_of: Whole = 1
     whole_prompts: bool = False
 

@@ -215,6 +215,7 @@ def _row(point: _Point) -> dict[str, Any] | None:
         "kv_cache_dtype": settled("kv_cache_dtype", known),
         "moe_kernel": told("moe_kernel", known),
         "moe_activations": told("moe_activations", known),
+        "expert_load": told("expert_load", known),
         "sampling": settled("sampling", known),
         "receive_every": settled("receive_every", known),
         "stream_interval": settled("stream_interval", known),

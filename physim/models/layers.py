@@ -56,7 +56,8 @@ class Experts:
         shared_intermediate_size: Hidden width of the expert that every token visits, 0 if none.
         load: How unevenly tokens choose, where nothing else is known: the exponent of a power law,
             0 for experts that are chosen alike. Mixtral's and Qwen3-30B-A3B's measured runs are
-            near 0, Llama-4 Scout's near 1 (seed16.csv, ML.ENERGY, trainval.csv).
+            near 0, Llama-4 Scout's and Kimi-K2.5's near 1 (seed16.csv, ML.ENERGY, trainval.csv,
+            aiconfigurator-core).
         hidden_size: Width of what enters an expert; 0 for that of the residual stream.
         matrices: Matrices of an expert: gate, up and down, or without a gate up and down.
         form: Format of their weights.

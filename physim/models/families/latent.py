@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from physim.errors import InputError
 from physim.mixers.compressed import CompressedAttention
 from physim.mixers.latent import LATENT_ATTENTION, SPARSE_LATENT_ATTENTION, LatentAttention
 from physim.mixers.mixer import Indexer
+from physim.models.config_fields import ConfigFields
 from physim.models.families import vision
 from physim.models.families.family import Block, Family, Reading, experts_block
 from physim.models.families.mixtures import experts_of, mixture
-from physim.models.layers import Linear
+from physim.models.layers import Experts, Linear
 
 # Tokens of a compressed vector (vLLM, deepseek_v4.py, knows no others).
 _FINE, _COARSE = 4, 128
@@ -165,9 +168,13 @@ def _every_layer_experts(reading: Reading, layer: int) -> Block:
     return experts_block(reading, layer, experts_of(reading.config))
 
 
+def _kimi_k2_experts(config: ConfigFields) -> Experts:
+    # ITL of 43 rows of Kimi-K2.5 on B200 that the fit sees is 14% too long with an even choice.
+    return replace(experts_of(config), load=1.0)
+
+
 _DEEPSEEK = Family(latent_block, mixture())
 _SPARSE = Family(_sparse_block, mixture())
-_KIMI = Family(latent_block, mixture(), vision=vision.moonvit)
 
 FAMILIES = {
     "DeepseekV2ForCausalLM": _DEEPSEEK,
@@ -176,6 +183,8 @@ FAMILIES = {
     "DeepseekV4ForCausalLM": Family(_compressed_block, _every_layer_experts),
     "GlmMoeDsaForCausalLM": _SPARSE,
     "Glm4MoeLiteForCausalLM": _DEEPSEEK,
-    "KimiK25ForConditionalGeneration": _KIMI,
-    "KimiVLForConditionalGeneration": _KIMI,
+    "KimiK25ForConditionalGeneration": Family(
+        latent_block, mixture(_kimi_k2_experts), vision=vision.moonvit
+    ),
+    "KimiVLForConditionalGeneration": Family(latent_block, mixture(), vision=vision.moonvit),
 }
