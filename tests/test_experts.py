@@ -123,3 +123,17 @@ def test_options_of_experts_are_said_to_change_nothing_of_a_dense_model():
     assert not any(
         said in note for note in physim.predict("Qwen/Qwen3-30B-A3B", **asked).assumptions
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "load"),
+    [
+        (SCOUT, 1.0),
+        ("moonshotai/Kimi-K2.5", 1.0),
+        ("nvidia/Kimi-K2.5-NVFP4", 1.0),
+        ("deepseek-ai/DeepSeek-V3", 0.0),
+        ("Qwen/Qwen3-235B-A22B", 0.0),
+    ],
+)
+def test_how_evenly_experts_are_chosen_goes_by_family(name, load):
+    assert load_model(name).experts.load == load
