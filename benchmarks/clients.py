@@ -7,6 +7,7 @@ percent, as outputs vary more and more around their mean (a minute on two cores)
 """
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,33 +45,48 @@ OTHERS: list[tuple[int, int, int, int, dict[str, Any]]] = [
 ]
 
 
+def case(
+    clients: int, prompt: int, output: physim.Lengths | int, rounds: int, **server: Any
+) -> physim.Case:
+    """Clients that send so many rounds of requests to a server."""
+    return physim.Case.from_options(
+        gpu="h100_sxm",
+        concurrency=clients,
+        requests=rounds * clients,
+        input_tokens=prompt,
+        output_tokens=output,
+        **server,
+    )
+
+
 def cases(spread: float) -> list[physim.Case]:
     """The loads where outputs have a relative spread."""
     return [
-        physim.Case.from_options(
-            MODEL,
-            gpu="h100_sxm",
+        case(
+            clients,
+            prompt,
+            physim.Lengths.normal(output, spread * output),
+            ROUNDS,
+            model=MODEL,
             tp=2,
-            concurrency=clients,
-            requests=ROUNDS * clients,
-            input_tokens=prompt,
-            output_tokens=physim.Lengths.normal(output, spread * output),
             **options,
         )
         for clients, prompt, output, options in LOADS
     ]
 
 
+def by_method(some: Sequence[physim.Case]) -> list[list[physim.Prediction]]:
+    """The fluid's predictions of some cases, and the replay's."""
+    return [
+        physim.predict_cases(some, Corrections(), method=method) for method in ("fluid", "replay")
+    ]
+
+
 def errors(spread: float) -> np.ndarray:
     """Errors of each load and metric where outputs have a relative spread, percent."""
     fluid, replayed = (
-        np.array(
-            [
-                [getattr(found, metric) for metric in METRICS]
-                for found in physim.predict_cases(cases(spread), Corrections(), method=method)
-            ]
-        )
-        for method in ("fluid", "replay")
+        np.array([[getattr(one, metric) for metric in METRICS] for one in found])
+        for found in by_method(cases(spread))
     )
     return 100 * (fluid / replayed - 1)
 
@@ -89,14 +105,12 @@ def on_rows(tables: list[str], where: str | None) -> None:
 
 def percentiles() -> None:
     """Prints absolute errors of percentiles where outputs are of one length: means of all loads."""
-    some = cases(0.0)
-    for clients, prompt, output, rounds, server in OTHERS:
-        options = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm"} | server
-        options |= {"concurrency": clients, "requests": rounds * clients}
-        some.append(physim.Case.from_options(**options, input_tokens=prompt, output_tokens=output))
+    others = [
+        case(clients, prompt, output, rounds, **{"model": "Qwen/Qwen3-8B"} | server)
+        for clients, prompt, output, rounds, server in OTHERS
+    ]
     fluid, replayed = (
-        [one.whole.latencies for one in physim.predict_cases(some, Corrections(), method=method)]
-        for method in ("fluid", "replay")
+        [one.whole.latencies for one in found] for found in by_method([*cases(0.0), *others])
     )
     names = ("p50", "p90", "p95", "p99")
     print(f"| | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}")

@@ -60,6 +60,8 @@ Text = Annotated[
 ]
 Count = Annotated[_Int, Field(ge=0, le=_MOST)]
 Whole = Annotated[_Int, Field(gt=0, le=_MOST)]
+# More than another number, or fewer.
+Difference = Annotated[_Int, Field(ge=-_MOST, le=_MOST)]
 Spread = Annotated[_Float, Field(ge=0, le=_MOST)]
 Positive = Annotated[_Float, Field(gt=0, le=_MOST)]
 Length = Annotated[_Float, Field(ge=1, le=_MOST)]

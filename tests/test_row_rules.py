@@ -256,6 +256,10 @@ def test_a_row_without_a_line_says_so():
         ({"for": {"enigne": "vllm"}, "source": "a"}, "enigne: vllm is of a field that is unknown"),
         ({"for": {"engine": "vllm"}}, r"lines\[0\].source: is missing"),
         ({"for": {"clients_below": "8"}, "source": "a"}, "clients_below: '8' is not a number"),
+        (
+            {"for": {}, "sets": {"a": {"tokens_of": ["clients"], "more": True}}, "source": "a"},
+            r"lines\[0\].sets.a",
+        ),
     ],
 )
 def test_lines_that_cannot_be(written, line, complaint):

@@ -17,7 +17,15 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from physim import data
 from physim.errors import InputError
-from physim.records import Document, Positive, Text, Whole, disagreement, read_document
+from physim.records import (
+    Difference,
+    Document,
+    Positive,
+    Text,
+    Whole,
+    disagreement,
+    read_document,
+)
 
 _SETTLED, _HELD_OUT = "public_runs.json", "held_out.json"
 # What conditions end in that bound a number or a date.
@@ -104,7 +112,7 @@ class _Tokens(Document):
     """
 
     tokens_of: list[Literal["clients", "prompt", "output"]]
-    more: int = 0
+    more: Difference = 0
     in_steps_of: Whole = 1
     whole_prompts: bool = False
 
