@@ -463,11 +463,11 @@ def test_questions_from_end_to_end(tmp_path):
     assert "limited by itl_mean" in run.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     run = physim(
-        *("compare", model, "--gpus", "h100_sxm,a100_sxm", "--input", "575", "--output", "248"),
+        *("compare", f"{model},Qwen3-14B", "--gpus", "h100_sxm,a100_sxm", *LENGTHS),
         *("--tps", "1,2", "--rate", "4", "--price", "h100_sxm=3", "--json"),
     )
     assert run.returncode == 0, run.stderr
-    assert len(json.loads(run.stdout)["rows"]) == 4
+    assert len(json.loads(run.stdout)["rows"]) == 8
     run = physim("explain", model, *QUESTION, "--rate", "4")
     assert run.returncode == 0, run.stderr
     assert "memory bandwidth" in run.stdout
@@ -590,6 +590,7 @@ def test_the_state_of_a_changing_load_is_said_to_be_of_a_stage():
         ([*PREDICT[:3], "a" * 300, *LOAD], "is unknown; use one of a10, a100_pcie"),
         ([*PREDICT, "--fit", "a" * 300], "File name too long"),
         ([*PREDICT, "--requests", "9", "--method", "replay", "--seed", "-1"], "seed: -1 is neg"),
+        ([*PREDICT, "--seed", "1"], "--seed: is for replays that draw their requests; add --metho"),
     ],
 )
 def test_odd_input_is_one_line(arguments, complaint):

@@ -630,13 +630,12 @@ def test_gemms_agree_with_measured_rows_at_any_number_of_tokens(form, peak):
     placement = Placement(placed("Qwen/Qwen3-14B"))
     row = gemm_row(placement, "output", "attention", 1.0, 5120, 5120, form)
     grid, size = load_grid("h100_sxm", f"gemm_{form.name}"), form.bytes_per_weight
-    tokens = grid.knots("tokens")
-    tokens = tokens[(tokens > 64) & (tokens < 5000)]
+    tokens = np.rint(np.geomspace(65, 4353, 100))
     bound = roofline.seconds(roofline.gemm(tokens, 5120, 5120, size, size), peak, 3.35e12)
-    efficiency = [grid.efficiency(tokens=one, n=5120, k=5120) for one in tokens]
-    log_ratio = hat_weights(TOKENS, tokens, np) @ row.log_seconds - np.log(bound / efficiency)
-    assert np.mean(log_ratio) == pytest.approx(0.0, abs=0.02)
-    assert np.max(np.abs(log_ratio)) < 0.16
+    measured = bound / np.exp(grid.sliced(n=5120.0, k=5120.0).resampled(tokens=tokens))
+    log_ratio = hat_weights(TOKENS, tokens, np) @ row.log_seconds - np.log(measured)
+    assert np.mean(log_ratio) == pytest.approx(0.0, abs=0.03)
+    assert np.mean(np.abs(log_ratio)) < 0.05
 
 
 @pytest.mark.parametrize(

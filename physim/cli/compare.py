@@ -57,7 +57,7 @@ def compare(
     prices = prices_in(price)
     with running("comparing"):
         found = physim.compare(
-            models,
+            [name for text in models for name in names_in(text)],
             names_in(gpus),
             **degrees_in(layouts),
             fleets=fleets_in(fleets),

@@ -343,7 +343,8 @@ def _print_steps(
             }
         )
         return
-    print_line(f"{len(steps)} steps; the clock covers {CLOCKS[steps.clock]}")
+    count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
+    print_line(f"{count}; the clock covers {CLOCKS[steps.clock]}")
     rows = [
         [
             one.kind,

@@ -80,7 +80,9 @@ def predict(
             help="fluid, or replay (request by request); the default for a trace is replay."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of replayed requests; 0 by default.")
+    ] = None,
     fit: FitName = "default",
     mixed: Annotated[
         str,
@@ -122,6 +124,7 @@ def predict(
 
     _check_alone(check, trace, method)
     method = method or ("fluid" if trace is None else "replay")
+    _check_seed(seed, trace is None and (check or method == "replay"))
     checked: Check | None = None
     if trace is not None:
         talks = str(load["turns"]) not in ("1", "1.0") or load["think_s"]
@@ -143,11 +146,11 @@ def predict(
             **engine,
         )
         with running("predicting and replaying" if check else "predicting"):
-            checked = physim.check(case, seed=seed, fit=fit) if check else None
+            checked = physim.check(case, seed=seed or 0, fit=fit) if check else None
             prediction = (
                 checked.prediction
                 if checked is not None
-                else physim.predict(case, method=method, seed=seed, fit=fit)
+                else physim.predict(case, method=method, seed=seed or 0, fit=fit)
             )
     if llm_d_report is not None:
         from physim.measured.llm_d_report import write_report
@@ -208,6 +211,15 @@ def _check_alone(check: bool, trace: Path | None, method: str | None) -> None:
             raise InputError(
                 "--check", f"replays the load, as {name} does", "leave one of the two out"
             )
+
+
+def _check_seed(seed: int | None, draws: bool) -> None:
+    """Refuses a seed where no request is drawn."""
+    from physim.errors import InputError
+
+    if seed is not None and not draws:
+        remedy = "add --method replay or --check, or leave it out"
+        raise InputError("--seed", "is for replays that draw their requests", remedy)
 
 
 def _commands(case: Case) -> dict[str, str]:

@@ -61,7 +61,9 @@ Model = Annotated[str, _model]
 OptionalModel = Annotated[str | None, _model]
 Models = Annotated[
     list[str],
-    typer.Argument(help="Models, as for `physim predict`.", autocompletion=_models),
+    typer.Argument(
+        help="Models, as for `physim predict`, by spaces or commas.", autocompletion=_models
+    ),
 ]
 Gpu = Annotated[str, _gpu]
 OptionalGpu = Annotated[str | None, _gpu]
