@@ -3,10 +3,10 @@
 Usage: python benchmarks/gemm_curves.py
 
 Each measured shape of each table of GEMMs in bench_data is read off its curve over tokens
-(physim/step/curves.py) at 200 numbers of tokens from 65 to 4,353, drawn evenly in logarithm, and off
-a curve with knots at half-octaves alone. Both are held against the measured times, which lie close
-(every 256 tokens and a token more), and straight lines between them. Prints the mean error, which
-is negative where the curve is too quick, and the mean absolute error, in percent.
+(physim/step/curves.py) at 200 numbers of tokens from 65 to 4,353, drawn evenly in logarithm, and
+off a curve with knots at half-octaves alone. Both are held against the measured times, which lie
+close (every 256 tokens and a token more), and straight lines between them. Prints the mean error,
+which is negative where the curve is too quick, and the mean absolute error, in percent.
 """
 
 from __future__ import annotations

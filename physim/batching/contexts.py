@@ -11,7 +11,6 @@ import functools
 from dataclasses import replace
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -20,6 +19,7 @@ from physim.batching.guards import ROOT, SMALL
 from physim.batching.prefix_cache import STEPS_OF_CACHES
 from physim.inputs.load import Load
 from physim.inputs.turns import TurnSample
+from physim.pytree import Pytree
 from physim.types import AnyArray, Scalar
 
 # Numbers of data-parallel ranks between which others lie.
@@ -29,7 +29,7 @@ _PLACES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
 _WEIGHTS /= np.sum(_WEIGHTS)
 
 
-class Contexts(eqx.Module):
+class Contexts(Pytree):
     """What conversations leave in the KV cache from turn to turn, and how long for.
 
     Where requests are no turns none is followed by another, and what is lost is their prefix.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +20,7 @@ from physim.inputs.levelled_load import LevelledLoad
 from physim.inputs.load import Load
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import RequestMoments
+from physim.pytree import Pytree
 from physim.service.draft import Draft
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Number, Scalar
@@ -30,7 +30,7 @@ _PRIVATE = round(1 / SMALL)
 _ENDS = np.cumsum(PARTS)
 
 
-class Prompts(eqx.Module):
+class Prompts(Pytree):
     """Prompts that find their prefix and the same that do not, together from short to long.
 
     Attributes:
@@ -84,7 +84,7 @@ class Prompts(eqx.Module):
         return jnp.sum(both * self.tokens, axis=1) / jnp.maximum(jnp.sum(both, axis=1), TINY)
 
 
-class Demand(eqx.Module):
+class Demand(Pytree):
     """A `Load` as numbers.
 
     Attributes:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import equinox as eqx
-
 from physim.engines.host_memory import ASYNCHRONOUS, LAYERED
+from physim.pytree import Pytree
 from physim.service.kv_store import KVStore
 from physim.service.server import Server
 from physim.types import Scalar
 
 
-class LowerTier(eqx.Module):
+class LowerTier(Pytree):
     """A tier below the KV cache of all ranks: the host's memory, or a disk.
 
     Attributes:
@@ -27,7 +26,7 @@ class LowerTier(eqx.Module):
     token_s: Scalar = 0.0
 
 
-class LowerTiers(eqx.Module):
+class LowerTiers(Pytree):
     """The tiers below the KV cache of all ranks, and how the engine uses them.
 
     Attributes:
@@ -54,7 +53,7 @@ class LowerTiers(eqx.Module):
         return replace(self, tiers=(*self.tiers, *empty))
 
 
-class Limits(eqx.Module):
+class Limits(Pytree):
     """What an engine allows, of all its data-parallel ranks and pipeline stages together.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -11,6 +10,7 @@ from physim.batching.demand import Demand
 from physim.batching.guards import HARDLY, TINY
 from physim.batching.limits import Limits
 from physim.batching.strata import PARTS
+from physim.pytree import Pytree
 from physim.types import AnyArray, Scalar
 
 # How many lives of its requests, in logarithm, a batch of a pipeline lasts at most: a run is not
@@ -18,7 +18,7 @@ from physim.types import AnyArray, Scalar
 _LONGEST_LIFE = 3.0
 
 
-class Occupancy(eqx.Module):
+class Occupancy(Pytree):
     """Who is in a step.
 
     Attributes:

@@ -8,11 +8,11 @@ KV cache of an engine holds whole requests, so that time is counted in them: it 
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.guards import LITTLE, SMALL
+from physim.pytree import Pytree
 from physim.types import AnyArray, Scalar
 
 # How often the requests that run and what they find in the prefix cache are made to agree: what is
@@ -25,7 +25,7 @@ PASSES = 2
 STEPS_OF_CACHES = 10
 
 
-class Prefixes(eqx.Module):
+class Prefixes(Pytree):
     """The prefixes that prompts begin with, in classes of like popularity.
 
     Attributes:

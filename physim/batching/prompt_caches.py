@@ -6,7 +6,6 @@ prompt unless others took its blocks in the meantime (`physim.batching.contexts`
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from physim.batching.contexts import Blocks, Contexts, contexts_found
@@ -15,6 +14,7 @@ from physim.batching.kv_capacity import blocks_of
 from physim.batching.limits import Limits
 from physim.batching.prefix_cache import PASSES
 from physim.inputs.load import Load
+from physim.pytree import Pytree
 from physim.service.routers import BY_PREFIX
 from physim.service.service import Pool
 from physim.types import Scalar
@@ -25,7 +25,7 @@ EVICTION_PASSES = 2 * PASSES
 LONG_S = 1.0 / SMALL
 
 
-class PromptCaches(eqx.Module):
+class PromptCaches(Pytree):
     """The prefix caches of a pool that computes prompts.
 
     Attributes:

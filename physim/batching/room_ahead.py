@@ -6,17 +6,17 @@ comes, and tokens that are kept free (`physim.replay.room` has the same for each
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from physim.batching.queueing import wait_for_a_slot
 from physim.inputs.load import Load
+from physim.pytree import Pytree
 from physim.service.policy import places_of
 from physim.service.service import Pool
 from physim.types import Scalar
 
 
-class RoomAhead(eqx.Module):
+class RoomAhead(Pytree):
     """What there is of room, and what requests take of it.
 
     Attributes:

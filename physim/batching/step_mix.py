@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -25,6 +24,7 @@ from physim.batching.prompt_chunks import GROUPS
 from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of
 from physim.batching.queueing import peakedness
 from physim.batching.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
+from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.step.mixed_steps import Apart
 from physim.step.model import StepModel, StepTime
@@ -38,7 +38,7 @@ _CLOSE, _CLOSE_WIDTH = 0.45, 0.08
 MOST_ELASTIC = 0.9
 
 
-class Steps(eqx.Module):
+class Steps(Pytree):
     """Steps at an occupancy. Times in seconds.
 
     Attributes:

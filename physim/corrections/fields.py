@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from jaxtyping import Float
 
 from physim.corrections.residual import Residual
 from physim.printable import shown
+from physim.pytree import Pytree, outlined
 from physim.types import AnyArray, Scalar, known_number
 
 
@@ -29,10 +29,10 @@ def _correction(prior: float, meaning: str, carries_over: bool = False) -> Any:
         carries_over: Whether what was fitted on one GPU and family of models holds on others.
     """
     metadata = {"prior": prior, "meaning": meaning, "carries_over": carries_over}
-    return eqx.field(default=0.0, metadata=metadata)
+    return dataclasses.field(default=0.0, metadata=metadata)
 
 
-class Corrections(eqx.Module):
+class Corrections(Pytree):
     """Logarithms of factors on components of the step time and on the serving loop's constants.
 
     A component's time is its physics times ``exp`` of its correction; at zero, the default, the
@@ -86,7 +86,7 @@ class Corrections(eqx.Module):
     warm_up: Scalar = _correction(
         1.00, "time that the first requests of a benchmark wait for the engine to warm up", True
     )
-    residual: Residual = eqx.field(default_factory=Residual.silent)
+    residual: Residual = dataclasses.field(default_factory=Residual.silent)
 
     def logs(self) -> Float[AnyArray, " corrections"]:
         """The scalars as one vector, in the order of `CORRECTIONS`."""
@@ -95,8 +95,7 @@ class Corrections(eqx.Module):
     def __repr__(self) -> str:
         values = [getattr(self, name) for name in CORRECTIONS]
         if not all(map(known_number, values)):
-            text: str = eqx.tree_pformat(self)
-            return text
+            return outlined(self)
         factors = [
             f"{name} x {math.exp(value):.3g}"
             for name, value in zip(CORRECTIONS, values, strict=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from physim.pytree import Pytree
 from physim.types import AnyArray, Scalar
 
 # What the network sees of a step; all are of order one.
@@ -16,7 +16,7 @@ LIMIT = 0.10
 _UNITS = 4
 
 
-class Residual(eqx.Module):
+class Residual(Pytree):
     """A network of one hidden layer whose output multiplies the work on all tokens of a step.
 
     The factor is ``exp(LIMIT * tanh(output . tanh(hidden f + bias)))``, one wherever ``output`` is

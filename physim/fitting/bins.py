@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
@@ -19,6 +18,7 @@ from physim.measured.histogram import bins_in
 from physim.measured.schema import RunRow
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.steady import latencies_at_points
+from physim.pytree import Pytree
 from physim.types import AnyArray
 
 # Below and above these shares percentiles are of few requests, or of steps without others.
@@ -28,7 +28,7 @@ _LOW, _HIGH = 0.03, 0.97
 COARSER = 2.0
 
 
-class Bins(eqx.Module):
+class Bins(Pytree):
     """Ends of bins that some but not all of a stage's requests are within.
 
     Attributes:

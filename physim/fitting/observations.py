@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -25,6 +24,7 @@ from physim.measured.runs_csv import TableRow, grouped, read_tables
 from physim.measured.schema import RunRow
 from physim.prediction.arrays import CaseArrays
 from physim.prediction.many import predict_cases
+from physim.pytree import Pytree
 from physim.types import AnyArray
 
 METRICS = ("ttft", "itl", "e2e")
@@ -43,7 +43,7 @@ _AT_ONCE = 256
 _ALIKE = 1 / 6
 
 
-class ObservedChunk(eqx.Module):
+class ObservedChunk(Pytree):
     """Stages that are predicted at once, so that thousands take no more memory than some.
 
     Attributes:
@@ -62,7 +62,7 @@ class ObservedChunk(eqx.Module):
         return rows[places]
 
 
-class Stages(eqx.Module):
+class Stages(Pytree):
     """Load stages that last, as arrays with one row each.
 
     Attributes:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +20,7 @@ from physim.measured.run_cases import case_of
 from physim.measured.runs_csv import grouped, read_tables
 from physim.measured.step_trace import read_steps
 from physim.measured.steps import CLOCKS, NOT_TIMED, WAITS, WHOLE_STEPS, MeasuredSteps, too_short
+from physim.pytree import Pytree
 from physim.step.batch import Batch
 from physim.step.lowering import PART_NAMES, StepOps, lower, stack_ops
 from physim.step.mixed_steps import ADDITIVE, MIXINGS, Mixing
@@ -50,7 +50,7 @@ _COVERED = np.array(
 )
 
 
-class Cycles(eqx.Module):
+class Cycles(Pytree):
     """Steps with their cycle times.
 
     Attributes:
@@ -143,7 +143,7 @@ class Trace:
         """The same steps, of which only those of some experiments count."""
         counts = self.frame["experiment"].isin(list(experiments)).to_numpy()
         weight = np.where(counts, self.cycles.weight, 0.0)
-        return replace(self, cycles=eqx.tree_at(lambda cycles: cycles.weight, self.cycles, weight))
+        return replace(self, cycles=replace(self.cycles, weight=weight))
 
 
 def observe_steps(

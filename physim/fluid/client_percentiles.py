@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from physim.batching.guards import TINY
+from physim.pytree import Pytree
 from physim.types import AnyArray, Scalar
 
 
-class Clients(eqx.Module):
+class Clients(Pytree):
     """Requests of clients that begin at once. Times in seconds.
 
     Attributes:

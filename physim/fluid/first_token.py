@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -20,11 +19,12 @@ from physim.batching.queueing import coming_together, wait_for_tokens
 from physim.batching.step_kinds import FULL, KINDS
 from physim.batching.step_mix import Steps
 from physim.corrections.fields import Corrections
+from physim.pytree import Pytree
 from physim.step.front_end import handover_steps, output_s, outside_s, tokens_outside_s
 from physim.types import AnyArray, Scalar
 
 
-class FirstToken(eqx.Module):
+class FirstToken(Pytree):
     """What a mean time to first token is spent on, seconds; the parts sum to it.
 
     Attributes:

@@ -5,11 +5,11 @@ The formulas take numbers, or what JAX traces.
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from physim.pytree import Pytree
 from physim.types import Number, Scalar
 
 # Share of its time that a link is taken at most, beyond which a wait would have no end.
@@ -58,7 +58,7 @@ def chance_of_clients(answer_cv2: Number, rate: Number, answer_s: Number) -> Num
     return differing / (1.0 + differing)
 
 
-class Passage(eqx.Module):
+class Passage(Pytree):
     """What requests pass between two pools.
 
     Attributes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +25,7 @@ from physim.fluid.first_token import Local
 from physim.inputs.lengths import STRATA
 from physim.inputs.request_points import LONGEST
 from physim.metrics import PERCENTILES
+from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Number, Scalar
 
@@ -50,7 +50,7 @@ _NARROW, _WIDE, _WIDEST = 1.086, 0.9, 3.0
 _ORDER = np.array([*range(FULL), FEW, MANY, FULL])
 
 
-class Chances(eqx.Module):
+class Chances(Pytree):
     """A request's latency in parts, and the spread of each. Times in seconds.
 
     Attributes:
@@ -508,7 +508,7 @@ def steps_of_outputs(
     return jnp.where(is_last, tail, jnp.take_along_axis(straight, rank[:, None], 1)[:, 0])
 
 
-class Drawn(eqx.Module):
+class Drawn(Pytree):
     """Latencies at the points of a lattice, seconds; any of them as likely as another.
 
     Attributes:

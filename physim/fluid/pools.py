@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -29,6 +28,7 @@ from physim.fluid.passage import (
 )
 from physim.fluid.prompt_queue import KnownSteps, PromptSteps
 from physim.fluid.steady import steady_state
+from physim.pytree import Pytree
 from physim.step.model import StepModel
 from physim.types import Scalar
 
@@ -36,7 +36,7 @@ from physim.types import Scalar
 _BEYOND = 1e-3
 
 
-class Replicas(eqx.Module):
+class Replicas(Pytree):
     """The servers of a pool.
 
     Attributes:
@@ -52,7 +52,7 @@ class Replicas(eqx.Module):
     count: Scalar
 
 
-class ReturningClients(eqx.Module):
+class ReturningClients(Pytree):
     """Clients, each of whom sends its next request after an answer.
 
     Attributes:
@@ -72,7 +72,7 @@ class ReturningClients(eqx.Module):
     turns: Scalar = 1.0
 
 
-class Evictions(eqx.Module):
+class Evictions(Pytree):
     """Turns of conversations whose prompts before may be evicted from where they were computed.
 
     Attributes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -17,11 +16,12 @@ from jaxtyping import Float
 from physim.batching.batch_statistics import arrival_evenness
 from physim.batching.guards import ROOT, TINY
 from physim.batching.limits import Limits
+from physim.pytree import Pytree
 from physim.step.batch import Batch
 from physim.types import AnyArray, Scalar
 
 
-class KnownSteps(eqx.Module):
+class KnownSteps(Pytree):
     """Steps of a server that only computes prompts.
 
     Attributes:
@@ -63,7 +63,7 @@ class PromptWait(NamedTuple):
         return self.chance * (self.rest * self.step_s / 2 + self.longer_s) + self.behind_s
 
 
-class PromptSteps(eqx.Module):
+class PromptSteps(Pytree):
     """Times of a server's steps by the prompts in them, straight between those that are known.
 
     Attributes:

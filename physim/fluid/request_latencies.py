@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +27,7 @@ from physim.fluid.percentiles import (
 )
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.transient import Fluid, Trajectory
+from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.types import AnyArray, Scalar
 
@@ -39,7 +39,7 @@ _POINTS = 48  # points of the lattice for each of them
 _FEWER = 0.9
 
 
-class Summary(eqx.Module):
+class Summary(Pytree):
     """Latencies of completed requests, seconds; the last entry is the whole load.
 
     Attributes:
@@ -71,7 +71,7 @@ class Summary(eqx.Module):
     weight: Float[AnyArray, "stages n"]
 
 
-class RequestSamples(eqx.Module):
+class RequestSamples(Pytree):
     """Requests that stand for others. Times in seconds.
 
     Attributes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from physim.pytree import Pytree
 from physim.types import AnyArray, Scalar
 
 
-class StageLengths(eqx.Module):
+class StageLengths(Pytree):
     """Lengths of each stage's requests, over those of all requests.
 
     Attributes:
@@ -27,7 +27,7 @@ class StageLengths(eqx.Module):
         return self.prompts / self.outputs
 
 
-class Schedule(eqx.Module):
+class Schedule(Pytree):
     """Stages of a load that follow one another.
 
     Where a stage's outputs are longer than those of all, its requests count as so many more with

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
@@ -35,6 +34,7 @@ from physim.fluid.ending import of_requests, of_turns
 from physim.fluid.first_token import FirstToken, front_end_s, local
 from physim.fluid.percentiles import Chances, chances
 from physim.fluid.rounds import engine_of
+from physim.pytree import Pytree
 from physim.step.front_end import handover_steps, warm_up_s
 from physim.step.model import StepModel, StepTime
 from physim.types import AnyArray, Scalar
@@ -49,7 +49,7 @@ _PART_FULL, _SOON = 0.7, 10.0
 _TAKEN = (1.0, _PART_FULL)
 
 
-class SteadyState(eqx.Module):
+class SteadyState(Pytree):
     """The steady state of a server. Times in seconds, rates in 1/s.
 
     Attributes:
@@ -92,7 +92,7 @@ class SteadyState(eqx.Module):
     fetching_s: Scalar | None = None
 
 
-class _Balance(eqx.Module):
+class _Balance(Pytree):
     """The loop at a given mean step time.
 
     Attributes:

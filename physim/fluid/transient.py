@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import diffrax
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +37,7 @@ from physim.fluid.first_token import EMPTY, Local, local
 from physim.fluid.rosenbrock import Rodas3
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.table_look_up import cubic, straight
+from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.step.model import StepModel
 from physim.types import AnyArray, Scalar
@@ -72,7 +72,7 @@ _DRAIN = 3
 _YOUNG = 3.0
 
 
-class Trajectory(eqx.Module):
+class Trajectory(Pytree):
     """What happens over time, at the solver's own steps; those it did not need repeat the last.
 
     Attributes:
@@ -104,7 +104,7 @@ class Trajectory(eqx.Module):
     solved: Bool[AnyArray, ""]
 
 
-class _Phases(eqx.Module):
+class _Phases(Pytree):
     """Ages of decoding requests in a row, in steps.
 
     Attributes:
@@ -128,7 +128,7 @@ class _Phases(eqx.Module):
         return cls(stay, left[1:] / left[:-1], age)
 
 
-class _State(eqx.Module):
+class _State(Pytree):
     """What the equations are about.
 
     Attributes:
@@ -145,7 +145,7 @@ class _State(eqx.Module):
     time: Float[AnyArray, "*times"]
 
 
-class Fluid(eqx.Module):
+class Fluid(Pytree):
     """An engine under a kind of load, ready to be run through a schedule.
 
     Attributes:
@@ -257,11 +257,7 @@ class Fluid(eqx.Module):
             starts,
             table,
         )
-        return eqx.tree_at(
-            lambda fluid: (fluid.chance, fluid.queued),
-            unfinished,
-            (unfinished._chance(), unfinished._queued()),
-        )
+        return replace(unfinished, chance=unfinished._chance(), queued=unfinished._queued())
 
     def _queued(self) -> Float[AnyArray, "shares knots"]:
         """Requests that wait for the token budget by chance, where it is not all but taken."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import equinox as eqx
 import numpy as np
 
 from physim.batching.demand import Demand
@@ -25,6 +24,7 @@ from physim.fluid.pools import (
 from physim.fluid.prompt_queue import KnownSteps
 from physim.inputs.case import Case
 from physim.prediction.arrays import CaseArrays, row_of
+from physim.pytree import Pytree
 from physim.service.phases import DECODE, PREFILL
 from physim.service.server import Server
 from physim.service.service import Pool
@@ -116,7 +116,7 @@ def slots_of(pool: Pool) -> int:
     return pool.replicas * server.parallelism.dp * server.sizes.max_num_seqs
 
 
-class MissedTurns(eqx.Module):
+class MissedTurns(Pytree):
     """Turns of conversations whose prompts before may be evicted, as numbers.
 
     Attributes:
@@ -134,7 +134,7 @@ class MissedTurns(eqx.Module):
     longer: Scalar
 
 
-class ApartArrays(eqx.Module):
+class ApartArrays(Pytree):
     """A case of pools apart as numbers.
 
     Attributes:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +15,7 @@ from physim.batching.limits import Limits
 from physim.batching.strata import strata_of
 from physim.corrections.fields import Corrections
 from physim.inputs.case import Case
+from physim.pytree import Pytree
 from physim.step.lowering import StepOps, lower, stack_ops
 from physim.step.mixed_steps import MIXINGS, Mixing
 from physim.step.model import StepModel
@@ -44,7 +44,7 @@ def prompts_of_strata(case: Case) -> Float[np.ndarray, " strata"]:
     return strata_of(case.demanded, case.server.kv.block_size).inputs
 
 
-class CaseArrays(eqx.Module):
+class CaseArrays(Pytree):
     """Cases as numbers, stacked.
 
     Attributes:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import equinox as eqx
-
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.fluid.steady import SteadyState, steady_state
 from physim.inputs.case import Case
 from physim.prediction.arrays import CaseArrays, row_of
+from physim.pytree import Pytree
 from physim.types import Scalar
 
 
-class ReplicaArrays(eqx.Module):
+class ReplicaArrays(Pytree):
     """A case of servers that are alike as numbers.
 
     Attributes:

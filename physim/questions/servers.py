@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -19,6 +18,7 @@ from physim.inputs.case import Case
 from physim.metrics import PERCENTILES
 from physim.prediction.arrays import CaseArrays, row_of, stack
 from physim.prediction.steady import solve_offered, solve_saturated
+from physim.pytree import Pytree
 from physim.questions.objectives import EACH, NOTHING, Objective, Requirements
 
 # Predictions that are made at once, of few and of many. More at once are no faster, since all wait
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 Chunk = tuple[Int[np.ndarray, " size"], int]
 
 
-class Latencies(eqx.Module):
+class Latencies(Pytree):
     """What requests get of a number of servers, seconds; infinite above capacity.
 
     Attributes:
@@ -177,9 +177,9 @@ class Servers:
         count: int,
     ) -> Latencies:
         systems, corrections = row_of((self._systems, self._corrections), rows)
-        demand = eqx.tree_at(lambda own: own.rate, systems.demand, rates)
+        demand = replace(systems.demand, rate=rates)
         if clients is not None:
-            demand = eqx.tree_at(lambda own: own.concurrency, demand, clients)
+            demand = replace(demand, concurrency=clients)
         state, drawn = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:count],
             solve_offered(replace(systems, demand=demand), corrections),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
 from physim.printable import shown
+from physim.pytree import Pytree, outlined
 from physim.types import AnyArray, Number, known_number
 
 MAX_REQUESTS = 1024
@@ -32,7 +32,7 @@ def fullest(requests: Number, ranks: Number) -> Number:
     return xp.minimum(requests, requests / ranks + (1 - 1 / ranks))
 
 
-class Batch(eqx.Module):
+class Batch(Pytree):
     """Sums over the requests of a step, from which every component takes its work.
 
     The fields are numbers, or arrays with the same leading axes for many steps at once.
@@ -226,7 +226,6 @@ class Batch(eqx.Module):
     def __repr__(self) -> str:
         numbers = (self.decode_requests, self.prefill_requests, self.prefill_tokens)
         if not all(map(known_number, numbers)):
-            text: str = eqx.tree_pformat(self)
-            return text
+            return outlined(self)
         decode, prefill, tokens = map(float, numbers)
         return shown(self, f"{decode:g} requests decode, {prefill:g} prefill {tokens:g} tokens")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from physim.corrections.fields import Corrections
 from physim.mixers.latent import LatentAttention
 from physim.mixers.recurrent import StateSpace
+from physim.pytree import Pytree
 from physim.step.component import Part, Placement
 from physim.types import Number, Scalar
 
@@ -39,7 +39,7 @@ WORKER_REQUEST_S = 8e-6
 HOST_SHARPNESS = 8.0
 
 
-class Host(eqx.Module):
+class Host(Pytree):
     """The CPU's work of an engine on a model, in numbers.
 
     Attributes:

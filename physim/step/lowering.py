@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +14,7 @@ from physim.engines.profile import DEFAULT_ENGINE
 from physim.errors import InputError
 from physim.grids.store import gpu_or_stand_in, grids_of, measured_grids
 from physim.models.architecture import ModelArch
+from physim.pytree import Pytree
 from physim.service.server import Server
 from physim.step.better_gpus import no_faster_note
 from physim.step.component import Placement
@@ -36,7 +36,7 @@ PART_NAMES = tuple(PARTS)
 _ON_GPU = PART_NAMES[:-1]
 
 
-class StepOps(eqx.Module):
+class StepOps(Pytree):
     """A model on a GPU as numbers: the leaves of every model of a kind have the same shapes.
 
     Attributes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from physim.inputs.case import APART, MIXED
+from physim.pytree import Pytree
 from physim.step.batch import Batch
 from physim.types import Scalar
 
@@ -17,7 +18,7 @@ from physim.types import Scalar
 TimeOf = Callable[[Batch], Any]
 
 
-class Additive(eqx.Module):
+class Additive(Pytree):
     """GEMMs on all tokens together, attention apart: what an engine runs."""
 
     def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
@@ -25,7 +26,7 @@ class Additive(eqx.Module):
         return time_of(batch)
 
 
-class WeightedAverage(eqx.Module):
+class WeightedAverage(Pytree):
     """The seed study's blend of a prefill-only and a decode-only step, by regimes.
 
     Prefill has 0.75 where its tokens are more than four times the decode tokens and over 100,
@@ -39,7 +40,7 @@ class WeightedAverage(eqx.Module):
         return _blended(time_of, batch, lambda value, limit: 1.0 * (_ratio(value, limit) > 1))
 
 
-class SmoothWeighted(eqx.Module):
+class SmoothWeighted(Pytree):
     """`WeightedAverage` with the regimes' borders smoothed."""
 
     def __call__(self, time_of: TimeOf, batch: Batch) -> Any:
@@ -49,7 +50,7 @@ class SmoothWeighted(eqx.Module):
         )
 
 
-class Apart(eqx.Module):
+class Apart(Pytree):
     """A step for prompts, in which nothing decodes, and one for requests that decode.
 
     What is prefilled is there after the first; who decodes waits for both, so the interval and its
@@ -63,9 +64,7 @@ class Apart(eqx.Module):
         has_others = jnp.asarray(batch.decode_requests) > 0
         kept = jax.tree.map(lambda x: jnp.where(has_others, x, 0.0), decode)
         both = jax.tree.map(lambda p, d: p + d, prefill, kept)
-        mixed = eqx.tree_at(
-            lambda time: (time.latency, time.launches), both, (prefill.latency, prefill.launches)
-        )
+        mixed = replace(both, latency=prefill.latency, launches=prefill.launches)
         return jax.tree.map(lambda m, d: jnp.where(has_prompt, m, d), mixed, decode)
 
 

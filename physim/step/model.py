@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.residual import features
 from physim.grids.efficiency import along
 from physim.printable import shown
+from physim.pytree import Pytree, outlined
 from physim.step.batch import Batch
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.drafting import PART, further_pass, passes_seconds
@@ -38,7 +38,7 @@ Parts = Float[AnyArray, " parts"]
 _DRAFT = PART_NAMES.index(PART.name)
 
 
-class StepTime(eqx.Module):
+class StepTime(Pytree):
     """The time of a step and where it goes, seconds.
 
     Attributes:
@@ -62,8 +62,7 @@ class StepTime(eqx.Module):
 
     def __repr__(self) -> str:
         if not known_number(self.latency):
-            text: str = eqx.tree_pformat(self)
-            return text
+            return outlined(self)
         ranked = sorted(self.parts.items(), key=lambda part: -float(part[1]))
         parts = [
             f"{name.replace('_', ' ')} {1e3 * float(seconds):.3g}"
@@ -87,7 +86,7 @@ class Families(NamedTuple):
     prefill: Parts
 
 
-class StepModel(eqx.Module):
+class StepModel(Pytree):
     """Time of an engine step as a function of its batch.
 
     Attributes:

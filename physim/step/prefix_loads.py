@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import equinox as eqx
 import jax.numpy as jnp
 
+from physim.pytree import Pytree
 from physim.types import Scalar
 
 
-class StepLoads(eqx.Module):
+class StepLoads(Pytree):
     """What prompts load with their step, where the engine does not load apart from steps.
 
     Attributes:

@@ -12,15 +12,15 @@ never faster; most have a curve of measured time above it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from physim import roofline
 from physim.corrections.fields import selector
+from physim.pytree import Pytree
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS, SPREADS, TOKENS
 from physim.step.sizes import KNOTS, SIZES
 from physim.types import AnyArray, Number, Scalar
@@ -158,7 +158,7 @@ class PrefillRow:
 Row = SizeRow | DecodeRow | PrefillRow
 
 
-class SizeRows(eqx.Module):
+class SizeRows(Pytree):
     """The arrays of `SizeRow`: work in seconds at peak FLOP/s and at the bandwidth.
 
     Rows over one size stand together, in the order of `SIZES`.
@@ -183,7 +183,7 @@ class SizeRows(eqx.Module):
         is_bent: Whether the residual multiplies it.
     """
 
-    slots: tuple[int, ...] = eqx.field(static=True)
+    slots: tuple[int, ...] = field(metadata={"static": True})
     count: Float[AnyArray, " rows"]
     compute: Float[AnyArray, " rows"]
     at_limit: Float[AnyArray, " rows"]
@@ -303,7 +303,7 @@ class SizeRows(eqx.Module):
         return self.compute * size, self.fixed + self.memory * size + self.expert @ visited
 
 
-class DecodeRows(eqx.Module):
+class DecodeRows(Pytree):
     """The arrays of `DecodeRow`: work in seconds at peak FLOP/s and at the bandwidth.
 
     Attributes:
@@ -368,7 +368,7 @@ class DecodeRows(eqx.Module):
         return jnp.maximum(self.pair_compute * queries * attended, memory)
 
 
-class PrefillRows(eqx.Module):
+class PrefillRows(Pytree):
     """The arrays of `PrefillRow`: work in seconds at peak FLOP/s and at the bandwidth.
 
     Attributes:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from physim.models.architecture import ModelArch
+from physim.pytree import Pytree
 from physim.step.batch import Batch
 from physim.step.curves import MESSAGE_BYTES, TOKENS
 from physim.types import Knots, Scalar
 
 
-class Setting(eqx.Module):
+class Setting(Pytree):
     """What sizes of a step depend on beside its batch.
 
     Attributes:

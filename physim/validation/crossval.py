@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
@@ -173,7 +172,7 @@ def _predictor(
         known = observed.column("experiment")[~outside].tolist()
         own = replace(
             problem,
-            stages=eqx.tree_at(lambda s: s.weight, problem.stages, weight),
+            stages=replace(problem.stages, weight=weight),
             cycles=trace.of_experiments(known).cycles if trace else None,
         )
         if before.evidence is None and method != ALL_LEVELS:
