@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from physim import compiled, kept, sources
+from physim.pytree import Pytree
 
 # Says so whenever it is traced.
 MODULE = """
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     solved: Any
 
 
-class Named(eqx.Module):
+class Named(Pytree):
     rows: dict[str, Any]
     label: Any = None
 
