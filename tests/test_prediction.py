@@ -377,6 +377,29 @@ def test_what_stands_for_a_trace_has_its_prefixes_and_lengths(tmp_path, spread):
     assert found.pool.kv_use == pytest.approx(expected.pool.kv_use, rel=0.03)
 
 
+def test_a_trace_with_prefixes_on_separate_pools(tmp_path):
+    """A request forgets what it shares once it leaves for the second pool."""
+    rows = (
+        {
+            "timestamp": 300 * number,
+            "input_length": 2000,
+            "output_length": 20,
+            "hash_ids": [1, 2, 100 + number, 200 + number],
+        }
+        for number in range(40)
+    )
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    pools = {"prefill": {"replicas": 2}, "decode": {"tp": 2}}
+    case = Case.from_options("Qwen/Qwen3-8B", gpu="h100", **pools)
+    found = physim.predict_trace(case, trace, fit="none")
+    # Two servers compute the first two blocks of 512 tokens once each.
+    assert found.pools[0].hit_rate == pytest.approx(38 * 1024 / (40 * 2000), rel=0.01)
+    assert found.requests_per_s == pytest.approx(10 / 3, rel=0.1)
+    with pytest.raises(InputError, match="method: fluid predicts a trace on one server, not on"):
+        physim.predict_trace(case, trace, fit="none", method="fluid")
+
+
 @pytest.mark.parametrize(("clients", "seats"), [(512, 128), (32, 8), (32, 2)])
 @pytest.mark.slow
 def test_percentiles_of_clients_who_wait_in_line_are_the_replays(clients, seats):

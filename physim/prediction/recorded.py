@@ -31,8 +31,11 @@ def fluid_trace(case: Case, trace: Path, known: Calibration, timeout_s: float | 
 
     Raises:
         InputError: The trace cannot be read, its requests wait for answers or would not fit, or
-            data-parallel ranks would share them.
+            several servers or data-parallel ranks would share them.
     """
+    if not case.service.is_single:
+        problem = "fluid predicts a trace on one server, not on several"
+        raise InputError("method", problem, "use --method replay")
     found = read_turns(trace, arrivals=True)
     if found.turns is not None:
         problem = "is of conversations, whose turns wait for answers"

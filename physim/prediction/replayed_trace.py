@@ -72,9 +72,12 @@ def _stand_in(result: Replayed, servers: int) -> Load:
         np.array([getattr(one, name) for one in ran]) for name in ("input_tokens", "output_tokens")
     )
     rate = len(arrivals) / max(arrivals[-1] - arrivals[0], 1e-3)
+    sharing = [one for one in ran if one.cached_tokens]
+    # What a request shares is forgotten where it goes on to another pool.
+    is_told = all(one.path for one in sharing)
     # Every rank keeps prefixes of its own.
-    prefixes = max(len({id(one.path[0]) for one in ran if one.cached_tokens}) // ranks, 1)
-    if prefixes * (inputs + outputs).mean() > result.entry.kv.tokens:
+    prefixes = max(len({id(one.path[0]) for one in sharing if one.path}) // ranks, 1)
+    if not is_told or prefixes * (inputs + outputs).mean() > result.entry.kv.tokens:
         return Load.of_requests(RequestLengths.from_columns(inputs, outputs, found), rate=rate)
     return Load(
         input_tokens=observed(np.minimum(cached + inputs - found, longest - 1.0).tolist()),
