@@ -328,7 +328,7 @@ def test_what_cannot_be_asked_for(options, message):
 
 def test_what_only_one_server_is_asked_about():
     case = physim.Case.from_options(MODEL, gpu="h100_sxm", replicas=2, rate=2.0, **LOAD)
-    with pytest.raises(InputError, match="service: has 2 servers in 1 pools, where one is asked"):
+    with pytest.raises(InputError, match="service: has 2 servers, where one is asked"):
         physim.explain(case)
 
 

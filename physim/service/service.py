@@ -247,10 +247,12 @@ class Service:
             InputError: It has several.
         """
         if not self.is_single:
-            servers = sum(pool.replicas for pool in self.pools)
+            servers = f"{sum(pool.replicas for pool in self.pools)} servers"
+            if len(self.pools) > 1:
+                servers += f" in {len(self.pools)} pools"
             raise InputError(
                 "service",
-                f"has {servers} servers in {len(self.pools)} pools, where one is asked about",
+                f"has {servers}, where one is asked about",
                 "ask about one server, under its share of the load",
             )
         return self.pools[0].server
