@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 from jax.tree_util import GetAttrKey
@@ -41,15 +41,26 @@ class Pytree:
             return zip(keys, leaves, strict=True), aside
 
         def put_together(aside: tuple[Any, ...], leaves: Iterable[Any]) -> Pytree:
-            record = object.__new__(cls)
-            for name, value in zip((*traced, *static), (*leaves, *aside), strict=True):
-                object.__setattr__(record, name, value)
-            return record
+            return _made(cls, dict(zip((*traced, *static), (*leaves, *aside), strict=True)))
 
         jax.tree_util.register_pytree_with_keys(cls, with_keys, put_together, taken_apart)
 
     def __repr__(self) -> str:
         return outlined(self)
+
+
+Record = TypeVar("Record", bound=Pytree)
+
+
+def swapped(record: Record, **leaves: Any) -> Record:
+    """A record with other leaves, of any shapes, such as those of many records at once.
+
+    Args:
+        record: The record.
+        **leaves: The new ones by the names of their fields.
+    """
+    fields = {one.name: getattr(record, one.name) for one in dataclasses.fields(record)}
+    return _made(type(record), {**fields, **leaves})
 
 
 def outlined(record: Pytree) -> str:
@@ -62,3 +73,11 @@ def outlined(record: Pytree) -> str:
 
     text: str = eqx.tree_pformat(record)
     return text
+
+
+def _made(kind: type[Record], fields: dict[str, Any]) -> Record:
+    """A record of some fields, which are not looked at."""
+    record = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(record, name, value)
+    return record

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from physim.pytree import Pytree
+from physim.pytree import Pytree, swapped
 from physim.types import Scalar
 
 
@@ -45,6 +45,12 @@ def test_a_record_is_a_function_that_can_be_mapped_and_differentiated():
     np.testing.assert_allclose(mapped, [1.0, 3.0, 5.0])
     slope = jax.jit(jax.grad(lambda line: line(5.0)))(Line(2.0, label="steep"))
     assert (float(slope.slope), float(slope.shift), slope.label) == (5.0, 1.0, "steep")
+
+
+def test_leaves_are_swapped_for_others_of_any_shape():
+    many = swapped(Line(2.0, 3.0, label="a"), slope=np.arange(4.0))
+    np.testing.assert_array_equal(many.slope, np.arange(4.0))
+    assert (type(many), many.shift, many.label) == (Line, 3.0, "a")
 
 
 def test_a_record_does_not_change():

@@ -18,7 +18,7 @@ from physim.inputs.case import Case
 from physim.metrics import PERCENTILES
 from physim.prediction.arrays import CaseArrays, row_of, stack
 from physim.prediction.steady import solve_offered, solve_saturated
-from physim.pytree import Pytree
+from physim.pytree import Pytree, swapped
 from physim.questions.objectives import EACH, NOTHING, Objective, Requirements
 
 # Predictions that are made at once, of few and of many. More at once are no faster, since all wait
@@ -177,9 +177,9 @@ class Servers:
         count: int,
     ) -> Latencies:
         systems, corrections = row_of((self._systems, self._corrections), rows)
-        demand = replace(systems.demand, rate=rates)
+        demand = swapped(systems.demand, rate=rates)
         if clients is not None:
-            demand = replace(demand, concurrency=clients)
+            demand = swapped(demand, concurrency=clients)
         state, drawn = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:count],
             solve_offered(replace(systems, demand=demand), corrections),
