@@ -46,7 +46,7 @@ _OPTIONS: dict[str, Any] = {
 }
 # A call with less than so many numbers, each used once, runs in a millisecond or two even without
 # optimisation, which takes longer than all else.
-_FEW = 130_000
+_FEW = 100_000
 _QUICK = _OPTIONS | {"xla_backend_optimization_level": 0}
 # Of JAX's settings those that change what a function computes.
 _SETTINGS = (

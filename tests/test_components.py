@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from physim import roofline
 from physim.corrections.fields import Corrections
-from physim.grids.efficiency import hat_weights
 from physim.grids.store import load_expert_grid, load_grid
 from physim.inputs.deployment import Deployment
-from physim.models.formats import BFLOAT16, FLOAT32, FP8
+from physim.models.formats import FLOAT32
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -164,10 +163,10 @@ def test_experts_by_hand():
     # Four visit 5.469, choosing on their own.
     four = 3 * 2 * (8 * (1 - 0.75**4) * 1200 + 160) * 1e-12
     assert parts_of([row], prompt(4.0))["experts"] == pytest.approx(four)
-    # Of tokens alike, 4^0.9 do: between the table's knots of 3 and 4, in logarithm.
+    # Of tokens alike, 4^0.9 do: between the table's knots of 2.83 and 4, in logarithm.
     alike = Corrections(expert_independence=float(np.log(0.9)))
-    share = np.log(4**0.9 / 3) / np.log(4 / 3)
-    knots = [8 * (1 - 0.75**tokens) * 1200 + 40 * tokens for tokens in (3, 4)]
+    share = (0.9 * 2 - 1.5) / 0.5
+    knots = [8 * (1 - 0.75**tokens) * 1200 + 40 * tokens for tokens in (2**1.5, 4)]
     expected = 3 * 2 * knots[0] ** (1 - share) * knots[1] ** share * 1e-12
     found = parts_of([row], prompt(4.0), corrections=alike)["experts"]
     assert found == pytest.approx(expected)
@@ -622,20 +621,6 @@ def test_gemm_agrees_with_measured_rows(table, tokens, n, k, measured):
     bound = roofline.seconds(roofline.gemm(tokens, n, k, size, size), peak, 3.35e12)
     efficiency = load_grid("h100_sxm", table).efficiency(tokens=tokens, n=n, k=k)
     assert bound / efficiency == pytest.approx(measured, rel=0.002)
-
-
-@pytest.mark.parametrize(("form", "peak"), [(BFLOAT16, 989.4e12), (FP8, 1978.9e12)])
-def test_gemms_agree_with_measured_rows_at_any_number_of_tokens(form, peak):
-    """Full tiles are quickest: a token more than 1,024 or 2,048 took up to half as much again."""
-    placement = Placement(placed("Qwen/Qwen3-14B"))
-    row = gemm_row(placement, "output", "attention", 1.0, 5120, 5120, form)
-    grid, size = load_grid("h100_sxm", f"gemm_{form.name}"), form.bytes_per_weight
-    tokens = np.rint(np.geomspace(65, 4353, 100))
-    bound = roofline.seconds(roofline.gemm(tokens, 5120, 5120, size, size), peak, 3.35e12)
-    measured = bound / np.exp(grid.sliced(n=5120.0, k=5120.0).resampled(tokens=tokens))
-    log_ratio = hat_weights(TOKENS, tokens, np) @ row.log_seconds - np.log(measured)
-    assert np.mean(log_ratio) == pytest.approx(0.0, abs=0.03)
-    assert np.mean(np.abs(log_ratio)) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,15 @@ def root_of_cases(
         return after._replace(case=bracket.case + (~search | ~searching(after)))
 
     _, *shapes = jax.eval_shape(function, lower, parameters, jnp.zeros((), int))
-    found, of_case = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    of_cases = jax.tree.map(lambda leaf: jnp.zeros((cases, *leaf.shape), leaf.dtype), of_case)
-    low, high, none = lower - start, upper - start, jnp.zeros((), int)
+    # Of the bounds, in form: where these are mapped over JAX batches the loop once, not twice.
+    nothing = 0.0 * lower
+    found, of_case = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(nothing.astype(leaf.dtype), leaf.shape), shapes
+    )
+    of_cases = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(nothing.astype(leaf.dtype), (cases, *leaf.shape)), of_case
+    )
+    low, high, none = lower - start, upper - start, nothing.astype(int)
     begin = _Bracket(lower, upper, low, high, lower, high, found, of_cases, none, none)
     end = jax.lax.while_loop(lambda bracket: bracket.case < cases, narrow, begin)
     return end.point, end.found, end.of_cases

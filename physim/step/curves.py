@@ -10,12 +10,7 @@ import numpy as np
 
 from physim.service.server import EXPERT_LOADS
 
-# GEMMs are computed in tiles of 64 to 256 tokens. Where all are full they are quickest, and a token
-# more takes up to half as much again, so that there is a knot on either side. Steps of one load
-# differ by more tokens than lie between the two, without which times would jump.
-_FULL_TILES = np.array([64, 128, 256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096])
-_OCTAVES = 2.0 ** np.arange(19)
-TOKENS = np.unique([*_OCTAVES, *1.5 * _OCTAVES[1:14], *_FULL_TILES, *_FULL_TILES * (1 + 1 / 64)])
+TOKENS = 2.0 ** np.arange(0, 18.5, 0.5)
 REQUESTS = 2.0 ** np.arange(14)
 CONTEXT = 2.0 ** np.arange(1, 22)
 CHUNK = 2.0 ** np.arange(19)
