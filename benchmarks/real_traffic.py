@@ -170,7 +170,8 @@ def case_of(row: Row) -> Any:
 
 def workload(row: Row, rate: float, seed: int = 1) -> Any:
     """The requests of a row; see the top of this file."""
-    from physim.replay.workload import Request, Workload
+    from physim.replay.request import Request
+    from physim.replay.workload import Workload
 
     rng = np.random.default_rng(seed)
     inputs, _, outputs = lengths(row.lengths).arrays

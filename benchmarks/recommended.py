@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import physim
 from physim.inputs.case import Case
 from physim.prediction.many import predict_cases
-from physim.questions.recommendation import Choice, Recommendation, shared
+from physim.questions.choices import Choice, Recommendation
+from physim.questions.recommendation import shared
 
 PRICES = {"a100_sxm": 1.4, "h100_sxm": 2.5, "h200_sxm": 3.2}
 MODELS = (

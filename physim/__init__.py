@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from physim.prediction.many import predict_cases
     from physim.prediction.results import Prediction
     from physim.questions.capacity import Capacity, capacity
+    from physim.questions.choices import Choice, Recommendation
     from physim.questions.comparison import Comparison, compare
     from physim.questions.elasticities import Elasticities, explain
     from physim.questions.objectives import Objective
-    from physim.questions.recommendation import Choice, Recommendation, recommend
-    from physim.questions.scaling import ScaledDay, scale
+    from physim.questions.recommendation import recommend
+    from physim.questions.scaled_day import ScaledDay
+    from physim.questions.scaling import scale
     from physim.questions.service_explanation import ServiceExplanation, explain_service
     from physim.questions.sweep import CaseGrid, sweep
     from physim.replay.workload import Conversations
@@ -60,7 +62,7 @@ _HOME = {
     "Batch": "physim.step.batch",
     "Capacity": "physim.questions.capacity",
     "Case": "physim.inputs.case",
-    "Choice": "physim.questions.recommendation",
+    "Choice": "physim.questions.choices",
     "CaseGrid": "physim.questions.sweep",
     "CaseOptions": "physim.inputs.case",
     "Check": "physim.prediction.checked",
@@ -81,9 +83,9 @@ _HOME = {
     "Prediction": "physim.prediction.results",
     "Stage": "physim.inputs.stages",
     "Parallelism": "physim.models.parallelism",
-    "Recommendation": "physim.questions.recommendation",
+    "Recommendation": "physim.questions.choices",
     "RequestLengths": "physim.inputs.request_lengths",
-    "ScaledDay": "physim.questions.scaling",
+    "ScaledDay": "physim.questions.scaled_day",
     "ServiceExplanation": "physim.questions.service_explanation",
     "StepModel": "physim.step.model",
     "StepTime": "physim.step.model",

@@ -58,8 +58,13 @@ def swapped(record: Record, **leaves: Any) -> Record:
     Args:
         record: The record.
         **leaves: The new ones by the names of their fields.
+
+    Raises:
+        TypeError: It has no such field.
     """
     fields = {one.name: getattr(record, one.name) for one in dataclasses.fields(record)}
+    if unknown := leaves.keys() - fields.keys():
+        raise TypeError(f"{type(record).__name__} has no {', '.join(sorted(unknown))}")
     return _made(type(record), {**fields, **leaves})
 
 

@@ -23,10 +23,11 @@ from physim.errors import InputError
 from physim.prediction import replayed
 from physim.replay import cluster
 from physim.replay.outcome import Replayed
+from physim.replay.request import Request
 from physim.replay.scheduler import Scheduler
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, drawn
+from physim.replay.workload import drawn
 from physim.service.phases import DECODE
 from physim.service.routers import BY_LOAD, ROUND_ROBIN, ROUTERS
 

@@ -4,8 +4,8 @@ import numpy as np
 
 import physim
 from physim.batching.demand import Demand
+from physim.replay.request import Request
 from physim.replay.segment import Segment
-from physim.replay.workload import Request
 
 # Blocks of a prefix and of the rest of a prompt, which alone is left of one-token answers.
 PREFIX, REST = 32, 6

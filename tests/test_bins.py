@@ -13,8 +13,9 @@ import physim
 from physim.corrections.fields import Corrections, flat
 from physim.errors import InputError
 from physim.fitting.fit import fit
-from physim.fitting.objective import Problem, percentiles_along
+from physim.fitting.objective import Problem
 from physim.fitting.observations import METRICS, chunks_of, observe
+from physim.fitting.slopes import percentiles_along
 from physim.measured.histogram import Histogram, bins_in
 from physim.measured.runs_csv import read_tables
 

@@ -28,8 +28,9 @@ from physim.models.lookup import checkpoint_of
 from physim.prediction.arrays import step_model_of
 from physim.prediction.commands import bench_command, manifest_of, missing_for, serve_command
 from physim.replay.cluster import replay
+from physim.replay.request import Request
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.step.lowering import assumptions, rows_of
 
 MODEL = "Qwen/Qwen3-32B"

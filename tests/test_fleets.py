@@ -19,10 +19,10 @@ from physim.prediction.commands import serve_commands
 from physim.prediction.replayed import replay_load
 from physim.replay.cluster import Cluster
 from physim.replay.kv_cache import KVCache
+from physim.replay.request import Request
 from physim.replay.routers import router_named
 from physim.replay.scheduler import Scheduler
 from physim.replay.segment import Segment
-from physim.replay.workload import Request
 
 MODEL = "Qwen/Qwen3-8B"
 LOAD = {"input_tokens": 2000, "output_tokens": 150, "arrival": "poisson"}

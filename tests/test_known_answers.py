@@ -8,8 +8,9 @@ from physim.batching.limits import Limits
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.replay.cluster import replay
+from physim.replay.request import Request
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload, drawn
+from physim.replay.workload import Workload, drawn
 
 BETA = (6910.42e-6, 17.67e-6, 2.84e-6)
 ALPHA = (1601.35e-6, 3.51e-6, 1805.54e-6)

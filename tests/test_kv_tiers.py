@@ -32,10 +32,11 @@ from physim.prediction.commands import serve_command
 from physim.replay.cluster import Cluster, replay
 from physim.replay.kv_cache import KVCache
 from physim.replay.lower_cache import LowerCache
+from physim.replay.request import Request
 from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, WalkedStepTimes
-from physim.replay.workload import Request, Workload, drawn
+from physim.replay.workload import Workload, drawn
 from physim.service.kv_store import KVStore, KVTier
 
 MODEL = "Qwen/Qwen3-14B"

@@ -19,8 +19,9 @@ from physim.grids.store import load_grid
 from physim.prediction.arrays import step_model_of
 from physim.prediction.checked import checked
 from physim.replay.cluster import replay
+from physim.replay.request import Request
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.step.batch import Batch
 from physim.step.component import Placement
 from physim.step.components.all_reduce import SKEW_S

@@ -47,11 +47,11 @@ from physim.prediction.results import (
 )
 from physim.printable import printable
 from physim.questions.capacity import Capacity
+from physim.questions.choices import Choice, Recommendation
 from physim.questions.comparison import Comparison
 from physim.questions.elasticities import Elasticities
 from physim.questions.objectives import Objective, Requirements
 from physim.questions.pareto import Tradeoff
-from physim.questions.recommendation import Choice, Recommendation
 from physim.questions.schedule import ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.service.service import Service

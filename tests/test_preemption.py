@@ -27,7 +27,8 @@ from physim.inputs.lengths import Lengths, lengths
 from physim.inputs.load import Load
 from physim.prediction.replayed import replay_of
 from physim.replay.cluster import replay
-from physim.replay.workload import Request, Workload, drawn
+from physim.replay.request import Request
+from physim.replay.workload import Workload, drawn
 
 MANY = 10**6
 

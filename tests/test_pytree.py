@@ -51,6 +51,8 @@ def test_leaves_are_swapped_for_others_of_any_shape():
     many = swapped(Line(2.0, 3.0, label="a"), slope=np.arange(4.0))
     np.testing.assert_array_equal(many.slope, np.arange(4.0))
     assert (type(many), many.shift, many.label) == (Line, 3.0, "a")
+    with pytest.raises(TypeError, match="Line has no slopes"):
+        swapped(Line(2.0), slopes=np.arange(4.0))
 
 
 def test_a_record_does_not_change():

@@ -19,10 +19,11 @@ from physim.inputs.load import Load
 from physim.inputs.stages import Stage
 from physim.replay.cluster import Cluster, replay
 from physim.replay.kv_cache import KVCache
+from physim.replay.request import Request
 from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
-from physim.replay.workload import Conversations, Request, Workload, drawn, read_trace
+from physim.replay.workload import Conversations, Workload, drawn, read_trace
 
 LINEAR = LinearStepTimes(6.9e-3, 17.67e-6, 31e-6)
 # A longest context that no request reaches, tokens.

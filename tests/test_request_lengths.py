@@ -22,8 +22,9 @@ from physim.inputs.request_lengths import RequestLengths, presets
 from physim.inputs.request_points import joint_points, longest_parts, scramble
 from physim.inputs.request_traces import read_requests
 from physim.replay.cluster import replay
+from physim.replay.request import Request
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload, drawn, read_trace
+from physim.replay.workload import Workload, drawn, read_trace
 
 
 def heavy(count=20_000, seed=0):

@@ -15,9 +15,10 @@ from physim.batching.limits import Limits
 from physim.batching.room_ahead import RoomAhead
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.kv_cache import KVCache
+from physim.replay.request import Request
 from physim.replay.room import Room
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.service.phases import DECODE, PREFILL
 from physim.service.service import Transfer
 

@@ -14,9 +14,10 @@ from physim.cli import app
 from physim.errors import InputError
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.past import SeenServer
+from physim.replay.request import Request
 from physim.replay.scaling import replay_scaled
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.service.routers import BY_LOAD, PREFIX_SCORES, ROUTERS
 from physim.service.scaling import Autoscaling, Timetable
 

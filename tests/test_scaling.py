@@ -22,15 +22,16 @@ from physim.exports.autoscalers import hpa_yaml, keda_yaml
 from physim.inputs.profile import LoadProfile, Window
 from physim.inputs.stages import Stage
 from physim.questions.objectives import Requirements
-from physim.questions.scaling import ScalingRun
+from physim.questions.scaled_day import ScalingRun
 from physim.questions.schedule import Arrivals, ReplicaSchedule
 from physim.questions.thresholds import derived_hold_s, derived_threshold
 from physim.replay.cluster import ReplayPool, replay_pools
+from physim.replay.request import Request
 from physim.replay.routers import router_named
 from physim.replay.scaling import Replica, replay_scaled
 from physim.replay.segment import Segment
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload, drawn_windows
+from physim.replay.workload import Workload, drawn_windows
 from physim.service.routers import ROUTERS
 from physim.service.scaling import (
     Autoscaling,

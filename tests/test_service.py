@@ -13,11 +13,12 @@ from physim.errors import InputError
 from physim.inputs.pool_load import pool_load
 from physim.inputs.request_lengths import RequestLengths
 from physim.replay.cluster import Cluster
+from physim.replay.request import Request
 from physim.replay.routers import router_named
 from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.service.phases import DECODE, PHASES, PREFILL, decode_steps, visit
 from physim.service.policy import Policy
 from physim.service.service import Link, Pool, Service, Transfer

@@ -23,7 +23,8 @@ from physim.prediction.checked import Compared
 from physim.printable import aligned, shown
 from physim.questions.objectives import Requirements
 from physim.questions.pareto import Tradeoff
-from physim.questions.scaling import ScaledOptions, ScalingRun
+from physim.questions.scaled_day import ScalingRun
+from physim.questions.scaling import ScaledOptions
 from physim.questions.schedule import ReplicaSchedule
 from physim.questions.servers import Servers
 from physim.questions.service_explanation import ExplainedPool

@@ -12,10 +12,11 @@ from physim.errors import InputError
 from physim.replay.cluster import Cluster, replay
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
+from physim.replay.request import Request
 from physim.replay.segment import Segment
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import LinearStepTimes, ModelStepTimes, WalkedStepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.service.draft import Draft
 from physim.service.kv_store import KVStore, KVTier
 from physim.service.phases import DECODE, PREFILL

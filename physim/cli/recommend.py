@@ -29,8 +29,8 @@ from physim.inputs.load_request import LoadRequest
 from physim.options import options_of
 
 if TYPE_CHECKING:
+    from physim.questions.choices import Choice, Recommendation
     from physim.questions.objectives import Objective
-    from physim.questions.recommendation import Choice, Recommendation
 
 # What is said of a load beside its profile.
 _OF_A_DAY = ("arrival", "burstiness")

@@ -22,7 +22,7 @@ from physim.errors import InputError
 from physim.service.scaling import HOLD_S, LOOK_S, TOLERANCE
 
 if TYPE_CHECKING:
-    from physim.questions.scaling import ScaledDay
+    from physim.questions.scaled_day import ScaledDay
     from physim.questions.thresholds import Threshold
 
 _PANEL = "Scaling"

@@ -18,7 +18,7 @@ from physim.engines.engine import Counters, engine_named
 from physim.errors import InputError
 from physim.exports.block_yaml import as_yaml
 from physim.prediction.commands import resource_name
-from physim.questions.scaling import ScaledDay
+from physim.questions.scaled_day import ScaledDay
 from physim.service.scaling import (
     KV,
     PERIOD_S,

@@ -28,8 +28,9 @@ from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import Branch, branch_of
 from physim.errors import InputError
 from physim.fitting.next_runs import spread_of
-from physim.fitting.objective import cycles_along, latencies_along, pulled
+from physim.fitting.objective import pulled
 from physim.fitting.observations import METRICS, NOISE, Observed, observe
+from physim.fitting.slopes import cycles_along, latencies_along
 from physim.fitting.step_cycles import CLOCK_NAMES, observe_served
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.inputs.case import Case

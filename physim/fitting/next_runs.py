@@ -24,8 +24,8 @@ from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import prior_widths
 from physim.engines.engine import engine_named
 from physim.errors import InputError
-from physim.fitting.objective import cycles_along, latencies_along
 from physim.fitting.observations import METRICS, NOISE, chunks_of
+from physim.fitting.slopes import cycles_along, latencies_along
 from physim.fitting.step_cycles import CLOCK_NAMES, Cycles
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
 from physim.inputs.case import Case, CaseOptions

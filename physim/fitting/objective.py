@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from physim.corrections.fields import CORRECTIONS, labels
 from physim.corrections.files import Fit
 from physim.corrections.levels import Evidence, Spread, Tree, Widths, prior_widths
-from physim.fitting.bins import COARSER, log_percentiles
+from physim.fitting.bins import COARSER
 from physim.fitting.observations import (
     METRICS,
     NOISE,
     Observed,
-    ObservedChunk,
     Stages,
     groups,
-    log_predicted,
 )
-from physim.fitting.step_cycles import CLOCK_NAMES, Cycles, Trace, log_time
+from physim.fitting.slopes import cycles_along, latencies_along, percentiles_along
+from physim.fitting.step_cycles import CLOCK_NAMES, Cycles, Trace
 from physim.fitting.step_cycles import NOISE as STEP_NOISE
-from physim.kept import kept
-from physim.prediction.arrays import CaseArrays
-from physim.step.batch import Batch
-from physim.step.lowering import StepOps
-from physim.step.mixed_steps import Mixing
-from physim.types import AnyArray
 
 # The network of the residual takes so many campaigns: fewer do not tell it from their own ways.
 _CAMPAIGNS = 3
@@ -458,133 +449,3 @@ class Problem:
             weights,
             self.branch[bins.row],
         )
-
-
-def latencies_along(
-    chunks: Sequence[ObservedChunk],
-    numbers: Float[np.ndarray, "rows n"],
-    directions: Float[np.ndarray, "k n"] | None,
-) -> tuple[Float[np.ndarray, "rows metrics"], Float[np.ndarray, "rows metrics n"]]:
-    """Logarithms of TTFT, ITL and E2E of loads that stay, and their slopes in the corrections.
-
-    Args:
-        chunks: The loads.
-        numbers: The corrections of each, flat.
-        directions: The corrections that slopes are wanted in; without any, slopes are zero.
-    """
-    values = np.zeros((len(numbers), len(METRICS)))
-    slopes = np.zeros((*values.shape, numbers.shape[1]))
-    for chunk in chunks:
-        logs, slope = _of_stages(chunk.filled(numbers), directions, chunk.systems)
-        count = len(chunk.places)
-        values[chunk.places] = logs[:count]
-        if slope is not None:
-            slopes[chunk.places] = slope[:count] @ directions
-    return values, slopes
-
-
-def percentiles_along(
-    chunks: Sequence[ObservedChunk],
-    shares: Float[np.ndarray, "rows metrics most"],
-    numbers: Float[np.ndarray, "rows n"],
-    directions: Float[np.ndarray, "k n"] | None,
-) -> tuple[Float[np.ndarray, "rows metrics most"], Float[np.ndarray, "rows metrics most n"]]:
-    """Logarithms of percentiles of TTFT, ITL and E2E of loads that stay, and their slopes.
-
-    Args:
-        chunks: The loads.
-        shares: Which percentiles of each, as shares.
-        numbers: The corrections of each, flat.
-        directions: The corrections that slopes are wanted in; without any, slopes are zero.
-    """
-    values = np.zeros(shares.shape)
-    slopes = np.zeros((*values.shape, numbers.shape[1]))
-    for chunk in chunks:
-        own = chunk.filled(shares.reshape(len(shares), -1)).reshape(-1, *shares.shape[1:])
-        logs, slope = _of_percentiles(chunk.filled(numbers), directions, chunk.systems, own)
-        count = len(chunk.places)
-        values[chunk.places] = logs[:count]
-        if slope is not None:
-            slopes[chunk.places] = slope[:count] @ directions
-    return values, slopes
-
-
-def cycles_along(
-    cycles: Cycles,
-    numbers: Float[AnyArray, "runs n"],
-    directions: Float[np.ndarray, "k n"] | None,
-) -> tuple[Float[np.ndarray, " steps"], Float[np.ndarray, "steps n"]]:
-    """Logarithms of steps' times, and their slopes in the corrections of their run.
-
-    Args:
-        cycles: The steps.
-        numbers: The corrections of each run, flat.
-        directions: The corrections that slopes are wanted in; without any, slopes are zero.
-    """
-    logs = np.zeros(len(cycles.observed))
-    slopes = np.zeros((len(logs), np.shape(numbers)[1]))
-    for place, piece in cycles.chunks():
-        found, slope = _of_cycles(
-            numbers, directions, piece.ops, piece.run, piece.batch, piece.clock, piece.mixing
-        )
-        count = place.stop - place.start
-        logs[place] = found[:count]
-        if slope is not None:
-            slopes[place] = slope[:count] @ directions
-    return logs, slopes
-
-
-def _along(
-    function: Callable[[AnyArray], AnyArray], numbers: AnyArray, directions: AnyArray | None
-) -> tuple[AnyArray, AnyArray | None]:
-    """A function's value, and its slopes along directions if there are any."""
-    if directions is None:
-        return function(numbers), None
-
-    def values(steps: AnyArray) -> tuple[AnyArray, AnyArray]:
-        found = function(numbers + steps @ directions)
-        return found, found
-
-    slopes, found = jax.jacfwd(values, has_aux=True)(jnp.zeros(len(directions)))
-    return found, slopes
-
-
-@kept
-def _of_stages(
-    numbers: AnyArray, directions: AnyArray | None, systems: CaseArrays
-) -> tuple[AnyArray, AnyArray | None]:
-    def one(own: AnyArray, system: CaseArrays) -> tuple[AnyArray, AnyArray | None]:
-        return _along(lambda moved: log_predicted(moved, system), own, directions)
-
-    return jax.vmap(one)(numbers, systems)
-
-
-@kept
-def _of_percentiles(
-    numbers: AnyArray, directions: AnyArray | None, systems: CaseArrays, shares: AnyArray
-) -> tuple[AnyArray, AnyArray | None]:
-    def one(own: AnyArray, system: CaseArrays, share: AnyArray) -> tuple[AnyArray, AnyArray | None]:
-        return _along(lambda moved: log_percentiles(moved, system, share), own, directions)
-
-    return jax.vmap(one)(numbers, systems, shares)
-
-
-@kept
-def _of_cycles(
-    numbers: AnyArray,
-    directions: AnyArray | None,
-    ops: StepOps,
-    runs: AnyArray,
-    batches: Batch,
-    clocks: AnyArray,
-    mixing: Mixing,
-) -> tuple[AnyArray, AnyArray | None]:
-    def one(run: AnyArray, batch: Batch, clock: AnyArray) -> tuple[AnyArray, AnyArray | None]:
-        own = jax.tree.map(lambda leaf: jnp.asarray(leaf)[run], ops)
-
-        def log(moved: AnyArray) -> AnyArray:
-            return log_time(moved, own, mixing, batch, clock)
-
-        return _along(log, jnp.asarray(numbers)[run], directions)
-
-    return jax.vmap(one)(jnp.asarray(runs), batches, jnp.asarray(clocks))

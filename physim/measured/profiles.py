@@ -14,7 +14,8 @@ from physim.inputs.lengths import observed
 from physim.inputs.profile import LoadProfile, Window, check_window, window_edges
 from physim.measured.prometheus import read_prometheus
 from physim.records import read_cells
-from physim.replay.workload import Request, read_trace
+from physim.replay.request import Request
+from physim.replay.workload import read_trace
 
 # Prefixes are as exact as a block of vLLM's.
 _BLOCK = 16

@@ -13,8 +13,8 @@ from physim.plot.figures import literal, new_figure, plain_ticks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from physim.questions.choices import Recommendation
     from physim.questions.pareto import Tradeoff
-    from physim.questions.recommendation import Recommendation
 
 
 def draw_pareto(recommendation: Recommendation) -> Axes:

@@ -13,7 +13,7 @@ from physim.questions.objectives import EACH
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from physim.questions.scaling import ScaledDay, ScalingRun
+    from physim.questions.scaled_day import ScaledDay, ScalingRun
 
 # Times of the day over which first tokens are summed up, and their percentiles.
 _PARTS = 120

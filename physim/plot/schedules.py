@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from physim.inputs.profile import Window
-    from physim.questions.recommendation import Recommendation
+    from physim.questions.choices import Recommendation
 
 # Pictures of more are hard to read.
 _SHOWN = 3

@@ -20,10 +20,11 @@ from physim.errors import InputError
 from physim.replay.config import ReplayConfig
 from physim.replay.outcome import EngineSamples, Gaps, Replayed, Work
 from physim.replay.past import SeenServer
+from physim.replay.request import Request
 from physim.replay.routers import Candidate, Router, router_named
 from physim.replay.server import ReplayServer
 from physim.replay.step_times import StepTimes
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.service.routers import ROUTERS
 from physim.service.service import Transfer
 

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from physim.replay.microbatch import Microbatch
+from physim.replay.request import Request
 from physim.replay.step_times import StepTimes
-from physim.replay.workload import Request
 from physim.service.draft import Draft
 
 # Ages for which there is room at first.

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from physim.replay.request import Request
 from physim.replay.step_times import StepTimes
-from physim.replay.workload import Request
 
 
 class PromptChunk(NamedTuple):

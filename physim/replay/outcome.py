@@ -11,7 +11,7 @@ import numpy as np
 
 from physim.metrics import METRICS, PERCENTILES, STATISTICS
 from physim.replay.config import ReplayConfig
-from physim.replay.workload import Request
+from physim.replay.request import Request
 from physim.service.phases import decode_steps
 
 if TYPE_CHECKING:

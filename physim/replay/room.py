@@ -11,7 +11,7 @@ from collections import deque
 
 from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache
-from physim.replay.workload import Request
+from physim.replay.request import Request
 from physim.service.policy import places_of
 
 

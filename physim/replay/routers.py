@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from physim.replay.config import ReplayConfig
+from physim.replay.request import Request
 from physim.replay.segment import Segment
-from physim.replay.workload import Request
 from physim.service.routers import (
     CACHE_AWARE,
     LEAST_KV,

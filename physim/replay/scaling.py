@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from physim.replay.cluster import Cluster, ReplayPool, outcome_of
 from physim.replay.outcome import Replayed
+from physim.replay.request import Request
 from physim.replay.routers import Candidate, Router, router_named
 from physim.replay.server import ReplayServer
-from physim.replay.workload import Request, Workload
+from physim.replay.workload import Workload
 from physim.service.routers import ROUTERS
 from physim.service.scaling import (
     KV,

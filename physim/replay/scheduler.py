@@ -24,9 +24,9 @@ from physim.replay.config import ReplayConfig
 from physim.replay.kv_cache import KVCache
 from physim.replay.lower_cache import LowerCache
 from physim.replay.microbatch import Microbatch, PromptChunk
+from physim.replay.request import Request
 from physim.replay.room import Room
 from physim.replay.segment import Segment
-from physim.replay.workload import Request
 from physim.service.phases import DECODE
 
 

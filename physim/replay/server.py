@@ -23,10 +23,10 @@ from physim.engines.host_memory import LAYERED
 from physim.replay.config import ReplayConfig
 from physim.replay.drafted_tokens import DraftedTokens
 from physim.replay.microbatch import Microbatch, SingleTokens
+from physim.replay.request import Request
 from physim.replay.scheduler import Scheduler
 from physim.replay.segment import Segment
 from physim.replay.step_times import StepTimes
-from physim.replay.workload import Request
 
 # Looks at the engine that are kept of a long replay.
 _MOST_SAMPLES = 2**18
