@@ -25,9 +25,14 @@ def prefixes_of(number: int, popularity: str) -> Prefixes:
     return Prefixes(SHARED * 16.0, *kind.classes(number), float(kind.in_turn), 0.0)
 
 
-def exact(number: int, popularity: str, blocks: int, requests: int = 12_000) -> float:
-    """Hit rate of requests that come one at a time, by blocks, without those of a cold cache."""
-    rng = np.random.default_rng(number)
+def exact(
+    number: int, popularity: str, blocks: int, requests: int = 12_000, seed: int | None = None
+) -> float:
+    """Hit rate of requests that come one at a time, by blocks: once the cache is full, or of all.
+
+    Of all where a seed is given.
+    """
+    rng = np.random.default_rng(number if seed is None else seed)
     which = Popularity.parse(popularity).drawn(rng, number, requests).tolist()
     segments = {one: Segment(0, SHARED * 16, 16) for one in which}
     cache, found = KVCache(blocks), []
@@ -39,7 +44,7 @@ def exact(number: int, popularity: str, blocks: int, requests: int = 12_000) -> 
         cache.take(SHARED - known + PRIVATE)
         segment.present = SHARED
         cache.give_up([segment], PRIVATE)
-    return float(np.mean(found[requests // 3 :])) / SHARED
+    return float(np.mean(found[requests // 3 if seed is None else 0 :])) / SHARED
 
 
 @pytest.mark.parametrize("popularity", ["in-turn", "uniform", "zipf:0.6", "zipf:1", "zipf:1.3"])
@@ -63,6 +68,29 @@ def test_hits_by_hand():
     assert hits(ten, blocks, 0.0, PRIVATE, PRIVATE, SHARED) == pytest.approx(0.25)
     # Four that run with 2 blocks each, not 6, leave 16 more.
     assert hits(ten, blocks, 4.0, 2.0, PRIVATE, SHARED) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("number", [3, 40, 900])
+@pytest.mark.parametrize("requests", [1, 50, 2000])
+def test_the_first_request_with_each_prefix_finds_none(number, requests):
+    """Of many blocks nothing is evicted: by chance P (1 - (1 - 1/P)^N) of N requests are first."""
+    for popularity, first in (
+        ("uniform", number * (1 - (1 - 1 / number) ** requests)),
+        ("in-turn", min(number, requests)),
+    ):
+        prefixes = prefixes_of(number, popularity)
+        found = hits(prefixes, 1e9, 0.0, PRIVATE, PRIVATE, SHARED, requests)
+        assert found == pytest.approx(1 - first / requests, abs=1e-9)
+
+
+@pytest.mark.parametrize("popularity", ["in-turn", "uniform", "zipf:1"])
+@pytest.mark.parametrize("requests", [200, 600, 3000])
+def test_hits_from_the_first_request_on_are_those_of_an_exact_cache(popularity, requests):
+    for blocks in (3000, 6000):
+        prefixes = prefixes_of(300, popularity)
+        found = hits(prefixes, blocks, 0.0, PRIVATE, PRIVATE, SHARED, requests)
+        seen = [exact(300, popularity, blocks, requests, seed) for seed in range(20)]
+        assert found == pytest.approx(np.mean(seen), abs=0.02)
 
 
 def test_what_the_load_says_is_found_is_found():

@@ -80,6 +80,16 @@ def test_so_it_does_under_other_loads(options, within):
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.04)
 
 
+@pytest.mark.parametrize("requests", [500, 3000])
+def test_of_clients_the_first_requests_with_each_prefix_compute_it(requests):
+    options: dict[str, Any] = {"rate": None, "arrival": "constant", "concurrency": 32}
+    options |= {"requests": requests, "prefixes": 50, "popularity": "uniform"}
+    options["output_tokens"] = physim.Lengths.exponential(150)
+    fluid, replayed = predicted(**options), predicted(**options, method="replay")
+    assert fluid.pool.hit_rate == pytest.approx(replayed.pool.hit_rate, abs=0.005)
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.02)
+
+
 @pytest.mark.slow
 def test_prefixes_that_do_not_fit_overload_a_server():
     """450 prefixes in turn, each evicted before it comes again."""

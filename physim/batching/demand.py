@@ -422,6 +422,11 @@ class Demand(Pytree):
         # Clients without a request do not count.
         return jnp.where(self.closed, jnp.minimum(self.concurrency, self.requests), 1.0)
 
+    @property
+    def requests_in_all(self) -> Scalar:
+        """Requests from the first to the last: those of clients, who may send only so many."""
+        return jnp.array(jnp.inf) if self.requests is None else self.requests
+
     def most_running(self, slots: Number) -> Scalar:
         """Requests that may run at once: of clients, no more than there are.
 

@@ -8,6 +8,8 @@ KV cache of an engine holds whole requests, so that time is counted in them: it 
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -74,13 +76,15 @@ def hits(
     runs: Scalar,
     leaves: Scalar,
     shared: Scalar,
+    requests: Scalar = math.inf,
 ) -> Scalar:
-    """Share of their prefixes' tokens that requests find in the cache.
+    """Share of their prefixes' tokens that requests find in a cache that is empty at first.
 
     Of ``N`` requests, of which ``n`` run, the cache holds ``n runs + (N - n) leaves`` blocks of
     their own and each of their prefixes once, and is full: the least recently used make room. A
     request finds its prefix if one of ``N`` requests before it had the same. In turn that is the
-    one as many before it as there are prefixes, of whose blocks the last are evicted first.
+    one as many before it as there are prefixes, of whose blocks the last are evicted first. The
+    first request with each prefix finds none.
 
     Args:
         prefixes: The prefixes.
@@ -89,6 +93,7 @@ def hits(
         runs: Blocks of a running request that it shares with none.
         leaves: Blocks that it leaves behind when it ends, of no use to others.
         shared: Blocks of a prefix.
+        requests: How many requests there are in all.
     """
     free = blocks - running * (runs - leaves)
     # At least those that run, of whom the cache has all; at least as many as if all had different
@@ -100,9 +105,14 @@ def hits(
         held = count * leaves + shared * prefixes.different(count)
         slope = leaves + shared * prefixes.each_more(count)
         count = count + jnp.maximum(free - held, 0.0) / slope
-    by_chance = jnp.minimum(prefixes.among(count), 1.0)
+    # Of the requests before the cache is full all but the first with each prefix find theirs.
+    filling = jnp.minimum(count, requests)
+    later = (1.0 - filling / requests) * prefixes.among(count)
+    by_chance = later + (filling - prefixes.different(filling)) / requests
+    by_chance = jnp.clip(by_chance, 0.0, 1.0)
     between = jnp.maximum(every - 1.0 - running, 0.0)
     short = running * runs + between * leaves + every * shared - blocks
     in_turn = jnp.clip(1.0 - short / jnp.maximum(shared, SMALL), 0.0, 1.0)
+    in_turn *= 1.0 - jnp.minimum(every, requests) / requests
     found = jnp.where(prefixes.in_turn, in_turn, by_chance)
     return jnp.where(jnp.asarray(prefixes.kept, bool) | (shared <= 0), 1.0, found)
