@@ -186,7 +186,7 @@ class Demand(Pytree):
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
-            requests=None if load.concurrency is None else float(load.requests or math.inf),
+            requests=None if load.concurrency is None else _requests_in_all(load),
             warm_up=None if load.concurrency is None else load.warm_up_s,
             input_tokens=load.mean_input,
             cached_tokens=strata.cached,
@@ -252,7 +252,8 @@ class Demand(Pytree):
         endless = jnp.full_like(jnp.asarray(self.rate, float), jnp.inf)
         if self.concurrency is None:
             return replace(self, rate=endless)
-        return replace(self, rate=endless, concurrency=endless, requests=endless)
+        prefixes = replace(self.prefixes, repeated=jnp.ones(()))
+        return replace(self, rate=endless, concurrency=endless, requests=endless, prefixes=prefixes)
 
     def where_found(self, share: Scalar) -> Demand:
         """The same requests, a share of which find their prefix in the cache, and others nothing.
@@ -422,11 +423,6 @@ class Demand(Pytree):
         # Clients without a request do not count.
         return jnp.where(self.closed, jnp.minimum(self.concurrency, self.requests), 1.0)
 
-    @property
-    def requests_in_all(self) -> Scalar:
-        """Requests from the first to the last: those of clients, who may send only so many."""
-        return jnp.array(jnp.inf) if self.requests is None else self.requests
-
     def most_running(self, slots: Number) -> Scalar:
         """Requests that may run at once: of clients, no more than there are.
 
@@ -525,10 +521,17 @@ def _prefixes_of(load: Load, tokens: float) -> Prefixes:
     """The prefixes of a load, of so many tokens; with lengths each request has its own."""
     given = load.lengths is not None
     popularity = Popularity.parse(load.popularity)
-    count, share = popularity.classes(_PRIVATE if given else load.prefixes)
+    number = _PRIVATE if given else load.prefixes
+    count, share = popularity.classes(number)
+    repeated = popularity.repeated(number, _requests_in_all(load))
     # The only one is never used least recently.
     kept = given or load.prefixes == 1 or not tokens
-    return Prefixes(tokens, count, share, float(popularity.in_turn), float(kept))
+    return Prefixes(tokens, count, share, float(popularity.in_turn), float(kept), repeated)
+
+
+def _requests_in_all(load: Load) -> float:
+    """Requests from the first to the last: clients may send only so many."""
+    return math.inf if load.concurrency is None else float(load.requests or math.inf)
 
 
 def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:

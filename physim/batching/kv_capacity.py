@@ -103,7 +103,6 @@ def prefix_hits(
         runs,
         private_blocks(limits, demand, demand.output_tokens),
         shared,
-        demand.requests_in_all,
     )
     if demand.contexts is None:
         return found

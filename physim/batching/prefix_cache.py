@@ -8,8 +8,6 @@ KV cache of an engine holds whole requests, so that time is counted in them: it 
 
 from __future__ import annotations
 
-import math
-
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -36,6 +34,8 @@ class Prefixes(Pytree):
         share: Share of the requests that have a given prefix of a class.
         in_turn: Whether requests have them one after the other, over and over; else by chance.
         kept: Whether they are found whenever a request starts: the load says so, or there is one.
+        repeated: Share of the requests that are not the first with their prefix, which finds none:
+            all but none where requests go on for ever.
     """
 
     tokens: Scalar
@@ -43,11 +43,18 @@ class Prefixes(Pytree):
     share: Float[AnyArray, " classes"]
     in_turn: Scalar
     kept: Scalar
+    repeated: Scalar = 1.0
 
     def on(self, ranks: Scalar) -> Prefixes:
         """The prefixes of ranks each of which keeps its own, and gets requests of all."""
+        first = jnp.minimum((1.0 - self.repeated) * ranks, 1.0)
         return Prefixes(
-            self.tokens, self.count * ranks, self.share / ranks, self.in_turn, self.kept
+            self.tokens,
+            self.count * ranks,
+            self.share / ranks,
+            self.in_turn,
+            self.kept,
+            1.0 - first,
         )
 
     def different(self, requests: Scalar) -> Scalar:
@@ -76,15 +83,14 @@ def hits(
     runs: Scalar,
     leaves: Scalar,
     shared: Scalar,
-    requests: Scalar = math.inf,
 ) -> Scalar:
-    """Share of their prefixes' tokens that requests find in a cache that is empty at first.
+    """Share of their prefixes' tokens that requests find in the cache.
 
     Of ``N`` requests, of which ``n`` run, the cache holds ``n runs + (N - n) leaves`` blocks of
     their own and each of their prefixes once, and is full: the least recently used make room. A
     request finds its prefix if one of ``N`` requests before it had the same. In turn that is the
-    one as many before it as there are prefixes, of whose blocks the last are evicted first. The
-    first request with each prefix finds none.
+    one as many before it as there are prefixes, of whose blocks the last are evicted first. No more
+    find theirs than are not the first with it.
 
     Args:
         prefixes: The prefixes.
@@ -93,7 +99,6 @@ def hits(
         runs: Blocks of a running request that it shares with none.
         leaves: Blocks that it leaves behind when it ends, of no use to others.
         shared: Blocks of a prefix.
-        requests: How many requests there are in all.
     """
     free = blocks - running * (runs - leaves)
     # At least those that run, of whom the cache has all; at least as many as if all had different
@@ -105,14 +110,9 @@ def hits(
         held = count * leaves + shared * prefixes.different(count)
         slope = leaves + shared * prefixes.each_more(count)
         count = count + jnp.maximum(free - held, 0.0) / slope
-    # Of the requests before the cache is full all but the first with each prefix find theirs.
-    filling = jnp.minimum(count, requests)
-    later = (1.0 - filling / requests) * prefixes.among(count)
-    by_chance = later + (filling - prefixes.different(filling)) / requests
-    by_chance = jnp.clip(by_chance, 0.0, 1.0)
+    by_chance = jnp.minimum(prefixes.among(count), prefixes.repeated)
     between = jnp.maximum(every - 1.0 - running, 0.0)
     short = running * runs + between * leaves + every * shared - blocks
-    in_turn = jnp.clip(1.0 - short / jnp.maximum(shared, SMALL), 0.0, 1.0)
-    in_turn *= 1.0 - jnp.minimum(every, requests) / requests
+    in_turn = jnp.clip(1.0 - short / jnp.maximum(shared, SMALL), 0.0, prefixes.repeated)
     found = jnp.where(prefixes.in_turn, in_turn, by_chance)
     return jnp.where(jnp.asarray(prefixes.kept, bool) | (shared <= 0), 1.0, found)

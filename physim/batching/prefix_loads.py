@@ -161,11 +161,11 @@ def _prefixes_down_to(
     """Shares of shared prefixes that are found down to each tier."""
     prefixes = demand.prefixes.on(limits.ranks)
     shared = demand.prefixes.tokens / limits.block_size
-    prompt, requests = demand.private_tokens / limits.block_size, demand.requests_in_all
+    prompt = demand.private_tokens / limits.block_size
     ended = prompt + lower.outputs * demand.output_tokens / limits.block_size
     found, above, blocks = [], on_gpu, limits.kv_blocks
     for tier in lower.tiers:
-        copied = hits(prefixes, tier.blocks, running, prompt, ended, shared, requests)
+        copied = hits(prefixes, tier.blocks, running, prompt, ended, shared)
         blocks = blocks + tier.blocks
         moved = hits(
             prefixes,
@@ -174,7 +174,6 @@ def _prefixes_down_to(
             private_blocks(limits, demand, demand.age),
             private_blocks(limits, demand, demand.output_tokens),
             shared,
-            requests,
         )
         above = jnp.maximum(jnp.where(lower.copies > 0, copied, moved), above)
         found.append(above)

@@ -79,6 +79,20 @@ class Popularity:
         count, weight = (np.pad(x, (0, CLASSES - len(x))) for x in (ends - begins, weight))
         return count, weight / np.maximum(count, 1.0) / weight.sum()
 
+    def repeated(self, prefixes: int, requests: float) -> float:
+        """Share of some requests that are not the first with their prefix, mean.
+
+        Args:
+            prefixes: How many prefixes there are.
+            requests: How many requests, which may have no end.
+        """
+        if math.isinf(requests):
+            return 1.0
+        if self.in_turn:
+            return 1.0 - min(prefixes, requests) / requests
+        count, share = self.classes(prefixes)
+        return 1.0 - float(np.sum(count * (1.0 - (1.0 - share) ** requests))) / requests
+
     def drawn(
         self, rng: np.random.Generator, prefixes: int, requests: int
     ) -> Int[np.ndarray, " requests"]:
