@@ -24,6 +24,8 @@ except ImportError:  # Windows: nothing can be locked, so what was left behind s
 
 _PREFIX = "physim-"
 _MARKER = ".physim-workshop"
+# Of renameat2(2): paths that are relative are so to the process's folder; names are exchanged.
+_HERE, _EXCHANGE = -100, 2
 
 
 @contextlib.contextmanager
@@ -183,6 +185,8 @@ def put_folder(source: Path, target: Path) -> None:
 
 def _exchange(source: Path, target: Path, folder: Path) -> None:
     """Renames, for a folder that is not empty cannot be renamed over."""
+    if target.is_dir() and _swapped(source, target):
+        return
     old = folder / f"{_MARKER}-old"
     if target.is_dir():
         target.rename(old)
@@ -192,3 +196,19 @@ def _exchange(source: Path, target: Path, folder: Path) -> None:
         if old.is_dir():
             old.rename(target)
         raise
+
+
+def _swapped(one: Path, other: Path) -> bool:
+    """Whether two folders have exchanged names at once, as Linux does on most file systems.
+
+    Of two renames a process may be killed after the first.
+    """
+    import ctypes
+
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    paths = (os.fsencode(path.absolute()) for path in (one, other))
+    first, second = ((_HERE, path) for path in paths)
+    return bool(rename(*first, *second, _EXCHANGE) == 0)

@@ -144,6 +144,18 @@ def test_what_is_killed_leaves_what_is_whole(tmp_path, monkeypatch, kind, disk):
     shutil.rmtree(temporary)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="exchanges names on Linux")
+def test_a_folder_is_replaced_at_once(tmp_path, monkeypatch):
+    """Between two renames there would be none, and a process may be killed there."""
+    out = tmp_path / "out"
+    for number in ("1", "2"):
+        with data.replacing_folder(out, force=True) as folder:
+            (folder / number).touch()
+        monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("renamed"))
+    assert [path.name for path in out.iterdir()] == ["2"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def with_content(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
 
