@@ -318,6 +318,7 @@ REPLICAS = {"replicas": 4, "router": "random"}
 POOLS = {"prefill": "replicas=2", "decode": "tp=2"}
 
 
+@pytest.mark.slow
 def test_rows_of_several_servers_are_predicted(rows):
     found = physim.evaluate([rows({}, REPLICAS, POOLS)], fit="none", intervals=False)
     assert [row["layout"] for row in found.rows] == ["tp1", "tp1 x4", "tp1"]

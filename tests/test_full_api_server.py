@@ -80,6 +80,7 @@ def test_a_fit_may_move_it(model):
     assert float(jax.grad(interval)(-20.0)) == 0.0
 
 
+@pytest.mark.slow
 def test_clients_share_what_it_hands_out():
     """However many GPUs there are: 19,600 tokens a second less what prompts take."""
     load = {"concurrency": 256, "input_tokens": 64, "output_tokens": 128, "requests": 512}

@@ -80,6 +80,7 @@ def test_so_it_does_under_other_loads(options, within):
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requests", [500, 3000])
 def test_of_clients_the_first_requests_with_each_prefix_compute_it(requests):
     options: dict[str, Any] = {"rate": None, "arrival": "constant", "concurrency": 32}

@@ -148,6 +148,7 @@ def test_no_request_of_an_overload_decodes_for_ever():
     assert fluid.requests_per_s == pytest.approx(replay.requests_per_s, rel=0.05)
 
 
+@pytest.mark.slow
 def test_recorded_requests_in_stages_of_ones_own():
     # The record starts over with each stage, so stages are no stretches of it.
     arrivals, lengths = ramp()
