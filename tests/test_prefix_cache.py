@@ -22,7 +22,7 @@ SHARED, PRIVATE = 32, 6
 
 def prefixes_of(number: int, popularity: str, requests: float = math.inf) -> Prefixes:
     kind = Popularity.parse(popularity)
-    repeated = kind.repeated(number, requests)
+    repeated = 1.0 if math.isinf(requests) else kind.repeated(number, requests)
     return Prefixes(SHARED * 16.0, *kind.classes(number), float(kind.in_turn), 0.0, repeated)
 
 

@@ -89,6 +89,8 @@ def test_of_clients_the_first_requests_with_each_prefix_compute_it(requests):
     fluid, replayed = predicted(**options), predicted(**options, method="replay")
     assert fluid.pool.hit_rate == pytest.approx(replayed.pool.hit_rate, abs=0.005)
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.02)
+    # Nothing is evicted.
+    assert not any("evicted" in line for one in (fluid, replayed) for line in one.assumptions)
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ class Demand(Pytree):
         return cls(
             rate=float(max((s.rate for s in load.stages), default=load.rate or math.inf)),
             concurrency=None if load.concurrency is None else float(load.concurrency),
-            requests=None if load.concurrency is None else _requests_in_all(load),
+            requests=None if load.concurrency is None else float(load.requests or math.inf),
             warm_up=None if load.concurrency is None else load.warm_up_s,
             input_tokens=load.mean_input,
             cached_tokens=strata.cached,
@@ -521,17 +521,10 @@ def _prefixes_of(load: Load, tokens: float) -> Prefixes:
     """The prefixes of a load, of so many tokens; with lengths each request has its own."""
     given = load.lengths is not None
     popularity = Popularity.parse(load.popularity)
-    number = _PRIVATE if given else load.prefixes
-    count, share = popularity.classes(number)
-    repeated = popularity.repeated(number, _requests_in_all(load))
+    count, share = popularity.classes(_PRIVATE if given else load.prefixes)
     # The only one is never used least recently.
     kept = given or load.prefixes == 1 or not tokens
-    return Prefixes(tokens, count, share, float(popularity.in_turn), float(kept), repeated)
-
-
-def _requests_in_all(load: Load) -> float:
-    """Requests from the first to the last: clients may send only so many."""
-    return math.inf if load.concurrency is None else float(load.requests or math.inf)
+    return Prefixes(tokens, count, share, float(popularity.in_turn), float(kept), load.repeated)
 
 
 def _evenness(ordered: Float[np.ndarray, " strata"]) -> float:

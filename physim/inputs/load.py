@@ -294,6 +294,16 @@ class Load(LoadRequest):
         return lengths(self.output_tokens).mean
 
     @property
+    def repeated(self) -> float:
+        """Share of the requests that are not the first with their prefix.
+
+        All are taken for such but of clients, whose first requests count.
+        """
+        if self.concurrency is None or self.requests is None:
+            return 1.0
+        return Popularity.parse(self.popularity).repeated(self.prefixes, self.requests)
+
+    @property
     def arrival_cv2(self) -> float:
         """Variance of the time between arrivals over the square of its mean.
 

@@ -84,10 +84,8 @@ class Popularity:
 
         Args:
             prefixes: How many prefixes there are.
-            requests: How many requests, which may have no end.
+            requests: How many requests.
         """
-        if math.isinf(requests):
-            return 1.0
         if self.in_turn:
             return 1.0 - min(prefixes, requests) / requests
         count, share = self.classes(prefixes)

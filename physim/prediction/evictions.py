@@ -20,7 +20,7 @@ def evictions(case: Case, hit_rate: float, host_hit_rate: float = 0.0) -> list[s
     if load.conversing:
         return _of_turns(case, hit_rate, host_hit_rate)
     blocks = round(load.cached_tokens) // kv.block_size
-    whole = blocks * kv.block_size / load.mean_input
+    whole = load.repeated * blocks * kv.block_size / load.mean_input
     # Lengths say themselves what is found.
     if load.lengths is not None or not blocks:
         return []
