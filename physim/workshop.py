@@ -209,6 +209,4 @@ def _swapped(one: Path, other: Path) -> bool:
         rename = ctypes.CDLL(None).renameat2
     except (AttributeError, OSError, TypeError):
         return False
-    paths = (os.fsencode(path.absolute()) for path in (one, other))
-    first, second = ((_HERE, path) for path in paths)
-    return bool(rename(*first, *second, _EXCHANGE) == 0)
+    return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)

@@ -122,12 +122,12 @@ def root_of_cases(
     _, *shapes = jax.eval_shape(function, lower, parameters, jnp.zeros((), int))
     # Of the bounds, in form: where these are mapped over JAX batches the loop once, not twice.
     nothing = 0.0 * lower
-    found, of_case = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(nothing.astype(leaf.dtype), leaf.shape), shapes
-    )
-    of_cases = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(nothing.astype(leaf.dtype), (cases, *leaf.shape)), of_case
-    )
+
+    def empty(leaf: jax.ShapeDtypeStruct, *number: int) -> Array:
+        return jnp.broadcast_to(nothing.astype(leaf.dtype), (*number, *leaf.shape))
+
+    found, of_case = jax.tree.map(empty, shapes)
+    of_cases = jax.tree.map(lambda leaf: empty(leaf, cases), of_case)
     low, high, none = lower - start, upper - start, nothing.astype(int)
     begin = _Bracket(lower, upper, low, high, lower, high, found, of_cases, none, none)
     end = jax.lax.while_loop(lambda bracket: bracket.case < cases, narrow, begin)

@@ -13,13 +13,7 @@ from physim.corrections.fields import CORRECTIONS, labels
 from physim.corrections.files import Fit
 from physim.corrections.levels import Evidence, Spread, Tree, Widths, prior_widths
 from physim.fitting.bins import COARSER
-from physim.fitting.observations import (
-    METRICS,
-    NOISE,
-    Observed,
-    Stages,
-    groups,
-)
+from physim.fitting.observations import METRICS, NOISE, Observed, Stages, groups
 from physim.fitting.slopes import cycles_along, latencies_along, percentiles_along
 from physim.fitting.step_cycles import CLOCK_NAMES, Cycles, Trace
 from physim.fitting.step_cycles import NOISE as STEP_NOISE

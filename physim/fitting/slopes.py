@@ -7,14 +7,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from physim.fitting.bins import log_percentiles
-from physim.fitting.observations import (
-    METRICS,
-    ObservedChunk,
-    log_predicted,
-)
+from physim.fitting.observations import METRICS, ObservedChunk, log_predicted
 from physim.fitting.step_cycles import Cycles, log_time
 from physim.kept import kept
 from physim.prediction.arrays import CaseArrays
@@ -39,11 +35,8 @@ def latencies_along(
     values = np.zeros((len(numbers), len(METRICS)))
     slopes = np.zeros((*values.shape, numbers.shape[1]))
     for chunk in chunks:
-        logs, slope = _of_stages(chunk.filled(numbers), directions, chunk.systems)
-        count = len(chunk.places)
-        values[chunk.places] = logs[:count]
-        if slope is not None:
-            slopes[chunk.places] = slope[:count] @ directions
+        found = _of_stages(chunk.filled(numbers), directions, chunk.systems)
+        _put(found, directions, values, slopes, chunk.places, len(chunk.places))
     return values, slopes
 
 
@@ -65,11 +58,8 @@ def percentiles_along(
     slopes = np.zeros((*values.shape, numbers.shape[1]))
     for chunk in chunks:
         own = chunk.filled(shares.reshape(len(shares), -1)).reshape(-1, *shares.shape[1:])
-        logs, slope = _of_percentiles(chunk.filled(numbers), directions, chunk.systems, own)
-        count = len(chunk.places)
-        values[chunk.places] = logs[:count]
-        if slope is not None:
-            slopes[chunk.places] = slope[:count] @ directions
+        found = _of_percentiles(chunk.filled(numbers), directions, chunk.systems, own)
+        _put(found, directions, values, slopes, chunk.places, len(chunk.places))
     return values, slopes
 
 
@@ -88,14 +78,35 @@ def cycles_along(
     logs = np.zeros(len(cycles.observed))
     slopes = np.zeros((len(logs), np.shape(numbers)[1]))
     for place, piece in cycles.chunks():
-        found, slope = _of_cycles(
+        found = _of_cycles(
             numbers, directions, piece.ops, piece.run, piece.batch, piece.clock, piece.mixing
         )
-        count = place.stop - place.start
-        logs[place] = found[:count]
-        if slope is not None:
-            slopes[place] = slope[:count] @ directions
+        _put(found, directions, logs, slopes, place, place.stop - place.start)
     return logs, slopes
+
+
+def _put(
+    found: tuple[AnyArray, AnyArray | None],
+    directions: Float[np.ndarray, "k n"] | None,
+    values: np.ndarray,
+    slopes: np.ndarray,
+    places: Int[np.ndarray, " rows"] | slice,
+    count: int,
+) -> None:
+    """Puts what is found of the first of a chunk in their places; others fill it up.
+
+    Args:
+        found: Values, and slopes along the directions if there are any.
+        directions: The corrections that slopes are found in.
+        values: Values of all.
+        slopes: Their slopes.
+        places: Places of the first.
+        count: How many these are.
+    """
+    value, slope = found
+    values[places] = value[:count]
+    if slope is not None:
+        slopes[places] = slope[:count] @ directions
 
 
 def _along(
