@@ -128,9 +128,9 @@ class Kept(Generic[*Arguments, Result]):
             return found
 
         with compiling.once(), _out_of_jaxs_cache():
-            made = (
-                jax.jit(flat, compiler_options=options, keep_unused=True).lower(*leaves).compile()
-            )
+            lowered = jax.jit(flat, compiler_options=options, keep_unused=True).lower(*leaves)
+            _strip_sources(lowered)
+            made = lowered.compile()
         (structure,) = structures
         if place is not None:
             # A tree of some other library's classes cannot be kept, nor anything on a full disk.
@@ -191,6 +191,15 @@ def _out_of_jaxs_cache() -> Iterator[None]:
         yield
     finally:
         jax.config.update(name, usual)
+
+
+def _strip_sources(lowered: jax.stages.Lowered) -> None:
+    """Takes out which line of source each operation comes from: a tenth of the time of a load."""
+    from jaxlib.mlir.passmanager import PassManager
+
+    module = lowered.compiler_ir()
+    with module.context:
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
 
 
 def _place(name: str, module: str, options: dict[str, Any], key: tuple[Any, ...]) -> Path | None:

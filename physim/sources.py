@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -13,10 +14,11 @@ from pathlib import Path
 _PACKAGE = "physim"
 # What only the type checker imports.
 _FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
-_FROM = re.compile(
-    rf"^[ \t]*from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|(.*))", re.MULTILINE
+_IMPORTED = re.compile(
+    rf"^[ \t]*(?:from[ \t]+({_PACKAGE}[\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|(.*))"
+    rf"|import[ \t]+({_PACKAGE}[\w.]*))",
+    re.MULTILINE,
 )
-_IMPORT = re.compile(rf"^[ \t]*import[ \t]+({_PACKAGE}[\w.]*)", re.MULTILINE)
 
 
 def digest_of(modules: Iterable[str]) -> str:
@@ -48,10 +50,10 @@ def _reached(modules: Iterable[str]) -> set[str]:
 def _imported(module: str) -> frozenset[str]:
     """Names that a module imports of the package: modules, and what may be one."""
     text = _FOR_TYPES.sub("", _source(module).decode())
-    found = set(_IMPORT.findall(text))
-    for base, within, after in _FROM.findall(text):
+    found = set()
+    for base, within, after, whole in _IMPORTED.findall(text):
         own = re.findall(r"\w+", re.sub(r"#.*", "", within or after))
-        found |= {base, *(f"{base}.{name}" for name in own)}
+        found |= {base or whole, *(f"{base}.{name}" for name in own)}
     return frozenset(found)
 
 
@@ -67,9 +69,19 @@ def _path(module: str) -> Path | None:
     if module.partition(".")[0] != _PACKAGE:
         file = getattr(sys.modules.get(module), "__file__", None)
         return Path(file) if file and file.endswith(".py") and Path(file).is_file() else None
-    root = Path(str(resources.files(_PACKAGE))).parent
-    place = root.joinpath(*module.split("."))
-    for path in (place.with_suffix(".py"), place / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+    return _modules().get(module)
+
+
+@functools.cache
+def _modules() -> dict[str, Path]:
+    """Files of all modules of the package, by their names."""
+    root = Path(str(resources.files(_PACKAGE)))
+    found = {}
+    for folder, _, files in os.walk(root):
+        parts = Path(folder).relative_to(root.parent).parts
+        for file in files:
+            if file.endswith(".py"):
+                stem = file.removesuffix(".py")
+                own = parts if stem == "__init__" else (*parts, stem)
+                found[".".join(own)] = Path(folder, file)
+    return found

@@ -235,6 +235,17 @@ def test_commands_load_no_arrays_before_they_run():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_what_is_to_run_at_the_end_runs_though_nothing_is_taken_apart():
+    told = "atexit.register(print, 'bye', file=sys.stderr)"
+    code = f"import atexit, sys, physim.cli; {told}; physim.cli.script()"
+    for words, status in ((["show", "gpus"], 0), (["show", "fit", "nothing"], 1)):
+        run = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == status
+        assert run.stderr.endswith("bye\n")
+
+
 STAGES = ["--stage", "5:20", "--stage", "80:20", "--input", "500", "--output", "exponential:200"]
 
 
