@@ -244,7 +244,7 @@ class WatchedServer(ReplayServer):
 
     def _launch(self, lane: Any, *args: Any) -> Any:
         budget = self.config.sizes.max_num_batched_tokens
-        for batch in lane:
+        for batch in lane.batches:
             prompts = sum(chunk.tokens for chunk in batch.chunks)
             assert prompts <= budget, "prompts beyond the budget of a step"
             if batch.chunks and not self.config.policy.prompts_apart:

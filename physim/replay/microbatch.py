@@ -72,8 +72,10 @@ class Microbatch(ABC):
     @property
     def answered(self) -> int:
         """Requests that the step that was formed last gives tokens."""
-        ends = sum(chunk.before + chunk.tokens == chunk.request.target for chunk in self.chunks)
-        return self.stepping + ends
+        answered = self.stepping
+        for chunk in self.chunks:
+            answered += chunk.before + chunk.tokens == chunk.request.target
+        return answered
 
     @property
     def attended(self) -> int:
@@ -226,8 +228,10 @@ class SingleTokens(Microbatch):
 
     def blocks_after(self, steps: int) -> int:
         """Blocks that they need for some steps after the next."""
-        rounds, rest = divmod(steps, len(self._phases))
-        more = (self._phases[-(self.age + 1 + i) % len(self._phases)] for i in range(rest))
+        size = len(self._phases)
+        rounds, rest = divmod(steps, size)
+        begin = self.age + 1
+        more = [self._phases[-age % size] for age in range(begin, begin + rest)]
         return rounds * self.decoding + sum(more)
 
     def most_steps(self, free: int) -> int:

@@ -14,6 +14,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -45,17 +46,40 @@ class Outside(Protocol):
         """A request goes on at another server; gives when that has its KV blocks, seconds."""
 
 
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """Batches that pass the stages together.
+
+    Attributes:
+        batches: The batch of each rank.
+        given_s: When they gave their last tokens, seconds; None before the first.
+        held_s: Seconds that requests have waited for prompts since, summed over them.
+    """
+
+    batches: list[Microbatch]
+    given_s: float | None = None
+    held_s: float = 0.0
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts are computed in the step that was formed last."""
+        for batch in self.batches:  # noqa: SIM110 (asked at every step; `any` takes twice as long)
+            if batch.chunks:
+                return True
+        return False
+
+
 class _Flight(NamedTuple):
     """A step, or a run of them, under way.
 
     Attributes:
-        lane: The batch of each rank.
+        lane: What runs.
         ends_s: When the last step ends.
         steps: How many.
         last_s: How long the last takes.
     """
 
-    lane: list[Microbatch]
+    lane: _Lane
     ends_s: float
     steps: int
     last_s: float
@@ -110,14 +134,12 @@ class ReplayServer:
         rng = np.random.default_rng((seed, 1))
         # Batches that are not under way, of each rank one, and those that are.
         self._idle = deque(
-            [_microbatch(config, rng) for _ in self._ranks] for _ in range(layout.pp)
+            _Lane([_microbatch(config, rng) for _ in self._ranks]) for _ in range(layout.pp)
         )
         self._flights: deque[_Flight] = deque()
-        # When each stage of the pipeline is free, and when each batch gave its last tokens.
+        # When each stage of the pipeline is free.
         self._stages = [0.0] * layout.pp
-        self._given_s: dict[int, float] = {}
-        # Seconds that requests of a batch have waited for prompts since, summed over them.
-        self._held_s: dict[int, float] = {}
+        self._has_host = any(rank.cache.host is not None for rank in self._ranks)
         # Requests that were given to it and that its schedulers have not yet seen.
         self._inbox: list[tuple[float, int, Request]] = []
         self._deadlines: deque[Request] = deque()
@@ -225,19 +247,20 @@ class ReplayServer:
             ):
                 self.arrive(outside, known)
                 self._unseen = 0
-            for rank in self._ranks:
-                if rank.cache.host is not None:
+            if self._has_host:
+                for rank in self._ranks:
                     rank.see(known)
             if known == self.now:
                 self._release()
-            alone = self._form(self._idle[0])
+            lane = self._idle[0]
+            alone = self._form(lane)
             self._release()
-            if any(batch.chunks or batch.decoding for batch in self._idle[0]):
+            if lane.has_prompts or any(batch.decoding for batch in lane.batches):
                 self.look()
                 comes_s = outside.next_arrival_s(self)
                 if self._inbox:
                     comes_s = min(comes_s, self._inbox[0][0])
-                lane = self._idle.popleft()
+                self._idle.popleft()
                 self._flights.append(self._launch(lane, alone, comes_s, horizon_s))
                 return
         if self._flights:
@@ -258,6 +281,8 @@ class ReplayServer:
 
     def _next_loaded_s(self) -> float:
         """When blocks that come up from a lower tier are next there, seconds."""
+        if not self._has_host:
+            return math.inf
         return min(
             (
                 ready_s
@@ -278,10 +303,10 @@ class ReplayServer:
         times = [loaded_s, *(time_s for time_s in comes if time_s > self.now)]
         return [time_s for time_s in times if time_s < math.inf]
 
-    def _form(self, lane: list[Microbatch]) -> bool:
+    def _form(self, lane: _Lane) -> bool:
         """Every rank forms a step; gives whether it must stay alone, for those who wait."""
         alone = False
-        for rank, batch in zip(self._ranks, lane, strict=True):
+        for rank, batch in zip(self._ranks, lane.batches, strict=True):
             preempted = rank.form(batch, self.now)
             # What was given up in this step can be had in the next.
             alone |= (bool(rank.done) or preempted) and bool(rank.waiting)
@@ -295,10 +320,12 @@ class ReplayServer:
     def look(self) -> None:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
         if self._runs % self._apart == 0:
-            ranks = self._ranks
-            waiting = sum(len(rank.waiting) + _asked(rank) for rank in ranks)
-            running = sum(len(rank.running) for rank in ranks)
-            self.samples.extend((self.now, waiting, running, self.kv_blocks))
+            waiting = running = free = 0
+            for rank in self._ranks:
+                waiting += len(rank.waiting) + _asked(rank)
+                running += len(rank.running)
+                free += rank.cache.free
+            self.samples.extend((self.now, waiting, running, self.config.kv_blocks - free))
             if len(self.samples) == 4 * _MOST_SAMPLES:
                 self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
                 self._apart *= 2
@@ -359,21 +386,21 @@ class ReplayServer:
         request.dropped_s = request.arrival_s + self._timeout_s
         outside.follow(request, request.dropped_s)
 
-    def _launch(
-        self, lane: list[Microbatch], alone: bool, comes_s: float, horizon_s: float
-    ) -> _Flight:
+    def _launch(self, lane: _Lane, alone: bool, comes_s: float, horizon_s: float) -> _Flight:
         """A step, or a run of decode-only steps, is on its way through the stages."""
         steps = 1
-        if any(batch.chunks for batch in lane):
+        if lane.has_prompts:
             seconds = last = max(self._mixed(*one) for one in self._running(lane))
         else:
             every = self.config.policy.receive_every
             comes_s = comes_s if every == 1 else math.inf
             until = min(self._deadline_s(), horizon_s, comes_s, self._next_loaded_s())
-            pairs = [pair for pair in zip(self._ranks, lane, strict=True) if pair[1].decoding]
-            others = self._flights or any(batch.decoding for other in self._idle for batch in other)
+            pairs = [one for one in zip(self._ranks, lane.batches, strict=True) if one[1].decoding]
+            others = self._flights or any(
+                batch.decoding for other in self._idle for batch in other.batches
+            )
             if until > self.now and not alone and not others:
-                steps = min(batch.most_steps(rank.cache.free) for rank, batch in pairs)
+                steps = min([batch.most_steps(rank.cache.free) for rank, batch in pairs])
                 if every > 1:
                     steps = min(steps, every - self._unseen)
             steps, seconds, last = self._decodes(lane, steps, until - self.now)
@@ -381,11 +408,12 @@ class ReplayServer:
                 # The first step's blocks were taken when it was formed.
                 rank.cache.take(batch.blocks_after(steps - 1))
         decoding = given = prompts = tokens = 0
-        for batch in lane:
+        for batch in lane.batches:
             decoding += batch.stepping
             given += batch.coming(steps)
-            prompts += len(batch.chunks)
-            tokens += sum(chunk.tokens for chunk in batch.chunks)
+            for chunk in batch.chunks:
+                prompts += 1
+                tokens += chunk.tokens
         step_s, each = seconds / steps, given / steps
         self.work.extend((self.now, steps, step_s, decoding, each, prompts, tokens))
         # Each stage takes its share of a step, once the batch before has left it.
@@ -394,14 +422,15 @@ class ReplayServer:
             at = self._stages[stage] = max(at, free) + share
         return _Flight(lane, at, steps, last)
 
-    def _running(self, lane: list[Microbatch]) -> list[tuple[Microbatch, dict[str, int]]]:
+    def _running(self, lane: _Lane) -> list[tuple[Microbatch, dict[str, int]]]:
         """Ranks' batches that run, with the tokens of the others where there are others."""
-        if len(lane) == 1:
-            return [(lane[0], {})]
-        tokens = [batch.tokens for batch in lane]
+        batches = lane.batches
+        if len(batches) == 1:
+            return [(batches[0], {})]
+        tokens = [batch.tokens for batch in batches]
         return [
             (batch, {"elsewhere": sum(tokens) - own})
-            for batch, own in zip(lane, tokens, strict=True)
+            for batch, own in zip(batches, tokens, strict=True)
             if own
         ]
 
@@ -433,9 +462,7 @@ class ReplayServer:
             return max(seconds, batch.load_s)
         return seconds + batch.load_s
 
-    def _decodes(
-        self, lane: list[Microbatch], steps: int, until_s: float
-    ) -> tuple[int, float, float]:
+    def _decodes(self, lane: _Lane, steps: int, until_s: float) -> tuple[int, float, float]:
         """A run of decode-only steps, of the rank whose first step takes longest."""
 
         def run(batch: Microbatch, others: dict[str, int], most: int) -> tuple[int, float, float]:
@@ -452,16 +479,21 @@ class ReplayServer:
         lane, ended, steps, last = flight
         began, self.now = self.now, ended
         self._lasted_s = self._lasted_s[1], last
-        decoding = given = waiting = 0
-        for batch in lane:
-            decoding += batch.stepping
+        decoding = given = waiting = answered = 0
+        for batch in lane.batches:
+            stepping = batch.stepping
+            decoding += stepping
             given += batch.coming(steps)
-            waiting += batch.decoding - batch.stepping
-        since = self._given_s.get(id(lane), began) if len(self._stages) > 1 else began
+            waiting += batch.decoding - stepping
+            answered += batch.answered
+        since = began
+        if len(self._stages) > 1 and lane.given_s is not None:
+            since = lane.given_s
         # Steps of prompts alone are a part of the next gap of all that decode.
-        self._held_s[id(lane)] = self._held_s.get(id(lane), 0.0) + waiting * (ended - since)
+        lane.held_s += waiting * (ended - since)
         if decoding:
-            gap, held = (ended - since) / steps, self._held_s.pop(id(lane)) / decoding
+            gap, held = (ended - since) / steps, lane.held_s / decoding
+            lane.held_s = 0.0
             first = 1 if held else 0
             if first:
                 self.gaps.extend((ended, gap + held, decoding))
@@ -470,13 +502,12 @@ class ReplayServer:
             # The tokens that a step gives a request come at once.
             if given > steps * decoding:
                 self.gaps.extend((ended, 0.0, given - steps * decoding))
-        self._given_s[id(lane)] = ended
+        lane.given_s = ended
         self.steps += steps
-        has_prompt = any(batch.chunks for batch in lane)
-        self._unseen += self.config.policy.receive_every if has_prompt else steps
-        config, answered = self.config, sum(batch.answered for batch in lane)
+        config = self.config
+        self._unseen += config.policy.receive_every if lane.has_prompts else steps
         late = config.output_s + config.output_per_request_s * answered
-        for rank, batch in zip(self._ranks, lane, strict=True):
+        for rank, batch in zip(self._ranks, lane.batches, strict=True):
             for request in rank.ran(batch, steps, ended, late):
                 if request.is_complete:
                     more = config.output_per_token_s * request.output_tokens
