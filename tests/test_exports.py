@@ -369,6 +369,7 @@ def test_prompts_and_decodes_of_a_table_have_steps_of_their_own():
     np.testing.assert_allclose(found, [2.0, 20.0, 30.0, 22.0, 0.0])
 
 
+@pytest.mark.slow
 def test_the_replay_table_has_times_of_the_model(apart):
     table = replay_table(apart)
     known = table.to_dict()
@@ -446,6 +447,7 @@ def simulator():
     return made, ConfigManager
 
 
+@pytest.mark.slow
 def test_the_predictor_answers_the_simulator(apart, tmp_path, monkeypatch):
     replay = ReplayTable([((1, 3),), ((4, 0), (4, 0))], np.array([0.001, 0.01]))
     write_sglang(tmp_path, apart, replay, small_table(), {"model": QWEN})
@@ -466,6 +468,7 @@ def test_the_predictor_answers_the_simulator(apart, tmp_path, monkeypatch):
     assert read.to_dict() == replay.to_dict() == {"[[1, 3]]": 0.001, "[[4, 0], [4, 0]]": 0.01}
 
 
+@pytest.mark.slow
 def test_the_simulator_is_told_of_the_deployment(apart):
     config = configuration(apart)
     assert config["predictor"] == {

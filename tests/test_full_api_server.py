@@ -52,6 +52,7 @@ def test_one_server_hands_out_the_tokens_of_all_ranks():
     assert float(handed_out) == pytest.approx(4 * 100 * EACH_S)
 
 
+@pytest.mark.slow
 def test_it_hides_launches():
     """What is launched one by one is launched while tokens wait for the server."""
     model = physim.step_model(SMALL, **OPTIONS, mixed_chunk=True, fit="none")

@@ -409,9 +409,8 @@ def predicted(engine: str = "vllm", **options: Any) -> physim.Prediction:
     return physim.predict(MODEL, **{**SHARED, "engine": engine, **options})
 
 
-@pytest.mark.parametrize(
-    "engine", ["vllm", *(pytest.param(e, marks=pytest.mark.slow) for e in ("sglang", "trtllm"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_a_tier_takes_time_off_where_prefixes_are_evicted(engine):
     options = {"prefixes": 250, "popularity": "uniform", "engine": engine}
     without = predicted(**options)
@@ -428,6 +427,7 @@ def test_a_tier_takes_time_off_where_prefixes_are_evicted(engine):
     assert without.ttft_parts_s["loading"] == 0
 
 
+@pytest.mark.slow
 def test_a_link_that_is_too_slow_bounds_what_is_served():
     options = {"prefixes": 250, "kv_host_bytes": 4 * 12_800 * BLOCK_BYTES}
     # Of 64 blocks in turn none is on the GPU: 5 a second at most.
@@ -459,6 +459,7 @@ def test_servers_with_and_without_a_tier_are_solved_together():
 # What is said, asked for and written.
 
 
+@pytest.mark.slow
 def test_what_comes_up_is_said():
     options = {"prefixes": 300, "popularity": "uniform", "kv_host_bytes": 5e10}
     found = predicted(**options)

@@ -39,6 +39,7 @@ def test_engines_that_always_share_steps_are_not_told(engine):
         physim.Case.from_options(MODEL, **OPTIONS, engine=engine, rate=1.0, mixed_chunk=True)
 
 
+@pytest.mark.slow
 def test_clients_with_requests_of_one_length_leave_step():
     """Prompts first, all clients decode at once and come again at once; mixed, they spread."""
     apart, mixed = (

@@ -177,7 +177,11 @@ def test_checkpoints_in_fewer_bits_are_found():
     ("change", "complaint"),
     [
         ({"slo": []}, "slo: is missing"),
-        ({"slo": ["itl_mean=1ms"]}, "slo itl_mean=1ms: is missed by all .* ms at best"),
+        pytest.param(
+            {"slo": ["itl_mean=1ms"]},
+            "slo itl_mean=1ms: is missed by all .* ms at best",
+            marks=pytest.mark.slow,
+        ),
         ({"max_gpus": 0}, "max GPUs: 0 is not positive"),
         ({"count": 0}, "count: 0 is not positive"),
         ({"prices": {"h100_sxm": 2.0}}, "price of a100_sxm: is missing"),
@@ -189,7 +193,11 @@ def test_checkpoints_in_fewer_bits_are_found():
         ({"tps": [16]}, "on up to 8 of h100_sxm, a100_sxm: has none of the layouts"),
         ({"rate": None}, "^load: has no rate"),
         ({"engine": "foo"}, "^engine 'foo': is unknown"),
-        ({"rate": 1e6}, "^load: is above the capacity of all .* requests/s at best"),
+        pytest.param(
+            {"rate": 1e6},
+            "^load: is above the capacity of all .* requests/s at best",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_asked(change, complaint):

@@ -299,7 +299,7 @@ def test_the_spread_of_lengths_takes_clients_apart_without_a_cliff():
 
 
 @pytest.mark.parametrize(("clients", "dp"), [(9, 1), (5, 1), (18, 2), (9, 2), (8, 2)])
-@pytest.mark.parametrize("rounds", [10, 40])
+@pytest.mark.parametrize("rounds", [pytest.param(10, marks=pytest.mark.slow), 40])
 def test_clients_whose_prompts_hardly_share_steps_settle_as_replayed(clients, dp, rounds):
     # Steps of a rank have room for 1.75 prompts. With nine clients on a rank each round has one
     # more step of whole prompts; the first of five is outside for longer than a step.
@@ -336,9 +336,14 @@ def test_sixteen_prompts_in_a_step_of_experts_hardly_cost_more_than_one(model, s
     ("clients", "prompt", "output", "layout"),
     [
         (16, 1000, 200, {"tp": 2, "pp": 2}),
-        (48, 1000, 200, {"tp": 2, "pp": 2}),
-        (8, 3000, 400, {"pp": 4}),
-        (32, 1000, 200, {"pp": 4}),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                (48, 1000, 200, {"tp": 2, "pp": 2}),
+                (8, 3000, 400, {"pp": 4}),
+                (32, 1000, 200, {"pp": 4}),
+            )
+        ),
     ],
 )
 def test_clients_of_a_pipeline_are_as_replayed(clients, prompt, output, layout):
@@ -352,6 +357,7 @@ def test_clients_of_a_pipeline_are_as_replayed(clients, prompt, output, layout):
     assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.1)
 
 
+@pytest.mark.slow
 def test_more_clients_wait_longer():
     loads = [Load(1000, spread(0.06), concurrency=c, requests=10 * c) for c in (2, 4, 8, 16, 64)]
     found = predicted(loads)

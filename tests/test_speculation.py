@@ -180,6 +180,7 @@ def test_a_step_that_memory_bounds_is_as_much_faster_as_it_is_accepted():
     assert before / after == pytest.approx(length * seconds[0] / seconds[1], rel=0.01)
 
 
+@pytest.mark.slow
 def test_tokens_of_a_step_come_at_once():
     found = physim.predict(case_of(**DRAFTED), fit="none").whole.latencies["itl"]
     # Of 2.53 tokens one has the gap of the step: p50 none, p90 all of it.

@@ -368,7 +368,11 @@ def test_the_slope_of_the_spread_at_an_even_load_is_that_towards_uneven_ones():
     assert float(experts(-0.1)) == float(experts(0.0))
 
 
-@pytest.mark.parametrize("name", OUTSIDE_OF_STEPS)
+@pytest.mark.parametrize(
+    "name",
+    # Clients who come in steps need an executable of their own.
+    [pytest.param(n, marks=[pytest.mark.slow] * (n == "warm_up")) for n in OUTSIDE_OF_STEPS],
+)
 def test_a_correction_outside_of_steps_moves_the_first_token_alone(name):
     from physim.prediction.many import predict_cases
 
