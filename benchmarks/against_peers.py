@@ -389,7 +389,7 @@ def ahead(rows: Sequence[Compared], reasons: Mapping[tuple[str, ...], str]) -> I
     if not found:
         yield f"No peer is ahead in any group of {LEAST_ROWS} rows and more."
         return
-    yield "| ahead in | GPU | layout | of | peer for default fit | why |"
+    yield "| engine | GPU | layout | metric | peer's error, and the default fit's | why |"
     yield f"| {' | '.join(['---'] * 6)} |"
     yield from (line for _, line in sorted(found))
 
@@ -405,7 +405,7 @@ def _leads(rows: Sequence[Compared], metric: str) -> Iterator[tuple[str, float]]
         if len(both) >= LEAST_ROWS:
             ours, theirs = (statistics.fmean(errors) for errors in zip(*both, strict=True))
             if theirs < ours:
-                yield f"{title} {theirs:.1f} for {ours:.1f} in {len(both)} rows", ours - theirs
+                yield f"{title} {theirs:.1f} against {ours:.1f} in {len(both)} rows", ours - theirs
 
 
 def compare(data: Path, answers: Path, where: str, page: Path | None, groups: Path | None) -> None:

@@ -158,7 +158,7 @@ def test_a_peer_is_ahead_on_the_rows_that_it_answers(peers):
     reasons = {("vllm", "all", "all", "itl"): "a reason", ("all", "all", "all", "any"): "another"}
     lines = list(peers.ahead(rows, reasons))[2:]
     assert lines == [
-        f"| {engine} | {gpu} | all | ITL | AIConfigurator 8.0 for 10.0 in 30 rows | {why} |"
+        f"| {engine} | {gpu} | all | ITL | AIConfigurator 8.0 against 10.0 in 30 rows | {why} |"
         for engine, gpu, why in (
             ("all", "all", "another"),
             ("vllm", "all", "a reason"),

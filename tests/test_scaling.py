@@ -461,12 +461,14 @@ def test_a_day_keeps_to_its_objectives_at_the_derived_target(derived, scaled):
     assert (late.missed == "goodput") == (late.goodput < 0.9)
 
 
+@pytest.mark.slow
 def test_statistics_of_the_whole_day_are_asked_too(day):
     asked = {"slo": ["ttft=9s", "e2e_p50=1ms"], "goodput": 0.5}
     with pytest.raises(InputError, match="slo e2e_p50=1ms: is missed at any rate"):
         physim.scale(MODEL, day, policy="running=auto", start_ups_s=(0.0,), **asked, **WHERE)
 
 
+@pytest.mark.slow
 def test_manifests_have_the_target_that_was_replayed(derived, scaled):
     target = f"{derived.threshold.policy.target:g}"
     text = hpa_yaml(derived)

@@ -25,6 +25,7 @@ from physim.inputs.deployment import Deployment
 from physim.inputs.lengths import Lengths
 from physim.inputs.load import Load
 from physim.inputs.load_on_server import load_on
+from physim.kept import kept
 from physim.models.lookup import load_model
 from physim.models.parallelism import Parallelism
 from physim.service.hardware import load_hardware
@@ -33,11 +34,11 @@ from physim.step.lowering import lower
 from physim.step.model import StepModel
 
 H100 = load_hardware("h100_sxm")
-SOLVE = jax.jit(
-    lambda ops, corrections, demand, limits: steady_state(
-        StepModel(ops, corrections), demand, limits
-    )
-)
+
+
+@kept
+def solved(ops, corrections, demand, limits):
+    return steady_state(StepModel(ops, corrections), demand, limits)
 
 
 def system(model, load, tp=1, **engine):
@@ -49,7 +50,7 @@ def system(model, load, tp=1, **engine):
 
 def solve(model, load, **deployment):
     ops, demand, limits = system(model, load, **deployment)
-    return SOLVE(ops, Corrections(), demand, limits)
+    return solved(ops, Corrections(), demand, limits)
 
 
 QWEN = "Qwen/Qwen3-14B"
@@ -273,7 +274,7 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
     demand = jax.tree.map(lambda row: row[0], Demand.stacked([demand, CLIENTS]))
 
     def latencies(corrections):
-        state = SOLVE(ops, corrections, demand, limits)
+        state = solved(ops, corrections, demand, limits)
         return jnp.stack([state.ttft, state.itl, state.e2e])
 
     # Beside zero, where the spread over experts is at the end of what was measured.
@@ -310,7 +311,7 @@ def test_gradient_is_finite_above_capacity():
     ops, demand, limits = system(QWEN, replace(LOAD, rate=1e4))
 
     def itl(corrections):
-        return SOLVE(ops, corrections, demand, limits).itl
+        return solved(ops, corrections, demand, limits).itl
 
     gradient = jax.grad(itl)(jax.tree.map(jnp.asarray, Corrections()))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))

@@ -10,7 +10,7 @@ from physim.inputs.engine_request import EngineRequest
 from physim.models.parallelism import Parallelism
 from physim.options import Option, options_of
 
-_QUANTIZATION = "What 16-bit weights become as the server starts: fp8."
+_QUANTIZATION = "Quantise 16-bit weights as the server starts: fp8."
 _READ_AS = "Read the model as this architecture class, such as LlamaForCausalLM."
 
 

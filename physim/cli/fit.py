@@ -48,7 +48,7 @@ def fit(
         typer.Option(
             metavar="FILE",
             help="Measured steps of --server (see `physim data steps`); may be repeated. Without "
-            "--server, a trace of steps of runs in the tables.",
+            "--server, a step trace of the runs in --data.",
         ),
     ] = None,
     server: Annotated[
@@ -118,7 +118,7 @@ def fit(
     """Fit the corrections to measured runs and steps, and write them with their uncertainty.
 
     It starts from the default fit, and weighs your runs against the runs that this fit knows. It
-    leaves out overloaded stages, and lists them. The errors that it prints are in sample;
+    leaves out stages above capacity, and lists them. The errors that it prints are in sample;
     `physim crossval` has errors on unseen runs.
 
     For example:

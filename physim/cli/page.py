@@ -47,7 +47,7 @@ def page(
 ) -> None:
     """Write a page with sliders for the load and the deployment: one HTML file, no server.
 
-    It holds some hundred thousand predictions, and says how far off it is.
+    It interpolates about 100,000 predictions and states its error.
     With --lengths, requests vary around the means that the sliders set. For example:
 
     physim page Qwen3-14B --gpus h100_sxm,a100_sxm --price h100_sxm=2.5 --out page.html

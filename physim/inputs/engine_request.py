@@ -58,11 +58,11 @@ class EngineRequest:
     )
     receive_every: int = option(1, "Steps between looks for new requests.", column="optional")
     stream_interval: int = option(
-        1, "Tokens of a message to a client, where one process hands them out.", column="optional"
+        1, "Tokens per message to a client, where one process sends all.", column="optional"
     )
     mixed_chunk: bool = option(
         False,
-        "Prompts share steps with requests that decode, where the engine keeps them apart.",
+        "Mix prompts and decodes in a step, where the engine separates them.",
         column="optional",
     )
     draft: str | None = option(

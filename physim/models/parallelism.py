@@ -45,7 +45,7 @@ class Parallelism:
         1, "Ranks of attention that share experts (data parallelism).", panel=_PANEL, column=_OPEN
     )
     ep: int = option(
-        1, "GPUs over which experts are spread whole: 1, or tp x dp.", panel=_PANEL, column=_OPEN
+        1, "Groups of GPUs that hold whole experts; divides tp x dp.", panel=_PANEL, column=_OPEN
     )
 
     def __post_init__(self) -> None:
