@@ -274,7 +274,7 @@ def test_gradient_of_every_correction_agrees_with_differences(model, load, deplo
     demand = jax.tree.map(lambda row: row[0], Demand.stacked([demand, CLIENTS]))
 
     def latencies(corrections):
-        state = solved(ops, corrections, demand, limits)
+        state = jax.jit(solved)(ops, corrections, demand, limits)
         return jnp.stack([state.ttft, state.itl, state.e2e])
 
     # Beside zero, where the spread over experts is at the end of what was measured.
@@ -311,7 +311,7 @@ def test_gradient_is_finite_above_capacity():
     ops, demand, limits = system(QWEN, replace(LOAD, rate=1e4))
 
     def itl(corrections):
-        return solved(ops, corrections, demand, limits).itl
+        return jax.jit(solved)(ops, corrections, demand, limits).itl
 
     gradient = jax.grad(itl)(jax.tree.map(jnp.asarray, Corrections()))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
