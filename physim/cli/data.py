@@ -227,7 +227,7 @@ def convert(
     print_line(f"{len(found)} rows written to {out}")
     reasons = Counter(reason for reason in found.get("left_out", ()) if reason)
     for reason, count in reasons.items():
-        print_line(f"{count} of them count for no fit and no error: {reason}")
+        print_line(f"{count} of them are left out of fits and errors: {reason}")
     for reason, count in passed_over.items():
         print_line(f"{count} more are not read: each {reason}")
 
