@@ -77,6 +77,7 @@ def test_the_mean_and_the_ends_of_bins_count_as_one(tmp_path):
     assert seen.weights[0, 1:].tolist() == bare.weights[0, 1:].tolist()
 
 
+@pytest.mark.slow
 def test_percentiles_are_those_of_the_prediction():
     case = case_at(6.0)
     shares = np.array([[[0.5, 0.9], [0.5, 0.9], [0.5, 0.9]]])

@@ -503,6 +503,7 @@ def test_left_out_models_are_predicted(runs):
     assert all(row["low"] < row["predicted"] < row["high"] for row in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["no residual", "constant MFU", "additive host"])
 def test_ablations_are_problems_of_their_own(runs, method):
     from physim.validation.ablations import ablated

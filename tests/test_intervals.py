@@ -55,6 +55,7 @@ def test_each_side_of_an_interval_has_its_own_draws():
     assert _width([], 0.1) == pytest.approx((math.exp(-0.1645), math.exp(0.1645)))
 
 
+@pytest.mark.slow
 def test_ttft_has_no_upper_end_where_the_steps_may_be_too_slow_for_the_load():
     most = physim.predict_cases([under(500, rate=1.0)], Corrections())[0].saturation_rps
     known = dataclasses.replace(KNOWN, scatter={"ttft": 0.25, "itl": 0.01, "e2e": 0.01})

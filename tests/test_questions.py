@@ -148,6 +148,7 @@ def test_the_capacity_just_keeps_to_its_objectives(slo, limited_by):
     assert objective.latency_s(more) > objective.seconds
 
 
+@pytest.mark.slow
 def test_a_loose_objective_is_limited_by_the_server():
     found = physim.capacity(
         MODEL, gpu="h100_sxm", slo=["itl_mean=1s"], arrival="constant", **LOAD, **DEPLOYMENT
@@ -156,6 +157,7 @@ def test_a_loose_objective_is_limited_by_the_server():
     assert found.rate_rps == pytest.approx(found.prediction.saturation_rps, rel=0.01)
 
 
+@pytest.mark.slow
 def test_an_objective_that_nothing_meets_is_refused():
     with pytest.raises(InputError, match=r"is missed at any rate: it is .* ms on an idle server"):
         physim.capacity(MODEL, gpu="h100_sxm", slo=["itl_mean=1ms"], **LOAD, **DEPLOYMENT)

@@ -89,7 +89,8 @@ def test_clients_are_shared_among_servers():
     assert found.asked.missed(physim.predict(best.case)) is None
 
 
-@pytest.mark.parametrize("recommended", ["few", pytest.param("found", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recommended", ["few", "found"])
 def test_the_cost_is_that_of_all_servers(request, recommended):
     found = request.getfixturevalue(recommended)
     best = found.choices[0]

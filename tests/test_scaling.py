@@ -317,6 +317,7 @@ def scaled(day):
     )
 
 
+@pytest.mark.slow
 def test_a_day_is_replayed_beside_what_its_windows_take(scaled, day):
     fixed, schedule, runs = scaled.fixed, scaled.schedule, scaled.runs
     # All have the same requests.
@@ -347,6 +348,7 @@ def test_a_day_is_replayed_beside_what_its_windows_take(scaled, day):
         assert run.cost == pytest.approx(2.0 * run.gpu_hours)
 
 
+@pytest.mark.slow
 def test_a_day_as_plain_values(scaled):
     found = json.loads(json.dumps(scaled.to_dict()))
     assert [run["policy"] for run in found["runs"][1:3]] == ["schedule, in time", "requests=6"]
@@ -355,6 +357,7 @@ def test_a_day_as_plain_values(scaled):
     assert scaled.to_frame()["start_up_s"].tolist()[2:] == [0.0, 30.0, 90.0]
 
 
+@pytest.mark.slow
 def test_a_day_is_drawn(scaled, tmp_path):
     load, servers, ttft = plot.draw_scaling(scaled, 30.0)
     assert "requests=6, start-up 30 s" in servers.get_legend().get_texts()[1].get_text()
@@ -517,6 +520,7 @@ def test_manifests_have_the_target_that_was_replayed(derived, scaled):
     assert given["threshold"] == "given"
 
 
+@pytest.mark.slow
 def test_metrics_that_servers_do_not_share_are_values(scaled):
     policy = TargetTracking("ttft", 0.25, tolerance=0.2)
     day = dataclasses.replace(scaled, scaling=Autoscaling(policy, 1, 4))
@@ -618,6 +622,7 @@ def recorded(tmp_path):
     return path, np.round(times, 3)
 
 
+@pytest.mark.slow
 def test_a_trace_is_replayed_as_it_was_recorded(recorded):
     path, times = recorded
     asked = {"trace": path, "window_s": 60.0, "policy": "requests=6", "start_ups_s": (30.0,)}
@@ -639,6 +644,7 @@ def test_a_day_is_a_profile_or_a_trace(day, recorded):
             physim.scale(MODEL, **options, policy="running=6", **ASKED, **WHERE)
 
 
+@pytest.mark.slow
 def test_a_part_of_turns_is_refused(tmp_path):
     path = tmp_path / "turns.jsonl"
     rows = [
@@ -653,6 +659,7 @@ def test_a_part_of_turns_is_refused(tmp_path):
         physim.scale(MODEL, **asked, hours=(0.001, 0.002), **ASKED, **WHERE)
 
 
+@pytest.mark.slow
 def test_a_day_is_scaled_in_a_shell(recorded, tmp_path):
     picture = tmp_path / "day.png"
     words = ["scale", MODEL, "--gpu", "h100", "--fit", "none", "--max-num-seqs", "8"]

@@ -273,7 +273,14 @@ def test_at_a_sharpness_of_one_the_host_adds():
     assert additive.parts["host"] == pytest.approx(2e-3 + 8 * 20e-6, rel=1e-3)
 
 
-@pytest.mark.parametrize("mixed", ["additive", "weighted-average", "smooth-weighted"])
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        "additive",
+        pytest.param("weighted-average", marks=pytest.mark.slow),
+        pytest.param("smooth-weighted", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_finite_for_an_empty_prefill(mixed):
     def total(prefill, corrections):
         model = StepModel(LLAMA.ops, corrections, MIXINGS[mixed])
