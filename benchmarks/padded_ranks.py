@@ -22,20 +22,20 @@ from physim.replay.server import ReplayServer
 
 # By version, the largest step to which ranks are padded; rows of 0.19 say how large graphs are.
 _LARGEST = {"0.12.0": math.inf, "0.19.0": 2048}
+_RUNNING = ReplayServer._running
 _WHERE = "part != 'test' and engine == 'vllm' and dp > 1 and engine_version == '{}'"
 
 
 def _padded(largest: float) -> Any:
     """`ReplayServer._running`, in which each rank has others that are as full as the fullest."""
 
-    def running(_: ReplayServer, lane: Any) -> list[tuple[Any, dict[str, int]]]:
+    def running(server: ReplayServer, lane: Any) -> list[tuple[Any, dict[str, int]]]:
         tokens = [batch.tokens for batch in lane.batches]
         most = max(tokens)
-        computed = len(tokens) * most if most <= largest else sum(tokens)
+        short = len(tokens) * most - sum(tokens) if most <= largest else 0
         return [
-            (batch, {"elsewhere": computed - own})
-            for batch, own in zip(lane.batches, tokens, strict=True)
-            if own
+            (batch, {name: count + short for name, count in others.items()})
+            for batch, others in _RUNNING(server, lane)
         ]
 
     return running

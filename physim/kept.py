@@ -195,7 +195,7 @@ def _out_of_jaxs_cache() -> Iterator[None]:
 
 def _strip_sources(lowered: jax.stages.Lowered) -> None:
     """Takes out which line of source each operation comes from: a tenth of the time of a load."""
-    from jaxlib.mlir.passmanager import PassManager
+    from jax.extend.mlir.passmanager import PassManager
 
     module = lowered.compiler_ir()
     with module.context:

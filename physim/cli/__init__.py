@@ -72,6 +72,8 @@ def script() -> None:
         # Python would take apart all that was loaded first: a twentieth of a short command's time.
         if isinstance(end.code, int) and threading.active_count() == 1:
             atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(end.code)
         raise
 

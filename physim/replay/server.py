@@ -320,12 +320,11 @@ class ReplayServer:
     def look(self) -> None:
         """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
         if self._runs % self._apart == 0:
-            waiting = running = free = 0
+            waiting = running = 0
             for rank in self._ranks:
                 waiting += len(rank.waiting) + _asked(rank)
                 running += len(rank.running)
-                free += rank.cache.free
-            self.samples.extend((self.now, waiting, running, self.config.kv_blocks - free))
+            self.samples.extend((self.now, waiting, running, self.kv_blocks))
             if len(self.samples) == 4 * _MOST_SAMPLES:
                 self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
                 self._apart *= 2
