@@ -690,6 +690,6 @@ def test_many_cases_are_solved_by_the_chunk(monkeypatch):
         for rate in (1.0, 4.0, 16.0, 64.0, 256.0)
     ]
     whole = physim.predict_cases(cases, physim.Corrections())
-    monkeypatch.setattr(steady, "_SIZES", (1, 2))
+    monkeypatch.setattr(steady, "_SIZES", {5: 2})
     by_two = physim.predict_cases(cases, physim.Corrections())
     assert [one.to_dict() for one in by_two] == [one.to_dict() for one in whole]

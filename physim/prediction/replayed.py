@@ -14,6 +14,7 @@ from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.load import Load
+from physim.kept import kept
 from physim.prediction.arrays import step_model_of
 from physim.prediction.requests import OF_A_REQUEST, Requests
 from physim.prediction.results import (
@@ -36,6 +37,7 @@ from physim.step.front_end import (
     tokens_outside_s,
     warm_up_s,
 )
+from physim.types import Number, Scalar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +60,15 @@ def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayCon
     """
     pool, load = case.service.pools[place], case.load
     server = pool.server
+    front_end, of_tokens, output, beyond_steps, warm_up = map(
+        float,
+        _outside_steps(
+            corrections,
+            server.profile.prompt_token_s,
+            float(server.policy.async_scheduling),
+            0.0 if load is None else load.warm_up_s,
+        ),
+    )
     return ReplayConfig(
         server.sizes,
         server.kv,
@@ -65,11 +76,25 @@ def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayCon
         server.parallelism,
         phases=pool.phases,
         draft=server.draft,
-        front_end_s=float(outside_s(corrections)),
-        front_end_per_token_s=float(tokens_outside_s(corrections, server.profile.prompt_token_s)),
-        output_per_request_s=float(output_s(corrections, 1.0)),
-        output_steps=float(handover_beyond_steps(corrections, server.policy.async_scheduling)),
-        warm_up_s=0.0 if load is None else float(warm_up_s(corrections, load.warm_up_s)),
+        front_end_s=front_end,
+        front_end_per_token_s=of_tokens,
+        output_per_request_s=output,
+        output_steps=beyond_steps,
+        warm_up_s=warm_up,
+    )
+
+
+@kept
+def _outside_steps(
+    corrections: Corrections, prompt_token_s: Number, scheduled_ahead: Number, loading_s: Number
+) -> tuple[Scalar, ...]:
+    """Times outside of steps: see the fields of `ReplayConfig` from ``front_end_s`` on."""
+    return (
+        outside_s(corrections),
+        tokens_outside_s(corrections, prompt_token_s),
+        output_s(corrections, 1.0),
+        handover_beyond_steps(corrections, scheduled_ahead),
+        warm_up_s(corrections, loading_s),
     )
 
 

@@ -35,10 +35,11 @@ from physim.types import AnyArray
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
-# Numbers of cases that are solved at once; more by the last of these. Those between take some
-# seconds to compile, and save 10 to 30 ms a call; larger ones are slower, since all wait for the
-# case that takes most iterations.
-_SIZES = (1, 8, 32, 128)
+# Numbers of cases that are solved at once, and of how many cases together up to which that holds.
+# Each takes seconds to compile and a quarter of one to load. One of eight would save 20 ms a call,
+# that of 128 half a millisecond a case; larger ones are slower, since all wait for the case that
+# takes most iterations.
+_SIZES = {1: 1, 256: 32, math.inf: 128}
 # Throughput over that of full slots from which on it is said.
 _LOST_WHEN_FULL = 1.05
 # How far clients are in step from which on it is said.
@@ -81,7 +82,7 @@ def _solved(
     cases: Sequence[Case], corrections: Sequence[Corrections]
 ) -> tuple[SteadyState, SteadyState, Drawn]:
     """States of the cases' loads and of the same requests without end; latencies of the first."""
-    size = next((size for size in _SIZES if size >= len(cases)), _SIZES[-1])
+    size = next(size for most, size in _SIZES.items() if most >= len(cases))
     return solved(CaseArrays.from_cases(cases), stack(corrections), size)
 
 

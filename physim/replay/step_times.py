@@ -10,17 +10,19 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
+from physim.corrections.fields import Corrections
 from physim.errors import InputError
-from physim.step.host import beside_host, host_sharpness
+from physim.kept import kept
+from physim.step.host import Host, beside_host, host_sharpness
 from physim.step.many_batches import family_seconds
 from physim.step.mixed_steps import Additive, Apart
 from physim.step.model import StepModel
-from physim.types import AnyArray, Number
+from physim.types import AnyArray, Number, Scalar
 
 # Seconds of a step, by the names of the sums that `StepTimes.step` takes.
 StepTimeOf = Callable[..., float]
@@ -186,20 +188,13 @@ class ModelStepTimes:
         count = self._requests + 1
         self._decode_attention: list[list[float] | None] = [None] * count
         self._sums: list[list[float] | None] = [None] * count
-        counts = np.arange(count)
-        host = model.ops.host
-        hidden, exposed = host.seconds(model.corrections, counts)
-        self._hidden, self._exposed = (
-            hidden.tolist(),
-            np.broadcast_to(exposed, counts.shape).tolist(),
+        host = _host_times(
+            model.ops.host, model.corrections, _covering(count), _covering(most_tokens + 1)
         )
-        self._handed_out = np.asarray(host.handing_out(model.corrections, counts)).tolist()
-        tokens = np.arange(most_tokens + 1.0)
-        # Of steps that only decode, and of those with prompts.
-        self._launching = [
-            host.launching(model.corrections, tokens, prompts).tolist() for prompts in (0.0, 1.0)
-        ]
-        self._sharpness = float(host_sharpness(model.corrections))
+        self._hidden, self._exposed, self._handed_out, *self._launching = (
+            np.asarray(seconds).tolist() for seconds in host[:-1]
+        )
+        self._sharpness = float(host.sharpness)
 
     def _tabulate_linear(self, max_tokens: int) -> None:
         """Everything but attention, by the step's tokens, and what more sampled ones add.
@@ -394,6 +389,47 @@ class ModelStepTimes:
         first = one(0)
         slope = (one(steps - 1) - first) / max(steps - 1, 1)
         return _run(lambda count: count * (first + slope * (count - 1) / 2), steps, until_s)
+
+
+class _HostTimes(NamedTuple):
+    """What the CPU does for steps of so many requests and tokens.
+
+    Attributes:
+        hidden: CPU time that the GPU's may hide, by requests, seconds.
+        exposed: The rest, for which the GPU waits.
+        handed_out: CPU time in which their tokens go to clients, by requests, seconds.
+        launching: CPU time to launch the kernels of steps that only decode, by tokens, seconds,
+        launching_prompts: and of steps with prompts.
+        sharpness: Sharpness of the smooth maximum of GPU and CPU time.
+    """
+
+    hidden: Float[Array, " requests"]
+    exposed: Float[Array, " requests"]
+    handed_out: Float[Array, " requests"]
+    launching: Float[Array, " tokens"]
+    launching_prompts: Float[Array, " tokens"]
+    sharpness: Scalar
+
+
+@kept
+def _host_times(
+    host: Host,
+    corrections: Corrections,
+    requests: Float[AnyArray, " requests"],
+    tokens: Float[AnyArray, " tokens"],
+) -> _HostTimes:
+    return _HostTimes(
+        *host.seconds(corrections, requests),
+        host.handing_out(corrections, requests),
+        host.launching(corrections, tokens, 0.0),
+        host.launching(corrections, tokens, 1.0),
+        host_sharpness(corrections),
+    )
+
+
+def _covering(count: int) -> Float[np.ndarray, " numbers"]:
+    """Whole numbers from zero, at least so many, of few lengths: each is a compilation."""
+    return np.arange(2.0 ** math.ceil(math.log2(count)))
 
 
 def run_of_decodes(
