@@ -35,10 +35,9 @@ from physim.types import AnyArray
 
 # New tokens from which on a step takes several times as long as one that only decodes.
 _LONG_STEP_TOKENS = 2000
-# Numbers of cases that are solved at once, and of how many cases together up to which that holds.
-# Each takes seconds to compile and a quarter of one to load. One of eight would save 20 ms a call,
-# that of 128 half a millisecond a case; larger ones are slower, since all wait for the case that
-# takes most iterations.
+# How many cases are solved at once, by how many there are at most. Each size takes seconds to
+# compile and a quarter of one to load: one of 8 would save 20 ms a call, and 128 saves half a
+# millisecond a case. Larger ones are slower, since all wait for the case with most iterations.
 _SIZES = {1: 1, 256: 32, math.inf: 128}
 # Throughput over that of full slots from which on it is said.
 _LOST_WHEN_FULL = 1.05

@@ -418,6 +418,7 @@ def _host_times(
     requests: Float[AnyArray, " requests"],
     tokens: Float[AnyArray, " tokens"],
 ) -> _HostTimes:
+    """What the CPU does for steps of each number of requests, and of each number of tokens."""
     return _HostTimes(
         *host.seconds(corrections, requests),
         host.handing_out(corrections, requests),
@@ -428,7 +429,7 @@ def _host_times(
 
 
 def _covering(count: int) -> Float[np.ndarray, " numbers"]:
-    """Whole numbers from zero, at least so many, of few lengths: each is a compilation."""
+    """Whole numbers from zero, at least so many, to a power of two: each length is compiled."""
     return np.arange(2.0 ** math.ceil(math.log2(count)))
 
 

@@ -12,8 +12,8 @@ from physim.step.lowering import PART_NAMES
 from physim.step.model import Families, StepModel, StepTime
 from physim.types import AnyArray, Number
 
-# Batches that are evaluated together, of few and of many: what is handed over with each block takes
-# as long as a thousand batches do.
+# Batches that are evaluated together, where there are few and where there are many: handing the
+# model over with each block takes as long as a thousand batches.
 _FEW, _MANY = 1024, 4096
 
 
