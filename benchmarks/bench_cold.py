@@ -21,6 +21,8 @@ RUNS = 5
 CASE = "Qwen/Qwen3-14B --gpu h100_sxm --tp 2"
 LENGTHS = "--input 786 --output 251"
 STAGES = "--stage 8:600 --stage 20:600"
+SERVERS = "--gpus h100_sxm,a100_sxm --max-gpus 16 --price h100_sxm=2.5 --price a100_sxm=1.5"
+ASKED = "--rate 20 --input 2000 --output 300 --slo ttft_p99=2s --slo itl_mean=30ms"
 NOTEBOOK = (
     "import physim; physim.predict('Qwen/Qwen3-14B', gpu='h100_sxm', tp=2, rate=6, "
     "input_tokens=786, output_tokens=251)"
@@ -33,6 +35,9 @@ COMMANDS = {
     f"`predict {STAGES}`": f"predict {CASE} {STAGES} {LENGTHS}",
     "`explain --rate 6`": f"explain {CASE} --rate 6 {LENGTHS}",
     "`predict --trace`, 16,800 requests": f"predict {CASE} --trace trace.csv",
+    "`predict --method replay`, 5,000 requests": f"predict {CASE} --rate 6 {LENGTHS} "
+    "--method replay",
+    "README's `recommend`": f"recommend Qwen/Qwen3-32B {SERVERS} {ASKED}",
     "`report --rate 6`": f"report {CASE} --rate 6 {LENGTHS} --out report.html",
 }
 # Each in a process of its own, so that what one loads is not there for the next.
