@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import jax.numpy as jnp
+
+from physim.batching.guards import SMALL
 from physim.engines.host_memory import ASYNCHRONOUS, LAYERED
 from physim.pytree import Pytree
 from physim.service.kv_store import KVStore
@@ -96,6 +99,14 @@ class Limits(Pytree):
     stages: Scalar = 1
     prompt_token_s: Scalar = 0.0
     lower: LowerTiers | None = None
+
+    def most_on_rank(self, running: Scalar) -> Scalar:
+        """Most of the requests that run that one rank has: each goes to the rank with the fewest.
+
+        Args:
+            running: Most requests that run at once.
+        """
+        return jnp.ceil(running / self.ranks - SMALL)
 
     @classmethod
     def from_server(cls, server: Server) -> Limits:

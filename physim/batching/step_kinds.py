@@ -331,6 +331,7 @@ def kinds_at(
         prefill_requests=numbers,
         ranks=ranks,
         stages=lanes,
+        most=limits.most_on_rank(demand.most_running(slots)),
     )
     # Ranks wait for the one with most prompts.
     on_one = jnp.where(

@@ -16,6 +16,9 @@ _SUFFIX = ".json"
 DEFAULT_ENGINE = "vllm"
 SAMPLERS = ("sort", "triton", "flashinfer")
 ADMISSIONS = ("chunk", "prompt", "request")
+# Steps in which data-parallel ranks compute as many tokens as the fullest: all, CUDA graphs, none.
+EVERY_STEP, GRAPHS = "steps", "graphs"
+PADDED = (EVERY_STEP, GRAPHS, "")
 # What the tokeniser alone takes for a token, seconds: tokenizers 0.23 took 1.5 to 2.3 us on one
 # core of an EPYC (vocabularies of DeepSeek-V3 and o200k_base, text as benchmarks draw it).
 PROMPT_TOKEN_S = 2e-6
@@ -132,6 +135,8 @@ class EngineProfile:
         captured_tokens: Tokens of the largest step that only decodes and is a CUDA graph; others
             launch their kernels one by one.
         captured_prompt_tokens: The same of steps with a prompt; 0 where none of them is.
+        padded_ranks: Steps in which all data-parallel ranks of a model with experts compute as many
+            tokens as the fullest, of `PADDED`.
         launches: CPU time to launch kernels one by one.
         prompt_token_s: CPU time of the API server for each token of a prompt, seconds; that of the
             tokeniser where nothing else is known.
@@ -173,6 +178,7 @@ class EngineProfile:
     prompt_token_s: float
     kernel_tables: str
     padded_experts: PaddedExperts | None = None
+    padded_ranks: str = ""
     output_request_s: float = 0.0
     memory_left: bool = False
     casts_mxfp4: bool = False
@@ -310,6 +316,7 @@ def _read(engine: str, version: str) -> EngineProfile:
             prompts_apart=flag("prompts_apart"),
             expert_kernels=tuple(value("expert_kernels")),
             padded_experts=padded,
+            padded_ranks=str(value("padded_ranks")) if "padded_ranks" in fields else "",
             sampler=str(sampler["kernel"]),
             sampler_from=int(sampler["from_batch"]),
             penalty_step_s=float(penalties["step_s"]),
@@ -335,6 +342,7 @@ def _read(engine: str, version: str) -> EngineProfile:
     for field, named, known in (
         ("sampler", profile.sampler, SAMPLERS),
         ("admission", profile.admission, ADMISSIONS),
+        ("padded_ranks", profile.padded_ranks, PADDED),
     ):
         if named not in known:
             raise InputError(

@@ -223,7 +223,7 @@ def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -
     thinned = [steps[slice(None, None, -(-count // _MOST_STEPS))] for steps in tables]
     ops = lower(case.server)
     ranks = float(case.server.parallelism.dp)
-    ops = replace(ops, setting=replace(ops.setting, alike=ranks)) if ranks > 1 else ops
+    ops = replace(ops, setting=ops.setting.of_alike_ranks(ranks)) if ranks > 1 else ops
     every = [
         _picked(steps.batches(np.asarray(ops.windows)), np.arange(len(steps))) for steps in thinned
     ]

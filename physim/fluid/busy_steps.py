@@ -187,6 +187,7 @@ def _step(
         cached=demand.cached_before + (chunks - 1) / 2 * fresh / chunks,
         ranks=limits.ranks,
         stages=crowd.lanes,
+        most=limits.most_on_rank(crowd.running),
     )
     # A rank that has more requests than others has no more tokens than its step has room for.
     lines = limits.ranks * limits.stages

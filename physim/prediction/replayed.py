@@ -76,6 +76,7 @@ def config_of(case: Case, corrections: Corrections, place: int = 0) -> ReplayCon
         server.parallelism,
         phases=pool.phases,
         draft=server.draft,
+        padded_tokens=server.padded_tokens,
         front_end_s=front_end,
         front_end_per_token_s=of_tokens,
         output_per_request_s=output,

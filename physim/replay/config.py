@@ -24,6 +24,8 @@ class ReplayConfig:
         parallelism: How GPUs share the model.
         phases: What requests do there: without decode they leave with their first token.
         draft: What proposes tokens; None where each step makes a token.
+        padded_tokens: Tokens of the largest step in which all ranks compute as many tokens as the
+            fullest.
         prefix_caching: Whether blocks of known content are found again.
         front_end_s: Time before a request reaches the scheduler, seconds.
         front_end_per_token_s: What each prompt token adds to it, seconds.
@@ -44,6 +46,7 @@ class ReplayConfig:
     parallelism: Parallelism = field(default_factory=Parallelism)
     phases: tuple[str, ...] = PHASES
     draft: Draft | None = None
+    padded_tokens: float = 0.0
     prefix_caching: bool = True
     front_end_s: float = 0.0
     front_end_per_token_s: float = 0.0

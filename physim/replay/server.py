@@ -427,8 +427,10 @@ class ReplayServer:
         if len(batches) == 1:
             return [(batches[0], {})]
         tokens = [batch.tokens for batch in batches]
+        most = max(tokens)
+        total = len(tokens) * most if most <= self.config.padded_tokens else sum(tokens)
         return [
-            (batch, {"elsewhere": sum(tokens) - own})
+            (batch, {"elsewhere": total - own})
             for batch, own in zip(batches, tokens, strict=True)
             if own
         ]

@@ -173,7 +173,8 @@ class ModelStepTimes:
         if not isinstance(model.mixing, Additive | Apart):
             name = type(model.mixing).__name__
             raise InputError("mixed", f"{name} cannot be replayed", "use additive")
-        self._model = model
+        # Tokens of other ranks are told with each step, those that pad their batches among them.
+        self._model = model.of_alike_ranks(1)
         self._query_tokens = query_tokens
         self._requests = min(max_requests, max_tokens)
         # Steps that only decode may have more where prompts do not share a budget with them.

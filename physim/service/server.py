@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from physim.engines.profile import EngineProfile
+from physim.engines.profile import EVERY_STEP, GRAPHS, EngineProfile
 from physim.models.architecture import ModelArch
 from physim.models.formats import KV_BYTES
 from physim.models.parallelism import ALLGATHER, Parallelism
@@ -108,6 +109,12 @@ class Server:
         asked = self.captured_tokens or decoding
         # An engine whose graphs are for both has one limit for both.
         return asked, asked if prompts == decoding else prompts
+
+    @property
+    def padded_tokens(self) -> float:
+        """Tokens of the largest step in which all ranks compute as many tokens as the fullest."""
+        limits = {EVERY_STEP: math.inf, GRAPHS: float(self.captured[1])}
+        return limits.get(self.profile.padded_ranks, 0.0)
 
     @property
     def kv_cache_bytes(self) -> float:

@@ -117,6 +117,7 @@ class Batch(Pytree):
         windows: Float[AnyArray, " windows"] = UNLIMITED,
         ranks: Number = 1,
         stages: Number = 1,
+        most: Number = np.inf,
     ) -> Batch:
         """A batch known by its means, or many of them.
 
@@ -134,11 +135,15 @@ class Batch(Pytree):
                 (`StepOps.windows`). Contexts are taken to be all alike.
             ranks: Data-parallel ranks that share the requests.
             stages: Stages of a pipeline, each with a batch of its own.
+            most: Most requests that a rank has of those that run.
         """
         decodes, prefills = (fullest(x, stages) for x in (decode_requests, prefill_requests))
         decode_requests, prefill_requests = (fullest(x, ranks) for x in (decodes, prefills))
         traced = any(isinstance(x, jax.Array) for x in (decode_requests, context, windows))
         xp = jnp if traced else np
+        decode_requests, prefill_requests = (
+            xp.minimum(x, most) for x in (decode_requests, prefill_requests)
+        )
         seen = xp.minimum(xp.asarray(context)[..., None], windows)
         return cls(
             decode_requests=decode_requests,

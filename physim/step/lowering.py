@@ -26,7 +26,7 @@ from physim.step.host import PART as HOST
 from physim.step.host import Host
 from physim.step.host_memory import peer_access_notes
 from physim.step.rows import DecodeRow, DecodeRows, PrefillRow, PrefillRows, Row, SizeRow, SizeRows
-from physim.step.sizes import Setting, model_setting
+from physim.step.sizes import Setting
 from physim.types import AnyArray, Number, Scalar
 
 # The parts of a step's time by name: those of the components, a draft's, and the CPU's.
@@ -148,9 +148,8 @@ def _lowered(server: Server) -> StepOps:
     host, tp = Host.from_placement(Placement(server)), server.parallelism.tp
 
     def ops(model: ModelArch, own: Sequence[Row], others: Sequence[Row]) -> StepOps:
-        return StepOps.from_rows(
-            own, host, model_setting(model), tp, server.expert_load, beside=others
-        )
+        setting = Setting.from_server(server, model)
+        return StepOps.from_rows(own, host, setting, tp, server.expert_load, beside=others)
 
     found = ops(server.model, rows, of_draft)
     if draft is None:

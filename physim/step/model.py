@@ -14,7 +14,7 @@ from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.residual import features
 from physim.grids.efficiency import along
 from physim.printable import shown
-from physim.pytree import Pytree, outlined
+from physim.pytree import Pytree, outlined, swapped
 from physim.step.batch import Batch
 from physim.step.curves import CHUNK, CONTEXT, REQUESTS
 from physim.step.drafting import PART, further_pass, passes_seconds
@@ -130,7 +130,7 @@ class StepModel(Pytree):
         Args:
             ranks: How many.
         """
-        setting = replace(self.ops.setting, alike=float(ranks))
+        setting = self.ops.setting.of_alike_ranks(float(ranks))
         return replace(self, ops=replace(self.ops, setting=setting))
 
     def _composed(self, batch: Batch) -> StepTime:
@@ -145,9 +145,7 @@ class StepModel(Pytree):
             beside_host(gpu, jnp.maximum(cpu, handed_out), sharpness)
             for cpu in (hidden, hidden + always, hidden + always + of_no_graph)
         )
-        share = batch.without_graph
-        if share is None:
-            share = host.without_graph(batch.tokens, prompts)
+        share = self._without_graph(batch)
         busy = graph + share * (no_graph - graph)
         latency, launches = busy + exposed, busy - unlaunched
         if self.loads is not None:
@@ -194,7 +192,18 @@ class StepModel(Pytree):
         Args:
             batch: The step's batch.
         """
-        return step_sizes(batch, self.ops.setting)
+        here = self.ops.setting
+        pads = jnp.maximum(here.pads_all, 1.0 - self._without_graph(batch))
+        missing = jnp.maximum(here.padded * batch.tokens - batch.routed, 0.0)
+        padded = swapped(batch, elsewhere=batch.elsewhere + pads * missing)
+        return step_sizes(padded, here)
+
+    def _without_graph(self, batch: Batch) -> Scalar:
+        """Share of the steps that a batch is the mean of that are no CUDA graphs."""
+        share = batch.without_graph
+        if share is None:
+            share = self.ops.host.without_graph(batch.tokens, batch.prefill_requests)
+        return share
 
     def row_seconds(self, sizes: dict[str, Scalar]) -> Float[AnyArray, " rows"]:
         """Corrected time of each operation over one size, without the residual's, seconds.

@@ -6,13 +6,15 @@ the step's figure follow from the declaration.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
 from physim.models.architecture import ModelArch
 from physim.pytree import Pytree
+from physim.service.server import Server
 from physim.step.batch import Batch
 from physim.step.curves import MESSAGE_BYTES, TOKENS
 from physim.types import Knots, Scalar
@@ -24,19 +26,38 @@ class Setting(Pytree):
     Attributes:
         message_bytes: Bytes of the hidden state of a token, as an all-reduce sends it.
         alike: Data-parallel ranks that are taken to have the same batch.
+        padded: Data-parallel ranks that compute as many tokens as the fullest, of which the batch
+            is; one where each computes its own.
+        pads_all: Whether they do in every step (1), or in CUDA graphs alone (0).
     """
 
     message_bytes: Scalar
     alike: Scalar = 1.0
+    padded: Scalar = 1.0
+    pads_all: Scalar = 0.0
 
+    @classmethod
+    def from_server(cls, server: Server, layers: ModelArch) -> Setting:
+        """The setting of some layers on a server: hidden states are of 16 bit, other ranks differ.
 
-def model_setting(model: ModelArch) -> Setting:
-    """The setting of a model's steps: hidden states are of 16 bit, and other ranks differ.
+        Args:
+            server: The server.
+            layers: The layers: its model, or those that propose tokens.
+        """
+        limit = server.padded_tokens
+        return cls(
+            message_bytes=2.0 * layers.hidden_size,
+            padded=float(server.parallelism.dp) if limit else 1.0,
+            pads_all=float(limit == math.inf),
+        )
 
-    Args:
-        model: The model.
-    """
-    return Setting(message_bytes=2.0 * model.hidden_size)
+    def of_alike_ranks(self, ranks: float) -> Setting:
+        """The setting where so many data-parallel ranks have the same batch, and need no padding.
+
+        Args:
+            ranks: How many.
+        """
+        return replace(self, alike=ranks, padded=1.0)
 
 
 @dataclass(frozen=True)
