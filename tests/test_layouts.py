@@ -272,6 +272,77 @@ def test_experts_see_the_tokens_of_all_ranks():
     assert set(seen) == {(40, 20), (20, 40), (2, 1), (1, 2)}
 
 
+@pytest.mark.parametrize(
+    ("limit", "prompts", "decodes"),
+    [
+        # Two prompts of 40 tokens together on one rank, one of 20 on the other.
+        (math.inf, {(40, 40), (20, 60)}, {(2, 2), (1, 3)}),
+        # A graph holds two requests that decode, and no prompt.
+        (2.0, {(40, 20), (20, 40)}, {(2, 2), (1, 3)}),
+        (1.0, {(40, 20), (20, 40)}, {(2, 1), (1, 2)}),
+    ],
+)
+def test_experts_see_what_ranks_are_padded_to(limit, prompts, decodes):
+    seen = []
+
+    def seconds(**sums):
+        seen.append((sums["decode_requests"] + sums["prefill_tokens"], sums["elsewhere"]))
+        return 10e-3
+
+    layout = physim.Parallelism(dp=2)
+    engine = config_of(limits_of(), parallelism=layout, padded_tokens=limit)
+    finished(engine, [Request(n, 0.0, 10 * (n + 1), 2) for n in range(3)], WalkedStepTimes(seconds))
+    assert set(seen) == prompts | decodes
+
+
+@pytest.mark.parametrize(
+    ("version", "decode", "prompt"),
+    # Four ranks as full as the fullest in all steps, in CUDA graphs, in none.
+    [("0.15.1", 24.0, 4000.0), ("0.19.0", 24.0, 1600.0), ("0.33.0", 16.0, 1600.0)],
+)
+def test_tokens_that_experts_work_on_by_version_by_hand(version, decode, prompt):
+    model = step_of(case_of(dp=4, ep=4, engine_version=version))
+    decodes = dataclasses.replace(decoding(model, 6.0), elsewhere=10.0)
+    assert float(model.sizes(decodes)["routed"]) == decode
+    prompts = dataclasses.replace(
+        model.batch(prefill_requests=1.0, chunk=1000.0), prompts_elsewhere=600.0
+    )
+    assert float(model.sizes(prompts)["routed"]) == prompt
+    assert float(model.sizes(prompts)["tokens"]) == 1000.0
+    assert float(model.of_alike_ranks(4).sizes(decodes)["routed"]) == 4 * 16.0
+
+
+def test_half_of_the_steps_are_graphs_and_padded():
+    model = step_of(case_of(dp=4, ep=4, engine_version="0.19.0"))
+    batch = dataclasses.replace(decoding(model, 6.0), elsewhere=10.0, without_graph=0.5)
+    assert float(model.sizes(batch)["routed"]) == 20.0
+
+
+def test_ranks_are_not_padded_without_other_ranks():
+    model = step_of(case_of(tp=4, ep=4, engine_version="0.15.1"))
+    assert float(model.sizes(decoding(model, 6.0))["routed"]) == 6.0
+
+
+def test_tables_of_steps_count_padding_once():
+    case = case_of(dp=2, ep=2, engine_version="0.15.1")
+    model = step_of(case)
+    times = ModelStepTimes(model, 64, 2048, 2000, ranks=2)
+    # The fullest has 12 requests, the other 4 and padding.
+    batch = dataclasses.replace(decoding(model, 12.0), elsewhere=4.0)
+    _, seconds, _ = times.decode(12, 12 * 1000, 1, 1e9, elsewhere=12)
+    assert seconds == pytest.approx(float(model(batch).latency), rel=1e-3)
+
+
+@pytest.mark.parametrize("clients", [3, 4, 8])
+def test_ranks_share_clients_evenly(clients):
+    case = case_of(dp=4, ep=4, engine_version="0.15.1", concurrency=clients)
+    fluid, replayed = (
+        physim.predict(case, fit="none", method=method) for method in ("fluid", "replay")
+    )
+    assert fluid.itl_s == pytest.approx(replayed.itl_s, rel=0.005)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.02)
+
+
 def test_steps_beside_other_ranks_have_no_prompt_unless_they_do():
     case = case_of(dp=2, ep=2)
     model = step_of(case)
