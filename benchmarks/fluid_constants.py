@@ -34,7 +34,7 @@ FORMS = {
     "ending._longest": "Wilson and Hilferty's cube root",
     "percentiles.lattice": "the kernel of Sloan and Reztsov",
     "queueing.wait_for_tokens": "the sum of squares",
-    "step_kinds._of_fullest": "Blom's quantile of the largest of some normal numbers",
+    "kind_times._of_fullest": "Blom's quantile of the largest of some normal numbers",
     "rounds.density_of": "the overlap of two normal distributions",
     "table_look_up.cubic": "Catmull and Rom's cubic",
     "transient._given_up": "a logistic curve of slope one",

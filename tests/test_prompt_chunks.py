@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from physim.batching.kind_times import _ranks_apart
 from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, prompts_of_step
-from physim.batching.step_kinds import _ranks_apart
 from physim.batching.strata import PARTS
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import physim
 from physim.batching.batch_statistics import decoding, following, met_while_decoding, prefill_share
+from physim.batching.kind_times import _decoding_without_graph
 from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
 from physim.batching.queueing import coming_together, peakedness, wait_for_a_slot, wait_for_tokens
-from physim.batching.step_kinds import _decoding_without_graph
 from physim.batching.strata import PARTS
 from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
 from physim.inputs.lengths import Lengths

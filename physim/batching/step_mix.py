@@ -17,13 +17,14 @@ from physim.batching.batch_statistics import (
 )
 from physim.batching.demand import Demand
 from physim.batching.guards import HARDLY, LITTLE, NEARLY
+from physim.batching.kind_times import kinds_at
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
 from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of
 from physim.batching.queueing import peakedness
-from physim.batching.step_kinds import FEW, FULL, MANY, StepKinds, kinds_at
+from physim.batching.step_kinds import FEW, FULL, MANY, StepKinds
 from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.step.mixed_steps import Apart
