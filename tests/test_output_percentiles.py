@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import physim
-from physim.fluid.percentiles import clumped
+from physim.fluid.distributions import clumped
 
 SERVER = {"model": "Qwen/Qwen3-8B", "gpu": "h100_sxm", "fit": "none", "arrival": "poisson"}
 

@@ -16,7 +16,8 @@ from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
 from physim.batching.queueing import coming_together, peakedness, wait_for_a_slot, wait_for_tokens
 from physim.batching.strata import PARTS
-from physim.fluid.percentiles import drawn, drawn_at_times, lattice, quantiles
+from physim.fluid.distributions import drawn, drawn_at_times, quantiles
+from physim.fluid.percentiles import lattice
 from physim.inputs.lengths import Lengths
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST

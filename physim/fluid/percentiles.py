@@ -21,6 +21,15 @@ from physim.batching.prompt_chunks import GROUPS, MEANS
 from physim.batching.step_kinds import FEW, FULL, MANY
 from physim.batching.step_mix import MOST_ELASTIC
 from physim.fluid.client_percentiles import ClientRequests, Clients, requests_of
+from physim.fluid.distributions import (
+    clumped,
+    drawn,
+    drawn_at_times,
+    log_deviation,
+    lognormal,
+    of_kinds_at,
+    standard_normal,
+)
 from physim.fluid.first_token import Local
 from physim.inputs.lengths import STRATA
 from physim.inputs.request_points import LONGEST
@@ -41,10 +50,6 @@ _LASTING = 0.8
 # Share of its mean that a time is at least which is drawn from a normal distribution or a straight
 # line.
 _LEAST_OF_MEAN = 0.3
-# Powers of the coefficient of variation that are one over a Weibull shape, below one (Justus,
-# Hargraves, Mikhail and Graber, Journal of Applied Meteorology 17, 1978) and above, and the largest
-# that is drawn.
-_NARROW, _WIDE, _WIDEST = 1.086, 0.9, 3.0
 # Kinds of steps with prompts, of which those last that leave tokens for later ones: who finds such
 # a step under way finds a queue for tokens.
 _ORDER = np.array([*range(FULL), FEW, MANY, FULL])
@@ -270,48 +275,18 @@ def _of_kinds(
 ) -> Float[AnyArray, " points"]:
     """Times of steps of all kinds, with some weight, from those without prompts to full ones."""
     ends = jnp.cumsum(jnp.append(decode_only, weight[_ORDER]))
-    time, more, sigma = _between(
+    time, more, sigma = of_kinds_at(
         points,
         ends[:-1] / ends[-1],
         jnp.stack(
             [
                 jnp.append(local.decode_only, local.kind[_ORDER]),
                 jnp.append(0.0, local.kind_more[_ORDER]),
-                jnp.append(0.0, _sigma(local.kind_cv2[_ORDER])),
+                jnp.append(0.0, log_deviation(local.kind_cv2[_ORDER])),
             ]
         ),
     )
-    return time + more * (_about_one(sigma, spread) - 1.0)
-
-
-def _between(
-    place: Float[AnyArray, " points"],
-    ends: Float[AnyArray, " ends"],
-    values: Float[AnyArray, "of kinds"],
-) -> Float[AnyArray, "of points"]:
-    """Values of the kinds that points are of, which go over into the next within `EDGE`."""
-    beyond = jnp.clip((place - ends[:, None]) / EDGE + 0.5, 0.0, 1.0)
-    steps = jnp.matmul(jnp.diff(values), beyond, precision=jax.lax.Precision.HIGHEST)
-    return values[:, :1] + steps
-
-
-def _normal(points: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
-    """Quantiles of a normal distribution, but for its ends."""
-    # Of `ndtri`, which is the same, six loops would be compiled.
-    return np.sqrt(2.0) * jax.scipy.special.erfinv((1 - 2 * LITTLE) * (2 * points - 1.0))
-
-
-def _sigma(cv2: Float[AnyArray, " kinds"]) -> Float[AnyArray, " kinds"]:
-    """Standard deviation of the logarithm, of a log-normal distribution."""
-    return jnp.sqrt(jnp.log1p(cv2) + ROOT)
-
-
-def _about_one(
-    sigma: Float[AnyArray, " points"], points: Float[AnyArray, " points"]
-) -> Float[AnyArray, " points"]:
-    """Quantiles of log-normal distributions of mean one."""
-    normal = _normal(points)
-    return jnp.exp(sigma * normal - sigma**2 / 2)
+    return time + more * (lognormal(sigma, spread) - 1.0)
 
 
 def of_lengths(
@@ -342,7 +317,7 @@ def _requests_of(
 ) -> ClientRequests:
     """Requests of clients that begin at once, from those of clients who are anywhere."""
     # Many requests end before a client's turn comes, so that their times add up to a normal one.
-    waits = _normal((points[:, _FOUND] + points[:, _SLOT]) % 1.0)
+    waits = standard_normal((points[:, _FOUND] + points[:, _SLOT]) % 1.0)
     turn = (points[:, _PHASE] + points[:, _PACE]) % 1.0
     return requests_of(clients, ttft, turn, points[:, _PHASE], waits)
 
@@ -365,7 +340,7 @@ def decode_factors(
         steps: Steps in which the requests decode.
         points: The points.
     """
-    local, normal = chances.local, _normal(points[:, _PACE])
+    local, normal = chances.local, standard_normal(points[:, _PACE])
     prompts = jnp.maximum(1 - local.decode_only / mean, 0.0)
     further = local.adding / jnp.maximum(local.own_prefill - local.decode_only, TINY)
     share = jnp.minimum(prompts * jnp.minimum(further, 1.0), MOST_ELASTIC)
@@ -375,26 +350,6 @@ def decode_factors(
     met = drawn((points[:, _NEXT] + points[:, _BEFORE]) % 1.0, cv)
     factor = 1 + _LASTING * chances.others * normal + prompts * (met - 1)
     return jnp.maximum(factor, _LEAST_OF_MEAN)
-
-
-def clumped(share: Number, steps: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
-    """How much more the prompts of some steps in a row vary than as many that bring no others.
-
-    The prompts of a step came while the one before ran, so the times of steps are an autoregressive
-    process of first order, whose coefficient is the share ``r`` of the time that grows with the
-    prompts. The variance of their sum over ``n`` steps is larger by the factor
-
-        ((1 + r) / (1 - r) - 2 r (1 - r^n) / (n (1 - r)^2)) / (1 - r^2)
-
-    which is ``1 / (1 - r^2)`` for one step and ``1 / (1 - r)^2`` for very many.
-
-    Args:
-        share: Share of the time that grows with the prompts.
-        steps: How many steps.
-    """
-    count, rest = jnp.maximum(steps, 1.0), 1.0 - share
-    ends = 2 * share * (1.0 - share**count) / (count * rest**2)
-    return ((1.0 + share) / rest - ends) / (1.0 - share**2)
 
 
 def gaps(
@@ -412,17 +367,17 @@ def gaps(
         points: The points.
     """
     local = chances.local
-    normal = _normal((points[:, _NEXT] + points[:, _FOUND]) % 1.0)
+    normal = standard_normal((points[:, _NEXT] + points[:, _FOUND]) % 1.0)
     alone = local.decode_only * jnp.maximum(1 + chances.now * normal, _LEAST_OF_MEAN)
     more = jnp.maximum(mean - local.decode_only, 0.0)
     met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), local.prefill_share, 1.0)
     ends = jnp.cumsum(local.kind_share)
-    drawn_s, sigma = _between(
+    drawn_s, sigma = of_kinds_at(
         points[:, _PHASE] / met,
         ends[:-1] / ends[-1],
-        jnp.stack([local.kind_more, _sigma(local.kind_cv2)]),
+        jnp.stack([local.kind_more, log_deviation(local.kind_cv2)]),
     )
-    drawn_s *= _about_one(sigma, points[:, _NEXT])
+    drawn_s *= lognormal(sigma, points[:, _NEXT])
     waits = points[:, _BESIDE] / jnp.maximum(local.own_rank, TINY)
     more_steps = (local.waiting - 1.0) * -jnp.log1p(-jnp.minimum(waits, 1.0 - SMALL))
     drawn_s *= 1.0 + jnp.where(waits < 1.0, more_steps, 0.0)
@@ -443,46 +398,6 @@ def between_tokens(
     """
     first = (points[:, _SLOT] + points[:, _REQUEST]) % 1.0 * demand.tokens_each <= 1.0
     return jnp.where(first, gap_s, 0.0)
-
-
-def drawn(points: Float[AnyArray, " points"], cv: Number) -> Float[AnyArray, " points"]:
-    """Quantiles of a positive part of mean one and a coefficient of variation.
-
-    An exponential with a chance of nothing where the coefficient exceeds one.
-    """
-    chance = jnp.minimum(2 / (1 + jnp.maximum(cv, 1.0) ** 2), 1.0)
-    return drawn_at_times(points, chance, jnp.minimum(cv, 1.0))
-
-
-def drawn_at_times(
-    points: Float[AnyArray, " points"], chance: Number, cv: Number
-) -> Float[AnyArray, " points"]:
-    """Quantiles of a part of mean one that is nothing at times.
-
-    Where it is not it has a Weibull distribution of the coefficient of variation, nearly (shape
-    ``cv^-1.086``, above one ``cv^-0.9``).
-
-    Args:
-        points: Where to draw it, from 0 to 1.
-        chance: Chance that it is more than nothing.
-        cv: Its coefficient of variation where it is.
-    """
-    chance = jnp.maximum(chance, SMALL)
-    rest = jnp.maximum(1 - points, SMALL) / chance
-    inverse = jnp.clip(cv, LITTLE, _WIDEST) ** jnp.where(cv < 1.0, _NARROW, _WIDE)
-    scale = jnp.exp(-jax.scipy.special.gammaln(1 + inverse))
-    some = -jnp.log(jnp.minimum(rest, 1.0))
-    return jnp.where(rest < 1.0, scale * jnp.maximum(some, TINY) ** inverse, 0.0) / chance
-
-
-def quantiles(
-    values: Float[AnyArray, " n"], weights: Float[AnyArray, " n"]
-) -> Float[AnyArray, " percentiles"]:
-    """Percentiles `PERCENTILES` of weighted values."""
-    order = jnp.argsort(values)
-    share = jnp.cumsum(weights[order])
-    share = (share - weights[order] / 2) / jnp.maximum(share[-1], TINY)
-    return jnp.interp(jnp.array(PERCENTILES) / 100.0, share, values[order])
 
 
 def steps_of_outputs(

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from physim.batching.batch_statistics import GOLDEN, arrival_evenness, busy_when_even
 from physim.batching.guards import EDGE, HARDLY, LITTLE, SMALL, TINY
 from physim.batching.step_kinds import FULL
+from physim.fluid.distributions import quantiles
 from physim.fluid.first_token import Local
 from physim.fluid.percentiles import (
     between_tokens,
@@ -21,7 +22,6 @@ from physim.fluid.percentiles import (
     gaps,
     in_batch_before,
     lattice,
-    quantiles,
     steps_of_outputs,
     stratum,
 )
