@@ -52,7 +52,7 @@ CAMPAIGNS = (
         "stage >= 0 and not experiment.str.contains('reasoning')",
     ),
     Campaign(
-        "seed16, four runs beyond capacity",
+        "seed16, four runs above capacity",
         "seed16.csv",
         "stage == 0 and experiment.str.contains('reasoning')",
         timeout_s=300.0,
