@@ -57,7 +57,7 @@ class _Coming(NamedTuple):
         return jnp.maximum(1.0 - self.by_rank / jnp.maximum(self.filled, TINY), 0.0)
 
     @property
-    def several(self) -> Float[AnyArray, 2]:
+    def several(self) -> Float[AnyArray, " several"]:
         """Prompts of steps with few and with many of them."""
         return jnp.stack([self.come.several.low, self.come.several.high])
 
