@@ -28,6 +28,7 @@ FORMS = {
     "rosenbrock": "Rodas3, a published method",
     "batch_statistics.GOLDEN": "the golden ratio",
     "batch_statistics.square_of_range": "an even distribution's variance",
+    "distributions._DEGREE": "terms of a series with all digits of 64 bit",
     "distributions._NARROW": "a published fit to the Weibull distribution",
     "batch_statistics.decoding": "roots of the second Charlier polynomial",
     "benchmark.benchmark": "the mean of a square",

@@ -16,7 +16,7 @@ from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
 from physim.batching.queueing import coming_together, peakedness, wait_for_a_slot, wait_for_tokens
 from physim.batching.strata import PARTS
-from physim.fluid.distributions import drawn, drawn_at_times, quantiles
+from physim.fluid.distributions import drawn, drawn_at_times, quantiles, reciprocal_gamma
 from physim.fluid.percentiles import lattice
 from physim.inputs.lengths import Lengths
 from physim.inputs.popularity import Popularity
@@ -276,3 +276,13 @@ def test_latencies_have_no_spikes_where_as_many_decode_as_graphs_hold(rate):
     ]
     itl = np.array([one.itl_s for one in physim.predict_cases(cases, physim.Corrections())])
     assert np.all(np.abs(np.diff(np.log(itl))) < 0.1)
+
+
+def test_one_over_the_gamma_function_has_all_digits():
+    # Of 1, 1.5, 2 and 3: by the root of pi, and by factorials.
+    known = [(0.0, 1.0), (0.5, 2 / np.sqrt(np.pi)), (1.0, 1.0), (2.0, 0.5)]
+    for beyond_one, value in known:
+        assert reciprocal_gamma(beyond_one) == pytest.approx(value, rel=1e-14)
+    places = np.linspace(0.0, 3.0**0.9, 1001)
+    exact = np.array([1 / math.gamma(1 + place) for place in places])
+    np.testing.assert_allclose(reciprocal_gamma(places), exact, rtol=1e-14)
