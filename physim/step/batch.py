@@ -18,7 +18,7 @@ MAX_REQUESTS = 1024
 UNLIMITED = np.array([np.inf])
 
 
-def fullest(requests: Number, ranks: Number) -> Number:
+def fullest(requests: Number, ranks: Number, most: Number = np.inf) -> Number:
     """Requests of the fullest of some ranks that share them: up to one more than the mean.
 
     Engines give a request to the rank with the fewest. Of less than one request on all, as a fluid
@@ -27,9 +27,10 @@ def fullest(requests: Number, ranks: Number) -> Number:
     Args:
         requests: Requests of all ranks.
         ranks: How many ranks there are.
+        most: Most requests that a rank has.
     """
-    xp = jnp if isinstance(requests, jax.Array) or isinstance(ranks, jax.Array) else np
-    return xp.minimum(requests, requests / ranks + (1 - 1 / ranks))
+    xp = jnp if any(isinstance(one, jax.Array) for one in (requests, ranks, most)) else np
+    return xp.minimum(xp.minimum(requests, requests / ranks + (1 - 1 / ranks)), most)
 
 
 class Batch(Pytree):
@@ -138,12 +139,9 @@ class Batch(Pytree):
             most: Most requests that a rank has of those that run.
         """
         decodes, prefills = (fullest(x, stages) for x in (decode_requests, prefill_requests))
-        decode_requests, prefill_requests = (fullest(x, ranks) for x in (decodes, prefills))
+        decode_requests, prefill_requests = (fullest(x, ranks, most) for x in (decodes, prefills))
         traced = any(isinstance(x, jax.Array) for x in (decode_requests, context, windows))
         xp = jnp if traced else np
-        decode_requests, prefill_requests = (
-            xp.minimum(x, most) for x in (decode_requests, prefill_requests)
-        )
         seen = xp.minimum(xp.asarray(context)[..., None], windows)
         return cls(
             decode_requests=decode_requests,
