@@ -298,12 +298,13 @@ def test_the_spread_of_lengths_takes_clients_apart_without_a_cliff():
     assert np.all(np.diff(np.log(ttft)) > -0.06)
 
 
-# Of five and four clients the ranks' prompts differ, and are padded to the fullest's.
-_UNEQUAL = pytest.mark.xfail(reason="needs the fluid's padding of unequal prompts: TTFT 7% short")
+# With padded ranks a client is outside for 1.009 steps by the fluid, and waits for 1.89 of them,
+# not for two: the second counts whole only from a hundredth of a step on.
+_ON_THE_EDGE = pytest.mark.xfail(reason="needs steps to a thousandth: TTFT is 7% short")
 
 
 @pytest.mark.parametrize(
-    ("clients", "dp"), [(9, 1), (5, 1), (18, 2), pytest.param(9, 2, marks=_UNEQUAL), (8, 2)]
+    ("clients", "dp"), [(9, 1), (5, 1), (18, 2), pytest.param(9, 2, marks=_ON_THE_EDGE), (8, 2)]
 )
 @pytest.mark.parametrize("rounds", [pytest.param(10, marks=pytest.mark.slow), 40])
 def test_clients_whose_prompts_hardly_share_steps_settle_as_replayed(clients, dp, rounds):

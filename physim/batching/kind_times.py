@@ -290,7 +290,7 @@ def _without_graph(
         varying: Square of the width of the range of tokens that decode beside prompts.
     """
     decoding_tokens = batch.decode_requests * batch.query_tokens
-    found = host.without_graph(batch.tokens, jnp.asarray(batch.prefill_requests))
+    found = host.without_graph(batch.tokens, batch.prefill_requests)
     alone = _decoding_without_graph(host, decoding_tokens[:_DECODING], share)
     spread = jnp.sqrt(chunks.spread**2 + varying)
     by_part = host.without_graph(chunks.sizes + decoding_tokens[-1], 1.0, spread)

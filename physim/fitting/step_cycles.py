@@ -221,9 +221,7 @@ def observe_served(tables: Sequence[MeasuredSteps], case: Case, campaign: str) -
             raise InputError(steps.source, f"{100 * short:.0f}% of its steps {WAITS}", WHOLE_STEPS)
     count = sum(map(len, tables))
     thinned = [steps[slice(None, None, -(-count // _MOST_STEPS))] for steps in tables]
-    ops = lower(case.server)
-    ranks = float(case.server.parallelism.dp)
-    ops = replace(ops, setting=ops.setting.of_alike_ranks(ranks)) if ranks > 1 else ops
+    ops = lower(case.server).of_alike_ranks(float(case.server.parallelism.dp))
     every = [
         _picked(steps.batches(np.asarray(ops.windows)), np.arange(len(steps))) for steps in thinned
     ]

@@ -101,6 +101,14 @@ class StepOps(Pytree):
             host=host,
         )
 
+    def of_alike_ranks(self, ranks: float) -> StepOps:
+        """The operations where so many data-parallel ranks have the same batch.
+
+        Args:
+            ranks: How many.
+        """
+        return dataclasses.replace(self, setting=self.setting.of_alike_ranks(ranks))
+
 
 def rows_of(server: Server) -> tuple[Row, ...]:
     """The operations of a server's step, each with its work and its measured time.

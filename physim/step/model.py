@@ -130,8 +130,7 @@ class StepModel(Pytree):
         Args:
             ranks: How many.
         """
-        setting = self.ops.setting.of_alike_ranks(float(ranks))
-        return replace(self, ops=replace(self.ops, setting=setting))
+        return replace(self, ops=self.ops.of_alike_ranks(float(ranks)))
 
     def _composed(self, batch: Batch) -> StepTime:
         parts = sum(self.families(batch))
