@@ -76,6 +76,7 @@ class BusyTimes(NamedTuple):
     Attributes:
         decode: A step in which all decode.
         partly_full: A step in which only the share `_THIN` of them decode.
+        fewer: A step in which those do not decode whose prompts a step computes whole.
         prefill: How much longer steps with prompts are.
         sooner: How much sooner a prompt's token is there than the next step can start.
         begin: The first prompts' first step, in which nothing decodes.
@@ -85,6 +86,7 @@ class BusyTimes(NamedTuple):
 
     decode: Scalar
     partly_full: Scalar
+    fewer: Scalar
     prefill: PrefillTimes
     sooner: Scalar
     begin: Scalar
@@ -151,6 +153,7 @@ def busy_times(
     kinds = [
         (decoding, old, none, crowd.room),
         (_THIN * decoding, old, none, crowd.room),
+        (jnp.maximum(decoding - crowd.whole, 0.0), old, none, crowd.room),
         (others, old, one, crowd.room),
         (others, old, whole, crowd.whole),
         (others, old, most, crowd.room),
@@ -160,10 +163,10 @@ def busy_times(
     ]
     columns = [jnp.stack(jnp.broadcast_arrays(*column)) for column in zip(*kinds, strict=True)]
     times = jax.vmap(lambda *kind: _step(model, demand, limits, crowd, *kind))(*columns)
-    decode, thin, single, middle, full, *_ = times.interval
-    _, _, first, _, _, begin, end, last = times.latency
+    decode, thin, fewer, single, middle, full, *_ = times.interval
+    _, _, _, first, _, _, begin, end, last = times.latency
     prefill = PrefillTimes((one, whole, most), (single - decode, middle - decode, full - decode))
-    return BusyTimes(decode, thin, prefill, single - first, begin, end, last)
+    return BusyTimes(decode, thin, fewer, prefill, single - first, begin, end, last)
 
 
 def _step(

@@ -124,10 +124,11 @@ def engine_of(model: StepModel, demand: Demand, limits: Limits, running: Scalar)
     outside = front_end_s(model.corrections, demand, limits)
     if demand.loading_s is not None:
         outside += demand.loading_s
-    waits = waits_of(demand, limits, crowd, outside / times.decode)
+    # A client sends its next request once it has the last token of the one before.
+    between = outside + output_s(model.corrections, running)
+    waits = waits_of(demand, limits, crowd, between / times.decode)
     # While the first of those who end together is outside, the others decode.
-    fewer = times.decode - times.each_decode * jnp.minimum(crowd.whole / running, 1.0)
-    settling = settling_of(crowd, limits, prompts, outside / fewer, waits.comes)
+    settling = settling_of(crowd, limits, prompts, between / times.fewer, waits.comes)
     return BusyEngine(
         limits=limits,
         crowd=crowd,
