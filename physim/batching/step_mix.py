@@ -13,18 +13,18 @@ from physim.batching.batch_statistics import (
     following,
     met_while_decoding,
     others,
-    prefill_share,
 )
 from physim.batching.demand import Demand
-from physim.batching.guards import HARDLY, LITTLE, NEARLY
+from physim.batching.guards import LITTLE, NEARLY
 from physim.batching.kind_times import kinds_at
 from physim.batching.limits import Limits
 from physim.batching.looks import Looks, looks_at
 from physim.batching.occupancy import Occupancy
 from physim.batching.prompt_chunks import GROUPS
-from physim.batching.prompt_runs import DecodeCycle, prompts_of_steps, run_of
+from physim.batching.prompt_runs import prompts_of_steps, run_of
+from physim.batching.prompt_steps import cycle_of, steps_by_prompts
 from physim.batching.queueing import peakedness
-from physim.batching.step_kinds import FEW, FULL, MANY, StepKinds
+from physim.batching.step_kinds import StepKinds
 from physim.pytree import Pytree
 from physim.service.phases import decode_steps
 from physim.step.mixed_steps import Apart
@@ -233,70 +233,14 @@ def _steps_apart(
         room: How far runs of prompts go on with those that come, from 0 to 1.
     """
     arrivals, cv2, chunks = occupancy.prompts, demand.burst_cv2, kinds.chunks
-    prefilling, decode, budget = occupancy.prefilling, kinds.decode, _budget(kinds, limits)
-    one: StepTime = jax.tree.map(
-        lambda x: (
-            (
-                jnp.tensordot(GROUPS, x[:FULL], 1, precision="highest")
-                + (chunks.number - 1.0) * x[FULL]
-            )
-            / chunks.number
-        ),
-        kinds.prompts,
-    )
-    several, most = kinds.numbers[FEW], kinds.numbers[MANY]
-    unfinished = 1.0 - 1.0 / chunks.number
-    few, many = (_beside_full(kinds, kind, unfinished, limits) for kind in (FEW, MANY))
-    # What a step for prompts takes, by how many it computes: straight from one to several to most.
-    each = _slope(one, few, several - 1.0)
-    further = _slope(few, many, most - several)
-
-    looks, every = looks_at(prefilling, limits), limits.receive_every
-    ranks = jnp.where(demand.closed, 1.0, limits.ranks)
-    # What arrives goes to the rank with the fewest, so that each gets its prompts more evenly.
-    dealt = 1.0 - occupancy.replacing
-    in_turn = 1.0 - (1.0 - 1.0 / ranks) * dealt
-    of_rank = prefilling / ranks
-    # Chunks that a step of a rank has room for, in all batches of a pipeline.
-    budgets = occupancy.room * limits.stages
-    fitting = budgets * occupancy.chunks / (demand.new_tokens * occupancy.scale)
-    # Of one look in so many steps; times the steps with prompts that follow on it, by chance.
-    share = prefill_share(every * of_rank, occupancy.start_cv2(demand) * in_turn, fitting)
-    share *= looks_at(of_rank, limits).share / -jnp.expm1(-every * of_rank)
-    run = run_of(
-        DecodeCycle(
-            decode_s=decode.interval,
-            fixed_s=one.interval - each.interval,
-            each_s=each.interval * chunks.number,
-            further_s=(further.interval - each.interval) * chunks.number,
-            several=several / chunks.number,
-            varied=kinds.varied(kinds.prompts.latency, decode.latency),
-            unfinished=unfinished,
-            prompts=arrivals,
-            arrival_cv2=cv2 * in_turn,
-            every=every,
-            ranks=ranks,
-            least=jnp.maximum(share, of_rank / fitting),
-            most=of_rank,
-            room=room,
-            dealt=dealt,
-        )
-    )
-    longer_beside = kinds.beside_ranks(*run.others_that_decode(ranks, dealt))
+    prefilling, decode = occupancy.prefilling, kinds.decode
+    by_prompts = steps_by_prompts(kinds, limits)
+    cycle = cycle_of(kinds, by_prompts, demand, limits, occupancy, room)
+    run = run_of(cycle)
+    longer_beside = kinds.beside_ranks(*run.others_that_decode(cycle.ranks, cycle.dealt))
     kinds = kinds._replace(prompts=jax.tree.map(jnp.add, kinds.prompts, longer_beside))
-
-    def for_prompts(count: Scalar) -> StepTime:
-        time: StepTime = jax.tree.map(
-            lambda o, e, f: (
-                o + e * (jnp.minimum(count, several) - 1.0) + f * jnp.maximum(count - several, 0.0)
-            ),
-            jax.tree.map(jnp.add, one, longer_beside),
-            each,
-            further,
-        )
-        return time
-
-    computed = for_prompts(prefilling / run.of_any)
+    one = jax.tree.map(jnp.add, by_prompts.one, longer_beside)
+    computed = by_prompts._replace(one=one).computing(prefilling / run.of_any)
     mean: StepTime = jax.tree.map(lambda d, p: run.sole_rank * d + run.of_any * p, decode, computed)
     taken = mean.interval - decode.interval
     longer = taken / prefilling
@@ -312,11 +256,7 @@ def _steps_apart(
     elastic = _elastic(kinds, occupancy.batch)
     kind_share = kinds.shares(kinds.prompts.latency, decode.latency)
     kind_share *= run.of_any / (1.0 + run.steps) / jnp.sum(kind_share)
-    alone = 1.0 - jnp.sum(kind_share)
-    squares = jnp.sum(kind_share * kinds.prompts.latency**2 * (1.0 + kinds.cv2))
-    squares += alone * decode.interval**2
-    by_step = alone * decode.interval + jnp.sum(kind_share * kinds.prompts.latency)
-    by_step = jnp.maximum(squares / by_step**2 - 1.0, 0.0)
+    by_step = _cv2_of(kinds, kind_share)
     spread = jnp.where(demand.closed, by_turn, by_step)
     steps = Steps(
         mixed_share=run.of_any / (1.0 + run.steps),
@@ -334,9 +274,14 @@ def _steps_apart(
         hidden_s=kinds.hidden_s(kind_share),
         follows=kinds.follows,
         chunks=chunks.number,
-        same_step=_together(prefilling * step / mean.interval, cv2, spread / every, looks),
+        same_step=_together(
+            prefilling * step / mean.interval,
+            cv2,
+            spread / limits.receive_every,
+            looks_at(prefilling, limits),
+        ),
         adding_s=kinds.adding_s,
-        budget=budget,
+        budget=_budget(kinds, limits),
         prefill_share=run.of_gaps,
         own_rank=run.chance / run.of_gaps,
         waiting=jnp.maximum(run.steps / run.chance, 1.0),
@@ -358,20 +303,12 @@ def _steps_apart(
     )
 
 
-def _slope(fewer: StepTime, more: StepTime, apart: Scalar) -> StepTime:
-    """What each prompt adds to a step, from the times of two steps so many prompts apart."""
-    slope: StepTime = jax.tree.map(lambda f, m: (m - f) / jnp.maximum(apart, HARDLY), fewer, more)
-    return slope
-
-
-def _beside_full(kinds: StepKinds, kind: int, unfinished: Scalar, limits: Limits) -> StepTime:
-    """Time of a step with several chunks, each of a rank's own, any of which may fill it."""
-    sharing = jnp.minimum(kinds.numbers[kind], limits.ranks)
-    fills = 1.0 - (1.0 - unfinished) ** sharing
-    longer = kinds.prompts.latency[FULL] > kinds.prompts.latency[kind]
-    full = jnp.where((limits.ranks > 1) & longer, fills, 0.0)
-    time: StepTime = jax.tree.map(lambda x: (1.0 - full) * x[kind] + full * x[FULL], kinds.prompts)
-    return time
+def _cv2_of(kinds: StepKinds, kind_share: Float[AnyArray, " kinds"]) -> Scalar:
+    """Squared coefficient of variation of the times of steps for prompts and of those between."""
+    alone, alone_s, prompts_s = 1.0 - jnp.sum(kind_share), kinds.decode.interval, kinds.prompts
+    squares = jnp.sum(kind_share * prompts_s.latency**2 * (1.0 + kinds.cv2)) + alone * alone_s**2
+    mean_s = alone * alone_s + jnp.sum(kind_share * prompts_s.latency)
+    return jnp.maximum(squares / mean_s**2 - 1.0, 0.0)
 
 
 def _budget(kinds: StepKinds, limits: Limits) -> Scalar:
