@@ -43,6 +43,7 @@ class _Coming(NamedTuple):
         filled: Share of the steps that a chunk of a long prompt fills on any rank,
         by_rank: and on one of them.
         follows: Chance that the step after such a one is filled too.
+        ranks: Data-parallel ranks.
     """
 
     chunks: Chunks
@@ -50,6 +51,7 @@ class _Coming(NamedTuple):
     filled: Scalar
     by_rank: Scalar
     follows: Scalar
+    ranks: Number
 
     @property
     def free(self) -> Scalar:
@@ -60,6 +62,11 @@ class _Coming(NamedTuple):
     def several(self) -> Float[AnyArray, " several"]:
         """Prompts of steps with few and with many of them."""
         return jnp.stack([self.come.several.low, self.come.several.high])
+
+    @property
+    def sharing(self) -> Float[AnyArray, " several"]:
+        """Ranks that have one of these, each its own."""
+        return jnp.minimum(self.several, self.ranks)
 
 
 class _OfKinds(NamedTuple):
@@ -105,8 +112,6 @@ def kinds_at(
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
     coming = _coming(demand, limits, occupancy, separate)
     chunks, some = coming.chunks, coming.several
-    # Ranks that have a prompt, each one of its own.
-    sharing = jnp.minimum(some, limits.ranks)
     lanes = batches_under_way(demand, limits, occupancy)
     prompts = _of_kinds(coming, demand, limits, occupancy, lanes)
     with_prompts = jnp.zeros(()) if separate else mean
@@ -139,7 +144,8 @@ def kinds_at(
     )
     # How long several prompts take bends with how many tokens they have together.
     several: Batch = jax.tree.map(lambda x: x[_DECODING + FEW :], batch)
-    sums = chunks.sums(several.prefill_requests, sharing, occupancy.room / several.prefill_tokens)
+    room = occupancy.room / several.prefill_tokens
+    sums = chunks.sums(several.prefill_requests, coming.sharing, room)
     singles: Batch = jax.tree.map(lambda x: x[: _DECODING + FEW], batch)
     shorter, longer = (
         _so_long(several, sums, value, jnp.min(chunks.sizes), host)
@@ -156,8 +162,7 @@ def kinds_at(
         times = jax.tree.map(lambda x: x[:-2], times)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
     cv2 = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
-    last = chunks.mean(chunks.last)
-    of_several = jnp.maximum(chunks.mean(chunks.squares) / last**2 - 1.0, 0.0) / some
+    of_several = jnp.maximum(chunks.mean(chunks.squares) / chunks.mean_last**2 - 1.0, 0.0) / some
     return StepKinds(
         as_seen=beside,
         few=few,
@@ -200,7 +205,8 @@ def _coming(demand: Demand, limits: Limits, occupancy: Occupancy, separate: bool
     # However small it keeps its digits, and something is left, by which others are divided.
     filled = jnp.minimum(-jnp.expm1(apart * jnp.log1p(-by_rank)), FULLEST)
     again = chunks.long / jnp.maximum(chunks.number - 1.0, chunks.long + TINY)
-    return _Coming(chunks, come, filled, by_rank, follows=1.0 - (1.0 - filled) * again)
+    follows = 1.0 - (1.0 - filled) * again
+    return _Coming(chunks, come, filled, by_rank, follows, ranks)
 
 
 def _of_kinds(
@@ -216,7 +222,7 @@ def _of_kinds(
         lanes: Batches that share out a pipeline's requests.
     """
     chunks, some, ranks, room = coming.chunks, coming.several, limits.ranks, occupancy.room
-    last, longest = chunks.mean(chunks.last), chunks.longest_of(jnp.minimum(some, ranks))
+    last, longest = chunks.mean_last, chunks.longest_of(coming.sharing)
     anywhere = occupancy.replacing * (1.0 - in_waves(demand))
     longest = _of_fullest(some, ranks, last, longest, anywhere) / _in_turn(some, ranks)
     # Of a pipeline's prompts that are computed together, a batch has as many tokens as it has room.
@@ -257,7 +263,7 @@ def _with_prompts(
     """
     chunks, ranks, room = coming.chunks, limits.ranks, occupancy.room
     numbers, tokens, squares, before, products = prompts
-    last = chunks.mean(chunks.last)
+    last = chunks.mean_last
     on_one = jnp.where(
         (numbers > 1.0) & (lanes <= 1.0), _in_turn(numbers, ranks), decodes.prefill_requests
     )

@@ -107,6 +107,11 @@ class Chunks(NamedTuple):
         """Mean over all prompts."""
         return jnp.sum(GROUPS * of_group)
 
+    @property
+    def mean_last(self) -> Scalar:
+        """Tokens of the last chunk of a prompt, mean."""
+        return self.mean(self.last)
+
     def longest_of(self, count: Float[AnyArray, " n"]) -> Float[AnyArray, " n"]:
         """Tokens of the longest last chunk of so many, mean."""
         return _of_longest(count) @ self.sizes
