@@ -73,6 +73,16 @@ def test_a_load_that_stays():
     assert mean["kv_use"].replay == pytest.approx(blocks / found.prediction.pool.kv_blocks, rel=0.1)
 
 
+def test_blocks_that_one_request_takes_as_it_decodes():
+    # One request always runs, with 201 to 1,200 tokens in blocks of 16: 44.2 of them in the mean.
+    blocks = sum(math.ceil((200 + token) / 16) for token in range(1, 1001)) / 1000
+    found = physim.check(MODEL, **ENGINE, input_tokens=200, output_tokens=1000, concurrency=1)
+    use = figures(found)["kv_use"]
+    there = found.prediction.pool.kv_blocks
+    assert use.replay * there == pytest.approx(blocks, rel=0.01)
+    assert use.fluid * there == pytest.approx(blocks, rel=0.02)
+
+
 @pytest.mark.slow
 def test_another_seed_is_another_replay():
     one, other, again = (

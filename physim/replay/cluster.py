@@ -285,7 +285,7 @@ class Cluster:
                 self._seen_of(server).note()
             if server.asleep and len(self.servers) > 1:
                 # Sums over servers have it as it was last looked at.
-                server.look()
+                server.look(server.kv_blocks)
         for server in self.servers:
             end_s = min(server.now, horizon_s)
             self._route(end_s)

@@ -26,7 +26,7 @@ class EngineSamples:
         time_s: Time, seconds.
         waiting: Requests that wait.
         running: Requests that run.
-        kv_blocks: KV blocks in use.
+        kv_blocks: KV blocks in use, mean of the run.
     """
 
     time_s: np.ndarray

@@ -114,7 +114,8 @@ class ReplayServer:
         steps: Steps that it has run.
         received: Requests that it was given.
         content_is_shared: Whether what requests share may also be in other servers' caches.
-        samples: Time, requests that wait and that run and KV blocks in use, of each look at it.
+        samples: Time, requests that wait and that run, and KV blocks in use until the next, of
+            each look at it.
         gaps: Time, gap and count of tokens, of each gap between tokens.
         work: A row of `physim.replay.outcome.Work` for each run of steps.
     """
@@ -256,12 +257,14 @@ class ReplayServer:
             alone = self._form(lane)
             self._release()
             if lane.has_prompts or any(batch.decoding for batch in lane.batches):
-                self.look()
+                blocks = self.kv_blocks
                 comes_s = outside.next_arrival_s(self)
                 if self._inbox:
                     comes_s = min(comes_s, self._inbox[0][0])
                 self._idle.popleft()
                 self._flights.append(self._launch(lane, alone, comes_s, horizon_s))
+                # Requests take blocks all along a run of steps.
+                self.look((blocks + self.kv_blocks) / 2)
                 return
         if self._flights:
             self._began = self._land(self._flights.popleft(), outside)
@@ -317,14 +320,18 @@ class ReplayServer:
             if rank.done or rank.handovers:
                 rank.release(self.now)
 
-    def look(self) -> None:
-        """Notes the engine's state: that of every run of steps, or in a long replay of fewer."""
+    def look(self, kv_blocks: float) -> None:
+        """Notes the engine's state: that of every run of steps, or in a long replay of fewer.
+
+        Args:
+            kv_blocks: KV blocks in use until the next look, mean.
+        """
         if self._runs % self._apart == 0:
             waiting = running = 0
             for rank in self._ranks:
                 waiting += len(rank.waiting) + _asked(rank)
                 running += len(rank.running)
-            self.samples.extend((self.now, waiting, running, self.kv_blocks))
+            self.samples.extend((self.now, waiting, running, kv_blocks))
             if len(self.samples) == 4 * _MOST_SAMPLES:
                 self.samples = array("d", np.reshape(self.samples, (-1, 2, 4))[:, 0].ravel())
                 self._apart *= 2
