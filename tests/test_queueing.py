@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import gammainc
 
 import physim
-from physim.batching.batch_statistics import decoding, following, met_while_decoding, prefill_share
+from physim.batching.batch_statistics import (
+    Nodes,
+    decoding,
+    following,
+    met_while_decoding,
+    prefill_share,
+)
 from physim.batching.kind_times import _decoding_without_graph
 from physim.batching.kv_capacity import blocks_held, requests_held
 from physim.batching.prefix_cache import Prefixes
@@ -21,6 +28,9 @@ from physim.fluid.percentiles import lattice
 from physim.inputs.lengths import Lengths
 from physim.inputs.popularity import Popularity
 from physim.inputs.request_points import LONGEST
+
+# Two prompts wherever several come together.
+_TWO = Nodes(2.0, 2.0, 0.5)
 
 
 def erlang(servers, share):
@@ -93,7 +103,7 @@ def left_when_requests_come(prompts, room, full_s, rate, seed=3, count=60_000):
 def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
     strata = np.sort(np.resize(prompts, 64))
     parts = np.append(strata[:-1], np.full(LONGEST, strata[-1]))
-    found = wait_for_tokens(parts, 1000.0, 0.1, rate, 1.0, 2.0, 1.0, 1.0)
+    found = wait_for_tokens(parts, 1000.0, 0.1, rate, 1.0, _TWO, 1.0, 1.0)
     wait, chance, cv = left_when_requests_come(np.array(prompts), 1000.0, 0.1, rate)
     assert found.wait_s == pytest.approx(wait, rel=0.12)
     assert found.chance == pytest.approx(chance, rel=0.12)
@@ -101,7 +111,7 @@ def test_what_is_left_of_long_prompts_is_waited_for(prompts, rate):
 
 
 def test_prompts_that_fit_a_step_wait_for_none():
-    found = wait_for_tokens(np.full(len(PARTS), 400.0), 1000.0, 0.1, 1.0, 0.9, 2.0, 1.0, 1.0)
+    found = wait_for_tokens(np.full(len(PARTS), 400.0), 1000.0, 0.1, 1.0, 0.9, _TWO, 1.0, 1.0)
     assert found.wait_s == 0.0
 
 
@@ -125,11 +135,18 @@ def test_prompts_that_come_together_share_steps(tokens, others, expected):
     assert tuple(found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_numbers_in_bursts_begin_as_their_gamma_distances_do():
-    # One follows another within a hundredth of the mean with the chance (k x)^k / Gamma(1 + k).
-    assert following(0.01, 2.0) == pytest.approx((0.5 * 0.01) ** 0.5 / math.gamma(1.5), rel=0.1)
-    assert following(1e4, 2.0) == pytest.approx((2.0 - 1.0) / 2)
-    assert following(0.3, 1.0) == 0.0
+@pytest.mark.parametrize("shape", [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("mean", [0.003, 0.03, 0.3, 3.0, 30.0])
+def test_requests_that_follow_in_bursts(shape, mean):
+    # The n-th is there within t if the sum of n gamma distributed distances is less.
+    places = np.arange(1, 3000)
+    expected = np.sum(gammainc(shape * places, shape * mean)) - mean
+    assert following(mean, 1 / shape) == pytest.approx(expected, rel=0.08)
+
+
+def test_requests_that_follow_in_the_long_run_and_by_chance():
+    assert following(1e4, 2.0) == pytest.approx((2.0 - 1.0) / 2, rel=1e-3)
+    assert following(0.3, 1.0) == pytest.approx(0.0, abs=1e-6)
 
 
 def alike(number: int) -> Prefixes:

@@ -40,7 +40,7 @@ class Nodes(NamedTuple):
 
     @property
     def weight_of_steps(self) -> Scalar:
-        """Share of the steps that have the second, of requests of which one sees the two so."""
+        """Share of the steps that have the second; the weight is of requests, which see both."""
         second, first = self.weight / self.high, (1 - self.weight) / self.low
         return second / (second + first)
 
@@ -101,7 +101,7 @@ def prefill_share(mean: Scalar, arrival_cv2: Scalar, most: Scalar) -> Scalar:
 
 
 def two_counts(mean: Scalar, variance: Scalar, least: float) -> tuple[Scalar, Scalar]:
-    """Two values that stand for a random count: with one weight they have its mean and variance.
+    """The two values of a distribution of two points with a mean and a variance.
 
     Args:
         mean: Its mean,
@@ -128,37 +128,41 @@ def clumps(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
 
 
 def bursts_of(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
-    """By how much the variance of a number of requests exceeds its mean, over the mean.
+    """Excess dispersion of a number of requests: its variance less its mean, over its mean.
 
-    In a renewal process the requests that follow one within a time of ``x`` of their mean distances
-    exceed ``x`` by ``(c - 1) / 2`` in the long run; with gamma distributed distances of the shape
-    ``k = 1 / c`` they are ``(k x)^k / Gamma(1 + k)`` at first (Cox, Renewal Theory, 1962), and
-    ``x + (c - 1) / 2 (1 - exp(-g x^k))`` has both limits. The variance is the mean of that.
+    It is twice what follows one of them beyond the mean, mean over the time (Cox, Renewal Theory,
+    1962).
 
     Args:
         mean: Requests, mean.
-        arrival_cv2: Squared coefficient of variation of the times between arrivals, c.
+        arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
     return 2 * following(mean * _middle(arrival_cv2), arrival_cv2)
 
 
 def following(mean: Scalar, arrival_cv2: Scalar) -> Scalar:
-    """Requests that follow one soon after, beyond the mean; see `bursts_of`.
+    """Requests that follow one within some time, beyond the mean.
+
+    With gamma distributed distances of the shape ``k`` and the scale ``s`` the Laplace transform of
+    their number is ``1 / (z ((1 + z s)^k - 1))``, so that about ``1 / ((1 + s / t)^k - 1)`` follow
+    within ``t``. In the long run they exceed the mean by ``(1 - k) / (2 k)``, as they do; within a
+    short time they are ``(t / s)^k / Gamma(1 + k)``, half of which correction is taken, and the
+    less the longer the time. It is within 8% of the sum of incomplete gamma functions for shapes
+    from 0.05 on (tests/test_queueing.py).
 
     Args:
         mean: Requests in that time, mean.
         arrival_cv2: Squared coefficient of variation of the times between arrivals.
     """
-    bursty = jnp.maximum(arrival_cv2, 1.0)
-    shape, excess = 1 / bursty, (bursty - 1.0) / 2
-    log_first = shape * jnp.log(shape * jnp.maximum(mean, TINY)) - jax.scipy.special.gammaln(
-        1.0 + shape
-    )
-    return -excess * jnp.expm1(-jnp.exp(log_first) / jnp.maximum(excess, LITTLE))
+    shape = 1 / jnp.maximum(arrival_cv2, 1.0)
+    time = shape * jnp.maximum(mean, TINY)
+    short = jax.scipy.special.gammaln(1.0 + shape) / (2 * shape * (1.0 + time) ** 2)
+    time *= jnp.exp(-short)
+    return jnp.maximum(1.0 / jnp.expm1(shape * jnp.log1p(1.0 / time)) - mean, 0.0)
 
 
 def _middle(arrival_cv2: Scalar) -> Scalar:
-    """Share of a time at which the power of `bursts_of` has its mean over that time."""
+    """Share of a time at which a power of it, the shape of the distances, has its mean over it."""
     shape = 1 / jnp.maximum(arrival_cv2, 1.0)
     return (1.0 + shape) ** (-1 / shape)
 

@@ -248,7 +248,7 @@ class Demand(Pytree):
         return stacked
 
     def unending(self) -> Demand:
-        """The same requests, always more of them than are served."""
+        """The same requests without limit, so that some always wait and the server is full."""
         endless = jnp.full_like(jnp.asarray(self.rate, float), jnp.inf)
         if self.concurrency is None:
             return replace(self, rate=endless)
@@ -468,7 +468,7 @@ class Demand(Pytree):
         return decode_steps(self._steps)
 
     def stamped(self, arrival_cv2: Scalar) -> Scalar:
-        """What of a squared variation of gaps comes of requests that a record has at one time.
+        """The part of a squared variation of gaps that is due to requests with one timestamp.
 
         Batches that come by chance have as much more than one as others come with a request.
         """

@@ -159,7 +159,8 @@ class PromptsOfStep(NamedTuple):
         clumps: Clumps that they come in, over their number.
         chance: How far they come by chance, from 0 to 1; else evenly.
         burst: One, and by how much the variance of their number exceeds its mean, over the mean.
-        several: How many there are in steps with more than one.
+        arriving: How many come in steps with more than one,
+        several: and how many of them such a step computes.
     """
 
     every: Scalar
@@ -167,6 +168,7 @@ class PromptsOfStep(NamedTuple):
     clumps: Scalar
     chance: Scalar
     burst: Scalar
+    arriving: Nodes
     several: Nodes
 
     def none_and_one(
@@ -230,8 +232,9 @@ def prompts_of_step(
     # In steps with fewer no second one is looked for.
     some = jnp.maximum(mean, HARDLY)
     level, bursts = arrival_evenness(arrival_cv2), bursts_of(some, arrival_cv2)
+    unknown = Nodes(mean, mean, mean)
     found = PromptsOfStep(
-        every, mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, Nodes(mean, mean, mean)
+        every, mean, clumps(some, arrival_cv2), 1 - level, 1.0 + bursts, unknown, unknown
     )
     none, one = found._replace(mean=some).none_and_one(jnp.ones(2), jnp.ones(2))
     seen = some * every
@@ -243,5 +246,6 @@ def prompts_of_step(
     variance = jnp.maximum((squares - one) / rest - each**2, SMALL)
     low, high = two_counts(each, variance, 2.0)
     weight = jnp.clip((each - low) / (high - low), 0.0, 1.0)
-    low, high = (jnp.minimum(count, jnp.maximum(most, 1.0)) for count in (low, high))
-    return found._replace(several=Nodes(low, high, weight))
+    room = jnp.maximum(most, 1.0)
+    several = Nodes(jnp.minimum(low, room), jnp.minimum(high, room), weight)
+    return found._replace(arriving=Nodes(low, high, weight), several=several)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from physim.batching.batch_statistics import GOLDEN, following
+from physim.batching.batch_statistics import GOLDEN, Nodes, following
 from physim.batching.guards import FULLEST, HARDLY, ROOT, SMALL, TINY
 from physim.batching.strata import PARTS
 from physim.inputs.lengths import STRATA
@@ -115,7 +115,7 @@ def wait_for_tokens(
     full_s: Scalar,
     rate: Scalar,
     lone: Scalar,
-    several: Scalar,
+    arriving: Nodes,
     arrival_cv2: Scalar,
     burst_cv2: Scalar,
 ) -> TokenQueue:
@@ -132,21 +132,23 @@ def wait_for_tokens(
     In bursts more come after those that began it than otherwise.
 
     Args:
-        prompts: Tokens of the parts of all prompts (`physim.batching.demand.PARTS`).
+        prompts: Tokens of the parts of all prompts (`physim.batching.strata.PARTS`).
         room: Tokens that a step has room for.
         full_s: Time of a step that is full, seconds.
         rate: Prompts that come per second.
         lone: Share of them that come alone in their step,
-        several: and how many come together else, mean.
+        arriving: and how many come together else.
         arrival_cv2: Squared coefficient of variation of the times between arrivals,
         burst_cv2: and of counts in times as short as steps.
     """
     size = prompts / room
     mean = jnp.sum(PARTS * size)
-    # So many prompts as two halves: pairs of what has half of their mean and variance.
-    half = several / 2
-    spread = mean * half + (size - mean) * jnp.sqrt(half)
-    pairs = jnp.maximum(spread[_PAIRS[0]] + _strata(spread)[_PAIRS[1]], 0.0)
+
+    def pairs(count: Scalar) -> Float[AnyArray, " n"]:
+        """So many prompts as two halves: pairs of what has half of their mean and variance."""
+        half = count / 2
+        spread = mean * half + (size - mean) * jnp.sqrt(half)
+        return jnp.maximum(spread[_PAIRS[0]] + _strata(spread)[_PAIRS[1]], 0.0)
 
     def left(tokens: Float[AnyArray, " n"], weights: Float[np.ndarray, " n"]) -> tuple[Scalar, ...]:
         rest = jnp.maximum(tokens - 1.0, 0.0)
@@ -158,8 +160,12 @@ def wait_for_tokens(
         return tuple(of_all)
 
     steps, steps_squared, sums, squares, of_sums = (
-        lone * one + (1 - lone) / several * more
-        for one, more in zip(left(size, PARTS), left(pairs, _OF_PAIRS), strict=True)
+        lone * one + (1 - lone) / arriving.mean(*arriving[:2]) * arriving.mean(few, many)
+        for one, few, many in zip(
+            left(size, PARTS),
+            *(left(pairs(count), _OF_PAIRS) for count in (arriving.low, arriving.high)),
+            strict=True,
+        )
     )
     # Prompts, and the load, that come in a full step.
     come = rate * full_s
@@ -204,7 +210,7 @@ def coming_together(prompts: Float[AnyArray, " parts"], room: Scalar, others: Sc
     it have what it leaves of its last step.
 
     Args:
-        prompts: Tokens of the parts of all prompts (`physim.batching.demand.PARTS`).
+        prompts: Tokens of the parts of all prompts (`physim.batching.strata.PARTS`).
         room: Tokens that a step has room for.
         others: How many come with it, one at least, mean.
     """

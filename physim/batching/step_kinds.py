@@ -136,15 +136,6 @@ class StepKinds(NamedTuple):
         """
         return of_kind[:FULL] + self.chunks.full * of_kind[FULL]
 
-    def several(self, share: Float[AnyArray, " kinds"]) -> Scalar:
-        """Prompts of steps with more than one, mean.
-
-        Args:
-            share: Share of the steps that are of each kind.
-        """
-        weight = jnp.sum(share[FEW:])
-        return jnp.sum(share[FEW:] * self.numbers[FEW:]) / jnp.maximum(weight, TINY)
-
     def lone(self, share: Float[AnyArray, " kinds"]) -> Scalar:
         """Share of the prompts that come alone in their step.
 

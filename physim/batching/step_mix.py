@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import (
+    Nodes,
     arrival_evenness,
     following,
     met_while_decoding,
@@ -67,7 +68,7 @@ class Steps(Pytree):
         crowd: Prefill chunks of such a gap, mean.
         longer_s: How much longer a gap is for each of them.
         lone: Share of the prompts that come alone in their step.
-        several: How many come together else.
+        arriving: How many come together else.
         bunched: Variance of the number of requests that decode, over its mean, were all steps as
             long.
         varied: The same with steps as long as they are.
@@ -98,7 +99,7 @@ class Steps(Pytree):
     crowd: Scalar
     longer_s: Scalar
     lone: Scalar
-    several: Scalar
+    arriving: Nodes
     bunched: Scalar
     varied: Scalar
     elastic: Scalar
@@ -199,7 +200,7 @@ def _steps_of_both(
         crowd=occupancy.prefilling / jnp.sum(share),
         longer_s=prompts.interval / occupancy.prefilling,
         lone=kinds.lone(share),
-        several=jnp.maximum(kinds.several(share), 2.0),
+        arriving=kinds.come.arriving,
         bunched=bunched,
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),
@@ -288,7 +289,7 @@ def _steps_apart(
         crowd=prefilling / run.of_gaps,
         longer_s=longer,
         lone=kinds.lone(kind_share),
-        several=jnp.maximum(kinds.several(kind_share), 2.0),
+        arriving=kinds.come.arriving,
         bunched=bunched,
         # The more there are, the later they leave.
         varied=bunched / (1.0 - jnp.where(demand.closed, 0.0, elastic)),

@@ -185,7 +185,7 @@ def local(
         steps.kind_s[FULL] / limits.stages,
         coming / limits.ranks,
         1.0 - joined,
-        steps.several,
+        steps.arriving,
         demand.arrival_cv2,
         demand.burst_cv2 - stamped,
     )
