@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from physim.corrections.calibration import Calibration
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
+from physim.inputs.stages import check_positive
 from physim.models.parallelism import Parallelism
 from physim.prediction import steady
 from physim.prediction.arrays import padded, stack, unstacked
@@ -693,3 +695,58 @@ def test_many_cases_are_solved_by_the_chunk(monkeypatch):
     monkeypatch.setattr(steady, "_SIZES", {5: 2})
     by_two = physim.predict_cases(cases, physim.Corrections())
     assert [one.to_dict() for one in by_two] == [one.to_dict() for one in whole]
+
+
+@pytest.mark.parametrize("method", ["fluid", "replay"])
+def test_an_answer_of_one_token_keeps_to_any_time_between_tokens(method):
+    case = {"gpu": "h100_sxm", "rate": 2.0, "input_tokens": 500, "fit": "none", "method": method}
+    one = physim.predict("Qwen/Qwen3-8B", output_tokens=1, **case)
+    assert one.goodput(tpot=1e-6) == 1.0
+    # Three of four answers are one token, and those of the fourth take longer than that.
+    some = physim.predict(
+        "Qwen/Qwen3-8B", output_tokens=physim.Lengths.empirical((1, 1, 1, 200)), **case
+    )
+    assert some.goodput(tpot=1e-6) == pytest.approx(0.75, abs=0.02)
+
+
+LENGTHS_OF_SOME = {"input_tokens": 500, "output_tokens": 100}
+
+
+def test_corrections_are_of_all_cases_or_of_each():
+    case = physim.Case.from_options("Qwen/Qwen3-8B", gpu="h100_sxm", rate=1, **LENGTHS_OF_SOME)
+    with pytest.raises(InputError, match="are 1 for 2 cases"):
+        physim.predict_cases([case, case], [physim.Corrections()])
+
+
+def test_a_load_that_all_give_up_on_has_no_latencies():
+    case = {"gpu": "h100_sxm", "rate": 1.0, "requests": 20, "timeout_s": 0.01, "fit": "none"}
+    with pytest.raises(InputError, match="no request that is completed"):
+        physim.predict("Qwen/Qwen3-8B", **case, **LENGTHS_OF_SOME)
+
+
+def test_numbers_of_numpy_are_taken():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_positive("rate", np.float32(4))
+
+
+def test_a_wait_for_tokens_does_not_jump_where_two_prompts_just_fit_a_step():
+    # Two prompts of 4,000 tokens fit a step that decodes few. TTFT fell by up to 7% from one rate
+    # to the next, and with it went the slopes of `explain`.
+    lengths = {"input_tokens": 4000, "output_tokens": 300, "max_model_len": 8192}
+    server = {"gpu": "h100_sxm", "tp": 2, "arrival": "poisson"}
+    rates = np.linspace(1.8, 2.4, 61)
+    cases = [Case.from_options("Qwen/Qwen3-32B", rate=rate, **server, **lengths) for rate in rates]
+    found = [one.ttft_s for one in physim.predict_cases(cases, Corrections())]
+    longer = np.diff(np.log(found))
+    assert np.all(longer > 0)
+    assert np.max(np.abs(np.diff(longer))) < 0.002
+
+
+def test_short_answers_wait_for_prompts_that_take_most_of_the_time():
+    # TTFT was 30% short while a prompt was under way for a mean step with prompts and without.
+    case = {"gpu": "h100_sxm", "rate": 3.0, "arrival": "poisson", "fit": "none"}
+    case |= {"input_tokens": 4000, "output_tokens": 1}
+    fluid = physim.predict("Qwen/Qwen3-14B", **case)
+    replayed = physim.predict("Qwen/Qwen3-14B", method="replay", **case)
+    assert fluid.ttft_s == pytest.approx(replayed.ttft_s, rel=0.08)

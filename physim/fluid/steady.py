@@ -24,7 +24,7 @@ from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
 from physim.batching.prefix_cache import PASSES
 from physim.batching.prefix_loads import Loads, found_down_to, loads_of
-from physim.batching.prompt_chunks import Chunks
+from physim.batching.prompt_chunks import GROUPS, Chunks
 from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
@@ -122,7 +122,7 @@ def steady_state(model: StepModel, demand: Demand, limits: Limits) -> SteadyStat
         demand: The load.
         limits: The engine's limits.
     """
-    # Bounds that are mapped over with the load, in form: else JAX batches the loop twice.
+    # Zero, with an axis of its own where the load has one: else JAX batches the loop twice.
     nothing = 0.0 * limits.max_num_seqs
     low, high = (jnp.log(s) + nothing for s in (_SHORTEST_STEP_S, _LONGEST_STEP_S))
     log_step, balance, crowded = root_of_cases(
@@ -221,7 +221,7 @@ def _from_first_to_last(state: SteadyState, clients: Clients, demand: Demand) ->
 def _residual(
     log_step: Scalar, system: tuple[StepModel, Demand, Limits], crowd: Int[AnyArray, ""]
 ) -> tuple[Scalar, _Balance, Scalar]:
-    """How much longer the mean step is, in logarithm, than what runs in it; that; its time."""
+    """Logarithm of the mean step over the one that follows from it; the balance; the latter."""
     balance = _balance(jnp.exp(log_step), *system, crowd)
     mean = balance.steps.mean.interval
     return log_step - jnp.log(mean), balance, mean
@@ -416,7 +416,10 @@ def _observed(
     evenly = jnp.where(
         closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
     )
-    busy = level * evenly + (1 - level) * _busy(running)
+    # A prompt alone takes longer than the mean of steps with prompts and without.
+    own_s = jnp.sum(GROUPS * steps.prefill_s)
+    under_way = occupancy.batch + jnp.maximum(balance.throughput * own_s, occupancy.prefilling)
+    busy = level * evenly + (1 - level) * _busy(under_way)
     if demand.contexts is not None:
         busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)
     met = local(steps, occupancy, model.corrections, demand, limits)

@@ -100,5 +100,6 @@ def check_positive(field: str, value: float) -> None:
     """
     if not 0 < value < math.inf:
         raise InputError(field, f"{value} is not positive", "correct it")
-    if value > MOST:
+    # NumPy's short numbers have no room for the bound.
+    if float(value) > MOST:
         raise InputError(field, f"is above {MOST:g}", "correct it")

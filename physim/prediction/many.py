@@ -40,8 +40,15 @@ def predict_cases(
         seed: Seed of the replay's requests.
 
     Raises:
-        InputError: The method is unknown, or cannot predict a case, or finds no number for it.
+        InputError: The method is unknown, or cannot predict a case, or finds no number for it; or
+            there are not as many corrections as cases.
     """
+    if not isinstance(corrections, Corrections) and len(corrections) != len(cases):
+        raise InputError(
+            "corrections",
+            f"are {len(corrections)} for {len(cases)} cases",
+            "give one for all, or one for each",
+        )
     found = _predicted(cases, corrections, fit, method, seed)
     for case, prediction in zip(cases, found, strict=True):
         _check_numbers(case, prediction)

@@ -26,6 +26,22 @@ Percents = Float[np.ndarray, " percents"]
 Chosen = Bool[np.ndarray, " n"]
 
 
+def keeps_to(
+    ttft_s: Numbers, tpot_s: Numbers, e2e_s: Numbers, metric: str, seconds: float
+) -> Chosen:
+    """Which requests keep to a bound: those of one token, to any on the time between tokens.
+
+    Args:
+        ttft_s: Times to first token, seconds,
+        tpot_s: mean times from a token to the next,
+        e2e_s: and times of the same requests.
+        metric: Which of them is bounded: ``ttft``, ``tpot`` or ``e2e``.
+        seconds: The bound.
+    """
+    kept: Chosen = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}[metric] <= seconds
+    return kept | (e2e_s <= ttft_s) if metric == "tpot" else kept
+
+
 @dataclass(frozen=True)
 class LengthGroup:
     """Latencies of the requests whose prompts are about as long.
@@ -104,7 +120,7 @@ class Requests:
         """
         kept = np.ones(len(self.ttft_s), bool)
         for metric, bound in bounds.items():
-            kept &= getattr(self, f"{metric}_s") <= bound
+            kept &= keeps_to(self.ttft_s, self.tpot_s, self.e2e_s, metric, bound)
         return float(self.answered * np.average(kept, weights=self.weight))
 
     def parted(self, shares: Sequence[float]) -> list[Chosen]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from physim.batching.prefix_loads import loads_of
 from physim.corrections.fields import Corrections
-from physim.errors import UnsolvedError
+from physim.errors import InputError, UnsolvedError
 from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.transient import Fluid, Trajectory
@@ -197,6 +197,8 @@ def _prediction(
         arrival_s=summary.arrival_s.ravel().tolist(),
         ttft_s=summary.ttft_s.ravel().tolist(),
     )
+    if not summary.completed[-1] > 0:
+        raise InputError("load", "has no request that is completed", "make it lighter or longer")
     throughput = float(summary.completed[-1] / summary.finished_s[-1])
     return over_time(
         prediction,
