@@ -671,3 +671,10 @@ def test_models_that_are_laid_out_as_a_shipped_one_are_listed():
     assert re.search(rf"{alias} +{shipped}", physim("show", "models", columns="100").stdout)
     assert json.loads(physim("show", "models", "--json").stdout)["aliases"][alias] == shipped
     assert "aliases" not in json.loads(physim("show", "models", alias, "--json").stdout)
+
+
+def test_a_seed_and_a_warm_up_that_change_nothing():
+    data = ["evaluate", "--data", "bench_data/runs.csv", "--seed", "1"]
+    assert "--seed: is for replays" in refused(*data)
+    trace = ["predict", "Qwen/Qwen3-8B", "--gpu", "h100_sxm", "--trace", "t.csv", "--warm-up", "3"]
+    assert "trace: cannot be combined with a load" in refused(*trace)

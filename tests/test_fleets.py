@@ -531,3 +531,12 @@ def _check_pools_over_time(found):
     assert drawn[3].get_title() == "decode on 2 x h100_sxm"
     with pytest.raises(InputError, match="plot: needs pools apart over time"):
         draw_pools(dataclasses.replace(found, timeline=dataclasses.replace(timeline, pools=())))
+
+
+def test_clients_fewer_than_servers_keep_all_their_requests():
+    load = physim.Load(500, 100, concurrency=2, requests=100)
+    # Of ten servers two have a client each, who sends half of the requests.
+    own = shared_out(load, 10, "round_robin")
+    assert (own.concurrency, own.requests) == (1, 50)
+    own = shared_out(dataclasses.replace(load, concurrency=8.0), 4, "round_robin")
+    assert (own.concurrency, own.requests) == (2, 25)

@@ -448,3 +448,14 @@ def test_a_case_where_several_are_compared():
     case = physim.Case.from_options(MODEL, gpu="h100_sxm")
     with pytest.raises(InputError, match=r"models: the case .*Qwen.* is no list"):
         check_lists(models=case)
+
+
+def test_the_rate_of_clients_who_become_an_open_loop():
+    # Nothing of theirs is left: neither the requests and the warm-up, nor even arrivals.
+    lengths = {"input_tokens": 2000, "output_tokens": 100, "gpu": "h100_sxm"}
+    asked = {"slo": ["ttft_p99=300ms"], "fit": "none"}
+    clients = physim.Case.from_options(
+        "Qwen/Qwen3-8B", concurrency=8, requests=100, warm_up_s=10, **lengths
+    )
+    expected = physim.capacity("Qwen/Qwen3-8B", **lengths, **asked)
+    assert physim.capacity(clients, **asked).rate == pytest.approx(expected.rate, rel=1e-3)

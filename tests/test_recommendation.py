@@ -16,7 +16,7 @@ from physim.prediction.commands import manifest_of
 from physim.questions import recommendation
 from physim.questions.candidates import layouts_of
 from physim.questions.recommendation import shared
-from physim.questions.servers import Servers
+from physim.questions.servers import Servers, most_clients
 
 LOAD = {"input_tokens": 786, "output_tokens": 251, "rate": 40.0}
 SMALL = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
@@ -118,6 +118,13 @@ def test_a_load_is_shared_out_evenly():
     lengths = {"input_tokens": 786, "output_tokens": 251}
     clients = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", concurrency=160, **lengths)
     assert shared(clients, 4).demanded.concurrency == 40
+    # Of clients that do not share out evenly, or are fewer than servers, the most of any server.
+    few = clients.under(replace(clients.demanded, concurrency=8.0, requests=80))
+    assert [shared(few, n).demanded.concurrency for n in (1, 3, 4, 16)] == [8, 3, 2, 1]
+    assert [shared(few, n).demanded.requests for n in (1, 3, 4, 16)] == [80, 30, 20, 10]
+    assert most_clients(np.array([8.0, 8.0, 0.5]), np.array([1 / 3, 1 / 8, 1.0])).tolist() == [
+        *(3, 1, 1)
+    ]
     rate = physim.Case.from_options("Qwen/Qwen3-14B", gpu="h100_sxm", rate=40, **lengths)
     assert shared(rate, 4).demanded.rate == 10
 

@@ -10,6 +10,7 @@ import typer
 
 from physim.cli.comma_lists import names_in
 from physim.cli.console import by_reason, stdout, table_of
+from physim.cli.load_options import check_seed
 from physim.cli.output_options import AsJson, Out, Plot, print_json, write
 from physim.cli.run_tables import name_unread_columns
 from physim.cli.subject_options import FitName
@@ -36,7 +37,9 @@ def evaluate(
     timeout: Annotated[
         float | None, typer.Option(help="Seconds after which the clients gave up.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of replayed requests.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of replayed requests; 0 by default.")
+    ] = None,
     worst: Annotated[int, typer.Option(min=0, help="How many of the worst rows to print.")] = 10,
     by: Annotated[
         str,
@@ -67,11 +70,12 @@ def evaluate(
     from physim.errors import InputError
     from physim.validation.by_group import by_group, check_names
 
+    check_seed(seed, method == "replay", "--method replay")
     names = names_in(by)
     check_names(names)
     name_unread_columns(tables)
     with running("predicting"):
-        evaluation = physim.evaluate(tables, fit, where, method, timeout, seed, intervals)
+        evaluation = physim.evaluate(tables, fit, where, method, timeout, seed or 0, intervals)
     content = evaluation.to_dict()
     if names:
         content["groups"] = by_group(evaluation, names)

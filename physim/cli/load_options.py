@@ -197,3 +197,21 @@ def requests_named(name: str | None, cached: str | float) -> RequestLengths | No
     if str(cached) not in ("0", "0.0"):
         raise InputError("--cached", "is given by --lengths already", "leave one of the two out")
     return RequestLengths.read(name)
+
+
+def check_seed(seed: int | None, draws: bool, adding: str) -> None:
+    """Refuses a seed where no request is drawn.
+
+    Args:
+        seed: The seed, if one is given.
+        draws: Whether requests are drawn.
+        adding: The options with which they are.
+
+    Raises:
+        InputError: It is given and draws nothing.
+    """
+    from physim.errors import InputError
+
+    if seed is not None and not draws:
+        remedy = f"add {adding}, or leave it out"
+        raise InputError("--seed", "is for replays that draw their requests", remedy)

@@ -19,6 +19,7 @@ from physim.cli.load_options import (
     RATE,
     STAGES,
     WORKLOAD,
+    check_seed,
     load_bundle,
     load_options,
     says_a_load,
@@ -124,11 +125,11 @@ def predict(
 
     _check_alone(check, trace, method)
     method = method or ("fluid" if trace is None else "replay")
-    _check_seed(seed, trace is None and (check or method == "replay"))
+    check_seed(seed, trace is None and (check or method == "replay"), "--method replay or --check")
     checked: Check | None = None
     if trace is not None:
         talks = str(load["turns"]) not in ("1", "1.0") or load["think_s"]
-        if requests is not None or says_a_load(load) or talks:
+        if requests is not None or says_a_load(load) or talks or warm_up:
             raise InputError("trace", "cannot be combined with a load", "give one of the two")
         case = Case.from_options(model, gpu=gpu, mixed=mixed, **engine)
         with running("replaying" if method == "replay" else "predicting"):
@@ -211,15 +212,6 @@ def _check_alone(check: bool, trace: Path | None, method: str | None) -> None:
             raise InputError(
                 "--check", f"replays the load, as {name} does", "leave one of the two out"
             )
-
-
-def _check_seed(seed: int | None, draws: bool) -> None:
-    """Refuses a seed where no request is drawn."""
-    from physim.errors import InputError
-
-    if seed is not None and not draws:
-        remedy = "add --method replay or --check, or leave it out"
-        raise InputError("--seed", "is for replays that draw their requests", remedy)
 
 
 def _commands(case: Case) -> dict[str, str]:

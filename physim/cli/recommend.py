@@ -209,6 +209,8 @@ def _print_recommendation(found: Recommendation) -> None:
         "room: share that is left of the tightest bound, or of the saturation throughput",
         "chance: of meeting the objective most in doubt",
     ]
+    if any(one.replicas > 1 for one in found.choices):
+        notes.append("requests reach the servers of a choice at random")
     if of_day:
         notes.append(
             "latencies, room and chance: of the window that leaves least room; scaled: GPU-hours "

@@ -103,11 +103,15 @@ def shared_out(load: Load, servers: int, router: str) -> Load:
     changes: dict[str, Any] = {"prefixes": _prefixes(load, servers, router)}
     if changes["prefixes"] == 1:
         changes["popularity"] = IN_TURN
-    if load.requests is not None:
-        changes["requests"] = max(round(load.requests / servers), 1)
+    used = float(servers)
     if load.concurrency is not None:
         # Of fewer clients than servers, each has one to itself.
-        return replace(load, concurrency=max(load.concurrency / servers, 1.0), **changes)
+        clients = max(load.concurrency / servers, 1.0)
+        used, changes["concurrency"] = load.concurrency / clients, clients
+    if load.requests is not None:
+        changes["requests"] = max(round(load.requests / used), 1)
+    if load.concurrency is not None:
+        return replace(load, **changes)
     if load.rate is not None:
         changes["rate"] = load.rate / servers
     changes["stages"] = tuple(replace(one, rate=one.rate / servers) for one in load.stages)

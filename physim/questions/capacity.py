@@ -99,8 +99,9 @@ def capacity(
     can do least.
 
     Args:
-        model: A case, whose rate is of no account; or a path of a ``config.json``, shipped name or
-            hub id, with the rest of the case beside it.
+        model: A case, whose rate is of no account, and whose clients' requests come by chance; or
+            a path of a ``config.json``, shipped name or hub id, with the rest of the case beside
+            it.
         slo: Objectives such as ``ttft_p99=500ms``; or ``ttft=500ms``, which is asked of requests
             one by one.
         goodput: Share of the requests that must keep to all that is asked of each.
@@ -120,12 +121,11 @@ def capacity(
     case = Case.from_options(model, **options)
     asked_load = case.demanded
     load = replace(
-        asked_load,
+        asked_load.in_open_loop(1.0),
         rate=1.0,
-        concurrency=None,
         stages=(),
         requests=None,
-        # Clients who think are not there any more.
+        # Clients who think between requests of their own are not there any more.
         think_s=asked_load.think_s if asked_load.conversing else 0.0,
     )
     known = load_fit(fit).on(case)

@@ -34,7 +34,7 @@ from physim.questions.objectives import EACH, THROUGHPUT, Objective, Requirement
 from physim.questions.pools_apart import best_split
 from physim.questions.prices import hourly_price, hourly_prices, per_million_tokens
 from physim.questions.schedule import Arrivals, ReplicaSchedule, server_hours_about
-from physim.questions.servers import Servers
+from physim.questions.servers import Servers, most_clients
 from physim.service.hardware import load_hardware
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def _choices(
 
 
 def shared(case: Case, replicas: int) -> Case:
-    """A server with its share of a load that so many share evenly.
+    """A server with its share of a load that so many share evenly: of clients, the most of any.
 
     Args:
         case: The server with the whole load.
@@ -344,7 +344,13 @@ def shared(case: Case, replicas: int) -> Case:
     """
     load = case.demanded
     if load.concurrency is not None:
-        return case.under(replace(load, concurrency=load.concurrency / replicas))
+        (clients,) = most_clients(
+            np.array([float(load.concurrency)]), np.array([1 / replicas])
+        ).tolist()
+        requests = load.requests
+        if requests is not None:
+            requests = max(round(requests * clients / load.concurrency), 1)
+        return case.under(replace(load, concurrency=clients, requests=requests))
     assert load.rate is not None
     return case.under(replace(load, rate=load.rate / replicas))
 
@@ -403,11 +409,14 @@ def _never(servers: Servers, asked: Requirements, most: Int[np.ndarray, " n"]) -
         )
     for one in asked.objectives:
         best = float(np.min(found.bounded_by(one)))
+        smaller = ""
+        if one.metric == "itl" and one.statistic != "mean":
+            smaller = "try a smaller --max-num-batched-tokens, "
         if one.statistic != EACH and best > one.seconds:
             return InputError(
                 f"slo {one.name}={one.seconds * 1e3:g}ms",
                 f"is missed by all {len(most)} servers: {best * 1e3:.3g} ms at best",
-                "relax it, or allow more GPUs (--max-gpus) or others",
+                f"{smaller}relax it, or allow more GPUs (--max-gpus) or others",
             )
     return InputError(
         "objectives",

@@ -17,6 +17,7 @@ from physim.corrections.files import Fit
 from physim.inputs.case import Case
 from physim.metrics import PERCENTILES
 from physim.prediction.arrays import CaseArrays, row_of, stack
+from physim.prediction.requests import keeps_to
 from physim.prediction.steady import solve_offered, solve_saturated
 from physim.pytree import Pytree, swapped
 from physim.questions.objectives import EACH, NOTHING, Objective, Requirements
@@ -25,10 +26,24 @@ from physim.questions.objectives import EACH, NOTHING, Objective, Requirements
 # for the one that takes most iterations, and take ten times as long to compile.
 _CHUNKS = (16, 128)
 
+# Relative rounding errors of shares.
+_ROUNDING = 1e-9
+
 Numbers = Float[np.ndarray, " n"]
 Result = TypeVar("Result")
 # Places of some rows, and how many of them count.
 Chunk = tuple[Int[np.ndarray, " size"], int]
+
+
+def most_clients(clients: Numbers, shares: Numbers) -> Numbers:
+    """Clients of the server that has most, where servers share them evenly.
+
+    Args:
+        clients: All clients.
+        shares: The share that each server is to have.
+    """
+    # Shares have rounding errors.
+    return np.maximum(np.ceil(clients * shares * (1 - _ROUNDING)), 1.0)
 
 
 class Latencies(Pytree):
@@ -76,11 +91,14 @@ class Servers:
 
         Args:
             which: The servers, by their places in ``cases``.
-            shares: Which share of the load's rate, or of its clients, each gets.
+            shares: Which share of the load's rate, or of its clients, each gets; see
+                `most_clients`.
             asked: What is asked of them.
         """
         demand = self._systems.demand
-        clients = None if demand.concurrency is None else demand.concurrency[which] * shares
+        clients = None
+        if demand.concurrency is not None:
+            clients = most_clients(demand.concurrency[which], shares)
         return self._found(which, demand.rate[which] * shares, clients, asked)
 
     def fewest(
@@ -179,7 +197,8 @@ class Servers:
         systems, corrections = row_of((self._systems, self._corrections), rows)
         demand = swapped(systems.demand, rate=rates)
         if clients is not None:
-            demand = swapped(demand, concurrency=clients)
+            of_all = np.where(np.isfinite(clients), clients / demand.concurrency, 1.0)
+            demand = swapped(demand, concurrency=clients, requests=demand.requests * of_all)
         state, drawn = jax.tree.map(
             lambda leaf: np.asarray(leaf)[:count],
             solve_offered(replace(systems, demand=demand), corrections),
@@ -190,10 +209,14 @@ class Servers:
         }
         means["tpot"] = means["itl"]
         percentiles = drawn.percentiles()
+        if self.cases[0].demanded.mean_output == 1:
+            # There is no time between tokens, which keeps any bound.
+            for none in ("itl", "tpot"):
+                means[none], percentiles[none] = 0.0 * means[none], 0.0 * percentiles[none]
         met, within = ~state.saturated, np.ones(drawn.ttft.shape, bool)
         for one in asked.objectives:
             if one.statistic == EACH:
-                within &= getattr(drawn, one.metric) <= one.seconds
+                within &= keeps_to(drawn.ttft, drawn.tpot, drawn.e2e, one.metric, one.seconds)
             else:
                 met &= _bounded(one, means, percentiles) <= one.seconds
         return Latencies(
