@@ -9,7 +9,7 @@ from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.inputs.case import Case, CaseOptions, ServerOptions
 from physim.models.architecture import ModelArch
 from physim.options import named_options
-from physim.prediction.arrays import step_model_of
+from physim.prediction.arrays import rank_model_of
 from physim.prediction.intervals import predict_with_interval
 from physim.prediction.results import Prediction
 from physim.progress import told_in_notebooks
@@ -138,8 +138,11 @@ def step_model(
         fit: Name or path of a fit, ``default`` or ``none``.
         **options: GPU and deployment; see `ServerOptions`.
 
+    Returns:
+        The steps. With data parallelism a batch is that of one rank, and all have the same.
+
     Raises:
         InputError: Some input cannot be used; the message says which and what to do.
     """
     case = Case.from_options(model, **options)
-    return step_model_of(case, load_fit(fit).on(case).corrections)
+    return rank_model_of(case, load_fit(fit).on(case).corrections)

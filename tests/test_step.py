@@ -454,3 +454,26 @@ def test_a_rank_has_no_more_prompts_than_fill_its_step():
     assert full.within(300.0).prefill_tokens == 300
     none = Batch.summarised(4.0, 50.0, ranks=2).within(1.0)
     assert (none.prefill_tokens, none.prompts_elsewhere) == (0, 0)
+
+
+def test_a_batch_is_that_of_one_of_ranks_that_are_alike():
+    model = physim.step_model("Qwen/Qwen3-30B-A3B", gpu="h100_sxm", dp=4, ep=4, fit="none")
+    assert "4 data-parallel ranks with the same batch" in repr(model)
+    batch = model.batch(decode_requests=8.0, context=900.0)
+    told = model.of_alike_ranks(1)
+    theirs = dataclasses.replace(batch, elsewhere=24.0)
+    assert float(model(batch).latency) == pytest.approx(float(told(theirs).latency), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("means", "says"),
+    [
+        ({"prefill_requests": 1.0}, "chunk: is missing"),
+        ({"decode_requests": -3.0}, "decode_requests: -3.0 is negative or no number"),
+        ({"decode_requests": float("nan")}, "decode_requests: nan is negative or no number"),
+    ],
+)
+def test_what_no_batch_has(means, says):
+    model = physim.step_model("Qwen/Qwen3-8B", gpu="h100_sxm", fit="none")
+    with pytest.raises(InputError, match=says):
+        model.batch(**means)

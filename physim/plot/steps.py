@@ -14,7 +14,7 @@ from physim.corrections.files import DEFAULT_FIT, load_fit
 from physim.inputs.case import Case, ServerOptions
 from physim.options import named_options
 from physim.plot.figures import axes_or_new, literal, new_figure, plain_ticks
-from physim.prediction.arrays import step_model_of
+from physim.prediction.arrays import rank_model_of
 from physim.step.lowering import PART_NAMES, PARTS, rows_of
 from physim.step.many_batches import named_seconds, part_seconds
 from physim.step.rows import DecodeRow, PrefillRow, Row
@@ -65,7 +65,7 @@ def draw_roofline(
         **options: GPU and deployment; see `ServerOptions`.
     """
     case = Case.from_options(model, **options)
-    stepper = step_model_of(case, load_fit(fit).on(case).corrections)
+    stepper = rank_model_of(case, load_fit(fit).on(case).corrections)
     hardware = case.server.gpu
     axes = axes_or_new(axes, 6.5, 4.5)
     from matplotlib.lines import Line2D
@@ -170,7 +170,7 @@ def draw_breakdown(
     if against not in ("batch", "context"):
         raise ValueError(f"against is {against!r}, not batch or context")
     case = Case.from_options(model, **options)
-    stepper = step_model_of(case, load_fit(fit).on(case).corrections)
+    stepper = rank_model_of(case, load_fit(fit).on(case).corrections)
     sizes, kv_tokens = case.server.sizes, case.server.kv.tokens
     if against == "batch":
         most = max(min(sizes.max_num_seqs, kv_tokens / context), 2.0)

@@ -35,6 +35,16 @@ def step_model_of(case: Case, corrections: Corrections) -> StepModel:
     return StepModel(ops, corrections, MIXINGS[case.composition])
 
 
+def rank_model_of(case: Case, corrections: Corrections) -> StepModel:
+    """The time of the steps of one data-parallel rank, where all ranks have the same batch.
+
+    Args:
+        case: The case; its load is of no account.
+        corrections: Corrections of the components.
+    """
+    return step_model_of(case, corrections).of_alike_ranks(case.server.parallelism.dp)
+
+
 def prompts_of_strata(case: Case) -> Float[np.ndarray, " strata"]:
     """Whole prompts of the strata of a case's load, tokens, in the order that `Demand` has them.
 

@@ -88,7 +88,8 @@ def _blended(time_of: TimeOf, batch: Batch, above: Callable[[Scalar, Scalar], Sc
         batch: The batch.
         above: How far a number is above a limit, from 0 to 1.
     """
-    prefill, decode = jnp.asarray(batch.prefill_tokens), jnp.asarray(batch.decode_requests)
+    prefill = jnp.asarray(batch.prefill_tokens)
+    decode = jnp.asarray(batch.decode_requests * batch.query_tokens)
     prefill_rules = above(prefill, 4 * decode) * above(prefill, 100.0)
     decode_rules = above(decode, 2 * prefill) * above(decode, 50.0)
     share = prefill / jnp.maximum(prefill + decode, 1e-6)

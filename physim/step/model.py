@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from jaxtyping import Float
 
 from physim.corrections.fields import CORRECTIONS, Corrections
 from physim.corrections.residual import features
+from physim.errors import InputError
 from physim.grids.efficiency import along
 from physim.printable import shown
 from physim.pytree import Pytree, outlined, swapped
@@ -72,6 +74,16 @@ class StepTime(Pytree):
         return shown(self, f"{1e3 * float(self.latency):.4g} ms: {', '.join(parts)}")
 
 
+def _check_means(means: Mapping[str, Number]) -> None:
+    """Refuses what no batch has, as far as it is known before anything is traced."""
+    known = {name: np.asarray(x) for name, x in means.items() if not isinstance(x, jax.Array)}
+    for name, value in known.items():
+        if not np.all(value >= 0):
+            raise InputError(name, f"{value} is negative or no number", "use 0 or more")
+    if "chunk" not in means and np.any(known.get("prefill_requests", np.zeros(1)) > 0):
+        raise InputError("chunk", "is missing", "say how many tokens each prompt computes")
+
+
 class Families(NamedTuple):
     """Parts of a step's time on the GPU, told apart by what they depend on. Seconds.
 
@@ -107,21 +119,26 @@ class StepModel(Pytree):
         return time
 
     def __repr__(self) -> str:
-        tp = self.ops.tp
+        tp, ranks = self.ops.tp, self.ops.setting.alike
         corrections = [getattr(self.corrections, name) for name in CORRECTIONS]
-        traced = any(isinstance(one, jax.core.Tracer) for one in (tp, *corrections))
+        traced = any(isinstance(one, jax.core.Tracer) for one in (tp, ranks, *corrections))
         if traced or np.ndim(tp):
             return "<StepModel of several models, or of one that is traced>"
         corrected = sum(bool(one) for one in corrections)
         mixing = type(self.mixing).__name__
-        return f"<StepModel tp {int(tp)}, {corrected} corrections, mixing {mixing}>"
+        alike = f", {ranks:g} data-parallel ranks with the same batch" if ranks > 1 else ""
+        return f"<StepModel tp {int(tp)}{alike}, {corrected} corrections, mixing {mixing}>"
 
     def batch(self, **means: Number) -> Batch:
         """A batch known by its means, with what the model's attention sees of it.
 
         Args:
             **means: As `Batch.summarised` takes them.
+
+        Raises:
+            InputError: A figure is negative or no number, or prompts have no tokens.
         """
+        _check_means(means)
         return Batch.summarised(**means, windows=self.ops.windows)
 
     def of_alike_ranks(self, ranks: int) -> StepModel:

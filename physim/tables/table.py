@@ -96,7 +96,7 @@ class Table:
         about, knots = self.metadata, " x ".join(str(len(one)) for one in self.axes)
         said = f"{knots} knots"
         if "model" in about and "gpu" in about:
-            gpus = about.get("tp", about.get("gpus", 1))
+            gpus = about.get("gpus", about.get("tp", 1))
             said = printable(f"{about['model']} on {gpus} x {about['gpu']}") + f", {said}"
         error = about.get("interpolation_error_pct")
         if isinstance(error, Mapping) and "p99" in error:

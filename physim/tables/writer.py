@@ -20,8 +20,8 @@ from physim.errors import InputError
 from physim.inputs.attempts import attempts, check_shared, choices, layout_axes, refuse_fleets
 from physim.inputs.case import Case, CaseOptions, LoadAndEngineOptions
 from physim.models.lookup import config_path
-from physim.models.parallelism import on_gpus, telling
-from physim.prediction.arrays import step_model_of
+from physim.models.parallelism import Parallelism, on_gpus, telling
+from physim.prediction.arrays import rank_model_of
 from physim.prediction.steady import steady
 from physim.service.hardware import load_hardware
 from physim.step.lowering import assumptions
@@ -103,18 +103,19 @@ def write_table(
     known_fit = load_fit(fit).on(case)
     corrections = known_fit.corrections
     layout = case.server.parallelism
-    stepper = step_model_of(case, corrections).of_alike_ranks(layout.dp)
+    stepper = rank_model_of(case, corrections)
     about: dict[str, Any] = {
         "physim_version": version("physim-llm"),
         "model": case.model.name,
         "gpu": case.server.gpu.key,
+        "gpus": layout.gpus,
         "tp": layout.tp,
         "engine": case.server.to_dict(),
         "fit": known_fit.name,
         "sha256": _hashes(case, corrections),
         "request": _request(kind, tolerance, fit, case),
         "outside_steps": outside_steps(case.server, corrections),
-        "assumptions": list(assumptions(case.server)),
+        "assumptions": [*assumptions(case.server), *_of_ranks(layout)],
     }
     with data.replacing_folder(folder, force) as temporary:
         # They are projected over the steps of one batch alone.
@@ -244,6 +245,14 @@ def _check(kind: str, tolerance: float) -> None:
         known = ", ".join((*FORMATS, BLIS))
         raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
     check_tolerance(tolerance)
+
+
+def _of_ranks(layout: Parallelism) -> list[str]:
+    """What a table takes data-parallel ranks for, if there are several."""
+    if layout.dp == 1:
+        return []
+    others = "the other rank has" if layout.dp == 2 else f"the {layout.dp - 1} other ranks have"
+    return [f"a batch is that of one data-parallel rank, and {others} the same"]
 
 
 def _request(kind: str, tolerance: float, fit: str | Path, case: Case) -> str:
