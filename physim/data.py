@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,22 @@ from physim.workshop import put_file, put_folder, workshop
 _ANOTHER_FOLDER = "choose a folder that can be written to"
 # What the system says where a disk, or the part of it that is one's own, is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def paths_of(names: str | Path | Iterable[str | Path], what: str) -> list[Path]:
+    """Paths of files: of one that is named by itself, or of some.
+
+    Args:
+        names: What names them.
+        what: What they are, for the message.
+
+    Raises:
+        InputError: There are none.
+    """
+    found = [Path(name) for name in ([names] if isinstance(names, str | Path) else names)]
+    if not found:
+        raise InputError(what, "are none", "name some")
+    return found
 
 
 def folder(name: str) -> Path:

@@ -1,8 +1,9 @@
 """Work of each operation of a transformer step: FLOP and the least bytes that must move.
 
-Every function returns ``(flops, bytes)`` and is plain arithmetic, so that it takes floats, NumPy
-arrays and traced JAX arrays alike. `seconds` turns work into the roofline time of Williams,
-Waterman and Patterson (CACM 52(4), 2009): whichever of the two resources takes longer.
+Functions of the type `Work` return ``(flops, bytes)``. Most are plain arithmetic, which takes
+floats, NumPy arrays and traced JAX arrays alike; those with a minimum take the first two. `seconds`
+turns work into the roofline time of Williams, Waterman and Patterson (CACM 52(4), 2009): whichever
+of the two resources takes longer.
 """
 
 from __future__ import annotations

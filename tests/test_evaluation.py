@@ -453,3 +453,11 @@ def test_groups_are_drawn_with_their_errors(tmp_path):
 def test_batches_that_are_told_apart():
     found = [batch_of(requests) for requests in (0.3, 16, 16.5, 257)]
     assert found == ["1 to 16", "1 to 16", "17 to 64", "more than 256"]
+
+
+def test_one_table_may_be_named_by_itself_and_none_is_none():
+    path = "bench_data/runs.csv"
+    assert len(read_tables(path).rows) == len(read_tables([path]).rows) == 12
+    for reads in (physim.evaluate, physim.crossval):
+        with pytest.raises(InputError, match="tables: are none"):
+            reads([])

@@ -502,3 +502,13 @@ def test_the_output_of_a_step_is_of_the_requests_that_it_gives_tokens():
     assert out_ms(prompts_apart=False) == [[1010, 4020], [3020, 5010]]
     # Apart: three steps of prompts; two decodes, twice, until the second is done; one alone.
     assert out_ms(prompts_apart=True) == [[1010, 6010], [3010, 5020]]
+
+
+def test_more_requests_decode_than_a_step_has_tokens_for_prompts():
+    case = {"gpu": "h100_sxm", "engine": "sglang", "max_num_batched_tokens": 64, "fit": "none"}
+    case |= {"max_num_seqs": 256, "concurrency": 128, "requests": 256}
+    case |= {"input_tokens": 16, "output_tokens": 200}
+    found = physim.predict("Qwen/Qwen3-8B", method="replay", **case)
+    assert found.pool.batch > 64
+    fluid = physim.predict("Qwen/Qwen3-8B", **case)
+    assert fluid.itl_s == pytest.approx(found.itl_s, rel=0.06)

@@ -67,7 +67,6 @@ def test_steps_of_short_answers():
         ("0.5", 2, (0.5, 0.25)),
         (1.75, 2, (0.5, 0.25)),
         (3, 2, (1.0, 1.0)),
-        (1, 2, (1.0, 1.0)),
         ("0.8, 0.6,0.3", 3, (0.8, 0.6, 0.3)),
         ([0.8, 0.6], 2, (0.8, 0.6)),
         (0, 2, (0.0, 0.0)),
@@ -266,3 +265,10 @@ def test_numbers_without_drafts_have_none_of_them():
     assert server.query_tokens == 1
     assert "draft" not in server.to_dict()
     assert dataclasses.replace(server, draft=None) == server
+
+
+def test_an_acceptance_of_one_is_a_chance_or_a_length():
+    with pytest.raises(InputError, match="of 1 may be a chance"):
+        by_position(1.0, 3)
+    assert by_position("1,1,1", 3) == (1.0, 1.0, 1.0)
+    assert by_position(0.0, 3) == (0.0, 0.0, 0.0)

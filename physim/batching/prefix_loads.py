@@ -69,7 +69,7 @@ class Loads(NamedTuple):
     ) -> Scalar:
         """Time that a request with a slot waits for its prefix to come up from the host's memory.
 
-        The mean over all requests, seconds. None where it comes up with a step.
+        The mean over all requests, seconds. Zero where it is loaded as a part of a step.
 
         Args:
             rate: Requests per second.
@@ -85,7 +85,7 @@ class Loads(NamedTuple):
     ) -> Scalar:
         """Time that a request waits, before it has a slot, for its prefix to come from the disk.
 
-        The mean over all requests, seconds; none where there is no disk. Arguments are those of
+        The mean over all requests, seconds; zero without a disk. Arguments are those of
         `loading_s`.
         """
         if len(self.shares) == 1:

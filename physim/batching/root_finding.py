@@ -120,7 +120,7 @@ def root_of_cases(
         return after._replace(case=bracket.case + (~search | ~searching(after)))
 
     _, *shapes = jax.eval_shape(function, lower, parameters, jnp.zeros((), int))
-    # Of the bounds, in form: where these are mapped over JAX batches the loop once, not twice.
+    # Zero, with an axis of its own where the bounds have one: JAX batches the loop once, not twice.
     nothing = 0.0 * lower
 
     def empty(leaf: jax.ShapeDtypeStruct, *number: int) -> Array:

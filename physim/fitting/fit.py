@@ -19,6 +19,7 @@ from physim.corrections.fields import CORRECTIONS, Corrections, flat, labels, un
 from physim.corrections.files import DEFAULT_FIT, Fit, load_fit
 from physim.corrections.levels import common, population_of
 from physim.corrections.passport import made_on
+from physim.data import paths_of
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -116,7 +117,7 @@ class Outcome:
 
 @told_in_notebooks("fitting")
 def fit(
-    tables: Sequence[str | Path] = (),
+    tables: str | Path | Sequence[str | Path] = (),
     steps: str | Path | Sequence[str | Path] | None = None,
     server: Case | None = None,
     context: float | None = None,
@@ -165,15 +166,15 @@ def fit(
         raise InputError("data", "is missing", "give tables of runs, or steps with their server")
     if server is not None and steps is None:
         raise InputError("steps", "are missing", "name the files of the server's steps")
-    files = [Path(one) for one in ([steps] if isinstance(steps, str | Path) else steps or ())]
+    tables, files = (paths_of(own, "files") if own else [] for own in (tables, steps))
     before = load_fit(base)
     observed = observe(tables, where) if tables else Observed.nothing()
-    hashes = unknown_to(before, [*map(Path, tables), *files])
+    hashes = unknown_to(before, [*tables, *files])
     trace = None
     if server is not None:
         tokens = server.server.kv.tokens
         measured = [read_step_files([file]).completed(tokens, context) for file in files]
-        trace = observe_served(measured, server, Path((*tables, *files)[0]).stem)
+        trace = observe_served(measured, server, (*tables, *files)[0].stem)
     elif files:
         if len(files) > 1:
             raise InputError("steps", f"are {len(files)} files", "name the server that they are of")

@@ -116,6 +116,7 @@ def crowd_of(demand: Demand, limits: Limits, running: Scalar) -> Crowd:
     absent = jnp.minimum((2.0 + limits.async_scheduling) * most, running)
     decoding = jnp.minimum(running, demand.decode_steps * most)
     taken = limits.query_tokens * jnp.minimum(running - absent, decoding)
+    taken = jnp.where(limits.prompts_apart, 0.0, taken)
     room = jnp.maximum(budget - taken, 1.0) / fresh
     lines = limits.ranks * limits.stages
     whole = jnp.where(room < lines, room, lines * jnp.floor(room / lines + SMALL))

@@ -252,7 +252,7 @@ def stratum(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]
 
 
 def _part(points: Float[AnyArray, "points parts"]) -> Int[AnyArray, " points"]:
-    """The part of prompts that a point is of: of `physim.batching.demand.PARTS`."""
+    """The part of prompts that a point is of: of `physim.batching.strata.PARTS`."""
     place = points[:, _REQUEST] * STRATA
     return (place + jnp.maximum(place - (STRATA - 1), 0.0) * (LONGEST - 1)).astype(int)
 

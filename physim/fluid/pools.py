@@ -179,7 +179,7 @@ class _Way(NamedTuple):
         passage: What is between them.
         room: What they make room in before prompts are computed; None where they make none.
         missed: The pool that computes prompts where turns find none of those before,
-        evictions: and what is evicted there; None for all that is kept.
+        evictions: and what is evicted there; None where nothing is.
     """
 
     count: Scalar

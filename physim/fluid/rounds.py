@@ -228,7 +228,7 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     # Those in step do not decode meanwhile.
     step = times.decode - gapless * crowd.absent / crowd.running * times.each_decode
     steps = waited + waits.comes * looks.waited + queue + crowd.chunks
-    # With the chance that all others are elsewhere the engine is idle.
+    # All others' prompts come in one step with a chance, and then the engine is idle meanwhile.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
     waits_for_first, decodes_beside_second = _first_batch_alone(engine)

@@ -66,9 +66,9 @@ _SERVED = 0.97
 _KNOTS = 32
 # Share of the slots that are taken at most where the number that waits follows those that are idle.
 _MOST_TAKEN = 0.995
-# Lives of a long request in which all that run after the last stage are done.
+# Time to drain after the last stage, in lives of a long request.
 _DRAIN = 3
-# Requests that a KV cache may hold at most, for each of a load that stays.
+# Most requests that the KV cache may hold, over those that it holds of a load that stays.
 _YOUNG = 3.0
 
 

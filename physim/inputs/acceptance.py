@@ -124,6 +124,12 @@ def by_position(acceptance: Acceptance, tokens: int) -> tuple[float, ...]:
     (number,) = some
     if not 0 <= number <= tokens + 1:
         raise _wrong(acceptance, "is neither a chance nor a length")
+    if number == 1 and tokens > 0:
+        raise InputError(
+            "draft_acceptance",
+            "of 1 may be a chance, so that all is accepted, or a length, so that nothing is",
+            f"give 0 for nothing, or {','.join(['1'] * tokens)} for all",
+        )
     chance = number if number <= 1 else _chance_of(number, tokens)
     return tuple(chance ** (place + 1) for place in range(tokens))
 

@@ -225,7 +225,7 @@ class ArrivalDispersion:
         count = max(min(int(lasts_s / self.slow_s), _MOST_STRETCHES), 1)
         edges = np.linspace(0.0, lasts_s, count + 1)
         numbers = np.searchsorted(self.before(lasts_s), edges)
-        # A stretch in which none came has the least rate that a stage can have.
+        # A stretch in which none came counts as one in which a thousandth of a request did.
         return [
             Stretch(
                 max(float(last - first), 1e-3) * count / lasts_s,

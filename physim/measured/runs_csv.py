@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from physim.data import paths_of
 from physim.errors import InputError
 from physim.measured.condition import filtered
 from physim.measured.recorded_traffic import check_traces
@@ -78,20 +79,20 @@ class RunTable:
         return [self.rows[place] for place in frame.index]
 
 
-def read_tables(paths: Iterable[str | Path]) -> RunTable:
+def read_tables(paths: str | Path | Iterable[str | Path]) -> RunTable:
     """Tables of measured rows, one below the other, checked.
 
     Args:
         paths: CSV files.
 
     Raises:
-        InputError: A file cannot be read, lacks a column, or holds a value that is missing, out
-            of range or in contradiction with another or with the trace that it names, or a
-            stage twice.
+        InputError: There is none, or a file cannot be read, lacks a column, or holds a value that
+            is missing, out of range or in contradiction with another or with the trace that it
+            names, or a stage twice.
     """
     import pandas as pd
 
-    tables = [_read(Path(path)) for path in paths]
+    tables = [_read(path) for path in paths_of(paths, "tables")]
     frame = pd.concat([table.frame for table in tables], ignore_index=True)
     return RunTable(frame, [row for table in tables for row in table.rows])
 

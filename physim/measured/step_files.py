@@ -34,7 +34,7 @@ _TABLES = ("forward-table", "step-trace", "table")
 
 
 def read_step_files(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     *,
     kind: str | None = None,
     where: str = "",
@@ -54,9 +54,7 @@ def read_step_files(
         InputError: A file cannot be read, is of no known format, or holds no steps, a value is
             missing or out of range, or the files' clocks or engines differ.
     """
-    if not paths:
-        raise InputError("files", "are none", "name some")
-    return _joined([_read(Path(path), kind, where, clock) for path in paths])
+    return _joined([_read(path, kind, where, clock) for path in data.paths_of(paths, "files")])
 
 
 def _read(path: Path, kind: str | None, where: str, clock: str | None) -> MeasuredSteps:

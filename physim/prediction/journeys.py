@@ -6,7 +6,6 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -16,14 +15,15 @@ from physim.batching.room_ahead import RoomAhead
 from physim.fluid.passage import chance_of_clients, on_link_s
 from physim.fluid.prompt_queue import PromptSteps, PromptWait
 from physim.inputs.case import Case
+from physim.kept import kept
 from physim.prediction.requests import Requests
 from physim.prediction.results import Prediction
 from physim.service.phases import DECODE, PREFILL
 from physim.service.service import Pool, Transfer
 
-_found = jax.jit(PromptCaches.found)
-_wait_for_prompts = jax.jit(PromptSteps.wait)
-_wait_for_room = jax.jit(RoomAhead.wait)
+_found = kept(PromptCaches.found)
+_wait_for_prompts = kept(PromptSteps.wait)
+_wait_for_room = kept(RoomAhead.wait)
 
 
 @dataclass(frozen=True)

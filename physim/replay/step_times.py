@@ -176,8 +176,9 @@ class ModelStepTimes:
         # Tokens of other ranks are told with each step, those that pad their batches among them.
         self._model = model.of_alike_ranks(1)
         self._query_tokens = query_tokens
-        self._requests = min(max_requests, max_tokens)
-        # Steps that only decode may have more where prompts do not share a budget with them.
+        # Where prompts have steps of their own, those that only decode may have more tokens.
+        apart = isinstance(model.mixing, Apart)
+        self._requests = max_requests if apart else min(max_requests, max_tokens)
         most_tokens = max(max_tokens, self._requests * query_tokens)
         self._contexts = _knots(max_context + query_tokens + 1, _CONTEXT_KNOTS)
         self._whole_contexts = np.arange(int(self._contexts[-1]) + 1)

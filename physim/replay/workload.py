@@ -134,7 +134,8 @@ def drawn(
     longest = int(np.max(inputs + outputs, initial=0))
     if load.concurrency is None:
         return Workload(requests, longest)
-    clients = int(load.concurrency)
+    # A mean number of clients is about as many.
+    clients = max(math.floor(load.concurrency + 0.5), 1)
     rest = iter(requests[clients:])
     thinks = _thinks(load, rng, count)
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from physim.corrections.calibration import TWO_SIDED_90
 from physim.corrections.files import NO_FIT, load_fit
 from physim.corrections.levels import population_of
+from physim.data import paths_of
 from physim.errors import InputError
 from physim.fitting.earned_levels import earned
 from physim.fitting.empirical_bayes import solve
@@ -76,7 +77,7 @@ class Crossval:
 
 @told_in_notebooks("cross-validating")
 def crossval(
-    tables: Sequence[str | Path],
+    tables: str | Path | Sequence[str | Path],
     leave_out: str = "model",
     where: str | None = None,
     methods: Sequence[str] = ("physim", "zero-shot"),
@@ -117,7 +118,8 @@ def crossval(
         if method not in known:
             raise InputError("method", f"{method!r} is unknown", f"use one of {', '.join(known)}")
         require_packages(method)
-    unknown_to(load_fit(base), [Path(one) for one in tables])
+    tables = paths_of(tables, "tables")
+    unknown_to(load_fit(base), tables)
     observed = observe(tables, where)
     folds = groups(observed.rows, leave_out)
     if len(set(folds)) < 2:

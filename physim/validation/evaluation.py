@@ -95,7 +95,7 @@ class Evaluation:
 
 @told_in_notebooks("predicting measured runs")
 def evaluate(
-    tables: Sequence[str | Path],
+    tables: str | Path | Sequence[str | Path],
     fit: str | Path = DEFAULT_FIT,
     where: str | None = None,
     method: str = "fluid",

@@ -53,7 +53,8 @@ def reach_of(
         raise InputError(
             f"{config.where}: layer_types",
             f"names {kind}, for which the configuration has no window in use",
-            "add sliding_window or attention_chunk_size, or correct layer_types",
+            "add sliding_window or attention_chunk_size, for Qwen set use_sliding_window, "
+            "or correct layer_types",
         )
     return kind, None if kind == FULL_ATTENTION else reach
 
