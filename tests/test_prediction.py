@@ -5,7 +5,6 @@ import json
 import math
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import jax
@@ -18,7 +17,6 @@ from physim.corrections.calibration import Calibration
 from physim.corrections.fields import Corrections
 from physim.errors import InputError
 from physim.inputs.case import Case
-from physim.inputs.stages import check_positive
 from physim.models.parallelism import Parallelism
 from physim.prediction import steady
 from physim.prediction.arrays import padded, stack, unstacked
@@ -722,12 +720,6 @@ def test_a_load_that_all_give_up_on_has_no_latencies():
     case = {"gpu": "h100_sxm", "rate": 1.0, "requests": 20, "timeout_s": 0.01, "fit": "none"}
     with pytest.raises(InputError, match="no request that is completed"):
         physim.predict("Qwen/Qwen3-8B", **case, **LENGTHS_OF_SOME)
-
-
-def test_numbers_of_numpy_are_taken():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_positive("rate", np.float32(4))
 
 
 def test_a_wait_for_tokens_does_not_jump_where_two_prompts_just_fit_a_step():

@@ -188,9 +188,11 @@ class Cluster:
         self.sent: list[Request] = []
         self._workload, self._transfers = workload, transfers
         self._routers = routers or [router_named(ROUTERS[0]) for _ in pools]
-        # Requests on their way to the schedulers of each pool, by when they reach it, and the next.
+        # Requests on their way to each pool, by when its API servers have them, and the next.
         self._coming: list[list[tuple[float, int, Request]]] = [[] for _ in pools]
         self._next_s = math.inf
+        # When each server's last prompt was tokenised.
+        self._tokenised_s: dict[ReplayServer, float] = {}
         # Whether what servers do brings requests: clients who are answered, or another pool.
         self._servers_send = len(pools) > 1 or workload.follows
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
@@ -307,8 +309,12 @@ class Cluster:
             return
         for place, coming in enumerate(self._coming):
             while coming and coming[0][0] <= time_s:
-                reaches_s, _, request = heappop(coming)
-                server = self._room_at.get(request) or self._pick(place, request, reaches_s)
+                comes_s, _, request = heappop(coming)
+                server = self._room_at.get(request) or self._pick(place, request, comes_s)
+                # Prompts are tokenised in the order in which they come, however long they are.
+                reaches_s = comes_s + server.config.front_end_per_token_s * request.input_tokens
+                reaches_s = max(reaches_s, self._tokenised_s.get(server, 0.0))
+                self._tokenised_s[server] = reaches_s
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 if self._makes_room and not place:
                     self._ask(request, server, reaches_s)
@@ -362,11 +368,9 @@ class Cluster:
 
     def _come(self, request: Request, place: int, sent_s: float) -> None:
         """A request is sent to a pool, whose schedulers it reaches some time later."""
-        config = self.pools[place][0].config
-        reaches_s = sent_s + config.front_end_s
-        reaches_s += config.front_end_per_token_s * request.input_tokens
-        heappush(self._coming[place], (reaches_s, request.number, request))
-        self._next_s = min(self._next_s, reaches_s)
+        comes_s = sent_s + self.pools[place][0].config.front_end_s
+        heappush(self._coming[place], (comes_s, request.number, request))
+        self._next_s = min(self._next_s, comes_s)
 
     def _send(self, request: Request) -> None:
         """A client sends a request."""
