@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -36,9 +36,6 @@ from physim.questions.prices import hourly_price, hourly_prices, per_million_tok
 from physim.questions.schedule import Arrivals, ReplicaSchedule, server_hours_about
 from physim.questions.servers import Servers, most_clients
 from physim.service.hardware import load_hardware
-
-if TYPE_CHECKING:
-    pass
 
 # What is known of ITL stands for TPOT, which has the same mean.
 _OF_ITL = {"tpot": "itl"}

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -38,9 +38,6 @@ from physim.service.scaling import (
     Timetable,
     read_policy,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # Start-up times that are tried, seconds.
 START_UPS_S = (0.0, 60.0, 120.0, 300.0)
