@@ -27,8 +27,12 @@ Chosen = Bool[np.ndarray, " n"]
 
 
 def keeps_to(
-    ttft_s: Numbers, tpot_s: Numbers, e2e_s: Numbers, metric: str, seconds: float
-) -> Chosen:
+    ttft_s: Float[np.ndarray, "*n"],
+    tpot_s: Float[np.ndarray, "*n"],
+    e2e_s: Float[np.ndarray, "*n"],
+    metric: str,
+    seconds: float,
+) -> Bool[np.ndarray, "*n"]:
     """Which requests keep to a bound: those of one token, to any on the time between tokens.
 
     Args:
@@ -38,7 +42,7 @@ def keeps_to(
         metric: Which of them is bounded: ``ttft``, ``tpot`` or ``e2e``.
         seconds: The bound.
     """
-    kept: Chosen = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}[metric] <= seconds
+    kept: Bool[np.ndarray, "*n"] = {"ttft": ttft_s, "tpot": tpot_s, "e2e": e2e_s}[metric] <= seconds
     return kept | (e2e_s <= ttft_s) if metric == "tpot" else kept
 
 

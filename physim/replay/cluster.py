@@ -188,11 +188,13 @@ class Cluster:
         self.sent: list[Request] = []
         self._workload, self._transfers = workload, transfers
         self._routers = routers or [router_named(ROUTERS[0]) for _ in pools]
-        # Requests on their way to each pool, by when its API servers have them, and the next.
+        # Requests on their way to the schedulers of each pool, by when they reach it, and the next.
         self._coming: list[list[tuple[float, int, Request]]] = [[] for _ in pools]
         self._next_s = math.inf
-        # When each server's last prompt was tokenised.
-        self._tokenised_s: dict[ReplayServer, float] = {}
+        # Those that one server tokenises, by when they were sent, with when that is done; and
+        # which of them it has done.
+        self._unread: list[tuple[float, int, float]] = []
+        self._read: set[int] = set()
         # Whether what servers do brings requests: clients who are answered, or another pool.
         self._servers_send = len(pools) > 1 or workload.follows
         self._pool_of = {server: place for place, pool in enumerate(pools) for server in pool}
@@ -309,18 +311,36 @@ class Cluster:
             return
         for place, coming in enumerate(self._coming):
             while coming and coming[0][0] <= time_s:
-                comes_s, _, request = heappop(coming)
-                server = self._room_at.get(request) or self._pick(place, request, comes_s)
-                # Prompts are tokenised in the order in which they come, however long they are.
-                reaches_s = comes_s + server.config.front_end_per_token_s * request.input_tokens
-                reaches_s = max(reaches_s, self._tokenised_s.get(server, 0.0))
-                self._tokenised_s[server] = reaches_s
+                reaches_s, number, request = heappop(coming)
+                if not place and (read_s := self._read_at(number, reaches_s)) > reaches_s:
+                    heappush(coming, (read_s, number, request))
+                    continue
+                server = self._room_at.get(request) or self._pick(place, request, reaches_s)
                 request.fixed = server.config.kv.fixed_blocks(request.kv_tokens)
                 if self._makes_room and not place:
                     self._ask(request, server, reaches_s)
                 else:
                     self._give(request, server, reaches_s)
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
+
+    def _read_at(self, number: int, reaches_s: float) -> float:
+        """When a request that is tokenised by a time reaches the schedulers: after those sent before.
+
+        An API server reads one prompt after another, so that a short one does not overtake a long
+        one. Of several servers it is not known yet which a request goes to.
+
+        Args:
+            number: The request's number. It counts as read if no other holds it up.
+            reaches_s: When its own prompt is tokenised, seconds.
+        """
+        while self._unread and self._unread[0][1] in self._read:
+            self._read.remove(heappop(self._unread)[1])
+        if self._unread:
+            _, first, read_s = self._unread[0]
+            if first != number and read_s > reaches_s:
+                return read_s
+            self._read.add(number)
+        return reaches_s
 
     def _pick(self, place: int, request: Request, time_s: float) -> ReplayServer:
         """The server of a pool that its router picks for a request."""
@@ -368,9 +388,13 @@ class Cluster:
 
     def _come(self, request: Request, place: int, sent_s: float) -> None:
         """A request is sent to a pool, whose schedulers it reaches some time later."""
-        comes_s = sent_s + self.pools[place][0].config.front_end_s
-        heappush(self._coming[place], (comes_s, request.number, request))
-        self._next_s = min(self._next_s, comes_s)
+        config = self.pools[place][0].config
+        reaches_s = sent_s + config.front_end_s
+        reaches_s += config.front_end_per_token_s * request.input_tokens
+        heappush(self._coming[place], (reaches_s, request.number, request))
+        if not place and len(self.pools[0]) == 1:
+            heappush(self._unread, (sent_s, request.number, reaches_s))
+        self._next_s = min(self._next_s, reaches_s)
 
     def _send(self, request: Request) -> None:
         """A client sends a request."""
