@@ -324,7 +324,7 @@ class Cluster:
         self._next_s = min((coming[0][0] for coming in self._coming if coming), default=math.inf)
 
     def _read_at(self, number: int, reaches_s: float) -> float:
-        """When a request that is tokenised by a time reaches the schedulers: after those sent before.
+        """When a request reaches the schedulers: after those that were sent before it.
 
         An API server reads one prompt after another, so that a short one does not overtake a long
         one. Of several servers it is not known yet which a request goes to.
