@@ -458,4 +458,4 @@ def test_the_rate_of_clients_who_become_an_open_loop():
         "Qwen/Qwen3-8B", concurrency=8, requests=100, warm_up_s=10, **lengths
     )
     expected = physim.capacity("Qwen/Qwen3-8B", **lengths, **asked)
-    assert physim.capacity(clients, **asked).rate == pytest.approx(expected.rate, rel=1e-3)
+    assert physim.capacity(clients, **asked).rate_rps == pytest.approx(expected.rate_rps, rel=1e-3)
