@@ -105,6 +105,11 @@ class Steps(Pytree):
     elastic: Scalar
 
     @property
+    def prompt_s(self) -> Scalar:
+        """Time of the steps that compute a prompt, mean."""
+        return jnp.sum(GROUPS * self.prefill_s)
+
+    @property
     def own_s(self) -> Scalar:
         """Time of a step in which an arriving request is prefilled, mean."""
         return self.own_s_beside(self.beside_at_most)
@@ -120,8 +125,7 @@ class Steps(Pytree):
         Args:
             others: How many are in it, mean.
         """
-        prefill_s = jnp.sum(GROUPS * self.prefill_s) + self.hidden_s
-        return (prefill_s + others * self.adding_s) / self.chunks
+        return (self.prompt_s + self.hidden_s + others * self.adding_s) / self.chunks
 
 
 def steps_at(

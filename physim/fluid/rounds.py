@@ -228,7 +228,7 @@ def interference(engine: BusyEngine, density: Float[AnyArray, "*n"]) -> Interfer
     # Those in step do not decode meanwhile.
     step = times.decode - gapless * crowd.absent / crowd.running * times.each_decode
     steps = waited + waits.comes * looks.waited + queue + crowd.chunks
-    # All others' prompts come in one step with a chance, and then the engine is idle meanwhile.
+    # The chance that the prompts of all others come in one step, and leave the engine idle.
     busy = 1 - density**others
     ttft = steps * step + before * each + own
     waits_for_first, decodes_beside_second = _first_batch_alone(engine)

@@ -24,7 +24,7 @@ from physim.batching.occupancy import Occupancy, room_beside
 from physim.batching.preemption import full_cache, recomputed_tokens
 from physim.batching.prefix_cache import PASSES
 from physim.batching.prefix_loads import Loads, found_down_to, loads_of
-from physim.batching.prompt_chunks import GROUPS, Chunks
+from physim.batching.prompt_chunks import Chunks
 from physim.batching.queueing import wait_for_a_slot
 from physim.batching.root_finding import root_of_cases
 from physim.batching.step_mix import Steps, steps_at
@@ -417,8 +417,8 @@ def _observed(
         closed, jnp.clip(demand.clients - 1.0, 0.0, 1.0), busy_when_even(apart, lives)
     )
     # A prompt alone takes longer than the mean of steps with prompts and without.
-    own_s = jnp.sum(GROUPS * steps.prefill_s)
-    under_way = occupancy.batch + jnp.maximum(balance.throughput * own_s, occupancy.prefilling)
+    computing = jnp.maximum(balance.throughput * steps.prompt_s, occupancy.prefilling)
+    under_way = occupancy.batch + computing
     busy = level * evenly + (1 - level) * _busy(under_way)
     if demand.contexts is not None:
         busy = jnp.where(demand.closed & ~demand.in_rounds, _busy_others(demand, running), busy)

@@ -103,15 +103,12 @@ def shared_out(load: Load, servers: int, router: str) -> Load:
     changes: dict[str, Any] = {"prefixes": _prefixes(load, servers, router)}
     if changes["prefixes"] == 1:
         changes["popularity"] = IN_TURN
-    used = float(servers)
-    if load.concurrency is not None:
-        # Of fewer clients than servers, each has one to itself.
-        clients = max(load.concurrency / servers, 1.0)
-        used, changes["concurrency"] = load.concurrency / clients, clients
+    # Of fewer clients than servers, each has one to itself.
+    used = servers if load.concurrency is None else min(servers, load.concurrency)
     if load.requests is not None:
         changes["requests"] = max(round(load.requests / used), 1)
     if load.concurrency is not None:
-        return replace(load, **changes)
+        return replace(load, concurrency=load.concurrency / used, **changes)
     if load.rate is not None:
         changes["rate"] = load.rate / servers
     changes["stages"] = tuple(replace(one, rate=one.rate / servers) for one in load.stages)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from physim.data import paths_of
 from physim.errors import InputError
 from physim.inputs.case import check_types
 from physim.inputs.deployment import Deployment
@@ -133,8 +134,8 @@ def read_report(
     for name, tokens in (("output", output_tokens), ("input", input_tokens)):
         if tokens is not None and not 1 <= tokens < math.inf:
             raise InputError(name, f"{tokens} is below 1 or no number", "correct it")
-    files = [path] if isinstance(path, str | Path) else list(path)
-    kind = format_of([Path(one) for one in files]) if kind == AUTO else kind
+    files = paths_of(path, "reports")
+    kind = format_of(files) if kind == AUTO else kind
     if kind not in FORMATS:
         known = ", ".join((AUTO, *FORMATS))
         raise InputError("format", f"{kind!r} is unknown", f"use one of {known}")
@@ -180,7 +181,7 @@ def read_report(
     for name in ("engine_version", *_LIMITS):
         options[name] = default[name] if options[name] is None else options[name]
     about = {
-        "experiment": experiment or Path(files[-1]).stem,
+        "experiment": experiment or files[-1].stem,
         "model": model,
         "hardware": hardware.key,
         **asdict(deployment.parallelism),
@@ -203,7 +204,7 @@ def read_report(
 
 def _stages(
     kind: str,
-    files: Sequence[str | Path],
+    files: Sequence[Path],
     output_tokens: float | None,
     input_tokens: float | None,
     interval_s: float | None,
@@ -217,15 +218,15 @@ def _stages(
     if len(files) != 1:
         raise InputError("files", f"are {len(files)}, of {kind}", "pass one")
     if kind == "llm-d":
-        stages, about = llm_d.read_run(Path(files[0]), output_tokens)
+        stages, about = llm_d.read_run(files[0], output_tokens)
         return stages, dict(about)
     if kind == "mlperf":
-        return mlperf.read(Path(files[0]), output_tokens, input_tokens), {}
+        return mlperf.read(files[0], output_tokens, input_tokens), {}
     if kind == "blis-trace":
-        stages, about = blis_trace.read_run(Path(files[0]), output_tokens)
+        stages, about = blis_trace.read_run(files[0], output_tokens)
         return stages, dict(about)
     reader = importlib.import_module(f"physim.measured.{kind.replace('-', '_')}")
-    return reader.read(Path(files[0]), output_tokens), {}
+    return reader.read(files[0], output_tokens), {}
 
 
 def _known(name: str, value: str | None) -> str:

@@ -13,7 +13,7 @@ from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.replayed import replay_load, replayed_prediction
-from physim.prediction.results import Prediction, StageLatencies
+from physim.prediction.results import Prediction, StageLatencies, refuse_unanswered
 from physim.printable import aligned, shown
 from physim.replay.outcome import Replayed, completed_of
 
@@ -152,8 +152,7 @@ def _steady(prediction: Prediction, result: Replayed) -> tuple[int, list[Compare
     frame = result.to_frame()
     middle = completed_of(frame.iloc[int(_FIRST * len(frame)) : int(_LAST * len(frame))])
     done = np.sort(completed_of(frame)["finished_s"].to_numpy())
-    if middle.empty:
-        raise InputError("load", "has no request that is completed", "make it lighter or longer")
+    refuse_unanswered(len(middle))
     first, last = int(_FIRST * len(done)), int(_LAST * len(done))
     begin, end = float(done[first]), float(done[last])
     if begin == end:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from physim.corrections.fields import Corrections
-from physim.errors import InputError
 from physim.inputs.case import Case
 from physim.inputs.load import Load
 from physim.kept import kept
@@ -23,6 +22,7 @@ from physim.prediction.results import (
     StageLatencies,
     Timeline,
     over_time,
+    refuse_unanswered,
 )
 from physim.replay.cluster import ReplayPool, replay_pools
 from physim.replay.config import ReplayConfig
@@ -247,8 +247,7 @@ def prediction_of(
     """
     frame = result.to_frame()
     completed = completed_of(frame)
-    if completed.empty:
-        raise InputError("load", "has no request that is completed", "make it lighter or longer")
+    refuse_unanswered(len(completed))
     ends = np.cumsum([duration for _, duration in stages], dtype=float).tolist()
     parts = [
         # What runs on after the last stage is a part of it.

@@ -483,6 +483,19 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
+def refuse_unanswered(completed: float) -> None:
+    """Refuses a load of which nothing was answered, so that it has no latencies.
+
+    Args:
+        completed: How many of its requests were.
+
+    Raises:
+        InputError: None was.
+    """
+    if not completed > 0:
+        raise InputError("load", "has no request that is completed", "make it lighter or longer")
+
+
 def over_time(
     prediction: Prediction,
     method: str,

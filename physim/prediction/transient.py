@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from physim.batching.prefix_loads import loads_of
 from physim.corrections.fields import Corrections
-from physim.errors import InputError, UnsolvedError
+from physim.errors import UnsolvedError
 from physim.fluid.request_latencies import Summary, latencies
 from physim.fluid.schedule import Schedule, StageLengths
 from physim.fluid.transient import Fluid, Trajectory
@@ -21,7 +21,13 @@ from physim.kept import kept
 from physim.metrics import METRICS, STATISTICS
 from physim.prediction.arrays import CaseArrays, padded, prompts_of_strata, row_of, stack
 from physim.prediction.requests import Requests
-from physim.prediction.results import Prediction, StageLatencies, Timeline, over_time
+from physim.prediction.results import (
+    Prediction,
+    StageLatencies,
+    Timeline,
+    over_time,
+    refuse_unanswered,
+)
 from physim.prediction.steady import solve_offered
 from physim.types import AnyArray, Scalar
 
@@ -197,8 +203,7 @@ def _prediction(
         arrival_s=summary.arrival_s.ravel().tolist(),
         ttft_s=summary.ttft_s.ravel().tolist(),
     )
-    if not summary.completed[-1] > 0:
-        raise InputError("load", "has no request that is completed", "make it lighter or longer")
+    refuse_unanswered(float(summary.completed[-1]))
     throughput = float(summary.completed[-1] / summary.finished_s[-1])
     return over_time(
         prediction,
