@@ -327,7 +327,8 @@ class Cluster:
         """When a request reaches the schedulers: after those that were sent before it.
 
         An API server reads one prompt after another, so that a short one does not overtake a long
-        one. Of several servers it is not known yet which a request goes to.
+        one, nor comes at the same time: an idle scheduler starts with the first alone. Of several
+        servers it is not known yet which a request goes to.
 
         Args:
             number: The request's number. It counts as read if no other holds it up.
@@ -338,7 +339,7 @@ class Cluster:
         if self._unread:
             _, first, read_s = self._unread[0]
             if first != number and read_s > reaches_s:
-                return read_s
+                return math.nextafter(read_s, math.inf)
             self._read.add(number)
         return reaches_s
 
