@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from physim.batching.kind_times import _ranks_apart
 from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, prompts_of_step
+from physim.batching.step_kinds import KINDS, StepKinds
 from physim.batching.strata import PARTS
 
 
@@ -108,6 +109,20 @@ def test_long_steps_have_more_prompts_than_short_ones():
     none = 0.47237 / (0.47237 + 0.22120)
     one = none * 0.25 * np.exp(-0.25) + (1 - none) * 0.75 * np.exp(-0.75)
     assert found.none_and_one(longer, share) == pytest.approx((none, one), rel=1e-4)
+
+
+def test_shares_of_steps_follow_from_how_long_these_are():
+    # A step that only decodes takes a second, one with prompts five, and 0.4 prompts come in a
+    # second: none come with chances of exp(-0.4) and exp(-2).
+    share = 0.32968 / (0.32968 + 0.13534)
+    step_s = 1.0 + 4.0 * share
+    come = prompts_of_step(*map(jnp.asarray, (0.4 * step_s, 1.0, 1.0, 1e6)))
+    nothing = jnp.zeros(())
+    kinds = StepKinds._make([None] * len(StepKinds._fields))._replace(
+        come=come, filled=nothing, follows=nothing, free=nothing
+    )
+    found = kinds.shares(jnp.full(KINDS, 5.0), jnp.ones(()))
+    assert jnp.sum(found) == pytest.approx(share, rel=3e-3)
 
 
 def test_prompts_that_are_seen_once_in_so_many_steps():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from physim.batching.batch_statistics import Nodes
-from physim.batching.guards import HARDLY, LITTLE, SMALL, TINY
+from physim.batching.guards import HARDLY, LITTLE, NEARLY, SMALL, TINY
 from physim.batching.prompt_chunks import GROUPS, Chunks, PromptsOfStep
 from physim.step.model import StepTime
 from physim.types import AnyArray, Scalar
@@ -18,8 +18,6 @@ from physim.types import AnyArray, Scalar
 # many prompts.
 FULL, FEW, MANY = (len(GROUPS) + place for place in range(3))
 KINDS = MANY + 1
-# Rounds in which the kinds of steps, and what comes in each of them, are found from one another.
-_ROUNDS = 2
 
 
 class StepKinds(NamedTuple):
@@ -158,11 +156,21 @@ class StepKinds(NamedTuple):
         """
         times = jnp.append(seconds, alone_s)
         even = jnp.ones(KINDS + 1)
-        share = self._shares(self.come.mean, even, even.at[FULL].set(0.0))
-        for _ in range(_ROUNDS):
-            every = jnp.append(share, 1.0 - jnp.sum(share))
-            share = self._shares(*self._after(times / jnp.sum(every * times), every))
-        return share
+        first = self._shares(self.come.mean, even, even.at[FULL].set(0.0))
+        second = self._next(first, times)
+        third = self._next(second, times)
+        # Too many steps with prompts make the mean step too long and what comes in each too little,
+        # and so the next too few: each is off the other way, by the same factor (Aitken, 1926).
+        once, twice = jnp.sum(second - first), jnp.sum(third - second)
+        factor = jnp.clip(twice / jnp.where(once == 0.0, 1.0, once), -NEARLY, 0.0)
+        return jnp.maximum(third + factor / (1.0 - factor) * (third - second), 0.0)
+
+    def _next(
+        self, share: Float[AnyArray, " kinds"], times: Float[AnyArray, " all"]
+    ) -> Float[AnyArray, " kinds"]:
+        """Shares of the steps that follow on steps of some shares."""
+        every = jnp.append(share, 1.0 - jnp.sum(share))
+        return self._shares(*self._after(times / jnp.sum(every * times), every))
 
     def varied(self, seconds: Float[AnyArray, " kinds"], alone_s: Scalar) -> Scalar:
         """Squared coefficient of variation of the times of steps with prompts.
