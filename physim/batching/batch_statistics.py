@@ -38,6 +38,10 @@ class Nodes(NamedTuple):
         """Mean of what a function is at the two."""
         return (1 - self.weight) * at_low + self.weight * at_high
 
+    def variance(self, at_low: Number, at_high: Number) -> Number:
+        """Variance of what a function is at the two."""
+        return self.weight * (1 - self.weight) * (at_high - at_low) ** 2
+
     @property
     def weight_of_steps(self) -> Scalar:
         """Share of the steps that have the second; the weight is of requests, which see both."""
@@ -47,7 +51,7 @@ class Nodes(NamedTuple):
     @property
     def square_of_range(self) -> Scalar:
         """Square of the width of a range, evenly filled, with the variance of the count."""
-        return 12 * self.weight * (1 - self.weight) * (self.high - self.low) ** 2
+        return 12 * self.variance(self.low, self.high)
 
 
 def arrival_evenness(arrival_cv2: Scalar) -> Scalar:

@@ -22,7 +22,7 @@ from physim.batching.occupancy import Occupancy, batches_under_way
 from physim.batching.preemption import in_waves
 from physim.batching.prompt_chunks import GROUPS, MEANS, Chunks, PromptsOfStep, prompts_of_step
 from physim.batching.queueing import peakedness
-from physim.batching.step_kinds import FEW, FULL, KINDS, StepKinds
+from physim.batching.step_kinds import FEW, FULL, KINDS, StepKinds, added_s
 from physim.step.batch import Batch, fullest
 from physim.step.host import Host
 from physim.step.model import StepModel, StepTime
@@ -111,7 +111,7 @@ def kinds_at(
     mean = 1.0 / beside.mean(1.0 / beside.low, 1.0 / beside.high)
     mean = jnp.where(demand.decode_steps > 0, mean, 0.0)
     coming = _coming(demand, limits, occupancy, separate)
-    chunks, some = coming.chunks, coming.several
+    chunks = coming.chunks
     lanes = batches_under_way(demand, limits, occupancy)
     prompts = _of_kinds(coming, demand, limits, occupancy, lanes)
     with_prompts = jnp.zeros(()) if separate else mean
@@ -161,8 +161,7 @@ def kinds_at(
         others, slower = _longer_beside_ranks(jax.tree.map(lambda x: x[-3:], times))
         times = jax.tree.map(lambda x: x[:-2], times)
     few, many, decode_only = (jax.tree.map(lambda x, i=i: x[i], times) for i in range(_DECODING))
-    cv2 = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
-    of_several = jnp.maximum(chunks.mean(chunks.squares) / chunks.mean_last**2 - 1.0, 0.0) / some
+    more_s = times.interval - (0.0 if separate else decode_only.interval)
     return StepKinds(
         as_seen=beside,
         few=few,
@@ -172,7 +171,9 @@ def kinds_at(
         others=others,
         slower=slower,
         numbers=prompts.numbers[_DECODING:],
-        cv2=jnp.concatenate([cv2, jnp.zeros(1), of_several]),
+        tokens=batch.prefill_tokens[_DECODING:],
+        tokens_cv2=_varied_tokens(chunks, sums),
+        cv2=_varied_s(more_s[_DECODING:-1], batch.prefill_tokens[_DECODING:], chunks, sums),
         chunks=chunks,
         filled=coming.filled,
         follows=coming.follows,
@@ -421,6 +422,43 @@ def _times_of_kinds(
     shorter, longer = jnp.split(several, 2)
     weight = sums.weight.reshape(-1, *(1,) * (of_steps.ndim - 1))
     return jnp.concatenate([singles, (1 - weight) * shorter + weight * longer])
+
+
+def _varied_s(
+    more_s: Float[AnyArray, " steps"],
+    tokens: Float[AnyArray, " kinds"],
+    chunks: Chunks,
+    sums: Nodes,
+) -> Float[AnyArray, " kinds"]:
+    """Squared coefficient of variation of what prompts add to steps, by kind.
+
+    Args:
+        more_s: What they add, seconds: singles, then shorter and longer sums of several.
+        tokens: Tokens of the rank with most, by kind.
+        chunks: Chunks of prompts.
+        sums: Tokens of several prompts together, over their mean.
+    """
+    singles_s, several_s = jnp.split(more_s, [FEW])
+    of_part = added_s(tokens, singles_s, chunks.sizes)
+    mean_s, squares = (
+        jnp.matmul(MEANS, x, precision=jax.lax.Precision.HIGHEST) for x in (of_part, of_part**2)
+    )
+    of_singles = jnp.maximum(squares / jnp.maximum(mean_s, TINY) ** 2 - 1.0, 0.0)
+    shorter_s, longer_s = jnp.split(several_s, 2)
+    mean_s = jnp.maximum(sums.mean(shorter_s, longer_s), TINY)
+    of_several = sums.variance(shorter_s, longer_s) / mean_s**2
+    return jnp.concatenate([of_singles, jnp.zeros(1), of_several])
+
+
+def _varied_tokens(chunks: Chunks, sums: Nodes) -> Float[AnyArray, " kinds"]:
+    """Squared coefficient of variation of the tokens of prompts, by the kind of step.
+
+    Args:
+        chunks: Chunks of prompts.
+        sums: Tokens of several prompts together, over their mean.
+    """
+    of_singles = jnp.maximum(chunks.squares / chunks.last**2 - 1.0, 0.0)
+    return jnp.concatenate([of_singles, jnp.zeros(1), sums.variance(sums.low, sums.high)])
 
 
 def _in_turn(prompts: Float[AnyArray, " n"], ranks: Number) -> Float[AnyArray, " n"]:

@@ -33,7 +33,9 @@ class StepKinds(NamedTuple):
             decode meanwhile; zero where requests decode beside prompts.
         slower: How much longer a rank that decodes meanwhile takes.
         numbers: Prompts of each of them.
-        cv2: Squared coefficient of variation of their prompts' tokens.
+        tokens: Tokens of these, on the rank that has most,
+        tokens_cv2: and their squared coefficient of variation.
+        cv2: That of what they add to a step's time.
         chunks: The chunks of prompts.
         filled: Share of the steps that a chunk of a long prompt fills on any rank.
         follows: Chance that the step after such a one is filled too.
@@ -52,6 +54,8 @@ class StepKinds(NamedTuple):
     others: StepTime
     slower: StepTime
     numbers: Float[AnyArray, " kinds"]
+    tokens: Float[AnyArray, " kinds"]
+    tokens_cv2: Float[AnyArray, " kinds"]
     cv2: Float[AnyArray, " kinds"]
     chunks: Chunks
     filled: Scalar
@@ -237,3 +241,23 @@ class StepKinds(NamedTuple):
         several = jnp.minimum(several, jnp.maximum(1.0 - one, 0.0))
         of_several = several * jnp.stack([1.0 - weight, weight])
         return jnp.concatenate([rest * one * GROUPS, self.filled[None], rest * of_several])
+
+
+def added_s(
+    kind_tokens: Float[AnyArray, " kinds"],
+    kind_more_s: Float[AnyArray, "*kinds"],
+    tokens: Float[AnyArray, "*n"],
+) -> Float[AnyArray, "*n"]:
+    """What one prompt adds to a step: straight between the means of groups and on to a full step.
+
+    Args:
+        kind_tokens: Tokens of kinds of steps with prompts,
+        kind_more_s: and what these add, seconds.
+        tokens: Tokens of the prompt.
+    """
+    known = slice(FULL + 1)
+    order = jnp.argsort(kind_tokens[known])
+    found: Float[AnyArray, "*n"] = jnp.interp(
+        tokens, kind_tokens[known][order], kind_more_s[known][order]
+    )
+    return found

@@ -50,7 +50,8 @@ class Steps(Pytree):
         found_s: Time of a step that a request finds under way, mean of steps, not of time.
         kind_s: Times of the kinds of steps with prompts (`physim.batching.step_kinds`).
         kind_more_s: How much longer each kind makes a gap between tokens.
-        kind_cv2: Squared coefficient of variation of that.
+        kind_tokens: Tokens of prompts of each kind, on the rank that has most,
+        kind_tokens_cv2: and their squared coefficient of variation.
         kind_share: Share of steps that are of each kind.
         alone_s: Time of a step that only decodes.
         spread: Squared coefficient of variation of the times of steps.
@@ -81,7 +82,8 @@ class Steps(Pytree):
     found_s: Scalar
     kind_s: Float[AnyArray, " kinds"]
     kind_more_s: Float[AnyArray, " kinds"]
-    kind_cv2: Float[AnyArray, " kinds"]
+    kind_tokens: Float[AnyArray, " kinds"]
+    kind_tokens_cv2: Float[AnyArray, " kinds"]
     kind_share: Float[AnyArray, " kinds"]
     alone_s: Scalar
     spread: Scalar
@@ -184,7 +186,8 @@ def _steps_of_both(
         found_s=_found_s(arrivals, decode.interval, mean.interval, demand) / kinds.lanes,
         kind_s=kinds.prompts.latency,
         kind_more_s=more.interval,
-        kind_cv2=kinds.cv2,
+        kind_tokens=kinds.tokens,
+        kind_tokens_cv2=kinds.tokens_cv2,
         kind_share=share,
         alone_s=decode.latency,
         spread=spread,
@@ -270,7 +273,8 @@ def _steps_apart(
         found_s=_found_s(arrivals, decode.interval, step, demand) / kinds.lanes,
         kind_s=kinds.prompts.latency,
         kind_more_s=kinds.prompts.interval,
-        kind_cv2=kinds.cv2,
+        kind_tokens=kinds.tokens,
+        kind_tokens_cv2=kinds.tokens_cv2,
         kind_share=kind_share,
         alone_s=decode.latency,
         spread=spread,

@@ -83,8 +83,8 @@ def log_deviation(cv2: Float[AnyArray, " kinds"]) -> Float[AnyArray, " kinds"]:
 
 
 def lognormal(
-    sigma: Float[AnyArray, " points"], points: Float[AnyArray, " points"]
-) -> Float[AnyArray, " points"]:
+    sigma: Float[AnyArray, "*n"], points: Float[AnyArray, " points"]
+) -> Float[AnyArray, "*n"]:
     """Quantiles of log-normal distributions of mean one."""
     quantile = standard_normal(points)
     return jnp.exp(sigma * quantile - sigma**2 / 2)
@@ -99,6 +99,12 @@ def of_kinds_at(
     beyond = jnp.clip((place - ends[:, None]) / EDGE + 0.5, 0.0, 1.0)
     steps = jnp.matmul(jnp.diff(values), beyond, precision=jax.lax.Precision.HIGHEST)
     return values[:, :1] + steps
+
+
+def whole(values: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:
+    """The whole part of values, which goes over into the next within `EDGE`."""
+    below = jnp.floor(values)
+    return below + jnp.maximum((values - below - 1.0) / EDGE + 1.0, 0.0)
 
 
 def clumped(share: Number, steps: Float[AnyArray, " points"]) -> Float[AnyArray, " points"]:

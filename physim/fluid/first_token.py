@@ -107,7 +107,8 @@ class Local(NamedTuple):
         follows: Chance that the step after one that a long prompt fills is filled too.
         kind: Steps with prompts, by their kind.
         kind_more: How much longer each kind makes a gap between tokens.
-        kind_cv2: Squared coefficient of variation of that.
+        kind_tokens: Tokens of prompts of each kind, on the rank that has most,
+        kind_tokens_cv2: and their squared coefficient of variation.
         kind_share: Share of steps that are of each kind.
     """
 
@@ -137,7 +138,8 @@ class Local(NamedTuple):
     prefill: Float[AnyArray, " groups"]
     kind: Float[AnyArray, " kinds"]
     kind_more: Float[AnyArray, " kinds"]
-    kind_cv2: Float[AnyArray, " kinds"]
+    kind_tokens: Float[AnyArray, " kinds"]
+    kind_tokens_cv2: Float[AnyArray, " kinds"]
     kind_share: Float[AnyArray, " kinds"]
 
     @property
@@ -231,7 +233,8 @@ def local(
         prefill=steps.prefill_s,
         kind=steps.kind_s,
         kind_more=steps.kind_more_s,
-        kind_cv2=steps.kind_cv2,
+        kind_tokens=steps.kind_tokens,
+        kind_tokens_cv2=steps.kind_tokens_cv2,
         kind_share=steps.kind_share,
     )
 
@@ -241,7 +244,8 @@ _SHAPES = {
     "prefill": FULL,
     "kind": KINDS,
     "kind_more": KINDS,
-    "kind_cv2": KINDS,
+    "kind_tokens": KINDS,
+    "kind_tokens_cv2": KINDS,
     "kind_share": KINDS,
 }
 EMPTY = Local(**{name: np.zeros(_SHAPES.get(name, ()), np.float32) for name in Local._fields})

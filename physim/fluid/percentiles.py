@@ -9,6 +9,7 @@ functions of what they depend on.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from physim.batching.demand import Demand
 from physim.batching.guards import EDGE, LITTLE, ROOT, SMALL, TINY
 from physim.batching.prompt_chunks import GROUPS, MEANS
-from physim.batching.step_kinds import FEW, FULL, MANY
+from physim.batching.step_kinds import FEW, FULL, MANY, added_s
 from physim.batching.step_mix import MOST_ELASTIC
 from physim.fluid.client_percentiles import ClientRequests, Clients, requests_of
 from physim.fluid.distributions import (
@@ -29,6 +30,7 @@ from physim.fluid.distributions import (
     lognormal,
     of_kinds_at,
     standard_normal,
+    whole,
 )
 from physim.fluid.first_token import Local
 from physim.inputs.lengths import STRATA
@@ -53,6 +55,8 @@ _LEAST_OF_MEAN = 0.3
 # Kinds of steps with prompts, of which those last that leave tokens for later ones: who finds such
 # a step under way finds a queue for tokens.
 _ORDER = np.array([*range(FULL), FEW, MANY, FULL])
+# Where means over a distribution are taken.
+_EVENLY = (np.arange(16, dtype=np.float32) + 0.5) / 16
 
 
 class Chances(Pytree):
@@ -275,18 +279,42 @@ def _of_kinds(
 ) -> Float[AnyArray, " points"]:
     """Times of steps of all kinds, with some weight, from those without prompts to full ones."""
     ends = jnp.cumsum(jnp.append(decode_only, weight[_ORDER]))
-    time, more, sigma = of_kinds_at(
-        points,
-        ends[:-1] / ends[-1],
-        jnp.stack(
-            [
-                jnp.append(local.decode_only, local.kind[_ORDER]),
-                jnp.append(0.0, local.kind_more[_ORDER]),
-                jnp.append(0.0, log_deviation(local.kind_cv2[_ORDER])),
-            ]
-        ),
+    kind_s = jnp.append(local.decode_only, local.kind[_ORDER] - local.kind_more[_ORDER])
+    least = jnp.array([0.0, 1.0, 0.0])[:, None]
+    of_kind = jnp.concatenate([least, _added_by_kind(local)[:, _ORDER]], axis=1)
+    own, *added = of_kinds_at(
+        points, ends[:-1] / ends[-1], jnp.concatenate([kind_s[None], of_kind])
     )
-    return time + more * (lognormal(sigma, spread) - 1.0)
+    return own + _added_s(local, added, spread)
+
+
+def _added_by_kind(local: Local) -> Float[AnyArray, "of kinds"]:
+    """What to draw by what prompts add to steps: see `_added_s`.
+
+    Returns:
+        How much longer each kind is than one prompt of its tokens makes it, mean; its tokens, and
+        the standard deviation of their logarithm.
+    """
+    deviation = log_deviation(local.kind_tokens_cv2)
+    tokens = local.kind_tokens[:, None] * lognormal(deviation[:, None], _EVENLY)
+    mean_s = jnp.mean(added_s(local.kind_tokens, local.kind_more, tokens), axis=1)
+    scale = local.kind_more / jnp.maximum(mean_s, TINY)
+    return jnp.stack([scale, local.kind_tokens, deviation])
+
+
+def _added_s(
+    local: Local, of_kind: Sequence[Float[AnyArray, " points"]], spread: Float[AnyArray, " points"]
+) -> Float[AnyArray, " points"]:
+    """What prompts add to steps at points, seconds: that follows from their tokens.
+
+    Args:
+        local: What requests meet.
+        of_kind: The rows of `_added_by_kind`, each at the points.
+        spread: Where in the distribution of their tokens the points are.
+    """
+    scale, tokens, deviation = of_kind
+    tokens *= lognormal(deviation, spread)
+    return scale * added_s(local.kind_tokens, local.kind_more, tokens)
 
 
 def of_lengths(
@@ -359,7 +387,7 @@ def gaps(
 
     Most gaps are a step that only decodes, and some a step in which others' prompts are computed,
     one or several. Where prompts have steps of their own, the request's rank may wait for a run of
-    them, as long as an exponential time beyond the first.
+    them, in each of which others come by the same chance.
 
     Args:
         chances: What latencies are made of.
@@ -372,17 +400,14 @@ def gaps(
     more = jnp.maximum(mean - local.decode_only, 0.0)
     met = jnp.clip(more / jnp.maximum(chances.most * local.longer, TINY), local.prefill_share, 1.0)
     ends = jnp.cumsum(local.kind_share)
-    drawn_s, sigma = of_kinds_at(
-        points[:, _PHASE] / met,
-        ends[:-1] / ends[-1],
-        jnp.stack([local.kind_more, log_deviation(local.kind_cv2)]),
-    )
-    drawn_s *= lognormal(sigma, points[:, _NEXT])
+    of_kind = of_kinds_at(points[:, _PHASE] / met, ends[:-1] / ends[-1], _added_by_kind(local))
+    drawn_s = _added_s(local, of_kind, points[:, _NEXT])
     waits = points[:, _BESIDE] / jnp.maximum(local.own_rank, TINY)
-    more_steps = (local.waiting - 1.0) * -jnp.log1p(-jnp.minimum(waits, 1.0 - SMALL))
-    drawn_s *= 1.0 + jnp.where(waits < 1.0, more_steps, 0.0)
-    drawn_s /= 1.0 + local.own_rank * (local.waiting - 1.0)
-    longer = more / met * drawn_s / (jnp.sum(local.kind_share * local.kind_more) / ends[-1])
+    again = jnp.maximum(1.0 - 1.0 / local.waiting, TINY)
+    more_steps = jnp.log1p(-jnp.minimum(waits, 1.0 - SMALL)) / jnp.log(again)
+    mean_s = jnp.sum(local.kind_share * local.kind_more) / ends[-1]
+    drawn_s += jnp.where(waits < 1.0, whole(more_steps), 0.0) * mean_s
+    longer = more / met * drawn_s / (mean_s * (1.0 + local.own_rank * (local.waiting - 1.0)))
     return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
 
 
