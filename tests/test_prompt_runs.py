@@ -59,6 +59,7 @@ def test_a_turn_has_the_prompts_that_come_in_it():
         "ranks": 1.0,
         "least": 0.0,
         "most": 1e9,
+        "ahead": 0.0,
     }
     exact = first_passage(1.1, 0.9, 0.15, lambda n, mean: poisson.pmf(n, mean))
     seconds = (11e-3 + exact * 9e-3) / (1 - 0.15)
@@ -69,6 +70,44 @@ def test_a_turn_has_the_prompts_that_come_in_it():
     assert (
         run_of(DecodeCycle(**given, **{**fixed, "least": 0.8}, prompts=1.0, room=0.0)).steps == 0.8
     )
+
+
+def test_a_step_that_is_formed_ahead_has_what_came_in_the_one_before_the_last():
+    # One prompt a second comes by chance; a step that decodes takes a quarter of one, a step for
+    # prompts one. With prompts are 0.2212 / (0.2212 + 0.3679) of all steps; the next of any step
+    # is one as often, and the one after a step that decodes with a chance of 0.2212.
+    cycle = DecodeCycle(
+        decode_s=0.25,
+        fixed_s=1.0,
+        each_s=0.0,
+        further_s=0.0,
+        several=1e9,
+        varied=0.0,
+        unfinished=0.0,
+        prompts=0.25 + 0.2212 / 0.3679,
+        arrival_cv2=1.0,
+        every=1.0,
+        ranks=1.0,
+        least=0.0,
+        most=1e9,
+        room=1.0,
+        dealt=1.0,
+        ahead=1.0,
+    )
+    run = run_of(cycle)
+    assert run.steps == pytest.approx(0.2212 / 0.3679, rel=1e-3)
+    assert run.chance == pytest.approx(0.2212 / 0.5891, rel=1e-3)
+    assert run.second == pytest.approx(0.2212, rel=1e-3)
+    rng, busy = np.random.default_rng(0), [False, False]
+    for _ in range(40_000):
+        busy.append(rng.random() > np.exp(-1.0 if busy[-2] else -0.25))
+    runs = np.diff(np.flatnonzero(~np.array(busy))) - 1
+    assert run.chance == pytest.approx(np.mean(runs > 0), rel=0.03)
+    assert run.second == pytest.approx(np.mean(runs[runs > 0] > 1), rel=0.05)
+    # Formed after the one before it, a run ends after each of its steps with the same chance.
+    after = run_of(cycle._replace(ahead=0.0))
+    assert (after.steps, after.chance) == pytest.approx((float(run.steps), 0.2212), rel=1e-3)
+    assert after.second == pytest.approx(1.0 - 0.3679, rel=1e-3)
 
 
 def test_prompts_of_a_step_from_those_of_a_turn():
@@ -113,8 +152,8 @@ def test_long_steps_gather_prompts_and_leave_short_ones_none():
 def test_others_decode_in_the_steps_that_are_not_theirs():
     # Of two ranks, each with prompts in half of its steps: of the four pairs three have some, and
     # in two of these the other decodes.
-    two = Run(0.5, 1.0, 1.0, sole_rank(1.0, 2.0, 0.0, 0.5))
+    two = Run(0.5, 0.5, 1.0, 1.0, sole_rank(1.0, 2.0, 0.0, 0.5))
     assert two.of_any == pytest.approx(1.5)
     assert two.others_that_decode(2.0, 0.0) == pytest.approx((2 / 3, 2 / 3))
-    one = Run(0.5, 1.0, 1.0, sole_rank(1.0, 1.0, 0.0, 0.5))
+    one = Run(0.5, 0.5, 1.0, 1.0, sole_rank(1.0, 1.0, 0.0, 0.5))
     assert one.others_that_decode(1.0, 0.0) == (0.0, 0.0)

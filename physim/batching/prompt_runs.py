@@ -46,6 +46,7 @@ class DecodeCycle(NamedTuple):
         most: Steps for prompts were each to compute but one chunk.
         room: How far runs go on with those that come, from 0 to 1.
         dealt: Share of the prompts that ranks get in turn, else by chance.
+        ahead: Whether a step is formed while the one before it runs, 0 or 1.
     """
 
     decode_s: Scalar
@@ -63,19 +64,22 @@ class DecodeCycle(NamedTuple):
     most: Scalar
     room: Scalar
     dealt: Scalar
+    ahead: Scalar
 
 
 class Run(NamedTuple):
     """Steps for prompts between two steps that decode, of a rank.
 
     Attributes:
-        chance: Chance that there are any.
+        chance: Chance that there are any,
+        second: and, if so, that there is more than one.
         steps: How many there are, mean.
         after_own: How many there are after a request's own prompt, until it decodes.
         sole_rank: Chance that no other rank has prompts in a step that decodes.
     """
 
     chance: Scalar
+    second: Scalar
     steps: Scalar
     after_own: Scalar
     sole_rank: Scalar
@@ -136,7 +140,12 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
         chance, steps = after(step_s)
         ends = finished ** (count / finished)
         none = no_prompts(rate * cycle.decode_s, rate * prompts_s, cycle.varied, ends)
-        run = Run(chance, steps, steps, sole_rank(steps, ranks, cycle.dealt, none))
+        run = Run(
+            *_steps_of_any(chance, steps, cycle),
+            steps,
+            steps,
+            sole_rank(steps, ranks, cycle.dealt, none),
+        )
         count = cycle.prompts / run.of_any
         prompts_s = cycle.fixed_s + cycle.each_s * count
         prompts_s += cycle.further_s * jnp.maximum(count - cycle.several, 0.0)
@@ -144,6 +153,30 @@ def _residual(log_rate: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Run]:
     run = run._replace(after_own=after(prompts_s)[1])
     seconds = jnp.log(run.sole_rank * cycle.decode_s + run.of_any * prompts_s)
     return log_rate + seconds - jnp.log(cycle.prompts), run
+
+
+def _steps_of_any(chance: Scalar, steps: Scalar, cycle: DecodeCycle) -> tuple[Scalar, Scalar]:
+    """Chance that a run has any steps, and then more than one.
+
+    A step that is formed while the one before it runs has what came in the one before that. So
+    every other step is of one chain and the rest of another, whose steps say nothing of each other:
+    after one that decodes, the next has prompts as often as any, and the one after that as often as
+    prompts come in it.
+
+    Args:
+        chance: Chance that prompts come in a step that decodes.
+        steps: Steps for prompts for each that decodes.
+        cycle: The cycle.
+    """
+    ahead = jnp.where(cycle.every > 1.0, 0.0, cycle.ahead)
+    # Of a run without a step ahead, each has as much of a chance of another.
+    again = 1.0 - chance / jnp.maximum(steps, chance)
+    # The chunks of a prompt follow one another.
+    finished = 1.0 - cycle.unfinished
+    beginning = finished * steps
+    any_of_them = beginning / (1.0 + beginning)
+    second = cycle.unfinished + finished * chance
+    return chance + ahead * (any_of_them - chance), again + ahead * (second - again)
 
 
 def no_prompts(while_decoding: Scalar, meanwhile: Scalar, varied: Scalar, ends: Scalar) -> Scalar:

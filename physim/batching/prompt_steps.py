@@ -118,6 +118,7 @@ def cycle_of(
         most=of_rank,
         room=room,
         dealt=dealt,
+        ahead=limits.async_scheduling,
     )
 
 

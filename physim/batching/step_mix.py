@@ -65,7 +65,8 @@ class Steps(Pytree):
         budget: Prompts that a step's token budget leaves room for.
         prefill_share: Share of a decoding request's gaps with prompts in them.
         own_rank: Share of these in which its own rank waits for prompts,
-        waiting: and steps for which it does then, mean.
+        waiting: steps for which it does then, mean,
+        second: and the chance that it is more than one.
         crowd: Prefill chunks of such a gap, mean.
         longer_s: How much longer a gap is for each of them.
         lone: Share of the prompts that come alone in their step.
@@ -98,6 +99,7 @@ class Steps(Pytree):
     prefill_share: Scalar
     own_rank: Scalar
     waiting: Scalar
+    second: Scalar
     crowd: Scalar
     longer_s: Scalar
     lone: Scalar
@@ -204,6 +206,7 @@ def _steps_of_both(
         prefill_share=jnp.sum(share),
         own_rank=jnp.zeros_like(mean.interval),
         waiting=jnp.ones_like(mean.interval),
+        second=jnp.zeros_like(mean.interval),
         crowd=occupancy.prefilling / jnp.sum(share),
         longer_s=prompts.interval / occupancy.prefilling,
         lone=kinds.lone(share),
@@ -294,6 +297,7 @@ def _steps_apart(
         prefill_share=run.of_gaps,
         own_rank=run.chance / run.of_gaps,
         waiting=jnp.maximum(run.steps / run.chance, 1.0),
+        second=run.second,
         crowd=prefilling / run.of_gaps,
         longer_s=longer,
         lone=kinds.lone(kind_share),

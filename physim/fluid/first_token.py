@@ -98,7 +98,8 @@ class Local(NamedTuple):
         decode_only: A step that only decodes.
         prefill_share: Share of a decoding request's steps with prefill.
         own_rank: Share of these in which its own rank waits for prompts,
-        waiting: and steps for which it does then, mean.
+        waiting: steps for which it does then, mean,
+        second: and the chance that it is more than one.
         crowd: Prefill chunks of such a step, mean.
         longer: How much longer a step is for each of them.
         varied: Variance of the number of requests that decode, over its mean.
@@ -130,6 +131,7 @@ class Local(NamedTuple):
     prefill_share: Scalar
     own_rank: Scalar
     waiting: Scalar
+    second: Scalar
     crowd: Scalar
     longer: Scalar
     varied: Scalar
@@ -225,6 +227,7 @@ def local(
         prefill_share=steps.prefill_share,
         own_rank=steps.own_rank,
         waiting=steps.waiting,
+        second=steps.second,
         crowd=steps.crowd,
         longer=steps.longer_s,
         varied=steps.varied,

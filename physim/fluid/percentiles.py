@@ -403,12 +403,21 @@ def gaps(
     of_kind = of_kinds_at(points[:, _PHASE] / met, ends[:-1] / ends[-1], _added_by_kind(local))
     drawn_s = _added_s(local, of_kind, points[:, _NEXT])
     waits = points[:, _BESIDE] / jnp.maximum(local.own_rank, TINY)
-    again = jnp.maximum(1.0 - 1.0 / local.waiting, TINY)
-    more_steps = jnp.log1p(-jnp.minimum(waits, 1.0 - SMALL)) / jnp.log(again)
+    further_steps = jnp.where(waits < 1.0, _steps_beyond_first(local, waits), 0.0)
     mean_s = jnp.sum(local.kind_share * local.kind_more) / ends[-1]
-    drawn_s += jnp.where(waits < 1.0, whole(more_steps), 0.0) * mean_s
+    drawn_s += further_steps * mean_s
     longer = more / met * drawn_s / (mean_s * (1.0 + local.own_rank * (local.waiting - 1.0)))
     return alone + jnp.where(points[:, _PHASE] < met, longer, 0.0)
+
+
+def _steps_beyond_first(
+    local: Local, points: Float[AnyArray, " points"]
+) -> Float[AnyArray, " points"]:
+    """Steps that a rank waits for beyond the first: after a second, each brings another."""
+    second = jnp.maximum(local.second, TINY)
+    another = jnp.clip(1.0 - second / jnp.maximum(local.waiting - 1.0, TINY), TINY, 1.0 - SMALL)
+    share = jnp.maximum(points, SMALL) / second
+    return whole(jnp.maximum(1.0 + jnp.log(share) / jnp.log(another), 0.0))
 
 
 def between_tokens(
